@@ -1,0 +1,30 @@
+// The configuration key, field for field pyflash.config.FlashForwardKernelConfig, and the class-type template argument
+// of every kernel. New fields go at the end, each with a default.
+#pragma once
+
+#include <compare>
+
+namespace pyflash {
+
+// c10::ScalarType ids.
+enum class DType : int { FP16 = 5, BF16 = 15 };
+
+struct FlashForwardKernelConfig {
+  DType dtype;
+  int d_head;
+  int B_r;
+  int B_c;
+  int n_warps;
+  bool async_copy;
+  bool eager_load_blocks;
+  bool swizzled;
+  int Q_mma_load_K_tiles;
+  int K_mma_load_K_tiles;
+  int V_mma_load_K_tiles;
+  bool mma_double_buffer_loads;
+  bool optimized_softmax;
+
+  friend auto operator<=>(FlashForwardKernelConfig const&, FlashForwardKernelConfig const&) = default;
+};
+
+}  // namespace pyflash
