@@ -4,7 +4,8 @@
 
 #include <compare>
 
-namespace pyflash {
+// NOTE: outside namespace pyflash because nvcc 13.0 writes a host stub that does not compile for a kernel whose
+// class-type template argument lives in a namespace.
 
 // c10::ScalarType ids.
 enum class DType : int { FP16 = 5, BF16 = 15 };
@@ -26,5 +27,3 @@ struct FlashForwardKernelConfig {
 
   friend auto operator<=>(FlashForwardKernelConfig const&, FlashForwardKernelConfig const&) = default;
 };
-
-}  // namespace pyflash

@@ -1,0 +1,68 @@
+// The device primitives that kernels use: everything below CuTe's atoms that differs between a GPU and another place to
+// run a kernel. Kernels call these and no intrinsic.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cute/config.hpp>
+#include <cutlass/numeric_types.h>
+
+namespace pyflash::device {
+
+// The places where a kernel touches memory, by tensor and path; reports are given per site.
+enum class Site { Q_g2s, K_g2s, V_g2s, Q_s2r, K_s2r, V_s2r, O_r2s, O_s2g, lse_r2g };
+
+// Labels the accesses that follow. Nothing on a GPU.
+CUTE_DEVICE void at(Site) {}
+
+CUTE_DEVICE int thread_idx() { return threadIdx.x; }
+CUTE_DEVICE int block_idx() { return blockIdx.x; }
+
+CUTE_DEVICE void sync_threads() { __syncthreads(); }
+CUTE_DEVICE void sync_warp() { __syncwarp(); }
+
+CUTE_DEVICE float shfl_xor(float value, int lane_mask) {
+  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
+
+// Closes the group of the cp.async issued by this thread since the last commit.
+CUTE_DEVICE void async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most the kPending newest groups of this thread are still in flight.
+template <int kPending>
+CUTE_DEVICE void async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// 2^x, one instruction.
+CUTE_DEVICE float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x and ln(x), to the precision of the special-function unit.
+CUTE_DEVICE float exp(float x) { return __expf(x); }
+CUTE_DEVICE float log(float x) { return __logf(x); }
+
+// Two fp32 rounded to nearest even into one 32-bit register, `lo` in the lower half.
+CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::half_t) {
+  __half2 const packed = __floats2half2_rn(lo, hi);
+  return reinterpret_cast<uint32_t const&>(packed);
+}
+CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
+  __nv_bfloat162 const packed = __floats2bfloat162_rn(lo, hi);
+  return reinterpret_cast<uint32_t const&>(packed);
+}
+
+// The CTA's dynamic shared memory.
+template <class SharedStorage>
+CUTE_DEVICE SharedStorage& dynamic_smem() {
+  extern __shared__ __align__(1024) char smem[];
+  return *reinterpret_cast<SharedStorage*>(smem);
+}
+
+}  // namespace pyflash::device

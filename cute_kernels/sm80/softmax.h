@@ -1,0 +1,107 @@
+// Online softmax over the blocks of S = QK^T (Milakov and Gimelshein 2018; FlashAttention, algorithm 1). A thread holds
+// kRows rows' worth of state; the four lanes of a quad share a row.
+#pragma once
+
+#include <cmath>
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device.h"
+#include "cute_kernels/sm80/gemm.h"
+
+namespace pyflash::sm80 {
+
+using namespace cute;
+
+template <class Reduce>
+CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
+  value = reduce(value, device::shfl_xor(value, 2));
+  return reduce(value, device::shfl_xor(value, 1));
+}
+
+// kOptimized folds log2(e) into the scale, so that an element costs one FFMA and one ex2, and takes the maximum over
+// unscaled scores. Otherwise S is scaled first and the exponential is to the natural base.
+template <int kRows, bool kOptimized>
+struct Softmax {
+  static constexpr float kLog2e = 1.44269504088896340736f;
+
+  float softmax_scale;
+  Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>> row_max;  // of S; scaled unless kOptimized
+  Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>> row_sum;  // this thread's share of l
+
+  CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {
+    if constexpr (!kOptimized) {
+      reset();
+    }
+  }
+
+  // The state before any block.
+  CUTE_DEVICE void reset() {
+    fill(row_max, -INFINITY);
+    clear(row_sum);
+  }
+
+  // Turns a block of scores into P and brings m, l and O up to date with it. kFirst: nothing came before, so nothing is
+  // rescaled and the state is written, not updated.
+  template <bool kFirst, class AccS, class AccO>
+  CUTE_DEVICE void update(AccS& acc_S, AccO& acc_O) {
+    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
+    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
+    float const scale_log2 = softmax_scale * kLog2e;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (!kOptimized) {
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(S); ++c) {
+          S(r, c) *= softmax_scale;
+        }
+      }
+      float block_max = S(r, 0);
+      CUTE_UNROLL
+      for (int c = 1; c < size<1>(S); ++c) {
+        block_max = fmaxf(block_max, S(r, c));
+      }
+      block_max = reduce_quad(block_max, [](float a, float b) { return fmaxf(a, b); });
+      float const new_max = kFirst ? block_max : fmaxf(row_max(r), block_max);
+      if constexpr (!kFirst) {
+        float const correction = kOptimized ? device::exp2((row_max(r) - new_max) * scale_log2)
+                                            : device::exp(row_max(r) - new_max);
+        row_sum(r) *= correction;
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(O); ++c) {
+          O(r, c) *= correction;
+        }
+      }
+      row_max(r) = new_max;
+      float block_sum = 0.f;
+      float const offset = new_max * scale_log2;
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(S); ++c) {
+        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset) : device::exp(S(r, c) - new_max);
+        block_sum += S(r, c);
+      }
+      row_sum(r) = kFirst ? block_sum : row_sum(r) + block_sum;
+    }
+  }
+
+  // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf.
+  template <class AccO>
+  CUTE_DEVICE auto finalise(AccO& acc_O) {
+    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
+    Tensor lse = make_fragment_like(row_sum);
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float const sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
+      float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+      float const scaled_max = kOptimized ? row_max(r) * softmax_scale : row_max(r);
+      lse(r) = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(O); ++c) {
+        O(r, c) *= inverse;
+      }
+    }
+    return lse;
+  }
+};
+
+}  // namespace pyflash::sm80
