@@ -1,0 +1,60 @@
+"""Facts of the GPU architectures that kernels are built for.
+
+Sources: the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared
+memory per SM and per CTA, registers, resident warps and CTAs); the Ampere, Ada and Hopper Tuning
+Guides, "Unified Shared Memory" (the 1 KB that CUDA reserves for each CTA) and "Occupancy"; the CUDA
+Occupancy Calculator (allocation units of registers and warps).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """One compute capability. Sizes in bytes, registers of 32 bits."""
+
+    sm: int  # major * 10 + minor
+    smem_per_cta: int  # the opt-in limit, cudaDevAttrMaxSharedMemoryPerBlockOptin
+    smem_per_sm: int
+    max_warps_per_sm: int
+    max_ctas_per_sm: int
+    # The same on every architecture listed below.
+    smem_reserved_per_cta: int = 1 * KB
+    registers_per_sm: int = 64 * 1024  # also the limit of one CTA
+    max_registers_per_thread: int = 255
+    register_allocation_unit: int = 256  # per warp
+    warp_allocation_granularity: int = 4  # the four schedulers of an SM each take every fourth warp
+
+    @property
+    def name(self) -> str:
+        return f"sm_{self.sm}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, arch: Arch | str | int) -> Arch:
+        """The architecture meant by an `Arch`, "sm_90", "90" or 90.
+
+        Raises ValueError, listing the known ones, for any other.
+        """
+        if isinstance(arch, Arch):
+            return arch
+        number = str(arch).removeprefix("sm_")
+        for known in ARCHS:
+            if number == str(known.sm):
+                return known
+        names = ", ".join(known.name for known in ARCHS)
+        raise ValueError(f"unknown architecture {arch!r}: the known ones are {names}")
+
+
+ARCHS = (
+    Arch(80, 163 * KB, 164 * KB, max_warps_per_sm=64, max_ctas_per_sm=32),  # A100
+    Arch(86, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=16),  # RTX 30, A10, A40
+    Arch(89, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=24),  # RTX 40, L4, L40
+    Arch(90, 227 * KB, 228 * KB, max_warps_per_sm=64, max_ctas_per_sm=32),  # H100, H200
+)
