@@ -1,0 +1,197 @@
+"""Builds the two kinds of shared libraries: the op's, and those of kernels.
+
+    library = build_kernels(named_set("tune"), ["sm_90"], name="tune")
+
+Objects are compiled once (codegen.compilation); a library is linked from them, with a record of
+what is inside beside it: libpyflash_kernels-tune.so and libpyflash_kernels-tune.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codegen import emit, toolchain
+from codegen.compilation import ROOT, Compilation, compile_all, console, replacing
+from pyflash.arch import ARCHS, Arch
+from pyflash.config import FlashForwardKernelConfig
+from third_party.cuda import find_nvcc, machine_archs
+
+# Where pyflash looks for libraries when it is imported.
+LIB_DIR = ROOT / "pyflash" / "lib"
+
+ArchsOf = Mapping[FlashForwardKernelConfig, Sequence[Arch]]
+
+
+class BuildError(RuntimeError):
+    """Some sources did not compile. `library` is what was linked from the others, if it was."""
+
+    def __init__(self, failures: Sequence[Compilation], n_all: int, library: Path | None = None):
+        reports = [f"{c.label}\n{c.first_errors()}\nlog: {c.log}" for c in failures]
+        head = f"{len(failures)} of {n_all} did not compile"
+        super().__init__("\n\n".join([head, *reports]))
+        self.failures = list(failures)
+        self.library = library
+
+
+def build_kernels(
+    configs: Iterable[FlashForwardKernelConfig],
+    archs: Iterable[Arch | str | int] | None = None,
+    out_dir: Path = LIB_DIR,
+    name: str = "default",
+    keep_going: bool = False,
+) -> Path:
+    """Builds out_dir/libpyflash_kernels-<name>.so and returns its path.
+
+    It holds the canonical configs that stand for `configs`, each for those of `archs` (default:
+    `default_archs()`) on which it is legal.
+
+    Before any compiler runs, raises ValueError: no configs, no archs, or configs that are legal on
+    none of the archs, each with its violations. After that, raises BuildError with each config that
+    did not compile; the library is then left as it was, or, with `keep_going`, holds the others.
+    """
+    archs_of = legal_archs(configs, default_archs() if archs is None else archs)
+    kernels = kernel_compilations(archs_of)
+    support = Compilation.of_file(
+        ROOT / "cute_kernels" / "kernel_library.cu", toolchain.nvcc_host_compiler()
+    )
+    all_archs = sorted({arch for archs in archs_of.values() for arch in archs}, key=lambda a: a.sm)
+    what = f"kernel library {name} ({', '.join(map(str, all_archs))})"
+    failures = compile_all([*kernels.values(), support], what)
+    failed = {c.key for c in failures}
+    good = {config: c for config, c in kernels.items() if c.key not in failed}
+    library = None
+    if not failures or (keep_going and good and support.key not in failed):
+        library = _link_kernels(
+            {config: archs_of[config] for config in good}, [*good.values(), support], out_dir, name
+        )
+        _write_record(library, good)
+    if failures:
+        raise BuildError(failures, len(kernels) + 1, library)
+    return library
+
+
+def build_ops(out_dir: Path = LIB_DIR) -> Path:
+    """Builds out_dir/libpyflash_ops.so, the torch op; returns its path. Needs torch's headers, and
+    neither CUDA nor CUTLASS.
+
+    Raises BuildError with the sources that did not compile, RuntimeError where there is no torch.
+    """
+    compiler = toolchain.op_compiler()
+    sources = sorted((ROOT / "cute_kernels" / "bindings").glob("*.cpp"))
+    compilations = [Compilation.of_file(path, compiler) for path in sources]
+    if failures := compile_all(compilations, "op library"):
+        raise BuildError(failures, len(compilations))
+    # By name only: no symbol of one torch version gets into the library, and at run time the name
+    # leads to whichever torch the process has loaded.
+    torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
+    return _link(out_dir / "libpyflash_ops.so", compilations, torch)
+
+
+def legal_archs(
+    configs: Iterable[FlashForwardKernelConfig], archs: Iterable[Arch | str | int]
+) -> dict[FlashForwardKernelConfig, list[Arch]]:
+    """For each canonical config, the archs, ascending, on which it is legal: what will be compiled.
+
+    Raises ValueError where there is nothing to build, or for configs that are legal on none.
+    """
+    known = sorted({Arch.of(arch) for arch in archs}, key=lambda arch: arch.sm)
+    configs = emit.canonical_configs(configs)
+    if not configs:
+        raise ValueError("no configs to build")
+    if not known:
+        raise ValueError(
+            "no architecture to build for: this machine has no GPU that nvidia-smi knows of; pass "
+            "archs, or set PYFLASH_ARCHS, to 80,90 for instance"
+        )
+    archs_of = {config: [a for a in known if not config.violations(a)] for config in configs}
+    if refused := [config for config, legal in archs_of.items() if not legal]:
+        reasons = [
+            f"{config} on {arch}: {sentence}"
+            for config in refused
+            for arch in known
+            for _, sentence in config.violations(arch)
+        ]
+        raise ValueError("\n".join([f"{len(refused)} configs cannot be built:", *reasons]))
+    return archs_of
+
+
+def default_archs() -> list[Arch]:
+    """PYFLASH_ARCHS, such as "80,90"; without it the architectures of this machine's GPUs: for a
+    GPU that is not known the nearest older one, whose PTX it runs. [] without a GPU."""
+    if override := os.environ.get("PYFLASH_ARCHS"):
+        return [Arch.of(sm) for sm in re.split(r"[,; ]+", override.strip())]
+    known = [arch.sm for arch in ARCHS]
+    usable = {
+        max(sm for sm in known if sm <= found) for found in machine_archs() if found >= min(known)
+    }
+    return [Arch.of(sm) for sm in sorted(usable)]
+
+
+def kernel_compilations(archs_of: ArchsOf) -> dict[FlashForwardKernelConfig, Compilation]:
+    """The object of each config, compiled already or not."""
+    cutlass = toolchain.cutlass_identity()
+    compiler = functools.cache(lambda archs: toolchain.kernel_compiler(archs, cutlass))
+    return {
+        config: Compilation(
+            label=config.short_form(),
+            stem=emit.file_stem(config),
+            text=emit.emit_config(config),
+            compiler=compiler(tuple(archs)),
+        )
+        for config, archs in archs_of.items()
+    }
+
+
+def built_resources(library: Path) -> dict[FlashForwardKernelConfig, dict[str, Any]]:
+    """What the compiler said of each config in a kernel library:
+
+    - seconds: of nvcc in all; seconds_by_arch: per architecture, "host" being what they share;
+    - kernels: a record per architecture and __global__ function: arch, function, registers (per
+      thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
+    """
+    record = json.loads(library.with_suffix(".json").read_text())
+    parse = FlashForwardKernelConfig.parse
+    return {parse(short_form): values for short_form, values in record["configs"].items()}
+
+
+def _link_kernels(
+    archs_of: ArchsOf, objects: Sequence[Compilation], out_dir: Path, name: str
+) -> Path:
+    rows = Compilation(
+        "config map", "config_map", emit.emit_config_map(archs_of), toolchain.cpp_compiler()
+    )
+    if failures := compile_all([rows], "config map"):
+        raise BuildError(failures, 1)
+    folders = [f"-L{folder}" for folder in find_nvcc().library_dirs]
+    runtime = [*folders, "-l:libcudart_static.a", "-lrt", "-lpthread", "-ldl"]
+    exports = ROOT / "cute_kernels" / "kernel_library.map"
+    options = [*runtime, f"-Wl,--version-script={exports}", "-Wl,--no-undefined"]
+    return _link(out_dir / f"libpyflash_kernels-{name}.so", [*objects, rows], options)
+
+
+def _link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(library) as partial:
+        files = [str(c.object) for c in objects]
+        command = [*toolchain.cxx(), "-shared", "-o", str(partial), *files, *options]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(f"linking {library.name} failed:\n{result.stdout}{result.stderr}")
+    console.print(f"{library.name}: linked {len(objects)} objects into {library.parent}")
+    return library
+
+
+def _write_record(library: Path, kernels: Mapping[FlashForwardKernelConfig, Compilation]) -> None:
+    record = {
+        "nvcc": find_nvcc().version_text.splitlines()[-1],
+        "configs": {c.label: c.record for c in kernels.values()},
+    }
+    with replacing(library.with_suffix(".json")) as partial:
+        partial.write_text(json.dumps(record, indent=1) + "\n")

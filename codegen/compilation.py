@@ -1,0 +1,250 @@
+"""Compiles many objects, each once for all: kept under a hash of everything it is made of."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from codegen.compile_object import phases_file
+from codegen.progress import BuildProgress
+
+# Holds codegen/, pyflash/ and cute_kernels/: a checkout, or site-packages.
+ROOT = Path(__file__).resolve().parent.parent
+# What a compiler may take on a CuTe kernel; more jobs than fit would bring the machine to swap.
+BYTES_PER_JOB = 4 << 30
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def cache_dir() -> Path:
+    """Where objects are kept between builds: PYFLASH_CACHE_DIR, or ~/.cache/pyflash."""
+    override = os.environ.get("PYFLASH_CACHE_DIR")
+    return Path(override).expanduser().resolve() if override else Path.home() / ".cache" / "pyflash"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`identity` stands for the compiler itself and for the headers that are not this project's.
+
+    It and `flags` are part of an object's key. `includes`, the options that name folders of
+    headers, are not: the same headers give the same object wherever they lie.
+    """
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    includes: tuple[str, ...]
+    identity: str
+    suffix: str  # of its sources
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One object to be, called `label` in messages.
+
+    The source is the file `path` where there is one; else it is emitted: `text`, written beside the
+    object."""
+
+    label: str
+    stem: str
+    text: str
+    compiler: Compiler
+    path: Path | None = None
+
+    @classmethod
+    def of_file(cls, path: Path, compiler: Compiler) -> Compilation:
+        return cls(path.name, path.stem, path.read_text(), compiler, path)
+
+    @cached_property
+    def key(self) -> str:
+        headers = (header.read_text() for header in included_headers(self.text, self.path))
+        parts = (self.text, *headers, *self.compiler.flags, self.compiler.identity)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def object(self) -> Path:
+        return cache_dir() / "objects" / self.stem / self.key / f"{self.stem}.o"
+
+    @property
+    def source(self) -> Path:
+        return self.path or self.object.with_suffix(self.compiler.suffix)
+
+    @property
+    def log(self) -> Path:
+        """What the compiler printed."""
+        return self.object.with_suffix(".log")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Seconds and ptxas's figures, as codegen.compile_object wrote them."""
+        return json.loads(self.object.with_suffix(".json").read_text())
+
+    @property
+    def command(self) -> list[str]:
+        compiler = self.compiler
+        timing = [f"--time={phases_file(self.object)}"] if compiler.suffix == ".cu" else []
+        options = [*compiler.flags, *compiler.includes, *timing]
+        return [*compiler.command, *options, "-c", str(self.source)]
+
+    def first_errors(self) -> str:
+        """The lines of the log that tell why there is no object."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        errors = [line for line in lines if "error" in line]
+        return "\n".join((errors or lines[-3:] or ["the compiler did not run"])[:3])
+
+
+def compile_all(compilations: Sequence[Compilation], what: str) -> list[Compilation]:
+    """Compiles those whose object is not in the cache, `what` being their name in messages.
+
+    Several at once, as many as cores and memory allow, going on after a failure. Returns the
+    compilations that failed.
+    """
+    with _lock(cache_dir()):
+        missing = [c for c in compilations if not c.object.exists()]
+        reused = len(compilations) - len(missing)
+        if not missing:
+            console.print(f"{what}: all {reused} objects reused")
+            return []
+        n_jobs = max_jobs()
+        console.print(f"{what}: compiling {len(missing)}, {n_jobs} at a time, reusing {reused}")
+        for c in missing:
+            c.object.parent.mkdir(parents=True, exist_ok=True)
+            if c.path is None:
+                write_if_changed(c.source, c.text)
+        _run_ninja(missing, n_jobs)
+    return [c for c in missing if not c.object.exists()]
+
+
+def max_jobs() -> int:
+    """Compilers to run at once: min(cores, available memory / 4 GiB), at least 1."""
+    n_cores = len(os.sched_getaffinity(0))
+    return max(1, min(n_cores, available_memory() // BYTES_PER_JOB))
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: of the machine, and of its control group."""
+    meminfo = Path("/proc/meminfo").read_text()
+    (available,) = (line for line in meminfo.splitlines() if line.startswith("MemAvailable"))
+    limits = [int(available.split()[1]) * 1024]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            limits.append(int(limit) - int((group / "memory.current").read_text()))
+    except OSError:
+        pass  # no control group of version 2
+    return min(limits)
+
+
+def write_if_changed(path: Path, text: str) -> bool:
+    """Whether it was written. The file appears at once, never half-written."""
+    if path.exists() and path.read_text() == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        partial.write_text(text)
+    return True
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write to, which takes the place of `path` when all went well."""
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def included_headers(text: str, path: Path | None = None) -> list[Path]:
+    """The project's headers that a source includes, directly or through others, in order of name.
+
+    Every `#include "..."` counts, also one that the preprocessor would skip.
+    """
+    found: set[Path] = set()
+    pending = [(text, path.parent if path else ROOT)]
+    while pending:
+        text, folder = pending.pop()
+        for name in _INCLUDE.findall(text):
+            candidates = (folder / name, ROOT / name)
+            header = next((c.resolve() for c in candidates if c.is_file()), None)
+            if header and header not in found:
+                found.add(header)
+                pending.append((header.read_text(), header.parent))
+    return sorted(found)
+
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Of two builders with one cache the second waits, and then reuses what the first made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"waiting for another build that holds {folder / 'lock'}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run_ninja(missing: Sequence[Compilation], n_jobs: int) -> None:
+    """Runs the commands, whether or not some fail. The build file names no inputs: what has to be
+    compiled was decided by the keys, never by times."""
+    with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
+        lines = ["rule object", "  command = $command", "  description = $label"]
+        for c in missing:
+            command = [sys.executable, "-m", "codegen.compile_object", str(c.object), "--"]
+            lines += [
+                f"build {_ninja_path(c.object)}: object",
+                f"  command = {_ninja_text(shlex.join(command + c.command))}",
+                f"  label = {_ninja_text(c.label)}",
+            ]
+        build_file = Path(folder) / "build.ninja"
+        build_file.write_text(f"builddir = {_ninja_text(folder)}\n" + "\n".join(lines) + "\n")
+        ninja = [sys.executable, "-m", "ninja", "-f", build_file, "-k", "0", "-j", str(n_jobs)]
+        # NOTE: into a pipe, ninja prints one line per command, when it has ended.
+        status = "@ "
+        process = subprocess.Popen(
+            ninja,
+            cwd=ROOT,  # where `-m codegen.compile_object` is found
+            env=os.environ | {"NINJA_STATUS": status},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        failed_to_start = []
+        with BuildProgress(console, len(missing)) as progress:
+            for line in process.stdout:
+                if line.startswith("@"):
+                    progress.finished(line.rstrip().partition(" ")[2])
+                elif line.startswith("ninja: error"):
+                    failed_to_start.append(line)
+        process.wait()
+        if failed_to_start:
+            raise RuntimeError("".join(failed_to_start))
+
+
+def _ninja_text(text: str) -> str:
+    return text.replace("$", "$$")
+
+
+def _ninja_path(path: Path) -> str:
+    return _ninja_text(str(path)).replace(" ", "$ ").replace(":", "$:")

@@ -1,0 +1,92 @@
+"""Compiles one object file and records what the compiler said; ninja runs one of these per object.
+
+    python -m codegen.compile_object OBJECT -- COMPILER ARGUMENTS...
+
+The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json; the object
+itself appears last and at once, so that an object that is there is whole and has its record.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main(argv: list[str]) -> int:
+    target, command = Path(argv[0]), argv[2:]
+    partial = target.with_suffix(f".{os.getpid()}.o")
+    phases = phases_file(target)
+    start = time.monotonic()
+    result = subprocess.run(
+        [*command, "-o", partial], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    seconds = time.monotonic() - start
+    target.with_suffix(".log").write_text(result.stdout)
+    if result.returncode != 0:
+        partial.unlink(missing_ok=True)
+        return 1
+    record = {
+        "seconds": round(seconds, 2),
+        "seconds_by_arch": seconds_by_arch(phases.read_text()) if phases.exists() else {},
+        "kernels": parse_ptxas(result.stdout),
+    }
+    phases.unlink(missing_ok=True)
+    target.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    partial.rename(target)
+    return 0
+
+
+def phases_file(target: Path) -> Path:
+    """Where nvcc's --time table is expected, if one is asked for."""
+    return target.with_suffix(".phases.csv")
+
+
+def parse_ptxas(log: str) -> list[dict[str, str | int]]:
+    """What `ptxas -v` says of each kernel: arch, function, registers per thread, bytes of spill
+    stores and loads, stack and static shared memory, in the order printed.
+    """
+    kernels: list[dict[str, str | int]] = []
+    properties_of = None  # may be a function that a kernel calls
+    for line in log.splitlines():
+        if m := re.search(r"Compiling entry function '(\S+)' for 'sm_(\d+)", line):
+            kernels.append({"arch": int(m[2]), "function": m[1]})
+        elif m := re.search(r"Function properties for (\S+)", line):
+            properties_of = m[1]
+        elif not kernels or properties_of != kernels[-1]["function"]:
+            continue
+        elif m := re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+        ):
+            kernels[-1] |= {
+                "stack_bytes": int(m[1]),
+                "spill_store_bytes": int(m[2]),
+                "spill_load_bytes": int(m[3]),
+            }
+        elif m := re.search(r"Used (\d+) registers", line):
+            smem = re.search(r"(\d+) bytes smem", line)
+            kernels[-1] |= {
+                "registers": int(m[1]),
+                "static_smem_bytes": int(smem[1]) if smem else 0,
+            }
+    return kernels
+
+
+def seconds_by_arch(phases: str) -> dict[str, float]:
+    """Seconds per architecture from nvcc's --time table; "host" is what they share."""
+    seconds: dict[str, float] = {}
+    for row in csv.DictReader(phases.splitlines(), skipinitialspace=True):
+        cells = {key.strip(): value.strip() for key, value in row.items()}
+        per_arch = cells["phase name"] in ("gcc (preprocessing 1)", "cicc", "ptxas")
+        part = cells["arch"].rpartition("_")[2] if per_arch else "host"
+        seconds[part] = seconds.get(part, 0.0) + float(cells["metric"]) / 1000
+    return {part: round(value, 2) for part, value in sorted(seconds.items())}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""Configs to C++ text. Pure: the same configs give the same bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from pyflash.arch import ARCHS, Arch
+from pyflash.config import FlashForwardKernelConfig
+from pyflash.space import rank
+
+_UNIT = """\
+// {short_form}
+#include "cute_kernels/sm80/launch.h"
+
+namespace pyflash {{
+
+constexpr auto kConfig = {struct};
+
+// CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
+template <>
+inline constexpr CtasPerSm kCtasPerSm<kConfig>{{{ctas_per_sm}}};
+
+template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
+
+}}  // namespace pyflash
+"""
+
+_MAP = """\
+#include <iterator>
+
+#include "cute_kernels/kernel_library.h"
+
+extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
+  using namespace pyflash;
+  static ConfigMapRow const rows[] = {{
+{rows}
+  }};
+  static KernelLibrary const library{{.abi = kKernelLibraryAbi,
+                                     .n_rows = std::size(rows),
+                                     .rows = rows,
+                                     .device_properties = device_properties,
+                                     .error_string = error_string}};
+  return &library;
+}}
+"""
+
+_ROW = """\
+      forward_row<{struct}>(
+          "{short_form}", "{sm_archs}", {ptx_arch}, {rank}),"""
+
+
+def canonical_configs(
+    configs: Iterable[FlashForwardKernelConfig],
+) -> list[FlashForwardKernelConfig]:
+    """The canonical configs that stand for `configs`, each once, in order."""
+    return sorted({config.canonical() for config in configs})
+
+
+def file_stem(config: FlashForwardKernelConfig) -> str:
+    """The config's short form as a file name, such as fp16_128_64_64_4_async_load_0_0_0_tiles."""
+    return re.sub(r"\W+", "_", config.short_form()).strip("_").lower()
+
+
+def emit_config(config: FlashForwardKernelConfig) -> str:
+    """The translation unit of one config: an instantiation, for any of the known architectures.
+
+    Raises ValueError for a config that is not canonical.
+    """
+    if config != config.canonical():
+        raise ValueError(f"{config} is not built: {config.canonical()} is the same kernel")
+    ctas_per_sm = ", ".join(f".sm{arch.sm} = {_ctas_per_sm(config, arch)}" for arch in ARCHS)
+    struct = config.to_cpp_struct().replace("{", "{\n    ").replace(", ", ",\n    ")
+    return _UNIT.format(short_form=config.short_form(), struct=struct, ctas_per_sm=ctas_per_sm)
+
+
+def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]]) -> str:
+    """The translation unit of a kernel library's config map.
+
+    `archs_of` gives for each config the architectures that its object holds machine code for,
+    ascending; PTX is that of the last.
+    """
+    rows = [
+        _ROW.format(
+            struct=config.to_cpp_struct(),
+            short_form=config.short_form(),
+            sm_archs=",".join(str(arch.sm) for arch in archs),
+            ptx_arch=archs[-1].sm,
+            rank=rank(config),
+        )
+        for config, archs in sorted(archs_of.items())
+    ]
+    return _MAP.format(rows="\n".join(rows))
+
+
+def _ctas_per_sm(config: FlashForwardKernelConfig, arch: Arch) -> int:
+    return 0 if config.violations(arch) else config.num_ctas_per_sm(arch)

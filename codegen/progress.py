@@ -1,0 +1,58 @@
+"""What a build shows while it runs: how much is done, and how long the rest may take."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class BuildProgress:
+    """A bar where the console is a terminal, one line per finished object elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._done = 0
+        self._start = time.monotonic()
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rest]}"),
+        )
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task("", total=total, rest="")
+
+    def __enter__(self) -> BuildProgress:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def finished(self, label: str) -> None:
+        self._done += 1
+        rest = self._estimate()
+        if self._console.is_terminal:
+            self._progress.update(self._task, advance=1, rest=f"{rest} · {label}")
+        else:
+            seconds = time.monotonic() - self._start
+            count = f"[{self._done}/{self._total}]"
+            self._console.print(f"{count} {seconds:.0f} s, {rest}: {label}", markup=False)
+
+    def _estimate(self) -> str:
+        """As if the rest took as long, each, as what is done."""
+        if self._done == self._total:
+            return "done"
+        seconds = (time.monotonic() - self._start) / self._done * (self._total - self._done)
+        return f"about {seconds:.0f} s left"

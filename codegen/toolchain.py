@@ -1,0 +1,101 @@
+"""The compilers as the build uses them: which, with which flags, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from codegen.compilation import ROOT, Compiler
+from pyflash.arch import Arch
+from third_party.cuda import find_nvcc
+from third_party.cutlass import include_dir
+from third_party.packages import package_dirs
+
+_CPP_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden")
+_NVCC_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "--expt-relaxed-constexpr",
+    "-lineinfo",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+)
+
+
+def cxx() -> tuple[str, ...]:
+    """The host compiler: CXX, or g++."""
+    return tuple(shlex.split(os.environ.get("CXX") or "g++"))
+
+
+def cpp_compiler() -> Compiler:
+    """For host code that knows neither CUDA nor torch."""
+    return Compiler(cxx(), _CPP_FLAGS, ("-I", str(ROOT)), _cxx_version(), ".cpp")
+
+
+def op_compiler() -> Compiler:
+    """For the op library: host code with torch's headers. Raises RuntimeError without torch."""
+    include = torch_dir() / "include"
+    version = (torch_dir() / "version.py").read_text()
+    includes = ("-I", str(ROOT), "-isystem", str(include))
+    return Compiler(cxx(), _CPP_FLAGS, includes, f"{_cxx_version()}\n{version}", ".cpp")
+
+
+def nvcc_host_compiler() -> Compiler:
+    """For host code that calls the CUDA runtime."""
+    flags = (*_NVCC_FLAGS, *_ccbin())
+    return Compiler(_nvcc(), flags, ("-I", str(ROOT)), _nvcc_version(), ".cu")
+
+
+def kernel_compiler(archs: Sequence[Arch], cutlass_identity: str) -> Compiler:
+    """For kernels: machine code for each of `archs`, ascending, and PTX of the last."""
+    *older, newest = (arch.sm for arch in archs)
+    gencode = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in older]
+    gencode.append(f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
+    flags = (*_NVCC_FLAGS, *_ccbin(), "-Xptxas=-v", *gencode)
+    includes = ("-I", str(ROOT), "-isystem", str(include_dir()))
+    return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
+
+
+def cutlass_identity() -> str:
+    """A digest of the CUTLASS headers' names and contents: CUTLASS_PATH may hold edited ones."""
+    include = include_dir()
+    digest = hashlib.sha256()
+    for path in sorted(p for p in include.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(include)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def torch_dir() -> Path:
+    """The torch package, found without importing it. Raises RuntimeError if it has no headers."""
+    for folder in package_dirs("torch"):
+        if (folder / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
+            return folder
+    raise RuntimeError(
+        "torch with its headers not found: the op library needs torch >= 2.10 (`pip install torch`)"
+    )
+
+
+def _nvcc() -> tuple[str, ...]:
+    return (str(find_nvcc().path),)
+
+
+def _ccbin() -> tuple[str, ...]:
+    return ("-ccbin", cxx()[0]) if os.environ.get("CXX") else ()
+
+
+def _nvcc_version() -> str:
+    return f"{find_nvcc().version_text}\n{_cxx_version()}"
+
+
+def _cxx_version() -> str:
+    command = [*cxx(), "--version"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(
+            f"no C++ compiler: `{shlex.join(command)}` failed ({error}); install g++ or set CXX"
+        ) from error

@@ -1,0 +1,13 @@
+// What a kernel library offers besides its rows; defined in kernel_library.cu, named by the emitted config map.
+#pragma once
+
+#include "cute_kernels/registry.h"
+
+namespace pyflash {
+
+// Of the current device: compute capability as major * 10 + minor, number of multiprocessors. Returns a cudaError_t.
+int device_properties(int* sm_arch, int* n_sms);
+
+char const* error_string(int error);
+
+}  // namespace pyflash
