@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80, along the rows of Q
 MMA_COLUMNS = 16  # along the GEMM's K dimension: two tiles of 8
-SWIZZLE_ATOM = (8, 64)  # rows x columns of 16-bit elements: 8 rows of 128 bytes, all 32 banks
-COPY_ELEMENTS = 8  # 16 bytes, one cp.async
+ATOM_ROWS = 8  # of the swizzle atom: ldmatrix reads 8 rows at a time
+ATOM_COLUMNS = (
+    64,
+    32,
+)  # 16-bit elements: the 32 banks, or half of them where 64 do not tile d_head
+COPY_COLUMNS = 8  # 16 bytes, one cp.async
 
 # What the kernels are written and tested for.
 SUPPORTED = {"d_head": (64, 128), "B_r": (64, 128), "B_c": (32, 64, 128), "n_warps": (4, 8)}
@@ -121,23 +125,25 @@ def eager_needs_async(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 @_rule
 def swizzle_atom(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    rows, columns = SWIZZLE_ATOM
-    for name, size in (("B_r", rows), ("B_c", rows), ("d_head", columns)):
+    columns = _atom_columns(c)
+    for name, size in (("B_r", ATOM_ROWS), ("B_c", ATOM_ROWS), ("d_head", columns)):
         value = getattr(c, name)
         if c.swizzled and value % size:
             yield (
-                f"the swizzle atom of {rows} rows x {columns} columns does not tile "
+                f"the swizzle atom of {ATOM_ROWS} rows x {columns} columns does not tile "
                 f"{name} = {value}: make {name} a multiple of {size}, or set swizzled = False"
             )
 
 
 @_rule
 def copy_tile(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    vectors = c.B_c * c.d_head // COPY_ELEMENTS
-    if vectors % c.n_threads:
+    columns = _atom_columns(c)
+    rows = c.n_threads * COPY_COLUMNS // columns
+    if c.B_c % rows:
         yield (
-            f"the B_c x d_head = {c.B_c} x {c.d_head} block is {vectors} copies of 16 bytes, not a "
-            f"multiple of the {c.n_threads} threads: use a larger B_c or a smaller n_warps"
+            f"{c.n_threads} threads that copy 16 bytes each copy {rows} rows x {columns} columns "
+            f"at a time, which do not tile B_c = {c.B_c}: make B_c a multiple of {rows}, or use "
+            f"fewer warps"
         )
 
 
@@ -195,6 +201,12 @@ def _loads(c: FlashForwardKernelConfig) -> Iterator[tuple[str, int, str]]:
     for operand, dimension in (("Q", "d_head"), ("K", "d_head"), ("V", "B_c")):
         name = f"{operand}_mma_load_K_tiles"
         yield name, getattr(c, name), dimension
+
+
+def _atom_columns(c: FlashForwardKernelConfig) -> int:
+    """Of the swizzle atom, and of a row of copying threads in either smem layout."""
+    wide, narrow = ATOM_COLUMNS
+    return narrow if c.d_head % wide else wide
 
 
 def _choices(values: tuple[int, ...]) -> str:

@@ -94,7 +94,7 @@ def test_what_the_model_promises_fits_the_sm(config):
         assert ctas <= arch.max_ctas_per_sm
         assert ctas * r.n_threads * allocated_registers(r.registers, arch) <= 65536
         assert r.spill_predicted == (r.register_demand > r.register_limit)
-        assert r.n_threads == config.n_threads and r.smem_bytes == config.smem_bytes
+        assert (r.n_threads, r.smem_bytes) == (config.n_threads, config.smem_bytes)
 
 
 @given(near_configs)

@@ -13,7 +13,7 @@ WHOLE = {"Q_mma_load_K_tiles": 0, "K_mma_load_K_tiles": 0, "V_mma_load_K_tiles":
 BROKEN = [
     ("rows_per_warp", {"n_warps": 8}, "B_r / n_warps = 64 / 8 rows"),
     ("multiple_of_16", {"d_head": 72, "B_c": 128, "swizzled": False}, "d_head = 72"),
-    ("multiple_of_16", {"B_c": 40}, "B_c = 40"),
+    ("multiple_of_16", {"B_c": 40, "n_warps": 2}, "B_c = 40"),
     ("load_count", {"V_mma_load_K_tiles": 1}, "V_mma_load_K_tiles = 1"),
     ("load_count", {"V_mma_load_K_tiles": 6}, "V_mma_load_K_tiles = 6"),
     ("load_count", {"K_mma_load_K_tiles": 12}, "K_mma_load_K_tiles = 12"),
@@ -31,11 +31,11 @@ BROKEN = [
     ("equal_Q_and_K_loads", {"Q_mma_load_K_tiles": 4}, "Q_mma_load_K_tiles = 4"),
     ("equal_Q_and_K_loads", {"Q_mma_load_K_tiles": 2, "K_mma_load_K_tiles": 0}, "= 0 differ"),
     ("eager_needs_async", {"async_copy": False}, "eager_load_blocks = True"),
-    ("swizzle_atom", {"d_head": 96}, "8 rows x 64 columns does not tile d_head = 96"),
+    ("swizzle_atom", {"d_head": 80}, "8 rows x 32 columns does not tile d_head = 80"),
     (
         "copy_tile",
         {"B_r": 128, "B_c": 16, "d_head": 64, "n_warps": 8},
-        "128 copies of 16 bytes, not a multiple of the 256 threads",
+        "copy 32 rows x 64 columns at a time, which do not tile B_c = 16",
     ),
     (
         "smem",
@@ -47,7 +47,7 @@ BROKEN = [
     ("supported_values", {"B_r": 192, "B_c": 32}, "B_r = 192 is not supported: use 64 or 128"),
     ("supported_values", {"B_c": 96}, "B_c = 96 is not supported: use 32, 64 or 128"),
     ("supported_values", {"n_warps": 2}, "n_warps = 2 is not supported: use 4 or 8"),
-    ("supported_values", {"d_head": 96, "swizzled": False}, "d_head = 96 is not supported"),
+    ("supported_values", {"d_head": 96}, "d_head = 96 is not supported"),
 ]
 
 

@@ -133,7 +133,7 @@ def test_filter_and_legal_do_not_change_the_space():
     assert [config.B_c for config in SPACE.filter(lambda c: c.B_c == 32)] == [32] * 4
     legal = list(SPACE.legal("sm_90"))
     assert legal == [config for config in SPACE if not config.violations("sm_90")]
-    assert len(legal) == 6 and len(SPACE) == 8
+    assert (len(legal), len(SPACE)) == (6, 8)
     assert len(SPACE.filter(lambda c: c.B_r == 64).legal(90)) == 2
 
 
