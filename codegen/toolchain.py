@@ -15,6 +15,9 @@ from third_party.cuda import find_nvcc
 from third_party.cutlass import include_dir
 from third_party.packages import package_dirs
 
+# The first with the stable ABI that the op library is written against.
+TORCH = "torch>=2.10"
+
 _CPP_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden")
 _NVCC_FLAGS = (
     "-std=c++20",
@@ -75,7 +78,7 @@ def torch_dir() -> Path:
         if (folder / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
             return folder
     raise RuntimeError(
-        "torch with its headers not found: the op library needs torch >= 2.10 (`pip install torch`)"
+        f"torch with its headers not found: the op library needs them, `pip install '{TORCH}'`"
     )
 
 

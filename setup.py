@@ -1,0 +1,67 @@
+"""Builds the libraries into the package; everything else is in pyproject.toml.
+
+The op library always; kernels of the set that PYFLASH_KERNELS names (default: all) where PYFLASH_ARCHS
+or a GPU of this machine says for which architectures.
+"""
+
+import shutil
+from pathlib import Path
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+
+from codegen.build import LIB_DIR, build_kernels, build_ops, default_archs
+from pyflash.space import from_environment
+
+
+class BuildLibraries(Command):
+    """A step of `build`, for wheels and for editable installs."""
+
+    user_options = []
+
+    def initialize_options(self):
+        self.build_lib = None
+        self.editable_mode = False  # set by setuptools: build into the source tree
+
+    def finalize_options(self):
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+
+    def run(self):
+        out_dir = LIB_DIR
+        if not self.editable_mode:
+            out_dir = Path(self.build_lib).resolve() / "pyflash" / "lib"
+            shutil.rmtree(out_dir, ignore_errors=True)
+        build_ops(out_dir)
+        if archs := default_archs():
+            build_kernels(from_environment(), archs, out_dir)
+        else:
+            print("no GPU and no PYFLASH_ARCHS: no CUDA kernels are built; the op runs on the CPU")
+
+    def get_outputs(self):
+        return []
+
+    def get_output_mapping(self):
+        return {}
+
+    def get_source_files(self):
+        return []
+
+
+class PlatformWheel(bdist_wheel):
+    """The libraries are of a platform, but of no Python version: py3-none-linux_x86_64."""
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+class BinaryDistribution(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+build.sub_commands.append(("build_libraries", None))
+setup(
+    distclass=BinaryDistribution,
+    cmdclass={"build_libraries": BuildLibraries, "bdist_wheel": PlatformWheel},
+)
