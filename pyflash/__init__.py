@@ -9,7 +9,16 @@ from pyflash.rules import Violation
 from pyflash.space import Space, from_environment, named_set
 
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
-_LAZY = {"attention": "pyflash.ops"}
+_LAZY = {
+    "attention": "pyflash.ops",
+    "BuiltConfig": "pyflash.library",
+    "build": "pyflash.library",
+    "built_configs": "pyflash.library",
+    "load": "pyflash.library",
+    "Problem": "pyflash.selection",
+    "Selection": "pyflash.selection",
+    "select": "pyflash.selection",
+}
 
 __all__ = [
     "Arch",
