@@ -1,7 +1,7 @@
 """Builds the libraries into the package; everything else is in pyproject.toml.
 
-The op library always; kernels of the set that PYFLASH_KERNELS names (default: all) where PYFLASH_ARCHS
-or a GPU of this machine says for which architectures.
+The op library always; the kernels of the set that PYFLASH_KERNELS names (default: all) where
+PYFLASH_ARCHS or a GPU of this machine says for which architectures.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from pyflash.space import from_environment
 class BuildLibraries(Command):
     """A step of `build`, for wheels and for editable installs."""
 
-    user_options = []
+    user_options = ()
 
     def initialize_options(self):
         self.build_lib = None
