@@ -71,7 +71,6 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // Copy partitions, global <-> shared.
   typename Traits::TiledCopyG2S g2s;
-  typename Traits::TiledCopyS2G s2g;
   auto const thr_g2s = g2s.get_slice(tidx);
   Tensor tQgQ = thr_g2s.partition_S(gQ);  // (CPY,CPY_M,CPY_K)
   Tensor tQsQ = thr_g2s.partition_D(sQ);  // (CPY,CPY_M,CPY_K)
@@ -85,16 +84,15 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   // MMA partitions and the copies that feed them.
   typename Traits::TiledMma tiled_mma;
   auto const thr_mma = tiled_mma.get_slice(tidx);
-  Tensor tSrQ = thr_mma.partition_fragment_A(sQ);                          // (MMA,MMA_M,MMA_K)
-  Tensor tSrK = thr_mma.partition_fragment_B(sK);                          // (MMA,MMA_N,MMA_K)
-  Tensor tOrVt = thr_mma.partition_fragment_B(sVt);                        // (MMA,MMA_K,MMA_N)
+  Tensor tSrQ = make_tensor<Element>(partition_shape_A(tiled_mma, block_shape_M));                          // (MMA,MMA_M,MMA_K)
+  Tensor tSrK = make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_N));                          // (MMA,MMA_N,MMA_K)
+  Tensor tOrVt = make_tensor<Element>(partition_shape_B(tiled_mma, Shape<Int<kHeadDim>, Int<kBlockN>>{}));                        // (MMA,MMA_K,MMA_N)
   Tensor acc_O = partition_fragment_C(tiled_mma, block_shape_M);           // (MMA,MMA_M,MMA_K)
   Tensor tScS = thr_mma.partition_C(
       make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}));          // (MMA,MMA_M,MMA_N)
   auto const s2r_Q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, tiled_mma);
   auto const s2r_K = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, tiled_mma);
   auto const s2r_V = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
-  auto const r2s_O = make_tiled_copy_C(typename Traits::SmemCopyAtomO{}, tiled_mma);
   Tensor tSsQ = s2r_Q.get_slice(tidx).partition_S(sQ);         // (CPY,MMA_M,MMA_K)
   Tensor tSsK = s2r_K.get_slice(tidx).partition_S(sK);         // (CPY,MMA_N,MMA_K)
   Tensor tOsVt = s2r_V.get_slice(tidx).partition_S(sVt);       // (CPY,MMA_K,MMA_N)
@@ -202,21 +200,20 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   // Finalise.
   Tensor lse = softmax.finalise(acc_O);   // (2,MMA_M)
   Tensor rO = convert<Element>(acc_O);    // (MMA,MMA_M,MMA_K)
-  Tensor tOcO = rows_by_columns(
-      thr_mma.partition_C(make_identity_tensor(block_shape_M)));  // ((2,MMA_M),(2,MMA_K))
+  Tensor rows = rows_by_columns(tScS);    // ((2,MMA_M),(2,MMA_N)) of (row, column)
 
   // Store. O passes through the rows of sQ that this warp alone has read.
   device::at(Site::O_r2s);
   device::sync_warp();
-  copy(r2s_O, r2s_O.get_slice(tidx).retile_S(rO), r2s_O.get_slice(tidx).partition_D(sO));
+  copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));
 
   device::at(Site::lse_r2g);
-  if (get<1>(tOcO(0, 0)) == 0) {
+  if (get<1>(rows(0, 0)) == 0) {
     float* const lse_head =
         params.lse + (int64_t(batch) * params.heads + head) * params.seqlen_q + m_block * kBlockM;
     CUTE_UNROLL
     for (int r = 0; r < size(lse); ++r) {
-      int const row = get<0>(tOcO(r, 0));
+      int const row = get<0>(rows(r, 0));
       if (row < rows_left) {
         lse_head[row] = lse(r);
       }
@@ -225,7 +222,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   device::sync_threads();  // O is visible
   device::at(Site::O_s2g);
-  copy_s2g(s2g, s2g.get_slice(tidx).partition_S(sO), s2g.get_slice(tidx).partition_D(gO), tQcQ, rows_left);
+  copy_s2g(typename Traits::VectorCopyAtom{}, thr_g2s.partition_D(sO), thr_g2s.partition_S(gO), tQcQ, rows_left);
 }
 
 }  // namespace pyflash::sm80
