@@ -103,6 +103,8 @@ void check_shapes(NamedTensor const (&tensors)[3]) {
               ": expected at most ", kMaxExtent);
     }
   }
+  require(q.size(kBatch) * q.size(kHead) <= kMaxExtent, "q has shape ", ShapeOf{q},
+          ": expected at most ", kMaxExtent, " for batch times heads");
 }
 
 // NOTE: the stride of a dimension of size 1 says nothing and can be anything.

@@ -2,7 +2,10 @@
 // pyflash/ops.py.
 #include <dlfcn.h>
 
+#include <functional>
+#include <numeric>
 #include <tuple>
+#include <vector>
 
 #include "cute_kernels/bindings/checks.h"
 #include "cute_kernels/bindings/cpu_forward.h"
@@ -32,12 +35,24 @@ struct Outputs {
   Tensor lse;  // (batch, heads, seqlen_q)
 };
 
-// Allocates the outputs where q is and points the parameters at them.
+// Uninitialised, where q is.
+// NOTE: the stable ABI passes on that torch failed, not why; torch's own words are on stderr.
+Tensor allocate(char const* name, Tensor const& q, std::vector<int64_t> const& shape,
+                ScalarType dtype) {
+  try {
+    return torch::stable::new_empty(q, shape, dtype);
+  } catch (std::runtime_error const&) {
+    auto const numel = std::accumulate(shape.begin(), shape.end(), 1., std::multiplies<>());
+    refuse("torch could not allocate ", name, ", ", numel * (dtype == ScalarType::Float ? 4 : 2),
+           " bytes");
+  }
+}
+
+// Allocates the outputs and points the parameters at them.
 Outputs allocate_outputs(Tensor const& q, ForwardParams& params) {
-  int64_t const out_shape[] = {q.size(0), q.size(1), q.size(2), q.size(3)};
-  int64_t const lse_shape[] = {q.size(0), q.size(2), q.size(1)};
-  Outputs outputs{torch::stable::new_empty(q, out_shape),
-                  torch::stable::new_empty(q, lse_shape, ScalarType::Float)};
+  int64_t const batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2), d_head = q.size(3);
+  Outputs outputs{allocate("out", q, {batch, seqlen_q, heads, d_head}, q.scalar_type()),
+                  allocate("lse", q, {batch, heads, seqlen_q}, ScalarType::Float)};
   params.o = outputs.out.mutable_data_ptr();
   params.lse = static_cast<float*>(outputs.lse.mutable_data_ptr());
   params.o_strides = {

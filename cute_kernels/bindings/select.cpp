@@ -23,15 +23,15 @@ int64_t n_ctas(Problem const& problem, FlashForwardKernelConfig const& config) {
 
 std::string GpuSelection::reason() const {
   auto const& config = kernel.row->config;
-  auto const grid = sentence("its grid of ", n_ctas, " CTAs ");
-  auto const why = n_ctas >= gpu.n_sms
-                       ? sentence("the first in rank, ", kernel.row->rank, ", of which ", grid,
-                                  "fills the ", gpu.n_sms, " SMs")
-                       : sentence("the first in rank, ", kernel.row->rank,
-                                  ", with the smallest B_r, ", config.B_r, "; ", grid,
-                                  "does not fill the ", gpu.n_sms, " SMs, nor does any other");
-  return sentence(why, "; among ", n_candidates, " configs built for ", name(config.dtype),
-                  " with d_head ", config.d_head, " that run on sm_", gpu.sm_arch);
+  auto const candidates = sentence("of ", n_candidates, " configs built for ", name(config.dtype),
+                                   " with d_head ", config.d_head, " that run on sm_", gpu.sm_arch);
+  if (n_ctas >= gpu.n_sms) {
+    return sentence(candidates, " the first in rank whose grid fills the ", gpu.n_sms,
+                    " SMs: rank ", kernel.row->rank, ", ", n_ctas, " CTAs");
+  }
+  return sentence(candidates, " none has a grid that fills the ", gpu.n_sms,
+                  " SMs; the first in rank of those with the smallest B_r: rank ", kernel.row->rank,
+                  ", ", n_ctas, " CTAs");
 }
 
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {

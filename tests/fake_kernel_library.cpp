@@ -1,0 +1,71 @@
+// A kernel library without kernels, for what surrounds them. Its head dimensions are built by nobody else, and large, so
+// that real kernels come before its own in the config map.
+#include <iterator>
+
+#include "cute_kernels/registry.h"
+
+#ifndef ABI
+#define ABI pyflash::kKernelLibraryAbi
+#endif
+#ifndef BASE_RANK
+#define BASE_RANK 0
+#endif
+#ifndef FIRST_NAME
+#define FIRST_NAME "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
+#endif
+#ifndef ENTRY
+#define ENTRY pyflash_kernel_library
+#endif
+
+namespace {
+
+int launch(pyflash::ForwardParams const&, void*) { return 1; }
+
+int device_properties(int* sm_arch, int* n_sms) {
+  *sm_arch = 90;
+  *n_sms = 132;
+  return 0;
+}
+
+char const* error_string(int) { return "fake"; }
+
+constexpr FlashForwardKernelConfig config(DType dtype, int d_head, int B_r, int B_c) {
+  return {
+      .dtype = dtype, .d_head = d_head, .B_r = B_r, .B_c = B_c, .n_warps = 4, .async_copy = true};
+}
+
+pyflash::ConfigMapRow row(FlashForwardKernelConfig const& config, char const* short_form,
+                          char const* sm_archs, int ptx_arch, int rank) {
+  return {.config = config,
+          .short_form = short_form,
+          .launch = launch,
+          .sm_archs = sm_archs,
+          .ptx_arch = ptx_arch,
+          .n_threads = 128,
+          .smem_bytes = 1024,
+          .rank = BASE_RANK + rank};
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* ENTRY() {
+  static pyflash::ConfigMapRow const rows[] = {
+      row(config(DType::FP16, 512, 128, 64), FIRST_NAME, "80,90", 90, 2),
+      row(config(DType::FP16, 512, 128, 32), "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles",
+          "80,90", 90, 1),
+      row(config(DType::FP16, 512, 64, 64), "(FP16, 512, 64, 64, 4): async+load_0_0_0_tiles",
+          "80,90", 90, 3),
+      row(config(DType::FP16, 512, 64, 32), "(FP16, 512, 64, 32, 4): async+load_0_0_0_tiles", "80",
+          0, 0),
+      row(config(DType::BF16, 576, 64, 64), "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles", "86",
+          80, 0),
+  };
+  static pyflash::KernelLibrary const library{
+      .abi = ABI,
+      .n_rows = std::size(rows),
+      .rows = rows,
+      .device_properties = device_properties,
+      .error_string = error_string,
+  };
+  return &library;
+}

@@ -1,0 +1,145 @@
+"""Inputs of attention for tests and benchmarks: regular shapes, and those that break kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyflash.config import FlashForwardKernelConfig
+from pyflash.reference import Expected, expect
+from pyflash.selection import TORCH_DTYPES
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a config leaves open. `layout` is how q, k and v lie in memory."""
+
+    name: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SHAPES = [
+    Shape("square", 2, 128, 128, 3),
+    Shape("many_blocks", 1, 512, 640, 2),
+    Shape("prime_lengths", 2, 113, 127, 3),
+    Shape("long_q_short_k", 1, 509, 67, 1),
+    Shape("one_of_everything", 1, 1, 1, 1),
+    Shape("one_query", 1, 1, 257, 2),
+    Shape("one_key", 2, 257, 1, 1),
+    Shape("shorter_than_a_tile", 2, 17, 5, 2),
+    Shape("around_tile_edges", 1, 65, 63, 2),
+    Shape("past_tile_edges", 1, 127, 129, 2),
+    Shape("nothing_to_attend", 2, 33, 0, 2),
+    Shape("nan_past_the_end", 2, 113, 127, 2, "nan_around"),
+    Shape("nan_past_short_rows", 2, 3, 9, 2, "nan_around"),
+    Shape("packed_qkv", 2, 131, 131, 3, "packed"),
+    Shape("heads_first", 2, 131, 67, 3, "heads_first"),
+    Shape("columns_of_wider_rows", 2, 131, 67, 3, "sliced"),
+    Shape("one_kv_for_all_batches", 3, 131, 67, 2, "expanded"),
+    Shape("odd_strides_of_size_1", 1, 131, 67, 1, "odd_strides"),
+]
+NON_CONTIGUOUS = [shape for shape in SHAPES if shape.layout != "contiguous"]
+EMPTY = [
+    Shape("no_batch", 0, 5, 7, 2),
+    Shape("no_queries", 2, 0, 7, 2),
+    Shape("no_heads", 2, 5, 7, 0),
+]
+
+
+def make_inputs(
+    shape: Shape, dtype: torch.dtype, d_head: int, device: str = "cpu", seed: int = 0
+) -> Inputs:
+    """q, k and v of normal random numbers."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device).to(dtype)
+
+    return _LAYOUTS[shape.layout](shape, d_head, randn)
+
+
+@functools.cache
+def inputs_and_expected(
+    shape: Shape, dtype: torch.dtype, d_head: int, device: str = "cpu"
+) -> tuple[Inputs, Expected]:
+    """The same for every caller, who must not write to them."""
+    inputs = make_inputs(shape, dtype, d_head, device)
+    return inputs, expect(*inputs)
+
+
+def problem_of(
+    shape: Shape, config: FlashForwardKernelConfig, device: str = "cpu"
+) -> tuple[Inputs, Expected]:
+    return inputs_and_expected(shape, TORCH_DTYPES[config.dtype], config.d_head, device)
+
+
+Randn = Callable[..., Tensor]
+
+
+def _sizes(shape: Shape, d_head: int) -> list[tuple[int, int, int, int]]:
+    seqlens = (shape.seqlen_q, shape.seqlen_k, shape.seqlen_k)
+    return [(shape.batch, seqlen, shape.heads, d_head) for seqlen in seqlens]
+
+
+def _contiguous(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    return tuple(randn(*size) for size in _sizes(shape, d_head))
+
+
+def _nan_around(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    """Rows of NaN before and behind every sequence, more than a tile of them."""
+    guard = 130
+
+    def surrounded(batch: int, seqlen: int, heads: int, d_head: int) -> Tensor:
+        values = randn(batch, seqlen, heads, d_head)
+        storage = values.new_full((batch, seqlen + 2 * guard, heads, d_head), torch.nan)
+        storage[:, guard : guard + seqlen] = values
+        return storage[:, guard : guard + seqlen]
+
+    return tuple(surrounded(*size) for size in _sizes(shape, d_head))
+
+
+def _packed(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    return randn(shape.batch, shape.seqlen_q, 3, shape.heads, d_head).unbind(2)
+
+
+def _heads_first(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    return tuple(randn(b, h, s, d).transpose(1, 2) for b, s, h, d in _sizes(shape, d_head))
+
+
+def _sliced(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    return tuple(randn(b, s, h, d + 24)[..., 8 : d + 8] for b, s, h, d in _sizes(shape, d_head))
+
+
+def _expanded(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    q, k, v = _sizes(shape, d_head)
+    return (randn(*q), randn(1, *k[1:]).expand(k), randn(1, *v[1:]).expand(v))
+
+
+def _odd_strides(shape: Shape, d_head: int, randn: Randn) -> Inputs:
+    """Strides of 3 and 5 elements where an extent of 1 makes them mean nothing."""
+    assert shape.batch == shape.heads == 1
+    return tuple(randn(*size).as_strided(size, (3, d_head, 5, 1)) for size in _sizes(shape, d_head))
+
+
+_LAYOUTS: dict[str, Callable[[Shape, int, Randn], Inputs]] = {
+    "contiguous": _contiguous,
+    "nan_around": _nan_around,
+    "packed": _packed,
+    "heads_first": _heads_first,
+    "sliced": _sliced,
+    "expanded": _expanded,
+    "odd_strides": _odd_strides,
+}
