@@ -123,10 +123,11 @@ def legal_archs(
 
 
 def default_archs() -> list[Arch]:
-    """PYFLASH_ARCHS, such as "80,90"; without it the architectures of this machine's GPUs: for a
-    GPU that is not known the nearest older one, whose PTX it runs. [] without a GPU."""
-    if override := os.environ.get("PYFLASH_ARCHS"):
-        return [Arch.of(sm) for sm in re.split(r"[,; ]+", override.strip())]
+    """PYFLASH_ARCHS, such as "80,90", or "" for none; without it those of this machine's
+    GPUs: for a GPU that is not known the nearest older one, whose PTX it runs."""
+    override = os.environ.get("PYFLASH_ARCHS")
+    if override is not None:
+        return [Arch.of(sm) for sm in re.findall(r"[^,; ]+", override)]
     known = [arch.sm for arch in ARCHS]
     usable = {
         max(sm for sm in known if sm <= found) for found in machine_archs() if found >= min(known)

@@ -44,7 +44,7 @@ def get_requires_for_build_editable(config_settings: dict[str, Any] | None = Non
 
 
 def missing_packages() -> list[str]:
-    """What the op library, and kernel libraries if any are to be built, lack in this environment."""
+    """What the op library, and kernels if any are to be built, lack in this environment."""
     missing = []
     try:
         torch_dir()

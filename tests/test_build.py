@@ -234,6 +234,9 @@ def test_equivalent_configs_are_built_once():
 def test_default_archs(monkeypatch):
     monkeypatch.setenv("PYFLASH_ARCHS", "80, 90")
     assert default_archs() == [Arch.of(80), Arch.of(90)]
+    monkeypatch.setenv("PYFLASH_ARCHS", "")
+    monkeypatch.setattr(build, "machine_archs", lambda: [90])
+    assert default_archs() == []
     monkeypatch.delenv("PYFLASH_ARCHS")
     # A GPU newer than any known one runs the PTX of the newest known; one too old runs nothing.
     for found, expected in [([86], [86]), ([90, 120], [90]), ([75], []), ([], [])]:
