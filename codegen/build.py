@@ -58,22 +58,15 @@ def build_kernels(
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     kernels = kernel_compilations(archs_of)
-    support = Compilation.of_file(
-        ROOT / "cute_kernels" / "kernel_library.cu", toolchain.nvcc_host_compiler()
-    )
-    all_archs = sorted({arch for archs in archs_of.values() for arch in archs}, key=lambda a: a.sm)
-    what = f"kernel library {name} ({', '.join(map(str, all_archs))})"
-    failures = compile_all([*kernels.values(), support], what)
-    failed = {c.key for c in failures}
-    good = {config: c for config, c in kernels.items() if c.key not in failed}
+    all_archs = sorted({arch for archs in archs_of.values() for arch in archs}, key=_sm)
+    what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
+    failures = compile_all(list(kernels.values()), what)
+    good = {config: c for config, c in kernels.items() if c not in failures}
     library = None
-    if not failures or (keep_going and good and support.key not in failed):
-        library = _link_kernels(
-            {config: archs_of[config] for config in good}, [*good.values(), support], out_dir, name
-        )
-        _write_record(library, good)
+    if good and (keep_going or not failures):
+        library = _link_kernels({config: archs_of[config] for config in good}, good, out_dir, name)
     if failures:
-        raise BuildError(failures, len(kernels) + 1, library)
+        raise BuildError(failures, len(kernels), library)
     return library
 
 
@@ -101,7 +94,7 @@ def legal_archs(
 
     Raises ValueError where there is nothing to build, or for configs that are legal on none.
     """
-    known = sorted({Arch.of(arch) for arch in archs}, key=lambda arch: arch.sm)
+    known = sorted({Arch.of(arch) for arch in archs}, key=_sm)
     configs = emit.canonical_configs(configs)
     if not configs:
         raise ValueError("no configs to build")
@@ -163,18 +156,33 @@ def built_resources(library: Path) -> dict[FlashForwardKernelConfig, dict[str, A
 
 
 def _link_kernels(
-    archs_of: ArchsOf, objects: Sequence[Compilation], out_dir: Path, name: str
+    archs_of: ArchsOf,
+    kernels: Mapping[FlashForwardKernelConfig, Compilation],
+    out_dir: Path,
+    name: str,
 ) -> Path:
-    rows = Compilation(
-        "config map", "config_map", emit.emit_config_map(archs_of), toolchain.cpp_compiler()
-    )
-    if failures := compile_all([rows], "config map"):
-        raise BuildError(failures, 1)
+    text = emit.emit_config_map(archs_of)
+    support = [
+        Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
+        Compilation.of_file(
+            ROOT / "cute_kernels" / "kernel_library.cu", toolchain.nvcc_host_compiler()
+        ),
+    ]
+    if failures := compile_all(support, f"config map of {name}"):
+        raise BuildError(failures, len(support))
     folders = [f"-L{folder}" for folder in find_nvcc().library_dirs]
     runtime = [*folders, "-l:libcudart_static.a", "-lrt", "-lpthread", "-ldl"]
     exports = ROOT / "cute_kernels" / "kernel_library.map"
     options = [*runtime, f"-Wl,--version-script={exports}", "-Wl,--no-undefined"]
-    return _link(out_dir / f"libpyflash_kernels-{name}.so", [*objects, rows], options)
+    library = out_dir / f"libpyflash_kernels-{name}.so"
+    record = {
+        "nvcc": find_nvcc().version_text.splitlines()[-1],
+        "configs": {c.label: c.record for c in kernels.values()},
+    }
+    _link(library, [*kernels.values(), *support], options)
+    with replacing(library.with_suffix(".json")) as partial:
+        partial.write_text(json.dumps(record, indent=1) + "\n")
+    return library
 
 
 def _link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
@@ -189,10 +197,5 @@ def _link(library: Path, objects: Sequence[Compilation], options: Sequence[str])
     return library
 
 
-def _write_record(library: Path, kernels: Mapping[FlashForwardKernelConfig, Compilation]) -> None:
-    record = {
-        "nvcc": find_nvcc().version_text.splitlines()[-1],
-        "configs": {c.label: c.record for c in kernels.values()},
-    }
-    with replacing(library.with_suffix(".json")) as partial:
-        partial.write_text(json.dumps(record, indent=1) + "\n")
+def _sm(arch: Arch) -> int:
+    return arch.sm

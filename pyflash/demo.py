@@ -65,7 +65,7 @@ def demo_on_cpu() -> None:
     out.print(f"  {seconds * 1e3:.0f} ms, block by block as the kernel goes, on the CPU\n")
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
-    out.print(Syntax(emit.emit_config(config), "cpp", theme="ansi_dark"))
+    out.print(Syntax(emit.emit_config(config), "cpp", theme="ansi_dark", word_wrap=True))
     names = " and ".join(map(str, ARCHS))
     out.print(f"[bold]Compiled[/bold] for {names}; half a minute for each, the first time:\n")
     with tempfile.TemporaryDirectory(prefix="pyflash-demo-") as folder:
