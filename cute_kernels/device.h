@@ -1,5 +1,6 @@
 // The device primitives that kernels use: everything below CuTe's atoms that differs between a GPU and another place to
-// run a kernel. Kernels call these and no intrinsic.
+// run a kernel. Kernels call these and no intrinsic. Under nvcc they are instructions; elsewhere they are functions of
+// whatever runs the kernel: see emulator/.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +8,17 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cute/config.hpp>
 #include <cutlass/numeric_types.h>
+#include <cute/config.hpp>
 
 namespace pyflash::device {
 
 // The places where a kernel touches memory, by tensor and path; reports are given per site.
 enum class Site { Q_g2s, K_g2s, V_g2s, Q_s2r, K_s2r, V_s2r, O_r2s, O_s2g, lse_r2g };
+inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s", "V_g2s", "Q_s2r",  "K_s2r",
+                                             "V_s2r", "O_r2s", "O_s2g", "lse_r2g"};
+
+#if defined(__CUDACC__)
 
 // Labels the accesses that follow. Nothing on a GPU.
 CUTE_DEVICE void at(Site) {}
@@ -26,6 +31,16 @@ CUTE_DEVICE void sync_warp() { __syncwarp(); }
 
 CUTE_DEVICE float shfl_xor(float value, int lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
+
+// One value of global memory.
+template <class T>
+CUTE_DEVICE T load(T const* address) {
+  return *address;
+}
+template <class T>
+CUTE_DEVICE void store(T* address, T value) {
+  *address = value;
 }
 
 // Closes the group of the cp.async issued by this thread since the last commit.
@@ -64,5 +79,51 @@ CUTE_DEVICE SharedStorage& dynamic_smem() {
   extern __shared__ __align__(1024) char smem[];
   return *reinterpret_cast<SharedStorage*>(smem);
 }
+
+#else
+
+void at(Site site);
+
+int thread_idx();
+int block_idx();
+
+void sync_threads();
+void sync_warp();
+float shfl_xor(float value, int lane_mask);
+
+void load(void const* address, void* value, int bytes);
+void store(void* address, void const* value, int bytes);
+template <class T>
+T load(T const* address) {
+  T value;
+  load(address, &value, sizeof(T));
+  return value;
+}
+template <class T>
+void store(T* address, T value) {
+  store(address, &value, sizeof(T));
+}
+
+void async_commit();
+void async_wait(int n_pending);
+template <int kPending>
+void async_wait() {
+  async_wait(kPending);
+}
+
+float exp2(float x);
+float exp(float x);
+float log(float x);
+
+uint32_t pack2(float lo, float hi, cutlass::half_t);
+uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);
+
+void* dynamic_smem_address();
+template <class SharedStorage>
+SharedStorage& dynamic_smem() {
+  return *static_cast<SharedStorage*>(dynamic_smem_address());
+}
+
+#endif
 
 }  // namespace pyflash::device

@@ -32,6 +32,13 @@ CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int ba
                      make_shape(rows, Int<Traits::kHeadDim>{}), make_stride(strides.row, _1{}));
 }
 
+// The grid: one CTA per (Q block, head, batch).
+template <class Traits>
+int64_t n_ctas(ForwardParams const& params) {
+  int64_t const n_m_blocks = ceil_div(params.seqlen_q, Traits::kBlockM);
+  return n_m_blocks * params.heads * params.batch;
+}
+
 template <class Traits>
 CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using Element = typename Traits::Element;
@@ -215,7 +222,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     for (int r = 0; r < size(lse); ++r) {
       int const row = get<0>(rows(r, 0));
       if (row < rows_left) {
-        lse_head[row] = lse(r);
+        device::store(lse_head + row, lse(r));
       }
     }
   }

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads, of_thi
   sm80::forward_cta<sm80::KernelTraits<kConfig>>(params);
 }
 
-// One CTA per (Q block, head, batch), all in grid.x: no limit of 65535 on heads or batches.
+// All CTAs in grid.x: no limit of 65535 on heads or batches.
 template <FlashForwardKernelConfig kConfig>
 int launch_forward(ForwardParams const& params, void* stream) {
   using Traits = sm80::KernelTraits<kConfig>;
@@ -56,8 +56,7 @@ int launch_forward(ForwardParams const& params, void* stream) {
   if (error != cudaSuccess) {
     return error;
   }
-  int64_t const n_m_blocks = cute::ceil_div(params.seqlen_q, Traits::kBlockM);
-  int64_t const n_ctas = n_m_blocks * params.heads * params.batch;
+  int64_t const n_ctas = sm80::n_ctas<Traits>(params);
   if (n_ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
