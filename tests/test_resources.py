@@ -12,7 +12,7 @@ from pyflash.resources import (
     register_limit,
 )
 
-EXACT = Calibration(base=0, per_row=0, sunk_tiles=2, copy_vectors=8)
+EXACT = Calibration(base=0, per_row=0, loads_ahead=0, sunk_tiles=2, copy_vectors=8)
 STAGED = LADDER_BEST.replace(Q_mma_load_K_tiles=2)
 
 
@@ -49,7 +49,7 @@ def test_peak_is_the_fullest_moment():
     assert demand.peak == 64 + 32 + max(32 + 16, 16 + 32)
     buffered = register_demand(LADDER_BEST.replace(mma_double_buffer_loads=True), EXACT)
     assert buffered.peak == 64 + 32 + max(32 + 32, 16 + 64)
-    based = register_demand(LADDER_BEST, Calibration(base=20, per_row=3))
+    based = register_demand(LADDER_BEST, Calibration(base=20, per_row=3, loads_ahead=0))
     assert based.peak == demand.peak + 20 + 3 * 2  # each thread owns 2 of a warp's 16 rows
 
 
