@@ -1,0 +1,122 @@
+"""python -m pyflash.bench: configs beside PyTorch's attention at one d_head and several lengths."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from pyflash.bench.contenders import pyflash_configs, torch_backends
+from pyflash.bench.environment import environment
+from pyflash.bench.forward import Result, run
+from pyflash.config import FlashForwardKernelConfig
+from pyflash.selection import Problem
+from pyflash.space import SET_NAMES, named_set
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = _parser().parse_args(argv)
+    facts = environment(torch.device(arguments.device))
+    print(", ".join(f"{name} {value}" for name, value in facts.items() if value))
+    results = []
+    for problem, configs in _problems(arguments):
+        contenders = [*torch_backends(torch.device(problem.device)), *pyflash_configs(configs)]
+        new = run(problem, contenders, arguments.samples)
+        results += new
+        if arguments.out:
+            _append(arguments.out, new, facts)
+        print(f"{_title(problem)}: done", flush=True)
+    for problem, group in groupby(results, key=lambda result: result.problem):
+        print(f"\n{_title(problem)}\n{table(group)}")
+
+
+def table(results: Iterable[Result]) -> str:
+    """A row for each contender; one without figures tells why."""
+    header = (
+        f"{'ms':>9} {'spread':>7} {'TFLOP/s':>8} {'ratio':>6} {'% GEMM':>7} {'error':>8}  contender"
+    )
+    return "\n".join([header, *map(_row, results)])
+
+
+def _row(result: Result) -> str:
+    if result.timing is None:
+        return (
+            f"{result.status} (error {result.error}, bound {result.bound})  {result.contender.name}"
+        )
+    ratio = f"{result.ratio:6.3f}" if result.ratio else f"{'-':>6}"
+    return (
+        f"{result.timing.seconds * 1e3:9.4f} {result.timing.spread:7.1%} {result.tflops:8.2f} "
+        f"{ratio} {result.percent_of_gemm:7.1f} {result.error:8.1e}  {result.contender.name}"
+    )
+
+
+def _title(problem: Problem) -> str:
+    return (
+        f"{problem.dtype.name}, batch {problem.batch}, seqlen {problem.seqlen_q}, "
+        f"heads {problem.heads_q}, d_head {problem.d_head}"
+    )
+
+
+def _problems(
+    arguments: argparse.Namespace,
+) -> Iterable[tuple[Problem, list[FlashForwardKernelConfig]]]:
+    """One for each dtype among the configs and each length, with the configs that fit."""
+    configs = [FlashForwardKernelConfig.parse(text) for text in arguments.config or ()]
+    configs = configs or named_set(arguments.set)
+    fitting = [config for config in configs if config.d_head == arguments.d_head]
+    if not fitting:
+        raise SystemExit(f"none of these {len(configs)} configs is for d_head {arguments.d_head}")
+    heads = arguments.heads or max(1, 2048 // arguments.d_head)
+    for dtype in dict.fromkeys(config.dtype for config in fitting):
+        for seqlen in arguments.seqlen:
+            problem = Problem(
+                batch=max(1, arguments.tokens // seqlen),
+                heads_q=heads,
+                heads_kv=heads,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+                d_head=arguments.d_head,
+                dtype=dtype,
+                device=arguments.device,
+            )
+            yield problem, [config for config in fitting if config.dtype == dtype]
+
+
+def _append(path: Path, results: list[Result], facts: dict[str, str | None]) -> None:
+    """A line of JSON for each result."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for result in results:
+            record = {"bench": "forward", "time": now, "environment": facts} | result.record()
+            file.write(json.dumps(record) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pyflash.bench", description=__doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--set", choices=SET_NAMES, default="prog", help="configs (default: prog)")
+    what.add_argument(
+        "--config", action="append", metavar="SHORT_FORM", help="one config; may be repeated"
+    )
+    parser.add_argument("--seqlen", type=int, nargs="+", default=[4096], metavar="N")
+    parser.add_argument(
+        "--tokens", type=int, default=16384, help="batch is tokens / seqlen (default: 16384)"
+    )
+    parser.add_argument("--d-head", type=int, default=128)
+    parser.add_argument("--heads", type=int, help="default: 2048 / d_head")
+    parser.add_argument("--samples", type=int, default=25, help="of each contender (default: 25)")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="records are appended")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="as torch names it"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

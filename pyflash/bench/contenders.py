@@ -1,0 +1,50 @@
+"""Who takes part: callables over (q, k, v), each (batch, seqlen, heads, d_head)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pyflash.config import FlashForwardKernelConfig
+from pyflash.ops import attention
+
+BASELINE = "PyTorch flash"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`run` gives out, shaped as q, inside `context()`."""
+
+    name: str
+    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+    config: FlashForwardKernelConfig | None = None
+    context: Callable[[], AbstractContextManager] = nullcontext
+
+
+def pyflash_configs(configs: Iterable[FlashForwardKernelConfig]) -> list[Contender]:
+    return [
+        Contender(str(config), functools.partial(attention, config=str(config.canonical())), config)
+        for config in configs
+    ]
+
+
+def torch_backends(device: torch.device) -> list[Contender]:
+    """PyTorch's own attention, each backend by itself; the first is the baseline."""
+    backends = {BASELINE: SDPBackend.FLASH_ATTENTION}
+    if device.type == "cuda" and torch.backends.cudnn.is_available():
+        backends["PyTorch cudnn"] = SDPBackend.CUDNN_ATTENTION
+    return [
+        Contender(name, _scaled_dot_product, context=functools.partial(sdpa_kernel, backend))
+        for name, backend in backends.items()
+    ]
+
+
+def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
