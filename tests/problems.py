@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,18 @@ def problem_of(
     shape: Shape, config: FlashForwardKernelConfig, device: str = "cpu"
 ) -> tuple[Inputs, Expected]:
     return inputs_and_expected(shape, TORCH_DTYPES[config.dtype], config.d_head, device)
+
+
+@contextmanager
+def new_memory_is_nan(device: str = "cpu") -> Iterator[None]:
+    """What torch allocates in here holds NaN, so that an element never written is seen."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(1000, device=device).isnan().all()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 Randn = Callable[..., Tensor]

@@ -122,21 +122,22 @@ def test_cpu_refuses(case):
         attention(**arguments)
 
 
+def moved(arguments: dict, device: str) -> dict:
+    """The arguments with the tensors on another device, with the same strides and no data."""
+
+    def move(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+    return {name: move(value) for name, value in arguments.items()}
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_meta_refuses_in_the_same_words(case):
     arguments, sentence = REFUSED[case]
-    on_meta = {
-        name: value.to("meta") if isinstance(value, torch.Tensor) else value
-        for name, value in arguments.items()
-    }
-    # .to("meta") keeps the strides only of tensors without gaps.
-    for name in "qkv":
-        stride = arguments[name].stride()
-        on_meta[name] = torch.empty_strided(
-            arguments[name].shape, stride, dtype=arguments[name].dtype, device="meta"
-        )
     with pytest.raises(RuntimeError, match=f"^pyflash: {re.escape(sentence)}$"):
-        attention(**on_meta)
+        attention(**moved(arguments, "meta"))
 
 
 @pytest.mark.parametrize("name", ["k", "v"])

@@ -4,7 +4,15 @@ import time
 
 import pytest
 import torch
-from problems import EMPTY, NON_CONTIGUOUS, SHAPES, Shape, make_inputs, problem_of
+from problems import (
+    EMPTY,
+    NON_CONTIGUOUS,
+    SHAPES,
+    Shape,
+    make_inputs,
+    new_memory_is_nan,
+    problem_of,
+)
 
 from pyflash import DType, FlashForwardKernelConfig, attention
 from pyflash.reference import check, expect
@@ -74,20 +82,12 @@ def test_no_keys_give_zeros_and_minus_infinity(dtype):
     assert torch.equal(lse, torch.full((2, 2, 70), -torch.inf))
 
 
-@pytest.mark.usefixtures("uninitialised_memory_is_nan")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_element_is_written(shape):
     inputs, expected = problem_of(shape, BASE)
-    expected.check(*attention(*inputs, config=BASE, return_lse=True))
-
-
-@pytest.fixture
-def uninitialised_memory_is_nan():
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.empty(1000).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+    with new_memory_is_nan():
+        out, lse = attention(*inputs, config=BASE, return_lse=True)
+    expected.check(out, lse)
 
 
 def test_more_heads_than_65535():

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_library import build_fake_library
 
 import pyflash
 from pyflash import DType, FlashForwardKernelConfig, Problem
 from pyflash.library import LIB_DIR
-
-ROOT = Path(__file__).resolve().parent.parent
 
 LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
 LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
@@ -22,23 +21,8 @@ BF16_96 = "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles"
 
 
 @pytest.fixture(scope="module")
-def compile_library(tmp_path_factory):
-    """Builds fake_kernel_library.cpp with the given macros."""
-    folder = tmp_path_factory.mktemp("libraries")
-
-    def build(name: str, *macros: str) -> Path:
-        library = folder / f"libpyflash_kernels-{name}.so"
-        source = ROOT / "tests" / "fake_kernel_library.cpp"
-        options = ["-std=c++20", "-shared", "-fPIC", f"-I{ROOT}", *(f"-D{m}" for m in macros)]
-        subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
-        return library
-
-    return build
-
-
-@pytest.fixture(scope="module")
-def fake_library(compile_library) -> Path:
-    library = compile_library("fake")
+def fake_library(tmp_path_factory) -> Path:
+    library = build_fake_library(tmp_path_factory.mktemp("library"))
     assert pyflash.load(library) == 5
     return library
 
@@ -60,12 +44,12 @@ def test_rows_appear_in_the_config_map(fake_library):
     assert list(built) == sorted(built)
 
 
-def test_the_library_loaded_last_wins(fake_library, compile_library):
+def test_the_library_loaded_last_wins(fake_library, tmp_path):
     config = FlashForwardKernelConfig.parse(LARGE_RANK_1)
     assert pyflash.built_configs()[config].rank == 1
     n_before = len(pyflash.built_configs())
     try:
-        pyflash.load(compile_library("later", "BASE_RANK=100"))
+        pyflash.load(build_fake_library(tmp_path, "later", "BASE_RANK=100"))
         assert pyflash.built_configs()[config].rank == 101
     finally:
         pyflash.load(fake_library)
@@ -94,9 +78,9 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
-def test_unusable_libraries_are_refused_and_change_nothing(compile_library, case):
+def test_unusable_libraries_are_refused_and_change_nothing(tmp_path, case):
     macros, sentence = UNUSABLE[case]
-    library = compile_library(case.replace(" ", "_"), *macros)
+    library = build_fake_library(tmp_path, "unusable", *macros)
     before = pyflash.built_configs()
     with pytest.raises(RuntimeError, match=sentence):
         pyflash.load(library)
