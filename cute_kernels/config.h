@@ -25,5 +25,6 @@ struct FlashForwardKernelConfig {
   bool mma_double_buffer_loads;
   bool optimized_softmax;
 
-  friend auto operator<=>(FlashForwardKernelConfig const&, FlashForwardKernelConfig const&) = default;
+  friend auto operator<=>(FlashForwardKernelConfig const&,
+                          FlashForwardKernelConfig const&) = default;
 };

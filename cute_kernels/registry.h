@@ -45,4 +45,5 @@ ConfigMapRow forward_row(char const* short_form, char const* sm_archs, int ptx_a
 
 }  // namespace pyflash
 
-extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* pyflash_kernel_library();
+extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const*
+pyflash_kernel_library();

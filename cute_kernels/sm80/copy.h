@@ -10,7 +10,8 @@ using namespace cute;
 
 // Copies a block to shared memory, asynchronously or through registers. With kCheckRows, rows at or past n_rows are
 // filled with zeros and their global memory is not touched.
-template <class Traits, bool kCheckRows, class TiledCopy, class SrcTensor, class DstTensor, class CoordTensor>
+template <class Traits, bool kCheckRows, class TiledCopy, class SrcTensor, class DstTensor,
+          class CoordTensor>
 CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, DstTensor&& dst,
                           CoordTensor const& coords, int n_rows) {
   if constexpr (Traits::kAsyncCopy && kCheckRows) {

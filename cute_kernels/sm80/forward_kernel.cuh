@@ -27,7 +27,8 @@ using device::Site;
 
 // One head of one batch as a matrix of `rows` rows, kHeadDim columns.
 template <class Traits, class Element>
-CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head, int rows) {
+CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head,
+                             int rows) {
   return make_tensor(make_gmem_ptr(base + batch * strides.batch + head * strides.head),
                      make_shape(rows, Int<Traits::kHeadDim>{}), make_stride(strides.row, _1{}));
 }
@@ -57,10 +58,14 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   int const n_blocks = ceil_div(params.seqlen_k, kBlockN);
 
   // Global tensors.
-  Tensor mQ = head_matrix<Traits>(static_cast<Element const*>(params.q), params.q_strides, batch, head, params.seqlen_q);
-  Tensor mK = head_matrix<Traits>(static_cast<Element const*>(params.k), params.k_strides, batch, head, params.seqlen_k);
-  Tensor mV = head_matrix<Traits>(static_cast<Element const*>(params.v), params.v_strides, batch, head, params.seqlen_k);
-  Tensor mO = head_matrix<Traits>(static_cast<Element*>(params.o), params.o_strides, batch, head, params.seqlen_q);
+  Tensor mQ = head_matrix<Traits>(static_cast<Element const*>(params.q), params.q_strides, batch,
+                                  head, params.seqlen_q);
+  Tensor mK = head_matrix<Traits>(static_cast<Element const*>(params.k), params.k_strides, batch,
+                                  head, params.seqlen_k);
+  Tensor mV = head_matrix<Traits>(static_cast<Element const*>(params.v), params.v_strides, batch,
+                                  head, params.seqlen_k);
+  Tensor mO = head_matrix<Traits>(static_cast<Element*>(params.o), params.o_strides, batch, head,
+                                  params.seqlen_q);
   auto const block_shape_M = Shape<Int<kBlockM>, Int<kHeadDim>>{};
   auto const block_shape_N = Shape<Int<kBlockN>, Int<kHeadDim>>{};
   Tensor gQ = local_tile(mQ, block_shape_M, make_coord(m_block, 0));  // (kBlockM,kHeadDim)
@@ -70,11 +75,16 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // Shared memory.
   auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
-  Tensor sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (kBlockM,kHeadDim)
-  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
-  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
-  Tensor sVt = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
-  Tensor sO = make_tensor(make_smem_ptr(smem.o), typename Traits::SmemLayoutO{});    // (kBlockM,kHeadDim)
+  Tensor sQ =
+      make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});  // (kBlockM,kHeadDim)
+  Tensor sK =
+      make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim)
+  Tensor sV =
+      make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim)
+  Tensor sVt =
+      make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
+  Tensor sO =
+      make_tensor(make_smem_ptr(smem.o), typename Traits::SmemLayoutO{});  // (kBlockM,kHeadDim)
 
   // Copy partitions, global <-> shared.
   typename Traits::TiledCopyG2S g2s;
@@ -85,34 +95,37 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   Tensor tKsK = thr_g2s.partition_D(sK);  // (CPY,CPY_N,CPY_K)
   Tensor tVgV = thr_g2s.partition_S(gV);  // (CPY,CPY_N,CPY_K,n_blocks)
   Tensor tVsV = thr_g2s.partition_D(sV);  // (CPY,CPY_N,CPY_K)
-  Tensor tQcQ = thr_g2s.partition_S(make_identity_tensor(block_shape_M));   // (CPY,CPY_M,CPY_K)
-  Tensor tKVcKV = thr_g2s.partition_S(make_identity_tensor(block_shape_N)); // (CPY,CPY_N,CPY_K)
+  Tensor tQcQ = thr_g2s.partition_S(make_identity_tensor(block_shape_M));    // (CPY,CPY_M,CPY_K)
+  Tensor tKVcKV = thr_g2s.partition_S(make_identity_tensor(block_shape_N));  // (CPY,CPY_N,CPY_K)
 
   // MMA partitions and the copies that feed them.
   typename Traits::TiledMma tiled_mma;
   auto const thr_mma = tiled_mma.get_slice(tidx);
-  Tensor tSrQ = make_tensor<Element>(partition_shape_A(tiled_mma, block_shape_M));                          // (MMA,MMA_M,MMA_K)
-  Tensor tSrK = make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_N));                          // (MMA,MMA_N,MMA_K)
-  Tensor tOrVt = make_tensor<Element>(partition_shape_B(tiled_mma, Shape<Int<kHeadDim>, Int<kBlockN>>{}));                        // (MMA,MMA_K,MMA_N)
-  Tensor acc_O = partition_fragment_C(tiled_mma, block_shape_M);           // (MMA,MMA_M,MMA_K)
+  Tensor tSrQ =
+      make_tensor<Element>(partition_shape_A(tiled_mma, block_shape_M));  // (MMA,MMA_M,MMA_K)
+  Tensor tSrK =
+      make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_N));  // (MMA,MMA_N,MMA_K)
+  Tensor tOrVt = make_tensor<Element>(
+      partition_shape_B(tiled_mma, Shape<Int<kHeadDim>, Int<kBlockN>>{}));  // (MMA,MMA_K,MMA_N)
+  Tensor acc_O = partition_fragment_C(tiled_mma, block_shape_M);            // (MMA,MMA_M,MMA_K)
   Tensor tScS = thr_mma.partition_C(
-      make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}));          // (MMA,MMA_M,MMA_N)
+      make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}));  // (MMA,MMA_M,MMA_N)
   auto const s2r_Q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, tiled_mma);
   auto const s2r_K = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, tiled_mma);
   auto const s2r_V = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
-  Tensor tSsQ = s2r_Q.get_slice(tidx).partition_S(sQ);         // (CPY,MMA_M,MMA_K)
-  Tensor tSsK = s2r_K.get_slice(tidx).partition_S(sK);         // (CPY,MMA_N,MMA_K)
-  Tensor tOsVt = s2r_V.get_slice(tidx).partition_S(sVt);       // (CPY,MMA_K,MMA_N)
-  Tensor tSrQ_copy = s2r_Q.get_slice(tidx).retile_D(tSrQ);     // (CPY,MMA_M,MMA_K)
-  Tensor tSrK_copy = s2r_K.get_slice(tidx).retile_D(tSrK);     // (CPY,MMA_N,MMA_K)
-  Tensor tOrVt_copy = s2r_V.get_slice(tidx).retile_D(tOrVt);   // (CPY,MMA_K,MMA_N)
+  Tensor tSsQ = s2r_Q.get_slice(tidx).partition_S(sQ);        // (CPY,MMA_M,MMA_K)
+  Tensor tSsK = s2r_K.get_slice(tidx).partition_S(sK);        // (CPY,MMA_N,MMA_K)
+  Tensor tOsVt = s2r_V.get_slice(tidx).partition_S(sVt);      // (CPY,MMA_K,MMA_N)
+  Tensor tSrQ_copy = s2r_Q.get_slice(tidx).retile_D(tSrQ);    // (CPY,MMA_M,MMA_K)
+  Tensor tSrK_copy = s2r_K.get_slice(tidx).retile_D(tSrK);    // (CPY,MMA_N,MMA_K)
+  Tensor tOrVt_copy = s2r_V.get_slice(tidx).retile_D(tOrVt);  // (CPY,MMA_K,MMA_N)
 
   Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(params.softmax_scale);
 
   auto load_K = [&](int n_block, auto last_block) {
     device::at(Site::K_g2s);
     copy_g2s<Traits, last_block.value>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
-                                                   params.seqlen_k - n_block * kBlockN);
+                                       params.seqlen_k - n_block * kBlockN);
     if constexpr (Traits::kAsyncCopy) {
       device::async_commit();
     }
@@ -120,7 +133,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   auto load_V = [&](int n_block, auto last_block) {
     device::at(Site::V_g2s);
     copy_g2s<Traits, last_block.value>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
-                                                   params.seqlen_k - n_block * kBlockN);
+                                       params.seqlen_k - n_block * kBlockN);
     if constexpr (Traits::kAsyncCopy) {
       device::async_commit();
     }
@@ -137,21 +150,24 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     if constexpr (!Traits::kEagerLoadBlocks) {
       load_K(n_block, first);
     }
-    wait_and_sync(_0{});  // K[n_block] is visible (Q too, the first time); V[n_block + 1] was read by every warp
+    wait_and_sync(
+        _0{});  // K[n_block] is visible (Q too, the first time); V[n_block + 1] was read by every warp
     if constexpr (Traits::kEagerLoadBlocks) {
       load_V(n_block, first);
     }
 
-    Tensor acc_S = partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA,MMA_M,MMA_N)
+    Tensor acc_S =
+        partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA,MMA_M,MMA_N)
     clear(acc_S);
-    gemm_staged<Traits::kStageStepsQK, Traits::kDoubleBuffer>(tiled_mma, acc_S, tSrQ, tSrK, [&](int k) {
-      if constexpr (!Traits::kQInRegisters) {
-        device::at(Site::Q_s2r);
-        copy(s2r_Q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
-      }
-      device::at(Site::K_s2r);
-      copy(s2r_K, tSsK(_, _, k), tSrK_copy(_, _, k));
-    });
+    gemm_staged<Traits::kStageStepsQK, Traits::kDoubleBuffer>(
+        tiled_mma, acc_S, tSrQ, tSrK, [&](int k) {
+          if constexpr (!Traits::kQInRegisters) {
+            device::at(Site::Q_s2r);
+            copy(s2r_Q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
+          }
+          device::at(Site::K_s2r);
+          copy(s2r_K, tSsK(_, _, k), tSrK_copy(_, _, k));
+        });
 
     if constexpr (Traits::kEagerLoadBlocks) {
       wait_and_sync(_0{});  // V[n_block] is visible; K[n_block] was read by every warp
@@ -173,10 +189,11 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       load_V(n_block, first);
       wait_and_sync(_0{});  // V[n_block] is visible
     }
-    gemm_staged<Traits::kStageStepsPV, Traits::kDoubleBuffer>(tiled_mma, acc_O, tOrP, tOrVt, [&](int k) {
-      device::at(Site::V_s2r);
-      copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k));
-    });
+    gemm_staged<Traits::kStageStepsPV, Traits::kDoubleBuffer>(
+        tiled_mma, acc_O, tOrP, tOrVt, [&](int k) {
+          device::at(Site::V_s2r);
+          copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k));
+        });
   };
 
   clear(acc_O);
@@ -191,7 +208,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       load_K(n_blocks - 1, true_type{});
     }
     if constexpr (Traits::kQInRegisters) {
-      wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 : 0>{});  // Q is visible; K may still be in flight
+      wait_and_sync(
+          Int<Traits::kEagerLoadBlocks ? 1 : 0>{});  // Q is visible; K may still be in flight
       device::at(Site::Q_s2r);
       copy(s2r_Q, tSsQ, tSrQ_copy);
     }
@@ -205,9 +223,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   }
 
   // Finalise.
-  Tensor lse = softmax.finalise(acc_O);   // (2,MMA_M)
-  Tensor rO = convert<Element>(acc_O);    // (MMA,MMA_M,MMA_K)
-  Tensor rows = rows_by_columns(tScS);    // ((2,MMA_M),(2,MMA_N)) of (row, column)
+  Tensor lse = softmax.finalise(acc_O);  // (2,MMA_M)
+  Tensor rO = convert<Element>(acc_O);   // (MMA,MMA_M,MMA_K)
+  Tensor rows = rows_by_columns(tScS);   // ((2,MMA_M),(2,MMA_N)) of (row, column)
 
   // Store. O passes through the rows of sQ that this warp alone has read.
   device::at(Site::O_r2s);
@@ -229,7 +247,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   device::sync_threads();  // O is visible
   device::at(Site::O_s2g);
-  copy_s2g(typename Traits::VectorCopyAtom{}, thr_g2s.partition_D(sO), thr_g2s.partition_S(gO), tQcQ, rows_left);
+  copy_s2g(typename Traits::VectorCopyAtom{}, thr_g2s.partition_D(sO), thr_g2s.partition_S(gO),
+           tQcQ, rows_left);
 }
 
 }  // namespace pyflash::sm80

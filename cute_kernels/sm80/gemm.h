@@ -12,7 +12,8 @@ using namespace cute;
 
 // acc += A B^T. The K dimension is walked in stages of kStageSteps MMA steps; load_step(k) brings the operands of step k
 // to registers. With kDoubleBuffer the loads of the next stage are issued before the MMAs of the current one.
-template <int kStageSteps, bool kDoubleBuffer, class TiledMma, class Acc, class A, class B, class LoadStep>
+template <int kStageSteps, bool kDoubleBuffer, class TiledMma, class Acc, class A, class B,
+          class LoadStep>
 CUTE_DEVICE void gemm_staged(TiledMma const& tiled_mma, Acc& acc, A const& rA, B const& rB,
                              LoadStep&& load_step) {
   constexpr int kStages = size<2>(B{}) / kStageSteps;

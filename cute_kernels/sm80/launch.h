@@ -39,7 +39,8 @@ constexpr int of_this_arch(CtasPerSm ctas) {
 }
 
 template <FlashForwardKernelConfig kConfig>
-__global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads, of_this_arch(kCtasPerSm<kConfig>))
+__global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
+                                  of_this_arch(kCtasPerSm<kConfig>))
     flash_forward_kernel(__grid_constant__ ForwardParams const params) {
   sm80::forward_cta<sm80::KernelTraits<kConfig>>(params);
 }
@@ -60,8 +61,8 @@ int launch_forward(ForwardParams const& params, void* stream) {
   if (n_ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
-  kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, static_cast<cudaStream_t>(stream)>>>(
-      params);
+  kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes,
+           static_cast<cudaStream_t>(stream)>>>(params);
   return cudaGetLastError();
 }
 

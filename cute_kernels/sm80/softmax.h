@@ -77,7 +77,8 @@ struct Softmax {
       float const offset = new_max * scale_log2;
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset) : device::exp(S(r, c) - new_max);
+        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset)
+                             : device::exp(S(r, c) - new_max);
         block_sum += S(r, c);
       }
       row_sum(r) = kFirst ? block_sum : row_sum(r) + block_sum;

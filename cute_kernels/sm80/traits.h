@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
+#include <cute/tensor.hpp>
 
 #include "cute_kernels/config.h"
 
@@ -54,9 +54,9 @@ struct KernelTraits {
   // Shared memory: row-major blocks, plain or with the 16-byte chunks of 8 consecutive rows permuted, so that ldmatrix
   // finds 8 rows of one chunk column in 32 different banks.
   static constexpr int kSwizzleColumns = kHeadDim % 64 == 0 ? 64 : 32;
-  using SwizzleAtom =
-      decltype(composition(Swizzle<kSwizzleColumns == 64 ? 3 : 2, 3, 3>{},
-                           Layout<Shape<_8, Int<kSwizzleColumns>>, Stride<Int<kSwizzleColumns>, _1>>{}));
+  using SwizzleAtom = decltype(composition(
+      Swizzle<kSwizzleColumns == 64 ? 3 : 2, 3, 3>{},
+      Layout<Shape<_8, Int<kSwizzleColumns>>, Stride<Int<kSwizzleColumns>, _1>>{}));
   template <int kRows>
   static constexpr auto smem_layout() {
     using BlockShape = Shape<Int<kRows>, Int<kHeadDim>>;
@@ -89,12 +89,13 @@ struct KernelTraits {
   using G2SThreads = Layout<Shape<Int<kNThreads / kThreadsPerRow>, Int<kThreadsPerRow>>,
                             Stride<Int<kThreadsPerRow>, _1>>;
   template <class CopyAtom>
-  using TiledCopyVectors =
-      decltype(make_tiled_copy(CopyAtom{}, G2SThreads{}, Layout<Shape<_1, Int<kVectorElements>>>{}));
+  using TiledCopyVectors = decltype(make_tiled_copy(CopyAtom{}, G2SThreads{},
+                                                    Layout<Shape<_1, Int<kVectorElements>>>{}));
   using VectorCopyAtom = Copy_Atom<UniversalCopy<Vector>, Element>;
   using AsyncCopyAtom = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL<Vector>, Element>;
   using AsyncCopyAtomOrZeros = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Vector>, Element>;
-  using TiledCopyG2S = TiledCopyVectors<std::conditional_t<kAsyncCopy, AsyncCopyAtom, VectorCopyAtom>>;
+  using TiledCopyG2S =
+      TiledCopyVectors<std::conditional_t<kAsyncCopy, AsyncCopyAtom, VectorCopyAtom>>;
   using TiledCopyS2G = TiledCopyVectors<VectorCopyAtom>;
 
   // Shared -> registers: ldmatrix for Q and K, transposing for V. Registers -> shared: two elements a thread.
