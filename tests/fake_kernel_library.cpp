@@ -1,5 +1,5 @@
-// A kernel library without kernels, for what surrounds them. Its head dimensions are built by nobody else, and large, so
-// that real kernels come before its own in the config map.
+// A kernel library without kernels, for what surrounds them. Its head dimensions are built by
+// nobody else, and large, so that real kernels come before its own in the config map.
 #include <iterator>
 
 #include "cute_kernels/registry.h"

@@ -17,7 +17,7 @@ LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
 LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
 SMALL_RANK_3 = "(FP16, 512, 64, 64, 4): async+load_0_0_0_tiles"
 SMALL_RANK_0_SM80 = "(FP16, 512, 64, 32, 4): async+load_0_0_0_tiles"
-BF16_96 = "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles"
+BF16_576 = "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,12 @@ def fake_library(tmp_path_factory) -> Path:
     return library
 
 
-def select(dtype=DType.FP16, d_head=512, batch=1, heads=1, seqlen_q=1, sm_arch=90, n_sms=132):
-    return torch.ops.pyflash.select(int(dtype), d_head, batch, heads, seqlen_q, sm_arch, n_sms)
+def select(
+    dtype=DType.FP16, d_head=512, batch=1, heads=1, seqlen_q=1, sm_arch=90, n_sms=132, config=""
+):
+    return torch.ops.pyflash.select(
+        int(dtype), d_head, batch, heads, seqlen_q, sm_arch, n_sms, config
+    )
 
 
 # Loading.
@@ -122,8 +126,8 @@ def test_only_what_has_code_for_the_gpu():
     assert select(sm_arch=86, heads=1000)[0] == SMALL_RANK_0_SM80  # a newer minor version runs 80's
     assert select(sm_arch=90, heads=1000)[0] == LARGE_RANK_1  # not 80's, without its PTX
     assert select(sm_arch=100, heads=1000)[0] == LARGE_RANK_1  # through the PTX of 90
-    assert select(dtype=DType.BF16, d_head=576, sm_arch=89)[0] == BF16_96
-    assert select(dtype=DType.BF16, d_head=576, sm_arch=80)[0] == BF16_96  # 86's no, its PTX of 80
+    assert select(dtype=DType.BF16, d_head=576, sm_arch=89)[0] == BF16_576
+    assert select(dtype=DType.BF16, d_head=576, sm_arch=80)[0] == BF16_576  # 86's no, its PTX of 80
     with pytest.raises(
         RuntimeError, match=r"no config for FP16 with d_head 512 is built for this GPU"
     ):
@@ -150,6 +154,32 @@ def test_the_reason_is_told():
         f"{candidates} none has a grid that fills the 132 SMs; "
         "the first in rank of those with the smallest B_r: rank 3, 2 CTAs"
     )
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_a_config_that_is_named_is_used():
+    assert select(config=LARGE_RANK_2) == (LARGE_RANK_2, "it was named")
+    assert select(config=SMALL_RANK_0_SM80, sm_arch=86) == (SMALL_RANK_0_SM80, "it was named")
+    assert select(config=BF16_576, dtype=DType.BF16, d_head=576, sm_arch=0)[0] == BF16_576
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_a_config_that_is_named_is_refused_never_replaced():
+    other = LARGE_RANK_1.replace("128, 32", "192, 32")
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"config '{other}' is not built: ")
+    ) as refusal:
+        select(config=other)
+    assert f"built for FP16 with d_head 512 are '{SMALL_RANK_0_SM80}', " in str(refusal.value)
+    assert f"to build it: python -m codegen --config '{other}'" in str(refusal.value)
+    sentence = (
+        f"config '{SMALL_RANK_0_SM80}' is not built for this GPU, sm_90: "
+        "it has machine code for sm_80; to build it: python -m codegen"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+        select(config=SMALL_RANK_0_SM80)
+    with pytest.raises(RuntimeError, match="is for FP16, q is BF16"):
+        select(config=LARGE_RANK_1, dtype=DType.BF16)
 
 
 @pytest.mark.usefixtures("fake_library")

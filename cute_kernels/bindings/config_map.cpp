@@ -141,8 +141,4 @@ std::string built_short_forms(DType dtype, int64_t d_head) {
   return text.str();
 }
 
-std::string how_to_build(std::string const& short_form) {
-  return sentence("to build it: python -m codegen --config '", short_form, "'");
-}
-
 }  // namespace pyflash

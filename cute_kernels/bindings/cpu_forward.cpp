@@ -1,5 +1,7 @@
-// FlashAttention forward (Dao 2023, algorithm 1) in fp32 on tiles that were converted from the 16-bit type once:
-//   for each K/V block, last first:   S = Q K^T;   m, l, P = online softmax(S), P rounded;   O = diag(correction) O + P V
+// FlashAttention forward (Dao 2023, algorithm 1) in fp32 on tiles that were converted from the
+// 16-bit type once:
+//   for each K/V block, last first:
+//     S = Q K^T;  m, l, P = online softmax(S), P rounded;  O = diag(correction) O + P V
 //   O / l, lse = m + ln(l)
 #include "cute_kernels/bindings/cpu_forward.h"
 
@@ -31,8 +33,8 @@ constexpr float kLog2e = 1.44269504088896340736f;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// C += A B; A: (rows,depth), B: (depth,columns), C: (rows,columns), all row-major; rows a multiple of kGemmRows, columns
-// of kLanes.
+// C += A B; A: (rows,depth), B: (depth,columns), C: (rows,columns), all row-major; rows a multiple
+// of kGemmRows, columns of kLanes.
 PYFLASH_CPU_CLONES void gemm(float* C, float const* A, float const* B, int rows, int columns,
                              int depth) {
   for (int row = 0; row < rows; row += kGemmRows) {
@@ -54,7 +56,8 @@ PYFLASH_CPU_CLONES void gemm(float* C, float const* A, float const* B, int rows,
   }
 }
 
-// A row-major fp32 matrix that is a whole number of GEMM tiles; what the problem does not fill is zero.
+// A row-major fp32 matrix that is a whole number of GEMM tiles; what the problem does not fill is
+// zero.
 struct Tile {
   int rows;
   int columns;
@@ -158,7 +161,8 @@ class QBlock {
         exponentials(r, n_columns, [=](float score) { return std::exp(score - new_max); });
   }
 
-  // log2(e) folded into the scale, base 2, the maximum over unscaled scores; the first block finds no state.
+  // log2(e) folded into the scale, base 2, the maximum over unscaled scores; the first block finds
+  // no state.
   void update_optimized(int r, int n_columns, bool first) {
     float const scale = params_.softmax_scale * kLog2e;
     float const block_max = max_of(S_.row(r), n_columns);
@@ -188,7 +192,8 @@ class QBlock {
     }
   }
 
-  // Turns the scores of a row into P, rounded, with zeros past the last column; returns their sum before rounding.
+  // Turns the scores of a row into P, rounded, with zeros past the last column; returns their sum
+  // before rounding.
   template <class Exponential>
   float exponentials(int r, int n_columns, Exponential&& exponential) {
     float* const s = S_.row(r);

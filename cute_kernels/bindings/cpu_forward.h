@@ -1,6 +1,6 @@
-// The forward pass on the CPU, block by block as a kernel of the same config goes: the same blocks in the same order,
-// last K/V block first, the same roundings, the same softmax. What a config says of copies, warps and registers changes
-// nothing here.
+// The forward pass on the CPU, block by block as a kernel of the same config goes: the same blocks
+// in the same order, last K/V block first, the same roundings, the same softmax. What a config says
+// of copies, warps and registers changes nothing here.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The ops, as torch sees them: schemas, and one implementation per device. Meta, whose extents may be symbolic, is in
-// pyflash/ops.py.
+// The ops, as torch sees them: schemas, and one implementation per device. Meta, whose extents may
+// be symbolic, is in pyflash/ops.py.
 #include <dlfcn.h>
 
 #include <functional>
@@ -19,7 +19,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// NOTE: string arguments are taken as handles: the headers' own conversion to std::string leaks, as of 2.13.
+// NOTE: string arguments are taken as handles: the headers' own conversion to std::string leaks, as
+// of 2.13.
 std::string take_string(StringHandle handle) {
   char const* data = nullptr;
   size_t length = 0;
@@ -60,7 +61,8 @@ Outputs allocate_outputs(Tensor const& q, ForwardParams& params) {
   return outputs;
 }
 
-// A cudaStream_t. Looked up at run time: the libtorch of a CPU-only torch does not have the function.
+// A cudaStream_t. Looked up at run time: the libtorch of a CPU-only torch does not have the
+// function.
 void* current_cuda_stream(int32_t device_index) {
   using Getter = AOTITorchError (*)(int32_t, void**);
   static auto const getter = reinterpret_cast<Getter>(
@@ -93,13 +95,11 @@ std::tuple<Tensor, Tensor> forward_on_cuda(Tensor q, Tensor k, Tensor v,
                                            std::optional<double> softmax_scale, bool causal,
                                            int64_t window_left, int64_t window_right,
                                            double softcap, StringHandle config_text) {
-  std::string const config = take_string(config_text);
+  std::string const named = take_string(config_text);
   auto [problem, params] =
       check({q, k, v, softmax_scale, causal, window_left, window_right, softcap});
   torch::stable::accelerator::DeviceGuard const guard(q.get_device_index());
-  Gpu const gpu = current_gpu();
-  Kernel const kernel =
-      config.empty() ? select_on_gpu(problem, gpu).kernel : named_kernel(config, problem, gpu);
+  Kernel const kernel = select_on_gpu(problem, current_gpu(), named).kernel;
   Outputs const outputs = allocate_outputs(q, params);
   if (outputs.lse.numel() > 0) {
     launch(kernel, params, current_cuda_stream(q.get_device_index()));
@@ -111,11 +111,10 @@ std::tuple<Tensor, Tensor> forward_on_cpu(Tensor q, Tensor k, Tensor v,
                                           std::optional<double> softmax_scale, bool causal,
                                           int64_t window_left, int64_t window_right, double softcap,
                                           StringHandle config_text) {
-  std::string const text = take_string(config_text);
+  std::string const named = take_string(config_text);
   auto [problem, params] =
       check({q, k, v, softmax_scale, causal, window_left, window_right, softcap});
-  FlashForwardKernelConfig const config =
-      text.empty() ? select_on_cpu(problem).config : named_config(text, problem);
+  FlashForwardKernelConfig const config = select_on_cpu(problem, named).config;
   Outputs const outputs = allocate_outputs(q, params);
   torch::stable::parallel_for(0, n_cpu_tasks(params, config), 1, [&](int64_t begin, int64_t end) {
     forward_cpu(params, config, begin, end);
@@ -127,18 +126,19 @@ int64_t load_kernels(StringHandle path) { return load_kernel_library(take_string
 
 std::string config_map() { return config_map_json(); }
 
-// What a call of this problem without a config would run, and why; sm_arch = 0 stands for the CPU.
+// What a call of this problem would run, and why; sm_arch = 0 stands for the CPU.
 std::tuple<std::string, std::string> select(int64_t dtype, int64_t d_head, int64_t batch,
                                             int64_t heads, int64_t seqlen_q, int64_t sm_arch,
-                                            int64_t n_sms) {
+                                            int64_t n_sms, StringHandle config_text) {
+  std::string const named = take_string(config_text);
   Problem const problem{static_cast<DType>(dtype), d_head, batch, heads, seqlen_q};
   if (sm_arch == 0) {
-    CpuSelection const selection = select_on_cpu(problem);
+    CpuSelection const selection = select_on_cpu(problem, named);
     return {short_form(selection.config), selection.reason};
   }
-  GpuSelection const selection = select_on_gpu(
-      problem, {.sm_arch = static_cast<int>(sm_arch), .n_sms = static_cast<int>(n_sms)});
-  return {short_form(selection.kernel.row->config), selection.reason()};
+  Gpu const gpu{.sm_arch = static_cast<int>(sm_arch), .n_sms = static_cast<int>(n_sms)};
+  GpuSelection const selection = select_on_gpu(problem, gpu, named);
+  return {selection.kernel.row->short_form, selection.reason()};
 }
 
 }  // namespace
@@ -146,14 +146,14 @@ std::tuple<std::string, std::string> select(int64_t dtype, int64_t d_head, int64
 
 STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(
-      "fwd(Tensor q, Tensor k, Tensor v, *, float? softmax_scale=None, bool causal=False, int "
-      "window_left=-1, "
-      "int window_right=-1, float softcap=0.0, str config=\"\") -> (Tensor out, Tensor lse)");
+      "fwd(Tensor q, Tensor k, Tensor v, *, float? softmax_scale=None, bool causal=False, "
+      "int window_left=-1, int window_right=-1, float softcap=0.0, str config=\"\") "
+      "-> (Tensor out, Tensor lse)");
   m.def("load_kernels(str path) -> int");
   m.def("config_map() -> str");
   m.def(
-      "select(int dtype, int d_head, int batch, int heads, int seqlen_q, int sm_arch, int n_sms) "
-      "-> (str config, str reason)");
+      "select(int dtype, int d_head, int batch, int heads, int seqlen_q, int sm_arch, int n_sms, "
+      "str config=\"\") -> (str config, str reason)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) { m.impl("fwd", TORCH_BOX(&pyflash::forward_on_cuda)); }

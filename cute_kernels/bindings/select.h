@@ -1,11 +1,10 @@
-// Which config runs a problem.
-//
-// A config that was named runs, or the call is refused. Where none was named, the candidates are the configs built for
-// the problem's dtype and d_head that have code for the device, in order of rank:
-//   1. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every multiprocessor at least one;
-//   2. if no grid is that large, the first of those with the smallest B_r, whose grid is the largest.
-// On the CPU every built config is a candidate and the first in rank is taken; without any, a default that differs only
-// in dtype and d_head.
+// Which config runs a problem: the one that was named, or the call is refused. Where none was named,
+// the candidates are the configs built for the problem's dtype and d_head that have code for the
+// device, in order of rank:
+//   1. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
+//   2. if no grid is that large, the first of those with the smallest B_r: the largest grid.
+// On the CPU every built config is a candidate and the first in rank is taken; without any, a
+// default that differs only in dtype and d_head.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +36,7 @@ struct GpuSelection {
   // What the reason is made of.
   Gpu gpu;
   int64_t n_ctas;
-  int n_candidates;
+  int n_candidates;  // 0: the config was named
 };
 
 struct CpuSelection {
@@ -45,15 +44,9 @@ struct CpuSelection {
   char const* reason;
 };
 
-// CTAs of one launch, one per Q block, head and batch.
-int64_t n_ctas(Problem const& problem, FlashForwardKernelConfig const& config);
-
-// The best candidate. Refuses where there is none, listing what is built.
-GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu);
-CpuSelection select_on_cpu(Problem const& problem);
-
-// The named config, checked against the problem. On a GPU it must be built for it.
-FlashForwardKernelConfig named_config(std::string_view short_form, Problem const& problem);
-Kernel named_kernel(std::string_view short_form, Problem const& problem, Gpu const& gpu);
+// `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
+// listing what is built. On the CPU a named config need not be built.
+GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named);
+CpuSelection select_on_cpu(Problem const& problem, std::string_view named);
 
 }  // namespace pyflash

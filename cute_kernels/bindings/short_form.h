@@ -13,8 +13,8 @@ char const* name(DType dtype);
 
 std::string short_form(FlashForwardKernelConfig const& config);
 
-// Refuses text that is no short form, naming the part that was not understood. Whether the config makes sense is not
-// looked at, except that the sizes of its tile are at least 1.
+// Refuses text that is no short form, naming the part that was not understood. Whether the config
+// makes sense is not looked at, except that the sizes of its tile are at least 1.
 FlashForwardKernelConfig parse_short_form(std::string_view text);
 
 }  // namespace pyflash
