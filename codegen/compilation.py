@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from codegen.compile_object import phases_file
+from codegen.compile_object import digest, phases_file
 from codegen.progress import BuildProgress
 
 # Holds codegen/, pyflash/ and cute_kernels/: a checkout, or site-packages.
@@ -70,9 +70,17 @@ class Compilation:
         return cls(path.name, path.stem, path.read_text(), compiler, path)
 
     @cached_property
+    def files(self) -> list[Path]:
+        """The project's files that the object is made of, but for an emitted source."""
+        return [*filter(None, [self.path]), *included_headers(self.text, self.path)]
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.files)
+
+    @cached_property
     def key(self) -> str:
-        headers = (header.read_text() for header in included_headers(self.text, self.path))
-        parts = (self.text, *headers, *self.compiler.flags, self.compiler.identity)
+        parts = (self.text, self.digest, *self.compiler.flags, self.compiler.identity)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     @cached_property
@@ -213,8 +221,8 @@ def _run_ninja(missing: Sequence[Compilation], n_jobs: int) -> None:
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
         lines = ["rule object", "  command = $command", "  description = $label"]
         for c in missing:
-            command = [sys.executable, "-m", "codegen.compile_object", str(c.object), "--"]
-            command += c.command(n_threads)
+            command = [sys.executable, "-m", "codegen.compile_object", str(c.object), c.digest]
+            command += [*map(str, c.files), "--", *c.command(n_threads)]
             lines += [
                 f"build {_ninja_path(c.object)}: object",
                 f"  command = {_ninja_text(shlex.join(command))}",

@@ -1,25 +1,31 @@
 """Compiles one object file and records what the compiler said; ninja runs one of these per object.
 
-    python -m codegen.compile_object OBJECT -- COMPILER ARGUMENTS...
+    python -m codegen.compile_object OBJECT DIGEST FILES... -- COMPILER ARGUMENTS...
 
-The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json; the object
-itself appears last and at once, so that an object that is there is whole and has its record.
+The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The object
+itself appears last and at once, so that an object that is there is whole and has its record; it does
+not appear if FILES, the sources, no longer have the DIGEST that the object is kept under.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 
 def main(argv: list[str]) -> int:
-    target, command = Path(argv[0]), argv[2:]
+    separator = argv.index("--")
+    target, expected, *files = argv[:separator]
+    command = argv[separator + 1 :]
+    target = Path(target)
     partial = target.with_suffix(f".{os.getpid()}.o")
     phases = phases_file(target)
     start = time.monotonic()
@@ -27,19 +33,31 @@ def main(argv: list[str]) -> int:
         [*command, "-o", partial], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     seconds = time.monotonic() - start
-    target.with_suffix(".log").write_text(result.stdout)
-    if result.returncode != 0:
+    log = result.stdout
+    edited = digest(map(Path, files)) != expected
+    if edited:
+        log += "error: a source file was edited while it was compiled, build again\n"
+    target.with_suffix(".log").write_text(log)
+    if result.returncode != 0 or edited:
         partial.unlink(missing_ok=True)
         return 1
     record = {
         "seconds": round(seconds, 2),
         "seconds_by_arch": seconds_by_arch(phases.read_text()) if phases.exists() else {},
-        "kernels": parse_ptxas(result.stdout),
+        "kernels": parse_ptxas(log),
     }
     phases.unlink(missing_ok=True)
     target.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     partial.rename(target)
     return 0
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of the contents, in the order given."""
+    contents = hashlib.sha256()
+    for path in files:
+        contents.update(hashlib.sha256(path.read_bytes()).digest())
+    return contents.hexdigest()
 
 
 def phases_file(target: Path) -> Path:

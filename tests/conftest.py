@@ -1,5 +1,8 @@
-"""Fixtures of all tests. Collecting the tests needs torch and pytest only: a machine with a GPU may
-hold no more than these, a checkout and its prebuilt libraries."""
+"""Fixtures of all tests, and what `pytest -m gpu` means.
+
+The tests marked gpu are in test_gpu_*.py, and with `-m gpu` only these modules are imported: a
+machine with a GPU may hold no more than torch, pytest, a checkout and its prebuilt libraries.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,27 @@ from pathlib import Path
 
 import pytest
 
-# What kernels are compiled for in tests, GPU or not.
-TEST_ARCH = "sm_90"
+from pyflash.arch import Arch
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.option.markexpr == "gpu" and collection_path.suffix == ".py":
+        return not _may_hold_gpu_tests(collection_path) or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_no_gpu()
     for item in items:
-        if reason and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("gpu"):
+            if not _may_hold_gpu_tests(item.path):
+                raise pytest.UsageError(f"{item.nodeid} is marked gpu: move it to a test_gpu_*.py")
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _may_hold_gpu_tests(path: Path) -> bool:
+    return path.name.startswith("test_gpu_")
 
 
 def why_no_gpu() -> str | None:
@@ -30,11 +45,16 @@ def why_no_gpu() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def built_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_arch() -> Arch:
+    """What `built_library` is compiled for, GPU or not."""
+    return Arch.of("sm_90")
+
+
+@pytest.fixture(scope="session")
+def built_library(built_arch: Arch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernel library that is built by default, for one architecture, from cached objects where
     there are any: minutes, the first time."""
-    pytest.importorskip("ninja", reason="building kernels needs ninja, and nvcc")
     from codegen.build import build_kernels
     from pyflash.space import named_set
 
-    return build_kernels(named_set("all"), [TEST_ARCH], tmp_path_factory.mktemp("lib"), "all")
+    return build_kernels(named_set("all"), [built_arch], tmp_path_factory.mktemp("lib"), "all")

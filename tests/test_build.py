@@ -14,9 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ninja", reason="building needs ninja")
-pytest.importorskip("rich", reason="building needs rich")
-
 from codegen import build, compilation, compile_object, emit, toolchain
 from codegen.build import BuildError, build_kernels, built_resources, default_archs, legal_archs
 from codegen.compilation import Compilation, Compiler, compile_all, included_headers
@@ -108,6 +105,18 @@ def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
     assert root + "sm80/launch.h" in read
 
 
+def test_a_header_edited_during_the_build_leaves_no_object(tmp_path):
+    """The object would be of the new header and be kept under the key of the old one."""
+    header = tmp_path / "answer.h"
+    header.write_text("#define ANSWER 42\n")
+    target = tmp_path / "x.o"
+    arguments = [str(target), compile_object.digest([header]), str(header), "--", sys.executable]
+    script = f"import sys; open({str(header)!r}, 'a').write('// edited'); open(sys.argv[-1], 'w')"
+    assert compile_object.main([*arguments, "-c", script]) == 1
+    assert not target.exists()
+    assert "build again" in target.with_suffix(".log").read_text()
+
+
 def test_two_builders_at_once_compile_once(counting):
     compiler, n_runs = counting
     threads = [
@@ -181,7 +190,8 @@ def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
 def test_a_failing_compiler_leaves_no_object(tmp_path):
     target = tmp_path / "x.o"
     script = 'import sys; open(sys.argv[-1], "w").write("half"); sys.exit("error: gone")'
-    assert compile_object.main([str(target), "--", sys.executable, "-c", script]) == 1
+    arguments = [str(target), compile_object.digest([]), "--", sys.executable, "-c", script]
+    assert compile_object.main(arguments) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["x.log"]
     assert "error: gone" in (tmp_path / "x.log").read_text()
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ninja", reason="building needs ninja")
-
 from codegen import build_backend, toolchain
 from codegen.compilation import ROOT
 from third_party import cuda, cutlass, packages

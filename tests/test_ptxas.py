@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ninja", reason="building needs ninja")
-
 from codegen.build import built_resources
 from codegen.compilation import ROOT
-from tests.conftest import TEST_ARCH
+from pyflash.arch import Arch
 
 # Registers per thread. The model counts fragments; ptxas also keeps addresses, and reuses what is
 # dead in its own way.
@@ -40,34 +38,34 @@ def rows(built_library: Path) -> dict[str, dict[str, int]]:
     return {c: dict(zip(names, row, strict=True)) for c, row in json.loads(result.stdout).items()}
 
 
-def test_registers_are_near_the_prediction(built_library: Path):
+def test_registers_are_near_the_prediction(built_library: Path, built_arch: Arch):
     wrong = {}
     for config, record in built_resources(built_library).items():
         (kernel,) = record["kernels"]
-        predicted = config.resources(TEST_ARCH).registers
+        predicted = config.resources(built_arch).registers
         if abs(predicted - kernel["registers"]) > REGISTER_TOLERANCE:
             wrong[str(config)] = f"predicted {predicted}, ptxas {kernel['registers']}"
     assert not wrong
 
 
 def test_shared_memory_and_threads_are_as_predicted(
-    built_library: Path, rows: dict[str, dict[str, int]]
+    built_library: Path, built_arch: Arch, rows: dict[str, dict[str, int]]
 ):
     """All of it dynamic: the size of the kernel's SharedStorage."""
     for config, record in built_resources(built_library).items():
-        predicted = config.resources(TEST_ARCH)
+        predicted = config.resources(built_arch)
         row = rows[str(config)]
         assert row["smem_bytes"] == predicted.smem_bytes == config.smem_bytes, str(config)
         assert row["n_threads"] == predicted.n_threads, str(config)
         assert [kernel["static_smem_bytes"] for kernel in record["kernels"]] == [0]
 
 
-def test_no_config_spills_that_the_model_trusts(built_library: Path):
+def test_no_config_spills_that_the_model_trusts(built_library: Path, built_arch: Arch):
     """A spill that is not predicted would be neither refused nor warned of."""
     spills = {
         str(config): record["kernels"][0]["spill_store_bytes"]
         for config, record in built_resources(built_library).items()
         if record["kernels"][0]["spill_store_bytes"] > 0
-        and not config.resources(TEST_ARCH).spill_predicted
+        and not config.resources(built_arch).spill_predicted
     }
     assert not spills

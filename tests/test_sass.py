@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ninja", reason="building needs ninja")
-
 from codegen.build import build_kernels, kernel_compilations
 from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.arch import Arch
 from pyflash.config import FIELDS
-from tests.conftest import TEST_ARCH
 from third_party.cuda import CudaError, find_tool
 
 BEST = FlashForwardKernelConfig.parse(
@@ -36,21 +33,22 @@ CONFIGS = [
 
 
 @pytest.fixture(scope="module")
-def sass(built_library: Path, tmp_path_factory) -> dict[FlashForwardKernelConfig, list[str]]:
+def sass(
+    built_library: Path, built_arch: Arch, tmp_path_factory
+) -> dict[FlashForwardKernelConfig, list[str]]:
     """The instructions of each config's kernel, without what only names or places it."""
     try:
         cuobjdump = find_tool("cuobjdump")
     except CudaError as error:
         pytest.skip(str(error))
-    arch = Arch.of(TEST_ARCH)
-    build_kernels(CONFIGS, [arch], tmp_path_factory.mktemp("lib"), "sass")
-    compilations = kernel_compilations({config: [arch] for config in CONFIGS})
+    build_kernels(CONFIGS, [built_arch], tmp_path_factory.mktemp("lib"), "sass")
+    compilations = kernel_compilations({config: [built_arch] for config in CONFIGS})
     return {config: _instructions(cuobjdump, c.object) for config, c in compilations.items()}
 
 
 def _instructions(cuobjdump: Path, object_file: Path) -> list[str]:
     listing = subprocess.run(
-        [cuobjdump, "-sass", "-arch", TEST_ARCH, object_file],
+        [cuobjdump, "-sass", object_file],
         capture_output=True,
         text=True,
         check=True,
