@@ -29,6 +29,7 @@ gpu-test: build
 	$(BIN)/python -m pytest -m gpu tests
 
 bench: build
+	$(BIN)/python -m codegen --set prog
 	$(BIN)/python -m pyflash.bench
 
 lint: .venv/installed

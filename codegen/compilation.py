@@ -101,12 +101,12 @@ class Compilation:
         """Seconds and ptxas's figures, as codegen.compile_object wrote them."""
         return json.loads(self.object.with_suffix(".json").read_text())
 
-    def command(self, n_threads: int = 1) -> list[str]:
-        """For codegen.compile_object. nvcc takes the architectures n_threads at a time."""
+    @property
+    def command(self) -> list[str]:
+        """For codegen.compile_object, which names the output."""
         compiler = self.compiler
-        options = [*compiler.flags, *compiler.includes]
-        if compiler.suffix == ".cu":
-            options += [f"--time={phases_file(self.object)}", f"--threads={n_threads}"]
+        timing = [f"--time={phases_file(self.object)}"] if compiler.suffix == ".cu" else []
+        options = [*compiler.flags, *compiler.includes, *timing]
         return [*compiler.command, *options, "-c", str(self.source)]
 
     def first_errors(self) -> str:
@@ -217,12 +217,11 @@ def _lock(folder: Path) -> Iterator[None]:
 def _run_ninja(missing: Sequence[Compilation], n_jobs: int) -> None:
     """Runs the commands, whether or not some fail. The build file names no inputs: what has to be
     compiled was decided by the keys, never by times."""
-    n_threads = max(1, n_jobs // len(missing))
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
         lines = ["rule object", "  command = $command", "  description = $label"]
         for c in missing:
             command = [sys.executable, "-m", "codegen.compile_object", str(c.object), c.digest]
-            command += [*map(str, c.files), "--", *c.command(n_threads)]
+            command += [*map(str, c.files), "--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",
                 f"  command = {_ninja_text(shlex.join(command))}",

@@ -2,9 +2,9 @@
 
     python -m codegen.compile_object OBJECT DIGEST FILES... -- COMPILER ARGUMENTS...
 
-The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The object
-itself appears last and at once, so that an object that is there is whole and has its record; it does
-not appear if FILES, the sources, no longer have the DIGEST that the object is kept under.
+The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The
+object appears last and at once, so that one that is there is whole and has its record; it does not
+appear if FILES, the sources, no longer have the DIGEST that it is kept under.
 """
 
 from __future__ import annotations

@@ -10,9 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
 
 import torch
 from rich.console import Console
@@ -25,8 +23,10 @@ from codegen import emit
 from codegen.build import build_kernels, built_resources
 from pyflash import DType, FlashForwardKernelConfig, Problem
 from pyflash.arch import Arch
+from pyflash.bench.__main__ import table
+from pyflash.bench.contenders import pyflash_configs, torch_backends
+from pyflash.bench.forward import rotated_inputs, run
 from pyflash.reference import check
-from pyflash.selection import TORCH_DTYPES
 
 ARCHS = (Arch.of(80), Arch.of(90))
 
@@ -57,11 +57,11 @@ def demo_on_cpu() -> None:
         device="cpu",
     )
     config = _select(problem)
-    q, k, v = _inputs(problem)
+    q, k, v = rotated_inputs(problem, torch.device("cpu"))[0]
     start = time.perf_counter()
     result = pyflash.attention(q, k, v, config=config)
     seconds = time.perf_counter() - start
-    _report_error(result, q, k, v)
+    _report_error(problem, result, q, k, v)
     out.print(f"  {seconds * 1e3:.0f} ms, block by block as the kernel goes, on the CPU\n")
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
@@ -85,38 +85,12 @@ def demo_on_gpu() -> None:
     except RuntimeError:  # nothing is built for this GPU
         pyflash.build(pyflash.named_set("all")[0])
         config = _select(problem)
-    q, k, v = _inputs(problem)
-    _report_error(pyflash.attention(q, k, v, config=config), q, k, v)
-
-    def scaled_dot_product() -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return torch.nn.functional.scaled_dot_product_attention(*heads_first)
-
-    contenders = {
-        "pyflash": lambda: pyflash.attention(q, k, v, config=config),
-        "PyTorch": scaled_dot_product,
-    }
-    flops = 4 * problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
-    flops *= problem.d_head
-    table = Table("", "ms", "TFLOP/s", title="median of 20, one after the other in turns")
-    for name, seconds in time_on_gpu(contenders).items():
-        table.add_row(name, f"{seconds * 1e3:.3f}", f"{flops / seconds / 1e12:.0f}")
-    out.print(table)
-
-
-def time_on_gpu(contenders: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
-    """Median seconds of 20 launches of each, in turns, after 5 to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(25):
-        for name, run in contenders.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            if turn >= 5:
-                seconds[name].append(start.elapsed_time(end) / 1e3)
-    return {name: median(values) for name, values in seconds.items()}
+    device = torch.device(problem.device)
+    results = run(problem, [*torch_backends(device), *pyflash_configs([config])], n_samples=25)
+    print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table(results)}")
+    ours = results[-1]
+    if ours.status != "ok":
+        raise RuntimeError(f"{ours.status}: error {ours.error}, bound {ours.bound}")
 
 
 def _select(problem: Problem) -> FlashForwardKernelConfig:
@@ -125,35 +99,32 @@ def _select(problem: Problem) -> FlashForwardKernelConfig:
     return selection.config
 
 
-def _inputs(problem: Problem) -> Iterable[Tensor]:
-    torch.manual_seed(0)
+def _shape(problem: Problem) -> str:
     shape = (problem.batch, problem.seqlen_q, problem.heads_q, problem.d_head)
-    dtype = TORCH_DTYPES[problem.dtype]
-    return [torch.randn(shape, dtype=dtype, device=problem.device) for _ in range(3)]
+    return f"(batch, seqlen, heads, d_head) = {shape}"
 
 
-def _report_error(result: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
     error, bound = check(result, q, k, v)
-    shape = ", ".join(map(str, q.shape))
-    out.print(f"[bold]attention[/bold] of ({shape}), (batch, seqlen, heads, d_head):")
+    out.print(f"[bold]attention[/bold] of {_shape(problem)}:")
     out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
 
 
 def _resource_table(config: FlashForwardKernelConfig, kernels: list[dict]) -> Table:
-    table = Table("", "predicted", "ptxas", title=str(config))
-    smem_bytes = pyflash.built_configs()[config].smem_bytes
-    for arch, kernel in zip(ARCHS, kernels, strict=True):
+    grid = Table("", "predicted", "ptxas", title=str(config))
+    dynamic_smem = pyflash.built_configs()[config].smem_bytes
+    for kernel in kernels:
+        arch = Arch.of(kernel["arch"])
         predicted = config.resources(arch)
-        spills = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
-        table.add_row(
-            f"{arch} registers a thread", f"{predicted.registers}", f"{kernel['registers']}"
-        )
-        spill_predicted = "yes" if predicted.spill_predicted else "no"
-        table.add_row(f"{arch} spills", spill_predicted, f"{spills} bytes")
-        shared = kernel["static_smem_bytes"] + smem_bytes
-        table.add_row(f"{arch} shared memory a CTA", f"{predicted.smem_bytes}", f"{shared} bytes")
-        table.add_row(f"{arch} CTAs an SM", f"{predicted.num_ctas_per_sm}", "")
-    return table
+        spilled = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
+        smem = kernel["static_smem_bytes"] + dynamic_smem
+        for what, model, actual in (
+            ("registers per thread", f"{predicted.registers}", f"{kernel['registers']}"),
+            ("spills", "yes" if predicted.spill_predicted else "no", f"{spilled} bytes"),
+            ("shared memory per CTA", f"{predicted.smem_bytes} bytes", f"{smem} bytes"),
+        ):
+            grid.add_row(f"{arch} {what}", model, actual)
+    return grid
 
 
 if __name__ == "__main__":

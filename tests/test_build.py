@@ -135,8 +135,8 @@ def test_archs_and_flags_are_part_of_the_key():
     (both,) = build.kernel_compilations({BEST: [Arch.of(80), Arch.of(90)]}).values()
     assert one.text == both.text
     assert one.key != both.key
-    assert "-gencode=arch=compute_80,code=sm_80" in both.command()
-    assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in both.command()
+    assert "-gencode=arch=compute_80,code=sm_80" in both.command
+    assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in both.command
 
 
 # Failures
