@@ -84,7 +84,7 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
-    return _link(out_dir / "libpyflash_ops.so", compilations, torch)
+    return link(out_dir / "libpyflash_ops.so", compilations, torch)
 
 
 def legal_archs(
@@ -179,13 +179,14 @@ def _link_kernels(
         "nvcc": find_nvcc().version_text.splitlines()[-1],
         "configs": {c.label: c.record for c in kernels.values()},
     }
-    _link(library, [*kernels.values(), *support], options)
+    link(library, [*kernels.values(), *support], options)
     with replacing(library.with_suffix(".json")) as partial:
         partial.write_text(json.dumps(record, indent=1) + "\n")
     return library
 
 
-def _link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
+def link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
+    """Links compiled objects into a shared library, which appears at once; returns its path."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with replacing(library) as partial:
         files = [str(c.object) for c in objects]

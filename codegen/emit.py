@@ -26,6 +26,15 @@ template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
 }}  // namespace pyflash
 """
 
+_EMULATED_UNIT = """\
+// {short_form}
+#include "cute_kernels/emulator/kernel.h"
+
+pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
+  return pyflash::emulator::forward_kernel<{struct}>();
+}}
+"""
+
 _MAP = """\
 #include <iterator>
 
@@ -67,11 +76,22 @@ def emit_config(config: FlashForwardKernelConfig) -> str:
 
     Raises ValueError for a config that is not canonical.
     """
-    if config != config.canonical():
-        raise ValueError(f"{config} is not built: {config.canonical()} is the same kernel")
+    _require_canonical(config)
     ctas_per_sm = ", ".join(f".sm{arch.sm} = {_ctas_per_sm(config, arch)}" for arch in ARCHS)
-    struct = config.to_cpp_struct().replace("{", "{\n    ").replace(", ", ",\n    ")
-    return _UNIT.format(short_form=config.short_form(), struct=struct, ctas_per_sm=ctas_per_sm)
+    return _UNIT.format(
+        short_form=config.short_form(), struct=_struct_lines(config), ctas_per_sm=ctas_per_sm
+    )
+
+
+def emit_emulated(config: FlashForwardKernelConfig) -> str:
+    """The translation unit of one config for the emulator: the same template, for the host.
+
+    Raises ValueError for a config that is not canonical.
+    """
+    _require_canonical(config)
+    return _EMULATED_UNIT.format(
+        short_form=config.short_form(), struct=_struct_lines(config).replace("\n", "\n  ")
+    )
 
 
 def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]]) -> str:
@@ -95,3 +115,13 @@ def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]])
 
 def _ctas_per_sm(config: FlashForwardKernelConfig, arch: Arch) -> int:
     return 0 if config.violations(arch) else config.num_ctas_per_sm(arch)
+
+
+def _require_canonical(config: FlashForwardKernelConfig) -> None:
+    if config != config.canonical():
+        raise ValueError(f"{config} is not built: {config.canonical()} is the same kernel")
+
+
+def _struct_lines(config: FlashForwardKernelConfig) -> str:
+    """The struct with a field a line."""
+    return config.to_cpp_struct().replace("{", "{\n    ").replace(", ", ",\n    ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from codegen.compilation import ROOT, Compiler
 from pyflash.arch import Arch
 from third_party.cuda import find_nvcc
+from third_party.cuda import include_dirs as cuda_include_dirs
 from third_party.cutlass import include_dir
 from third_party.packages import package_dirs
 
@@ -25,6 +27,16 @@ _NVCC_FLAGS = (
     "--expt-relaxed-constexpr",
     "-lineinfo",
     "-Xcompiler=-fPIC,-fvisibility=hidden",
+)
+# NOTE: without NDEBUG: an operation of CuTe that has no host body asserts so. Products are not fused
+# into sums, so that every CPU gives the same bits.
+_EMULATOR_FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
 )
 
 
@@ -60,6 +72,24 @@ def kernel_compiler(archs: Sequence[Arch], cutlass_identity: str) -> Compiler:
     flags = (*_NVCC_FLAGS, *_ccbin(), "-Xptxas=-v", *gencode)
     includes = ("-I", str(ROOT), "-isystem", str(include_dir()))
     return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
+
+
+def emulator_compiler() -> Compiler:
+    """For kernels that run on the CPU and for what runs them: host code with CuTe and CUDA's types.
+
+    Raises CutlassError or CudaError where the headers of either are missing.
+    """
+    cuda = cuda_include_dirs()
+    (version,) = re.findall(
+        r"^#define CUDART_VERSION +(\d+)",
+        (cuda[0] / "cuda_runtime_api.h").read_text(),
+        re.MULTILINE,
+    )
+    includes = ["-I", str(ROOT)]
+    for folder in (include_dir(), *cuda):
+        includes += ["-isystem", str(folder)]
+    identity = f"{_cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
+    return Compiler(cxx(), _EMULATOR_FLAGS, tuple(includes), identity, ".cpp")
 
 
 def cutlass_identity() -> str:

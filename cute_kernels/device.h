@@ -11,12 +11,9 @@
 #include <cutlass/numeric_types.h>
 #include <cute/config.hpp>
 
-namespace pyflash::device {
+#include "cute_kernels/sites.h"
 
-// The places where a kernel touches memory, by tensor and path; reports are given per site.
-enum class Site { Q_g2s, K_g2s, V_g2s, Q_s2r, K_s2r, V_s2r, O_r2s, O_s2g, lse_r2g };
-inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s", "V_g2s", "Q_s2r",  "K_s2r",
-                                             "V_s2r", "O_r2s", "O_s2g", "lse_r2g"};
+namespace pyflash::device {
 
 #if defined(__CUDACC__)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,10 @@ COMPILER_WHEELS = (
     "nvidia-nvvm==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-cccl==13.0.85",
+)
+# What host code needs of it, which has CUDA's types in it: headers, and no compiler.
+HEADER_WHEELS = tuple(
+    wheel for wheel in COMPILER_WHEELS if re.match(r"nvidia-cuda-(crt|runtime|cccl)=", wheel)
 )
 TOOL_WHEELS = {"cuobjdump": "nvidia-cuda-cuobjdump", "nvdisasm": "nvidia-cuda-nvdisasm"}
 # A config is a C++20 class-type template argument.
@@ -82,6 +88,36 @@ def find_tool(name: str) -> Path:
             f"`pip install {TOOL_WHEELS[name]}`"
         )
     return path
+
+
+def include_dirs() -> list[Path]:
+    """The folders of the CUDA headers, for host code that names CUDA's types; nvcc is not needed.
+
+    Raises CudaError where there are none."""
+    for root in _roots():
+        if found := _include_dirs_below(root):
+            return found
+    raise CudaError(
+        "no CUDA headers found: neither below CUDA_HOME, nor NVIDIA's wheels in this environment, "
+        f"nor nvcc on PATH. `pip install {' '.join(HEADER_WHEELS)}` installs them"
+    )
+
+
+def _roots() -> Iterator[Path]:
+    """Where a toolkit, or some of one, may be: that of nvcc first."""
+    with contextlib.suppress(CudaError):
+        yield find_nvcc().root
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        yield Path(home)
+    yield from (folder / "cu13" for folder in package_dirs("nvidia"))
+
+
+def _include_dirs_below(root: Path) -> list[Path]:
+    """cuda_fp16.h and, since CUDA 13, the C++ library in a folder of its own."""
+    folders = (root / "include", root / "include" / "cccl")
+    has_types = (folders[0] / "cuda_fp16.h").is_file()
+    has_library = any((folder / "cuda" / "std" / "utility").is_file() for folder in folders)
+    return [folder for folder in folders if folder.is_dir()] if has_types and has_library else []
 
 
 def machine_archs() -> list[int]:

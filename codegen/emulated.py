@@ -1,0 +1,67 @@
+"""Builds kernels that run on the CPU: the templates of the GPU's, compiled for the host.
+
+    libraries = build_emulated([config])
+    libraries[config.canonical()]    # a shared library, for pyflash.emulator
+
+Each config becomes a library of its own, kept in the cache beside the objects. It needs a C++
+compiler, CUTLASS and the headers of CUDA; no nvcc and no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from codegen import emit, toolchain
+from codegen.build import BuildError, link
+from codegen.compilation import ROOT, Compilation, cache_dir, compile_all
+from pyflash.arch import ARCHS
+from pyflash.config import FlashForwardKernelConfig
+
+
+def build_emulated(
+    configs: Iterable[FlashForwardKernelConfig],
+) -> dict[FlashForwardKernelConfig, Path]:
+    """The libraries of the canonical configs that stand for `configs`; what is not in the cache is
+    compiled.
+
+    Before any compiler runs, raises ValueError for configs that are legal on no architecture, each
+    with its violations. After that, raises BuildError with each source that did not compile.
+    """
+    configs = emit.canonical_configs(configs)
+    _check_legal(configs)
+    compiler = toolchain.emulator_compiler()
+    sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
+    machine = [Compilation.of_file(path, compiler) for path in sources]
+    kernels = {
+        config: Compilation(
+            label=f"{config} for the CPU",
+            stem=f"emulated_{emit.file_stem(config)}",
+            text=emit.emit_emulated(config),
+            compiler=compiler,
+        )
+        for config in configs
+    }
+    libraries = {config: _library([kernels[config], *machine]) for config in configs}
+    missing = [config for config in configs if not libraries[config].exists()]
+    if missing:
+        objects = [*(kernels[config] for config in missing), *machine]
+        if failures := compile_all(objects, "kernels for the CPU"):
+            raise BuildError(failures, len(objects))
+        for config in missing:
+            link(libraries[config], [kernels[config], *machine], ["-Wl,--no-undefined"])
+    return libraries
+
+
+def _check_legal(configs: Iterable[FlashForwardKernelConfig]) -> None:
+    """A config that no GPU runs is of no use on the CPU: the largest shared memory decides."""
+    arch = max(ARCHS, key=lambda arch: arch.smem_per_cta)
+    reasons = [f"{config}: {text}" for config in configs for _, text in config.violations(arch)]
+    if reasons:
+        raise ValueError("\n".join(["configs that cannot be built:", *reasons]))
+
+
+def _library(objects: list[Compilation]) -> Path:
+    key = hashlib.sha256("".join(c.key for c in objects).encode()).hexdigest()[:16]
+    return cache_dir() / "emulated" / objects[0].stem / f"{key}.so"

@@ -1,0 +1,301 @@
+#include "cute_kernels/emulator/emulator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cute_kernels/emulator/tensor_core.h"
+#include "cute_kernels/sites.h"
+
+namespace pyflash::emulator {
+
+namespace {
+
+constexpr auto kNSites = static_cast<int>(std::size(device::kSiteNames));
+constexpr int kMaxCopyBytes = 16;
+constexpr std::array<std::byte, kMaxCopyBytes> kZeros{};
+// In place of what cannot be read: NaN.
+constexpr auto kPoison = [] {
+  std::array<std::byte, kMaxCopyBytes> bytes;
+  bytes.fill(std::byte{0xff});
+  return bytes;
+}();
+
+Emulator* running = nullptr;
+
+}  // namespace
+
+Emulator::Emulator(EmulatedKernel const& kernel, Order order, uint64_t seed)
+    : Scheduler(order, seed, kNSites),
+      kernel_(kernel),
+      shared_(kernel.smem_bytes, findings_),
+      traffic_(kNSites + 1) {}
+
+bool Emulator::run_cta(ForwardParams const& params, int64_t cta) {
+  params_ = &params;
+  cta_ = findings_.cta = cta;
+  shared_.reset();
+  kernel_.attach(this);
+  running = this;
+  bool ended;
+  {
+    FaultsGoTo const faults(*this);
+    ended = run_threads(kernel_.n_threads, thread_main);
+  }
+  running = nullptr;
+  for (Warp& warp : warps()) {
+    warp.traffic.flush(traffic_);
+  }
+  if (ended) {
+    end_cta();
+  }
+  return ended;
+}
+
+void Emulator::end_cta() {
+  counts_.barriers += n_barriers();
+  for (Thread const& thread : threads()) {
+    for (AsyncCopy const& copy : thread.copies) {
+      findings_.add({.kind = "copy_never_awaited",
+                     .memory = "shared",
+                     .offset = copy.offset,
+                     .bytes = copy.bytes,
+                     .access = {copy.site, thread.index, "cp.async"}});
+    }
+  }
+}
+
+void Emulator::thread_main() {
+  running->kernel_.run_thread(*running->params_);
+  running->stop(Stop::kEnd);
+}
+
+Accessor Emulator::accessor(Thread const& thread, int site) const {
+  Warp const& warp = const_cast<Emulator*>(this)->warps()[thread.index / kLanes];
+  return {thread.index, site, n_barriers(), warp.n_syncs};
+}
+
+void Emulator::count_traffic(Path path, void const* address, int bytes) {
+  Thread const& thread = current();
+  current_warp().traffic.add(thread.site, path, thread.index % kLanes, address, bytes);
+}
+
+// Machine: the calls of the thread that runs
+
+void Emulator::at(int site) { current().site = site; }
+int Emulator::thread_idx() const { return const_cast<Emulator*>(this)->current().index; }
+int Emulator::block_idx() const { return static_cast<int>(cta_); }
+void* Emulator::dynamic_smem() const { return shared_.address(); }
+
+void Emulator::sync_threads() { stop(Stop::kSyncThreads); }
+void Emulator::sync_warp() { stop(Stop::kSyncWarp); }
+
+float Emulator::shfl_xor(float value, int lane_mask) {
+  Thread& thread = current();
+  thread.shuffle = {value, lane_mask};
+  stop(Stop::kShuffle);
+  return thread.shuffle.value;
+}
+
+void Emulator::copy(void const* source, void* destination, int bytes) {
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "read"};
+  auto const* from = static_cast<std::byte const*>(source);
+  if (shared_.contains(source)) {
+    count_traffic(Path::kSharedLoad, source, bytes);
+    from = shared_.read(shared_.offset(source), bytes, accessor(thread, thread.site));
+  } else if (global_.contains(source)) {
+    count_traffic(Path::kGlobalLoad, source, bytes);
+    from = global_.translate(source, bytes, -1, access, findings_);
+  }
+  auto* to = static_cast<std::byte*>(destination);
+  if (shared_.contains(destination)) {
+    count_traffic(Path::kSharedStore, destination, bytes);
+    to = shared_.write(shared_.offset(destination), bytes, accessor(thread, thread.site));
+  } else if (global_.contains(destination)) {
+    count_traffic(Path::kGlobalStore, destination, bytes);
+    int64_t const writer = cta_ * kernel_.n_threads + thread.index;
+    to = global_.translate(destination, bytes, writer, {thread.site, thread.index, "write"},
+                           findings_);
+  }
+  if (to != nullptr) {
+    std::memcpy(to, from != nullptr ? from : kPoison.data(), bytes);
+  }
+}
+
+void Emulator::async_copy(void const* source, void* destination, int bytes, bool valid) {
+  Thread& thread = current();
+  ++counts_.cp_async;
+  std::byte const* from = kZeros.data();
+  if (valid) {
+    from = kPoison.data();
+    Access const access{thread.site, thread.index, "cp.async"};
+    if (!global_.contains(source)) {
+      fail("cp.async from an address that is not in global memory");
+    }
+    count_traffic(Path::kGlobalLoad, source, bytes);
+    if (auto const* read = global_.translate(source, bytes, -1, access, findings_)) {
+      from = read;
+    }
+  }
+  if (!shared_.contains(destination)) {
+    fail("cp.async to an address that is not in shared memory");
+  }
+  count_traffic(Path::kSharedStore, destination, bytes);
+  int64_t const offset = shared_.offset(destination);
+  if (shared_.begin_async_write(offset, bytes, accessor(thread, thread.site))) {
+    thread.copies.push_back({from, offset, bytes, thread.site});
+  }
+}
+
+void Emulator::async_commit() {
+  Thread& thread = current();
+  ++counts_.cp_async_commits;
+  size_t committed = 0;
+  for (size_t n : thread.group_copies) {
+    committed += n;
+  }
+  thread.group_copies.push_back(thread.copies.size() - committed);
+}
+
+// NOTE: copies that were not committed are not waited for; and none lands before it has to.
+void Emulator::async_wait(int n_pending) {
+  Thread& thread = current();
+  ++counts_.cp_async_waits;
+  auto& groups = thread.group_copies;
+  while (groups.size() > static_cast<size_t>(n_pending)) {
+    land(thread, groups.front());
+    groups.erase(groups.begin());
+  }
+}
+
+void Emulator::land(Thread& thread, size_t n_copies) {
+  for (size_t i = 0; i < n_copies; ++i) {
+    AsyncCopy const& copy = thread.copies[i];
+    Accessor const who = accessor(thread, copy.site);
+    std::memcpy(shared_.end_async_write(copy.offset, copy.bytes, who), copy.source, copy.bytes);
+  }
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + n_copies);
+}
+
+void Emulator::ldmatrix(void const* row, uint32_t* registers, int n_matrices, bool transposed) {
+  current().ldmatrix = {row, registers, n_matrices, transposed};
+  stop(Stop::kLdmatrix);
+}
+
+void Emulator::mma(MmaRegisters& registers, DType dtype) {
+  mma_dtype_ = dtype;
+  current().mma = &registers;
+  stop(Stop::kMma);
+}
+
+void Emulator::count_exponential() { ++counts_.exponentials; }
+
+void Emulator::fail(char const* what) {
+  Thread const& thread = current();
+  findings_.add({.kind = "unsupported", .access = {thread.site, thread.index, ""}, .detail = what});
+  abort();
+}
+
+// What a warp does together
+
+void Emulator::meet(Warp& warp) {
+  warp.traffic.flush(traffic_);
+  switch (warp.lanes[0]->stop) {
+    case Stop::kMma:
+      return meet_mma(warp);
+    case Stop::kLdmatrix:
+      return meet_ldmatrix(warp);
+    case Stop::kShuffle:
+      return meet_shuffle(warp);
+    case Stop::kSyncWarp:
+      ++counts_.warp_syncs;
+      ++warp.n_syncs;
+      return;
+    case Stop::kSyncThreads:
+    case Stop::kEnd:
+    case Stop::kNone:
+      return;
+  }
+}
+
+void Emulator::meet_mma(Warp& warp) {
+  ++counts_.mma;
+  std::array<MmaRegisters*, kLanes> lanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    lanes[lane] = warp.lanes[lane]->mma;
+  }
+  mma_m16n8k16(lanes, mma_dtype_);
+}
+
+void Emulator::meet_ldmatrix(Warp& warp) {
+  ++counts_.ldmatrix;
+  auto const& first = *warp.lanes[0];
+  int const n_matrices = first.ldmatrix.n_matrices;
+  int const n_rows = 8 * n_matrices;
+  std::array<MatrixRow, kLanes> rows;
+  Request request;
+  for (int lane = 0; lane < n_rows; ++lane) {
+    Thread const& thread = *warp.lanes[lane];
+    void const* const address = thread.ldmatrix.row;
+    std::byte const* row = nullptr;
+    if (shared_.contains(address)) {
+      row = shared_.read(shared_.offset(address), sizeof(MatrixRow), accessor(thread, thread.site));
+    } else {
+      findings_.add({.kind = "out_of_bounds",
+                     .memory = "shared",
+                     .access = {thread.site, thread.index, "read"},
+                     .detail = "ldmatrix from an address that is not in shared memory"});
+    }
+    std::memcpy(&rows[lane], row != nullptr ? row : kPoison.data(), sizeof(MatrixRow));
+    request.lanes |= uint32_t{1} << lane;
+    request.addresses[lane] = reinterpret_cast<uint64_t>(address);
+  }
+  traffic_.add(first.site, Path::kSharedLoad, request, sizeof(MatrixRow));
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int i = 0; i < n_matrices; ++i) {
+      warp.lanes[lane]->ldmatrix.registers[i] =
+          ldmatrix_register(&rows[8 * i], lane, first.ldmatrix.transposed);
+    }
+  }
+}
+
+void Emulator::meet_shuffle(Warp& warp) {
+  ++counts_.shuffles;
+  std::array<float, kLanes> values;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    values[lane] = warp.lanes[lane]->shuffle.value;
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    auto& shuffle = warp.lanes[lane]->shuffle;
+    shuffle.value = values[(lane ^ shuffle.lane_mask) % kLanes];
+  }
+}
+
+void Emulator::diverged(Thread const& a, Thread const& b, std::string const& detail) {
+  findings_.add({.kind = "divergence",
+                 .access = {a.site, a.index, ""},
+                 .other = {b.site, b.index, ""},
+                 .detail = detail});
+}
+
+void Emulator::on_fault(void* address) {
+  Thread const& thread = current();
+  Finding finding{.kind = "unhooked_access", .access = {thread.site, thread.index, "access"}};
+  if (shared_.contains(address)) {
+    finding.memory = "shared";
+    finding.offset = shared_.offset(address);
+    finding.detail = "past the device layer and the copy atoms";
+  } else if (global_.contains(address)) {
+    finding.memory = global_.name_at(address);
+    finding.detail = "past the device layer and the copy atoms";
+  } else if (is_stack_guard(address)) {
+    finding.kind = "unsupported";
+    finding.detail = "the thread's stack overflowed";
+  } else {
+    return;
+  }
+  findings_.add(finding);
+  abort();
+}
+
+}  // namespace pyflash::emulator

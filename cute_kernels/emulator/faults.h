@@ -1,0 +1,30 @@
+// Turns a fault of the code that an emulated kernel runs into a call.
+#pragma once
+
+#include <signal.h>
+
+#include <memory>
+
+namespace pyflash::emulator {
+
+class FaultHandler {
+ public:
+  virtual ~FaultHandler() = default;
+  // Called on a stack of its own. Returns if the fault is none of the handler's.
+  virtual void on_fault(void* address) = 0;
+};
+
+// Faults go to `handler` while this exists; those that it returns from go where they went before.
+class FaultsGoTo {
+ public:
+  explicit FaultsGoTo(FaultHandler& handler);
+  ~FaultsGoTo();
+  FaultsGoTo(FaultsGoTo const&) = delete;
+  FaultsGoTo& operator=(FaultsGoTo const&) = delete;
+
+ private:
+  std::unique_ptr<char[]> stack_;
+  stack_t old_stack_;
+};
+
+}  // namespace pyflash::emulator

@@ -1,0 +1,42 @@
+// What is wrong with a kernel, as the machine saw it: each kind of thing once per pair of sites, with the first example
+// and how often it happened.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pyflash::emulator {
+
+// One access of one thread: where in the kernel, by whom, what it did.
+struct Access {
+  int site = -1;  // of device::kSiteNames; -1: none
+  int thread = -1;
+  char const* what = "";  // "read", "write", "cp.async"
+};
+
+struct Finding {
+  char const* kind;    // as documented in docs/emulator.md
+  std::string memory;  // "shared", or the name of a global tensor; empty where none is concerned
+  int64_t offset = 0;  // bytes from the start of that memory, of the first example
+  int bytes = 0;
+  Access access;       // what made it wrong
+  Access other;        // what it met, if anything
+  std::string detail;  // in words
+  int64_t cta = 0;
+  int64_t count = 1;
+};
+
+class Findings {
+ public:
+  int64_t cta = 0;  // that runs now
+
+  void add(Finding finding);
+
+  std::vector<Finding> const& all() const { return all_; }
+
+ private:
+  std::vector<Finding> all_;
+};
+
+}  // namespace pyflash::emulator

@@ -1,0 +1,177 @@
+#include "cute_kernels/emulator/report.h"
+
+#include <iterator>
+#include <sstream>
+#include <string_view>
+
+#include "cute_kernels/sites.h"
+
+namespace pyflash::emulator {
+
+namespace {
+
+// Members of an object or array, with the commas between them.
+class Json {
+ public:
+  std::string text() const { return text_.str(); }
+
+  void open(char bracket) {
+    separate();
+    text_ << bracket;
+    first_ = true;
+  }
+  void close(char bracket) {
+    text_ << bracket;
+    first_ = false;
+  }
+  void key(std::string_view name) {
+    separate();
+    quote(name);
+    text_ << ':';
+    first_ = true;
+  }
+  void value(std::string_view text) {
+    separate();
+    quote(text);
+  }
+  template <class Number>
+  void value(Number number) {
+    separate();
+    text_ << number;
+  }
+  void null() {
+    separate();
+    text_ << "null";
+  }
+  template <class Value>
+  void member(std::string_view name, Value const& member_value) {
+    key(name);
+    value(member_value);
+  }
+
+ private:
+  void separate() {
+    if (!first_) {
+      text_ << ',';
+    }
+    first_ = false;
+  }
+  void quote(std::string_view text) {
+    text_ << '"';
+    for (char c : text) {
+      if (c == '"' || c == '\\') {
+        text_ << '\\';
+      }
+      text_ << (c < ' ' ? ' ' : c);
+    }
+    text_ << '"';
+  }
+
+  std::ostringstream text_;
+  bool first_ = true;
+};
+
+constexpr auto kNSites = static_cast<int>(std::size(device::kSiteNames));
+
+std::string_view site_name(int site) {
+  return site < kNSites ? device::kSiteNames[site] : "unlabelled";
+}
+
+void write(Json& json, std::string_view name, Access const& access) {
+  json.key(name);
+  if (access.thread < 0) {
+    json.null();
+    return;
+  }
+  json.open('{');
+  json.member("site", site_name(access.site));
+  json.member("thread", access.thread);
+  json.member("what", std::string_view(access.what));
+  json.close('}');
+}
+
+void write(Json& json, Finding const& finding) {
+  json.open('{');
+  json.member("kind", std::string_view(finding.kind));
+  json.member("memory", std::string_view(finding.memory));
+  json.member("offset", finding.offset);
+  json.member("bytes", finding.bytes);
+  write(json, "access", finding.access);
+  write(json, "other", finding.other);
+  json.member("detail", std::string_view(finding.detail));
+  json.member("cta", finding.cta);
+  json.member("count", finding.count);
+  json.close('}');
+}
+
+void write(Json& json, Traffic const& traffic, bool shared) {
+  json.open('{');
+  json.member("instructions", traffic.instructions);
+  json.member("bytes", traffic.bytes);
+  if (shared) {
+    json.member("wavefronts", traffic.wavefronts);
+    json.member("ideal_wavefronts", traffic.ideal_wavefronts);
+    json.member("min_degree", traffic.min_degree);
+    json.member("mean_degree", traffic.sum_degree / static_cast<double>(traffic.instructions));
+    json.member("max_degree", traffic.max_degree);
+  } else {
+    json.member("sectors", traffic.sectors);
+    json.member("ideal_sectors", traffic.ideal_sectors);
+  }
+  json.close('}');
+}
+
+void write_site(Json& json, TrafficTable const& table, int site) {
+  json.key(site_name(site));
+  json.open('{');
+  for (int i = 0; i < kPaths; ++i) {
+    auto const path = static_cast<Path>(i);
+    Traffic const& traffic = table.at(site, path);
+    if (traffic.instructions > 0) {
+      json.key(kPathNames[i]);
+      write(json, traffic, path == Path::kSharedLoad || path == Path::kSharedStore);
+    }
+  }
+  json.close('}');
+}
+
+void write(Json& json, Counts const& counts) {
+  json.open('{');
+  json.member("mma", counts.mma);
+  json.member("ldmatrix", counts.ldmatrix);
+  json.member("shuffles", counts.shuffles);
+  json.member("warp_syncs", counts.warp_syncs);
+  json.member("barriers", counts.barriers);
+  json.member("cp_async", counts.cp_async);
+  json.member("cp_async_commits", counts.cp_async_commits);
+  json.member("cp_async_waits", counts.cp_async_waits);
+  json.member("exponentials", counts.exponentials);
+  json.close('}');
+}
+
+}  // namespace
+
+std::string report(Emulator const& emulator) {
+  Json json;
+  json.open('{');
+  json.key("sites");
+  json.open('{');
+  for (int site = 0; site <= kNSites; ++site) {
+    if (emulator.traffic().any(site)) {
+      write_site(json, emulator.traffic(), site);
+    }
+  }
+  json.close('}');
+  json.key("counts");
+  write(json, emulator.counts());
+  json.key("findings");
+  json.open('[');
+  for (Finding const& finding : emulator.findings().all()) {
+    write(json, finding);
+  }
+  json.close(']');
+  json.close('}');
+  return json.text();
+}
+
+}  // namespace pyflash::emulator

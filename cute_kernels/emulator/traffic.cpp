@@ -1,0 +1,129 @@
+#include "cute_kernels/emulator/traffic.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace pyflash::emulator {
+
+namespace {
+
+constexpr int kBanks = 32;
+constexpr int kWordBytes = 4;
+constexpr int kSectorBytes = 32;
+
+// Different addresses, in units, that `lanes` of a request touch with `bytes` each.
+int n_different(Request const& request, uint32_t lanes, int bytes, int unit) {
+  std::array<uint64_t, kLanes * 16 / kWordBytes> units;
+  int n = 0;
+  for (; lanes != 0; lanes &= lanes - 1) {
+    uint64_t const address = request.addresses[std::countr_zero(lanes)];
+    for (uint64_t u = address / unit; u <= (address + bytes - 1) / unit; ++u) {
+      // Neighbours mostly follow each other.
+      if (n == 0 || units[n - 1] != u) {
+        units[n++] = u;
+      }
+    }
+  }
+  std::sort(units.begin(), units.begin() + n);
+  return static_cast<int>(std::unique(units.begin(), units.begin() + n) - units.begin());
+}
+
+// Of one part of a warp that is served at once: the most words that any bank has to give.
+int n_wavefronts(Request const& request, uint32_t lanes, int bytes) {
+  std::array<std::array<uint64_t, kLanes>, kBanks> words;
+  std::array<uint8_t, kBanks> n_words{};
+  int most = 0;
+  for (; lanes != 0; lanes &= lanes - 1) {
+    uint64_t const first = request.addresses[std::countr_zero(lanes)] / kWordBytes;
+    for (uint64_t word = first; word < first + bytes / kWordBytes; ++word) {
+      auto& bank = words[word % kBanks];
+      uint8_t& n = n_words[word % kBanks];
+      if (std::find(bank.begin(), bank.begin() + n, word) == bank.begin() + n) {
+        bank[n++] = word;
+        most = std::max<int>(most, n);
+      }
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+void Traffic::add_shared(Request const& request, int bytes) {
+  int const lanes_at_once = std::min(kLanes, kBanks * kWordBytes / bytes);
+  auto const part = static_cast<uint32_t>((uint64_t{1} << lanes_at_once) - 1);
+  int actual = 0;
+  int ideal = 0;
+  for (int first = 0; first < kLanes; first += lanes_at_once) {
+    uint32_t const lanes = request.lanes & part << first;
+    if (lanes != 0) {
+      actual += n_wavefronts(request, lanes, bytes);
+      ++ideal;
+    }
+  }
+  double const degree = static_cast<double>(actual) / ideal;
+  min_degree = instructions == 0 ? degree : std::min(min_degree, degree);
+  max_degree = std::max(max_degree, degree);
+  sum_degree += degree;
+  ++instructions;
+  this->bytes += int64_t{std::popcount(request.lanes)} * bytes;
+  wavefronts += actual;
+  ideal_wavefronts += ideal;
+}
+
+void Traffic::add_global(Request const& request, int bytes) {
+  int const different = n_different(request, request.lanes, bytes, kWordBytes) * kWordBytes;
+  ++instructions;
+  this->bytes += int64_t{std::popcount(request.lanes)} * bytes;
+  sectors += n_different(request, request.lanes, bytes, kSectorBytes);
+  ideal_sectors += (different + kSectorBytes - 1) / kSectorBytes;
+}
+
+bool TrafficTable::any(int site) const {
+  return std::any_of(table_[site].begin(), table_[site].end(),
+                     [](Traffic const& traffic) { return traffic.instructions > 0; });
+}
+
+void TrafficTable::add(int site, Path path, Request const& request, int bytes) {
+  bool const shared = path == Path::kSharedLoad || path == Path::kSharedStore;
+  Traffic& traffic = at(site, path);
+  shared ? traffic.add_shared(request, bytes) : traffic.add_global(request, bytes);
+}
+
+void WarpTraffic::add(int site, Path path, int lane, void const* address, int bytes) {
+  auto stream = std::find_if(streams_.begin(), streams_.end(), [&](Stream const& s) {
+    return s.site == site && s.path == path && s.bytes == bytes;
+  });
+  if (stream == streams_.end()) {
+    streams_.push_back({.site = site, .path = path, .bytes = bytes});
+    stream = streams_.end() - 1;
+  }
+  auto const n = static_cast<size_t>(stream->n_of_lane[lane]++);
+  if (n == stream->n_requests) {
+    if (n == stream->requests.size()) {
+      stream->requests.emplace_back();
+    }
+    stream->requests[n].lanes = 0;
+    ++stream->n_requests;
+  }
+  Request& request = stream->requests[n];
+  request.lanes |= uint32_t{1} << lane;
+  request.addresses[lane] = reinterpret_cast<uint64_t>(address);
+  empty_ = false;
+}
+
+void WarpTraffic::flush(TrafficTable& totals) {
+  if (empty_) {
+    return;
+  }
+  for (Stream& stream : streams_) {
+    for (size_t n = 0; n < stream.n_requests; ++n) {
+      totals.add(stream.site, stream.path, stream.requests[n], stream.bytes);
+    }
+    stream.n_requests = 0;
+    stream.n_of_lane.fill(0);
+  }
+  empty_ = true;
+}
+
+}  // namespace pyflash::emulator

@@ -1,0 +1,14 @@
+// The places where a kernel touches memory, by tensor and path (global, shared, registers); reports are given per site.
+#pragma once
+
+#include <iterator>
+
+namespace pyflash::device {
+
+enum class Site { Q_g2s, K_g2s, V_g2s, Q_s2r, K_s2r, V_s2r, O_r2s, O_s2g, lse_r2g };
+
+inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s", "V_g2s", "Q_s2r",  "K_s2r",
+                                             "V_s2r", "O_r2s", "O_s2g", "lse_r2g"};
+static_assert(std::size(kSiteNames) == static_cast<int>(Site::lse_r2g) + 1);
+
+}  // namespace pyflash::device
