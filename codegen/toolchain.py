@@ -28,8 +28,8 @@ _NVCC_FLAGS = (
     "-lineinfo",
     "-Xcompiler=-fPIC,-fvisibility=hidden",
 )
-# NOTE: without NDEBUG: an operation of CuTe that has no host body asserts so. Products are not fused
-# into sums, so that every CPU gives the same bits.
+# NOTE: without NDEBUG: an operation of CuTe that has no host body asserts so. Products are not
+# fused into sums, so that every CPU gives the same bits.
 _EMULATOR_FLAGS = (
     "-std=c++20",
     "-O2",
