@@ -68,6 +68,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
                                   params.seqlen_q);
   auto const block_shape_M = Shape<Int<kBlockM>, Int<kHeadDim>>{};
   auto const block_shape_N = Shape<Int<kBlockN>, Int<kHeadDim>>{};
+  auto const block_shape_S = Shape<Int<kBlockM>, Int<kBlockN>>{};
   Tensor gQ = local_tile(mQ, block_shape_M, make_coord(m_block, 0));  // (kBlockM,kHeadDim)
   Tensor gK = local_tile(mK, block_shape_N, make_coord(_, 0));        // (kBlockN,kHeadDim,n_blocks)
   Tensor gV = local_tile(mV, block_shape_N, make_coord(_, 0));        // (kBlockN,kHeadDim,n_blocks)
@@ -75,16 +76,12 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // Shared memory.
   auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
-  Tensor sQ =
-      make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});  // (kBlockM,kHeadDim)
-  Tensor sK =
-      make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim)
-  Tensor sV =
-      make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim)
-  Tensor sVt =
-      make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
-  Tensor sO =
-      make_tensor(make_smem_ptr(smem.o), typename Traits::SmemLayoutO{});  // (kBlockM,kHeadDim)
+  auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
+  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{});    // (kBlockM,kHeadDim)
+  Tensor sK = block(smem.k, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
+  Tensor sV = block(smem.v, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
+  Tensor sVt = block(smem.v, typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
+  Tensor sO = block(smem.o, typename Traits::SmemLayoutO{});    // (kBlockM,kHeadDim)
 
   // Copy partitions, global <-> shared.
   typename Traits::TiledCopyG2S g2s;
@@ -101,15 +98,15 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   // MMA partitions and the copies that feed them.
   typename Traits::TiledMma tiled_mma;
   auto const thr_mma = tiled_mma.get_slice(tidx);
+  auto const block_shape_Vt = Shape<Int<kHeadDim>, Int<kBlockN>>{};
   Tensor tSrQ =
       make_tensor<Element>(partition_shape_A(tiled_mma, block_shape_M));  // (MMA,MMA_M,MMA_K)
   Tensor tSrK =
       make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_N));  // (MMA,MMA_N,MMA_K)
-  Tensor tOrVt = make_tensor<Element>(
-      partition_shape_B(tiled_mma, Shape<Int<kHeadDim>, Int<kBlockN>>{}));  // (MMA,MMA_K,MMA_N)
-  Tensor acc_O = partition_fragment_C(tiled_mma, block_shape_M);            // (MMA,MMA_M,MMA_K)
-  Tensor tScS = thr_mma.partition_C(
-      make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{}));  // (MMA,MMA_M,MMA_N)
+  Tensor tOrVt =
+      make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_Vt));  // (MMA,MMA_K,MMA_N)
+  Tensor acc_O = partition_fragment_C(tiled_mma, block_shape_M);           // (MMA,MMA_M,MMA_K)
+  Tensor tScS = thr_mma.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
   auto const s2r_Q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, tiled_mma);
   auto const s2r_K = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, tiled_mma);
   auto const s2r_V = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
@@ -122,21 +119,22 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(params.softmax_scale);
 
-  auto load_K = [&](int n_block, auto last_block) {
-    device::at(Site::K_g2s);
-    copy_g2s<Traits, last_block.value>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
-                                       params.seqlen_k - n_block * kBlockN);
+  auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
       device::async_commit();
     }
   };
-  auto load_V = [&](int n_block, auto last_block) {
+  auto load_K = [&](int n_block, auto ragged) {
+    device::at(Site::K_g2s);
+    copy_g2s<Traits, ragged.value>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
+                                   params.seqlen_k - n_block * kBlockN);
+    commit();
+  };
+  auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
-    copy_g2s<Traits, last_block.value>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
-                                       params.seqlen_k - n_block * kBlockN);
-    if constexpr (Traits::kAsyncCopy) {
-      device::async_commit();
-    }
+    copy_g2s<Traits, ragged.value>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
+                                   params.seqlen_k - n_block * kBlockN);
+    commit();
   };
   auto wait_and_sync = [&](auto n_pending) {
     if constexpr (Traits::kAsyncCopy) {
@@ -150,14 +148,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     if constexpr (!Traits::kEagerLoadBlocks) {
       load_K(n_block, first);
     }
-    wait_and_sync(
-        _0{});  // K[n_block] is visible (Q too, the first time); V[n_block + 1] was read by every warp
+    // K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1].
+    wait_and_sync(_0{});
     if constexpr (Traits::kEagerLoadBlocks) {
       load_V(n_block, first);
     }
 
-    Tensor acc_S =
-        partition_fragment_C(tiled_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA,MMA_M,MMA_N)
+    Tensor acc_S = partition_fragment_C(tiled_mma, block_shape_S);  // (MMA,MMA_M,MMA_N)
     clear(acc_S);
     gemm_staged<Traits::kStageStepsQK, Traits::kDoubleBuffer>(
         tiled_mma, acc_S, tSrQ, tSrK, [&](int k) {
@@ -170,12 +167,14 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
         });
 
     if constexpr (Traits::kEagerLoadBlocks) {
-      wait_and_sync(_0{});  // V[n_block] is visible; K[n_block] was read by every warp
+      // V[n_block] is visible; every warp has read K[n_block].
+      wait_and_sync(_0{});
       if (n_block > 0) {
         load_K(n_block - 1, false_type{});
       }
     } else {
-      device::sync_threads();  // K[n_block] was read by every warp
+      // Every warp has read K[n_block].
+      device::sync_threads();
     }
 
     if constexpr (first.value) {
@@ -201,9 +200,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     // Prologue.
     device::at(Site::Q_g2s);
     copy_g2s<Traits, true>(g2s, tQgQ, tQsQ, tQcQ, rows_left);
-    if constexpr (Traits::kAsyncCopy) {
-      device::async_commit();
-    }
+    commit();
     if constexpr (Traits::kEagerLoadBlocks) {
       load_K(n_blocks - 1, true_type{});
     }
