@@ -6,10 +6,13 @@ machine with a GPU may hold no more than torch, pytest, a checkout and its prebu
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from pyflash import FlashForwardKernelConfig, named_set
 from pyflash.arch import Arch
 
 
@@ -51,10 +54,25 @@ def built_arch() -> Arch:
 
 
 @pytest.fixture(scope="session")
-def built_library(built_arch: Arch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernel library that is built by default, for one architecture, from cached objects where
-    there are any: minutes, the first time."""
+def build_showing_progress(
+    built_arch: Arch, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[[Iterable[FlashForwardKernelConfig], str], Path]:
+    """Builds a kernel library for `built_arch`, of cached objects where there are any: minutes, the
+    first time, so what the build prints is not captured."""
     from codegen.build import build_kernels
-    from pyflash.space import named_set
 
-    return build_kernels(named_set("all"), [built_arch], tmp_path_factory.mktemp("lib"), "all")
+    def build(configs: Iterable[FlashForwardKernelConfig], name: str) -> Path:
+        capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            print(file=sys.stderr)
+            return build_kernels(configs, [built_arch], tmp_path_factory.mktemp("lib"), name)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def built_library(
+    build_showing_progress: Callable[[Iterable[FlashForwardKernelConfig], str], Path],
+) -> Path:
+    """The kernel library that is built by default."""
+    return build_showing_progress(named_set("all"), "all")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.build import build_kernels, kernel_compilations
+from codegen.build import kernel_compilations
 from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.arch import Arch
 from pyflash.config import FIELDS
@@ -34,14 +34,14 @@ CONFIGS = [
 
 @pytest.fixture(scope="module")
 def sass(
-    built_library: Path, built_arch: Arch, tmp_path_factory
+    built_library: Path, built_arch: Arch, build_showing_progress
 ) -> dict[FlashForwardKernelConfig, list[str]]:
     """The instructions of each config's kernel, without what only names or places it."""
     try:
         cuobjdump = find_tool("cuobjdump")
     except CudaError as error:
         pytest.skip(str(error))
-    build_kernels(CONFIGS, [built_arch], tmp_path_factory.mktemp("lib"), "sass")
+    build_showing_progress(CONFIGS, "sass")
     compilations = kernel_compilations({config: [built_arch] for config in CONFIGS})
     return {config: _instructions(cuobjdump, c.object) for config, c in compilations.items()}
 
