@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen import build, compilation, compile_object, emit, toolchain
+from codegen import build, compilation, emit, toolchain
 from codegen.build import BuildError, build_kernels, built_resources, default_archs, legal_archs
 from codegen.compilation import Compilation, Compiler, compile_all, included_headers
 from pyflash import FlashForwardKernelConfig, named_set
@@ -105,18 +105,6 @@ def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
     assert root + "sm80/launch.h" in read
 
 
-def test_a_header_edited_during_the_build_leaves_no_object(tmp_path):
-    """The object would be of the new header and be kept under the key of the old one."""
-    header = tmp_path / "answer.h"
-    header.write_text("#define ANSWER 42\n")
-    target = tmp_path / "x.o"
-    arguments = [str(target), compile_object.digest([header]), str(header), "--", sys.executable]
-    script = f"import sys; open({str(header)!r}, 'a').write('// edited'); open(sys.argv[-1], 'w')"
-    assert compile_object.main([*arguments, "-c", script]) == 1
-    assert not target.exists()
-    assert "build again" in target.with_suffix(".log").read_text()
-
-
 def test_two_builders_at_once_compile_once(counting):
     compiler, n_runs = counting
     threads = [
@@ -187,15 +175,6 @@ def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
     assert list(built_resources(library)) == [BEST]
 
 
-def test_a_failing_compiler_leaves_no_object(tmp_path):
-    target = tmp_path / "x.o"
-    script = 'import sys; open(sys.argv[-1], "w").write("half"); sys.exit("error: gone")'
-    arguments = [str(target), compile_object.digest([]), "--", sys.executable, "-c", script]
-    assert compile_object.main(arguments) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["x.log"]
-    assert "error: gone" in (tmp_path / "x.log").read_text()
-
-
 # Refusals before any compiler runs
 
 
@@ -263,58 +242,7 @@ def test_jobs_fit_cores_and_memory(monkeypatch, gib, n_cores, n_jobs):
     assert compilation.max_jobs() == n_jobs
 
 
-# What the compiler says
-
-PTXAS_LOG = """\
-ptxas info    : 11 bytes gmem, 88 bytes cmem[4]
-ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
-ptxas info    : Function properties for _Z1kPf
-    48 bytes stack frame, 52 bytes spill stores, 56 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 1024 bytes smem, 360 bytes cmem[0]
-ptxas info    : Function properties for _Z6helperv
-    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Compile time = 2.000 ms
-ptxas info    : Compiling entry function '_Z1kPf' for 'sm_90'
-ptxas info    : Function properties for _Z1kPf
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 10 registers, used 1 barriers
-"""
-
-
-def test_ptxas_log_is_read():
-    assert compile_object.parse_ptxas(PTXAS_LOG) == [
-        {
-            "arch": 80,
-            "function": "_Z1kPf",
-            "stack_bytes": 48,
-            "spill_store_bytes": 52,
-            "spill_load_bytes": 56,
-            "registers": 255,
-            "static_smem_bytes": 1024,
-        },
-        {
-            "arch": 90,
-            "function": "_Z1kPf",
-            "stack_bytes": 0,
-            "spill_store_bytes": 0,
-            "spill_load_bytes": 0,
-            "registers": 10,
-            "static_smem_bytes": 0,
-        },
-    ]
-
-
-def test_seconds_by_arch_are_read():
-    phases = """\
-source file name , phase name , phase input files , phase output file , arch , tool, metric , unit
-a.cu , gcc (preprocessing 4) , a.cu  , a.ii ,  , nvcc , 500.0 , ms
-a.cu , cudafe++ , a.ii , a.cpp , compute_90 , nvcc , 3000.0 , ms
-a.cu , gcc (preprocessing 1) , a.cu  , a.ii , compute_80 , nvcc , 500.0 , ms
-a.cu , cicc ,  a.ii , a.ptx , compute_80 , nvcc , 1900.0 , ms
-a.cu , ptxas , a.ptx , a.cubin , sm_80 , nvcc , 100.0 , ms
-a.cu , cicc ,  a.ii , b.ptx , compute_90 , nvcc , 7500.0 , ms
-"""
-    assert compile_object.seconds_by_arch(phases) == {"80": 2.5, "90": 7.5, "host": 3.5}
+# What was built
 
 
 def test_the_default_set_is_in_its_library_with_a_record_of_each(built_library: Path):
