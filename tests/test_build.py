@@ -8,7 +8,6 @@ import os
 import re
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
