@@ -64,4 +64,4 @@ def _check_legal(configs: Iterable[FlashForwardKernelConfig]) -> None:
 
 def _library(objects: list[Compilation]) -> Path:
     key = hashlib.sha256("".join(c.key for c in objects).encode()).hexdigest()[:16]
-    return cache_dir() / "emulated" / objects[0].stem / f"{key}.so"
+    return cache_dir() / "emulated" / key / f"{objects[0].stem}.so"

@@ -14,6 +14,7 @@ _LAZY = {
     "BuiltConfig": "pyflash.library",
     "build": "pyflash.library",
     "built_configs": "pyflash.library",
+    "emulate": "pyflash.emulator",
     "load": "pyflash.library",
     "Problem": "pyflash.selection",
     "Selection": "pyflash.selection",

@@ -1,0 +1,29 @@
+"""Runs the real kernels on the CPU, and tells what they did.
+
+>>> out, lse, report = pyflash.emulate(q, k, v, config)
+>>> report.check()           # raises KernelError: races, lost waits, out-of-bounds accesses
+>>> print(report)            # a table: bank conflicts and sectors at each access site
+"""
+
+from pyflash.emulator.report import (
+    Access,
+    Counts,
+    Finding,
+    GlobalTraffic,
+    KernelError,
+    Report,
+    SharedTraffic,
+)
+from pyflash.emulator.run import ORDERS, emulate
+
+__all__ = [
+    "ORDERS",
+    "Access",
+    "Counts",
+    "Finding",
+    "GlobalTraffic",
+    "KernelError",
+    "Report",
+    "SharedTraffic",
+    "emulate",
+]

@@ -1,0 +1,181 @@
+"""What a kernel did on the emulator: as values, as JSON, and as the text that a table makes of it.
+
+docs/emulator.md says what each number and each kind of finding means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+class KernelError(AssertionError):
+    """A kernel did something that is wrong whatever values came out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTraffic:
+    """Loads or stores of shared memory at one site, over all CTAs."""
+
+    instructions: int  # of warps
+    bytes: int  # of threads
+    wavefronts: int  # passes over the 32 banks
+    ideal_wavefronts: int  # the same without bank conflicts
+    # Of an instruction: its wavefronts over those it would take without conflicts; 1 is none.
+    min_degree: float
+    mean_degree: float
+    max_degree: float
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Wavefronts that conflicts add."""
+        return self.wavefronts - self.ideal_wavefronts
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTraffic:
+    """Loads or stores of global memory at one site, over all CTAs."""
+
+    instructions: int  # of warps
+    bytes: int  # of threads
+    sectors: int  # of 32 bytes, each counted once an instruction
+    ideal_sectors: int  # that the bytes would fill
+
+
+Traffic = SharedTraffic | GlobalTraffic
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    site: str
+    thread: int  # in its CTA
+    what: str  # "read", "write", "cp.async", or what else the thread was at
+
+    def __str__(self) -> str:
+        return f"{self.what or 'something'} at {self.site} by thread {self.thread}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong: the first example, and how often it happened between the same two sites."""
+
+    kind: str
+    memory: str  # "shared", the name of a global tensor, or "" where no memory is concerned
+    offset: int  # bytes from its start
+    bytes: int
+    access: Access | None
+    other: Access | None
+    detail: str
+    cta: int
+    count: int
+
+    @property
+    def sites(self) -> set[str]:
+        return {access.site for access in (self.access, self.other) if access}
+
+    def __str__(self) -> str:
+        place = f"bytes {self.offset} to {self.offset + self.bytes} of {self.memory}"
+        sentence = _SENTENCES[self.kind].format(
+            access=self.access, other=self.other, place=place, detail=self.detail
+        )
+        times = f", {self.count} times" if self.count > 1 else ""
+        return f"{self.kind}: {sentence} (CTA {self.cta}{times})"
+
+
+_SENTENCES = {
+    "race": "{access} and {other} touch {place} with no barrier between",
+    "in_flight_read": "{access} of {place}, which {other} has in flight",
+    "uninitialised_read": "{access} of {place}, which nothing has written",
+    "out_of_bounds": "{access} of {place} is outside: {detail}",
+    "misaligned": "{access} of {place} is not aligned to its size",
+    "copy_never_awaited": "{access} to {place} was never waited for",
+    "write_to_input": "{access} to {place}, which is an input",
+    "written_twice": "{access} to {place}, which another thread wrote before",
+    "not_written": "{place} was never written: {detail}",
+    "divergence": "{detail} ({access}; {other})",
+    "unhooked_access": "{access} of {place} {detail}",
+    "unsupported": "{detail} ({access})",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How often each operation ran, over all CTAs."""
+
+    # Of warps.
+    mma: int
+    ldmatrix: int
+    shuffles: int
+    warp_syncs: int
+    # Of CTAs.
+    barriers: int
+    # Of threads.
+    cp_async: int
+    cp_async_commits: int
+    cp_async_waits: int
+    exponentials: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    config: str  # short form
+    problem: dict[str, Any]  # arguments and extents
+    order: str  # in which warps and lanes ran
+    seed: int
+    n_ctas: int
+    n_threads: int  # per CTA
+    smem_bytes: int  # per CTA
+    seconds: float
+    completed: bool  # False: a CTA could not go on, and the outputs are not whole
+    sites: dict[str, dict[str, Traffic]]  # by site, then "shared_load", "global_store" and so on
+    counts: Counts
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def check(self) -> None:
+        """Raises KernelError with every finding."""
+        if self.findings:
+            lines = [f"{self.config}, order {self.order}, seed {self.seed}:"]
+            raise KernelError("\n".join([*lines, *map(str, self.findings)]))
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The inverse of `to_json`."""
+        return cls(**{**(values := json.loads(text)), **parse(values)})
+
+    def __str__(self) -> str:
+        from pyflash.emulator.table import as_text
+
+        return as_text(self)
+
+
+def parse(values: dict[str, Any]) -> dict[str, Any]:
+    """`sites`, `counts` and `findings` of a decoded JSON object as the values they stand for."""
+    return {
+        "sites": {
+            site: {path: _traffic(path, numbers) for path, numbers in paths.items()}
+            for site, paths in values["sites"].items()
+        },
+        "counts": Counts(**values["counts"]),
+        "findings": tuple(
+            Finding(**{**f, "access": _access(f["access"]), "other": _access(f["other"])})
+            for f in values["findings"]
+        ),
+    }
+
+
+def _traffic(path: str, numbers: dict[str, Any]) -> Traffic:
+    return SharedTraffic(**numbers) if path.startswith("shared") else GlobalTraffic(**numbers)
+
+
+def _access(values: dict[str, Any] | None) -> Access | None:
+    return Access(**values) if values else None

@@ -1,0 +1,86 @@
+"""A report as text."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from pyflash.emulator.report import GlobalTraffic, Report, SharedTraffic
+
+_WIDTH = 110
+
+
+def as_text(report: Report) -> str:
+    console = Console(width=_WIDTH, no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(renderable(report))
+    return capture.get().rstrip("\n")
+
+
+def renderable(report: Report) -> Group:
+    """For rich: a head, the sites' shared and global traffic, the counts, the findings."""
+    problem = ", ".join(
+        f"{name} {value}" for name, value in report.problem.items() if name != "softmax_scale"
+    )
+    head = (
+        f"{report.config}\n{problem}: {report.n_ctas} CTAs of {report.n_threads} threads, "
+        f"{report.smem_bytes} bytes of shared memory; order {report.order}, "
+        f"{report.seconds * 1e3:.0f} ms"
+    )
+    verdict = Text("nothing wrong found", "green")
+    if report.findings:
+        lines = "\n".join(map(str, report.findings))
+        verdict = Text(f"{len(report.findings)} findings\n{lines}", "red")
+    parts = [Text(head), _shared(report), _global(report), Text(_counts(report)), verdict]
+    return Group(*parts)
+
+
+def _shared(report: Report) -> Table:
+    table = _table("shared memory", "bytes", "wavefronts", "ideal", "conflicts", "degree")
+    for site, path, t in _traffic(report, SharedTraffic):
+        degree = f"{t.mean_degree:.2f}"
+        if t.min_degree != t.max_degree:
+            degree = f"{degree} ({t.min_degree:g} to {t.max_degree:g})"
+        _row(
+            table, site, path, t.instructions, t.bytes, t.wavefronts, t.ideal_wavefronts,
+            t.bank_conflicts, degree,
+        )  # fmt: skip
+    return table
+
+
+def _global(report: Report) -> Table:
+    table = _table("global memory", "bytes", "sectors", "ideal")
+    for site, path, t in _traffic(report, GlobalTraffic):
+        _row(table, site, path, t.instructions, t.bytes, t.sectors, t.ideal_sectors)
+    return table
+
+
+def _traffic(report: Report, kind: type):
+    for site, paths in report.sites.items():
+        for path, traffic in paths.items():
+            if isinstance(traffic, kind):
+                yield site, path.partition("_")[2], traffic
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("site")
+    table.add_column("")
+    for column in ("instructions", *columns):
+        table.add_column(column, justify="right")
+    return table
+
+
+def _row(table: Table, *cells: int | str) -> None:
+    table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
+
+
+def _counts(report: Report) -> str:
+    c = report.counts
+    return (
+        f"of warps: {c.mma:,} mma, {c.ldmatrix:,} ldmatrix, {c.shuffles:,} shuffles, "
+        f"{c.warp_syncs:,} warp syncs; of CTAs: {c.barriers:,} barriers; "
+        f"of threads: {c.cp_async:,} cp.async, {c.cp_async_commits:,} commits, "
+        f"{c.cp_async_waits:,} waits, {c.exponentials:,} exponentials"
+    )

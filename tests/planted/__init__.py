@@ -1,0 +1,289 @@
+"""Bugs for the emulator to find: small edits of a copy of the real kernel.
+
+An edit names a piece of the source, which must be there exactly once (white space aside), and what
+takes its place while the bug is on. All bugs are compiled into one library; a number says which one
+is on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from codegen import compilation, emulated, toolchain
+from codegen.compilation import ROOT
+from codegen.emulated import build_emulated
+from pyflash import FlashForwardKernelConfig
+from pyflash.emulator import Finding
+
+KERNEL = "sm80/forward_kernel.cuh"
+
+# Which bug is on; 0: none.
+_SWITCH = "pyflash_planted_bug"
+_DECLARATION = f"""
+extern "C" __attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+"""
+
+
+@dataclass(frozen=True)
+class Edit:
+    original: str
+    planted: str  # {original} stands for that
+    file: str = KERNEL
+
+
+@dataclass(frozen=True)
+class Found:
+    """What must be found: the kind, the memory, and the sites named."""
+
+    kind: str
+    memory: str
+    sites: frozenset[str]
+
+    def is_in(self, findings: Iterable[Finding]) -> bool:
+        return any(
+            (f.kind, f.memory) == (self.kind, self.memory) and f.sites >= self.sites
+            for f in findings
+        )
+
+
+def found(kind: str, *sites: str, memory: str = "shared") -> Found:
+    return Found(kind, memory, frozenset(sites))
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    edits: tuple[Edit, ...]
+    found: tuple[Found, ...] = ()
+    # A site whose loads must have bank conflicts.
+    conflicts_at: str | None = None
+    config: str = "eager"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def instead(original: str, planted: str, file: str = KERNEL) -> Edit:
+    """Statements while the bug is on, others while it is off."""
+    return Edit(original, f"if (BUG) {{ {planted} }} else {{ {{original}} }}", file)
+
+
+def without(original: str, file: str = KERNEL) -> Edit:
+    return instead(original, "", file)
+
+
+def condition(original: str, planted: str, file: str = KERNEL) -> Edit:
+    """An expression, or the start of one, in which BUG is 1 while the bug is on and 0 while not."""
+    return Edit(original, planted, file)
+
+
+CONFIGS = {
+    name: FlashForwardKernelConfig.parse(short_form)
+    for name, short_form in {
+        "eager": "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+        "sync": "(FP16, 64, 64, 32, 4): load_2_2_2_tiles",
+    }.items()
+}
+
+_WAIT = "if constexpr (Traits::kAsyncCopy) { device::async_wait<0>(); }"
+_TOP_COMMENT = "// K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1]."
+_AFTER_QK_COMMENT = "// V[n_block] is visible; every warp has read K[n_block]."
+_PLAIN_VT = (
+    "Layout<Shape<Int<kHeadDim>, Int<kBlockN>>, Stride<_1, Int<kHeadDim>>>{}"  # as if not swizzled
+)
+
+BUGS = [
+    Bug(
+        "no_barrier_at_the_loop_top",
+        (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", _WAIT),),
+        (found("race", "K_g2s", "K_s2r"), found("race", "V_g2s", "V_s2r")),
+    ),
+    Bug(
+        "no_barrier_after_QK",
+        (instead(f"{_AFTER_QK_COMMENT} wait_and_sync(_0{{}});", _WAIT),),
+        (found("race", "K_g2s", "K_s2r"), found("race", "V_g2s", "V_s2r")),
+    ),
+    Bug(
+        "no_barrier_before_O_leaves",
+        (without("device::sync_threads();  // O is visible"),),
+        (found("race", "O_r2s", "O_s2g"),),
+    ),
+    Bug(
+        "a_warp_barrier_where_the_CTA_needs_one",
+        (instead("device::sync_threads();  // O is visible", "device::sync_warp();"),),
+        (found("race", "O_r2s", "O_s2g"),),
+    ),
+    Bug(
+        "no_barrier_after_storing_V",
+        (without("wait_and_sync(_0{});  // V[n_block] is visible"),),
+        (found("race", "V_g2s", "V_s2r"),),
+        config="sync",
+    ),
+    Bug(
+        "no_barrier_after_storing_K",
+        (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", ""),),
+        (found("race", "K_g2s", "K_s2r"), found("race", "Q_g2s", "Q_s2r")),
+        config="sync",
+    ),
+    Bug(
+        "no_wait",
+        (without("device::async_wait<n_pending.value>();"),),
+        (found("in_flight_read", "Q_s2r", "Q_g2s"), found("in_flight_read", "K_s2r", "K_g2s"),
+         found("in_flight_read", "V_s2r", "V_g2s"), found("copy_never_awaited", "V_g2s")),
+    ),
+    Bug(
+        "a_wait_that_leaves_V_in_flight",
+        (instead(f"{_AFTER_QK_COMMENT} wait_and_sync(_0{{}});", "wait_and_sync(_1{});"),),
+        (found("in_flight_read", "V_s2r", "V_g2s"),),
+    ),
+    Bug(
+        "a_wait_that_leaves_Q_in_flight",
+        (instead("wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 : 0>{});",
+                 "wait_and_sync(_2{});"),),
+        (found("in_flight_read", "Q_s2r", "Q_g2s"),),
+    ),
+    Bug(
+        "V_not_committed",
+        (Edit("commit(); }; auto wait_and_sync",
+              "if (!BUG) { commit(); } }; auto wait_and_sync"),),
+        (found("in_flight_read", "V_s2r", "V_g2s"),),
+    ),
+    Bug(
+        "V_of_the_block_before",
+        (Edit("load_V(n_block, first); } Tensor acc_S",
+              "if (!BUG) { load_V(n_block, first); } } Tensor acc_S"),
+         Edit("copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k)); }); };",
+              "copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k)); });"
+              " if (BUG) { load_V(n_block, first); } };")),
+        (found("uninitialised_read", "V_s2r"),),
+    ),
+    Bug(
+        "swizzle_left_out_where_V_is_read",
+        (instead("copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k));",
+                 "auto sVt_plain = s2r_V.get_slice(tidx).partition_S("
+                 f"make_tensor(make_smem_ptr(smem.v), {_PLAIN_VT}));"
+                 "copy(s2r_V, sVt_plain(_, _, k), tOrVt_copy(_, _, k));"),),
+        conflicts_at="V_s2r",
+    ),
+    Bug(
+        "K_loaded_past_the_first_block",
+        (condition("if (n_block > 0) {", "if (n_block > 0 || BUG) {"),),
+        (found("out_of_bounds", "K_g2s", memory="k"), found("copy_never_awaited", "K_g2s")),
+    ),
+    Bug(
+        "cp_async_of_one_row_too_many",
+        (condition(".with(get<0>(coords(0, m, 0)) < n_rows)",
+                   ".with(get<0>(coords(0, m, 0)) < n_rows + BUG)", "sm80/copy.h"),),
+        (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
+         found("out_of_bounds", "V_g2s", memory="v")),
+    ),
+    Bug(
+        "load_of_one_row_too_many",
+        (condition("if (!kCheckRows || get<0>(coords(0, m, 0)) < n_rows) {",
+                   "if (!kCheckRows || get<0>(coords(0, m, 0)) < n_rows + BUG) {",
+                   "sm80/copy.h"),),
+        (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
+         found("out_of_bounds", "V_g2s", memory="v")),
+        config="sync",
+    ),
+    Bug(
+        "store_of_one_row_too_many",
+        (condition("{ if (get<0>(coords(0, m, 0)) < n_rows) {",
+                   "{ if (get<0>(coords(0, m, 0)) < n_rows + BUG) {", "sm80/copy.h"),),
+        (found("out_of_bounds", "O_s2g", memory="o"),),
+    ),
+    Bug(
+        "lse_of_one_row_too_many",
+        (condition("if (row < rows_left) {", "if (row < rows_left + BUG) {"),),
+        (found("out_of_bounds", "lse_r2g", memory="lse"),),
+    ),
+    Bug(
+        "lse_of_one_row_too_few",
+        (instead("device::store(lse_head + row, lse(r));",
+                 "if (row + 1 < rows_left) { device::store(lse_head + row, lse(r)); }"),),
+        (found("not_written", memory="lse"),),
+    ),
+    Bug(
+        "lse_written_by_every_lane_of_a_quad",
+        (condition("if (get<1>(rows(0, 0)) == 0) {", "if (get<1>(rows(0, 0)) == 0 || BUG) {"),),
+        (found("written_twice", "lse_r2g", memory="lse"),),
+    ),
+    Bug(
+        "shared_memory_past_the_device_layer",
+        (instead("copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));",
+                 "sO(tidx % kBlockM, 0) = Element(0.f);"),),
+        (found("unhooked_access", "O_r2s"),),
+    ),
+    Bug(
+        "global_memory_past_the_device_layer",
+        (condition("int const row = get<0>(rows(r, 0));",
+                   "{original} if (BUG) { lse_head[row] = lse(r); }"),),
+        (found("unhooked_access", "lse_r2g", memory="lse"),),
+    ),
+    Bug(
+        "one_warp_with_a_barrier_more",
+        (condition("device::sync_threads();  // O is visible",
+                   "{original} if (BUG && tidx < 32) { device::sync_threads(); }"),),
+        (found("divergence", "O_s2g", memory=""),),
+    ),
+    Bug(
+        "lanes_at_different_shuffles",
+        (condition("value = reduce(value, device::shfl_xor(value, 2));",
+                   "if (!BUG || device::thread_idx() % 32 < 16) { {original} }",
+                   "sm80/softmax.h"),),
+        (found("divergence", memory=""),),
+    ),
+    Bug(
+        "lanes_that_leave_early",
+        (condition("device::at(Site::O_r2s); device::sync_warp();",
+                   "{original} if (BUG && tidx % 32 == 31) { return; }"),),
+        (found("divergence", "O_r2s", memory=""),),
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A library of each config, with all bugs in it."""
+    root = tmp_path_factory.mktemp("planted")
+    for folder in ("cute_kernels", "codegen"):
+        shutil.copytree(ROOT / folder, root / folder)
+    device = root / "cute_kernels" / "device.h"
+    device.write_text(device.read_text() + _DECLARATION)
+    for number, bug in enumerate(BUGS, start=1):
+        for edit in bug.edits:
+            apply(edit, number, root / "cute_kernels" / edit.file)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compilation, emulated, toolchain):
+            patch.setattr(module, "ROOT", root)
+        libraries = build_emulated(CONFIGS.values())
+    return {name: libraries[config] for name, config in CONFIGS.items()}
+
+
+def apply(edit: Edit, number: int, path: Path) -> None:
+    text = path.read_text()
+    pattern = r"\s*".join(map(re.escape, "".join(edit.original.split())))
+    places = list(re.finditer(pattern, text))
+    assert len(places) == 1, f"{len(places)} places in {path.name} read {edit.original!r}"
+    start, end = places[0].span()
+    planted = edit.planted.replace("{original}", text[start:end] + "\n")
+    planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
+    path.write_text(text[:start] + planted + text[end:])
+
+
+@contextmanager
+def switched_on(bug: Bug, library: Path) -> Iterator[None]:
+    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), _SWITCH)
+    switch.value = 1 + BUGS.index(bug)
+    try:
+        yield
+    finally:
+        switch.value = 0
