@@ -1,7 +1,8 @@
 """python -m pyflash.demo: the way of one config from Python to results.
 
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
-Without: runs the op on the CPU, shows the emitted C++, compiles it for two architectures and sets
+Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a
+swizzle, and shows what they did; shows the emitted C++, compiles it for two architectures and sets
 what ptxas says beside what the config's resource model predicts.
 """
 
@@ -21,11 +22,13 @@ from torch import Tensor
 import pyflash
 from codegen import emit
 from codegen.build import build_kernels, built_resources
+from codegen.emulated import build_emulated
 from pyflash import DType, FlashForwardKernelConfig, Problem
 from pyflash.arch import Arch
 from pyflash.bench.__main__ import table
 from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.forward import rotated_inputs, run
+from pyflash.emulator.table import renderable
 from pyflash.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
@@ -64,6 +67,8 @@ def demo_on_cpu() -> None:
     _report_error(problem, result, q, k, v)
     out.print(f"  {seconds * 1e3:.0f} ms, block by block as the kernel goes, on the CPU\n")
 
+    emulate_ladder()
+
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
     out.print(Syntax(emit.emit_config(config), "cpp", theme="ansi_dark", word_wrap=True))
     names = " and ".join(map(str, ARCHS))
@@ -72,6 +77,21 @@ def demo_on_cpu() -> None:
         library = build_kernels([config], ARCHS, Path(folder), "demo")
         pyflash.load(library)
         out.print(_resource_table(config, built_resources(library)[config]["kernels"]))
+
+
+def emulate_ladder() -> None:
+    """The first two steps of the ladder: the same kernel without and with a swizzle."""
+    configs = pyflash.named_set("prog")[:2]
+    out.print("[bold]The kernels themselves on the CPU[/bold], thread by thread, built with g++:")
+    build_emulated(configs)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 256, 2, 128, dtype=torch.float16) for _ in range(3))
+    for config in configs:
+        result, lse, report = pyflash.emulate(q, k, v, config)
+        report.check()
+        error, bound = check(result, q, k, v, lse=lse)
+        out.print(renderable(report))
+        out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
 
 
 def demo_on_gpu() -> None:

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("ninja", reason="building needs ninja")
+pytest.importorskip("rich", reason="building needs rich")
+
+from typer.testing import CliRunner
+
 import pyflash
 from codegen import emit
 from codegen.compilation import included_headers
 from codegen.emulated import build_emulated
 from pyflash import FlashForwardKernelConfig, named_set
+from pyflash.cli import app
 from pyflash.config import FIELDS
 from pyflash.emulator import ORDERS, GlobalTraffic, Report, SharedTraffic
 from pyflash.emulator.run import run_library
@@ -235,6 +241,20 @@ def test_refusals(libraries):
         pyflash.emulate(q, k, v, BEST.replace(d_head=64), order="sideways")
     with pytest.raises(ValueError, match="eager"):
         pyflash.emulate(q, k, v, BEST.replace(d_head=64, async_copy=False))
+
+
+def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
+    runner = CliRunner()
+    arguments = ["emulate", str(BEST), "--seqlen-q", "64", "--seqlen-k", "100", "--heads", "1"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "nothing wrong found" in result.output
+    result = runner.invoke(app, [*arguments, "--json"])
+    report = Report.from_json(result.stdout)
+    assert (report.config, report.problem["seqlen_k"]) == (str(BEST), 100)
+    result = runner.invoke(app, ["emulate", "(FP16, 128"])
+    assert result.exit_code == 2
+    assert "error: " in result.output
 
 
 def test_a_tile_takes_less_than_3_ms(libraries):

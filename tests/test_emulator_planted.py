@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("ninja", reason="building needs ninja")
+pytest.importorskip("rich", reason="building needs rich")
+
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import run_library
 from pyflash.reference import expect

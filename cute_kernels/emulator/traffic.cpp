@@ -28,20 +28,20 @@ int n_different(Request const& request, uint32_t lanes, int bytes, int unit) {
   return static_cast<int>(std::unique(units.begin(), units.begin() + n) - units.begin());
 }
 
-// Of one part of a warp that is served at once: the most words that any bank has to give.
+// Of one part of a warp that is served at once: the most accesses, at different addresses, that need the same banks.
+// Accesses are aligned to their size, a word at least, so that two of them need all of the same banks or none.
 int n_wavefronts(Request const& request, uint32_t lanes, int bytes) {
-  std::array<std::array<uint64_t, kLanes>, kBanks> words;
-  std::array<uint8_t, kBanks> n_words{};
+  std::array<std::array<uint64_t, kLanes>, kBanks> units;  // by bank, or group of neighbours
+  std::array<uint8_t, kBanks> n_units{};
+  uint64_t const n_groups = kBanks * kWordBytes / bytes;
   int most = 0;
   for (; lanes != 0; lanes &= lanes - 1) {
-    uint64_t const first = request.addresses[std::countr_zero(lanes)] / kWordBytes;
-    for (uint64_t word = first; word < first + bytes / kWordBytes; ++word) {
-      auto& bank = words[word % kBanks];
-      uint8_t& n = n_words[word % kBanks];
-      if (std::find(bank.begin(), bank.begin() + n, word) == bank.begin() + n) {
-        bank[n++] = word;
-        most = std::max<int>(most, n);
-      }
+    uint64_t const unit = request.addresses[std::countr_zero(lanes)] / bytes;
+    auto& group = units[unit % n_groups];
+    uint8_t& n = n_units[unit % n_groups];
+    if (std::find(group.begin(), group.begin() + n, unit) == group.begin() + n) {
+      group[n++] = unit;
+      most = std::max<int>(most, n);
     }
   }
   return most;
@@ -50,14 +50,15 @@ int n_wavefronts(Request const& request, uint32_t lanes, int bytes) {
 }  // namespace
 
 void Traffic::add_shared(Request const& request, int bytes) {
-  int const lanes_at_once = std::min(kLanes, kBanks * kWordBytes / bytes);
+  int const unit = std::max(bytes, kWordBytes);
+  int const lanes_at_once = kBanks * kWordBytes / unit;
   auto const part = static_cast<uint32_t>((uint64_t{1} << lanes_at_once) - 1);
   int actual = 0;
   int ideal = 0;
   for (int first = 0; first < kLanes; first += lanes_at_once) {
     uint32_t const lanes = request.lanes & part << first;
     if (lanes != 0) {
-      actual += n_wavefronts(request, lanes, bytes);
+      actual += n_wavefronts(request, lanes, unit);
       ++ideal;
     }
   }

@@ -1,0 +1,281 @@
+"""The emulator's predictions beside Nsight Compute's counters, for the table in docs/emulator.md.
+
+    python -m pyflash.inspect.ncu_truth predict FOLDER --arch 90   # needs g++ and nvcc, no GPU
+    python -m pyflash.inspect.ncu_truth measure FOLDER             # needs a GPU, ncu, pyflash/lib
+    python -m pyflash.inspect.ncu_truth table FOLDER               # prints Markdown
+
+`predict` runs every config on the emulator, keeps inputs, outputs and reports in FOLDER, and builds
+the same kernels for the GPU. `measure` runs them there under ncu and adds measured.json: whatever
+was counted, as it was counted. `table` sets the two side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pyflash
+from pyflash.config import FlashForwardKernelConfig
+from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
+from pyflash.selection import TORCH_DTYPES
+
+CONFIGS = [
+    *pyflash.named_set("prog"),
+    *map(
+        FlashForwardKernelConfig.parse,
+        (
+            "(FP16, 128, 64, 64, 4): load_0_0_0_tiles",
+            "(FP16, 128, 64, 64, 4): swizzled+load_2_2_2_tiles",
+            "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+            "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+            "(FP16, 64, 128, 32, 8): async+eager+load_2_2_2_tiles+opt_softmax",
+        ),
+    ),
+]
+# batch, heads, seqlen_q, seqlen_k: whole tiles of every config, and ragged ones.
+PROBLEMS = {"whole": (1, 2, 256, 256), "ragged": (1, 2, 200, 333)}
+
+# Of the hardware; what this ncu does not know is left out.
+COUNTERS = [
+    "smsp__inst_executed_op_ldsm.sum",
+    "smsp__inst_executed_op_ldgsts.sum",
+    "sm__inst_executed_pipe_tensor_op_hmma.sum",
+    *(
+        f"l1tex__{what}_mem_shared_op_{op}.sum"
+        for what in ("data_bank_conflicts_pipe_lsu", "data_pipe_lsu_wavefronts")
+        for op in ("ld", "st")
+    ),
+    *(
+        f"smsp__sass_l1tex_{what}_mem_shared_op_{op}.sum"
+        for what in ("data_bank_conflicts_pipe_lsu", "data_pipe_lsu_wavefronts")
+        for op in ("ld", "st", "ldsm", "ldgsts")
+    ),
+    *(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum" for op in ("ld", "st")),
+    *(
+        f"smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{op}.sum"
+        for op in ("ld", "st", "ldgsts")
+    ),
+]  # fmt: skip
+# Counted for each instruction of the machine code.
+PER_INSTRUCTION = [
+    "inst_executed",
+    "memory_l1_wavefronts_shared",
+    "memory_l1_wavefronts_shared_ideal",
+    "memory_l2_theoretical_sectors_global",
+    "memory_l2_theoretical_sectors_global_ideal",
+]
+
+
+def cases() -> Iterable[tuple[str, FlashForwardKernelConfig, tuple[int, int, int, int]]]:
+    """(name, config, extents) of every launch, in the order in which they are launched."""
+    for config in CONFIGS:
+        for problem, extents in PROBLEMS.items():
+            yield f"{config} | {problem}", config, extents
+
+
+def predict(folder: Path, arch: str) -> None:
+    from codegen.build import build_kernels
+    from codegen.emulated import build_emulated
+
+    build_emulated(CONFIGS)
+    folder.mkdir(parents=True, exist_ok=True)
+    reports, tensors = {}, {}
+    torch.manual_seed(0)
+    for name, config, (batch, heads, seqlen_q, seqlen_k) in cases():
+        q, k, v = (
+            torch.randn(batch, seqlen, heads, config.d_head, dtype=TORCH_DTYPES[config.dtype])
+            for seqlen in (seqlen_q, seqlen_k, seqlen_k)
+        )
+        out, lse, report = pyflash.emulate(q, k, v, config)
+        report.check()
+        reports[name] = report.to_json()
+        tensors[name] = (q, k, v, out, lse)
+    (folder / "predicted.json").write_text(json.dumps(reports, indent=1) + "\n")
+    torch.save(tensors, folder / "tensors.pt")
+    build_kernels(CONFIGS, [arch], name="truth")
+
+
+def launch(folder: Path) -> None:
+    """Every kernel once, in order, for ncu. Writes how far outputs are from the emulator's."""
+    tensors = torch.load(folder / "tensors.pt", weights_only=True)
+    differences = {}
+    for name, config, _ in cases():
+        q, k, v, out, lse = tensors[name]
+        on_gpu = (x.cuda() for x in (q, k, v))
+        out_gpu, lse_gpu = pyflash.attention(*on_gpu, config=config, return_lse=True)
+        differences[name] = {
+            "out": (out_gpu.cpu().float() - out.float()).abs().max().item(),
+            "lse": (lse_gpu.cpu() - lse).abs().max().item(),
+        }
+    (folder / "differences.json").write_text(json.dumps(differences, indent=1) + "\n")
+
+
+def measure(folder: Path) -> None:
+    report = folder / "truth"
+    names = [*COUNTERS, *PER_INSTRUCTION]
+    while True:
+        command = [
+            "ncu", "--force-overwrite", "--clock-control", "none", "--section", "SourceCounters",
+            "--kernel-name", "regex:flash_forward_kernel", "--metrics", ",".join(names),
+            "--export", str(report), sys.executable, "-m", "pyflash.inspect.ncu_truth", "launch",
+            str(folder),
+        ]  # fmt: skip
+        result = subprocess.run(command, capture_output=True, text=True)
+        print(result.stdout[-3000:], result.stderr[-3000:])
+        unknown = [name for name in names if re.search(rf"metric {re.escape(name)}", result.stdout)]
+        if result.returncode == 0 or not unknown:
+            break
+        print(f"without what this ncu does not know: {unknown}")
+        names = [name for name in names if name not in unknown]
+    result.check_returncode()
+    actions = _actions(report.with_suffix(".ncu-rep"))
+    expected = [name for name, _, _ in cases()]
+    assert len(actions) == len(expected), f"{len(actions)} kernels, expected {len(expected)}"
+    measured = {name: _measured(action) for name, action in zip(expected, actions, strict=True)}
+    (folder / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
+
+
+def _actions(report: Path) -> list[Any]:
+    """Of ncu's own Python module, which comes with ncu."""
+    ncu = Path(shutil.which("ncu")).resolve()
+    homes = [*ncu.parents, *Path("/opt/nvidia/nsight-compute").glob("*")]
+    sys.path += [str(home / "extras" / "python") for home in homes]
+    import ncu_report
+
+    loaded = ncu_report.load_report(str(report))
+    ranges = (loaded.range_by_idx(i) for i in range(loaded.num_ranges()))
+    return [r.action_by_idx(i) for r in ranges for i in range(r.num_actions())]
+
+
+def _measured(action: Any) -> dict[str, Any]:
+    """Counters by name, and per opcode the sum over its instructions of each metric they have."""
+    known = set(action.metric_names())
+    by_opcode: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name in known:
+        metric = action.metric_by_name(name)
+        if name not in (*COUNTERS, *PER_INSTRUCTION) or not metric.num_instances():
+            continue
+        if not metric.has_correlation_ids():
+            continue
+        places = metric.correlation_ids()
+        for i in range(metric.num_instances()):
+            opcode = _opcode(action.sass_by_pc(places.as_uint64(i)))
+            by_opcode[opcode][name] += metric.as_double(i)
+    counters = {name: action.metric_by_name(name).as_double() for name in COUNTERS if name in known}
+    return {"kernel": action.name(), "counters": counters, "by_opcode": by_opcode}
+
+
+def _opcode(sass: str) -> str:
+    words = [word for word in sass.split() if not word.startswith("@")]
+    return words[0].rstrip(";") if words else "?"
+
+
+def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """What the emulator said and what ncu counted, by quantity."""
+    config = FlashForwardKernelConfig.parse(report.config)
+
+    def gpu(pattern: str, *metrics: str) -> float:
+        """The first metric's sum over the opcodes that match, less the others'."""
+        first, *others = (
+            sum(
+                values.get(metric, 0)
+                for opcode, values in measured["by_opcode"].items()
+                if re.match(pattern, opcode)
+            )
+            for metric in metrics
+        )
+        return first - sum(others)
+
+    def emulated(kind: type, attribute: str, *paths: str) -> int:
+        """Summed over what matches 'site path'."""
+        return sum(
+            getattr(traffic, attribute)
+            for site, by_path in report.sites.items()
+            for path, traffic in by_path.items()
+            if isinstance(traffic, kind)
+            and any(re.fullmatch(pattern, f"{site} {path}") for pattern in paths)
+        )
+
+    g2s = "[QKV]_g2s shared_store"
+    stores = ["O_r2s shared_store"] if config.async_copy else ["O_r2s shared_store", g2s]
+    copies = [g2s] if config.async_copy else []
+    excess = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+    counts = report.counts
+    rows = {
+        "mma": (counts.mma, gpu("HMMA", "inst_executed")),
+        "ldmatrix": (counts.ldmatrix, gpu("LDSM", "inst_executed")),
+        "cp.async": (counts.cp_async / 32, gpu("LDGSTS", "inst_executed")),
+        "shuffles": (counts.shuffles, gpu("SHFL", "inst_executed")),
+        "barriers": (counts.barriers * config.n_warps, gpu(r"BAR\.SYNC", "inst_executed")),
+        "exponentials": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),
+    }
+    for what, opcode, paths in (
+        ("ldmatrix", "LDSM", [".* shared_load"]),
+        ("loads", r"LDS\b(?!M)", ["O_s2g shared_load"]),
+        ("stores", "STS", stores),
+        ("cp.async", "LDGSTS", copies),
+    ):
+        if what == "ldmatrix":
+            paths = ["[QKV]_s2r shared_load"]
+        wavefronts = emulated(SharedTraffic, "wavefronts", *paths)
+        conflicts = emulated(SharedTraffic, "bank_conflicts", *paths)
+        rows[f"wavefronts, {what}"] = (wavefronts, gpu(opcode, excess[0]))
+        rows[f"conflicts, {what}"] = (conflicts, gpu(opcode, *excess))
+    for what, opcode, path in (
+        ("loaded", r"LDG\b|LDGSTS", ".* global_load"),
+        ("stored", r"STG\b", ".* global_store"),
+    ):
+        rows[f"sectors {what}"] = (
+            emulated(GlobalTraffic, "sectors", path),
+            gpu(opcode, "memory_l2_theoretical_sectors_global"),
+        )
+    return rows
+
+
+def table(folder: Path) -> str:
+    """Markdown: a row per launch; a cell is one number where both agree, else emulated / ncu."""
+    predicted = json.loads((folder / "predicted.json").read_text())
+    measured = json.loads((folder / "measured.json").read_text())
+    differences = json.loads((folder / "differences.json").read_text())
+    lines = []
+    for name, _, _ in cases():
+        rows = compare(Report.from_json(predicted[name]), measured[name])
+        if not lines:
+            header = ["config", *rows, "max difference of out", "of lse"]
+            lines += [header, ["---"] * len(header)]
+        cells = [f"{a:g}" if a == b else f"**{a:g} / {b:g}**" for a, b in rows.values()]
+        apart = [f"{differences[name][key]:.1e}" for key in ("out", "lse")]
+        lines.append([name.replace("|", "·"), *cells, *apart])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("stage", choices=("predict", "launch", "measure", "table"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--arch", default="90", help="that predict builds for")
+    arguments = parser.parse_args()
+    if arguments.stage == "predict":
+        predict(arguments.folder, arguments.arch)
+    elif arguments.stage == "launch":
+        launch(arguments.folder)
+    elif arguments.stage == "measure":
+        measure(arguments.folder)
+    else:
+        print(table(arguments.folder))
+
+
+if __name__ == "__main__":
+    main()
