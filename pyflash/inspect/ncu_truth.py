@@ -220,13 +220,11 @@ def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, 
         "exponentials": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),
     }
     for what, opcode, paths in (
-        ("ldmatrix", "LDSM", [".* shared_load"]),
+        ("ldmatrix", "LDSM", ["[QKV]_s2r shared_load"]),
         ("loads", r"LDS\b(?!M)", ["O_s2g shared_load"]),
         ("stores", "STS", stores),
         ("cp.async", "LDGSTS", copies),
     ):
-        if what == "ldmatrix":
-            paths = ["[QKV]_s2r shared_load"]
         wavefronts = emulated(SharedTraffic, "wavefronts", *paths)
         conflicts = emulated(SharedTraffic, "bank_conflicts", *paths)
         rows[f"wavefronts, {what}"] = (wavefronts, gpu(opcode, excess[0]))
