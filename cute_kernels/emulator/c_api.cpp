@@ -1,5 +1,6 @@
 #include "cute_kernels/emulator/c_api.h"
 
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,15 +30,17 @@ Order order_of(std::string_view name) {
 
 }  // namespace
 
-void* pyflash_emulator_new(char const* order, uint64_t seed) {
+void* pyflash_emulator_new(char const* order, uint64_t seed) try {
   return new Run{.emulator = Emulator(*pyflash_emulated_kernel(), order_of(order), seed)};
+} catch (std::bad_alloc const&) {
+  return nullptr;
 }
 
 void pyflash_emulator_delete(void* emulator) { delete &run_of(emulator); }
 
 int pyflash_emulator_add_tensor(void* emulator, char const* name, void* data, int rank,
                                 int64_t const* shape, int64_t const* strides, int element_bytes,
-                                int64_t misalignment, int is_output) {
+                                int64_t misalignment, int is_output) try {
   Run& run = run_of(emulator);
   uintptr_t const address = run.emulator.add_tensor({.name = name,
                                                      .data = static_cast<std::byte*>(data),
@@ -47,6 +50,8 @@ int pyflash_emulator_add_tensor(void* emulator, char const* name, void* data, in
                                                      .misalignment = misalignment,
                                                      .output = is_output != 0});
   return set_param(run.params, name, static_cast<int64_t>(address));
+} catch (std::bad_alloc const&) {
+  return -1;
 }
 
 int pyflash_emulator_set_integer(void* emulator, char const* name, int64_t value) {

@@ -6,11 +6,13 @@
 #define PYFLASH_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A run of the kernel. order: "ascending", "descending" or "random", of warps and lanes; seed: of the last.
+// nullptr: no memory.
 PYFLASH_EXPORT void* pyflash_emulator_new(char const* order, uint64_t seed);
 PYFLASH_EXPORT void pyflash_emulator_delete(void* emulator);
 
 // Global memory that the kernel may touch; the param of the same name becomes its address. Strides in elements.
-// misalignment: bytes by which `data` misses what a GPU's allocator would return. Returns 0 for an unknown param.
+// misalignment: bytes by which `data` misses what a GPU's allocator would return. Returns 0 for an unknown param, -1 where
+// there is no memory.
 PYFLASH_EXPORT int pyflash_emulator_add_tensor(void* emulator, char const* name, void* data,
                                                int rank, int64_t const* shape,
                                                int64_t const* strides, int element_bytes,

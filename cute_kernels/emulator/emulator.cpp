@@ -69,9 +69,8 @@ void Emulator::thread_main() {
   running->stop(Stop::kEnd);
 }
 
-Accessor Emulator::accessor(Thread const& thread, int site) const {
-  Warp const& warp = const_cast<Emulator*>(this)->warps()[thread.index / kLanes];
-  return {thread.index, site, n_barriers(), warp.n_syncs};
+Accessor Emulator::accessor(Thread const& thread, int site) {
+  return {thread.index, site, n_barriers(), warps()[thread.index / kLanes].n_syncs};
 }
 
 void Emulator::count_traffic(Path path, void const* address, int bytes) {
@@ -82,9 +81,9 @@ void Emulator::count_traffic(Path path, void const* address, int bytes) {
 // Machine: the calls of the thread that runs
 
 void Emulator::at(int site) { current().site = site; }
-int Emulator::thread_idx() const { return const_cast<Emulator*>(this)->current().index; }
-int Emulator::block_idx() const { return static_cast<int>(cta_); }
-void* Emulator::dynamic_smem() const { return shared_.address(); }
+int Emulator::thread_idx() { return current().index; }
+int Emulator::block_idx() { return static_cast<int>(cta_); }
+void* Emulator::dynamic_smem() { return shared_.address(); }
 
 void Emulator::sync_threads() { stop(Stop::kSyncThreads); }
 void Emulator::sync_warp() { stop(Stop::kSyncWarp); }
@@ -280,19 +279,19 @@ void Emulator::diverged(Thread const& a, Thread const& b, std::string const& det
 
 void Emulator::on_fault(void* address) {
   Thread const& thread = current();
-  Finding finding{.kind = "unhooked_access", .access = {thread.site, thread.index, "access"}};
+  Finding finding{.kind = "unhooked_access",
+                  .access = {thread.site, thread.index, "access"},
+                  .detail = "past the device layer and the copy atoms"};
   if (shared_.contains(address)) {
     finding.memory = "shared";
     finding.offset = shared_.offset(address);
-    finding.detail = "past the device layer and the copy atoms";
   } else if (global_.contains(address)) {
     finding.memory = global_.name_at(address);
-    finding.detail = "past the device layer and the copy atoms";
   } else if (is_stack_guard(address)) {
     finding.kind = "unsupported";
     finding.detail = "the thread's stack overflowed";
   } else {
-    return;
+    finding.detail = "to an address that is in no tensor";
   }
   findings_.add(finding);
   abort();

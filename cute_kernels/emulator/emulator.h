@@ -47,9 +47,9 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
 
   // Machine
   void at(int site) override;
-  int thread_idx() const override;
-  int block_idx() const override;
-  void* dynamic_smem() const override;
+  int thread_idx() override;
+  int block_idx() override;
+  void* dynamic_smem() override;
   void sync_threads() override;
   void sync_warp() override;
   float shfl_xor(float value, int lane_mask) override;
@@ -66,7 +66,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   static void thread_main();
 
   void end_cta();
-  Accessor accessor(Thread const& thread, int site) const;
+  Accessor accessor(Thread const& thread, int site);
   void count_traffic(Path path, void const* address, int bytes);
   void land(Thread& thread, size_t n_copies);
   void meet(Warp& warp) override;

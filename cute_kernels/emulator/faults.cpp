@@ -13,16 +13,7 @@ constexpr std::array kSignals = {SIGSEGV, SIGBUS};
 FaultHandler* current_handler = nullptr;
 std::array<struct sigaction, kSignals.size()> old_actions;
 
-void restore_actions() {
-  for (size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &old_actions[i], nullptr);
-  }
-}
-
-void on_signal(int, siginfo_t* info, void*) {
-  current_handler->on_fault(info->si_addr);
-  restore_actions();  // then it happens again
-}
+void on_signal(int, siginfo_t* info, void*) { current_handler->on_fault(info->si_addr); }
 
 }  // namespace
 
@@ -42,7 +33,9 @@ FaultsGoTo::FaultsGoTo(FaultHandler& handler) : stack_(new char[kStackBytes]) {
 }
 
 FaultsGoTo::~FaultsGoTo() {
-  restore_actions();
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &old_actions[i], nullptr);
+  }
   sigaltstack(&old_stack_, nullptr);
   current_handler = nullptr;
 }

@@ -10,11 +10,11 @@ namespace pyflash::emulator {
 class FaultHandler {
  public:
   virtual ~FaultHandler() = default;
-  // Called on a stack of its own. Returns if the fault is none of the handler's.
+  // Called on a stack of its own, which it must leave for another.
   virtual void on_fault(void* address) = 0;
 };
 
-// Faults go to `handler` while this exists; those that it returns from go where they went before.
+// Faults go to `handler` while this exists.
 class FaultsGoTo {
  public:
   explicit FaultsGoTo(FaultHandler& handler);

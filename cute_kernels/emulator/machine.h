@@ -23,9 +23,9 @@ class Machine {
   virtual ~Machine() = default;
 
   virtual void at(int site) = 0;
-  virtual int thread_idx() const = 0;
-  virtual int block_idx() const = 0;
-  virtual void* dynamic_smem() const = 0;
+  virtual int thread_idx() = 0;
+  virtual int block_idx() = 0;
+  virtual void* dynamic_smem() = 0;
 
   virtual void sync_threads() = 0;
   virtual void sync_warp() = 0;

@@ -128,9 +128,11 @@ bool Scheduler::same_stop(Warp& warp) {
   if (other == warp.lanes.end()) {
     return true;
   }
+  std::string const stops = std::string("a lane stops at ") + name(first.stop);
   diverged(first, **other,
-           std::string("lanes of one warp: one stops at ") + name(first.stop) + ", the other at " +
-               name((*other)->stop) + ", or the two differ in its operands");
+           first.stop == (*other)->stop
+               ? stops + ", another with different operands"
+               : stops + ", another of its warp at " + name((*other)->stop));
   aborted_ = true;
   return false;
 }

@@ -48,8 +48,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @functools.cache
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+def _load(path: Path) -> ctypes.PyDLL:
+    # NOTE: with the GIL held: the machine runs one kernel at a time.
+    library = ctypes.PyDLL(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"pyflash_emulator_{name}")
         function.restype, function.argtypes = result, arguments
@@ -62,6 +63,8 @@ class Machine:
     def __init__(self, library: Path, order: str, seed: int) -> None:
         self._library = _load(library)
         self._handle = self._call("new", order.encode(), seed)
+        if not self._handle:
+            raise MemoryError("the emulator's threads")
 
     def _call(self, function: str, *arguments: Any) -> Any:
         return getattr(self._library, f"pyflash_emulator_{function}")(*arguments)
@@ -88,6 +91,8 @@ class Machine:
             misalignment,
             output,
         )
+        if known < 0:
+            raise MemoryError(f"the emulator's record of {name}")
         assert known, name
 
     def set_params(self, values: Mapping[str, int | float]) -> None:

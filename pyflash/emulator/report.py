@@ -78,7 +78,12 @@ class Finding:
     def __str__(self) -> str:
         place = f"bytes {self.offset} to {self.offset + self.bytes} of {self.memory}"
         sentence = _SENTENCES[self.kind].format(
-            access=self.access, other=self.other, place=place, detail=self.detail
+            access=self.access,
+            other=self.other,
+            place=place,
+            offset=self.offset,
+            memory=self.memory or "no tensor",
+            detail=self.detail,
         )
         times = f", {self.count} times" if self.count > 1 else ""
         return f"{self.kind}: {sentence} (CTA {self.cta}{times})"
@@ -95,7 +100,7 @@ _SENTENCES = {
     "written_twice": "{access} to {place}, which another thread wrote before",
     "not_written": "{place} was never written: {detail}",
     "divergence": "{detail} ({access}; {other})",
-    "unhooked_access": "{access} of {place} {detail}",
+    "unhooked_access": "{access}, byte {offset} of {memory}, {detail}",
     "unsupported": "{detail} ({access})",
 }
 

@@ -229,6 +229,12 @@ BUGS = [
         (found("unhooked_access", "lse_r2g", memory="lse"),),
     ),
     Bug(
+        "an_address_of_no_tensor",
+        (condition("int const row = get<0>(rows(r, 0));",
+                   "{original} if (BUG) { *reinterpret_cast<float volatile*>(16) = lse(r); }"),),
+        (found("unhooked_access", "lse_r2g", memory=""),),
+    ),
+    Bug(
         "one_warp_with_a_barrier_more",
         (condition("device::sync_threads();  // O is visible",
                    "{original} if (BUG && tidx < 32) { device::sync_threads(); }"),),
