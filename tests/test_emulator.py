@@ -25,6 +25,7 @@ from pyflash.emulator.run import run_library
 from pyflash.reference import expect
 from pyflash.selection import TORCH_DTYPES
 from tests.problems import Shape, make_inputs, problem_of
+from third_party import cuda
 
 # The ladder, and every kind of copy, schedule, layout, load count and tile beside it.
 CONFIGS = [
@@ -271,3 +272,21 @@ def test_kernels_for_gpus_do_not_know_of_the_emulator():
     headers = included_headers(emit.emit_config(BEST))
     assert any(path.name == "device.h" for path in headers)
     assert not [path for path in headers if "emulator" in path.parts]
+
+
+def test_the_headers_of_cuda_are_found_without_nvcc(tmp_path, monkeypatch):
+    def no_nvcc():
+        raise cuda.CudaError("none")
+
+    monkeypatch.setattr(cuda, "find_nvcc", no_nvcc)
+    monkeypatch.setattr(cuda, "package_dirs", lambda name: [tmp_path / name])
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    with pytest.raises(cuda.CudaError, match="pip install nvidia-cuda-crt"):
+        cuda.include_dirs()
+
+    include = tmp_path / "nvidia" / "cu13" / "include"
+    for header in ("cuda_fp16.h", "cccl/cuda/std/utility"):
+        (include / header).parent.mkdir(parents=True, exist_ok=True)
+        (include / header).touch()
+    assert cuda.include_dirs() == [include, include / "cccl"]
