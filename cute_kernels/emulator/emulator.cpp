@@ -1,9 +1,8 @@
 #include "cute_kernels/emulator/emulator.h"
 
-#include <algorithm>
 #include <cstring>
+#include <iterator>
 
-#include "cute_kernels/emulator/tensor_core.h"
 #include "cute_kernels/sites.h"
 
 namespace pyflash::emulator {
@@ -13,10 +12,9 @@ namespace {
 constexpr auto kNSites = static_cast<int>(std::size(device::kSiteNames));
 constexpr int kMaxCopyBytes = 16;
 constexpr std::array<std::byte, kMaxCopyBytes> kZeros{};
-// In place of what cannot be read: NaN.
-constexpr auto kPoison = [] {
+constexpr auto kPoisoned = [] {
   std::array<std::byte, kMaxCopyBytes> bytes;
-  bytes.fill(std::byte{0xff});
+  bytes.fill(kPoison);
   return bytes;
 }();
 
@@ -117,7 +115,7 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
                            findings_);
   }
   if (to != nullptr) {
-    std::memcpy(to, from != nullptr ? from : kPoison.data(), bytes);
+    std::memcpy(to, from != nullptr ? from : kPoisoned.data(), bytes);
   }
 }
 
@@ -126,7 +124,7 @@ void Emulator::async_copy(void const* source, void* destination, int bytes, bool
   ++counts_.cp_async;
   std::byte const* from = kZeros.data();
   if (valid) {
-    from = kPoison.data();
+    from = kPoisoned.data();
     Access const access{thread.site, thread.index, "cp.async"};
     if (!global_.contains(source)) {
       fail("cp.async from an address that is not in global memory");
@@ -193,81 +191,6 @@ void Emulator::fail(char const* what) {
   Thread const& thread = current();
   findings_.add({.kind = "unsupported", .access = {thread.site, thread.index, ""}, .detail = what});
   abort();
-}
-
-// What a warp does together
-
-void Emulator::meet(Warp& warp) {
-  warp.traffic.flush(traffic_);
-  switch (warp.lanes[0]->stop) {
-    case Stop::kMma:
-      return meet_mma(warp);
-    case Stop::kLdmatrix:
-      return meet_ldmatrix(warp);
-    case Stop::kShuffle:
-      return meet_shuffle(warp);
-    case Stop::kSyncWarp:
-      ++counts_.warp_syncs;
-      ++warp.n_syncs;
-      return;
-    case Stop::kSyncThreads:
-    case Stop::kEnd:
-    case Stop::kNone:
-      return;
-  }
-}
-
-void Emulator::meet_mma(Warp& warp) {
-  ++counts_.mma;
-  std::array<MmaRegisters*, kLanes> lanes;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    lanes[lane] = warp.lanes[lane]->mma;
-  }
-  mma_m16n8k16(lanes, mma_dtype_);
-}
-
-void Emulator::meet_ldmatrix(Warp& warp) {
-  ++counts_.ldmatrix;
-  auto const& first = *warp.lanes[0];
-  int const n_matrices = first.ldmatrix.n_matrices;
-  int const n_rows = 8 * n_matrices;
-  std::array<MatrixRow, kLanes> rows;
-  Request request;
-  for (int lane = 0; lane < n_rows; ++lane) {
-    Thread const& thread = *warp.lanes[lane];
-    void const* const address = thread.ldmatrix.row;
-    std::byte const* row = nullptr;
-    if (shared_.contains(address)) {
-      row = shared_.read(shared_.offset(address), sizeof(MatrixRow), accessor(thread, thread.site));
-    } else {
-      findings_.add({.kind = "out_of_bounds",
-                     .memory = "shared",
-                     .access = {thread.site, thread.index, "read"},
-                     .detail = "ldmatrix from an address that is not in shared memory"});
-    }
-    std::memcpy(&rows[lane], row != nullptr ? row : kPoison.data(), sizeof(MatrixRow));
-    request.lanes |= uint32_t{1} << lane;
-    request.addresses[lane] = reinterpret_cast<uint64_t>(address);
-  }
-  traffic_.add(first.site, Path::kSharedLoad, request, sizeof(MatrixRow));
-  for (int lane = 0; lane < kLanes; ++lane) {
-    for (int i = 0; i < n_matrices; ++i) {
-      warp.lanes[lane]->ldmatrix.registers[i] =
-          ldmatrix_register(&rows[8 * i], lane, first.ldmatrix.transposed);
-    }
-  }
-}
-
-void Emulator::meet_shuffle(Warp& warp) {
-  ++counts_.shuffles;
-  std::array<float, kLanes> values;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    values[lane] = warp.lanes[lane]->shuffle.value;
-  }
-  for (int lane = 0; lane < kLanes; ++lane) {
-    auto& shuffle = warp.lanes[lane]->shuffle;
-    shuffle.value = values[(lane ^ shuffle.lane_mask) % kLanes];
-  }
 }
 
 void Emulator::diverged(Thread const& a, Thread const& b, std::string const& detail) {

@@ -7,8 +7,6 @@ namespace pyflash::emulator {
 
 namespace {
 
-constexpr int kPoison = 0xff;  // NaN in every 16-bit and 32-bit type
-
 constexpr int warp_of(int thread) { return thread / 32; }
 
 }  // namespace
@@ -21,7 +19,7 @@ SharedMemory::SharedMemory(int bytes, Findings& findings)
       cells_((bytes + kCellBytes - 1) / kCellBytes) {}
 
 void SharedMemory::reset() {
-  std::memset(data_.get(), kPoison, bytes_);
+  std::memset(data_.get(), std::to_integer<int>(kPoison), bytes_);
   std::fill(cells_.begin(), cells_.end(), Cell{});
 }
 
@@ -54,7 +52,7 @@ bool SharedMemory::begin_async_write(int64_t offset, int bytes, Accessor const& 
   }
   note_writes(offset, bytes, who, true);
   // So that what was there before cannot hide a missing wait.
-  std::memset(data_.get() + offset, kPoison, bytes);
+  std::memset(data_.get() + offset, std::to_integer<int>(kPoison), bytes);
   return true;
 }
 

@@ -17,6 +17,9 @@
 
 namespace pyflash::emulator {
 
+// Stands for a byte that has no value: NaN in every 16-bit and 32-bit type.
+inline constexpr std::byte kPoison{0xff};
+
 // Who accesses, and when.
 struct Accessor {
   int thread;
