@@ -28,7 +28,9 @@ KERNEL = "sm80/forward_kernel.cuh"
 # Which bug is on; 0: none.
 _SWITCH = "pyflash_planted_bug"
 _DECLARATION = f"""
-extern "C" __attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+extern "C" {{
+__attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+}}
 """
 
 
