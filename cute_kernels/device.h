@@ -32,10 +32,6 @@ CUTE_DEVICE float shfl_xor(float value, int lane_mask) {
 
 // One value of global memory.
 template <class T>
-CUTE_DEVICE T load(T const* address) {
-  return *address;
-}
-template <class T>
 CUTE_DEVICE void store(T* address, T value) {
   *address = value;
 }
@@ -88,14 +84,7 @@ void sync_threads();
 void sync_warp();
 float shfl_xor(float value, int lane_mask);
 
-void load(void const* address, void* value, int bytes);
 void store(void* address, void const* value, int bytes);
-template <class T>
-T load(T const* address) {
-  T value;
-  load(address, &value, sizeof(T));
-  return value;
-}
 template <class T>
 void store(T* address, T value) {
   store(address, &value, sizeof(T));

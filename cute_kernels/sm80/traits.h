@@ -96,7 +96,6 @@ struct KernelTraits {
   using AsyncCopyAtomOrZeros = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Vector>, Element>;
   using TiledCopyG2S =
       TiledCopyVectors<std::conditional_t<kAsyncCopy, AsyncCopyAtom, VectorCopyAtom>>;
-  using TiledCopyS2G = TiledCopyVectors<VectorCopyAtom>;
 
   // Shared -> registers: ldmatrix for Q and K, transposing for V. Registers -> shared: two elements a thread.
   using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
