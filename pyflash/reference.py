@@ -1,6 +1,6 @@
 """Attention as its formula says it, and how far a kernel may be from it.
 
-expected = expect(q, k, v)
+expected = expect(q, k, v, causal=True)
 expected.check(out, lse)      # raises AssertionError beyond the bound
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,10 @@ def attention_ref(
     v: Tensor,
     *,
     softmax_scale: float | None = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v with every step, and the results, in `dtype`.
@@ -29,18 +34,77 @@ def attention_ref(
     Shapes and semantics as `pyflash.attention`, any dtype and device. Returns (out, lse). With the
     16-bit type of the inputs, it is what PyTorch makes of the formula without a fused kernel.
     """
-    batch, _, heads, d_head = q.shape
+    batch, seqlen_q, heads, d_head = q.shape
+    seqlen_k, heads_kv = k.shape[1:3]
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(d_head)
-    q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))  # (batch, heads, seqlen, d_head)
-    rows = max(1, _MAX_SCORES // max(1, batch * heads * k.shape[2]))
-    outs = [q.new_empty(batch, heads, 0, d_head)]
-    lses = [q.new_empty(batch, heads, 0)]
-    for q_rows in q.split(rows, dim=2):
-        scores = q_rows @ k.transpose(-1, -2) * softmax_scale
+    if causal:
+        window_right = 0
+    group = heads // max(1, heads_kv)
+    # (batch, heads_kv, group, seqlen_q, d_head), and without the group for k and v
+    q = q.to(dtype).unflatten(2, (heads_kv, group)).permute(0, 2, 3, 1, 4)
+    k, v = (x.to(dtype).transpose(1, 2) for x in (k, v))
+    n_rows = max(1, _MAX_SCORES // max(1, batch * heads * seqlen_k))
+    outs, lses = [q[:, :, :, :0]], [q[:, :, :, :0, 0]]
+    for start in range(0, seqlen_q, n_rows):
+        q_rows = q[:, :, :, start : start + n_rows]
+        # One matrix of all rows of a group, so that k and v are not copied for each head.
+        scores = (q_rows.flatten(2, 3) @ k.transpose(-1, -2)) * softmax_scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.unflatten(2, q_rows.shape[2:4])
+        rows = torch.arange(start, start + q_rows.shape[3], device=q.device, dtype=torch.int32)
+        masked = ~attended(rows, seqlen_q, seqlen_k, window_left, window_right)
+        scores.masked_fill_(masked, -math.inf)
+        p = torch.softmax(scores, dim=-1)
+        nothing = masked.all(-1, keepdim=True)
+        if nothing.any():
+            p = p.masked_fill(nothing, 0)
+        outs.append((p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4]))
         lses.append(torch.logsumexp(scores, dim=-1))
-        outs.append(torch.softmax(scores, dim=-1) @ v)
-    return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), torch.cat(lses, dim=2)
+    out = torch.cat(outs, dim=3).permute(0, 3, 1, 2, 4).flatten(2, 3).contiguous()
+    return out, torch.cat(lses, dim=3).flatten(1, 2)
+
+
+def attended(
+    rows: Tensor, seqlen_q: int, seqlen_k: int, window_left: int, window_right: int
+) -> Tensor:
+    """Which keys these rows of the queries attend, (rows, seqlen_k), bool."""
+    keys = torch.arange(seqlen_k, device=rows.device, dtype=rows.dtype)
+    distance = keys - (rows[:, None] + (seqlen_k - seqlen_q))
+    result = torch.ones_like(distance, dtype=torch.bool)
+    whole = seqlen_q + seqlen_k  # a window as large cuts nothing, and fits the type
+    if window_left >= 0:
+        result &= distance >= -min(window_left, whole)
+    if window_right >= 0:
+        result &= distance <= min(window_right, whole)
+    return result
+
+
+def attention_varlen_ref(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """`attention_ref` of each sequence of packed tensors, shapes as `pyflash.attention_varlen`.
+
+    `options` are the others of `attention_ref`. Returns (out, lse), lse (heads, total_q).
+    """
+    outs, lses = [q[:0].to(dtype)], [q[:0, :, 0].T.to(dtype)]
+    bounds_q, bounds_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for b in range(len(bounds_q) - 1):
+        rows_q = slice(bounds_q[b], bounds_q[b + 1])
+        rows_k = slice(bounds_k[b], bounds_k[b + 1])
+        sequence = (x[None] for x in (q[rows_q], k[rows_k], v[rows_k]))
+        out, lse = attention_ref(*sequence, dtype=dtype, **options)
+        outs.append(out[0])
+        lses.append(lse[0])
+    return torch.cat(outs), torch.cat(lses, dim=1)
 
 
 def tolerance(ref: Tensor, pt16: Tensor) -> float:
@@ -91,35 +155,49 @@ class Expected:
             raise AssertionError(f"lse: {_worst(lse, self.lse)}; bound {self.lse_bound:.0e}")
 
 
-def expect(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None) -> Expected:
+def expect(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Expected:
     """The reference for q, k and v, in fp64 for small shapes and in fp32 for large ones, with the
-    bounds that go with it: `tolerance` for out, 1e-4 for lse (fp32 sums of fp32 exponentials)."""
-    small = q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1] <= 1 << 22
-    dtype = torch.float64 if small else torch.float32
-    out, lse = attention_ref(q, k, v, softmax_scale=softmax_scale, dtype=dtype)
-    pt16, _ = attention_ref(q, k, v, softmax_scale=softmax_scale, dtype=q.dtype)
+    bounds that go with it: `tolerance` for out, 1e-4 for lse (fp32 sums of fp32 exponentials).
+
+    `options` are those of `attention_ref`: softmax_scale, causal, window_left, window_right and
+    softcap.
+    """
+    dtype = _reference_dtype(q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1])
+    out, lse = attention_ref(q, k, v, dtype=dtype, **options)
+    pt16, _ = attention_ref(q, k, v, dtype=q.dtype, **options)
     return Expected(out, lse, bound=tolerance(out, pt16), lse_bound=1e-4)
 
 
+def expect_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
+) -> Expected:
+    """`expect` for packed tensors."""
+    packed = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    n_scores = (cu_seqlens_q.diff().long() * cu_seqlens_k.diff()).sum().item() * q.shape[1]
+    out, lse = attention_varlen_ref(*packed, dtype=_reference_dtype(n_scores), **options)
+    pt16, _ = attention_varlen_ref(*packed, dtype=q.dtype, **options)
+    return Expected(out, lse, bound=tolerance(out, pt16), lse_bound=1e-4)
+
+
+def _reference_dtype(n_scores: int) -> torch.dtype:
+    return torch.float64 if n_scores <= 1 << 22 else torch.float32
+
+
 def check(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    lse: Tensor | None = None,
-    softmax_scale: float | None = None,
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, **options: Any
 ) -> tuple[float, float]:
     """Returns (error, bound) of an output of attention; raises AssertionError beyond the bound.
 
-    To check several outputs of the same inputs, `expect` once.
+    `options` as in `expect`; to check several outputs of the same inputs, call that once.
     """
-    expected = expect(q, k, v, softmax_scale=softmax_scale)
+    expected = expect(q, k, v, **options)
     return expected.check(out, lse), expected.bound
 
 
 def _worst(actual: Tensor, expected: Tensor) -> str:
-    difference = (actual.to(expected.dtype) - expected).abs().nan_to_num(nan=math.inf)
+    actual = actual.to(expected.dtype)
+    difference = (actual - expected).abs().nan_to_num(nan=math.inf)
+    difference[actual == expected] = 0  # equal infinities too
     place = tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
     return (
         f"{actual[place].item():.6g} at {place}, expected {expected[place].item():.6g}: "

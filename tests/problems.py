@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyflash.config import FlashForwardKernelConfig
-from pyflash.reference import Expected, expect
+from pyflash.reference import Expected, expect, expect_varlen
 from pyflash.selection import TORCH_DTYPES
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -27,6 +29,49 @@ class Shape:
     seqlen_k: int
     heads: int
     layout: str = "contiguous"
+    heads_kv: int | None = None  # None: as many as heads
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def kv(self) -> int:
+        return self.heads if self.heads_kv is None else self.heads_kv
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is done to the scores, as `attention` takes it."""
+
+    name: str
+    causal: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `attention`, and of the reference."""
+        return {
+            "causal": self.causal,
+            "window_left": self.window_left,
+            "window_right": self.window_right,
+            "softcap": self.softcap,
+        }
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences of these lengths, one after the other."""
+
+    name: str
+    seqlens_q: tuple[int, ...]
+    seqlens_k: tuple[int, ...]
+    heads: int
+    heads_kv: int
 
     def __str__(self) -> str:
         return self.name
@@ -59,6 +104,43 @@ EMPTY = [
     Shape("no_heads", 2, 5, 7, 0),
 ]
 
+GQA = [
+    Shape("gqa_3", 2, 131, 67, 6, heads_kv=2),
+    Shape("mqa", 2, 67, 131, 4, heads_kv=1),
+    Shape("gqa_decode", 3, 1, 257, 8, heads_kv=2),
+    Shape("mqa_decode", 2, 1, 129, 71, heads_kv=1),
+    Shape("gqa_few_queries", 2, 3, 517, 4, heads_kv=2),
+    Shape("gqa_of_wider_rows", 2, 131, 67, 4, "sliced", heads_kv=2),
+    Shape("gqa_nan_past_the_end", 2, 113, 127, 4, "nan_around", heads_kv=2),
+    Shape("gqa_one_kv_for_all_batches", 3, 131, 67, 4, "expanded", heads_kv=2),
+]
+
+NO_MASK = Mask("full")
+MASKS = [
+    Mask("causal", causal=True),
+    Mask("causal_window", causal=True, window_left=37),
+    Mask("diagonal", window_left=0, window_right=0),
+    Mask("left", window_left=70),
+    Mask("right", window_right=40),
+    Mask("both", window_left=33, window_right=65),
+    Mask("one_wider_than_any_length", window_left=1 << 40, window_right=1 << 40),
+    Mask("softcap", softcap=0.7),
+    Mask("causal_softcap", causal=True, softcap=20.0),
+    Mask("window_softcap", window_left=50, window_right=3, softcap=5.0),
+]
+
+PACKED = [
+    Packed("equal", (64, 64), (64, 64), 2, 2),
+    Packed("primes", (113, 7, 131), (127, 67, 5), 3, 3),
+    Packed("empty_ones", (0, 33, 0, 17, 0), (5, 0, 0, 129, 7), 2, 2),
+    Packed("packed_gqa", (65, 1, 200), (63, 300, 200), 6, 2),
+    Packed("packed_decode", (1, 1, 1), (257, 3, 130), 8, 2),
+    Packed("one_sequence", (150,), (90,), 4, 1),
+    Packed("only_empty", (0, 0), (0, 0), 2, 2),
+    Packed("no_keys", (5, 9), (0, 0), 2, 1),
+    Packed("no_sequences", (), (), 2, 2),
+]
+
 
 def make_inputs(
     shape: Shape, dtype: torch.dtype, d_head: int, device: str = "cpu", seed: int = 0
@@ -72,19 +154,65 @@ def make_inputs(
     return _LAYOUTS[shape.layout](shape, d_head, randn)
 
 
+def make_packed(
+    packed: Packed, dtype: torch.dtype, d_head: int, device: str = "cpu", seed: int = 0
+) -> tuple[Any, ...]:
+    """The positional arguments of `attention_varlen`: q, k and v of normal random numbers, between
+    rows of NaN; cu_seqlens_q and cu_seqlens_k; the largest lengths."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def randn(total: int, heads: int) -> Tensor:
+        guard = 130
+        rows = torch.full((total + 2 * guard, heads, d_head), torch.nan, dtype=dtype, device=device)
+        size = (total, heads, d_head)
+        rows[guard : guard + total] = torch.randn(size, generator=generator, device=device)
+        return rows[guard : guard + total]
+
+    def cumulated(lengths: tuple[int, ...]) -> Tensor:
+        starts = list(itertools.accumulate(lengths, initial=0))
+        return torch.tensor(starts, dtype=torch.int32, device=device)
+
+    lengths = (packed.seqlens_q, packed.seqlens_k)
+    total_q, total_k = map(sum, lengths)
+    return (
+        randn(total_q, packed.heads),
+        randn(total_k, packed.heads_kv),
+        randn(total_k, packed.heads_kv),
+        *map(cumulated, lengths),
+        *(max(x, default=0) for x in lengths),
+    )
+
+
 @functools.cache
 def inputs_and_expected(
-    shape: Shape, dtype: torch.dtype, d_head: int, device: str = "cpu"
+    shape: Shape,
+    dtype: torch.dtype,
+    d_head: int,
+    device: str = "cpu",
+    mask: Mask = NO_MASK,
 ) -> tuple[Inputs, Expected]:
     """The same for every caller, who must not write to them."""
     inputs = make_inputs(shape, dtype, d_head, device)
-    return inputs, expect(*inputs)
+    return inputs, expect(*inputs, **mask.options)
+
+
+@functools.cache
+def packed_and_expected(
+    packed: Packed,
+    dtype: torch.dtype,
+    d_head: int,
+    device: str = "cpu",
+    mask: Mask = NO_MASK,
+) -> tuple[tuple[Any, ...], Expected]:
+    """The same for every caller, who must not write to them."""
+    inputs = make_packed(packed, dtype, d_head, device)
+    return inputs, expect_varlen(*inputs[:5], **mask.options)
 
 
 def problem_of(
-    shape: Shape, config: FlashForwardKernelConfig, device: str = "cpu"
+    shape: Shape, config: FlashForwardKernelConfig, device: str = "cpu", mask: Mask = NO_MASK
 ) -> tuple[Inputs, Expected]:
-    return inputs_and_expected(shape, TORCH_DTYPES[config.dtype], config.d_head, device)
+    return inputs_and_expected(shape, TORCH_DTYPES[config.dtype], config.d_head, device, mask)
 
 
 @contextmanager
@@ -103,8 +231,8 @@ Randn = Callable[..., Tensor]
 
 
 def _sizes(shape: Shape, d_head: int) -> list[tuple[int, int, int, int]]:
-    seqlens = (shape.seqlen_q, shape.seqlen_k, shape.seqlen_k)
-    return [(shape.batch, seqlen, shape.heads, d_head) for seqlen in seqlens]
+    kv = (shape.batch, shape.seqlen_k, shape.kv, d_head)
+    return [(shape.batch, shape.seqlen_q, shape.heads, d_head), kv, kv]
 
 
 def _contiguous(shape: Shape, d_head: int, randn: Randn) -> Inputs:
