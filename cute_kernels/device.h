@@ -32,6 +32,10 @@ CUTE_DEVICE float shfl_xor(float value, int lane_mask) {
 
 // One value of global memory.
 template <class T>
+CUTE_DEVICE T load(T const* address) {
+  return *address;
+}
+template <class T>
 CUTE_DEVICE void store(T* address, T value) {
   *address = value;
 }
@@ -55,6 +59,13 @@ CUTE_DEVICE float exp2(float x) {
 // e^x and ln(x), to the precision of the special-function unit.
 CUTE_DEVICE float exp(float x) { return __expf(x); }
 CUTE_DEVICE float log(float x) { return __logf(x); }
+
+// 1 / x, one instruction.
+CUTE_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Two fp32 rounded to nearest even into one 32-bit register, `lo` in the lower half.
 CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::half_t) {
@@ -84,6 +95,13 @@ void sync_threads();
 void sync_warp();
 float shfl_xor(float value, int lane_mask);
 
+void load(void const* address, void* value, int bytes);
+template <class T>
+T load(T const* address) {
+  T value;
+  load(address, &value, sizeof(T));
+  return value;
+}
 void store(void* address, void const* value, int bytes);
 template <class T>
 void store(T* address, T value) {
@@ -100,6 +118,7 @@ void async_wait() {
 float exp2(float x);
 float exp(float x);
 float log(float x);
+float reciprocal(float x);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);

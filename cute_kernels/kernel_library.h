@@ -10,4 +10,8 @@ int device_properties(int* sm_arch, int* n_sms);
 
 char const* error_string(int error);
 
+// Merges the partial results of num_splits > 1 into o and lse; launched after the kernel that wrote them. Returns a
+// cudaError_t.
+int merge_splits(ForwardParams const& params, DType dtype, void* stream);
+
 }  // namespace pyflash

@@ -7,29 +7,77 @@
 namespace pyflash {
 
 struct TensorStrides {
-  int64_t batch;
+  int64_t batch;  // 0 where sequences are packed
   int64_t row;
   int64_t head;
 };
 
+// Of lse, whose rows are adjacent.
+struct LseStrides {
+  int64_t batch;  // 0 where sequences are packed
+  int64_t head;
+  int64_t split;  // of lse_partial: the number of elements of lse
+};
+
+// A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.
+inline constexpr int kNoWindow = 1 << 30;
+
+// Sequences are padded, (batch, seqlen, heads, d_head), or packed, (total, heads, d_head): then the rows of sequence b of
+// q, o and lse are [cu_seqlens_q[b], cu_seqlens_q[b + 1]), those of k and v the like, and seqlen_q and seqlen_k are the
+// largest lengths.
 struct ForwardParams {
   void const* q;  // (batch, seqlen_q, heads, d_head)
-  void const* k;  // (batch, seqlen_k, heads, d_head)
-  void const* v;  // (batch, seqlen_k, heads, d_head)
+  void const* k;  // (batch, seqlen_k, heads_kv, d_head)
+  void const* v;  // (batch, seqlen_k, heads_kv, d_head)
   void* o;        // (batch, seqlen_q, heads, d_head)
-  float* lse;     // (batch, heads, seqlen_q), natural log
+  float* lse;     // (batch, heads, seqlen_q), natural log; packed: (heads, total_q)
+
+  int const* cu_seqlens_q;  // (batch + 1), ascending from 0 to total_q; nullptr: padded
+  int const* cu_seqlens_k;  // (batch + 1), ascending from 0 to total_k; nullptr: padded
+
+  // Where num_splits > 1, what each split of the keys makes of them goes here, and o and lse are merged from it.
+  float* o_partial;    // (num_splits, elements of lse, d_head)
+  float* lse_partial;  // (num_splits, elements of lse)
 
   TensorStrides q_strides;
   TensorStrides k_strides;
   TensorStrides v_strides;
   TensorStrides o_strides;
+  LseStrides lse_strides;
 
   int batch;
-  int heads;
+  int heads;     // of q and o: a multiple of heads_kv
+  int heads_kv;  // of k and v: head h of q attends head h / (heads / heads_kv)
   int seqlen_q;
   int seqlen_k;
+  int total_q;  // packed: rows of q; padded: 0
+  int total_k;  // packed: rows of k and v; padded: 0
+  int d_head;   // a multiple of 8, at most that of the config
+
+  // Query i of a sequence attends the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right.
+  int window_left;
+  int window_right;
+
+  int num_splits;  // at least 1
 
   float softmax_scale;
+  float softcap;  // scores become softcap * tanh(scores / softcap); 0: they stay
 };
+
+// What is done to scores besides scaling them. Every config has a kernel for each, because what one does costs the others
+// speed.
+enum class Scores : int {
+  Plain,   // nothing
+  Masked,  // causal, window
+  Capped   // softcap, and masked too if need be
+};
+
+inline Scores scores_of(ForwardParams const& params) {
+  if (params.softcap != 0) {
+    return Scores::Capped;
+  }
+  bool const windowed = params.window_left < kNoWindow || params.window_right < kNoWindow;
+  return windowed ? Scores::Masked : Scores::Plain;
+}
 
 }  // namespace pyflash

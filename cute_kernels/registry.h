@@ -12,7 +12,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, config.h or params.h changes its layout.
-inline constexpr int kKernelLibraryAbi = 1;
+inline constexpr int kKernelLibraryAbi = 2;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.
@@ -36,6 +36,8 @@ struct KernelLibrary {
   // Of the current device: compute capability as major * 10 + minor, number of multiprocessors; returns a cudaError_t.
   int (*device_properties)(int* sm_arch, int* n_sms);
   char const* (*error_string)(int error);
+  // Merges the partial results of num_splits > 1 into o and lse, after the kernel that wrote them, on the same stream.
+  int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
 };
 
 // The row of one config: the launcher and what the traits know of it. Defined in sm80/launch.h, instantiated once in the

@@ -1,49 +1,81 @@
 // Blocks between global and shared memory, 16 bytes a thread at a time. Tensors come partitioned by one TiledCopy:
-// (CPY,CPY_M,CPY_K), with coordinates (row, column) in the block beside them.
+// (CPY,CPY_M,CPY_K), with coordinates (row, column) in the block beside them. And fp32 accumulators to global memory.
 #pragma once
 
 #include <cute/tensor.hpp>
+
+#include "cute_kernels/device.h"
 
 namespace pyflash::sm80 {
 
 using namespace cute;
 
-// Copies a block to shared memory, asynchronously or through registers. With kCheckRows, rows at or past n_rows are
-// filled with zeros and their global memory is not touched.
-template <class Traits, bool kCheckRows, class TiledCopy, class SrcTensor, class DstTensor,
+// What of a block there is in global memory.
+struct Extent {
+  int rows;
+  int columns;
+};
+
+// Copies a block to shared memory, asynchronously or through registers. With kFillZeros, what lies outside of `extent` is
+// filled with zeros; otherwise every row is inside, and columns outside are left as they are. Either way global memory
+// outside of `extent` is not touched.
+template <class Traits, bool kFillZeros, class TiledCopy, class SrcTensor, class DstTensor,
           class CoordTensor>
 CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, DstTensor&& dst,
-                          CoordTensor const& coords, int n_rows) {
-  if constexpr (Traits::kAsyncCopy && kCheckRows) {
-    typename Traits::AsyncCopyAtomOrZeros const copy_or_zeros;
+                          CoordTensor const& coords, Extent const& extent) {
+  constexpr bool kThroughRegisters = !Traits::kAsyncCopy;
+  Tensor in_flight = make_fragment_like(dst);  // (CPY,CPY_M,CPY_K), unused by asynchronous copies
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(dst); ++k) {
+    bool const column_exists = get<1>(coords(0, 0, k)) < extent.columns;
     CUTE_UNROLL
     for (int m = 0; m < size<1>(dst); ++m) {
-      copy(copy_or_zeros.with(get<0>(coords(0, m, 0)) < n_rows), src(_, m, _), dst(_, m, _));
-    }
-  } else if constexpr (Traits::kAsyncCopy) {
-    copy(tiled_copy, src, dst);
-  } else {
-    Tensor in_flight = make_fragment_like(dst);  // (CPY,CPY_M,CPY_K)
-    CUTE_UNROLL
-    for (int m = 0; m < size<1>(dst); ++m) {
-      if (!kCheckRows || get<0>(coords(0, m, 0)) < n_rows) {
-        copy(tiled_copy, src(_, m, _), in_flight(_, m, _));
-      } else {
-        clear(in_flight(_, m, _));
+      bool const exists = column_exists && (!kFillZeros || get<0>(coords(0, m, 0)) < extent.rows);
+      if constexpr (kThroughRegisters) {
+        clear(in_flight(_, m, k));
+        if (exists) {
+          copy(tiled_copy, src(_, m, k), in_flight(_, m, k));
+        }
+      } else if constexpr (kFillZeros) {
+        typename Traits::AsyncCopyAtomOrZeros const copy_or_zeros;
+        copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));
+      } else if (exists) {
+        copy(tiled_copy, src(_, m, k), dst(_, m, k));
       }
     }
+  }
+  if constexpr (kThroughRegisters) {
     copy(tiled_copy, in_flight, dst);
   }
 }
 
-// Copies the rows of a block below n_rows to global memory.
+// Copies what of a block is inside of `extent` to global memory.
 template <class TiledCopy, class SrcTensor, class DstTensor, class CoordTensor>
 CUTE_DEVICE void copy_s2g(TiledCopy const& tiled_copy, SrcTensor const& src, DstTensor&& dst,
-                          CoordTensor const& coords, int n_rows) {
+                          CoordTensor const& coords, Extent const& extent) {
   CUTE_UNROLL
   for (int m = 0; m < size<1>(dst); ++m) {
-    if (get<0>(coords(0, m, 0)) < n_rows) {
-      copy(tiled_copy, src(_, m, _), dst(_, m, _));
+    CUTE_UNROLL
+    for (int k = 0; k < size<2>(dst); ++k) {
+      if (get<0>(coords(0, m, 0)) < extent.rows && get<1>(coords(0, 0, k)) < extent.columns) {
+        copy(tiled_copy, src(_, m, k), dst(_, m, k));
+      }
+    }
+  }
+}
+
+// Stores what of an accumulator is inside of `extent` as rows of extent.columns, row-major, two columns at a time. coords:
+// (row, column), partitioned like acc.
+template <class Acc, class CoordTensor>
+CUTE_DEVICE void store_partial(Acc const& acc, CoordTensor const& coords, float* base,
+                               Extent const& extent) {
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc); i += 2) {
+    int const row = get<0>(coords(i));
+    int const column = get<1>(coords(i));
+    if (row < extent.rows && column < extent.columns) {
+      float* const address = base + int64_t(row) * extent.columns + column;
+      device::store(reinterpret_cast<float2*>(address), float2{acc(i), acc(i + 1)});
     }
   }
 }

@@ -1,11 +1,13 @@
 // FlashAttention forward with SM80 atoms (Dao 2023, algorithm 1).
 //
-// One CTA owns one block of kBlockM rows of Q, of one head of one batch, and writes the same rows of O and lse. K and V
-// stream through shared memory in blocks of kBlockN rows, last block first, so that the only ragged block comes first:
+// One CTA owns one block of kBlockM rows of Q, of one head of one sequence, and writes the same rows of O and lse. The
+// blocks of kBlockN rows of K and V that some of these rows attend stream through shared memory, last block first, so that
+// the only ragged block comes first:
 //   S = Q K[j]^T                 fp32 accumulators, one warp owns whole rows
-//   m, l, P = online softmax(S)  in registers
+//   m, l, P = online softmax(S)  in registers; blocks that a mask cuts are a step of their own
 //   O = diag(correction) O + P V[j]
-// and at the end O / l and lse = m + ln(l) are stored.
+// and at the end O / l and lse = m + ln(l) are stored. Where the keys are split, a CTA streams its share of the blocks, and
+// stores its O and lse in fp32, to be merged by merge_splits.
 // Schedules: eager loads hide V[j] behind QK^T and K[j-1] behind softmax and PV; otherwise each load is waited for where
 // it is needed.
 #pragma once
@@ -17,6 +19,7 @@
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/gemm.h"
 #include "cute_kernels/sm80/mask.h"
+#include "cute_kernels/sm80/problem.h"
 #include "cute_kernels/sm80/softmax.h"
 #include "cute_kernels/sm80/traits.h"
 
@@ -25,47 +28,41 @@ namespace pyflash::sm80 {
 using namespace cute;
 using device::Site;
 
-// One head of one batch as a matrix of `rows` rows, kHeadDim columns.
-template <class Traits, class Element>
-CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head,
-                             int rows) {
-  return make_tensor(make_gmem_ptr(base + batch * strides.batch + head * strides.head),
-                     make_shape(rows, Int<Traits::kHeadDim>{}), make_stride(strides.row, _1{}));
-}
-
-// The grid: one CTA per (Q block, head, batch).
-template <class Traits>
-int64_t n_ctas(ForwardParams const& params) {
-  int64_t const n_m_blocks = ceil_div(params.seqlen_q, Traits::kBlockM);
-  return n_m_blocks * params.heads * params.batch;
-}
-
-template <class Traits>
+template <class Traits, Scores kScores>
 CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kHeadDim = Traits::kHeadDim;
 
-  // Coordinates. Neighbouring CTAs share a head, so that its K and V stay in L2.
+  constexpr bool kWindowed = kScores != Scores::Plain;
+
+  // Coordinates and early exit.
   int const tidx = device::thread_idx();
-  int const n_m_blocks = ceil_div(params.seqlen_q, kBlockM);
-  int const m_block = device::block_idx() % n_m_blocks;
-  int const head_and_batch = device::block_idx() / n_m_blocks;
-  int const head = head_and_batch % params.heads;
-  int const batch = head_and_batch / params.heads;
-  int const rows_left = params.seqlen_q - m_block * kBlockM;
-  int const n_blocks = ceil_div(params.seqlen_k, kBlockN);
+  BlockCoord const coord = block_coord<Traits, kWindowed>(params);
+  int const m_block = coord.m_block;
+  Rows const q_rows = rows_of(params.cu_seqlens_q, coord.batch, params.seqlen_q, params.total_q);
+  Rows const k_rows = rows_of(params.cu_seqlens_k, coord.batch, params.seqlen_k, params.total_k);
+  int const rows_left = q_rows.length - m_block * kBlockM;
+  if (rows_left <= 0) {
+    return;
+  }
+  int const diagonal = m_block * kBlockM + k_rows.length - q_rows.length;
+  Mask<kBlockN, kWindowed> const mask(params, k_rows.length, min(rows_left, kBlockM), diagonal);
+  int const blocks_per_split = ceil_div(mask.end_block() - mask.begin_block(), params.num_splits);
+  int const begin_block = mask.begin_block() + coord.split * blocks_per_split;
+  int const end_block = min(begin_block + blocks_per_split, mask.end_block());
 
   // Global tensors.
-  Tensor mQ = head_matrix<Traits>(static_cast<Element const*>(params.q), params.q_strides, batch,
-                                  head, params.seqlen_q);
-  Tensor mK = head_matrix<Traits>(static_cast<Element const*>(params.k), params.k_strides, batch,
-                                  head, params.seqlen_k);
-  Tensor mV = head_matrix<Traits>(static_cast<Element const*>(params.v), params.v_strides, batch,
-                                  head, params.seqlen_k);
-  Tensor mO = head_matrix<Traits>(static_cast<Element*>(params.o), params.o_strides, batch, head,
-                                  params.seqlen_q);
+  int const head_kv = coord.head / (params.heads / params.heads_kv);
+  Tensor mQ = head_matrix<Traits>(static_cast<Element const*>(params.q), params.q_strides,
+                                  coord.batch, coord.head, q_rows);
+  Tensor mK = head_matrix<Traits>(static_cast<Element const*>(params.k), params.k_strides,
+                                  coord.batch, head_kv, k_rows);
+  Tensor mV = head_matrix<Traits>(static_cast<Element const*>(params.v), params.v_strides,
+                                  coord.batch, head_kv, k_rows);
+  Tensor mO = head_matrix<Traits>(static_cast<Element*>(params.o), params.o_strides, coord.batch,
+                                  coord.head, q_rows);
   auto const block_shape_M = Shape<Int<kBlockM>, Int<kHeadDim>>{};
   auto const block_shape_N = Shape<Int<kBlockN>, Int<kHeadDim>>{};
   auto const block_shape_S = Shape<Int<kBlockM>, Int<kBlockN>>{};
@@ -117,7 +114,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   Tensor tSrK_copy = s2r_K.get_slice(tidx).retile_D(tSrK);    // (CPY,MMA_N,MMA_K)
   Tensor tOrVt_copy = s2r_V.get_slice(tidx).retile_D(tOrVt);  // (CPY,MMA_K,MMA_N)
 
-  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(params.softmax_scale);
+  // A cap leaves nothing but itself to scale.
+  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(
+      kScores == Scores::Capped ? params.softcap : params.softmax_scale);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -127,13 +126,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   auto load_K = [&](int n_block, auto ragged) {
     device::at(Site::K_g2s);
     copy_g2s<Traits, ragged.value>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
-                                   params.seqlen_k - n_block * kBlockN);
+                                   {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
     copy_g2s<Traits, ragged.value>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
-                                   params.seqlen_k - n_block * kBlockN);
+                                   {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto wait_and_sync = [&](auto n_pending) {
@@ -143,8 +142,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     device::sync_threads();
   };
 
-  // One block of K and V. `first`: the last block of the sequence, which may be ragged.
-  auto step = [&](int n_block, auto first) {
+  // One block of K and V. `first`: the last of the blocks, which may be ragged. `masked`: the mask cuts the block.
+  // NOTE: called from more than one place, it would not be inlined.
+  auto step = [&](int n_block, auto first, auto masked) __attribute__((always_inline)) {
     if constexpr (!Traits::kEagerLoadBlocks) {
       load_K(n_block, first);
     }
@@ -169,7 +169,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     if constexpr (Traits::kEagerLoadBlocks) {
       // V[n_block] is visible; every warp has read K[n_block].
       wait_and_sync(_0{});
-      if (n_block > 0) {
+      if (n_block > begin_block) {
         load_K(n_block - 1, false_type{});
       }
     } else {
@@ -177,10 +177,14 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::sync_threads();
     }
 
-    if constexpr (first.value) {
-      mask_columns(acc_S, tScS, params.seqlen_k - n_block * kBlockN);
+    if constexpr (kScores == Scores::Capped) {
+      cap_scores(acc_S, params.softmax_scale / params.softcap);
     }
-    softmax.template update<first.value && Traits::kOptimizedSoftmax>(acc_S, acc_O);
+    if constexpr (masked.value) {
+      mask.apply(acc_S, tScS, n_block);
+    }
+    softmax.template update<first.value && Traits::kOptimizedSoftmax, kWindowed && masked.value>(
+        acc_S, acc_O);
     Tensor rP = convert<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
     Tensor tOrP = as_operand_A(rP);       // (MMA,MMA_M,MMA_N/2)
 
@@ -196,13 +200,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   };
 
   clear(acc_O);
-  if (n_blocks > 0) {
+  if (begin_block < end_block) {
     // Prologue.
     device::at(Site::Q_g2s);
-    copy_g2s<Traits, true>(g2s, tQgQ, tQsQ, tQcQ, rows_left);
+    copy_g2s<Traits, true>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
     commit();
     if constexpr (Traits::kEagerLoadBlocks) {
-      load_K(n_blocks - 1, true_type{});
+      load_K(end_block - 1, true_type{});
     }
     if constexpr (Traits::kQInRegisters) {
       wait_and_sync(
@@ -211,9 +215,22 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       copy(s2r_Q, tSsQ, tSrQ_copy);
     }
 
-    step(n_blocks - 1, true_type{});
-    for (int n_block = n_blocks - 2; n_block >= 0; --n_block) {
-      step(n_block, false_type{});
+    int n_block = end_block - 1;
+    step(n_block--, true_type{}, true_type{});
+    if constexpr (kWindowed) {
+      // Cut blocks lie at both ends: at the diagonal, and where the window begins.
+      while (n_block >= begin_block) {
+        for (; n_block >= begin_block && mask.cuts(n_block); --n_block) {
+          step(n_block, false_type{}, true_type{});
+        }
+        for (; n_block >= begin_block && !mask.cuts(n_block); --n_block) {
+          step(n_block, false_type{}, false_type{});
+        }
+      }
+    } else {
+      for (; n_block >= begin_block; --n_block) {
+        step(n_block, false_type{}, false_type{});
+      }
     }
   } else {
     softmax.reset();  // nothing to attend: O = 0, lse = -inf
@@ -221,31 +238,42 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // Finalise.
   Tensor lse = softmax.finalise(acc_O);  // (2,MMA_M)
-  Tensor rO = convert<Element>(acc_O);   // (MMA,MMA_M,MMA_K)
   Tensor rows = rows_by_columns(tScS);   // ((2,MMA_M),(2,MMA_N)) of (row, column)
 
-  // Store. O passes through the rows of sQ that this warp alone has read.
-  device::at(Site::O_r2s);
-  device::sync_warp();
-  copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));
-
+  // Store.
+  int64_t const lse_offset = coord.batch * params.lse_strides.batch +
+                             coord.head * params.lse_strides.head + q_rows.begin +
+                             m_block * kBlockM;
+  int64_t const partial_offset = coord.split * params.lse_strides.split + lse_offset;
+  bool const is_partial = params.num_splits > 1;
   device::at(Site::lse_r2g);
   if (get<1>(rows(0, 0)) == 0) {
-    float* const lse_head =
-        params.lse + (int64_t(batch) * params.heads + head) * params.seqlen_q + m_block * kBlockM;
+    float* const lse_block =
+        is_partial ? params.lse_partial + partial_offset : params.lse + lse_offset;
     CUTE_UNROLL
     for (int r = 0; r < size(lse); ++r) {
       int const row = get<0>(rows(r, 0));
       if (row < rows_left) {
-        device::store(lse_head + row, lse(r));
+        device::store(lse_block + row, lse(r));
       }
     }
   }
+  if (is_partial) {
+    device::at(Site::O_r2g);
+    store_partial(acc_O, thr_mma.partition_C(make_identity_tensor(block_shape_M)),
+                  params.o_partial + partial_offset * params.d_head, {rows_left, params.d_head});
+    return;
+  }
 
+  // O passes through the rows of sQ that this warp alone has read.
+  Tensor rO = convert<Element>(acc_O);  // (MMA,MMA_M,MMA_K)
+  device::at(Site::O_r2s);
+  device::sync_warp();
+  copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));
   device::sync_threads();  // O is visible
   device::at(Site::O_s2g);
   copy_s2g(typename Traits::VectorCopyAtom{}, thr_g2s.partition_D(sO), thr_g2s.partition_S(gO),
-           tQcQ, rows_left);
+           tQcQ, {rows_left, params.d_head});
 }
 
 }  // namespace pyflash::sm80

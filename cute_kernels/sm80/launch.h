@@ -38,19 +38,19 @@ constexpr int of_this_arch(CtasPerSm ctas) {
 #endif
 }
 
-template <FlashForwardKernelConfig kConfig>
+template <FlashForwardKernelConfig kConfig, Scores kScores>
 __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
                                   of_this_arch(kCtasPerSm<kConfig>))
     flash_forward_kernel(__grid_constant__ ForwardParams const params) {
-  sm80::forward_cta<sm80::KernelTraits<kConfig>>(params);
+  sm80::forward_cta<sm80::KernelTraits<kConfig>, kScores>(params);
 }
 
 // All CTAs in grid.x: no limit of 65535 on heads or batches.
-template <FlashForwardKernelConfig kConfig>
-int launch_forward(ForwardParams const& params, void* stream) {
+template <FlashForwardKernelConfig kConfig, Scores kScores>
+int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
   using Traits = sm80::KernelTraits<kConfig>;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  auto const kernel = flash_forward_kernel<kConfig>;
+  auto const kernel = flash_forward_kernel<kConfig, kScores>;
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
   cudaError_t const error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
@@ -61,9 +61,22 @@ int launch_forward(ForwardParams const& params, void* stream) {
   if (n_ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
-  kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes,
-           static_cast<cudaStream_t>(stream)>>>(params);
+  kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(params);
   return cudaGetLastError();
+}
+
+template <FlashForwardKernelConfig kConfig>
+int launch_forward(ForwardParams const& params, void* stream) {
+  auto const cuda_stream = static_cast<cudaStream_t>(stream);
+  switch (scores_of(params)) {
+    case Scores::Plain:
+      return launch_kernel<kConfig, Scores::Plain>(params, cuda_stream);
+    case Scores::Masked:
+      return launch_kernel<kConfig, Scores::Masked>(params, cuda_stream);
+    case Scores::Capped:
+      return launch_kernel<kConfig, Scores::Capped>(params, cuda_stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 template <FlashForwardKernelConfig kConfig>

@@ -13,18 +13,27 @@ namespace pyflash::sm80 {
 
 using namespace cute;
 
+inline constexpr float kLog2e = 1.44269504088896340736f;
+
 template <class Reduce>
 CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
   value = reduce(value, device::shfl_xor(value, 2));
   return reduce(value, device::shfl_xor(value, 1));
 }
 
+// tanh(scale * S): scores that a cap is left to multiply.
+template <class AccS>
+CUTE_DEVICE void cap_scores(AccS& acc_S, float scale) {
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc_S); ++i) {
+    acc_S(i) = 1.f - 2.f * device::reciprocal(device::exp2(acc_S(i) * (2 * scale * kLog2e)) + 1.f);
+  }
+}
+
 // kOptimized folds log2(e) into the scale, so that an element costs one FFMA and one ex2, and takes the maximum over
 // unscaled scores. Otherwise S is scaled first and the exponential is to the natural base.
 template <int kRows, bool kOptimized>
 struct Softmax {
-  static constexpr float kLog2e = 1.44269504088896340736f;
-
   float softmax_scale;
   Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>> row_max;  // of S; scaled unless kOptimized
   Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>> row_sum;  // this thread's share of l
@@ -42,8 +51,8 @@ struct Softmax {
   }
 
   // Turns a block of scores into P and brings m, l and O up to date with it. kFirst: nothing came before, so nothing is
-  // rescaled and the state is written, not updated.
-  template <bool kFirst, class AccS, class AccO>
+  // rescaled and the state is written, not updated. kMasked: a row may have attended nothing so far.
+  template <bool kFirst, bool kMasked, class AccS, class AccO>
   CUTE_DEVICE void update(AccS& acc_S, AccO& acc_O) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
@@ -63,9 +72,11 @@ struct Softmax {
       }
       block_max = reduce_quad(block_max, [](float a, float b) { return fmaxf(a, b); });
       float const new_max = kFirst ? block_max : fmaxf(row_max(r), block_max);
+      // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
+      float const shift = kMasked && new_max == -INFINITY ? 0.f : new_max;
       if constexpr (!kFirst) {
-        float const correction = kOptimized ? device::exp2((row_max(r) - new_max) * scale_log2)
-                                            : device::exp(row_max(r) - new_max);
+        float const correction = kOptimized ? device::exp2((row_max(r) - shift) * scale_log2)
+                                            : device::exp(row_max(r) - shift);
         row_sum(r) *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
@@ -74,11 +85,11 @@ struct Softmax {
       }
       row_max(r) = new_max;
       float block_sum = 0.f;
-      float const offset = new_max * scale_log2;
+      float const offset = shift * scale_log2;
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset)
-                             : device::exp(S(r, c) - new_max);
+        S(r, c) =
+            kOptimized ? device::exp2(S(r, c) * scale_log2 - offset) : device::exp(S(r, c) - shift);
         block_sum += S(r, c);
       }
       row_sum(r) = kFirst ? block_sum : row_sum(r) + block_sum;

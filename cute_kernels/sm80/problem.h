@@ -1,0 +1,69 @@
+// What one CTA owns of a problem: the coordinates of its block, the lengths of its sequence, and where that lies in
+// memory.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device.h"
+#include "cute_kernels/params.h"
+
+namespace pyflash::sm80 {
+
+using namespace cute;
+
+struct BlockCoord {
+  int m_block;
+  int split;
+  int head;
+  int batch;
+};
+
+// The grid: one CTA per (Q block, split, head, batch).
+template <class Traits>
+int64_t n_ctas(ForwardParams const& params) {
+  int64_t const n_m_blocks = ceil_div(params.seqlen_q, Traits::kBlockM);
+  return n_m_blocks * params.num_splits * params.heads * params.batch;
+}
+
+// Neighbouring CTAs share a head, so that its K and V stay in L2. With kLastFirst, the Q blocks that a causal mask leaves
+// the most to do come first, and the short ones fill up the SMs at the end.
+template <class Traits, bool kLastFirst>
+CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
+  constexpr int kBlockM = Traits::kBlockM;
+  int const n_m_blocks = ceil_div(params.seqlen_q, kBlockM);
+  int const m_block = device::block_idx() % n_m_blocks;
+  int rest = device::block_idx() / n_m_blocks;
+  int const split = rest % params.num_splits;
+  rest /= params.num_splits;
+  return {.m_block = kLastFirst ? n_m_blocks - 1 - m_block : m_block,
+          .split = split,
+          .head = rest % params.heads,
+          .batch = rest / params.heads};
+}
+
+struct Rows {
+  int begin;
+  int length;
+};
+
+// Rows of one sequence: all of a padded one, or where a packed one lies, within [0, total) whatever cu_seqlens holds.
+CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total) {
+  if (cu_seqlens == nullptr) {
+    return {0, seqlen};
+  }
+  int const begin = min(max(device::load(cu_seqlens + batch), 0), total);
+  int const end = min(max(device::load(cu_seqlens + batch + 1), begin), total);
+  return {begin, end - begin};
+}
+
+// One head of one sequence as a matrix, (rows,kHeadDim).
+template <class Traits, class Element>
+CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head,
+                             Rows const& rows) {
+  Element* const first =
+      base + batch * strides.batch + head * strides.head + rows.begin * strides.row;
+  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, Int<Traits::kHeadDim>{}),
+                     make_stride(strides.row, _1{}));
+}
+
+}  // namespace pyflash::sm80
