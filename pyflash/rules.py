@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80, along the rows of Q
 MMA_COLUMNS = 16  # along the GEMM's K dimension: two tiles of 8
 ATOM_ROWS = 8  # of the swizzle atom: ldmatrix reads 8 rows at a time
-ATOM_COLUMNS = (
-    64,
-    32,
-)  # 16-bit elements: the 32 banks, or half of them where 64 do not tile d_head
+# 16-bit elements: the 32 banks, or half of them where 64 do not tile d_head.
+ATOM_COLUMNS = (64, 32)
 COPY_COLUMNS = 8  # 16 bytes, one cp.async
 
 # What the kernels are written and tested for.
-SUPPORTED = {"d_head": (64, 128), "B_r": (64, 128), "B_c": (32, 64, 128), "n_warps": (4, 8)}
+SUPPORTED = {
+    "d_head": (32, 64, 96, 128, 192, 256),
+    "B_r": (64, 128),
+    "B_c": (32, 64, 128),
+    "n_warps": (4, 8),
+}
 
 
 class Violation(NamedTuple):
@@ -89,17 +92,31 @@ def load_count(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 @_rule
 def load_count_limit(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    parts, which = (16, "half of ") if c.mma_double_buffer_loads else (8, "")
+    which, otherwise = "", ""
+    if c.mma_double_buffer_loads:
+        which, otherwise = "half of ", ", or no double buffering"
     for name, count, dimension in _loads(c):
         columns = getattr(c, dimension)
-        limit = columns // parts
-        if count > limit:
-            advice = f"use at most {limit}" if limit >= 2 else "use 0"
-            if c.mma_double_buffer_loads:
-                advice += ", or no double buffering"
+        if count > _most_tiles(c, columns):
+            largest = _largest_count(c, columns)
+            advice = f"use at most {largest}" if largest >= 2 else "use 0"
             yield (
                 f"{name} = {count} tiles of 8 columns are {8 * count} columns, "
-                f"more than {which}{dimension} = {columns}: {advice}"
+                f"more than {which}{dimension} = {columns}: {advice}{otherwise}"
+            )
+
+
+@_rule
+def equal_stages(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
+    for name, count, dimension in _loads(c):
+        columns = getattr(c, dimension)
+        if columns % MMA_COLUMNS or count & (count - 1):
+            continue  # other rules
+        largest = _largest_count(c, columns)
+        if largest < count <= _most_tiles(c, columns):
+            yield (
+                f"{name} = {count} tiles at a time do not divide the {columns // 8} tiles of 8 "
+                f"columns of {dimension} = {columns}: use at most {largest}"
             )
 
 
@@ -201,6 +218,17 @@ def _loads(c: FlashForwardKernelConfig) -> Iterator[tuple[str, int, str]]:
     for operand, dimension in (("Q", "d_head"), ("K", "d_head"), ("V", "B_c")):
         name = f"{operand}_mma_load_K_tiles"
         yield name, getattr(c, name), dimension
+
+
+def _most_tiles(c: FlashForwardKernelConfig, columns: int) -> int:
+    """Of 8 columns that a stage can have: all of the K dimension, or half where two are kept."""
+    return columns // (16 if c.mma_double_buffer_loads else 8)
+
+
+def _largest_count(c: FlashForwardKernelConfig, columns: int) -> int:
+    """The largest power of two that divides the tiles of the K dimension into such stages."""
+    tiles = columns // 8
+    return min(tiles & -tiles, _most_tiles(c, columns))
 
 
 def _atom_columns(c: FlashForwardKernelConfig) -> int:

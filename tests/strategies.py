@@ -34,7 +34,7 @@ configs = st.builds(
 near_configs = st.builds(
     FlashForwardKernelConfig,
     dtype=st.sampled_from(DType),
-    d_head=st.sampled_from((64, 96, 128)),
+    d_head=st.sampled_from((32, 64, 80, 96, 128, 192, 256)),
     B_r=st.sampled_from((64, 128)),
     B_c=st.sampled_from((16, 32, 64, 128)),
     n_warps=st.sampled_from((4, 8)),

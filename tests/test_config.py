@@ -132,6 +132,7 @@ def test_from_dict_refuses_what_is_no_config():
         # So is one stage of K that covers d_head, but only where Q is not loaded beside it.
         ({"K_mma_load_K_tiles": 16}, {"K_mma_load_K_tiles": 0}),
         ({"K_mma_load_K_tiles": 8}, {"K_mma_load_K_tiles": 8}),
+        ({"K_mma_load_K_tiles": 4, "d_head": 32}, {"K_mma_load_K_tiles": 0, "d_head": 32}),
         (
             {"Q_mma_load_K_tiles": 16, "K_mma_load_K_tiles": 16},
             {"Q_mma_load_K_tiles": 16, "K_mma_load_K_tiles": 16},

@@ -28,6 +28,17 @@ BROKEN = [
         {"V_mma_load_K_tiles": 8, "mma_double_buffer_loads": True},
         "64 columns, more than half of B_c = 64: use at most 4, or no double buffering",
     ),
+    (
+        "equal_stages",
+        {"d_head": 96, "K_mma_load_K_tiles": 8},
+        "= 8 tiles at a time do not divide the 12 tiles of 8 columns of d_head = 96: use at most 4",
+    ),
+    ("equal_stages", {"d_head": 192, "K_mma_load_K_tiles": 16}, "= 192: use at most 8"),
+    (
+        "load_count_limit",
+        {"d_head": 96, "K_mma_load_K_tiles": 8, "mma_double_buffer_loads": True},
+        "more than half of d_head = 96: use at most 4, or no double buffering",
+    ),
     ("equal_Q_and_K_loads", {"Q_mma_load_K_tiles": 4}, "Q_mma_load_K_tiles = 4"),
     ("equal_Q_and_K_loads", {"Q_mma_load_K_tiles": 2, "K_mma_load_K_tiles": 0}, "= 0 differ"),
     ("eager_needs_async", {"async_copy": False}, "eager_load_blocks = True"),
@@ -47,7 +58,11 @@ BROKEN = [
     ("supported_values", {"B_r": 192, "B_c": 32}, "B_r = 192 is not supported: use 64 or 128"),
     ("supported_values", {"B_c": 96}, "B_c = 96 is not supported: use 32, 64 or 128"),
     ("supported_values", {"n_warps": 2}, "n_warps = 2 is not supported: use 4 or 8"),
-    ("supported_values", {"d_head": 96}, "d_head = 96 is not supported"),
+    (
+        "supported_values",
+        {"d_head": 160},
+        "d_head = 160 is not supported: use 32, 64, 96, 128, 192 or 256",
+    ),
 ]
 
 
@@ -93,7 +108,12 @@ def test_smem_limit_depends_on_the_architecture(d_head, B_c, refused_on):
     [
         {},
         {"B_r": 128, "n_warps": 8},
+        {"d_head": 32},
         {"d_head": 64},
+        {"d_head": 96, "K_mma_load_K_tiles": 4},
+        {"d_head": 96, "K_mma_load_K_tiles": 4, "mma_double_buffer_loads": True},
+        {"d_head": 192, "K_mma_load_K_tiles": 8, "mma_double_buffer_loads": True},
+        {"d_head": 256},
         {"async_copy": False, "eager_load_blocks": False},
         {"swizzled": False, "optimized_softmax": False},
         {"K_mma_load_K_tiles": 16, "V_mma_load_K_tiles": 8},
@@ -110,6 +130,17 @@ def test_every_legal_config_fits_every_sm_at_least_once(config):
     for arch in ARCHS:
         if not config.violations(arch):
             assert config.num_ctas_per_sm(arch) >= 1
+
+
+@given(near_configs)
+def test_a_legal_config_has_whole_stages(config):
+    """What the kernel walks: each stage as many mma steps of 16 columns as the others."""
+    loads = [(config.K_mma_load_K_tiles, config.d_head), (config.V_mma_load_K_tiles, config.B_c)]
+    if not config.violations(90):
+        for count, columns in loads:
+            n_stages, rest = divmod(columns // 16, count // 2) if count else (1, 0)
+            assert rest == 0
+            assert n_stages >= 2 or not (count and config.mma_double_buffer_loads)
 
 
 def test_a_predicted_spill_is_a_warning_and_no_violation():
