@@ -111,30 +111,48 @@ PROG = [
     )
 ]
 
-# The best few known at each d_head and block size, best first by TFLOP/s at S = 4096 on one H200;
-# each is built for FP16 and BF16. With `config=""` the selection rule takes from these.
-DEFAULTS = [
-    FlashForwardKernelConfig.parse(short_form).replace(dtype=dtype)
-    for short_form in (
-        "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
-        "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
-        "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
-        "(FP16, 128, 64, 32, 4): async+eager+swizzled+load_2_2_0_tiles+opt_softmax",
-        "(FP16, 64, 128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
-        "(FP16, 64, 128, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax",
-        "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
-        "(FP16, 64, 128, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
-        "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
-    )
-    for dtype in DType
-]
+
+def _of_each_dtype(*short_forms: str) -> list[FlashForwardKernelConfig]:
+    return [
+        FlashForwardKernelConfig.parse(short_form).replace(dtype=dtype)
+        for short_form in short_forms
+        for dtype in DType
+    ]
+
+
+# The best few known at each d_head and block size, best first by TFLOP/s at S = 4096 on one H200.
+# With `config=""` the selection rule takes from these and from HEAD_DIMS.
+DEFAULTS = _of_each_dtype(
+    "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 128, 64, 32, 4): async+eager+swizzled+load_2_2_0_tiles+opt_softmax",
+    "(FP16, 64, 128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 64, 128, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax",
+    "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 64, 128, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+)
+
+# Of the head dimensions that are built on request, a large and a small B_r each.
+HEAD_DIMS = _of_each_dtype(
+    "(FP16, 32, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 32, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 96, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 96, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 192, 128, 64, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 192, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 256, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 256, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+)
+_RANKED = [*DEFAULTS, *HEAD_DIMS]
 UNRANKED = 1_000_000
 
 
 def rank(config: FlashForwardKernelConfig) -> int:
     """The order of preference where several configs would do, smaller first."""
     config = config.canonical()
-    return DEFAULTS.index(config) if config in DEFAULTS else UNRANKED
+    return _RANKED.index(config) if config in _RANKED else UNRANKED
 
 
 def _prog_all() -> list[FlashForwardKernelConfig]:
@@ -156,6 +174,7 @@ _SETS: dict[str, Callable[[], Iterable[FlashForwardKernelConfig]]] = {
     "prog": lambda: PROG,
     "prog_all": _prog_all,
     "tune": lambda: TUNE,
+    "head_dims": lambda: HEAD_DIMS,
     "64,32": lambda: _at_block_size(64, 32),
     "64,64": lambda: _at_block_size(64, 64),
     "128,32": lambda: _at_block_size(128, 32),
@@ -167,7 +186,8 @@ SET_NAMES = tuple(_SETS)
 def named_set(name: str) -> list[FlashForwardKernelConfig]:
     """The configs of a set, without repetitions: `all` is what is built by default, `prog` the
     ladder in its order, `prog_all` the ladder at every block size, `tune` what a tuning run tries,
-    "B_r,B_c" the part of `tune` at that block size.
+    "B_r,B_c" the part of `tune` at that block size, `head_dims` the head dimensions 32, 96, 192 and
+    256, which `all` lacks.
 
     Raises ValueError, listing the names, for any other.
     """

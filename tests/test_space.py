@@ -5,7 +5,8 @@ from strategies import LADDER_BEST
 
 from pyflash import DType, Space, from_environment, named_set
 from pyflash.arch import ARCHS
-from pyflash.space import DEFAULTS, PROG, SET_NAMES, UNRANKED, rank
+from pyflash.rules import SUPPORTED
+from pyflash.space import DEFAULTS, HEAD_DIMS, PROG, SET_NAMES, UNRANKED, rank
 
 COUNTS = {
     "tune": 80,
@@ -15,6 +16,8 @@ COUNTS = {
     "64,32": 16,
     "128,32": 16,
     "128,64": 16,
+    "all": 24,
+    "head_dims": 16,
 }
 
 
@@ -24,7 +27,7 @@ def test_counts(name, count):
 
 
 def test_every_name_is_counted():
-    assert set(SET_NAMES) == {*COUNTS, "all"}
+    assert set(SET_NAMES) == set(COUNTS)
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -83,9 +86,19 @@ def test_default_is_prog_and_the_best_of_each_dtype_head_and_block_size():
     assert all(config == config.canonical() for config in DEFAULTS)
 
 
+def test_head_dims_adds_the_head_dimensions_that_the_default_lacks():
+    built = {c.d_head for c in DEFAULTS}
+    assert {c.d_head for c in HEAD_DIMS} == set(SUPPORTED["d_head"]) - built
+    for d_head in {c.d_head for c in HEAD_DIMS}:
+        blocks = {(c.dtype, c.B_r) for c in HEAD_DIMS if c.d_head == d_head}
+        assert blocks == {(dtype, B_r) for dtype in DType for B_r in (64, 128)}
+    assert all(config == config.canonical() for config in HEAD_DIMS)
+
+
 def test_rank_prefers_the_earlier_default():
-    assert [rank(config) for config in DEFAULTS] == list(range(len(DEFAULTS)))
-    assert rank(PROG[0]) == UNRANKED > len(DEFAULTS)
+    ranked = [*DEFAULTS, *HEAD_DIMS]
+    assert [rank(config) for config in ranked] == list(range(len(ranked)))
+    assert rank(PROG[0]) == UNRANKED > len(ranked)
     one_stage = LADDER_BEST.replace(K_mma_load_K_tiles=16)
     assert rank(one_stage) == rank(one_stage.canonical())
 
