@@ -58,8 +58,7 @@ def build_kernels(
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     kernels = kernel_compilations(archs_of)
-    all_archs = sorted({arch for archs in archs_of.values() for arch in archs}, key=_sm)
-    what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
+    what = f"kernel library {name} for {', '.join(map(str, _all_archs(archs_of)))}"
     failures = compile_all(list(kernels.values()), what)
     good = {config: c for config, c in kernels.items() if c not in failures}
     library = None
@@ -147,8 +146,9 @@ def built_resources(library: Path) -> dict[FlashForwardKernelConfig, dict[str, A
     """What the compiler said of each config in a kernel library:
 
     - seconds: of nvcc in all; seconds_by_arch: per architecture, "host" being what they share;
-    - kernels: a record per architecture and __global__ function: arch, function, registers (per
-      thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
+    - kernels: a record per architecture and __global__ function, ascending: arch, function,
+      registers (per thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
+      The functions of a config are those for plain, masked and capped scores, in that order.
     """
     record = json.loads(library.with_suffix(".json").read_text())
     parse = FlashForwardKernelConfig.parse
@@ -161,13 +161,7 @@ def _link_kernels(
     out_dir: Path,
     name: str,
 ) -> Path:
-    text = emit.emit_config_map(archs_of)
-    support = [
-        Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
-        Compilation.of_file(
-            ROOT / "cute_kernels" / "kernel_library.cu", toolchain.nvcc_host_compiler()
-        ),
-    ]
+    support = _support(archs_of)
     if failures := compile_all(support, f"config map of {name}"):
         raise BuildError(failures, len(support))
     folders = [f"-L{folder}" for folder in find_nvcc().library_dirs]
@@ -185,6 +179,17 @@ def _link_kernels(
     return library
 
 
+def _support(archs_of: ArchsOf) -> list[Compilation]:
+    """The objects of a kernel library besides the configs' own."""
+    text = emit.emit_config_map(archs_of)
+    compiler = toolchain.cuda_compiler(_all_archs(archs_of))
+    sources = sorted((ROOT / "cute_kernels").glob("*.cu"))
+    return [
+        Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
+        *(Compilation.of_file(path, compiler) for path in sources),
+    ]
+
+
 def link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
     """Links compiled objects into a shared library, which appears at once; returns its path."""
     library.parent.mkdir(parents=True, exist_ok=True)
@@ -196,6 +201,10 @@ def link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) 
             raise RuntimeError(f"linking {library.name} failed:\n{result.stdout}{result.stderr}")
     console.print(f"{library.name}: linked {len(objects)} objects into {library.parent}")
     return library
+
+
+def _all_archs(archs_of: ArchsOf) -> list[Arch]:
+    return sorted({arch for archs in archs_of.values() for arch in archs}, key=_sm)
 
 
 def _sm(arch: Arch) -> int:

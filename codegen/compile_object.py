@@ -67,7 +67,7 @@ def phases_file(target: Path) -> Path:
 
 def parse_ptxas(log: str) -> list[dict[str, str | int]]:
     """What `ptxas -v` says of each kernel: arch, function, registers per thread, bytes of spill
-    stores and loads, stack and static shared memory, in the order printed.
+    stores and loads, stack and static shared memory; ascending by arch and function.
     """
     kernels: list[dict[str, str | int]] = []
     properties_of = None  # may be a function that a kernel calls
@@ -92,7 +92,7 @@ def parse_ptxas(log: str) -> list[dict[str, str | int]]:
                 "registers": int(m[1]),
                 "static_smem_bytes": int(smem[1]) if smem else 0,
             }
-    return kernels
+    return sorted(kernels, key=lambda kernel: (kernel["arch"], kernel["function"]))
 
 
 def seconds_by_arch(phases: str) -> dict[str, float]:

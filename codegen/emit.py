@@ -49,7 +49,8 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
                                      .n_rows = std::size(rows),
                                      .rows = rows,
                                      .device_properties = device_properties,
-                                     .error_string = error_string}};
+                                     .error_string = error_string,
+                                     .merge_splits = merge_splits}};
   return &library;
 }}
 """
@@ -72,7 +73,8 @@ def file_stem(config: FlashForwardKernelConfig) -> str:
 
 
 def emit_config(config: FlashForwardKernelConfig) -> str:
-    """The translation unit of one config: an instantiation, for any of the known architectures.
+    """The translation unit of one config: an instantiation, for any of the known architectures,
+    of its kernels for plain, masked and capped scores.
 
     Raises ValueError for a config that is not canonical.
     """

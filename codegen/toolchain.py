@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -58,20 +59,25 @@ def op_compiler() -> Compiler:
     return Compiler(cxx(), _CPP_FLAGS, includes, f"{_cxx_version()}\n{version}", ".cpp")
 
 
-def nvcc_host_compiler() -> Compiler:
-    """For host code that calls the CUDA runtime."""
-    flags = (*_NVCC_FLAGS, *_ccbin())
+def cuda_compiler(archs: Sequence[Arch]) -> Compiler:
+    """For CUDA without CUTLASS: machine code for each of `archs`, ascending, and PTX of the
+    last."""
+    *older, newest = (arch.sm for arch in archs)
+    gencode = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in older]
+    gencode.append(f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
+    flags = (*_NVCC_FLAGS, *_ccbin(), *gencode)
     return Compiler(_nvcc(), flags, ("-I", str(ROOT)), _nvcc_version(), ".cu")
 
 
 def kernel_compiler(archs: Sequence[Arch], cutlass_identity: str) -> Compiler:
-    """For kernels: machine code for each of `archs`, ascending, and PTX of the last."""
-    *older, newest = (arch.sm for arch in archs)
-    gencode = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in older]
-    gencode.append(f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
-    flags = (*_NVCC_FLAGS, *_ccbin(), "-Xptxas=-v", *gencode)
-    includes = ("-I", str(ROOT), "-isystem", str(include_dir()))
-    return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
+    """For kernels: the same with CuTe, and ptxas tells what it made of them."""
+    plain = cuda_compiler(archs)
+    return dataclasses.replace(
+        plain,
+        flags=(*plain.flags, "-Xptxas=-v"),
+        includes=(*plain.includes, "-isystem", str(include_dir())),
+        identity=f"{plain.identity}\n{cutlass_identity}",
+    )
 
 
 def emulator_compiler() -> Compiler:

@@ -24,23 +24,6 @@ class DType(IntEnum):
     BF16 = 15
 
 
-class Scores(IntEnum):
-    """What a kernel does to scores besides scaling them: a config is compiled for each apart,
-    because what one does costs the others speed.
-
-    PLAIN serves full attention, where every query attends every key; MASKED a causal mask or a
-    window that cuts something; CAPPED a softcap, with or without a mask.
-    """
-
-    PLAIN = 0
-    MASKED = 1
-    CAPPED = 2
-
-    def to_cpp(self) -> str:
-        """The C++ literal."""
-        return f"pyflash::Scores::{self.name.capitalize()}"
-
-
 @dataclass(frozen=True, order=True, slots=True)
 class FlashForwardKernelConfig:
     """One forward kernel. Ordered lexicographically, field by field.

@@ -122,6 +122,16 @@ def test_config_map_rows_are_in_order_and_name_their_archs():
     assert rank(BEST) < rank(older)
 
 
+def test_the_config_map_names_what_every_library_has():
+    text = emit.emit_config_map({BEST: [Arch.of(90)]})
+    header = (ROOT / "cute_kernels" / "registry.h").read_text()
+    struct = re.search(r"struct KernelLibrary \{(.*?)\n\};", header, re.DOTALL)[1]
+    members = re.findall(r"\(\*(\w+)\)|\b(\w+);", re.sub("//.*", "", struct))
+    assert re.findall(r"\.(\w+) = ", text.split("KernelLibrary const library{")[1]) == [
+        function or value for function, value in members
+    ]
+
+
 def test_needs_neither_torch_nor_a_compiled_module():
     code = (
         "import sys, codegen.emit, codegen.build, codegen.__main__\n"

@@ -67,6 +67,13 @@ def test_ptxas_log_is_read():
     ]
 
 
+def test_kernels_are_in_order_of_arch_and_function():
+    entry = "ptxas info    : Compiling entry function '{}' for 'sm_{}'\n"
+    printed = [("_Z1b", 90), ("_Z1a", 90), ("_Z1b", 80), ("_Z1a", 80)]
+    kernels = compile_object.parse_ptxas("".join(entry.format(*kernel) for kernel in printed))
+    assert [(kernel["function"], kernel["arch"]) for kernel in kernels] == printed[::-1]
+
+
 def test_seconds_by_arch_are_read():
     phases = """\
 source file name , phase name , phase input files , phase output file , arch , tool, metric , unit
