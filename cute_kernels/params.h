@@ -64,20 +64,24 @@ struct ForwardParams {
   float softcap;  // scores become softcap * tanh(scores / softcap); 0: they stay
 };
 
-// What is done to scores besides scaling them. Every config has a kernel for each, because what one does costs the others
-// speed.
-enum class Scores : int {
-  Plain,   // nothing
-  Masked,  // causal, window
-  Capped   // softcap, and masked too if need be
+// What a kernel can do beside attention in which every query attends every key. A config has a kernel for each, because
+// what one does costs the others speed.
+enum class Variant : int {
+  Plain,    // nothing; d_head is that of the config, as it is with Causal
+  Causal,   // window_right
+  General,  // any window, any d_head up to that of the config
+  Capped    // and softcap
 };
 
-inline Scores scores_of(ForwardParams const& params) {
+// The first variant that does all that the problem asks for.
+inline Variant variant_of(ForwardParams const& params, int d_head_of_config) {
   if (params.softcap != 0) {
-    return Scores::Capped;
+    return Variant::Capped;
   }
-  bool const windowed = params.window_left < kNoWindow || params.window_right < kNoWindow;
-  return windowed ? Scores::Masked : Scores::Plain;
+  if (params.window_left < kNoWindow || params.d_head < d_head_of_config) {
+    return Variant::General;
+  }
+  return params.window_right < kNoWindow ? Variant::Causal : Variant::Plain;
 }
 
 }  // namespace pyflash

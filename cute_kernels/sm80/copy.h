@@ -16,27 +16,27 @@ struct Extent {
   int columns;
 };
 
-// Copies a block to shared memory, asynchronously or through registers. With kFillZeros, what lies outside of `extent` is
-// filled with zeros; otherwise every row is inside, and columns outside are left as they are. Either way global memory
-// outside of `extent` is not touched.
-template <class Traits, bool kFillZeros, class TiledCopy, class SrcTensor, class DstTensor,
-          class CoordTensor>
+// Copies a block to shared memory, asynchronously or through registers. With kRagged, rows outside of `extent` are filled
+// with zeros and their global memory is not touched; without, every row is inside. kPadded is the same for columns, but
+// that without kRagged columns outside are left as they are.
+template <class Traits, bool kRagged, bool kPadded, class TiledCopy, class SrcTensor,
+          class DstTensor, class CoordTensor>
 CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, DstTensor&& dst,
                           CoordTensor const& coords, Extent const& extent) {
   constexpr bool kThroughRegisters = !Traits::kAsyncCopy;
   Tensor in_flight = make_fragment_like(dst);  // (CPY,CPY_M,CPY_K), unused by asynchronous copies
   CUTE_UNROLL
   for (int k = 0; k < size<2>(dst); ++k) {
-    bool const column_exists = get<1>(coords(0, 0, k)) < extent.columns;
+    bool const column_exists = !kPadded || get<1>(coords(0, 0, k)) < extent.columns;
     CUTE_UNROLL
     for (int m = 0; m < size<1>(dst); ++m) {
-      bool const exists = column_exists && (!kFillZeros || get<0>(coords(0, m, 0)) < extent.rows);
+      bool const exists = column_exists && (!kRagged || get<0>(coords(0, m, 0)) < extent.rows);
       if constexpr (kThroughRegisters) {
         clear(in_flight(_, m, k));
         if (exists) {
           copy(tiled_copy, src(_, m, k), in_flight(_, m, k));
         }
-      } else if constexpr (kFillZeros) {
+      } else if constexpr (kRagged) {
         typename Traits::AsyncCopyAtomOrZeros const copy_or_zeros;
         copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));
       } else if (exists) {

@@ -28,18 +28,20 @@ namespace pyflash::sm80 {
 using namespace cute;
 using device::Site;
 
-template <class Traits, Scores kScores>
+template <class Traits, Variant kVariant>
 CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kHeadDim = Traits::kHeadDim;
 
-  constexpr bool kWindowed = kScores != Scores::Plain;
+  constexpr bool kMaskEnds = kVariant != Variant::Plain;
+  constexpr bool kMaskBegins = kVariant == Variant::General || kVariant == Variant::Capped;
+  constexpr bool kPadded = kMaskBegins;
 
   // Coordinates and early exit.
   int const tidx = device::thread_idx();
-  BlockCoord const coord = block_coord<Traits, kWindowed>(params);
+  BlockCoord const coord = block_coord<Traits, kMaskEnds>(params);
   int const m_block = coord.m_block;
   Rows const q_rows = rows_of(params.cu_seqlens_q, coord.batch, params.seqlen_q, params.total_q);
   Rows const k_rows = rows_of(params.cu_seqlens_k, coord.batch, params.seqlen_k, params.total_k);
@@ -48,7 +50,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     return;
   }
   int const diagonal = m_block * kBlockM + k_rows.length - q_rows.length;
-  Mask<kBlockN, kWindowed> const mask(params, k_rows.length, min(rows_left, kBlockM), diagonal);
+  Mask<kBlockN, kMaskEnds, kMaskBegins> const mask(params, k_rows.length, min(rows_left, kBlockM),
+                                                   diagonal);
   int const blocks_per_split = ceil_div(mask.end_block() - mask.begin_block(), params.num_splits);
   int const begin_block = mask.begin_block() + coord.split * blocks_per_split;
   int const end_block = min(begin_block + blocks_per_split, mask.end_block());
@@ -116,7 +119,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // A cap leaves nothing but itself to scale.
   Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(
-      kScores == Scores::Capped ? params.softcap : params.softmax_scale);
+      kVariant == Variant::Capped ? params.softcap : params.softmax_scale);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -125,14 +128,14 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   };
   auto load_K = [&](int n_block, auto ragged) {
     device::at(Site::K_g2s);
-    copy_g2s<Traits, ragged.value>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
-                                   {k_rows.length - n_block * kBlockN, params.d_head});
+    copy_g2s<Traits, ragged.value, kPadded>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
+                                            {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
-    copy_g2s<Traits, ragged.value>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
-                                   {k_rows.length - n_block * kBlockN, params.d_head});
+    copy_g2s<Traits, ragged.value, kPadded>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
+                                            {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto wait_and_sync = [&](auto n_pending) {
@@ -177,13 +180,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::sync_threads();
     }
 
-    if constexpr (kScores == Scores::Capped) {
+    if constexpr (kVariant == Variant::Capped) {
       cap_scores(acc_S, params.softmax_scale / params.softcap);
     }
     if constexpr (masked.value) {
       mask.apply(acc_S, tScS, n_block);
     }
-    softmax.template update<first.value && Traits::kOptimizedSoftmax, kWindowed && masked.value>(
+    softmax.template update<first.value && Traits::kOptimizedSoftmax, kMaskEnds && masked.value>(
         acc_S, acc_O);
     Tensor rP = convert<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
     Tensor tOrP = as_operand_A(rP);       // (MMA,MMA_M,MMA_N/2)
@@ -203,7 +206,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   if (begin_block < end_block) {
     // Prologue.
     device::at(Site::Q_g2s);
-    copy_g2s<Traits, true>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
+    copy_g2s<Traits, true, kPadded>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
     commit();
     if constexpr (Traits::kEagerLoadBlocks) {
       load_K(end_block - 1, true_type{});
@@ -215,21 +218,23 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       copy(s2r_Q, tSsQ, tSrQ_copy);
     }
 
+    // Blocks at the end and at the beginning may be cut by the mask, those between are not.
+    // NOTE: one loop with a branch in it, and loops within a loop, took a tenth of the speed.
     int n_block = end_block - 1;
     step(n_block--, true_type{}, true_type{});
-    if constexpr (kWindowed) {
-      // Cut blocks lie at both ends: at the diagonal, and where the window begins.
-      while (n_block >= begin_block) {
-        for (; n_block >= begin_block && mask.cuts(n_block); --n_block) {
-          step(n_block, false_type{}, true_type{});
-        }
-        for (; n_block >= begin_block && !mask.cuts(n_block); --n_block) {
-          step(n_block, false_type{}, false_type{});
-        }
+    if constexpr (kMaskEnds) {
+      int const uncut_end = max(mask.uncut_end_block(), begin_block);
+      for (; n_block >= uncut_end; --n_block) {
+        step(n_block, false_type{}, true_type{});
       }
-    } else {
+    }
+    int const uncut_begin = max(mask.uncut_begin_block(), begin_block);
+    for (; n_block >= uncut_begin; --n_block) {
+      step(n_block, false_type{}, false_type{});
+    }
+    if constexpr (kMaskBegins) {
       for (; n_block >= begin_block; --n_block) {
-        step(n_block, false_type{}, false_type{});
+        step(n_block, false_type{}, true_type{});
       }
     }
   } else {

@@ -38,19 +38,19 @@ constexpr int of_this_arch(CtasPerSm ctas) {
 #endif
 }
 
-template <FlashForwardKernelConfig kConfig, Scores kScores>
+template <FlashForwardKernelConfig kConfig, Variant kVariant>
 __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
                                   of_this_arch(kCtasPerSm<kConfig>))
     flash_forward_kernel(__grid_constant__ ForwardParams const params) {
-  sm80::forward_cta<sm80::KernelTraits<kConfig>, kScores>(params);
+  sm80::forward_cta<sm80::KernelTraits<kConfig>, kVariant>(params);
 }
 
 // All CTAs in grid.x: no limit of 65535 on heads or batches.
-template <FlashForwardKernelConfig kConfig, Scores kScores>
+template <FlashForwardKernelConfig kConfig, Variant kVariant>
 int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
   using Traits = sm80::KernelTraits<kConfig>;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  auto const kernel = flash_forward_kernel<kConfig, kScores>;
+  auto const kernel = flash_forward_kernel<kConfig, kVariant>;
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
   cudaError_t const error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
@@ -68,13 +68,15 @@ int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
 template <FlashForwardKernelConfig kConfig>
 int launch_forward(ForwardParams const& params, void* stream) {
   auto const cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (scores_of(params)) {
-    case Scores::Plain:
-      return launch_kernel<kConfig, Scores::Plain>(params, cuda_stream);
-    case Scores::Masked:
-      return launch_kernel<kConfig, Scores::Masked>(params, cuda_stream);
-    case Scores::Capped:
-      return launch_kernel<kConfig, Scores::Capped>(params, cuda_stream);
+  switch (variant_of(params, kConfig.d_head)) {
+    case Variant::Plain:
+      return launch_kernel<kConfig, Variant::Plain>(params, cuda_stream);
+    case Variant::Causal:
+      return launch_kernel<kConfig, Variant::Causal>(params, cuda_stream);
+    case Variant::General:
+      return launch_kernel<kConfig, Variant::General>(params, cuda_stream);
+    case Variant::Capped:
+      return launch_kernel<kConfig, Variant::Capped>(params, cuda_stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -13,8 +13,8 @@ namespace pyflash::sm80 {
 
 using namespace cute;
 
-// Without kWindowed every query attends every key, and only the end of the sequence cuts blocks.
-template <int kBlockN, bool kWindowed>
+// kEnds, kBegins: whether there is a window to the right, and to the left; without, the end of the sequence alone cuts.
+template <int kBlockN, bool kEnds, bool kBegins>
 struct Mask {
   int n_keys;
   int n_rows;  // of the Q block, at least 1
@@ -26,21 +26,21 @@ struct Mask {
   CUTE_DEVICE Mask(ForwardParams const& params, int n_keys, int n_rows, int diagonal)
       : n_keys(n_keys),
         n_rows(n_rows),
-        first_begin(kWindowed ? diagonal - params.window_left : 0),
-        first_end(kWindowed ? diagonal + params.window_right + 1 : n_keys) {}
+        first_begin(kBegins ? diagonal - params.window_left : 0),
+        first_end(kEnds ? diagonal + params.window_right + 1 : n_keys) {}
 
-  // The key blocks of which some row attends a part; outside of them the loop does not go.
-  CUTE_DEVICE int begin_block() const { return kWindowed ? max(first_begin, 0) / kBlockN : 0; }
+  // The blocks of keys of which some row attends a part: [begin_block, end_block).
+  CUTE_DEVICE int begin_block() const { return kBegins ? max(first_begin, 0) / kBlockN : 0; }
   CUTE_DEVICE int end_block() const {
-    int const end = kWindowed ? min(first_end + n_rows - 1, n_keys) : n_keys;
+    int const end = kEnds ? min(first_end + n_rows - 1, n_keys) : n_keys;
     return ceil_div(max(end, 0), kBlockN);
   }
 
-  // Whether some row attends less than the whole block.
-  CUTE_DEVICE bool cuts(int n_block) const {
-    int const begin = n_block * kBlockN;
-    return begin + kBlockN > min(first_end, n_keys) || begin < first_begin + n_rows - 1;
+  // And those that every row attends all of: [uncut_begin_block, uncut_end_block), where that is not empty.
+  CUTE_DEVICE int uncut_begin_block() const {
+    return kBegins ? ceil_div(max(first_begin + n_rows - 1, 0), kBlockN) : 0;
   }
+  CUTE_DEVICE int uncut_end_block() const { return max(min(first_end, n_keys), 0) / kBlockN; }
 
   // Sets the scores that do not count to -inf. coords: (row, column) in the block, partitioned like acc_S.
   template <class AccS, class CoordTensor>
@@ -50,12 +50,9 @@ struct Mask {
     for (int i = 0; i < size(acc_S); ++i) {
       int const row = get<0>(coords(i));
       int const column = get<1>(coords(i));
-      bool counts = column < n_keys - first_key;
-      if constexpr (kWindowed) {
-        counts = column < min(first_end + row, n_keys) - first_key &&
-                 column >= first_begin + row - first_key;
-      }
-      if (!counts) {
+      int const end = kEnds ? min(first_end + row, n_keys) : n_keys;
+      bool const too_early = kBegins && column < first_begin + row - first_key;
+      if (too_early || column >= end - first_key) {
         acc_S(i) = -INFINITY;
       }
     }
