@@ -1,140 +1,16 @@
 #include "cute_kernels/bindings/checks.h"
 
+#include <algorithm>
 #include <cmath>
-#include <ostream>
 
 #include "cute_kernels/bindings/errors.h"
+#include "cute_kernels/bindings/packing_checks.h"
+#include "cute_kernels/bindings/tensor_checks.h"
 
 namespace pyflash {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Device;
-using torch::stable::Tensor;
-
-constexpr int kBatch = 0, kRow = 1, kHead = 2, kColumn = 3;  // dimensions of q, k and v
-constexpr int kVectorBytes = 16;                             // kernels read 16 bytes at a time
-constexpr int kElementBytes = 2;
-constexpr int64_t kMaxExtent = int64_t(1) << 30;  // so that a block more is still an int
-
-struct NamedTensor {
-  char const* name;
-  Tensor const& tensor;
-};
-
-// Views that print.
-struct ShapeOf {
-  Tensor const& tensor;
-  friend std::ostream& operator<<(std::ostream& out, ShapeOf const& shape) {
-    out << "(";
-    for (int64_t i = 0; i < shape.tensor.dim(); ++i) {
-      out << (i ? ", " : "") << shape.tensor.size(i);
-    }
-    return out << ")";
-  }
-};
-struct DeviceOf {
-  Tensor const& tensor;
-  friend std::ostream& operator<<(std::ostream& out, DeviceOf const& of) {
-    Device const device = of.tensor.device();
-    if (device.is_cuda()) {
-      return out << "cuda:" << device.index();
-    }
-    return out << (device.is_cpu() ? "cpu" : "another kind of device");
-  }
-};
-struct DTypeOf {
-  Tensor const& tensor;
-  friend std::ostream& operator<<(std::ostream& out, DTypeOf const& of) {
-    switch (ScalarType const type = of.tensor.scalar_type()) {
-      case ScalarType::Half:
-        return out << "float16";
-      case ScalarType::BFloat16:
-        return out << "bfloat16";
-      case ScalarType::Float:
-        return out << "float32";
-      case ScalarType::Double:
-        return out << "float64";
-      default:
-        return out << torch::headeronly::toString(type);
-    }
-  }
-};
-
-void check_devices(Tensor const& q, NamedTensor const (&others)[2]) {
-  for (auto const& [name, tensor] : others) {
-    require(tensor.device() == q.device(), name, " is on ", DeviceOf{tensor}, ": expected ",
-            DeviceOf{q}, ", where q is");
-  }
-}
-
-DType check_dtypes(Tensor const& q, NamedTensor const (&others)[2]) {
-  ScalarType const dtype = q.scalar_type();
-  require(dtype == ScalarType::Half || dtype == ScalarType::BFloat16, "q is ", DTypeOf{q},
-          ": expected float16 or bfloat16");
-  for (auto const& [name, tensor] : others) {
-    require(tensor.scalar_type() == dtype, name, " is ", DTypeOf{tensor}, ": expected ", DTypeOf{q},
-            " as q");
-  }
-  return dtype == ScalarType::Half ? DType::FP16 : DType::BF16;
-}
-
-void check_shapes(NamedTensor const (&tensors)[3]) {
-  char const* const axes[] = {"batch", "seqlen", "heads", "d_head"};
-  for (auto const& [name, tensor] : tensors) {
-    require(tensor.dim() == 4, name, " has shape ", ShapeOf{tensor},
-            ": expected 4 dimensions, (batch, seqlen, heads, d_head)");
-  }
-  Tensor const& q = tensors[0].tensor;
-  Tensor const& k = tensors[1].tensor;
-  Tensor const& v = tensors[2].tensor;
-  for (int axis : {kBatch, kHead, kColumn}) {
-    require(k.size(axis) == q.size(axis), "k has shape ", ShapeOf{k}, ": expected ", axes[axis],
-            " ", q.size(axis), " as q",
-            axis == kHead ? "; fewer heads of k and v than of q are not supported yet" : "");
-  }
-  for (int axis : {kBatch, kRow, kHead, kColumn}) {
-    require(v.size(axis) == k.size(axis), "v has shape ", ShapeOf{v}, ": expected ", axes[axis],
-            " ", k.size(axis), " as k");
-  }
-  for (auto const& [name, tensor] : tensors) {
-    for (int axis : {kBatch, kRow, kHead}) {
-      require(tensor.size(axis) <= kMaxExtent, name, " has ", axes[axis], " ", tensor.size(axis),
-              ": expected at most ", kMaxExtent);
-    }
-  }
-  require(q.size(kBatch) * q.size(kHead) <= kMaxExtent, "q has shape ", ShapeOf{q},
-          ": expected at most ", kMaxExtent, " for batch times heads");
-}
-
-// NOTE: the stride of a dimension of size 1 says nothing and can be anything.
-void check_memory(NamedTensor const& named) {
-  auto const& [name, tensor] = named;
-  require(tensor.size(kColumn) <= 1 || tensor.stride(kColumn) == 1, name, " has stride ",
-          tensor.stride(kColumn), " in its last dimension: expected 1, call .contiguous()");
-  auto const address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  require(address % kVectorBytes == 0, name, " starts ", address % kVectorBytes,
-          " bytes after a multiple of ", kVectorBytes,
-          " bytes: expected a multiple, call .clone()");
-  char const* const strides[] = {"batch", "row", "head"};
-  constexpr int kVectorElements = kVectorBytes / kElementBytes;
-  for (int axis : {kBatch, kRow, kHead}) {
-    require(tensor.size(axis) <= 1 || tensor.stride(axis) % kVectorElements == 0, name, " has a ",
-            strides[axis], " stride of ", tensor.stride(axis), " elements: expected a multiple of ",
-            kVectorElements, " (", kVectorBytes, " bytes), call .contiguous()");
-  }
-}
-
-void check_not_supported_yet(Arguments const& a) {
-  require(!a.causal, "causal = True is not supported yet: expected False");
-  require(a.window_left == -1, "window_left = ", a.window_left,
-          " is not supported yet: expected -1, no window");
-  require(a.window_right == -1, "window_right = ", a.window_right,
-          " is not supported yet: expected -1, no window");
-  require(a.softcap == 0, "softcap = ", a.softcap, " is not supported yet: expected 0, no cap");
-}
-
-float check_softmax_scale(std::optional<double> softmax_scale, int64_t d_head) {
+float check_softmax_scale(std::optional<double> softmax_scale, int d_head) {
   if (!softmax_scale) {
     return static_cast<float>(1 / std::sqrt(static_cast<double>(d_head)));
   }
@@ -144,41 +20,106 @@ float check_softmax_scale(std::optional<double> softmax_scale, int64_t d_head) {
   return scale;
 }
 
-TensorStrides strides_of(Tensor const& tensor) {
-  return {.batch = tensor.stride(kBatch), .row = tensor.stride(kRow), .head = tensor.stride(kHead)};
+void check_window(char const* name, int64_t size) {
+  require(size >= -1, name, " = ", size, ": expected a number of keys, or -1 for no limit");
+}
+
+float check_softcap(double softcap) {
+  float const cap = static_cast<float>(softcap);
+  require(std::isfinite(cap) && cap >= 0, "softcap = ", softcap,
+          ": expected a finite number above 0, or 0 for no cap");
+  return cap;
+}
+
+int check_num_splits(int64_t num_splits) {
+  require(num_splits >= 0 && num_splits <= kMaxSplits, "num_splits = ", num_splits,
+          ": expected a number from 1 to ", kMaxSplits, ", or 0 to have it chosen");
+  return static_cast<int>(num_splits);
+}
+
+// But for what padded and packed problems set apart: batch, lengths, and the strides that depend on them.
+ForwardParams params_of(Input const& q, Input const& k, Input const& v) {
+  int64_t const heads = q.extents[kHead], d_head = q.extents[kColumn];
+  ForwardParams params{};
+  params.q = q.data;
+  params.k = k.data;
+  params.v = v.data;
+  params.q_strides = q.tensor_strides();
+  params.k_strides = k.tensor_strides();
+  params.v_strides = v.tensor_strides();
+  params.o_strides = {.batch = 0, .row = heads * d_head, .head = d_head};
+  params.heads = static_cast<int>(heads);
+  params.heads_kv = static_cast<int>(k.extents[kHead]);
+  params.d_head = static_cast<int>(d_head);
+  return params;
 }
 
 }  // namespace
 
-CheckedArguments check(Arguments const& a) {
-  NamedTensor const q{"q", a.q}, k{"k", a.k}, v{"v", a.v};
-  check_devices(a.q, {k, v});
-  DType const dtype = check_dtypes(a.q, {k, v});
-  check_shapes({q, k, v});
+void apply_options(Options const& options, Problem& problem) {
+  ForwardParams& params = problem.params;
+  params.softmax_scale = check_softmax_scale(options.softmax_scale, params.d_head);
+  check_window("window_left", options.window_left);
+  check_window("window_right", options.window_right);
+  require(!options.causal || options.window_right <= 0,
+          "causal = True sets window_right = 0, which came as ", options.window_right,
+          ": expected -1 or 0");
+  set_windows(params, options.window_left, options.causal ? 0 : options.window_right);
+  params.softcap = check_softcap(options.softcap);
+  problem.num_splits = check_num_splits(options.num_splits);
+}
+
+Problem check_padded(Inputs const& inputs, Options const& options) {
+  check_devices(inputs.q, {{"k", inputs.k}, {"v", inputs.v}});
+  DType const dtype = check_dtypes(inputs.q, {{"k", inputs.k}, {"v", inputs.v}});
+  Input const q("q", inputs.q, kPadded), k("k", inputs.k, kPadded), v("v", inputs.v, kPadded);
+  check_shapes(q, k, v, kPadded);
+  check_batch_times_heads(q.extents[kBatch], q);
   check_memory(q);
   check_memory(k);
   check_memory(v);
-  check_not_supported_yet(a);
-  int64_t const d_head = a.q.size(kColumn);
-  return {.problem = {.dtype = dtype,
-                      .d_head = d_head,
-                      .batch = a.q.size(kBatch),
-                      .heads = a.q.size(kHead),
-                      .seqlen_q = a.q.size(kRow)},
-          .params = {.q = a.q.const_data_ptr(),
-                     .k = a.k.const_data_ptr(),
-                     .v = a.v.const_data_ptr(),
-                     .o = nullptr,
-                     .lse = nullptr,
-                     .q_strides = strides_of(a.q),
-                     .k_strides = strides_of(a.k),
-                     .v_strides = strides_of(a.v),
-                     .o_strides = {},
-                     .batch = static_cast<int>(a.q.size(kBatch)),
-                     .heads = static_cast<int>(a.q.size(kHead)),
-                     .seqlen_q = static_cast<int>(a.q.size(kRow)),
-                     .seqlen_k = static_cast<int>(a.k.size(kRow)),
-                     .softmax_scale = check_softmax_scale(a.softmax_scale, d_head)}};
+
+  Problem problem{.dtype = dtype, .num_splits = 0, .params = params_of(q, k, v)};
+  ForwardParams& params = problem.params;
+  params.batch = static_cast<int>(q.extents[kBatch]);
+  params.seqlen_q = static_cast<int>(q.extents[kRow]);
+  params.seqlen_k = static_cast<int>(k.extents[kRow]);
+  int64_t const rows_of_batch = int64_t(params.heads) * params.seqlen_q;
+  params.o_strides.batch = rows_of_batch * params.d_head;
+  params.lse_strides = {
+      .batch = rows_of_batch, .head = params.seqlen_q, .split = params.batch * rows_of_batch};
+  apply_options(options, problem);
+  simplify_one_query(params);
+  return problem;
+}
+
+Problem check_packed(Inputs const& inputs, Packing const& packing, Options const& options) {
+  check_devices(inputs.q, {{"k", inputs.k},
+                           {"v", inputs.v},
+                           {"cu_seqlens_q", packing.cu_seqlens_q},
+                           {"cu_seqlens_k", packing.cu_seqlens_k}});
+  DType const dtype = check_dtypes(inputs.q, {{"k", inputs.k}, {"v", inputs.v}});
+  Input const q("q", inputs.q, kPacked), k("k", inputs.k, kPacked), v("v", inputs.v, kPacked);
+  check_shapes(q, k, v, kPacked);
+  int64_t const batch = check_packing(packing, q, k);
+  check_batch_times_heads(batch, q);
+  check_memory(q);
+  check_memory(k);
+  check_memory(v);
+
+  Problem problem{.dtype = dtype, .num_splits = 0, .params = params_of(q, k, v)};
+  ForwardParams& params = problem.params;
+  params.cu_seqlens_q = static_cast<int const*>(packing.cu_seqlens_q.const_data_ptr());
+  params.cu_seqlens_k = static_cast<int const*>(packing.cu_seqlens_k.const_data_ptr());
+  params.batch = static_cast<int>(batch);
+  params.total_q = static_cast<int>(q.extents[kRow]);
+  params.total_k = static_cast<int>(k.extents[kRow]);
+  params.seqlen_q = static_cast<int>(std::min(packing.max_seqlen_q, q.extents[kRow]));
+  params.seqlen_k = static_cast<int>(std::min(packing.max_seqlen_k, k.extents[kRow]));
+  params.lse_strides = {
+      .batch = 0, .head = params.total_q, .split = int64_t(params.heads) * params.total_q};
+  apply_options(options, problem);
+  return problem;
 }
 
 }  // namespace pyflash

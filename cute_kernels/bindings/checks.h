@@ -1,31 +1,41 @@
-// What the op accepts. Checked here, once, before anything is allocated or launched.
+// What the ops accept. Checked here, once, before anything is allocated or launched. A refusal names the argument, what was
+// expected and what came.
 #pragma once
 
 #include <optional>
 
-#include "cute_kernels/bindings/select.h"
+#include "cute_kernels/bindings/problem.h"
 #include "cute_kernels/bindings/torch_stable.h"
 
 namespace pyflash {
 
-// The arguments of pyflash::fwd but for the config, as they came.
-struct Arguments {
-  torch::stable::Tensor q;
-  torch::stable::Tensor k;
-  torch::stable::Tensor v;
+struct Inputs {
+  torch::stable::Tensor const& q;
+  torch::stable::Tensor const& k;
+  torch::stable::Tensor const& v;
+};
+
+struct Packing {
+  torch::stable::Tensor const& cu_seqlens_q;
+  torch::stable::Tensor const& cu_seqlens_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+};
+
+struct Options {
   std::optional<double> softmax_scale;
   bool causal;
   int64_t window_left;
   int64_t window_right;
   double softcap;
+  int64_t num_splits;
 };
 
-struct CheckedArguments {
-  Problem problem;
-  ForwardParams params;  // but for the outputs: o, lse and o_strides
-};
+// Of pyflash::fwd and of pyflash::fwd_varlen. The strides of the outputs are those of contiguous tensors.
+Problem check_padded(Inputs const& inputs, Options const& options);
+Problem check_packed(Inputs const& inputs, Packing const& packing, Options const& options);
 
-// Refuses what the op cannot do, naming the argument, what was expected and what came.
-CheckedArguments check(Arguments const& arguments);
+// Puts the options into a problem whose extents are known.
+void apply_options(Options const& options, Problem& problem);
 
 }  // namespace pyflash

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <map>
 #include <mutex>
@@ -18,6 +19,7 @@ namespace {
 
 std::shared_mutex map_mutex;
 std::map<FlashForwardKernelConfig, Kernel> config_map;
+std::atomic<uint64_t> generation = 1;
 
 KernelLibrary const& open_kernel_library(std::string const& path) {
   char const* const advice = "; build it again: python -m codegen";
@@ -48,13 +50,18 @@ std::vector<Kernel> kernels_where(Predicate&& predicate) {
   return kernels;
 }
 
-// "80,90" as numbers.
-std::vector<int> numbers(std::string_view text) {
-  std::vector<int> result;
-  for (char const* at = text.data(); at < text.data() + text.size(); ++at) {
-    at = std::from_chars(at, text.data() + text.size(), result.emplace_back()).ptr;
+// Whether the predicate holds for one of the numbers of "80,90".
+template <class Predicate>
+bool any_number(std::string_view text, Predicate&& predicate) {
+  char const* const end = text.data() + text.size();
+  for (char const* at = text.data(); at < end; ++at) {
+    int number = 0;
+    at = std::from_chars(at, end, number).ptr;
+    if (predicate(number)) {
+      return true;
+    }
   }
-  return result;
+  return false;
 }
 
 }  // namespace
@@ -65,8 +72,11 @@ int64_t load_kernel_library(std::string const& path) {
   for (int i = 0; i < library.n_rows; ++i) {
     config_map.insert_or_assign(library.rows[i].config, Kernel{&library.rows[i], &library});
   }
+  generation.fetch_add(1, std::memory_order_release);
   return library.n_rows;
 }
+
+uint64_t config_map_generation() { return generation.load(std::memory_order_acquire); }
 
 std::optional<Kernel> find_kernel(FlashForwardKernelConfig const& config) {
   std::shared_lock const lock(map_mutex);
@@ -78,7 +88,7 @@ std::vector<Kernel> all_kernels() {
   return kernels_where([](FlashForwardKernelConfig const&) { return true; });
 }
 
-std::vector<Kernel> kernels_for(DType dtype, int64_t d_head) {
+std::vector<Kernel> kernels_for(DType dtype, int d_head) {
   return kernels_where([&](FlashForwardKernelConfig const& config) {
     return config.dtype == dtype && config.d_head == d_head;
   });
@@ -90,8 +100,7 @@ KernelLibrary const* any_kernel_library() {
 }
 
 bool runs_on(ConfigMapRow const& row, int sm_arch) {
-  std::vector<int> const archs = numbers(row.sm_archs);
-  bool const machine_code = std::any_of(archs.begin(), archs.end(), [&](int built) {
+  bool const machine_code = any_number(row.sm_archs, [=](int built) {
     return built / 10 == sm_arch / 10 && built % 10 <= sm_arch % 10;
   });
   return machine_code || (row.ptx_arch != 0 && row.ptx_arch <= sm_arch);
@@ -124,7 +133,7 @@ std::string built_head_dims() {
   return built.empty() ? "no kernels are built" : text.str();
 }
 
-std::string built_short_forms(DType dtype, int64_t d_head) {
+std::string built_short_forms(DType dtype, int d_head) {
   std::vector<Kernel> const kernels = kernels_for(dtype, d_head);
   if (kernels.empty()) {
     return built_head_dims();

@@ -23,10 +23,13 @@ struct Kernel {
 // readers below.
 int64_t load_kernel_library(std::string const& path);
 
+// Another number whenever the map has changed.
+uint64_t config_map_generation();
+
 std::optional<Kernel> find_kernel(FlashForwardKernelConfig const& config);
 
 // In ascending order of config.
-std::vector<Kernel> kernels_for(DType dtype, int64_t d_head);
+std::vector<Kernel> kernels_for(DType dtype, int d_head);
 std::vector<Kernel> all_kernels();
 
 // One of those loaded, to ask about the GPU; nullptr: none is.
@@ -43,6 +46,6 @@ std::string config_map_json();
 // What is built, for a refusal: dtypes with their head dimensions; and for one such pair the short
 // forms.
 std::string built_head_dims();
-std::string built_short_forms(DType dtype, int64_t d_head);
+std::string built_short_forms(DType dtype, int d_head);
 
 }  // namespace pyflash

@@ -10,7 +10,7 @@
 
 namespace pyflash {
 
-// Tasks, one for each Q block, head and batch; they may run in any order and at the same time.
+// Tasks, one for each Q block, head and sequence; they may run in any order and at the same time.
 int64_t n_cpu_tasks(ForwardParams const& params, FlashForwardKernelConfig const& config);
 
 // Runs the tasks [begin, end).

@@ -1,10 +1,10 @@
-// Which config runs a problem: the one that was named, or the call is refused. Where none was named,
-// the candidates are the configs built for the problem's dtype and d_head that have code for the
-// device, in order of rank:
+// Which config runs a problem: the one that was named, or the call is refused. Where none was named, the candidates are
+// the configs built for the problem's dtype that have code for the device, of the smallest d_head that is not below the
+// problem's, in order of rank:
 //   1. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
 //   2. if no grid is that large, the first of those with the smallest B_r: the largest grid.
-// On the CPU every built config is a candidate and the first in rank is taken; without any, a
-// default that differs only in dtype and d_head.
+// On the CPU every built config is a candidate and the first in rank is taken; without any, a default that differs only in
+// dtype and d_head.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,9 @@
 #include <string_view>
 
 #include "cute_kernels/bindings/config_map.h"
+#include "cute_kernels/bindings/problem.h"
 
 namespace pyflash {
-
-// What selection looks at.
-struct Problem {
-  DType dtype;
-  int64_t d_head;
-  int64_t batch;
-  int64_t heads;
-  int64_t seqlen_q;
-};
 
 struct Gpu {
   int sm_arch;  // compute capability, major * 10 + minor
@@ -31,12 +23,15 @@ struct Gpu {
 
 struct GpuSelection {
   Kernel kernel;
+  int num_splits;
   std::string reason() const;
 
   // What the reason is made of.
   Gpu gpu;
-  int64_t n_ctas;
+  int64_t n_ctas;  // of one pass
+  int n_key_blocks;
   int n_candidates;  // 0: the config was named
+  bool splits_asked_for;
 };
 
 struct CpuSelection {
@@ -45,7 +40,7 @@ struct CpuSelection {
 };
 
 // `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
-// listing what is built. On the CPU a named config need not be built.
+// listing what is built. On the CPU a named config need not be built, and one pass does what splits would.
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named);
 CpuSelection select_on_cpu(Problem const& problem, std::string_view named);
 

@@ -1,0 +1,19 @@
+// What the ops ask CUDA: through torch, and through the kernel libraries.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/bindings/select.h"
+
+namespace pyflash {
+
+// Of the current device, whose index this is. Refuses where no kernels are loaded: they alone know CUDA.
+Gpu current_gpu(int32_t device_index);
+
+// A cudaStream_t: torch's current one on that device.
+void* current_cuda_stream(int32_t device_index);
+
+// Runs the problem with the selected kernel and splits. Refuses what CUDA refuses.
+void launch(GpuSelection const& selection, ForwardParams const& params, void* stream);
+
+}  // namespace pyflash

@@ -1,0 +1,28 @@
+// What is asked of attention, after the checks: what selection looks at, and what a kernel is launched with.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/config.h"
+#include "cute_kernels/params.h"
+
+namespace pyflash {
+
+// Of batches, rows, heads, and of batches times heads: sums of two extents and a window are ints.
+inline constexpr int64_t kMaxExtent = int64_t(1) << 29;
+inline constexpr int kMaxSplits = 128;
+
+struct Problem {
+  DType dtype;
+  int num_splits;        // as asked for; 0: selection chooses
+  ForwardParams params;  // but for the outputs and num_splits
+};
+
+// Drops windows that cut nothing, which are kNoWindow from then on. Windows are as the ops take them: -1 is none.
+void set_windows(ForwardParams& params, int64_t window_left, int64_t window_right);
+
+// The same attention with one query, as a problem that kernels do better; sequences must be padded. A window becomes
+// fewer keys, and the heads of q that share a head of k and v become rows of one Q block.
+void simplify_one_query(ForwardParams& params);
+
+}  // namespace pyflash
