@@ -11,6 +11,7 @@ from pyflash.space import Space, from_environment, named_set
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
 _LAZY = {
     "attention": "pyflash.ops",
+    "attention_varlen": "pyflash.ops",
     "BuiltConfig": "pyflash.library",
     "build": "pyflash.library",
     "built_configs": "pyflash.library",
@@ -19,6 +20,7 @@ _LAZY = {
     "Problem": "pyflash.selection",
     "Selection": "pyflash.selection",
     "select": "pyflash.selection",
+    "sdpa": "pyflash.functional",
 }
 
 __all__ = [

@@ -90,3 +90,6 @@ def _load_libraries() -> None:
 
 
 _load_libraries()
+
+# What the ops are under torch.compile, autograd, autocast and vmap; needs them registered.
+from pyflash import fake, transforms  # noqa: E402, F401
