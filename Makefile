@@ -26,6 +26,7 @@ test: build
 
 gpu-test: build
 	$(BIN)/python -m codegen
+	$(BIN)/python -m codegen --set head_dims
 	$(BIN)/python -m pytest -m gpu tests
 
 bench: build

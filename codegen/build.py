@@ -148,7 +148,7 @@ def built_resources(library: Path) -> dict[FlashForwardKernelConfig, dict[str, A
     - seconds: of nvcc in all; seconds_by_arch: per architecture, "host" being what they share;
     - kernels: a record per architecture and __global__ function, ascending: arch, function,
       registers (per thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
-      The functions of a config are those for plain, masked and capped scores, in that order.
+      The functions of a config are its variants, in the order of cute_kernels/params.h.
     """
     record = json.loads(library.with_suffix(".json").read_text())
     parse = FlashForwardKernelConfig.parse

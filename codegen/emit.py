@@ -73,8 +73,8 @@ def file_stem(config: FlashForwardKernelConfig) -> str:
 
 
 def emit_config(config: FlashForwardKernelConfig) -> str:
-    """The translation unit of one config: an instantiation, for any of the known architectures,
-    of its kernels for plain, masked and capped scores.
+    """The translation unit of one config: an instantiation of all its variants, for any of the
+    known architectures.
 
     Raises ValueError for a config that is not canonical.
     """

@@ -25,6 +25,10 @@ BEST = FlashForwardKernelConfig.parse(
 ILLEGAL = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
 OTHER = BEST.replace(optimized_softmax=False)
 
+PARAMS = (compilation.ROOT / "cute_kernels" / "params.h").read_text()
+(ENUMERATORS,) = re.findall(r"enum class Variant : int \{(.*?)\}", PARAMS, re.DOTALL)
+VARIANTS = [str(number) for number in range(len(re.findall(r"^  \w", ENUMERATORS, re.MULTILINE)))]
+
 GOOD_CPP = "int answer() { return 42; }\n"
 BAD_CPP = "int answer() { return forty_two; }\n"
 
@@ -115,6 +119,21 @@ def test_two_builders_at_once_compile_once(counting):
     for thread in threads:
         thread.join()
     assert n_runs() == 1
+
+
+def test_support_of_a_library_is_compiled_for_the_archs_of_its_configs():
+    """What merges splits is a kernel too."""
+    archs_of = {BEST: [Arch.of(80), Arch.of(90)], OTHER: [Arch.of(86)]}
+    config_map, *cuda = build._support(archs_of)
+    assert config_map.text == emit.emit_config_map(archs_of)
+    assert "merge_splits.cu" in [c.label for c in cuda]
+    for c in cuda:
+        codes = [option for option in c.command if option.startswith("-gencode")]
+        assert [code.partition(",code=")[2] for code in codes] == [
+            "sm_80",
+            "sm_86",
+            "[sm_90,compute_90]",
+        ]
 
 
 def test_archs_and_flags_are_part_of_the_key():
@@ -248,9 +267,11 @@ def test_the_default_set_is_in_its_library_with_a_record_of_each(built_library: 
     built = built_resources(built_library)
     assert list(built) == emit.canonical_configs(named_set("all"))
     for config, record in built.items():
-        (kernel,) = record["kernels"]
-        assert kernel["arch"] == 90
-        assert 32 <= kernel["registers"] <= 255, str(config)
+        functions = [kernel["function"] for kernel in record["kernels"]]
+        assert [re.search(r"VariantE(\d)E", name)[1] for name in functions] == VARIANTS
+        for kernel in record["kernels"]:
+            assert kernel["arch"] == 90
+            assert 32 <= kernel["registers"] <= 255, str(config)
         assert record["seconds_by_arch"].keys() == {"90", "host"}
         assert sum(record["seconds_by_arch"].values()) <= record["seconds"] + 0.1
     json.loads(built_library.with_suffix(".json").read_text())

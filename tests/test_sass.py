@@ -33,28 +33,40 @@ CONFIGS = [
 
 
 @pytest.fixture(scope="module")
-def sass(
+def variants(
     built_library: Path, built_arch: Arch, build_showing_progress
-) -> dict[FlashForwardKernelConfig, list[str]]:
-    """The instructions of each config's kernel, without what only names or places it."""
+) -> dict[FlashForwardKernelConfig, list[list[str]]]:
+    """The instructions of each config's variants, without what only names or places them."""
     try:
         cuobjdump = find_tool("cuobjdump")
     except CudaError as error:
         pytest.skip(str(error))
     build_showing_progress(CONFIGS, "sass")
     compilations = kernel_compilations({config: [built_arch] for config in CONFIGS})
-    return {config: _instructions(cuobjdump, c.object) for config, c in compilations.items()}
+    return {config: _variants(cuobjdump, c.object) for config, c in compilations.items()}
 
 
-def _instructions(cuobjdump: Path, object_file: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def sass(variants) -> dict[FlashForwardKernelConfig, list[str]]:
+    """The instructions of each config's plain kernel."""
+    return {config: of_config[0] for config, of_config in variants.items()}
+
+
+def _variants(cuobjdump: Path, object_file: Path) -> list[list[str]]:
+    """In the order of their names, which differ in the variant's number."""
     listing = subprocess.run(
         [cuobjdump, "-sass", object_file],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
+    _, *functions = re.split(r"^\s+Function : ", listing, flags=re.MULTILINE)
+    return [_instructions(function) for function in sorted(functions)]
+
+
+def _instructions(function: str) -> list[str]:
     # "        /*0010*/                   LDC R1, c[0x0][0x28] ;   /* encoding */"
-    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;", listing, re.MULTILINE)
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;", function, re.MULTILINE)
     assert len(instructions) > 500
     return instructions
 
@@ -83,6 +95,20 @@ def test_no_two_configs_have_the_same_machine_code(sass):
     ]
     assert not same
     assert len(codes) == len(CONFIGS)
+
+
+def test_the_variants_of_a_config_differ(variants):
+    for config, of_config in variants.items():
+        codes = {"\n".join(instructions) for instructions in of_config}
+        assert len(codes) == len(of_config) > 1, str(config)
+
+
+def test_only_a_cap_divides_for_each_score(variants):
+    """tanh is an exponential and a division."""
+    for config, (plain, *_, capped) in variants.items():
+        n_scores = config.B_r * config.B_c // config.n_threads  # of a thread, in one block
+        assert count(plain, "MUFU.RCP") < n_scores, str(config)
+        assert count(capped, "MUFU.RCP") >= count(plain, "MUFU.RCP") + n_scores, str(config)
 
 
 def test_async_copy_is_cp_async(sass):
