@@ -1,5 +1,5 @@
-// A kernel library without kernels, for what surrounds them. Its head dimensions are built by
-// nobody else, and large, so that real kernels come before its own in the config map.
+// A kernel library without kernels, for what surrounds them. Its head dimensions are built by nobody else: larger than
+// what the ops take, and 8, which is smaller than what real kernels are built for.
 #include <iterator>
 
 #include "cute_kernels/registry.h"
@@ -9,6 +9,9 @@
 #endif
 #ifndef BASE_RANK
 #define BASE_RANK 0
+#endif
+#ifndef SIGN
+#define SIGN +
 #endif
 #ifndef FIRST_NAME
 #define FIRST_NAME "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
@@ -29,6 +32,8 @@ int device_properties(int* sm_arch, int* n_sms) {
 
 char const* error_string(int) { return "fake"; }
 
+int merge_splits(pyflash::ForwardParams const&, DType, void*) { return 1; }
+
 constexpr FlashForwardKernelConfig config(DType dtype, int d_head, int B_r, int B_c) {
   return {
       .dtype = dtype, .d_head = d_head, .B_r = B_r, .B_c = B_c, .n_warps = 4, .async_copy = true};
@@ -43,7 +48,7 @@ pyflash::ConfigMapRow row(FlashForwardKernelConfig const& config, char const* sh
           .ptx_arch = ptx_arch,
           .n_threads = 128,
           .smem_bytes = 1024,
-          .rank = BASE_RANK + rank};
+          .rank = BASE_RANK SIGN rank};
 }
 
 }  // namespace
@@ -57,8 +62,14 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
           "80,90", 90, 3),
       row(config(DType::FP16, 512, 64, 32), "(FP16, 512, 64, 32, 4): async+load_0_0_0_tiles", "80",
           0, 0),
+      row(config(DType::FP16, 640, 64, 64), "(FP16, 640, 64, 64, 4): async+load_0_0_0_tiles",
+          "75,90", 90, 0),
       row(config(DType::BF16, 576, 64, 64), "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles", "86",
           80, 0),
+      row(config(DType::FP16, 8, 64, 32), "(FP16, 8, 64, 32, 4): async+load_0_0_0_tiles", "80", 0,
+          1),
+      row(config(DType::FP16, 8, 64, 64), "(FP16, 8, 64, 64, 4): async+load_0_0_0_tiles", "80", 0,
+          0),
   };
   static pyflash::KernelLibrary const library{
       .abi = ABI,
@@ -66,6 +77,7 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
       .rows = rows,
       .device_properties = device_properties,
       .error_string = error_string,
+      .merge_splits = merge_splits,
   };
   return &library;
 }

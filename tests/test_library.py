@@ -1,8 +1,16 @@
-"""Kernel libraries as they are built: what the config map says of them is what the configs say."""
+"""Libraries as they are built: what the config map says of kernels is what the configs say, and the
+op library asks no more of torch than every version has."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import torch
 
 import pyflash
 from codegen.emit import canonical_configs
 from pyflash import named_set
+from pyflash.library import LIB_DIR
 from pyflash.space import rank
 
 
@@ -29,3 +37,23 @@ def test_build_adds_to_the_config_map_of_the_process(built_library, built_arch):
     assert pyflash.build([config, twin], [built_arch]) == 1
     assert pyflash.build(twin, [built_arch]) == 1
     assert pyflash.built_configs()[config].sm_archs == (built_arch.sm,)
+
+
+def undefined_symbols() -> set[str]:
+    command = ["nm", "-D", "--undefined-only", str(LIB_DIR / "libpyflash_ops.so")]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {line.split()[-1] for line in listing.splitlines()}
+
+
+def test_no_symbol_of_one_torch_version_is_needed():
+    """Undefined symbols after a torch upgrade: of torch, only C functions that 2.10 has."""
+    include = Path(torch.__file__).parent / "include" / "torch" / "csrc"
+    of_torch = {s for s in undefined_symbols() if "@" not in s and not s.startswith("_ITM_")}
+    of_torch -= {"__gmon_start__"}
+    assert of_torch, "the library needs nothing of torch: is it the op library?"
+    assert {s for s in of_torch if not s.startswith(("aoti_torch_", "torch_"))} == set()
+    shim = (include / "stable" / "c" / "shim.h").read_text()
+    later = shim[shim.index("TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0") :]
+    newer = set(re.findall(r"\b(?:aoti_)?torch_\w+(?=\()", later))
+    assert "torch_from_blob" in newer
+    assert of_torch & (newer | {"aoti_torch_delete_library_object"}) == set()

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,22 +18,26 @@ LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
 LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
 SMALL_RANK_3 = "(FP16, 512, 64, 64, 4): async+load_0_0_0_tiles"
 SMALL_RANK_0_SM80 = "(FP16, 512, 64, 32, 4): async+load_0_0_0_tiles"
+FP16_640 = "(FP16, 640, 64, 64, 4): async+load_0_0_0_tiles"
 BF16_576 = "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles"
+FP16_8 = "(FP16, 8, 64, 64, 4): async+load_0_0_0_tiles"
 
 
 @pytest.fixture(scope="module")
 def fake_library(tmp_path_factory) -> Path:
     library = build_fake_library(tmp_path_factory.mktemp("library"))
-    assert pyflash.load(library) == 5
+    assert pyflash.load(library) == 8
     return library
 
 
-def select(
-    dtype=DType.FP16, d_head=512, batch=1, heads=1, seqlen_q=1, sm_arch=90, n_sms=132, config=""
-):
-    return torch.ops.pyflash.select(
-        int(dtype), d_head, batch, heads, seqlen_q, sm_arch, n_sms, config
-    )
+def select(dtype=DType.FP16, heads=1, **changes):
+    """(short form, num_splits, reason); of the H200 unless told otherwise."""
+    arguments = {
+        "packed": False, "batch": 1, "heads_kv": heads, "seqlen_q": 1, "seqlen_k": 1,
+        "d_head": 512, "causal": False, "window_left": -1, "window_right": -1, "softcap": 0.0,
+        "num_splits": 0, "sm_arch": 90, "n_sms": 132,
+    }  # fmt: skip
+    return torch.ops.pyflash.select(dtype=int(dtype), heads=heads, **arguments | changes)
 
 
 # Loading.
@@ -129,38 +134,68 @@ def test_only_what_has_code_for_the_gpu():
     assert select(dtype=DType.BF16, d_head=576, sm_arch=89)[0] == BF16_576
     assert select(dtype=DType.BF16, d_head=576, sm_arch=80)[0] == BF16_576  # 86's no, its PTX of 80
     with pytest.raises(
-        RuntimeError, match=r"no config for FP16 with d_head 512 is built for this GPU"
+        RuntimeError,
+        match=r"no config for FP16 with d_head 512 or more is built for this GPU, sm_70; "
+        r"to build for it: python -m codegen --arch 70$",
     ):
-        select(sm_arch=75)
+        select(sm_arch=70)
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_the_smallest_head_dimension_that_is_large_enough():
+    for d_head in (264, 504, 512):
+        assert select(d_head=d_head, heads=1000)[0] == LARGE_RANK_1  # not 640's, of rank 0
+    assert select(d_head=520, heads=1000)[0] == FP16_640
+    assert select(d_head=512, sm_arch=75)[0] == FP16_640  # nothing smaller runs there
+    assert select(d_head=576, dtype=DType.BF16)[0] == BF16_576
+    reason = select(d_head=504)[2]
+    assert reason.startswith("of 3 configs built for FP16 with d_head 512 that run on sm_90 ")
 
 
 @pytest.mark.usefixtures("fake_library")
 def test_no_kernel_image_is_a_refusal_that_lists_what_is_built():
+    """A head dimension that is not supported fails at once, not deep inside."""
     with pytest.raises(
-        RuntimeError, match="no config is built for BF16 with d_head 512"
+        RuntimeError, match="no config is built for BF16 with d_head 584 or more: built are "
     ) as refusal:
-        select(dtype=DType.BF16)
-    assert "FP16 with d_head 512" in str(refusal.value)
-    assert "BF16 with d_head 576" in str(refusal.value)
+        select(dtype=DType.BF16, d_head=584)
+    for built in ("FP16 with d_head 8", "FP16 with d_head 640", "BF16 with d_head 576"):
+        assert built in str(refusal.value)
+    assert str(refusal.value).endswith(
+        "; to build one: python -m codegen --config "
+        "'(BF16, 584, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax'"
+    )
 
 
 @pytest.mark.usefixtures("fake_library")
 def test_the_reason_is_told():
     candidates = "of 3 configs built for FP16 with d_head 512 that run on sm_90"
-    assert select(heads=132, seqlen_q=128)[1] == (
-        f"{candidates} the first in rank whose grid fills the 132 SMs: rank 1, 132 CTAs"
+    assert select(heads=132, seqlen_q=128, seqlen_k=100)[2] == (
+        f"{candidates} the first in rank whose grid fills the 132 SMs: rank 1, 132 CTAs; "
+        "its 4 blocks of keys in one pass"
     )
-    assert select(heads=2)[1] == (
+    smallest = (
         f"{candidates} none has a grid that fills the 132 SMs; "
-        "the first in rank of those with the smallest B_r: rank 3, 2 CTAs"
+        "the first in rank of those with the smallest B_r: rank 3, 2 CTAs; "
+    )
+    assert select(heads=2, seqlen_k=65)[2] == f"{smallest}its 2 blocks of keys in one pass"
+    assert select(heads=2, seqlen_k=4096)[2] == (
+        f"{smallest}its 64 blocks of keys in 16 splits, 32 CTAs"
+    )
+    assert select(heads=2, seqlen_k=4096, num_splits=5)[2] == (
+        f"{smallest}its 64 blocks of keys in 5 splits, 10 CTAs, as asked for"
     )
 
 
 @pytest.mark.usefixtures("fake_library")
 def test_a_config_that_is_named_is_used():
-    assert select(config=LARGE_RANK_2) == (LARGE_RANK_2, "it was named")
-    assert select(config=SMALL_RANK_0_SM80, sm_arch=86) == (SMALL_RANK_0_SM80, "it was named")
-    assert select(config=BF16_576, dtype=DType.BF16, d_head=576, sm_arch=0)[0] == BF16_576
+    named = "it was named; its 1 blocks of keys in one pass"
+    assert select(config=LARGE_RANK_2) == (LARGE_RANK_2, 1, named)
+    assert select(config=SMALL_RANK_0_SM80, sm_arch=86) == (SMALL_RANK_0_SM80, 1, named)
+    assert select(config=FP16_640, d_head=8)[0] == FP16_640
+    assert select(config=BF16_576, dtype=DType.BF16, d_head=576, sm_arch=0) == (
+        BF16_576, 1, "it was named",
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("fake_library")
@@ -180,56 +215,83 @@ def test_a_config_that_is_named_is_refused_never_replaced():
         select(config=SMALL_RANK_0_SM80)
     with pytest.raises(RuntimeError, match="is for FP16, q is BF16"):
         select(config=LARGE_RANK_1, dtype=DType.BF16)
+    with pytest.raises(RuntimeError, match="is for d_head up to 512, q has d_head 520"):
+        select(config=LARGE_RANK_1, d_head=520)
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_what_is_loaded_later_is_chosen_from_then_on(fake_library, tmp_path):
+    """Candidates are kept from call to call, but not past a load."""
+    assert select(heads=132, seqlen_q=128)[0] == LARGE_RANK_1
+    try:
+        pyflash.load(build_fake_library(tmp_path, "reversed", "BASE_RANK=10", "SIGN=-"))
+        assert select(heads=132, seqlen_q=128)[0] == SMALL_RANK_3
+    finally:
+        pyflash.load(fake_library)
+    assert select(heads=132, seqlen_q=128)[0] == LARGE_RANK_1
+
+
+# On the CPU.
+
+
+def problem(**changes):
+    right = {
+        "batch": 1, "heads_q": 2, "heads_kv": 2, "seqlen_q": 100, "seqlen_k": 100, "d_head": 64,
+        "dtype": DType.FP16, "device": "cpu",
+    }  # fmt: skip
+    return Problem(**right | changes)
 
 
 @pytest.mark.usefixtures("fake_library")
 def test_on_the_cpu_the_first_in_rank():
-    problem = Problem(
-        batch=1, heads_q=2, heads_kv=2, seqlen_q=100, seqlen_k=100, d_head=512,
-        dtype=DType.FP16, device="cpu",
-    )  # fmt: skip
-    assert str(pyflash.select(problem).config) == SMALL_RANK_0_SM80
-    q = torch.randn(1, 100, 2, 512, dtype=torch.float16)
-    selected = pyflash.select(problem).config
-    assert torch.equal(pyflash.attention(q, q, q), pyflash.attention(q, q, q, config=selected))
+    selection = pyflash.select(problem(d_head=8))
+    assert str(selection.config) == FP16_8
+    assert selection.num_splits == 1
+    q = torch.randn(1, 100, 2, 8, dtype=torch.float16)
+    assert torch.equal(pyflash.attention(q, q, q), pyflash.attention(q, q, q, config=FP16_8))
+
+
+def test_on_the_cpu_without_kernels_any_head_dimension():
+    """In a process of its own: what others have loaded would be chosen."""
+    program = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+common = dict(dtype=15, packed=False, batch=1, heads=1, heads_kv=1, seqlen_q=1, seqlen_k=1,
+              causal=False, window_left=-1, window_right=-1, softcap=0.0, num_splits=0, sm_arch=0,
+              n_sms=0)
+for d_head in range(8, 257, 8):
+    print(d_head, *torch.ops.pyflash.select(d_head=d_head, **common)[:2], sep=";")
+"""
+    command = [sys.executable, "-c", program, str(LIB_DIR / "libpyflash_ops.so")]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    lines = [line.split(";") for line in result.stdout.splitlines()]
+    assert [int(d_head) for d_head, _, _ in lines] == list(range(8, 257, 8))
+    for d_head, short_form, num_splits in lines:
+        config = FlashForwardKernelConfig.parse(short_form)
+        assert config.d_head == min(n for n in (32, 64, 96, 128, 192, 256) if n >= int(d_head))
+        assert config.dtype == DType.BF16
+        assert config.violations("sm_90") == []  # what a refusal on a GPU tells to build
+        assert num_splits == "1"
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"heads_kv": 1}, "fewer heads of k and v than of q are not supported yet"),
-        ({"causal": True}, "causal = True is not supported yet"),
-        ({"window_left": 5}, "window_left = 5 is not supported yet"),
-        ({"d_head": 80}, "q has d_head 80: expected 64 or 128"),
+        ({"heads_q": 3}, "expected a number of heads that divides the 3 of q"),
+        ({"causal": True, "window_right": 2}, "causal = True sets window_right = 0, which came as"),
+        ({"window_left": -5}, "window_left = -5: expected a number of keys"),
+        ({"softcap": -1.0}, "softcap = -1: expected a finite number above 0"),
+        ({"d_head": 84}, "q has d_head 84: expected a multiple of 8 from 8 to 256"),
+        ({"packed": True, "d_head": 84}, "q has d_head 84: expected a multiple of 8"),
+        ({"packed": True, "heads_q": 3}, "k has shape (100, 2, 64): expected a number of heads"),
     ],
 )
 def test_select_refuses_what_attention_refuses(changes, sentence):
-    problem = {
-        "batch": 1, "heads_q": 2, "heads_kv": 2, "seqlen_q": 10, "seqlen_k": 10, "d_head": 64,
-        "dtype": DType.FP16, "device": "cpu",
-    }  # fmt: skip
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
-        pyflash.select(Problem(**problem | changes))
+        pyflash.select(problem(**changes))
 
 
-# The op library as a binary.
-
-
-def undefined_symbols() -> set[str]:
-    command = ["nm", "-D", "--undefined-only", str(LIB_DIR / "libpyflash_ops.so")]
-    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {line.split()[-1] for line in listing.splitlines()}
-
-
-def test_no_symbol_of_one_torch_version_is_needed():
-    """Undefined symbols after a torch upgrade: of torch, only C functions that 2.10 has."""
-    include = Path(torch.__file__).parent / "include" / "torch" / "csrc"
-    of_torch = {s for s in undefined_symbols() if "@" not in s and not s.startswith("_ITM_")}
-    of_torch -= {"__gmon_start__"}
-    assert of_torch, "the library needs nothing of torch: is it the op library?"
-    assert {s for s in of_torch if not s.startswith(("aoti_torch_", "torch_"))} == set()
-    shim = (include / "stable" / "c" / "shim.h").read_text()
-    later = shim[shim.index("TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0") :]
-    newer = set(re.findall(r"\b(?:aoti_)?torch_\w+(?=\()", later))
-    assert "torch_from_blob" in newer
-    assert of_torch & (newer | {"aoti_torch_delete_library_object"}) == set()
+@pytest.mark.parametrize("extent", [-1, 2**29 + 1])
+def test_extents_that_no_tensor_has_are_refused(extent):
+    with pytest.raises(RuntimeError, match=f"an extent of {extent}: expected a number from 0 to"):
+        select(seqlen_q=extent)

@@ -1,6 +1,5 @@
 #include "cute_kernels/bindings/short_form.h"
 
-#include <algorithm>
 #include <charconv>
 
 #include "cute_kernels/bindings/errors.h"
@@ -55,7 +54,9 @@ class Scanner {
 
  private:
   void skip_blanks() {
-    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\n"), rest_.size()));
+    while (rest_.starts_with(' ') || rest_.starts_with('\t') || rest_.starts_with('\n')) {
+      rest_.remove_prefix(1);
+    }
   }
 
   std::string_view text_;

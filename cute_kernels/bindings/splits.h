@@ -1,9 +1,9 @@
-// Into how many parts the keys of a problem are split, so that a grid of few CTAs fills the GPU: a cost model in units of
-// one CTA's step over a block of keys.
+// Into how many parts the keys of a problem are split, so that a grid of few CTAs fills the GPU. The rule is a cost model
+// whose unit is one CTA's step over a block of keys:
 //   cost(n) = waves(n) * (steps(n) + kStepsToStart) + (n > 1 ? kStepsToMerge : 0)
 //   waves(n) = ceil(CTAs * n / SMs),  steps(n) = ceil(blocks / n)
-// The fewest splits that cost at most a tenth more than the cheapest number of them are taken. There is one where the
-// grid alone fills four SMs of five; and of several, each has at least kMinSteps blocks.
+// The cheapest number of splits is taken, the fewest where several are, of those that make at most kMaxWaves and leave
+// every split kMinSteps blocks or more. A grid that fills four SMs of five without is not split.
 #pragma once
 
 #include "cute_kernels/config.h"
