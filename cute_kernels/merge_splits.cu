@@ -24,28 +24,45 @@ __device__ uint32_t pack2(float a, float b, __nv_bfloat16) {
   return reinterpret_cast<uint32_t const&>(packed);
 }
 
-// The row's lse over all splits; every lane returns it. -inf where no split attended anything.
-__device__ float merge_lse(ForwardParams const& params, int64_t row) {
-  int const lane = threadIdx.x % kLanes;
-  float row_max = -INFINITY;
-  for (int split = lane; split < params.num_splits; split += kLanes) {
-    row_max = fmaxf(row_max, params.lse_partial[split * params.lse_strides.split + row]);
-  }
+template <class Reduce>
+__device__ float reduce_warp(float value, Reduce&& reduce) {
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    row_max = fmaxf(row_max, __shfl_xor_sync(kAllLanes, row_max, lanes));
+    value = reduce(value, __shfl_xor_sync(kAllLanes, value, lanes));
   }
-  if (row_max == -INFINITY) {
-    return -INFINITY;
-  }
-  float sum = 0.f;
-  for (int split = lane; split < params.num_splits; split += kLanes) {
-    sum += __expf(params.lse_partial[split * params.lse_strides.split + row] - row_max);
-  }
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-  }
-  return row_max + __logf(sum);
+  return value;
 }
+
+// What the splits of a row weigh; a lane holds those of every 32nd split.
+struct SplitWeights {
+  static constexpr int kPerLane = kMaxSplits / kLanes;
+
+  float weights[kPerLane];
+  float lse;  // of the row: -inf where no split attended anything
+
+  __device__ SplitWeights(ForwardParams const& params, int64_t row) {
+    int const lane = threadIdx.x % kLanes;
+    float row_max = -INFINITY;
+    for (int i = 0; i < kPerLane; ++i) {
+      int const split = lane + i * kLanes;
+      bool const exists = split < params.num_splits;
+      weights[i] = exists ? params.lse_partial[split * params.lse_strides.split + row] : -INFINITY;
+      row_max = fmaxf(row_max, weights[i]);
+    }
+    row_max = reduce_warp(row_max, [](float a, float b) { return fmaxf(a, b); });
+    float const shift = row_max == -INFINITY ? 0.f : row_max;  // so that -inf - shift is no NaN
+    float sum = 0.f;
+    for (float& weight : weights) {
+      weight = __expf(weight - shift);
+      sum += weight;
+    }
+    sum = reduce_warp(sum, [](float a, float b) { return a + b; });
+    lse = row_max + __logf(sum);
+    float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+    for (float& weight : weights) {
+      weight *= inverse;
+    }
+  }
+};
 
 // Where the row lies in o: rows are numbered as the elements of lse, (batch, heads, seqlen), packed sequences being one.
 __device__ int64_t offset_in_o(ForwardParams const& params, int64_t row) {
@@ -64,29 +81,37 @@ __global__ void __launch_bounds__(kWarps* kLanes)
     return;
   }
   int const lane = threadIdx.x % kLanes;
-  float const lse = merge_lse(params, row);
+  SplitWeights const splits(params, row);
   if (lane == 0) {
-    params.lse[row] = lse;
+    params.lse[row] = splits.lse;
   }
+  int64_t const split_stride = params.lse_strides.split * params.d_head;
+  float const* const partial = params.o_partial + row * params.d_head;
   Element* const o = static_cast<Element*>(params.o) + offset_in_o(params, row);
-  for (int column = lane * kVector; column < params.d_head; column += kLanes * kVector) {
+  // NOTE: every lane takes part in the shuffles, also those past the last column.
+  for (int first = 0; first < params.d_head; first += kLanes * kVector) {
+    int const column = first + lane * kVector;
+    bool const exists = column < params.d_head;
     float4 sum{};
-    for (int split = 0; split < params.num_splits; ++split) {
-      int64_t const partial_row = split * params.lse_strides.split + row;
-      float const partial_lse = params.lse_partial[partial_row];
-      if (partial_lse == -INFINITY) {
-        continue;  // nothing attended: a weight of 0
+#pragma unroll
+    for (int i = 0; i < SplitWeights::kPerLane; ++i) {
+      int const n_splits = min(params.num_splits - i * kLanes, kLanes);
+#pragma unroll 8
+      for (int split = 0; split < n_splits; ++split) {
+        float const weight = __shfl_sync(kAllLanes, splits.weights[i], split);
+        float4 const values = exists ? *reinterpret_cast<float4 const*>(
+                                           partial + (split + i * kLanes) * split_stride + column)
+                                     : float4{};
+        sum.x += weight * values.x;
+        sum.y += weight * values.y;
+        sum.z += weight * values.z;
+        sum.w += weight * values.w;
       }
-      float const weight = __expf(partial_lse - lse);
-      float4 const partial =
-          *reinterpret_cast<float4 const*>(params.o_partial + partial_row * params.d_head + column);
-      sum.x += weight * partial.x;
-      sum.y += weight * partial.y;
-      sum.z += weight * partial.z;
-      sum.w += weight * partial.w;
     }
-    *reinterpret_cast<uint2*>(o + column) =
-        uint2{pack2(sum.x, sum.y, Element{}), pack2(sum.z, sum.w, Element{})};
+    if (exists) {
+      *reinterpret_cast<uint2*>(o + column) =
+          uint2{pack2(sum.x, sum.y, Element{}), pack2(sum.z, sum.w, Element{})};
+    }
   }
 }
 

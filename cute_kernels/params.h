@@ -22,6 +22,9 @@ struct LseStrides {
 // A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.
 inline constexpr int kNoWindow = 1 << 30;
 
+// A warp merges this many splits of a row at most.
+inline constexpr int kMaxSplits = 128;
+
 // Sequences are padded, (batch, seqlen, heads, d_head), or packed, (total, heads, d_head): then the rows of sequence b of
 // q, o and lse are [cu_seqlens_q[b], cu_seqlens_q[b + 1]), those of k and v the like, and seqlen_q and seqlen_k are the
 // largest lengths.
@@ -58,7 +61,7 @@ struct ForwardParams {
   int window_left;
   int window_right;
 
-  int num_splits;  // at least 1
+  int num_splits;  // from 1 to kMaxSplits
 
   float softmax_scale;
   float softcap;  // scores become softcap * tanh(scores / softcap); 0: they stay

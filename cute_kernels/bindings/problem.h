@@ -10,7 +10,6 @@ namespace pyflash {
 
 // Of batches, rows, heads, and of batches times heads: sums of two extents and a window are ints.
 inline constexpr int64_t kMaxExtent = int64_t(1) << 29;
-inline constexpr int kMaxSplits = 128;
 
 struct Problem {
   DType dtype;
