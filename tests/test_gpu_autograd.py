@@ -73,9 +73,11 @@ def test_gradients_are_within_tolerance(shape, mask):
     )
 
 
-@pytest.mark.parametrize("d_head", [8, 40, 64, 80, 128])
+@pytest.mark.parametrize("d_head", [8, 40, 64, 80, 128, 200, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_gradients_of_any_head_dimension_and_dtype(dtype, d_head):
+    if d_head > max(config.d_head for config in built_configs()):
+        pytest.skip(f"no config for d_head {d_head} is built")
     options = {"causal": True, "softmax_scale": 0.2}
     check_gradients(
         lambda q, k, v: attention(q, k, v, return_lse=True, **options),
