@@ -67,6 +67,7 @@ def test_an_object_is_compiled_once(counting):
 
 
 def test_touching_files_changes_no_key_and_editing_them_does(tmp_path, monkeypatch):
+    """Pitfall 21: stale build cache."""
     monkeypatch.setattr(compilation, "ROOT", tmp_path)
     header = tmp_path / "cute_kernels" / "b.h"
     header.parent.mkdir()
@@ -109,6 +110,7 @@ def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
 
 
 def test_two_builders_at_once_compile_once(counting):
+    """Pitfall 22: concurrent builders."""
     compiler, n_runs = counting
     threads = [
         threading.Thread(target=compile_all, args=([source(GOOD_CPP, compiler)], "test"))
@@ -149,6 +151,7 @@ def test_archs_and_flags_are_part_of_the_key():
 
 
 def test_one_error_is_its_own_and_the_others_go_on(counting):
+    """Pitfall 23: one crashing candidate stops the rest. Here the compiler fails on one."""
     compiler, _ = counting
     bad, good = source(BAD_CPP, compiler, "the bad one"), source(GOOD_CPP, compiler, "the good one")
     assert compile_all([bad, good], "test") == [bad]
@@ -255,6 +258,7 @@ def test_default_archs(monkeypatch):
     ("gib", "n_cores", "n_jobs"), [(64, 8, 8), (9, 8, 2), (2, 8, 1), (64, 1, 1)]
 )
 def test_jobs_fit_cores_and_memory(monkeypatch, gib, n_cores, n_jobs):
+    """Pitfall 1: builds of hours, memory exhausted."""
     monkeypatch.setattr(compilation, "available_memory", lambda: gib << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(n_cores)))
     assert compilation.max_jobs() == n_jobs

@@ -17,7 +17,8 @@ def test_a_failing_compiler_leaves_no_object(tmp_path):
 
 
 def test_a_header_edited_during_the_build_leaves_no_object(tmp_path):
-    """The object would be of the new header and be kept under the key of the old one."""
+    """The object would be of the new header and be kept under the key of the old one.
+    Pitfall 21: stale build cache."""
     header = tmp_path / "answer.h"
     header.write_text("#define ANSWER 42\n")
     target = tmp_path / "x.o"

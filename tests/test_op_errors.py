@@ -121,7 +121,7 @@ def test_malformed_configs_are_refused_by_the_part_not_understood(text):
 
 
 def test_nothing_runs_on_a_torch_that_is_too_old(monkeypatch):
-    """Undefined symbols after a change of torch: the version is looked at first."""
+    """Pitfall 3: undefined symbol after a torch upgrade. The version is looked at first."""
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     with pytest.raises(ImportError, match=r"needs torch >= 2\.10, this is 2\.9\.1"):
         library._load_libraries()

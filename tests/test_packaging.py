@@ -131,7 +131,8 @@ def test_only_what_is_missing_is_asked_for(monkeypatch):
 
 
 def test_an_isolated_build_finds_the_environment_that_it_builds_for(monkeypatch):
-    """pip hides site-packages from the build; sysconfig still knows it."""
+    """pip hides site-packages from the build; sysconfig still knows it.
+    Pitfall 2: pip's isolated build finds no torch or the wrong one."""
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda _: None)
     assert toolchain.torch_dir().name == "torch"
     assert (cutlass.include_dir() / "cute" / "tensor.hpp").is_file()

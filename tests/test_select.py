@@ -154,7 +154,8 @@ def test_the_smallest_head_dimension_that_is_large_enough():
 
 @pytest.mark.usefixtures("fake_library")
 def test_no_kernel_image_is_a_refusal_that_lists_what_is_built():
-    """A head dimension that is not supported fails at once, not deep inside."""
+    """A head dimension that is not supported fails at once, not deep inside.
+    Pitfall 4: no kernel image."""
     with pytest.raises(
         RuntimeError, match="no config is built for BF16 with d_head 584 or more: built are "
     ) as refusal:
@@ -200,6 +201,7 @@ def test_a_config_that_is_named_is_used():
 
 @pytest.mark.usefixtures("fake_library")
 def test_a_config_that_is_named_is_refused_never_replaced():
+    """Pitfall 20: silent fallback to another kernel."""
     other = LARGE_RANK_1.replace("128, 32", "192, 32")
     with pytest.raises(
         RuntimeError, match=re.escape(f"config '{other}' is not built: ")
