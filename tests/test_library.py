@@ -46,7 +46,7 @@ def undefined_symbols() -> set[str]:
 
 
 def test_no_symbol_of_one_torch_version_is_needed():
-    """Pitfall 3: undefined symbol after a torch upgrade. Of torch, only C functions that 2.10 has."""
+    """Pitfall 3: undefined symbol after a torch upgrade. Only C functions of torch 2.10."""
     include = Path(torch.__file__).parent / "include" / "torch" / "csrc"
     of_torch = {s for s in undefined_symbols() if "@" not in s and not s.startswith("_ITM_")}
     of_torch -= {"__gmon_start__"}
