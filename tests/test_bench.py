@@ -1,5 +1,6 @@
 """The benchmark, at sizes that a CPU does in no time."""
 
+import dataclasses
 import json
 from statistics import median
 
@@ -34,6 +35,7 @@ def short_warmup(monkeypatch):
 
 def test_flops_are_those_of_the_two_gemms():
     assert flops(PROBLEM) == 4 * 2 * 3 * 48 * 80 * 64
+    assert flops(dataclasses.replace(PROBLEM, causal=True)) == 2 * 2 * 3 * 48 * 80 * 64
 
 
 def test_inputs_are_random_and_no_two_alike():
@@ -72,6 +74,14 @@ def test_figures_follow_from_the_times():
     assert ours.percent_of_gemm > 0
 
 
+def test_causal_contenders_are_right_and_full_ones_are_not():
+    problem = dataclasses.replace(PROBLEM, seqlen_k=48, heads_kv=1, causal=True)
+    for causal, status in ((True, "ok"), (False, "wrong")):
+        contenders = [*torch_backends(CPU, causal), *pyflash_configs([CONFIG], causal)]
+        results = run(problem, contenders, n_samples=2)
+        assert [result.status for result in results] == [status, status]
+
+
 def test_who_is_wrong_or_refuses_is_not_timed():
     calls = []
 
@@ -79,7 +89,7 @@ def test_who_is_wrong_or_refuses_is_not_timed():
         calls.append("wrong")
         return attention(q, k, v) * 1.5
 
-    other_d_head = pyflash_configs([CONFIG.replace(d_head=128)])
+    other_d_head = pyflash_configs([CONFIG.replace(d_head=32)])
     wrong, refused = run(PROBLEM, [Contender("wrong", wrong), *other_d_head], n_samples=2)
     assert wrong.status == "wrong"
     assert wrong.error > wrong.bound
@@ -91,12 +101,13 @@ def test_who_is_wrong_or_refuses_is_not_timed():
 def test_command_line_writes_records_and_prints_a_table(tmp_path, capsys):
     out = tmp_path / "records" / "bench.jsonl"
     tiny = ["--seqlen", "16", "32", "--tokens", "32", "--heads", "1", "--samples", "2"]
-    cli.main([*tiny, "--set", "prog", "--device", "cpu", "--out", str(out)])
+    cli.main([*tiny, "--causal", "--set", "prog", "--device", "cpu", "--out", str(out)])
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(records) == 2 * (1 + 7)
     assert [r["problem"]["batch"] for r in records[::8]] == [2, 1]
     for record in records:
         assert record["status"] == "ok"
+        assert record["problem"]["causal"] is True
         assert record["environment"]["torch"] == torch.__version__
         assert record["timing"]["n_samples"] == 2
         if record["config"]:

@@ -25,7 +25,10 @@ def main(argv: list[str] | None = None) -> None:
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value))
     results = []
     for problem, configs in _problems(arguments):
-        contenders = [*torch_backends(torch.device(problem.device)), *pyflash_configs(configs)]
+        contenders = [
+            *torch_backends(torch.device(problem.device), problem.causal),
+            *pyflash_configs(configs, problem.causal),
+        ]
         new = run(problem, contenders, arguments.samples)
         results += new
         if arguments.out:
@@ -58,7 +61,8 @@ def _row(result: Result) -> str:
 def _title(problem: Problem) -> str:
     return (
         f"{problem.dtype.name}, batch {problem.batch}, seqlen {problem.seqlen_q}, "
-        f"heads {problem.heads_q}, d_head {problem.d_head}"
+        f"heads {problem.heads_q}, heads_kv {problem.heads_kv}, d_head {problem.d_head}"
+        f"{', causal' if problem.causal else ''}"
     )
 
 
@@ -77,11 +81,12 @@ def _problems(
             problem = Problem(
                 batch=max(1, arguments.tokens // seqlen),
                 heads_q=heads,
-                heads_kv=heads,
+                heads_kv=arguments.heads_kv or heads,
                 seqlen_q=seqlen,
                 seqlen_k=seqlen,
                 d_head=arguments.d_head,
                 dtype=dtype,
+                causal=arguments.causal,
                 device=arguments.device,
             )
             yield problem, [config for config in fitting if config.dtype == dtype]
@@ -110,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--d-head", type=int, default=128)
     parser.add_argument("--heads", type=int, help="default: 2048 / d_head")
+    parser.add_argument("--heads-kv", type=int, help="of k and v; default: as many as of q")
+    parser.add_argument("--causal", action="store_true", help="FLOPs are counted halved")
     parser.add_argument("--samples", type=int, default=25, help="of each contender (default: 25)")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="records are appended")
     parser.add_argument(

@@ -27,24 +27,38 @@ class Contender:
     context: Callable[[], AbstractContextManager] = nullcontext
 
 
-def pyflash_configs(configs: Iterable[FlashForwardKernelConfig]) -> list[Contender]:
+def pyflash_configs(
+    configs: Iterable[FlashForwardKernelConfig], causal: bool = False
+) -> list[Contender]:
     return [
-        Contender(str(config), functools.partial(attention, config=str(config.canonical())), config)
+        Contender(
+            name=str(config),
+            run=functools.partial(attention, causal=causal, config=str(config.canonical())),
+            config=config,
+        )
         for config in configs
     ]
 
 
-def torch_backends(device: torch.device) -> list[Contender]:
+def torch_backends(device: torch.device, causal: bool = False) -> list[Contender]:
     """PyTorch's own attention, each backend by itself; the first is the baseline."""
     backends = {BASELINE: SDPBackend.FLASH_ATTENTION}
     if device.type == "cuda" and torch.backends.cudnn.is_available():
         backends["PyTorch cudnn"] = SDPBackend.CUDNN_ATTENTION
     return [
-        Contender(name, _scaled_dot_product, context=functools.partial(sdpa_kernel, backend))
+        Contender(
+            name=name,
+            run=functools.partial(_scaled_dot_product, causal=causal),
+            context=functools.partial(sdpa_kernel, backend),
+        )
         for name, backend in backends.items()
     ]
 
 
-def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """NOTE: its causal mask is aligned at the first query, so q and k must be of one length."""
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]
+    )
+    return out.transpose(1, 2)

@@ -48,16 +48,16 @@ class Result:
 
 
 def flops(problem: Problem) -> int:
-    """Of the two GEMMs: 4 * batch * heads * seqlen_q * seqlen_k * d_head."""
+    """Of the two GEMMs: 4 * batch * heads * seqlen_q * seqlen_k * d_head, halved for causal."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
-    return 4 * rows * problem.seqlen_k * problem.d_head
+    return (2 if problem.causal else 4) * rows * problem.seqlen_k * problem.d_head
 
 
 def run(problem: Problem, contenders: Iterable[Contender], n_samples: int) -> list[Result]:
     """A result for each contender, in order. A contender that raises or is wrong is not timed."""
     device = torch.device(problem.device)
     buffers = rotated_inputs(problem, device)
-    expected = expect(*buffers[0])
+    expected = expect(*buffers[0], causal=problem.causal)
     checked = [_check(problem, contender, buffers[0], expected) for contender in contenders]
     calls: dict[str, Calls] = {GEMM: _gemm(device)}
     for result in checked:
