@@ -34,7 +34,7 @@ SYMBOLS = [
     "void flash_forward_kernel<FlashForwardKernelConfig{{{0}}}>(ForwardParams)",
     "void pyflash::flash_forward_kernel<pyflash::FlashForwardKernelConfig{{{0}}}>(pyflash::P)",
     "void pyflash::flash_forward_kernel<(pyflash::FlashForwardKernelConfig){{{0}}}>(float*, int)",
-    "void pyflash::flash_forward_kernel<FlashForwardKernelConfig{{{0}}}, (pyflash::Scores)2>(int)",
+    "void pyflash::flash_forward_kernel<FlashForwardKernelConfig{{{0}}}, (pyflash::Variant)2>(int)",
     "flash_forward_kernel<pyflash::KernelTraits<FlashForwardKernelConfig {{{0}}}> >(int*) [clone]",
 ]
 DTYPES = ["{0:d}", "(DType){0:d}", "(pyflash::DType){0:d}", "(c10::ScalarType){0:d}"]
