@@ -293,7 +293,15 @@ def test_select_refuses_what_attention_refuses(changes, sentence):
         pyflash.select(problem(**changes))
 
 
-@pytest.mark.parametrize("extent", [-1, 2**29 + 1])
-def test_extents_that_no_tensor_has_are_refused(extent):
-    with pytest.raises(RuntimeError, match=f"an extent of {extent}: expected a number from 0 to"):
-        select(seqlen_q=extent)
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seqlen_q": -1}, "an extent of -1: expected a number from 0 to 536870912"),
+        ({"batch": 2**29 + 1}, "an extent of 536870913: expected a number from 0 to 536870912"),
+        ({"heads": 4, "heads_kv": 0}, "heads_kv = 0: expected a number that divides heads = 4"),
+        ({"heads": 4, "heads_kv": 3}, "heads_kv = 3: expected a number that divides heads = 4"),
+    ],
+)
+def test_what_no_tensors_have_is_refused(changes, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        select(**changes)

@@ -154,6 +154,8 @@ std::tuple<std::string, int64_t, std::string> select(
             ": expected a number from 0 to ", kMaxExtent);
     *extent = static_cast<int>(value);
   }
+  require(heads == 0 || (heads_kv > 0 && heads % heads_kv == 0), "heads_kv = ", heads_kv,
+          ": expected a number that divides heads = ", heads);
   apply_options({std::nullopt, causal, window_left, window_right, softcap, num_splits}, problem);
   if (!packed) {
     simplify_one_query(params);
