@@ -1,11 +1,13 @@
 """Libraries as they are built: what the config map says of kernels is what the configs say, and the
-op library asks no more of torch than every version has."""
+op library asks no more of torch than every version has. What is no kernel library is refused."""
 
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
+from fake_library import build_fake_library
 
 import pyflash
 from codegen.emit import canonical_configs
@@ -57,3 +59,31 @@ def test_no_symbol_of_one_torch_version_is_needed():
     newer = set(re.findall(r"\b(?:aoti_)?torch_\w+(?=\()", later))
     assert "torch_from_blob" in newer
     assert of_torch & (newer | {"aoti_torch_delete_library_object"}) == set()
+
+
+UNUSABLE = {
+    "of another version": (["ABI=999"], "has ABI version 999, expected [0-9]+; build it again"),
+    "without the entry": (["ENTRY=other"], "does not export pyflash_kernel_library"),
+    "with another name for a config": (
+        ['FIRST_NAME="(FP16, 512, 128, 64, 4): load_0_0_0_tiles"'],
+        r"calls \(FP16, 512, 128, 64, 4\): async\+load_0_0_0_tiles by the name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_unusable_libraries_are_refused_and_change_nothing(tmp_path, case):
+    macros, sentence = UNUSABLE[case]
+    library = build_fake_library(tmp_path, "unusable", *macros)
+    before = pyflash.built_configs()
+    with pytest.raises(RuntimeError, match=sentence):
+        pyflash.load(library)
+    assert pyflash.built_configs() == before
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path):
+    with pytest.raises(RuntimeError, match=r"cannot be loaded: .*No such file"):
+        pyflash.load(tmp_path / "missing.so")
+    (tmp_path / "text.so").write_text("no library")
+    with pytest.raises(RuntimeError, match=r"text\.so' cannot be loaded"):
+        pyflash.load(tmp_path / "text.so")
