@@ -1,4 +1,7 @@
-"""The op on the CPU, and everything about it that needs no GPU."""
+"""Attention on the CPU: shapes, layouts, scales, and what a config decides of the numerics.
+
+Masks, groups of heads and head dimensions are in test_masks.py, packed sequences in test_varlen.py.
+"""
 
 import time
 
@@ -6,7 +9,6 @@ import pytest
 import torch
 from problems import (
     EMPTY,
-    NON_CONTIGUOUS,
     SHAPES,
     Shape,
     make_inputs,
@@ -18,7 +20,6 @@ from pyflash import DType, FlashForwardKernelConfig, attention
 from pyflash.reference import check, expect
 from pyflash.selection import TORCH_DTYPES
 
-fwd = torch.ops.pyflash.fwd
 DTYPES = [torch.float16, torch.bfloat16]
 
 # What a config decides on the CPU: dtype, d_head, B_r, B_c and the softmax.
@@ -42,8 +43,11 @@ RAGGED = Shape("ragged", 2, 131, 197, 2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_cpu_is_within_tolerance(config, shape):
+    """Pitfall 12: lengths that are no multiple of the tile.
+    Pitfall 13: strides ignored. Views of every kind."""
     inputs, expected = problem_of(shape, config)
-    out, lse = attention(*inputs, config=config, return_lse=True)
+    with new_memory_is_nan():
+        out, lse = attention(*inputs, config=config, return_lse=True)
     expected.check(out, lse)
     assert out.is_contiguous()
     assert out.dtype == inputs[0].dtype
@@ -62,6 +66,7 @@ def test_softmax_scale(dtype, d_head, optimized, softmax_scale):
 
 
 def test_default_scale_is_one_over_the_root_of_d_head():
+    """Pitfall 15: head dimensions that are not built. Padding keeps the scale of the true one."""
     q, k, v = make_inputs(RAGGED, torch.float16, 64)
     assert torch.equal(attention(q, k, v), attention(q, k, v, softmax_scale=1 / 8))
 
@@ -69,6 +74,7 @@ def test_default_scale_is_one_over_the_root_of_d_head():
 @pytest.mark.parametrize("config", ["", BASE], ids=["any", "named"])
 @pytest.mark.parametrize("shape", EMPTY, ids=str)
 def test_empty_extents_give_empty_outputs(shape, config):
+    """Pitfall 11: empty inputs."""
     out, lse = attention(*make_inputs(shape, torch.float16, 128), config=config, return_lse=True)
     assert out.shape == (shape.batch, shape.seqlen_q, shape.heads, 128)
     assert lse.shape == (shape.batch, shape.heads, shape.seqlen_q)
@@ -76,27 +82,22 @@ def test_empty_extents_give_empty_outputs(shape, config):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_keys_give_zeros_and_minus_infinity(dtype):
+    """Pitfall 11: empty inputs. S_k = 0 leaves every row with nothing to attend."""
     q, k, v = make_inputs(Shape("no_keys", 2, 70, 0, 2), dtype, 64)
     out, lse = attention(q, k, v, return_lse=True)
     assert torch.equal(out, torch.zeros_like(q))
     assert torch.equal(lse, torch.full((2, 2, 70), -torch.inf))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_element_is_written(shape):
-    inputs, expected = problem_of(shape, BASE)
-    with new_memory_is_nan():
-        out, lse = attention(*inputs, config=BASE, return_lse=True)
-    expected.check(out, lse)
-
-
 def test_more_heads_than_65535():
+    """Pitfall 8: grids of more than 65535."""
     inputs = make_inputs(Shape("many_heads", 32769, 1, 2, 2), torch.float16, 64)
     expect(*inputs).check(*attention(*inputs, return_lse=True))
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_same_bits_every_time_and_with_any_number_of_threads(n_threads):
+    """Pitfall 19: other bits from run to run."""
     inputs = make_inputs(RAGGED, torch.bfloat16, 64)
     first = attention(*inputs, return_lse=True)
     before = torch.get_num_threads()
@@ -170,59 +171,3 @@ def test_what_a_config_says_of_copies_and_registers_changes_no_bit():
     assert torch.equal(out, attention(*inputs, config=registers))
     assert not torch.equal(out, attention(*inputs, config=BASE.replace(B_c=32)))
     assert not torch.equal(out, attention(*inputs, config=BASE.replace(optimized_softmax=False)))
-
-
-# What torch asks of an op.
-
-
-@pytest.mark.parametrize("shape", [RAGGED, *NON_CONTIGUOUS, *EMPTY], ids=str)
-def test_opcheck(shape):
-    torch.library.opcheck(fwd.default, make_inputs(shape, torch.float16, 64))
-
-
-def test_opcheck_with_every_argument():
-    arguments = {"softmax_scale": 0.2, "config": str(BASE), "causal": False, "window_left": -1}
-    torch.library.opcheck(fwd.default, make_inputs(RAGGED, torch.float16, 128), arguments)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("shape", [RAGGED, *NON_CONTIGUOUS], ids=str)
-def test_compiles_without_a_graph_break(shape, backend):
-    def model(q, k, v):
-        out, lse = attention(q * 2, k, v, config=BASE, return_lse=True)
-        return out + 1, lse
-
-    inputs = make_inputs(shape, torch.float16, 128)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    for actual, eager in zip(compiled(*inputs), model(*inputs), strict=True):
-        torch.testing.assert_close(actual, eager)
-
-
-def test_compiles_once_for_all_lengths():
-    def model(q, k, v):
-        return attention(q * 2, k, v)
-
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    compiled(*make_inputs(Shape("first", 2, 40, 50, 3), torch.float16, 64))
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for seqlen_q, seqlen_k in ((33, 97), (128, 128), (513, 7)):
-            inputs = make_inputs(Shape("next", 3, seqlen_q, seqlen_k, 4), torch.float16, 64)
-            assert torch.equal(compiled(*inputs), model(*inputs))
-
-
-@pytest.mark.parametrize("shape", NON_CONTIGUOUS, ids=str)
-def test_meta_has_the_shapes_and_strides_of_the_real_outputs(shape):
-    inputs = make_inputs(shape, torch.bfloat16, 64)
-    real = fwd(*inputs)
-    meta = fwd(*(x.to("meta") for x in inputs))
-    for a, b in zip(real, meta, strict=True):
-        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
-
-
-def test_backward_is_refused():
-    q, k, v = make_inputs(RAGGED, torch.float16, 64)
-    out = attention(q.requires_grad_(), k, v)
-    with pytest.raises(RuntimeError, match="backward pass is not supported yet"):
-        out.sum().backward()

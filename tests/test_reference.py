@@ -4,9 +4,16 @@ import math
 
 import pytest
 import torch
-from problems import SHAPES, Shape, make_inputs
+from problems import GQA, MASKS, NO_MASK, PACKED, SHAPES, Shape, make_inputs, make_packed
 
-from pyflash.reference import attention_ref, check, expect, tolerance
+from pyflash.reference import (
+    attention_ref,
+    attention_varlen_ref,
+    check,
+    expect,
+    expect_varlen,
+    tolerance,
+)
 
 SMALL = Shape("small", 2, 33, 17, 3)
 
@@ -19,6 +26,59 @@ def test_agrees_with_torch_in_fp64(shape):
     sdpa = torch.nn.functional.scaled_dot_product_attention(*heads_first, scale=0.3)
     torch.testing.assert_close(out, sdpa.transpose(1, 2), rtol=1e-12, atol=1e-12)
     assert lse.shape == (shape.batch, shape.heads, shape.seqlen_q)
+
+
+def by_loops(q, k, v, causal, window_left, window_right, softcap):
+    """(out, lse) of one batch, row by row, over the keys that the definition of the masks names."""
+    (seqlen_q, heads, d_head), (seqlen_k, heads_kv, _) = q.shape, k.shape
+    out, lse = torch.zeros_like(q), torch.full((heads, seqlen_q), -math.inf, dtype=q.dtype)
+    limits = (window_left, 0 if causal else window_right)
+    left, right = (math.inf if limit == -1 else limit for limit in limits)
+    for h in range(heads):
+        group = h // (heads // heads_kv)
+        for i in range(seqlen_q):
+            keys = [j for j in range(seqlen_k) if -left <= j - (i + seqlen_k - seqlen_q) <= right]
+            if keys:
+                scores = k[keys, group] @ q[i, h] / math.sqrt(d_head)
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                lse[h, i] = torch.logsumexp(scores, 0)
+                out[i, h] = torch.softmax(scores, 0) @ v[keys, group]
+    return out, lse
+
+
+@pytest.mark.parametrize("mask", [NO_MASK, *MASKS], ids=str)
+@pytest.mark.parametrize("lengths", [(17, 29), (31, 23), (5, 0)], ids=str)
+def test_masks_and_groups_are_their_definition(lengths, mask):
+    """Pitfall 16: causal where the lengths differ."""
+    q, k, v = make_inputs(Shape("gqa", 1, *lengths, 4, heads_kv=2), torch.float64, 16)
+    expected = by_loops(q[0], k[0], v[0], **mask.options)
+    for a, b in zip(attention_ref(q, k, v, dtype=q.dtype, **mask.options), expected, strict=True):
+        torch.testing.assert_close(a[0], b)
+
+
+@pytest.mark.parametrize("shape", GQA, ids=str)
+def test_groups_are_those_of_torch(shape):
+    q, k, v = (x.nan_to_num() for x in make_inputs(shape, torch.float64, 64))
+    out, _ = attention_ref(q, k, v, dtype=torch.float64)
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    sdpa = torch.nn.functional.scaled_dot_product_attention(*heads_first, enable_gqa=True)
+    torch.testing.assert_close(out, sdpa.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("packed", PACKED, ids=str)
+def test_packed_sequences_are_attended_one_by_one(packed):
+    q, k, v, starts_q, starts_k, *_ = make_packed(packed, torch.float16, 16)
+    out, lse = attention_varlen_ref(q, k, v, starts_q, starts_k, causal=True)
+    assert out.shape == q.shape
+    assert lse.shape == (packed.heads, len(q))
+    i = j = 0
+    for n, m in zip(packed.seqlens_q, packed.seqlens_k, strict=True):
+        sequence = (x[None] for x in (q[i : i + n], k[j : j + m], v[j : j + m]))
+        expected_out, expected_lse = attention_ref(*sequence, causal=True)
+        assert torch.equal(out[i : i + n], expected_out[0])
+        assert torch.equal(lse[:, i : i + n], expected_lse[0])
+        i, j = i + n, j + m
 
 
 def test_lse_is_the_natural_logarithm_of_the_sum():
@@ -82,6 +142,32 @@ def test_check_refuses_values_that_are_not_finite(poison):
     lse[0, 0, 0] = poison
     with pytest.raises(AssertionError, match="lse"):
         expected.check(expected.out.half(), lse)
+
+
+def test_check_compares_infinities_of_lse():
+    """Pitfall 10: rows with nothing to attend give NaN. They have lse = -inf and nothing else."""
+    q, k, v = make_inputs(Shape("fewer_keys", 1, 5, 3, 2), torch.float16, 64)
+    expected = expect(q, k, v, causal=True)
+    out, lse = expected.out.half(), expected.lse.float()
+    assert lse[0, 0, 1] == -math.inf
+    expected.check(out, lse)
+    for wrong in (math.inf, math.nan, -1e38, 0.0):
+        changed = lse.clone()
+        changed[0, 0, 1] = wrong
+        with pytest.raises(AssertionError, match=r"lse: .* at \(0, 0, 1\)"):
+            expected.check(out, changed)
+    lse[0, 0, 4] = -math.inf
+    with pytest.raises(AssertionError, match=r"lse: .* at \(0, 0, 4\)"):
+        expected.check(out, lse)
+
+
+def test_expectations_of_packed_sequences():
+    arguments = make_packed(PACKED[1], torch.float16, 16)[:5]
+    expected = expect_varlen(*arguments, causal=True)
+    out, lse = attention_varlen_ref(*arguments, causal=True)
+    assert expected.check(out.half(), lse) < expected.bound
+    with pytest.raises(AssertionError, match="lse"):
+        expected.check(out.half(), lse + 0.01)
 
 
 def test_check_refuses_a_wrong_shape():
