@@ -25,17 +25,32 @@ int64_t n_ctas(ForwardParams const& params) {
   return n_m_blocks * params.num_splits * params.heads * params.batch;
 }
 
-// Neighbouring CTAs share a head, so that its K and V stay in L2. With kLastFirst, the Q blocks that a causal mask leaves
-// the most to do come first, and the short ones fill up the SMs at the end.
-template <class Traits, bool kLastFirst>
+// Neighbouring CTAs share a head, so that its K and V stay in L2.
+//
+// With kLongestFirst, for masks that leave the last Q blocks the most to do: the CTAs of a section of heads, as many as
+// have their K and V in L2 together, go from the last Q block to the first, so that the short ones fill up the SMs at the
+// end. Head by head they took 1.1 to 1.3 times as long.
+template <class Traits, bool kLongestFirst>
 CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
   constexpr int kBlockM = Traits::kBlockM;
   int const n_m_blocks = ceil_div(params.seqlen_q, kBlockM);
-  int const m_block = device::block_idx() % n_m_blocks;
-  int rest = device::block_idx() / n_m_blocks;
+  int m_block = device::block_idx() % n_m_blocks;
+  int rest = device::block_idx() / n_m_blocks;  // split, head and batch
+  if constexpr (kLongestFirst) {
+    constexpr int kL2Rows = (32 << 20) / (2 * Traits::kHeadDim * sizeof(typename Traits::Element));
+    int const n_rest = params.num_splits * params.heads * params.batch;
+    int64_t const heads_in_L2 =
+        int64_t(kL2Rows / max(params.seqlen_k, 1)) * (params.heads / params.heads_kv);
+    int const per_section = max(int(min(heads_in_L2, int64_t(n_rest))), 1);
+    int const first = device::block_idx() / (per_section * n_m_blocks) * per_section;
+    int const in_section = device::block_idx() - first * n_m_blocks;
+    int const section = min(per_section, n_rest - first);  // the last may be smaller
+    m_block = n_m_blocks - 1 - in_section / section;
+    rest = first + in_section % section;
+  }
   int const split = rest % params.num_splits;
   rest /= params.num_splits;
-  return {.m_block = kLastFirst ? n_m_blocks - 1 - m_block : m_block,
+  return {.m_block = m_block,
           .split = split,
           .head = rest % params.heads,
           .batch = rest / params.heads};
