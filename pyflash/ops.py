@@ -6,6 +6,8 @@ autocast and vmap is in pyflash/transforms.py, under torch.compile in pyflash/fa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,13 +67,15 @@ def attention(
         q,
         k,
         v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        config=_short_form(config),
-        num_splits=num_splits,
+        **_given(
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            config=_short_form(config),
+            num_splits=num_splits,
+        ),
     )
     return (out, lse) if return_lse else out
 
@@ -120,15 +124,29 @@ def attention_varlen(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        config=_short_form(config),
-        num_splits=num_splits,
+        **_given(
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            config=_short_form(config),
+            num_splits=num_splits,
+        ),
     )
     return (out, lse) if return_lse else out
+
+
+_DEFAULTS = {
+    argument.name: argument.default_value
+    for argument in torch.ops.pyflash.fwd.default._schema.arguments
+    if argument.kwarg_only
+}
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not the ops' defaults: torch takes 0.6 us for each that is passed."""
+    return {name: value for name, value in options.items() if value != _DEFAULTS[name]}
 
 
 def _short_form(config: FlashForwardKernelConfig | str) -> str:

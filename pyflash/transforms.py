@@ -43,19 +43,28 @@ def _refuse(sentence: str) -> Callable[..., NoReturn]:
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
 # interpreter a kernel already is; this one does what the kernels of torch's own ops do.
 _Function = torch.autograd.function._SingleLevelFunction
-_apply_allowed = torch._functorch.utils.enable_single_level_autograd_function
+_in_torch_func = _C._are_functorch_transforms_active
+
+
+def _apply(function: type[_Function], *arguments: Any) -> tuple[Tensor, ...]:
+    if not _in_torch_func():
+        return function.apply(*arguments)
+    with torch._functorch.utils.enable_single_level_autograd_function():
+        return function.apply(*arguments)
 
 
 @dataclass(slots=True)
 class _Call:
-    """A call from autograd: of what is below it, with these options."""
+    """A call from a function's forward pass: of what is below autograd, with these options."""
 
     below: Callable[..., tuple[Tensor, ...]]
     keyset: Any
     options: dict[str, Any]
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
-        # Not recorded here, but by the next level of torch.func, where there is one.
+        if not _in_torch_func():
+            return self.below(self.keyset, *inputs, **self.options)
+        # Not recorded here, but by the next level of torch.func.
         with (
             _C._AutoDispatchBelowAutograd(),
             torch.enable_grad(),
@@ -102,35 +111,42 @@ class _Gradients(_Function):
 
 
 def _autograd_of_forward(name: str, backward_name: str) -> Callable[..., tuple[Tensor, ...]]:
-    below = getattr(torch.ops.pyflash, name).default.redispatch
+    below = _redispatch(name)
     backward = getattr(torch.ops.pyflash, backward_name).default
-    is_grad_enabled, any_requires_grad = _C.is_grad_enabled, _C._any_requires_grad
-    after_autograd = _C._after_autograd_keyset
+    is_grad_enabled, after_autograd = _C.is_grad_enabled, _C._after_autograd_keyset
 
-    def kernel(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor, ...]:
-        keyset &= after_autograd
-        if (is_grad_enabled() and any_requires_grad(*inputs)) or forward_ad._current_level >= 0:
-            cu_seqlens_q = inputs[3] if len(inputs) > 3 else None
-            refuse_what_has_no_gradients(inputs[0], cu_seqlens_q, options.get("softcap", 0.0))
-            with _apply_allowed():
-                return _Attention.apply(_Call(below, keyset, options), backward, *inputs)
-        return below(keyset, *inputs, **options)
+    # NOTE: every call of the op comes through here, so what it does costs.
+    def kernel(
+        keyset: Any, q: Tensor, k: Tensor, v: Tensor, *packing: Any, **options: Any
+    ) -> tuple[Tensor, ...]:
+        if (
+            is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        ) or forward_ad._current_level >= 0:
+            cu_seqlens_q = packing[0] if packing else None
+            refuse_what_has_no_gradients(q, cu_seqlens_q, options.get("softcap", 0.0))
+            call = _Call(below, keyset & after_autograd, options)
+            return _apply(_Attention, call, backward, q, k, v, *packing)
+        return below(keyset & after_autograd, q, k, v, *packing, **options)
 
     return kernel
 
 
 def _autograd_of_backward(name: str) -> Callable[..., tuple[Tensor, ...]]:
-    below = getattr(torch.ops.pyflash, name).default.redispatch
+    below = _redispatch(name)
 
     def kernel(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor, ...]:
-        keyset &= _C._after_autograd_keyset
+        call = _Call(below, keyset & _C._after_autograd_keyset, options)
         recorded = _C.is_grad_enabled() and _C._any_requires_grad(*inputs)
         if recorded or forward_ad._current_level >= 0:
-            with _apply_allowed():
-                return _Gradients.apply(_Call(below, keyset, options), *inputs)
-        return below(keyset, *inputs, **options)
+            return _apply(_Gradients, call, *inputs)
+        return below(call.keyset, *inputs, **options)
 
     return kernel
+
+
+def _redispatch(name: str) -> Callable[..., tuple[Tensor, ...]]:
+    """OpOverload.redispatch of torch.ops.pyflash.<name>, but for a Python call."""
+    return getattr(torch.ops.pyflash, name).default._handle.redispatch_boxed
 
 
 # Autocast
