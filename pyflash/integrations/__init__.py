@@ -1,0 +1,1 @@
+"""pyflash inside other libraries; each module here needs the one it is named after."""

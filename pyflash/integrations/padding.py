@@ -1,0 +1,141 @@
+"""Attention of padded batches: their tokens are packed, `attention_varlen` runs.
+
+A mask is (batch, seqlen_k). Zeros, or False, are padding. Other integers number the sequences of a
+row, whose tokens attend their own sequence only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyflash.ops import attention, attention_varlen
+
+Places = tuple[Tensor, Tensor]  # of tokens: their index in the batch, and in their row
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the tokens of a padded batch are, and how many each sequence of the packed ones has."""
+
+    queries: Places | None  # None: every row, padding too
+    keys: Places
+    cu_seqlens_q: Tensor  # (sequences + 1), int32
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    holes: bool  # some row has padding between its tokens
+
+
+@torch.compiler.disable  # reads the mask on the host
+def padded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    *,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    **options: Any,
+) -> Tensor:
+    """`pyflash.attention` without the keys that are padding by `mask`, (batch, n), n <= seqlen_k;
+    keys past column n count as padding.
+
+    With causal or a window, the queries are the last columns of the mask, and those that are
+    padding get 0. Without, every query attends every key of its row that is no padding.
+
+    Raises ValueError for a mask that does not fit q and k, and for a window over rows with padding
+    between their tokens.
+    """
+    if mask.shape[0] != k.shape[0] or mask.shape[1] > k.shape[1]:
+        raise ValueError(
+            f"pyflash: attention_mask has shape {tuple(mask.shape)}: expected batch {k.shape[0]} "
+            f"and at most {k.shape[1]} columns, one for each key"
+        )
+    in_order = causal or window_left >= 0 or window_right >= 0
+    if in_order and q.shape[1] > mask.shape[1]:
+        raise ValueError(
+            f"pyflash: attention_mask has {mask.shape[1]} columns for {q.shape[1]} queries: "
+            "expected one for each query at least"
+        )
+    options |= {"causal": causal, "window_left": window_left, "window_right": window_right}
+    k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]
+    packing = packing_of(mask, q.shape[1], in_order)
+    if packing is None:
+        return attention(q, k, v, **options)
+    if packing.holes and (window_left >= 0 or window_right > 0):
+        raise ValueError(
+            "pyflash: attention_mask has padding between the tokens of a row: expected it before "
+            "or behind them, because a sliding window counts tokens"
+        )
+    out = attention_varlen(
+        q.flatten(0, 1) if packing.queries is None else q[packing.queries],
+        k[packing.keys],
+        v[packing.keys],
+        packing.cu_seqlens_q,
+        packing.cu_seqlens_k,
+        packing.max_seqlen_q,
+        packing.max_seqlen_k,
+        **options,
+    )
+    if packing.queries is None:
+        return out.unflatten(0, q.shape[:2])
+    return out.new_zeros(q.shape).index_put(packing.queries, out)
+
+
+def packing_of(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
+    """The packing of a mask, None where one sequence fills every row.
+
+    Kept with the mask, because the layers of a model share one, and working it out waits for the
+    GPU. Inference tensors do not count their changes, so nothing is kept with those.
+    """
+    if mask.is_inference():
+        return _pack(mask, seqlen_q, in_order)
+    key = (mask._version, seqlen_q, in_order)
+    known = getattr(mask, "_pyflash_packing", None)
+    if known is None or known[0] != key:
+        known = mask._pyflash_packing = (key, _pack(mask, seqlen_q, in_order))
+    return known[1]
+
+
+def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
+    batch, seqlen_k = mask.shape
+    tokens = mask != 0
+    queries = None
+    keys = tokens.nonzero(as_tuple=True)
+    if mask.dtype != torch.bool and seqlen_q == seqlen_k:
+        queries, lengths_k = keys, _lengths_of_numbered(mask, keys)
+        lengths_q = lengths_k
+    else:
+        lengths_k = tokens.sum(1)
+        lengths_q = lengths_k.new_full((batch,), seqlen_q)
+        if in_order:
+            is_query = tokens[:, seqlen_k - seqlen_q :]
+            queries, lengths_q = is_query.nonzero(as_tuple=True), is_query.sum(1)
+    if len(keys[0]) == mask.numel() and len(lengths_k) == batch:
+        return None
+    lengths_q, lengths_k = (F.pad(lengths, (1, 0)) for lengths in (lengths_q, lengths_k))
+    starts = F.pad(tokens, (1, 0))[:, :-1] < tokens
+    max_seqlen_q, max_seqlen_k, runs = torch.stack(
+        [lengths_q.max(), lengths_k.max(), starts.sum(1).max()]
+    ).tolist()
+    return Packing(
+        queries,
+        keys,
+        lengths_q.cumsum(0, dtype=torch.int32),
+        lengths_k.cumsum(0, dtype=torch.int32),
+        max_seqlen_q,
+        max_seqlen_k,
+        holes=runs > 1,
+    )
+
+
+def _lengths_of_numbered(mask: Tensor, tokens: Places) -> Tensor:
+    """How many tokens each sequence has, in the order of the tokens."""
+    numbers = torch.stack([tokens[0], mask[tokens].to(torch.int64)])
+    return torch.unique_consecutive(numbers, dim=1, return_counts=True)[1]
