@@ -150,6 +150,8 @@ def _varlen_on_cuda(
     windows = _windows(max_seqlen_q, max_seqlen_k, **options)
     if windows not in ((-1, -1), (-1, 0)):
         max_seqlen_k = max(max_seqlen_q, max_seqlen_k)  # see _on_cuda; else it sizes the grid only
+    # Wrong values lead to wrong gradients, but to nothing outside of the tensors.
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.clamp(0, len(q)), cu_seqlens_k.clamp(0, len(k))
     sequences = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _flash_backward(grad_out, out, lse, (q, k, v), sequences, windows, options)
 

@@ -108,8 +108,8 @@ def attention_varlen(
     each sequence. The other arguments are those of `attention`.
 
     The values of cu_seqlens are checked on the CPU. On a GPU they are not, for that would wait for
-    the device: wrong ones lead to wrong rows, and rows past max_seqlen are not written, but nothing
-    outside of the tensors is read or written.
+    the device: wrong ones lead to wrong rows, and rows past max_seqlen are not written, neither of
+    out and lse nor of gradients, but nothing outside of the tensors is read or written.
 
     Returns out, (total_q, heads, d_head), contiguous, in the dtype of q; with `return_lse` also
     lse, (heads, total_q), float32, contiguous.

@@ -45,7 +45,7 @@ class FlashBackward:
         for x in (grad_out, q, k, v, out):
             assert x.data_ptr() % 16 == 0
             assert x.stride(-1) == 1
-        self.calls.append((q.shape, max_q, max_k))
+        self.calls.append((q.shape, cu_q, cu_k))
         gradients = tuple(torch.full_like(x, torch.nan) for x in (q, k, v))
         if cu_q is None:
             seqlen_q, seqlen_k = q.shape[1], k.shape[1]
@@ -137,6 +137,20 @@ def test_packed_sequences(flash_backward, packed, mask):
         backward._varlen_on_cpu(*saved, **mask.options),
         inputs[:3],
     )
+
+
+def test_cu_seqlens_are_clamped(flash_backward):
+    """Their values are not looked at on a GPU, nor may they lead out of the tensors."""
+    *qkv, starts_q, starts_k, max_q, max_k = make_packed(PACKED[1], torch.float16, 16)
+    out, lse = attention_varlen(*qkv, starts_q, starts_k, max_q, max_k, return_lse=True)
+    wrong_q, wrong_k = starts_q.clone(), starts_k.clone()
+    wrong_q[-1] += 1000
+    wrong_k[0] -= 1000
+    arguments = (*qkv, wrong_q, wrong_k, max_q, max_k)
+    backward._varlen_on_cuda(torch.randn_like(out), out, lse, *arguments)
+    ((_, passed_q, passed_k),) = flash_backward.calls
+    assert torch.equal(passed_q, starts_q)
+    assert torch.equal(passed_k, starts_k)
 
 
 def test_more_batches_than_a_grid_holds(flash_backward, monkeypatch):
