@@ -16,6 +16,7 @@ _LAZY = {
     "build": "pyflash.library",
     "built_configs": "pyflash.library",
     "emulate": "pyflash.emulator",
+    "emulate_varlen": "pyflash.emulator",
     "load": "pyflash.library",
     "Problem": "pyflash.selection",
     "Selection": "pyflash.selection",

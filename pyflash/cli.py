@@ -30,9 +30,16 @@ def emulate(
         typer.Argument(help="Short form: '(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles'."),
     ],
     batch: int = 1,
-    heads: int = 2,
+    heads: Annotated[int, typer.Option(help="Of q.")] = 2,
+    heads_kv: Annotated[int | None, typer.Option(help="Of k and v; as q by default.")] = None,
     seqlen_q: int = 256,
     seqlen_k: int = 256,
+    d_head: Annotated[int | None, typer.Option(help="As the config by default.")] = None,
+    causal: Annotated[bool, typer.Option("--causal")] = False,
+    window_left: Annotated[int, typer.Option(help="Keys; -1: no limit.")] = -1,
+    window_right: Annotated[int, typer.Option(help="Keys; -1: no limit.")] = -1,
+    softcap: Annotated[float, typer.Option(help="0: none.")] = 0.0,
+    num_splits: Annotated[int, typer.Option(help="CTAs that share the keys.")] = 1,
     order: Annotated[str, typer.Option(help=f"Of warps and lanes: {', '.join(ORDERS)}.")] = ORDERS[
         0
     ],
@@ -46,11 +53,20 @@ def emulate(
     try:
         key = FlashForwardKernelConfig.parse(config)
         torch.manual_seed(seed)
+        heads_kv = heads if heads_kv is None else heads_kv
         q, k, v = (
-            torch.randn(batch, seqlen, heads, key.d_head, dtype=TORCH_DTYPES[key.dtype])
-            for seqlen in (seqlen_q, seqlen_k, seqlen_k)
+            torch.randn(batch, *size, d_head or key.d_head, dtype=TORCH_DTYPES[key.dtype])
+            for size in ((seqlen_q, heads), (seqlen_k, heads_kv), (seqlen_k, heads_kv))
         )
-        out, lse, report = pyflash.emulate(q, k, v, key, order=order, seed=seed)
+        mask = {
+            "causal": causal,
+            "window_left": window_left,
+            "window_right": window_right,
+            "softcap": softcap,
+        }
+        out, lse, report = pyflash.emulate(
+            q, k, v, key, **mask, num_splits=num_splits, order=order, seed=seed
+        )
     except (ValueError, RuntimeError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -59,7 +75,7 @@ def emulate(
     else:
         Console(highlight=False).print(renderable(report))
     try:
-        error = expect(q, k, v).check(out, lse)
+        error = expect(q, k, v, **mask).check(out, lse)
     except AssertionError as failure:
         typer.echo(f"wrong: {failure}", err=True)
         raise typer.Exit(1) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,38 +15,17 @@ from typer.testing import CliRunner
 import pyflash
 from codegen import emit
 from codegen.compilation import included_headers
-from codegen.emulated import build_emulated
-from pyflash import FlashForwardKernelConfig, named_set
 from pyflash.cli import app
 from pyflash.config import FIELDS
 from pyflash.emulator import ORDERS, GlobalTraffic, Report, SharedTraffic
-from pyflash.emulator.run import run_library
 from pyflash.reference import expect
 from pyflash.selection import TORCH_DTYPES
+from tests.emulated import BEST, CONFIGS, emulate, libraries
 from tests.problems import Shape, make_inputs, problem_of
 from third_party import cuda
 
-# The ladder, and every kind of copy, schedule, layout, load count and tile beside it.
-CONFIGS = [
-    config.canonical()
-    for config in (
-        *named_set("prog"),
-        *map(
-            FlashForwardKernelConfig.parse,
-            (
-                "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
-                "(BF16, 128, 64, 32, 4): swizzled+load_2_2_2_tiles+buffer",
-                "(FP16, 128, 128, 64, 8): load_0_4_2_tiles+opt_softmax",
-                "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
-                "(FP16, 64, 128, 32, 8): async+eager+load_0_2_2_tiles+buffer",
-                "(FP16, 64, 128, 128, 4): swizzled+load_2_2_4_tiles+opt_softmax",
-                "(BF16, 64, 64, 128, 4): async+load_4_4_0_tiles+opt_softmax",
-                "(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles",
-            ),
-        ),
-    )
-]
-BEST = CONFIGS[6]
+__all__ = ["libraries"]
+
 SHAPES = [
     Shape("two_blocks", 1, 256, 256, 1),
     Shape("prime_lengths", 2, 113, 127, 2),
@@ -62,15 +40,6 @@ VIEWS = [
     Shape("columns_of_wider_rows", 1, 67, 67, 2, "sliced"),
     Shape("one_kv_for_all_batches", 2, 67, 35, 2, "expanded"),
 ]
-
-
-@pytest.fixture(scope="module")
-def libraries() -> dict[FlashForwardKernelConfig, Path]:
-    return build_emulated(CONFIGS)
-
-
-def emulate(libraries, config, inputs, **options):
-    return run_library(libraries[config], *inputs, config, **options)
 
 
 def test_the_configs_hold_both_states_of_every_flag_and_every_size():
@@ -233,15 +202,19 @@ def test_a_report_reads_as_a_table(libraries):
 
 
 def test_refusals(libraries):
-    q, k, v = make_inputs(Shape("small", 1, 64, 64, 1), torch.float16, 64)
-    with pytest.raises(RuntimeError, match="is for d_head 128, q has d_head 64"):
-        pyflash.emulate(q, k, v, BEST)
+    q, k, v = make_inputs(Shape("small", 1, 64, 64, 1), torch.float16, 72)
+    with pytest.raises(RuntimeError, match="is for d_head up to 64, q has d_head 72"):
+        pyflash.emulate(q, k, v, BEST.replace(d_head=64))
+    with pytest.raises(RuntimeError, match="window_left = -2"):
+        pyflash.emulate(q, k, v, BEST, window_left=-2)
+    with pytest.raises(ValueError, match="num_splits = 0: expected at least 1"):
+        pyflash.emulate(q, k, v, BEST, num_splits=0)
     with pytest.raises(RuntimeError, match="k is on meta: emulate runs on the CPU"):
         pyflash.emulate(q, k.to("meta"), v, BEST)
     with pytest.raises(ValueError, match="unknown order 'sideways'"):
-        pyflash.emulate(q, k, v, BEST.replace(d_head=64), order="sideways")
+        pyflash.emulate(q, k, v, BEST, order="sideways")
     with pytest.raises(ValueError, match="eager"):
-        pyflash.emulate(q, k, v, BEST.replace(d_head=64, async_copy=False))
+        pyflash.emulate(q, k, v, BEST.replace(async_copy=False))
 
 
 def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
@@ -253,6 +226,14 @@ def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
     result = runner.invoke(app, [*arguments, "--json"])
     report = Report.from_json(result.stdout)
     assert (report.config, report.problem["seqlen_k"]) == (str(BEST), 100)
+    options = {"heads": 2, "heads-kv": 1, "d-head": 72, "softcap": 5, "num-splits": 2}
+    result = runner.invoke(
+        app, [*arguments, "--causal", *(f"--{k}={v}" for k, v in options.items())]
+    )
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "heads_kv 1, seqlen_q 64, seqlen_k 100, d_head 72, window_right 0, softcap 5.0" in words
+    assert "num_splits 2: 4 CTAs" in words
     result = runner.invoke(app, ["emulate", "(FP16, 128"])
     assert result.exit_code == 2
     assert "error: " in result.output

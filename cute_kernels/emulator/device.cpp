@@ -18,6 +18,7 @@ void sync_threads() { machine->sync_threads(); }
 void sync_warp() { machine->sync_warp(); }
 float shfl_xor(float value, int lane_mask) { return machine->shfl_xor(value, lane_mask); }
 
+void load(void const* address, void* value, int bytes) { machine->copy(address, value, bytes); }
 void store(void* address, void const* value, int bytes) { machine->copy(value, address, bytes); }
 
 void async_commit() { machine->async_commit(); }
@@ -32,6 +33,10 @@ float exp(float x) {
   return std::exp(x);
 }
 float log(float x) { return std::log(x); }
+float reciprocal(float x) {
+  machine->count_reciprocal();
+  return 1.f / x;
+}
 
 template <class Element>
 uint32_t pack(float lo, float hi) {

@@ -186,6 +186,7 @@ void Emulator::mma(MmaRegisters& registers, DType dtype) {
 }
 
 void Emulator::count_exponential() { ++counts_.exponentials; }
+void Emulator::count_reciprocal() { ++counts_.reciprocals; }
 
 void Emulator::fail(char const* what) {
   Thread const& thread = current();

@@ -23,10 +23,11 @@ struct Counts {
   int64_t shuffles = 0;
   int64_t warp_syncs = 0;
   int64_t barriers = 0;  // of CTAs
-  int64_t cp_async = 0;  // of threads, as are the next three
+  int64_t cp_async = 0;  // of threads, as are the next four
   int64_t cp_async_commits = 0;
   int64_t cp_async_waits = 0;
   int64_t exponentials = 0;
+  int64_t reciprocals = 0;
 };
 
 class Emulator final : public Machine, private Scheduler, private FaultHandler {
@@ -60,6 +61,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void ldmatrix(void const* row, uint32_t* registers, int n_matrices, bool transposed) override;
   void mma(MmaRegisters& registers, DType dtype) override;
   void count_exponential() override;
+  void count_reciprocal() override;
   void fail(char const* what) override;
 
  private:

@@ -91,6 +91,13 @@ std::byte* GlobalMemory::translate(void const* address, int bytes, int64_t write
                   .detail = where(*tensor, offset)});
     return nullptr;
   }
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
+    findings.add({.kind = "misaligned",
+                  .memory = tensor->description.name,
+                  .offset = offset,
+                  .bytes = bytes,
+                  .access = access});
+  }
   if (writer >= 0) {
     check_writers(*tensor, first, last, writer, access, findings);
   }

@@ -1,4 +1,4 @@
-// From a config to a kernel for the emulator. Included by the emitted translation units only.
+// From a config to its kernels for the emulator. Included by the emitted translation units only.
 #pragma once
 
 #include "cute_kernels/emulator/atoms.h"
@@ -9,13 +9,28 @@
 namespace pyflash::emulator {
 
 template <FlashForwardKernelConfig kConfig>
+void run_thread(ForwardParams const& params) {
+  using Traits = sm80::KernelTraits<kConfig>;
+  switch (variant_of(params, kConfig.d_head)) {
+    case Variant::Plain:
+      return sm80::forward_cta<Traits, Variant::Plain>(params);
+    case Variant::Causal:
+      return sm80::forward_cta<Traits, Variant::Causal>(params);
+    case Variant::General:
+      return sm80::forward_cta<Traits, Variant::General>(params);
+    case Variant::Capped:
+      return sm80::forward_cta<Traits, Variant::Capped>(params);
+  }
+}
+
+template <FlashForwardKernelConfig kConfig>
 EmulatedKernel const* forward_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
                                          .n_ctas = sm80::n_ctas<Traits>,
                                          .attach = [](Machine* m) { machine = m; },
-                                         .run_thread = sm80::forward_cta<Traits>};
+                                         .run_thread = run_thread<kConfig>};
   return &kernel;
 }
 

@@ -42,6 +42,7 @@ class Machine {
   virtual void ldmatrix(void const* row, uint32_t* registers, int n_matrices, bool transposed) = 0;
   virtual void mma(MmaRegisters& registers, DType dtype) = 0;
   virtual void count_exponential() = 0;
+  virtual void count_reciprocal() = 0;
 
   // An operation that has no emulation. Does not return.
   virtual void fail(char const* what) = 0;

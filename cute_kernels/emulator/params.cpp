@@ -13,22 +13,41 @@ struct Field {
   size_t bytes;
 };
 
-#define PYFLASH_FIELD(name) {#name, offsetof(ForwardParams, name), sizeof(ForwardParams::name)}
-#define PYFLASH_STRIDES(name)                                                          \
-  {#name ".batch", offsetof(ForwardParams, name.batch), sizeof(TensorStrides::batch)}, \
-      {#name ".row", offsetof(ForwardParams, name.row), sizeof(TensorStrides::row)}, { \
-    #name ".head", offsetof(ForwardParams, name.head), sizeof(TensorStrides::head)     \
-  }
+#define PYFLASH_FIELD(name) {#name, offsetof(ForwardParams, name), sizeof(ForwardParams{}.name)}
+#define PYFLASH_STRIDES(name) \
+  PYFLASH_FIELD(name.batch), PYFLASH_FIELD(name.row), PYFLASH_FIELD(name.head)
 
 constexpr Field kIntegers[] = {
-    PYFLASH_FIELD(q),           PYFLASH_FIELD(k),           PYFLASH_FIELD(v),
-    PYFLASH_FIELD(o),           PYFLASH_FIELD(lse),         PYFLASH_STRIDES(q_strides),
-    PYFLASH_STRIDES(k_strides), PYFLASH_STRIDES(v_strides), PYFLASH_STRIDES(o_strides),
-    PYFLASH_FIELD(batch),       PYFLASH_FIELD(heads),       PYFLASH_FIELD(seqlen_q),
+    PYFLASH_FIELD(q),
+    PYFLASH_FIELD(k),
+    PYFLASH_FIELD(v),
+    PYFLASH_FIELD(o),
+    PYFLASH_FIELD(lse),
+    PYFLASH_FIELD(cu_seqlens_q),
+    PYFLASH_FIELD(cu_seqlens_k),
+    PYFLASH_FIELD(o_partial),
+    PYFLASH_FIELD(lse_partial),
+    PYFLASH_STRIDES(q_strides),
+    PYFLASH_STRIDES(k_strides),
+    PYFLASH_STRIDES(v_strides),
+    PYFLASH_STRIDES(o_strides),
+    PYFLASH_FIELD(lse_strides.batch),
+    PYFLASH_FIELD(lse_strides.head),
+    PYFLASH_FIELD(lse_strides.split),
+    PYFLASH_FIELD(batch),
+    PYFLASH_FIELD(heads),
+    PYFLASH_FIELD(heads_kv),
+    PYFLASH_FIELD(seqlen_q),
     PYFLASH_FIELD(seqlen_k),
+    PYFLASH_FIELD(total_q),
+    PYFLASH_FIELD(total_k),
+    PYFLASH_FIELD(d_head),
+    PYFLASH_FIELD(window_left),
+    PYFLASH_FIELD(window_right),
+    PYFLASH_FIELD(num_splits),
 };
 
-constexpr Field kFloats[] = {PYFLASH_FIELD(softmax_scale)};
+constexpr Field kFloats[] = {PYFLASH_FIELD(softmax_scale), PYFLASH_FIELD(softcap)};
 
 constexpr size_t total_bytes() {
   size_t total = 0;

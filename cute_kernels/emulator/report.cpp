@@ -146,6 +146,7 @@ void write(Json& json, Counts const& counts) {
   json.member("cp_async_commits", counts.cp_async_commits);
   json.member("cp_async_waits", counts.cp_async_waits);
   json.member("exponentials", counts.exponentials);
+  json.member("reciprocals", counts.reciprocals);
   json.close('}');
 }
 

@@ -14,7 +14,7 @@ from pyflash.emulator.report import (
     Report,
     SharedTraffic,
 )
-from pyflash.emulator.run import ORDERS, emulate
+from pyflash.emulator.run import ORDERS, emulate, emulate_varlen
 
 __all__ = [
     "ORDERS",
@@ -26,4 +26,5 @@ __all__ = [
     "Report",
     "SharedTraffic",
     "emulate",
+    "emulate_varlen",
 ]

@@ -121,6 +121,7 @@ class Counts:
     cp_async_commits: int
     cp_async_waits: int
     exponentials: int
+    reciprocals: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,8 @@ def as_text(report: Report) -> str:
 
 def renderable(report: Report) -> Group:
     """For rich: a head, the sites' shared and global traffic, the counts, the findings."""
-    problem = ", ".join(
-        f"{name} {value}" for name, value in report.problem.items() if name != "softmax_scale"
-    )
     head = (
-        f"{report.config}\n{problem}: {report.n_ctas} CTAs of {report.n_threads} threads, "
+        f"{report.config}\n{_problem(report)}: {report.n_ctas} CTAs of {report.n_threads} threads, "
         f"{report.smem_bytes} bytes of shared memory; order {report.order}, "
         f"{report.seconds * 1e3:.0f} ms"
     )
@@ -34,6 +31,24 @@ def renderable(report: Report) -> Group:
         verdict = Text(f"{len(report.findings)} findings\n{lines}", "red")
     parts = [Text(head), _shared(report), _global(report), Text(_counts(report)), verdict]
     return Group(*parts)
+
+
+def _problem(report: Report) -> str:
+    """Extents, and those of the options that change something."""
+    problem = report.problem
+    unsaid = {
+        "heads_kv": problem["heads"],
+        "total_q": 0,
+        "total_k": 0,
+        "window_left": -1,
+        "window_right": -1,
+        "softcap": 0,
+        "softmax_scale": problem["softmax_scale"],
+        "num_splits": 1,
+    }
+    return ", ".join(
+        f"{name} {value}" for name, value in problem.items() if value != unsaid.get(name)
+    )
 
 
 def _shared(report: Report) -> Table:
@@ -82,5 +97,6 @@ def _counts(report: Report) -> str:
         f"of warps: {c.mma:,} mma, {c.ldmatrix:,} ldmatrix, {c.shuffles:,} shuffles, "
         f"{c.warp_syncs:,} warp syncs; of CTAs: {c.barriers:,} barriers; "
         f"of threads: {c.cp_async:,} cp.async, {c.cp_async_commits:,} commits, "
-        f"{c.cp_async_waits:,} waits, {c.exponentials:,} exponentials"
+        f"{c.cp_async_waits:,} waits, {c.exponentials:,} exponentials, "
+        f"{c.reciprocals:,} reciprocals"
     )

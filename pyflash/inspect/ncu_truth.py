@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,48 @@ CONFIGS = [
         ),
     ),
 ]
-# batch, heads, seqlen_q, seqlen_k: whole tiles of every config, and ragged ones.
-PROBLEMS = {"whole": (1, 2, 256, 256), "ragged": (1, 2, 200, 333)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """1 batch, or, packed, two sequences of these lengths; 2 heads of q."""
+
+    seqlen_q: int = 200
+    seqlen_k: int = 333
+    heads_kv: int = 2
+    d_head: int | None = None  # None: that of the config
+    packed: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def inputs(self, config: FlashForwardKernelConfig) -> tuple[Any, ...]:
+        """The positional arguments of attention, or of attention_varlen."""
+        batch = 2 if self.packed else 1
+        lengths = (self.seqlen_q, self.seqlen_k)
+        sizes = zip(
+            (lengths[0], lengths[1], lengths[1]), (2, self.heads_kv, self.heads_kv), strict=True
+        )
+        d_head = min(self.d_head or config.d_head, config.d_head)
+        q, k, v = (
+            torch.randn(batch, seqlen, heads, d_head, dtype=TORCH_DTYPES[config.dtype])
+            for seqlen, heads in sizes
+        )
+        if not self.packed:
+            return q, k, v
+        starts = (torch.arange(3, dtype=torch.int32) * length for length in lengths)
+        return *(x.flatten(0, 1) for x in (q, k, v)), *starts, *lengths
+
+
+# Whole tiles of every config, and ragged ones.
+PROBLEMS = {"whole": Problem(seqlen_q=256, seqlen_k=256), "ragged": Problem()}
+# What the other variants of a kernel are for, and what all of them do; of a few configs.
+VARIANT_PROBLEMS = {
+    "causal, one head of k and v": Problem(heads_kv=1, options={"causal": True}),
+    "window, d_head 72": Problem(d_head=72, options={"window_left": 100, "window_right": 30}),
+    "softcap": Problem(options={"softcap": 5.0}),
+    "packed": Problem(packed=True),
+    "2 splits": Problem(options={"num_splits": 2}),
+}
+VARIANT_CONFIGS = [CONFIGS[i] for i in (6, 8, 9)]
 
 # Of the hardware; what this ncu does not know is left out.
 COUNTERS = [
@@ -76,11 +117,12 @@ PER_INSTRUCTION = [
 ]
 
 
-def cases() -> Iterable[tuple[str, FlashForwardKernelConfig, tuple[int, int, int, int]]]:
-    """(name, config, extents) of every launch, in the order in which they are launched."""
+def cases() -> Iterable[tuple[str, FlashForwardKernelConfig, Problem]]:
+    """(name, config, problem) of every launch, in the order in which they are launched."""
     for config in CONFIGS:
-        for problem, extents in PROBLEMS.items():
-            yield f"{config} | {problem}", config, extents
+        problems = PROBLEMS | (VARIANT_PROBLEMS if config in VARIANT_CONFIGS else {})
+        for name, problem in problems.items():
+            yield f"{config} | {name}", config, problem
 
 
 def predict(folder: Path, arch: str) -> None:
@@ -91,15 +133,13 @@ def predict(folder: Path, arch: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     reports, tensors = {}, {}
     torch.manual_seed(0)
-    for name, config, (batch, heads, seqlen_q, seqlen_k) in cases():
-        q, k, v = (
-            torch.randn(batch, seqlen, heads, config.d_head, dtype=TORCH_DTYPES[config.dtype])
-            for seqlen in (seqlen_q, seqlen_k, seqlen_k)
-        )
-        out, lse, report = pyflash.emulate(q, k, v, config)
+    for name, config, problem in cases():
+        inputs = problem.inputs(config)
+        emulate = pyflash.emulate_varlen if problem.packed else pyflash.emulate
+        out, lse, report = emulate(*inputs, config, **problem.options)
         report.check()
         reports[name] = report.to_json()
-        tensors[name] = (q, k, v, out, lse)
+        tensors[name] = (inputs, out, lse)
     (folder / "predicted.json").write_text(json.dumps(reports, indent=1) + "\n")
     torch.save(tensors, folder / "tensors.pt")
     build_kernels(CONFIGS, [arch], name="truth")
@@ -109,10 +149,12 @@ def launch(folder: Path) -> None:
     """Every kernel once, in order, for ncu. Writes how far outputs are from the emulator's."""
     tensors = torch.load(folder / "tensors.pt", weights_only=True)
     differences = {}
-    for name, config, _ in cases():
-        q, k, v, out, lse = tensors[name]
-        on_gpu = (x.cuda() for x in (q, k, v))
-        out_gpu, lse_gpu = pyflash.attention(*on_gpu, config=config, return_lse=True)
+    for name, config, problem in cases():
+        inputs, out, lse = tensors[name]
+        on_gpu = (x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs)
+        attention = pyflash.attention_varlen if problem.packed else pyflash.attention
+        options = {"num_splits": 1, **problem.options}
+        out_gpu, lse_gpu = attention(*on_gpu, config=config, return_lse=True, **options)
         differences[name] = {
             "out": (out_gpu.cpu().float() - out.float()).abs().max().item(),
             "lse": (lse_gpu.cpu() - lse).abs().max().item(),
@@ -214,7 +256,10 @@ def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, 
     rows = {
         "mma": (counts.mma, gpu("HMMA", "inst_executed")),
         "ldmatrix": (counts.ldmatrix, gpu("LDSM", "inst_executed")),
-        "cp.async": (counts.cp_async / 32, gpu("LDGSTS", "inst_executed")),
+        "cp.async": (
+            emulated(SharedTraffic, "instructions", *copies),
+            gpu("LDGSTS", "inst_executed"),
+        ),
         "shuffles": (counts.shuffles, gpu("SHFL", "inst_executed")),
         "barriers": (counts.barriers * config.n_warps, gpu(r"BAR\.SYNC", "inst_executed")),
         "exponentials": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),

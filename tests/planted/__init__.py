@@ -67,7 +67,9 @@ class Bug:
     found: tuple[Found, ...] = ()
     # A site whose loads must have bank conflicts.
     conflicts_at: str | None = None
-    config: str = "eager"
+    silent: bool = False  # out and lse are right all the same
+    configs: tuple[str, ...] = ("eager",)
+    problem: str = "ragged"
 
     def __str__(self) -> str:
         return self.name
@@ -96,6 +98,7 @@ CONFIGS = {
 }
 
 _WAIT = "if constexpr (Traits::kAsyncCopy) { device::async_wait<0>(); }"
+_NEXT_K = "if (n_block > begin_block) { load_K(n_block - 1, false_type{}); }"
 _TOP_COMMENT = "// K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1]."
 _AFTER_QK_COMMENT = "// V[n_block] is visible; every warp has read K[n_block]."
 _PLAIN_VT = (
@@ -127,13 +130,13 @@ BUGS = [
         "no_barrier_after_storing_V",
         (without("wait_and_sync(_0{});  // V[n_block] is visible"),),
         (found("race", "V_g2s", "V_s2r"),),
-        config="sync",
+        configs=("sync",),
     ),
     Bug(
         "no_barrier_after_storing_K",
         (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", ""),),
         (found("race", "K_g2s", "K_s2r"), found("race", "Q_g2s", "Q_s2r")),
-        config="sync",
+        configs=("sync",),
     ),
     Bug(
         "no_wait",
@@ -177,46 +180,75 @@ BUGS = [
     ),
     Bug(
         "K_loaded_past_the_first_block",
-        (condition("if (n_block > 0) {", "if (n_block > 0 || BUG) {"),),
+        (condition(_NEXT_K, "{original} else if (BUG) { load_K(n_block - 1, false_type{}); }"),),
         (found("out_of_bounds", "K_g2s", memory="k"), found("copy_never_awaited", "K_g2s")),
+        silent=True,
     ),
     Bug(
-        "cp_async_of_one_row_too_many",
-        (condition(".with(get<0>(coords(0, m, 0)) < n_rows)",
-                   ".with(get<0>(coords(0, m, 0)) < n_rows + BUG)", "sm80/copy.h"),),
-        (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
-         found("out_of_bounds", "V_g2s", memory="v")),
+        "K_loaded_past_the_first_block_of_a_split",
+        (condition("if (n_block > begin_block) {", "if (n_block > (BUG ? 0 : begin_block)) {"),),
+        (found("copy_never_awaited", "K_g2s"),),
+        silent=True,
+        problem="splits",
     ),
     Bug(
-        "load_of_one_row_too_many",
-        (condition("if (!kCheckRows || get<0>(coords(0, m, 0)) < n_rows) {",
-                   "if (!kCheckRows || get<0>(coords(0, m, 0)) < n_rows + BUG) {",
+        "one_row_too_many_loaded",
+        (condition("(!kRagged || get<0>(coords(0, m, 0)) < extent.rows);",
+                   "(!kRagged || get<0>(coords(0, m, 0)) < extent.rows + BUG);",
                    "sm80/copy.h"),),
         (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
          found("out_of_bounds", "V_g2s", memory="v")),
-        config="sync",
+        configs=("eager", "sync"),
+    ),
+    Bug(
+        "columns_past_narrow_heads_loaded",
+        (condition("!kPadded || get<1>(coords(0, 0, k)) < extent.columns;",
+                   "!kPadded || BUG || get<1>(coords(0, 0, k)) < extent.columns;", "sm80/copy.h"),),
+        (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
+         found("out_of_bounds", "V_g2s", memory="v")),
+        configs=("eager", "sync"),
+        problem="narrow_heads",
+    ),
+    Bug(
+        "columns_past_narrow_heads_not_cleared",
+        (condition("copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));",
+                   "if (!BUG || column_exists) { {original} }", "sm80/copy.h"),),
+        (found("uninitialised_read", "Q_s2r"), found("uninitialised_read", "K_s2r"),
+         found("uninitialised_read", "V_s2r")),
+        problem="narrow_heads",
+    ),
+    Bug(
+        "columns_past_narrow_heads_stored",
+        (condition("&& get<1>(coords(0, 0, k)) < extent.columns) {",
+                   "&& get<1>(coords(0, 0, k)) < (BUG ? 64 : extent.columns)) {", "sm80/copy.h"),),
+        (found("out_of_bounds", "O_s2g", memory="o"),
+         found("written_twice", "O_s2g", memory="o")),
+        problem="narrow_heads",
     ),
     Bug(
         "store_of_one_row_too_many",
-        (condition("{ if (get<0>(coords(0, m, 0)) < n_rows) {",
-                   "{ if (get<0>(coords(0, m, 0)) < n_rows + BUG) {", "sm80/copy.h"),),
+        (condition("if (get<0>(coords(0, m, 0)) < extent.rows &&",
+                   "if (get<0>(coords(0, m, 0)) < extent.rows + BUG &&", "sm80/copy.h"),),
         (found("out_of_bounds", "O_s2g", memory="o"),),
+        silent=True,
     ),
     Bug(
         "lse_of_one_row_too_many",
         (condition("if (row < rows_left) {", "if (row < rows_left + BUG) {"),),
         (found("out_of_bounds", "lse_r2g", memory="lse"),),
+        silent=True,
     ),
     Bug(
         "lse_of_one_row_too_few",
-        (instead("device::store(lse_head + row, lse(r));",
-                 "if (row + 1 < rows_left) { device::store(lse_head + row, lse(r)); }"),),
+        (instead("device::store(lse_block + row, lse(r));",
+                 "if (row + 1 < rows_left) { device::store(lse_block + row, lse(r)); }"),),
         (found("not_written", memory="lse"),),
     ),
     Bug(
         "lse_written_by_every_lane_of_a_quad",
         (condition("if (get<1>(rows(0, 0)) == 0) {", "if (get<1>(rows(0, 0)) == 0 || BUG) {"),),
         (found("written_twice", "lse_r2g", memory="lse"),),
+        silent=True,
     ),
     Bug(
         "shared_memory_past_the_device_layer",
@@ -227,7 +259,7 @@ BUGS = [
     Bug(
         "global_memory_past_the_device_layer",
         (condition("int const row = get<0>(rows(r, 0));",
-                   "{original} if (BUG) { lse_head[row] = lse(r); }"),),
+                   "{original} if (BUG) { lse_block[row] = lse(r); }"),),
         (found("unhooked_access", "lse_r2g", memory="lse"),),
     ),
     Bug(
@@ -254,6 +286,106 @@ BUGS = [
         (condition("device::at(Site::O_r2s); device::sync_warp();",
                    "{original} if (BUG && tidx % 32 == 31) { return; }"),),
         (found("divergence", "O_r2s", memory=""),),
+    ),
+    Bug(
+        "a_key_past_the_diagonal",
+        (condition("min(first_end + row, n_keys) : n_keys;",
+                   "min(first_end + row + BUG, n_keys) : n_keys;", "sm80/mask.h"),),
+        configs=("eager", "sync"),
+        problem="causal",
+    ),
+    Bug(
+        "a_window_whose_begin_cuts_no_block",
+        (condition("ceil_div(max(first_begin + n_rows - 1, 0), kBlockN) : 0;",
+                   "(BUG ? 0 : ceil_div(max(first_begin + n_rows - 1, 0), kBlockN)) : 0;",
+                   "sm80/mask.h"),),
+        problem="window",
+    ),
+    Bug(
+        "a_window_from_one_key_too_early",
+        (condition("column < first_begin + row - first_key;",
+                   "column < first_begin + row - first_key - BUG;", "sm80/mask.h"),),
+        problem="window",
+    ),
+    Bug(
+        "a_window_whose_end_cuts_no_block",
+        (condition("return max(min(first_end, n_keys), 0) / kBlockN;",
+                   "return max(min(first_end + (BUG ? n_rows - 1 : 0), n_keys), 0) / kBlockN;",
+                   "sm80/mask.h"),),
+        configs=("eager", "sync"),
+        problem="causal",
+    ),
+    Bug(
+        "blocks_end_where_the_first_row_does",
+        (condition("min(first_end + n_rows - 1, n_keys) : n_keys;",
+                   "min(first_end + (BUG ? 0 : n_rows - 1), n_keys) : n_keys;", "sm80/mask.h"),),
+        problem="causal",
+    ),
+    Bug(
+        "rows_that_attended_nothing_so_far",
+        (condition("kMasked && new_max == -INFINITY", "kMasked && !BUG && new_max == -INFINITY",
+                   "sm80/softmax.h"),),
+        configs=("eager", "sync"),
+        problem="causal",
+    ),
+    Bug(
+        "heads_of_another_group",
+        (condition("coord.head / (params.heads / params.heads_kv)",
+                   "(BUG ? coord.head % params.heads_kv :"
+                   " coord.head / (params.heads / params.heads_kv))"),),
+        problem="groups",
+    ),
+    Bug(
+        "packed_keys_from_the_first_on",
+        (condition("rows_of(params.cu_seqlens_k,",
+                   "rows_of(BUG ? nullptr : params.cu_seqlens_k,"),),
+        problem="packed",
+    ),
+    Bug(
+        "lengths_of_the_next_sequence",
+        (condition("device::load(cu_seqlens + batch + 1)",
+                   "device::load(cu_seqlens + batch + 1 + BUG)", "sm80/problem.h"),),
+        (found("out_of_bounds", "unlabelled", memory="cu_seqlens_q"),
+         found("out_of_bounds", "unlabelled", memory="cu_seqlens_k")),
+        problem="packed",
+    ),
+    Bug(
+        "packed_rows_stored_at_the_first",
+        (condition("coord.head * params.lse_strides.head + q_rows.begin +",
+                   "coord.head * params.lse_strides.head + (BUG ? 0 : q_rows.begin) +"),),
+        (found("written_twice", "lse_r2g", memory="lse"), found("not_written", memory="lse")),
+        problem="packed",
+    ),
+    Bug(
+        "splits_that_store_to_the_same_place",
+        (condition("coord.split * params.lse_strides.split + lse_offset",
+                   "(BUG ? 0 : coord.split * params.lse_strides.split) + lse_offset"),),
+        (found("written_twice", "O_r2g", memory="o_partial"),
+         found("written_twice", "lse_r2g", memory="lse_partial"),
+         found("not_written", memory="o_partial"), found("not_written", memory="lse_partial")),
+        problem="splits",
+    ),
+    Bug(
+        "splits_that_share_blocks",
+        (condition("int const end_block = min(begin_block + blocks_per_split,",
+                   "int const end_block = min(begin_block + blocks_per_split + BUG,"),),
+        problem="splits",
+    ),
+    Bug(
+        "pairs_of_columns_from_an_odd_one",
+        (condition("int const column = get<1>(coords(i));",
+                   "int const column = get<1>(coords(i)) + BUG;", "sm80/copy.h"),),
+        (found("misaligned", "O_r2g", memory="o_partial"),),
+        problem="splits",
+    ),
+    Bug(
+        "partial_rows_past_the_end",
+        (condition("if (row < extent.rows && column < extent.columns) {",
+                   "if (row < extent.rows + BUG && column < extent.columns) {", "sm80/copy.h"),),
+        (found("written_twice", "O_r2g", memory="o_partial"),
+         found("out_of_bounds", "O_r2g", memory="o_partial")),
+        silent=True,
+        problem="splits",
     ),
 ]  # fmt: skip
 
