@@ -58,8 +58,8 @@ def attention(
 
     out has gradients with respect to q, k and v, first derivatives only; lse has none. On a GPU
     they are PyTorch's flash backward, whose sums are in the same order every time only under
-    `torch.use_deterministic_algorithms(True)`; with softcap there are none. Under `torch.autocast`
-    q, k and v are cast to its dtype.
+    `torch.use_deterministic_algorithms(True)`; with softcap there are none. Forward-mode
+    derivatives and vmap are refused. Under `torch.autocast` q, k and v are cast to its dtype.
 
     Raises RuntimeError that names the argument, what was expected and what came.
     """

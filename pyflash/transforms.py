@@ -119,11 +119,11 @@ def _autograd_of_forward(name: str, backward_name: str) -> Callable[..., tuple[T
     def kernel(
         keyset: Any, q: Tensor, k: Tensor, v: Tensor, *packing: Any, **options: Any
     ) -> tuple[Tensor, ...]:
-        if (
-            is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        ) or forward_ad._current_level >= 0:
+        recorded = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if recorded:
             cu_seqlens_q = packing[0] if packing else None
             refuse_what_has_no_gradients(q, cu_seqlens_q, options.get("softcap", 0.0))
+        if recorded or forward_ad._current_level >= 0:
             call = _Call(below, keyset & after_autograd, options)
             return _apply(_Attention, call, backward, q, k, v, *packing)
         return below(keyset & after_autograd, q, k, v, *packing, **options)

@@ -9,7 +9,8 @@ import torch
 from problems import MASKS, NO_MASK, PACKED, Mask, Packed, Shape, make_inputs, make_packed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pyflash import attention, attention_varlen, backward
+from pyflash import attention, attention_varlen
+from pyflash.backward import cpu, cuda
 from pyflash.reference import attended
 
 MAX_GRID = 65535
@@ -109,7 +110,7 @@ def check(actual, expected, like):
 def run_both(inputs, mask):
     out, lse = attention(*inputs, return_lse=True, **mask.options)
     saved = (torch.randn_like(out), out, lse, *inputs)
-    return backward._on_cuda(*saved, **mask.options), backward._on_cpu(*saved, **mask.options)
+    return cuda.bwd(*saved, **mask.options), cpu.bwd(*saved, **mask.options)
 
 
 @pytest.mark.parametrize("mask", [NO_MASK, *(m for m in MASKS if not m.softcap), *WINDOWS], ids=str)
@@ -133,8 +134,8 @@ def test_packed_sequences(flash_backward, packed, mask):
     out, lse = attention_varlen(*inputs, return_lse=True, **mask.options)
     saved = (torch.randn_like(out), out, lse, *inputs)
     check(
-        backward._varlen_on_cuda(*saved, **mask.options),
-        backward._varlen_on_cpu(*saved, **mask.options),
+        cuda.bwd_varlen(*saved, **mask.options),
+        cpu.bwd_varlen(*saved, **mask.options),
         inputs[:3],
     )
 
@@ -147,7 +148,7 @@ def test_cu_seqlens_are_clamped(flash_backward):
     wrong_q[-1] += 1000
     wrong_k[0] -= 1000
     arguments = (*qkv, wrong_q, wrong_k, max_q, max_k)
-    backward._varlen_on_cuda(torch.randn_like(out), out, lse, *arguments)
+    cuda.bwd_varlen(torch.randn_like(out), out, lse, *arguments)
     ((_, passed_q, passed_k),) = flash_backward.calls
     assert torch.equal(passed_q, starts_q)
     assert torch.equal(passed_k, starts_k)
@@ -155,7 +156,7 @@ def test_cu_seqlens_are_clamped(flash_backward):
 
 def test_more_batches_than_a_grid_holds(flash_backward, monkeypatch):
     """Pitfall 8: grids of more than 65535."""
-    monkeypatch.setattr(backward, "_MAX_GRID", 2)
+    monkeypatch.setattr(cuda, "MAX_GRID", 2)
     inputs = make_inputs(Shape("five", 5, 9, 12, 2), torch.float16, 16)
     check(*run_both(inputs, MASKS[0]), inputs)
     assert [shape[0] for shape, *_ in flash_backward.calls] == [2, 2, 1]
@@ -178,7 +179,7 @@ def test_gradients_of_out_are_made_contiguous_and_aligned(flash_backward, offset
     memory = torch.randn(out.numel() + offset).half()
     for upstream in (memory[offset:].view(out.shape), torch.ones(()).half().expand(out.shape)):
         saved = (upstream, out, lse, *inputs)
-        check(backward._on_cuda(*saved), backward._on_cpu(*saved), inputs)
+        check(cuda.bwd(*saved), cpu.bwd(*saved), inputs)
 
 
 def on_fake_gpu(call, *shapes, **options):
@@ -205,5 +206,5 @@ def test_grids_that_cannot_be_are_refused_at_once_on_a_gpu():
         starts = torch.empty(65537, dtype=torch.int32, device="cuda")
         return attention_varlen(q, k, v, starts, starts, 1, 1)
 
-    with pytest.raises(RuntimeError, match=r"^pyflash: cu_seqlens_q has 65536 sequences"):
+    with pytest.raises(RuntimeError, match=r"^pyflash: cu_seqlens_q is for 65536 sequences"):
         on_fake_gpu(varlen, *[(65536, 1, 64)] * 3)
