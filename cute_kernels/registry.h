@@ -18,6 +18,14 @@ inline constexpr int kKernelLibraryAbi = 2;
 // cudaError_t.
 using ForwardLauncher = int (*)(ForwardParams const& params, void* stream);
 
+// CTAs that fit on a multiprocessor by the resource model, per architecture; 0 where the config is not legal.
+struct CtasPerSm {
+  int sm80 = 0;
+  int sm86 = 0;
+  int sm89 = 0;
+  int sm90 = 0;
+};
+
 struct ConfigMapRow {
   FlashForwardKernelConfig config;
   char const* short_form;
@@ -26,7 +34,8 @@ struct ConfigMapRow {
   int ptx_arch;          // PTX inside, for devices newer than all of sm_archs: 90; 0 = none
   int n_threads;         // per CTA
   int smem_bytes;        // per CTA, dynamic
-  int rank;              // the selection rule's order of preference: smaller first
+  CtasPerSm ctas_per_sm;
+  int rank;  // the selection rule's order of preference: smaller first
 };
 
 struct KernelLibrary {

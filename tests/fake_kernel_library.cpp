@@ -48,6 +48,7 @@ pyflash::ConfigMapRow row(FlashForwardKernelConfig const& config, char const* sh
           .ptx_arch = ptx_arch,
           .n_threads = 128,
           .smem_bytes = 1024,
+          .ctas_per_sm = {.sm80 = 2, .sm86 = 1, .sm89 = 1, .sm90 = 2},
           .rank = BASE_RANK SIGN rank};
 }
 

@@ -127,7 +127,7 @@ def test_rows_with_nothing_to_attend_have_no_gradient():
         lambda *x: attend(*x, causal=True), inputs, torch.randn_like(inputs[0]), torch.bfloat16
     )
     assert not grad_q[:, :130].any()
-    assert grad_q[:, 130:].any(dim=-1).all()
+    assert grad_q[:, 131:].any(dim=-1).all()  # of one key, softmax is constant
 
 
 def test_gradients_of_more_batches_than_65535():

@@ -33,7 +33,7 @@ def fake_library(tmp_path_factory) -> Path:
 def select(dtype=DType.FP16, heads=1, **changes):
     """(short form, num_splits, reason); of the H200 unless told otherwise."""
     arguments = {
-        "packed": False, "batch": 1, "heads_kv": heads, "seqlen_q": 1, "seqlen_k": 1,
+        "packed": False, "batch": 1, "heads_kv": heads, "seqlen_q": 65, "seqlen_k": 1,
         "d_head": 512, "causal": False, "window_left": -1, "window_right": -1, "softcap": 0.0,
         "num_splits": 0, "sm_arch": 90, "n_sms": 132,
     }  # fmt: skip
@@ -84,7 +84,9 @@ def test_many_threads_may_load_and_look(fake_library):
     [
         (1, 132, 128, LARGE_RANK_1),  # 132 CTAs of 128 rows
         (1, 131, 128, SMALL_RANK_3),  # 131 of 128 rows, 262 of 64 rows
-        (4, 33, 1, LARGE_RANK_1),
+        (4, 33, 65, LARGE_RANK_1),
+        (4, 33, 64, SMALL_RANK_3),  # all queries fit in a block of 64
+        (4, 1000, 1, SMALL_RANK_3),
         (1, 1, 128 * 132, LARGE_RANK_1),
         (1, 1, 128 * 131 + 1, LARGE_RANK_1),
         (1, 1, 128 * 131, SMALL_RANK_3),
@@ -93,7 +95,7 @@ def test_many_threads_may_load_and_look(fake_library):
     ],
 )
 @pytest.mark.usefixtures("fake_library")
-def test_the_first_in_rank_that_fills_the_gpu(batch, heads, seqlen_q, expected):
+def test_the_config_that_suits_the_number_of_queries(batch, heads, seqlen_q, expected):
     assert select(batch=batch, heads=heads, seqlen_q=seqlen_q)[0] == expected
 
 
@@ -149,14 +151,18 @@ def test_the_reason_is_told():
     )
     smallest = (
         f"{candidates} none has a grid that fills the 132 SMs; "
-        "the first in rank of those with the smallest B_r: rank 3, 2 CTAs; "
+        "the first in rank of those with the smallest B_r: rank 3, 4 CTAs; "
     )
     assert select(heads=2, seqlen_k=65)[2] == f"{smallest}its 2 blocks of keys in one pass"
     assert select(heads=2, seqlen_k=4096)[2] == (
-        f"{smallest}its 64 blocks of keys in 16 splits, 32 CTAs"
+        f"{smallest}its 64 blocks of keys in 11 splits, 44 CTAs"
     )
     assert select(heads=2, seqlen_k=4096, num_splits=5)[2] == (
-        f"{smallest}its 64 blocks of keys in 5 splits, 10 CTAs, as asked for"
+        f"{smallest}its 64 blocks of keys in 5 splits, 20 CTAs, as asked for"
+    )
+    assert select(heads=2, seqlen_q=64, seqlen_k=65)[2] == (
+        f"{candidates} the first in rank of those with the smallest B_r, which holds all queries: "
+        "rank 3, 2 CTAs; its 2 blocks of keys in one pass"
     )
 
 

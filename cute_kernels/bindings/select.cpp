@@ -1,6 +1,7 @@
 #include "cute_kernels/bindings/select.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "cute_kernels/bindings/candidates.h"
 #include "cute_kernels/bindings/errors.h"
@@ -83,16 +84,31 @@ Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gp
          "; to build one: python -m codegen --config '", config, "'");
 }
 
-// The first in rank that fills the GPU, or the first of the smallest B_r.
-Kernel choose(std::vector<Kernel> const& kernels, ForwardParams const& params, int n_sms) {
+// Rule 1, 2 or 3 of select.h, and the kernel that it gives. `kernels`: the first of each B_r, in order of rank.
+std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
+                              int n_sms) {
+  Kernel const& smallest = *std::min_element(
+      kernels.begin(), kernels.end(),
+      [](Kernel const& a, Kernel const& b) { return a.row->config.B_r < b.row->config.B_r; });
+  if (params.seqlen_q <= smallest.row->config.B_r) {
+    return {1, smallest};
+  }
   for (Kernel const& kernel : kernels) {
     if (count_ctas(params, kernel.row->config) >= n_sms) {
-      return kernel;
+      return {2, kernel};
     }
   }
-  return *std::min_element(kernels.begin(), kernels.end(), [](Kernel const& a, Kernel const& b) {
-    return a.row->config.B_r < b.row->config.B_r;
-  });
+  return {3, smallest};
+}
+
+// CTAs that run at a time. An architecture that the resource model does not know is taken for the next older one.
+int64_t count_slots(ConfigMapRow const& row, Gpu const& gpu) {
+  CtasPerSm const& ctas = row.ctas_per_sm;
+  int const per_sm = gpu.sm_arch >= 90   ? ctas.sm90
+                     : gpu.sm_arch >= 89 ? ctas.sm89
+                     : gpu.sm_arch >= 86 ? ctas.sm86
+                                         : ctas.sm80;
+  return int64_t(gpu.n_sms) * std::max(per_sm, 1);
 }
 
 }  // namespace
@@ -110,12 +126,17 @@ std::string GpuSelection::reason() const {
   auto const candidates = sentence("of ", n_candidates, " configs built for ", name(config.dtype),
                                    " with d_head ", config.d_head, " that run on sm_", gpu.sm_arch);
   auto const chosen = sentence("rank ", kernel.row->rank, ", ", n_ctas, " CTAs", asked);
-  if (n_ctas >= gpu.n_sms) {
-    return sentence(candidates, " the first in rank whose grid fills the ", gpu.n_sms,
-                    " SMs: ", chosen);
+  switch (rule) {
+    case 1:
+      return sentence(candidates, " the first in rank of those with the smallest B_r, which holds ",
+                      "all queries: ", chosen);
+    case 2:
+      return sentence(candidates, " the first in rank whose grid fills the ", gpu.n_sms,
+                      " SMs: ", chosen);
+    default:
+      return sentence(candidates, " none has a grid that fills the ", gpu.n_sms,
+                      " SMs; the first in rank of those with the smallest B_r: ", chosen);
   }
-  return sentence(candidates, " none has a grid that fills the ", gpu.n_sms,
-                  " SMs; the first in rank of those with the smallest B_r: ", chosen);
 }
 
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named) {
@@ -129,15 +150,22 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
       refuse_without_candidates(problem, gpu);
     }
     selection.n_candidates = candidates.count;
-    selection.kernel = choose(candidates.first_of_each_B_r, params, gpu.n_sms);
+    std::tie(selection.rule, selection.kernel) =
+        choose(candidates.first_of_each_B_r, params, gpu.n_sms);
   }
   auto const& config = selection.kernel.row->config;
   selection.n_ctas = count_ctas(params, config);
   selection.n_key_blocks = count_key_blocks(params, config);
-  selection.num_splits =
-      problem.num_splits > 0
-          ? problem.num_splits
-          : choose_num_splits(selection.n_ctas, selection.n_key_blocks, gpu.n_sms);
+  if (problem.num_splits > 0) {
+    selection.num_splits = problem.num_splits;
+  } else {
+    int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
+                           (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
+    selection.num_splits = choose_num_splits({.n_ctas = selection.n_ctas,
+                                              .n_slots = count_slots(*selection.kernel.row, gpu),
+                                              .n_key_blocks = selection.n_key_blocks,
+                                              .n_outputs = n_rows * params.d_head});
+  }
   return selection;
 }
 

@@ -7,12 +7,16 @@
 namespace pyflash {
 namespace {
 
-constexpr int kStepsToStart = 2;
-constexpr int kStepsToMerge = 4;
 constexpr int kMinSteps = 4;
-constexpr int kMaxWaves = 4;
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+double cost(SplitProblem const& problem, int n) {
+  int64_t const waves = ceil_div(problem.n_ctas * n, problem.n_slots);
+  double const steps = static_cast<double>(waves * (ceil_div(problem.n_key_blocks, n) + 2));
+  return n == 1 ? steps
+                : steps + 3 + 0.35 * n + static_cast<double>(n * problem.n_outputs) / 375000;
+}
 
 }  // namespace
 
@@ -24,27 +28,18 @@ int count_key_blocks(ForwardParams const& params, FlashForwardKernelConfig const
   return static_cast<int>(std::min(all_blocks, (in_window + config.B_c - 1) / config.B_c + 1));
 }
 
-int choose_num_splits(int64_t n_ctas, int n_key_blocks, int n_sms) {
-  if (n_ctas == 0 || 5 * n_ctas >= 4 * int64_t(n_sms)) {
+int choose_num_splits(SplitProblem const& problem) {
+  if (problem.n_ctas == 0 || 5 * problem.n_ctas >= 4 * problem.n_slots) {
     return 1;
   }
-  int const most = std::min(kMaxSplits, n_key_blocks / kMinSteps);
-  int cheapest = n_key_blocks + kStepsToStart;
-  int n_splits = 1;
-  for (int waves = 1; waves <= kMaxWaves; ++waves) {
-    // Of all that make so many waves, the most splits have the fewest steps.
-    int const n = std::min(most, waves * n_sms / static_cast<int>(n_ctas));
-    if (n < 2) {
-      continue;
-    }
-    int const steps = ceil_div(n_key_blocks, n);
-    int const cost = waves * (steps + kStepsToStart) + kStepsToMerge;
-    if (cost < cheapest) {
-      cheapest = cost;
-      n_splits = ceil_div(n_key_blocks, steps);
+  int const most = std::min(kMaxSplits, problem.n_key_blocks / kMinSteps);
+  int cheapest = 1;
+  for (int n = 2; n <= most; ++n) {
+    if (cost(problem, n) < cost(problem, cheapest)) {
+      cheapest = n;
     }
   }
-  return n_splits;
+  return cheapest;
 }
 
 }  // namespace pyflash

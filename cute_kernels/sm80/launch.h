@@ -9,14 +9,6 @@
 
 namespace pyflash {
 
-// CTAs that fit on a multiprocessor by the resource model, per architecture; 0 where the config is not legal.
-struct CtasPerSm {
-  int sm80 = 0;
-  int sm86 = 0;
-  int sm89 = 0;
-  int sm90 = 0;
-};
-
 // Specialised by the emitted translation unit.
 template <FlashForwardKernelConfig kConfig>
 inline constexpr CtasPerSm kCtasPerSm{};
@@ -91,6 +83,7 @@ ConfigMapRow forward_row(char const* short_form, char const* sm_archs, int ptx_a
           .ptx_arch = ptx_arch,
           .n_threads = Traits::kNThreads,
           .smem_bytes = sizeof(typename Traits::SharedStorage),
+          .ctas_per_sm = kCtasPerSm<kConfig>,
           .rank = rank};
 }
 
