@@ -80,6 +80,7 @@ CASES = [
     Case("more_splits_than_blocks", Shape("", 1, 67, 131, 2, "nan_around", 1), CAUSAL, 6),
     Case("splits_of_rows_without_keys", Shape("", 1, 199, 70, 1), CAUSAL, 3),
     Case("packed_splits", Packed("", (67, 0, 17), (131, 9, 0), 2, 1), WINDOW_AND_CAP, 3, 40),
+    Case("splits_of_no_query", Shape("", 1, 0, 67, 2), num_splits=2),
     Case("splits_of_one_query", Shape("", 1, 1, 263, 4, heads_kv=2), num_splits=3, d_head=40),
 ]
 

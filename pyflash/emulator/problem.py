@@ -108,6 +108,6 @@ def merge(partials: dict[str, Tensor], out: Tensor, lse: Tensor) -> None:
     weighted = (lse_partial - merged).exp()[..., None] * o_partial
     nothing = (lse_partial == -math.inf)[..., None]  # attended: a weight of 0
     rows = weighted.masked_fill(nothing, 0).sum(0)  # (..., heads, seqlen, d_head)
-    rows = rows.view(*lse.shape, -1)
+    rows = rows.view(*lse.shape, out.shape[-1])
     out.copy_(rows.transpose(-3, -2))
     lse.copy_(merged.view(lse.shape))
