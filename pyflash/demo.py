@@ -3,7 +3,7 @@
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
 Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a
 swizzle, and shows what they did; shows the emitted C++, compiles it for two architectures and sets
-what ptxas says beside what the config's resource model predicts.
+what ptxas says of its variants beside what the config's resource model predicts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pyflash.emulator.table import renderable
 from pyflash.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
+VARIANTS = ("plain", "causal", "general", "capped")  # of every config, as in cute_kernels/params.h
 
 out = Console(highlight=False)
 
@@ -72,7 +73,7 @@ def demo_on_cpu() -> None:
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
     out.print(Syntax(emit.emit_config(config), "cpp", theme="ansi_dark", word_wrap=True))
     names = " and ".join(map(str, ARCHS))
-    out.print(f"[bold]Compiled[/bold] for {names}; half a minute for each, the first time:\n")
+    out.print(f"[bold]Compiled[/bold] for {names}; up to a minute for each, the first time:\n")
     with tempfile.TemporaryDirectory(prefix="pyflash-demo-") as folder:
         library = build_kernels([config], ARCHS, Path(folder), "demo")
         pyflash.load(library)
@@ -131,19 +132,20 @@ def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Ten
 
 
 def _resource_table(config: FlashForwardKernelConfig, kernels: list[dict]) -> Table:
-    grid = Table("", "predicted", "ptxas", title=str(config))
+    """The model's prediction, of the plain kernel, and what ptxas made of each variant."""
     dynamic_smem = pyflash.built_configs()[config].smem_bytes
-    for kernel in kernels:
-        arch = Arch.of(kernel["arch"])
+    grid = Table("", "predicted", *VARIANTS, title=str(config))
+    for arch in ARCHS:
         predicted = config.resources(arch)
-        spilled = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
-        smem = kernel["static_smem_bytes"] + dynamic_smem
+        of_arch = [kernel for kernel in kernels if kernel["arch"] == arch.sm]
+        spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in of_arch]
+        smem = [k["static_smem_bytes"] + dynamic_smem for k in of_arch]
         for what, model, actual in (
-            ("registers per thread", f"{predicted.registers}", f"{kernel['registers']}"),
-            ("spills", "yes" if predicted.spill_predicted else "no", f"{spilled} bytes"),
-            ("shared memory per CTA", f"{predicted.smem_bytes} bytes", f"{smem} bytes"),
+            ("registers", predicted.registers, [k["registers"] for k in of_arch]),
+            ("bytes spilled", "some" if predicted.spill_predicted else 0, spilled),
+            ("bytes of smem", predicted.smem_bytes, smem),
         ):
-            grid.add_row(f"{arch} {what}", model, actual)
+            grid.add_row(f"{arch} {what}", str(model), *map(str, actual))
     return grid
 
 

@@ -24,11 +24,12 @@ class Calibration:
     which itself spreads over 60 among configs that hold the same fragments.
     """
 
-    base: int = 40  # addresses, loop counters, scale
+    base: int = 40  # addresses, lengths, loop counters, scale
     loads_ahead: int = 16  # where Q is kept: loads of K move ahead of the mma that needs them
     per_row: int = 3  # of softmax state for each row a thread owns: m, l, rescale factor
     sunk_tiles: int = 2  # a block loaded whole is not held whole: tiles of 8 columns alive at once
     copy_vectors: int = 8  # 16-byte loads that a copy through registers keeps in flight
+    near_limit: int = 8  # with fewer left below the limit, ptxas spills
 
 
 CALIBRATION = Calibration()
@@ -132,7 +133,7 @@ def resources(config: FlashForwardKernelConfig, arch: Arch) -> Resources:
         n_threads=config.n_threads,
         num_ctas_per_sm=ctas[limiter],
         limiter=limiter,
-        spill_predicted=demand > limit,
+        spill_predicted=demand + CALIBRATION.near_limit > limit,
     )
 
 

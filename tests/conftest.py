@@ -7,13 +7,18 @@ machine with a GPU may hold no more than torch, pytest, a checkout and its prebu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pyflash import FlashForwardKernelConfig, named_set
+from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.arch import Arch
+
+if TYPE_CHECKING:
+    from codegen.compilation import Compilation
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -54,25 +59,46 @@ def built_arch() -> Arch:
 
 
 @pytest.fixture(scope="session")
-def build_showing_progress(
-    built_arch: Arch, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Callable[[Iterable[FlashForwardKernelConfig], str], Path]:
-    """Builds a kernel library for `built_arch`, of cached objects where there are any: minutes, the
-    first time, so what the build prints is not captured."""
-    from codegen.build import build_kernels
+def uncaptured(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManager]:
+    """For builds, which take minutes where nothing is in the cache: shows what they print."""
 
-    def build(configs: Iterable[FlashForwardKernelConfig], name: str) -> Path:
+    @contextmanager
+    def context() -> Iterator[None]:
         capture = pytestconfig.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
             print(file=sys.stderr)
-            return build_kernels(configs, [built_arch], tmp_path_factory.mktemp("lib"), name)
+            yield
 
-    return build
+    return context
+
+
+@pytest.fixture(scope="session")
+def library_configs() -> list[FlashForwardKernelConfig]:
+    """Of `built_library`: the ladder's ends, and another d_head and dtype."""
+    first, *_, last = named_set("prog")
+    return [first, last, last.replace(dtype=DType.BF16, d_head=64)]
 
 
 @pytest.fixture(scope="session")
 def built_library(
-    build_showing_progress: Callable[[Iterable[FlashForwardKernelConfig], str], Path],
+    library_configs: list[FlashForwardKernelConfig],
+    built_arch: Arch,
+    tmp_path_factory: pytest.TempPathFactory,
+    uncaptured: Callable[[], AbstractContextManager],
 ) -> Path:
-    """The kernel library that is built by default."""
-    return build_showing_progress(named_set("all"), "all")
+    """A kernel library as users build them."""
+    from codegen.build import build_kernels
+
+    with uncaptured():
+        return build_kernels(library_configs, [built_arch], tmp_path_factory.mktemp("lib"), "some")
+
+
+@pytest.fixture(scope="session")
+def plain_kernels(
+    built_arch: Arch, uncaptured: Callable[[], AbstractContextManager]
+) -> dict[FlashForwardKernelConfig, Compilation]:
+    """Objects of the plain kernels of `machine_code.CONFIGS`."""
+    from machine_code import compile_plain_kernels
+
+    with uncaptured():
+        return compile_plain_kernels(built_arch)

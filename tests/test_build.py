@@ -16,7 +16,7 @@ import pytest
 from codegen import build, compilation, emit, toolchain
 from codegen.build import BuildError, build_kernels, built_resources, default_archs, legal_archs
 from codegen.compilation import Compilation, Compiler, compile_all, included_headers
-from pyflash import FlashForwardKernelConfig, named_set
+from pyflash import FlashForwardKernelConfig
 from pyflash.arch import Arch
 
 BEST = FlashForwardKernelConfig.parse(
@@ -267,9 +267,9 @@ def test_jobs_fit_cores_and_memory(monkeypatch, gib, n_cores, n_jobs):
 # What was built
 
 
-def test_the_default_set_is_in_its_library_with_a_record_of_each(built_library: Path):
+def test_configs_are_in_their_library_with_a_record_of_each(built_library: Path, library_configs):
     built = built_resources(built_library)
-    assert list(built) == emit.canonical_configs(named_set("all"))
+    assert list(built) == emit.canonical_configs(library_configs)
     for config, record in built.items():
         functions = [kernel["function"] for kernel in record["kernels"]]
         assert [re.search(r"VariantE(\d)E", name)[1] for name in functions] == VARIANTS

@@ -16,8 +16,8 @@ from pyflash.library import LIB_DIR
 from pyflash.space import rank
 
 
-def test_the_config_map_of_the_default_set(built_library, built_arch):
-    configs = canonical_configs(named_set("all"))
+def test_the_config_map_of_a_library(built_library, built_arch, library_configs):
+    configs = canonical_configs(library_configs)
     assert pyflash.load(built_library) == len(configs)
     built = pyflash.built_configs()
     for config in configs:

@@ -9,47 +9,36 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from machine_code import BEST, CONFIGS
 
 from codegen.build import kernel_compilations
-from pyflash import DType, FlashForwardKernelConfig, named_set
+from pyflash import DType, FlashForwardKernelConfig
 from pyflash.arch import Arch
 from pyflash.config import FIELDS
 from third_party.cuda import CudaError, find_tool
 
-BEST = FlashForwardKernelConfig.parse(
-    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
-)
-# With the default set, these hold for each field a pair that differs in it alone.
-CONFIGS = [
-    *named_set("all"),
-    BEST.replace(Q_mma_load_K_tiles=2),
-    BEST.replace(K_mma_load_K_tiles=0),
-    BEST.replace(V_mma_load_K_tiles=0),
-    BEST.replace(eager_load_blocks=False),
-    BEST.replace(eager_load_blocks=False, async_copy=False),
-    BEST.replace(B_r=128),
-    BEST.replace(B_r=128, n_warps=8),
-]
+
+@pytest.fixture(scope="module")
+def cuobjdump() -> str:
+    try:
+        return find_tool("cuobjdump")
+    except CudaError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def sass(cuobjdump, plain_kernels) -> dict[FlashForwardKernelConfig, list[str]]:
+    """The instructions of each config's plain kernel, without what only names or places them."""
+    return {config: _variants(cuobjdump, c.object)[0] for config, c in plain_kernels.items()}
 
 
 @pytest.fixture(scope="module")
 def variants(
-    built_library: Path, built_arch: Arch, build_showing_progress
+    cuobjdump, built_library: Path, built_arch: Arch, library_configs
 ) -> dict[FlashForwardKernelConfig, list[list[str]]]:
-    """The instructions of each config's variants, without what only names or places them."""
-    try:
-        cuobjdump = find_tool("cuobjdump")
-    except CudaError as error:
-        pytest.skip(str(error))
-    build_showing_progress(CONFIGS, "sass")
-    compilations = kernel_compilations({config: [built_arch] for config in CONFIGS})
+    """The same of every variant, for the configs of `built_library`."""
+    compilations = kernel_compilations({config: [built_arch] for config in library_configs})
     return {config: _variants(cuobjdump, c.object) for config, c in compilations.items()}
-
-
-@pytest.fixture(scope="module")
-def sass(variants) -> dict[FlashForwardKernelConfig, list[str]]:
-    """The instructions of each config's plain kernel."""
-    return {config: of_config[0] for config, of_config in variants.items()}
 
 
 def _variants(cuobjdump: Path, object_file: Path) -> list[list[str]]:
