@@ -7,8 +7,8 @@ from pathlib import Path
 from codegen.build import built_resources
 
 # Registers per thread of the plain kernel. The model counts fragments; ptxas also keeps addresses,
-# and reuses what is dead in its own way. Furthest off, by 33 and 26, are copies through registers and
-# waits for every copy; the configs that are built by default are within 19.
+# and reuses what is dead in its own way. Furthest off, by 33 and 26, are copies through registers
+# and waits for every copy; the configs that are built by default are within 19.
 REGISTER_TOLERANCE = 36
 
 
