@@ -29,7 +29,7 @@ int64_t n_ctas(ForwardParams const& params) {
 //
 // With kLongestFirst, for masks that leave the last Q blocks the most to do: the CTAs of a section of heads, as many as
 // have their K and V in L2 together, go from the last Q block to the first, so that the short ones fill up the SMs at the
-// end. Head by head they took 1.1 to 1.3 times as long.
+// end. Head by head, causal took up to 1.16 times as long on an H200.
 template <class Traits, bool kLongestFirst>
 CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
   constexpr int kBlockM = Traits::kBlockM;
