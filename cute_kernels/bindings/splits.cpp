@@ -34,8 +34,10 @@ int choose_num_splits(SplitProblem const& problem) {
   }
   int const most = std::min(kMaxSplits, problem.n_key_blocks / kMinSteps);
   int cheapest = 1;
+  double least = cost(problem, cheapest);
   for (int n = 2; n <= most; ++n) {
-    if (cost(problem, n) < cost(problem, cheapest)) {
+    if (double const of_n = cost(problem, n); of_n < least) {
+      least = of_n;
       cheapest = n;
     }
   }
