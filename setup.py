@@ -7,12 +7,12 @@ PYFLASH_ARCHS or a GPU of this machine says for which architectures.
 import shutil
 from pathlib import Path
 
-from setuptools import Command, Distribution, setup
+from setuptools import Command, Distribution, find_namespace_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
-from codegen.build import LIB_DIR, build_kernels, build_ops, default_archs
-from pyflash.space import from_environment
+from pyflash.codegen.build import LIB_DIR, build_kernels, build_ops, default_archs
+from pyflash.config.space import from_environment
 
 
 class BuildLibraries(Command):
@@ -60,8 +60,20 @@ class BinaryDistribution(Distribution):
         return True
 
 
+# Beside pyflash/ in a checkout, inside of it once installed.
+INSIDE = ("codegen", "third_party", "cute_kernels")
+
+
+def packages() -> list[str]:
+    inside = find_namespace_packages(include=[f"{name}*" for name in INSIDE])
+    own = find_namespace_packages(include=["pyflash*"], exclude=["pyflash.lib"])
+    return [*own, *(f"pyflash.{name}" for name in inside)]
+
+
 build.sub_commands.append(("build_libraries", None))
 setup(
+    packages=packages(),
+    package_dir={f"pyflash.{name}": name for name in INSIDE},
     distclass=BinaryDistribution,
     cmdclass={"build_libraries": BuildLibraries, "bdist_wheel": PlatformWheel},
 )

@@ -17,14 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codegen import emit, toolchain
-from codegen.compilation import ROOT, Compilation, compile_all, console, replacing
-from pyflash.arch import ARCHS, Arch
+import pyflash
+from pyflash.codegen import emit, toolchain
+from pyflash.codegen.compilation import ROOT, Compilation, compile_all, console, replacing
 from pyflash.config import FlashForwardKernelConfig
-from third_party.cuda import find_nvcc, machine_archs
+from pyflash.config.arch import ARCHS, Arch
+from pyflash.third_party.cuda import find_nvcc, machine_archs
 
 # Where pyflash looks for libraries when it is imported.
-LIB_DIR = ROOT / "pyflash" / "lib"
+LIB_DIR = Path(pyflash.__file__).resolve().parent / "lib"
 
 ArchsOf = Mapping[FlashForwardKernelConfig, Sequence[Arch]]
 
@@ -76,7 +77,8 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     Raises BuildError with the sources that did not compile, RuntimeError where there is no torch.
     """
     compiler = toolchain.op_compiler()
-    sources = sorted((ROOT / "cute_kernels" / "bindings").glob("*.cpp"))
+    rooms = ("host", "bindings")
+    sources = [p for room in rooms for p in sorted((ROOT / "cute_kernels" / room).glob("*.cpp"))]
     compilations = [Compilation.of_file(path, compiler) for path in sources]
     if failures := compile_all(compilations, "op library"):
         raise BuildError(failures, len(compilations))

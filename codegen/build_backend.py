@@ -19,9 +19,9 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_wheel,
 )
 
-from codegen.build import default_archs
-from codegen.toolchain import TORCH, torch_dir
-from third_party import cuda, cutlass
+from pyflash.codegen.build import default_archs
+from pyflash.codegen.toolchain import TORCH, torch_dir
+from pyflash.third_party import cuda, cutlass
 
 __all__ = [
     "build_editable",

@@ -20,10 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
-from codegen.compile_object import digest, phases_file
-from codegen.progress import BuildProgress
+from pyflash.codegen import compile_object
+from pyflash.codegen.compile_object import digest, phases_file
+from pyflash.codegen.progress import BuildProgress
 
-# Holds codegen/, pyflash/ and cute_kernels/: a checkout, or site-packages.
+# Holds codegen/ and cute_kernels/: a checkout, or pyflash/ in site-packages.
 ROOT = Path(__file__).resolve().parent.parent
 # What a compiler may take on a CuTe kernel; more jobs than fit would bring the machine to swap.
 BYTES_PER_JOB = 4 << 30
@@ -220,7 +221,7 @@ def _run_ninja(missing: Sequence[Compilation], n_jobs: int) -> None:
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
         lines = ["rule object", "  command = $command", "  description = $label"]
         for c in missing:
-            command = [sys.executable, "-m", "codegen.compile_object", str(c.object), c.digest]
+            command = [sys.executable, compile_object.__file__, str(c.object), c.digest]
             command += [*map(str, c.files), "--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",
@@ -234,7 +235,6 @@ def _run_ninja(missing: Sequence[Compilation], n_jobs: int) -> None:
         status = "@ "
         process = subprocess.Popen(
             ninja,
-            cwd=ROOT,  # where `-m codegen.compile_object` is found
             env=os.environ | {"NINJA_STATUS": status},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

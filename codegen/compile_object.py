@@ -1,6 +1,6 @@
 """Compiles one object file and records what the compiler said; ninja runs one of these per object.
 
-    python -m codegen.compile_object OBJECT DIGEST FILES... -- COMPILER ARGUMENTS...
+    python compile_object.py OBJECT DIGEST FILES... -- COMPILER ARGUMENTS...
 
 The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The
 object appears last and at once, so that one that is there is whole and has its record; it does not

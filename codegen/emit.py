@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyflash.arch import ARCHS, Arch
 from pyflash.config import FlashForwardKernelConfig
-from pyflash.space import rank
+from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.space import rank
 
 _UNIT = """\
 // {short_form}

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from codegen import emit, toolchain
-from codegen.build import BuildError, link
-from codegen.compilation import ROOT, Compilation, cache_dir, compile_all
-from pyflash.arch import ARCHS
+from pyflash.codegen import emit, toolchain
+from pyflash.codegen.build import BuildError, link
+from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_all
 from pyflash.config import FlashForwardKernelConfig
+from pyflash.config.arch import ARCHS
 
 
 def build_emulated(

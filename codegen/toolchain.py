@@ -11,12 +11,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from codegen.compilation import ROOT, Compiler
-from pyflash.arch import Arch
-from third_party.cuda import find_nvcc
-from third_party.cuda import include_dirs as cuda_include_dirs
-from third_party.cutlass import include_dir
-from third_party.packages import package_dirs
+from pyflash.codegen.compilation import ROOT, Compiler
+from pyflash.config.arch import Arch
+from pyflash.third_party.cuda import find_nvcc
+from pyflash.third_party.cuda import include_dirs as cuda_include_dirs
+from pyflash.third_party.cutlass import include_dir
+from pyflash.third_party.packages import package_dirs
 
 # The first with the stable ABI that the op library is written against.
 TORCH = "torch>=2.10"

@@ -1,27 +1,41 @@
 """FlashAttention kernels whose configuration is a value."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from pyflash.arch import Arch
-from pyflash.config import DType, FlashForwardKernelConfig
-from pyflash.rules import Violation
-from pyflash.space import Space, from_environment, named_set
+__version__ = "0.1.0"
+
+# In a checkout, codegen/, third_party/ and cute_kernels/ stand beside this package; an installation
+# has them inside, so that it takes no other name in site-packages.
+_HERE = Path(__file__).resolve().parent
+if not (_HERE / "codegen").is_dir():
+    __path__.append(str(_HERE.parent))
+
+from pyflash.config import (  # noqa: E402
+    Arch,
+    DType,
+    FlashForwardKernelConfig,
+    Space,
+    Violation,
+    from_environment,
+    named_set,
+)
 
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
 _LAZY = {
-    "attention": "pyflash.ops",
-    "attention_varlen": "pyflash.ops",
-    "BuiltConfig": "pyflash.library",
-    "build": "pyflash.library",
-    "built_configs": "pyflash.library",
+    "attention": "pyflash.op.ops",
+    "attention_varlen": "pyflash.op.ops",
+    "BuiltConfig": "pyflash.op.library",
+    "build": "pyflash.op.library",
+    "built_configs": "pyflash.op.library",
     "emulate": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
-    "load": "pyflash.library",
-    "Problem": "pyflash.selection",
-    "Selection": "pyflash.selection",
-    "select": "pyflash.selection",
-    "sdpa": "pyflash.functional",
+    "load": "pyflash.op.library",
+    "Problem": "pyflash.op.selection",
+    "Selection": "pyflash.op.selection",
+    "select": "pyflash.op.selection",
+    "sdpa": "pyflash.op.functional",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ import pyflash
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.emulator import ORDERS
 from pyflash.emulator.table import renderable
-from pyflash.reference import expect
-from pyflash.selection import TORCH_DTYPES
+from pyflash.op.reference import expect
+from pyflash.op.selection import TORCH_DTYPES
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -20,16 +20,16 @@ from rich.table import Table
 from torch import Tensor
 
 import pyflash
-from codegen import emit
-from codegen.build import build_kernels, built_resources
-from codegen.emulated import build_emulated
 from pyflash import DType, FlashForwardKernelConfig, Problem
-from pyflash.arch import Arch
 from pyflash.bench.__main__ import table
 from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.forward import rotated_inputs, run
+from pyflash.codegen import emit
+from pyflash.codegen.build import build_kernels, built_resources
+from pyflash.codegen.emulated import build_emulated
+from pyflash.config.arch import Arch
 from pyflash.emulator.table import renderable
-from pyflash.reference import check
+from pyflash.op.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
 VARIANTS = ("plain", "causal", "general", "capped")  # of every config, as in cute_kernels/params.h

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyflash import DType, FlashForwardKernelConfig, named_set
-from pyflash.arch import Arch
+from pyflash.config.arch import Arch
 
 if TYPE_CHECKING:
-    from codegen.compilation import Compilation
+    from pyflash.codegen.compilation import Compilation
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -87,7 +87,7 @@ def built_library(
     uncaptured: Callable[[], AbstractContextManager],
 ) -> Path:
     """A kernel library as users build them."""
-    from codegen.build import build_kernels
+    from pyflash.codegen.build import build_kernels
 
     with uncaptured():
         return build_kernels(library_configs, [built_arch], tmp_path_factory.mktemp("lib"), "some")
@@ -98,7 +98,7 @@ def plain_kernels(
     built_arch: Arch, uncaptured: Callable[[], AbstractContextManager]
 ) -> dict[FlashForwardKernelConfig, Compilation]:
     """Objects of the plain kernels of `machine_code.CONFIGS`."""
-    from machine_code import compile_plain_kernels
+    from support.machine_code import compile_plain_kernels
 
     with uncaptured():
         return compile_plain_kernels(built_arch)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from third_party.packages import package_dirs
+from pyflash.third_party.packages import package_dirs
 
 # A complete compiler. All five are pinned: left alone, pip pairs nvcc 13.0 with a newer nvvm, whose
 # PTX its ptxas refuses.

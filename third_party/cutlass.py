@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from third_party.packages import package_dirs
+from pyflash.third_party.packages import package_dirs
 
 VERSION = (4, 2, 0)
 WHEEL = "nvidia-cutlass==4.2.0.0"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cute_kernels/bindings/errors.h"
 #include "cute_kernels/bindings/packing_checks.h"
 #include "cute_kernels/bindings/tensor_checks.h"
+#include "cute_kernels/host/errors.h"
 
 namespace pyflash {
 namespace {

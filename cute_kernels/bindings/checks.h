@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "cute_kernels/bindings/problem.h"
 #include "cute_kernels/bindings/torch_stable.h"
+#include "cute_kernels/host/problem.h"
 
 namespace pyflash {
 

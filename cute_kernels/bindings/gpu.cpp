@@ -5,8 +5,8 @@
 #include <array>
 #include <atomic>
 
-#include "cute_kernels/bindings/errors.h"
 #include "cute_kernels/bindings/torch_stable.h"
+#include "cute_kernels/host/errors.h"
 
 namespace pyflash {
 namespace {

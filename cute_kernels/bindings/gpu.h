@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cute_kernels/bindings/select.h"
+#include "cute_kernels/host/select.h"
 
 namespace pyflash {
 

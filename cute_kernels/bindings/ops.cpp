@@ -8,11 +8,11 @@
 #include <tuple>
 
 #include "cute_kernels/bindings/checks.h"
-#include "cute_kernels/bindings/cpu_forward.h"
-#include "cute_kernels/bindings/errors.h"
 #include "cute_kernels/bindings/gpu.h"
-#include "cute_kernels/bindings/short_form.h"
 #include "cute_kernels/bindings/torch_stable.h"
+#include "cute_kernels/host/cpu_forward.h"
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
 namespace {

@@ -1,7 +1,7 @@
 #include "cute_kernels/bindings/packing_checks.h"
 
 #include "cute_kernels/bindings/describe.h"
-#include "cute_kernels/bindings/errors.h"
+#include "cute_kernels/host/errors.h"
 
 namespace pyflash {
 namespace {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "cute_kernels/bindings/describe.h"
-#include "cute_kernels/bindings/errors.h"
-#include "cute_kernels/bindings/problem.h"
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/problem.h"
 
 namespace pyflash {
 namespace {

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyflash.config import FlashForwardKernelConfig
-from pyflash.ops import attention
+from pyflash.op.ops import attention
 
 BASELINE = "PyTorch flash"
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pyflash.bench.contenders import BASELINE, Contender
 from pyflash.bench.timing import Calls, Timing, time_in_turns
-from pyflash.reference import Expected, expect
-from pyflash.selection import TORCH_DTYPES, Problem
+from pyflash.op.reference import Expected, expect
+from pyflash.op.selection import TORCH_DTYPES, Problem
 
 GEMM = "GEMM"
 Inputs = tuple[Tensor, Tensor, Tensor]

@@ -1,5 +1,5 @@
 """A call of attention as a kernel gets it, and what the host makes of partial results: the part of
-cute_kernels/bindings/problem.cpp and cute_kernels/merge_splits.cu, for the emulator."""
+cute_kernels/host/problem.cpp and cute_kernels/merge_splits.cu, for the emulator."""
 
 from __future__ import annotations
 

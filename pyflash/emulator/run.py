@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash import ops  # noqa: F401  (registers torch.ops.pyflash)
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.problem import merge, problem_of
 from pyflash.emulator.report import Report, parse
+from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
 
 # In which order warps, and the lanes of a warp, run; "random" as the seed says, anew at each point
 # where a warp meets. A bug may show under one and hide under another.
@@ -91,7 +91,7 @@ def emulate_varlen(
 def _emulate(
     inputs: tuple[Any, ...], config: FlashForwardKernelConfig | str, **options: Any
 ) -> tuple[Tensor, Tensor, Report]:
-    from codegen.emulated import build_emulated  # needs a compiler; only emulating does
+    from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
     if isinstance(config, str):
         config = FlashForwardKernelConfig.parse(config)

@@ -28,7 +28,7 @@ import torch
 import pyflash
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
-from pyflash.selection import TORCH_DTYPES
+from pyflash.op.selection import TORCH_DTYPES
 
 CONFIGS = [
     *pyflash.named_set("prog"),
@@ -126,8 +126,8 @@ def cases() -> Iterable[tuple[str, FlashForwardKernelConfig, Problem]]:
 
 
 def predict(folder: Path, arch: str) -> None:
-    from codegen.build import build_kernels
-    from codegen.emulated import build_emulated
+    from pyflash.codegen.build import build_kernels
+    from pyflash.codegen.emulated import build_emulated
 
     build_emulated(CONFIGS)
     folder.mkdir(parents=True, exist_ok=True)

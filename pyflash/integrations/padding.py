@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyflash.ops import attention, attention_varlen
+from pyflash.op.ops import attention, attention_varlen
 
 Places = tuple[Tensor, Tensor]  # of tokens: their index in the batch, and in their row
 

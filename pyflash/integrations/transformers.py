@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pyflash.integrations.padding import padded_attention
-from pyflash.ops import attention, attention_varlen
+from pyflash.op.ops import attention, attention_varlen
 
 NAME = "pyflash"
 OLDEST = (5, 4)

@@ -1,0 +1,226 @@
+// FlashAttention forward (Dao 2023, algorithm 1) in fp32 on tiles that were converted from the
+// 16-bit type once:
+//   for each K/V block of which some row attends a part, last first:
+//     S = Q K^T, capped;  m, l, P = online softmax(what of S each row attends), P rounded
+//     O = diag(correction) O + P V
+//   O / l, lse = m + ln(l)
+#include "cute_kernels/host/cpu_forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include "cute_kernels/host/cpu_matrix.h"
+
+namespace pyflash {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2e = 1.44269504088896340736f;
+
+struct Range {
+  int begin;
+  int end;
+
+  int size() const { return end - begin; }
+};
+
+// Rows of one sequence, in the whole of a packed tensor.
+Range rows_of(int const* cu_seqlens, int batch, int seqlen) {
+  return cu_seqlens ? Range{cu_seqlens[batch], cu_seqlens[batch + 1]} : Range{0, seqlen};
+}
+
+// The tiles and the softmax state of one Q block.
+template <class Element>
+class QBlock {
+ public:
+  QBlock(ForwardParams const& params, FlashForwardKernelConfig const& config)
+      : params_(params),
+        config_(config),
+        scale_(params.softcap > 0 ? params.softcap : params.softmax_scale),
+        B_r_(std::min(config.B_r, params.seqlen_q)),
+        B_c_(std::min(config.B_c, std::max(params.seqlen_k, 1))),
+        Q_(B_r_, params.d_head),
+        Kt_(params.d_head, B_c_),
+        V_(B_c_, params.d_head),
+        S_(B_r_, B_c_),
+        O_(B_r_, params.d_head),
+        row_max_(B_r_),
+        row_sum_(B_r_) {}
+
+  // first_row: in the sequence, which may have ended before.
+  void forward(int batch, int head, int first_row) {
+    Range const q_rows = rows_of(params_.cu_seqlens_q, batch, params_.seqlen_q);
+    Range const k_rows = rows_of(params_.cu_seqlens_k, batch, params_.seqlen_k);
+    int const n_rows = std::min(B_r_, q_rows.size() - first_row);
+    if (n_rows <= 0) {
+      return;
+    }
+    int const d_head = params_.d_head;
+    int const head_kv = head / (params_.heads / params_.heads_kv);
+    HeadMatrix<Element> const q(params_.q, params_.q_strides, batch, head, q_rows.begin, d_head);
+    HeadMatrix<Element> const k(params_.k, params_.k_strides, batch, head_kv, k_rows.begin, d_head);
+    HeadMatrix<Element> const v(params_.v, params_.v_strides, batch, head_kv, k_rows.begin, d_head);
+    q.load(Q_, first_row, n_rows);
+    O_.clear();
+    std::fill(row_max_.begin(), row_max_.end(), -kInfinity);
+    std::fill(row_sum_.begin(), row_sum_.end(), 0.f);
+
+    int const n_keys = k_rows.size();
+    int const diagonal = first_row + n_keys - q_rows.size();
+    int const begin_key = std::max(diagonal - params_.window_left, 0);
+    int const end_key = std::min(diagonal + n_rows + params_.window_right, n_keys);
+    int const end_block = (std::max(end_key, 0) + B_c_ - 1) / B_c_;
+    for (int block = end_block - 1; block >= begin_key / B_c_; --block) {
+      int const first_key = block * B_c_;
+      int const n_columns = std::min(B_c_, n_keys - first_key);
+      k.load_transposed(Kt_, first_key, n_columns);
+      v.load(V_, first_key, n_columns);
+      S_.clear();
+      accumulate(S_, Q_, Kt_);
+      for (int r = 0; r < n_rows; ++r) {
+        update(r, attended(diagonal + r - first_key, n_columns));
+      }
+      accumulate(O_, S_, V_);
+    }
+    store(batch, head, q_rows.begin + first_row, n_rows);
+  }
+
+ private:
+  // Of a block of columns; `aligned` is the one that the row is aligned with.
+  Range attended(int aligned, int n_columns) const {
+    int const begin = std::clamp(aligned - params_.window_left, 0, n_columns);
+    int const end = std::clamp(aligned + params_.window_right + 1, begin, n_columns);
+    return {begin, end};
+  }
+
+  // Turns the scores of a row into P, rounded, zero where it does not attend, and brings m, l and O up to date with them.
+  void update(int r, Range columns) {
+    cap(r, columns);
+    float const m = row_max_[r];
+    if (config_.optimized_softmax) {
+      // log2(e) folded into the scale, base 2, the maximum over unscaled scores.
+      float const scale = scale_ * kLog2e;
+      float const shift = shift_by(row_max_[r] = std::max(m, max_of(r, columns)));
+      float const offset = shift * scale;
+      rescale(r, std::exp2((m - shift) * scale));
+      row_sum_[r] +=
+          exponentials(r, columns, [=](float s) { return std::exp2(s * scale - offset); });
+    } else {
+      std::for_each(S_.row(r) + columns.begin, S_.row(r) + columns.end,
+                    [=, this](float& s) { s *= scale_; });
+      float const shift = shift_by(row_max_[r] = std::max(m, max_of(r, columns)));
+      rescale(r, std::exp(m - shift));
+      row_sum_[r] += exponentials(r, columns, [=](float s) { return std::exp(s - shift); });
+    }
+  }
+
+  // Leaves scores that the cap scales.
+  void cap(int r, Range columns) {
+    if (params_.softcap > 0) {
+      float const scale = params_.softmax_scale / params_.softcap;
+      std::for_each(S_.row(r) + columns.begin, S_.row(r) + columns.end,
+                    [=](float& s) { s = std::tanh(s * scale); });
+    }
+  }
+
+  // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
+  static float shift_by(float row_max) { return row_max == -kInfinity ? 0.f : row_max; }
+
+  float max_of(int r, Range columns) {
+    float const* const s = S_.row(r);
+    float result = -kInfinity;
+    for (int c = columns.begin; c < columns.end; ++c) {
+      result = s[c] > result ? s[c] : result;
+    }
+    return result;
+  }
+
+  void rescale(int r, float correction) {
+    row_sum_[r] *= correction;
+    float* const o = O_.row(r);
+    for (int c = 0; c < O_.columns; ++c) {
+      o[c] *= correction;
+    }
+  }
+
+  // Returns the sum of P before rounding.
+  template <class Exponential>
+  float exponentials(int r, Range columns, Exponential&& exponential) {
+    float* const s = S_.row(r);
+    float sum = 0.f;
+    std::fill(s, s + columns.begin, 0.f);
+    for (int c = columns.begin; c < columns.end; ++c) {
+      float const p = exponential(s[c]);
+      sum += p;
+      s[c] = Element(p);
+    }
+    std::fill(s + columns.end, s + S_.columns, 0.f);
+    return sum;
+  }
+
+  // first_row: in the tensor.
+  void store(int batch, int head, int64_t first_row, int n_rows) {
+    TensorStrides const& strides = params_.o_strides;
+    Element* const o =
+        static_cast<Element*>(params_.o) + batch * strides.batch + head * strides.head;
+    float* const lse =
+        params_.lse + batch * params_.lse_strides.batch + head * params_.lse_strides.head;
+    for (int r = 0; r < n_rows; ++r) {
+      float const sum = row_sum_[r];
+      float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+      float const scaled_max = config_.optimized_softmax ? row_max_[r] * scale_ : row_max_[r];
+      lse[first_row + r] = sum == 0.f ? -kInfinity : scaled_max + std::log(sum);
+      std::transform(O_.row(r), O_.row(r) + params_.d_head, o + (first_row + r) * strides.row,
+                     [=](float value) { return Element(value * inverse); });
+    }
+  }
+
+  ForwardParams const& params_;
+  FlashForwardKernelConfig const& config_;
+  float const scale_;  // of S, once capped
+  int const B_r_;      // no larger than the problem
+  int const B_c_;
+  Tile Q_;                      // (B_r,d_head)
+  Tile Kt_;                     // (d_head,B_c)
+  Tile V_;                      // (B_c,d_head)
+  Tile S_;                      // (B_r,B_c), then P
+  Tile O_;                      // (B_r,d_head)
+  std::vector<float> row_max_;  // of S; scaled unless optimized_softmax
+  std::vector<float> row_sum_;
+};
+
+int64_t n_row_blocks(ForwardParams const& params, FlashForwardKernelConfig const& config) {
+  return (int64_t(params.seqlen_q) + config.B_r - 1) / config.B_r;
+}
+
+template <class Element>
+void forward_tasks(ForwardParams const& params, FlashForwardKernelConfig const& config,
+                   int64_t begin, int64_t end) {
+  QBlock<Element> q_block(params, config);
+  int64_t const n_blocks = n_row_blocks(params, config);
+  for (int64_t task = begin; task < end; ++task) {
+    int64_t const head_and_batch = task / n_blocks;
+    q_block.forward(head_and_batch / params.heads, head_and_batch % params.heads,
+                    task % n_blocks * config.B_r);
+  }
+}
+
+}  // namespace
+
+int64_t n_cpu_tasks(ForwardParams const& params, FlashForwardKernelConfig const& config) {
+  return n_row_blocks(params, config) * params.heads * params.batch;
+}
+
+void forward_cpu(ForwardParams const& params, FlashForwardKernelConfig const& config, int64_t begin,
+                 int64_t end) {
+  auto const run =
+      config.dtype == DType::FP16 ? forward_tasks<c10::Half> : forward_tasks<c10::BFloat16>;
+  run(params, config, begin, end);
+}
+
+}  // namespace pyflash

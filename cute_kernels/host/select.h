@@ -1,0 +1,49 @@
+// Which config runs a problem: the one that was named, or the call is refused. Where none was named, the candidates are
+// the configs built for the problem's dtype that have code for the device, of the smallest d_head that is not below the
+// problem's, in order of rank:
+//   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+//   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
+//   3. if no grid is that large, the first of those with the smallest B_r: the largest grid.
+// On the CPU every built config is a candidate and the first in rank is taken; without any, a default that differs only in
+// dtype and d_head.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cute_kernels/host/config_map.h"
+#include "cute_kernels/host/problem.h"
+
+namespace pyflash {
+
+struct Gpu {
+  int sm_arch;  // compute capability, major * 10 + minor
+  int n_sms;
+};
+
+struct GpuSelection {
+  Kernel kernel;
+  int num_splits;
+  std::string reason() const;
+
+  // What the reason is made of.
+  Gpu gpu;
+  int64_t n_ctas;  // of one pass
+  int n_key_blocks;
+  int n_candidates;  // 0: the config was named
+  int rule;          // that chose it, by its number above
+  bool splits_asked_for;
+};
+
+struct CpuSelection {
+  FlashForwardKernelConfig config;
+  char const* reason;
+};
+
+// `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
+// listing what is built. On the CPU a named config need not be built, and one pass does what splits would.
+GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named);
+CpuSelection select_on_cpu(Problem const& problem, std::string_view named);
+
+}  // namespace pyflash

@@ -1,0 +1,47 @@
+#include "cute_kernels/host/splits.h"
+
+#include <algorithm>
+
+#include "cute_kernels/host/problem.h"
+
+namespace pyflash {
+namespace {
+
+constexpr int kMinSteps = 4;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+double cost(SplitProblem const& problem, int n) {
+  int64_t const waves = ceil_div(problem.n_ctas * n, problem.n_slots);
+  double const steps = static_cast<double>(waves * (ceil_div(problem.n_key_blocks, n) + 2));
+  return n == 1 ? steps
+                : steps + 3 + 0.35 * n + static_cast<double>(n * problem.n_outputs) / 375000;
+}
+
+}  // namespace
+
+int count_key_blocks(ForwardParams const& params, FlashForwardKernelConfig const& config) {
+  int64_t const n_rows = std::min(config.B_r, params.seqlen_q);
+  int64_t const in_window = n_rows + int64_t(params.window_left) + params.window_right;
+  int64_t const all_blocks = (int64_t(params.seqlen_k) + config.B_c - 1) / config.B_c;
+  // A window that starts inside of a block reaches into one more.
+  return static_cast<int>(std::min(all_blocks, (in_window + config.B_c - 1) / config.B_c + 1));
+}
+
+int choose_num_splits(SplitProblem const& problem) {
+  if (problem.n_ctas == 0 || 5 * problem.n_ctas >= 4 * problem.n_slots) {
+    return 1;
+  }
+  int const most = std::min(kMaxSplits, problem.n_key_blocks / kMinSteps);
+  int cheapest = 1;
+  double least = cost(problem, cheapest);
+  for (int n = 2; n <= most; ++n) {
+    if (double const of_n = cost(problem, n); of_n < least) {
+      least = of_n;
+      cheapest = n;
+    }
+  }
+  return cheapest;
+}
+
+}  // namespace pyflash

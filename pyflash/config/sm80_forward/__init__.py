@@ -1,0 +1,1 @@
+"""The SM80 forward family: `mma.sync`, `ldmatrix` and `cp.async`."""

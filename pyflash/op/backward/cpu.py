@@ -1,0 +1,102 @@
+"""Gradients on the CPU: the formula in float32.
+
+P  = exp(S - lse)                        S: the scores, scaled, capped and masked
+dV = P^T dO
+dS = P * (dO V^T - rowsum(dO * O))
+dQ = softmax_scale * dS K, dK = softmax_scale * dS^T Q
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.op.reference import attended
+
+# Scores held at a time.
+_MAX_SCORES = 1 << 22
+
+
+def bwd(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, seqlen_q, heads, d_head = q.shape
+    seqlen_k, heads_kv = k.shape[1:3]
+    if q.numel() == 0 or k.numel() == 0:
+        return tuple(torch.zeros_like(x) for x in (q, k, v))
+    scale = 1 / math.sqrt(d_head) if softmax_scale is None else softmax_scale
+    windows = (window_left, 0 if causal else window_right)
+    group = heads // heads_kv
+    n_batches = max(1, _MAX_SCORES // (heads * seqlen_q * seqlen_k))
+    n_rows = max(1, _MAX_SCORES // (heads * seqlen_k))
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+
+    def grouped(x: Tensor) -> Tensor:  # (batch, heads_kv, group, seqlen_q, d_head)
+        return x.unflatten(2, (heads_kv, group)).permute(0, 2, 3, 1, 4)
+
+    # P = exp(S - lse) = 0 in rows with nothing to attend.
+    lse = lse.nan_to_num(nan=math.nan, neginf=math.inf).unflatten(1, (heads_kv, group))
+    for b in range(0, batch, n_batches):
+        part = slice(b, b + n_batches)
+        keys, values = (x[part].transpose(1, 2).float() for x in (k, v))
+        d_keys, d_values = torch.zeros_like(keys), torch.zeros_like(values)
+        for i in range(0, seqlen_q, n_rows):
+            rows = slice(i, i + n_rows)
+            queries, outs, d_outs = (
+                grouped(x[part, rows]).float().flatten(2, 3) for x in (q, out, grad_out)
+            )
+            scores = (queries @ keys.mT) * scale
+            if softcap:
+                tanh = torch.tanh(scores / softcap)
+                scores = softcap * tanh
+            p = torch.exp(scores - lse[part, :, :, rows].flatten(2, 3)[..., None])
+            keep = attended(torch.arange(seqlen_q)[rows], seqlen_q, seqlen_k, *windows)
+            p = (p.unflatten(2, (group, -1)).masked_fill_(~keep, 0)).flatten(2, 3)
+            d_scores = p * (d_outs @ values.mT - (d_outs * outs).sum(-1, keepdim=True))
+            if softcap:
+                d_scores *= 1 - tanh * tanh
+            d_scores *= scale
+            grouped(dq[part, rows]).copy_((d_scores @ keys).unflatten(2, (group, -1)))
+            d_keys += d_scores.mT @ queries
+            d_values += p.mT @ d_outs
+        dk[part] = d_keys.transpose(1, 2)
+        dv[part] = d_values.transpose(1, 2)
+    return dq, dk, dv
+
+
+def bwd_varlen(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
+    bounds = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist())
+    for b in range(len(bounds[0]) - 1):
+        rows_q, rows_k = (slice(starts[b], starts[b + 1]) for starts in bounds)
+        sequence = (grad_out[rows_q], out[rows_q], lse[:, rows_q], q[rows_q], k[rows_k], v[rows_k])
+        parts = bwd(*(x[None] for x in sequence), **options)
+        for whole, rows, values in zip(gradients, (rows_q, rows_k, rows_k), parts, strict=True):
+            whole[rows] = values[0]
+    return gradients

@@ -1,0 +1,97 @@
+"""The compiled libraries: loads the op library, and keeps the config map of the process.
+
+Importing this module loads pyflash/lib/libpyflash_ops.so, which registers `torch.ops.pyflash`, and
+every kernel library pyflash/lib/libpyflash_kernels-*.so. More can be added at any time: `load`,
+`build`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pyflash.config import FlashForwardKernelConfig
+from pyflash.config.arch import Arch
+
+LIB_DIR = Path(__file__).resolve().parents[1] / "lib"
+OLDEST_TORCH = (2, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltConfig:
+    """A row of the config map: what was compiled for one config."""
+
+    config: FlashForwardKernelConfig
+    sm_archs: tuple[int, ...]  # machine code for these, such as (80, 90)
+    ptx_arch: int  # PTX of this one, for newer devices; 0: none
+    n_threads: int  # per CTA
+    smem_bytes: int  # per CTA
+    rank: int  # the selection rule's order of preference, smaller first
+
+
+def load(path: str | os.PathLike[str]) -> int:
+    """Adds a kernel library to the config map of the process; returns how many configs it holds.
+
+    A config that the map holds already means the new library's kernel from now on. Raises
+    RuntimeError for a file that cannot be loaded or that was built for another version of pyflash.
+    """
+    return torch.ops.pyflash.load_kernels(str(Path(path).resolve()))
+
+
+def built_configs() -> dict[FlashForwardKernelConfig, BuiltConfig]:
+    """The config map, in ascending order: every config that `attention` can run on a GPU."""
+    rows = [_built_config(**row) for row in json.loads(torch.ops.pyflash.config_map())]
+    return {row.config: row for row in rows}
+
+
+def build(
+    configs: FlashForwardKernelConfig | Iterable[FlashForwardKernelConfig],
+    archs: Iterable[Arch | str | int] | None = None,
+) -> int:
+    """Compiles configs and adds them to the config map of this process; returns their number, of
+    configs that compile to the same kernel (`canonical`) one counting.
+
+    `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. What was compiled
+    is kept in a cache, so a second time costs a link; `python -m codegen` builds for every process.
+    Raises what `codegen.build.build_kernels` raises: ValueError for configs that break a rule, with
+    every rule; BuildError for those that do not compile.
+    """
+    from pyflash.codegen.build import (
+        build_kernels,  # needs a compiler, which running kernels does not
+    )
+
+    if isinstance(configs, FlashForwardKernelConfig):
+        configs = [configs]
+    # A path that is new each time: the same one would lead the loader to what it has loaded before.
+    with tempfile.TemporaryDirectory(prefix="pyflash-") as folder:
+        return load(build_kernels(configs, archs, Path(folder), name="session"))
+
+
+def _built_config(config: str, sm_archs: list[int], **values: int) -> BuiltConfig:
+    return BuiltConfig(FlashForwardKernelConfig.parse(config), tuple(sm_archs), **values)
+
+
+def _load_libraries() -> None:
+    if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ImportError(
+            f"pyflash needs torch >= {oldest}, this is {torch.__version__}: pip install -U torch"
+        )
+    ops = LIB_DIR / "libpyflash_ops.so"
+    if not ops.exists():
+        raise ImportError(f"{ops} is missing; to build it: python -m codegen --ops")
+    torch.ops.load_library(ops)
+    for path in sorted(LIB_DIR.glob("libpyflash_kernels-*.so")):
+        load(path)
+
+
+_load_libraries()
+
+# What the ops are under torch.compile, autograd, autocast and vmap; needs them registered.
+from pyflash.op import autograd, fake  # noqa: E402, F401

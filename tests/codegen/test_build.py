@@ -1,0 +1,298 @@
+"""The build: what is compiled again and what is not, what is refused, whose error an error is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from pyflash import FlashForwardKernelConfig
+from pyflash.codegen import build, compilation, emit, toolchain
+from pyflash.codegen.build import (
+    BuildError,
+    build_kernels,
+    built_resources,
+    default_archs,
+    legal_archs,
+)
+from pyflash.codegen.compilation import Compilation, Compiler, compile_all, included_headers
+from pyflash.config.arch import Arch
+
+BEST = FlashForwardKernelConfig.parse(
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+)
+ILLEGAL = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
+OTHER = BEST.replace(optimized_softmax=False)
+
+PARAMS = (compilation.ROOT / "cute_kernels" / "params.h").read_text()
+(ENUMERATORS,) = re.findall(r"enum class Variant : int \{(.*?)\}", PARAMS, re.DOTALL)
+VARIANTS = [str(number) for number in range(len(re.findall(r"^  \w", ENUMERATORS, re.MULTILINE)))]
+
+GOOD_CPP = "int answer() { return 42; }\n"
+BAD_CPP = "int answer() { return forty_two; }\n"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(request, tmp_path, monkeypatch):
+    """Each test compiles for itself; only what takes minutes shares the user's cache."""
+    if "built_library" not in request.fixturenames:
+        monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """A compiler that is g++ and counts its runs."""
+    runs = tmp_path / "runs"
+    script = tmp_path / "counting-g++"
+    script.write_text(f'#!/bin/sh\necho run >> "{runs}"\nsleep 0.2\nexec g++ "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    compiler = Compiler((str(script),), ("-O0",), (), "g++ of this machine", ".cpp")
+    return compiler, lambda: len(runs.read_text().splitlines()) if runs.exists() else 0
+
+
+def source(text: str, compiler: Compiler, label: str = "answer") -> Compilation:
+    return Compilation(label=label, stem=label, text=text, compiler=compiler)
+
+
+# Reuse
+
+
+def test_an_object_is_compiled_once(counting):
+    compiler, n_runs = counting
+    assert compile_all([source(GOOD_CPP, compiler)], "test") == []
+    assert compile_all([source(GOOD_CPP, compiler)], "test") == []
+    assert n_runs() == 1
+    assert source(GOOD_CPP, compiler).object.stat().st_size > 0
+
+
+def test_touching_files_changes_no_key_and_editing_them_does(tmp_path, monkeypatch):
+    """Pitfall 21: stale build cache."""
+    monkeypatch.setattr(compilation, "ROOT", tmp_path)
+    header = tmp_path / "cute_kernels" / "b.h"
+    header.parent.mkdir()
+    (tmp_path / "cute_kernels" / "a.h").write_text('#include "cute_kernels/b.h"\n')
+    header.write_text("#define B 1\n")
+    compiler = toolchain.cpp_compiler()
+    text = '#include "cute_kernels/a.h"\n'
+
+    def key(text=text, compiler=compiler):
+        return source(text, compiler).key
+
+    original = key()
+    os.utime(header, (1, 1))
+    assert key() == original
+    header.write_text("#define B 2\n")
+    assert key() != original
+    header.write_text("#define B 1\n")
+    assert key() == original
+    assert key(text=text + "// more\n") != original
+    assert key(compiler=dataclasses.replace(compiler, flags=("-O0",))) != original
+    assert key(compiler=dataclasses.replace(compiler, identity="another g++")) != original
+    assert key(compiler=dataclasses.replace(compiler, includes=("-I", "/elsewhere"))) == original
+
+
+def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
+    compiler = toolchain.kernel_compiler([Arch.of(90)], "")
+    emitted = source(emit.emit_config(BEST), compiler)
+    emitted.source.parent.mkdir(parents=True)
+    emitted.source.write_text(emitted.text)
+    listing = subprocess.run(
+        [*compiler.command, "-std=c++20", *compiler.includes, "-MM", str(emitted.source)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    root = str(compilation.ROOT / "cute_kernels") + "/"
+    read = {word for word in re.split(r"[\s\\]+", listing.stdout) if word.startswith(root)}
+    assert read == {str(path) for path in included_headers(emitted.text)}
+    assert root + "sm80/launch.h" in read
+
+
+def test_two_builders_at_once_compile_once(counting):
+    """Pitfall 22: concurrent builders."""
+    compiler, n_runs = counting
+    threads = [
+        threading.Thread(target=compile_all, args=([source(GOOD_CPP, compiler)], "test"))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert n_runs() == 1
+
+
+def test_support_of_a_library_is_compiled_for_the_archs_of_its_configs():
+    """What merges splits is a kernel too."""
+    archs_of = {BEST: [Arch.of(80), Arch.of(90)], OTHER: [Arch.of(86)]}
+    config_map, *cuda = build._support(archs_of)
+    assert config_map.text == emit.emit_config_map(archs_of)
+    assert "merge_splits.cu" in [c.label for c in cuda]
+    for c in cuda:
+        codes = [option for option in c.command if option.startswith("-gencode")]
+        assert [code.partition(",code=")[2] for code in codes] == [
+            "sm_80",
+            "sm_86",
+            "[sm_90,compute_90]",
+        ]
+
+
+def test_archs_and_flags_are_part_of_the_key():
+    (one,) = build.kernel_compilations({BEST: [Arch.of(90)]}).values()
+    (both,) = build.kernel_compilations({BEST: [Arch.of(80), Arch.of(90)]}).values()
+    assert one.text == both.text
+    assert one.key != both.key
+    assert "-gencode=arch=compute_80,code=sm_80" in both.command
+    assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in both.command
+
+
+# Failures
+
+
+def test_one_error_is_its_own_and_the_others_go_on(counting):
+    """Pitfall 23: one crashing candidate stops the rest. Here the compiler fails on one."""
+    compiler, _ = counting
+    bad, good = source(BAD_CPP, compiler, "the bad one"), source(GOOD_CPP, compiler, "the good one")
+    assert compile_all([bad, good], "test") == [bad]
+    assert good.object.exists()
+    assert not bad.object.exists()
+    message = str(BuildError([bad], 2))
+    assert "1 of 2 did not compile" in message
+    assert "the bad one" in message
+    assert "forty_two" in message
+    assert str(bad.log) in message
+    assert "the good one" not in message
+
+
+def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
+    tmp_path, monkeypatch
+):
+    """With rows instead of kernels in the units, so that nvcc is done in seconds."""
+
+    def emit_row(config):
+        struct = config.to_cpp_struct()
+        error = "#error no such tile\n" if config == OTHER else ""
+        return f"""{error}#include "cute_kernels/registry.h"
+            namespace pyflash {{
+            template <>
+            ConfigMapRow forward_row<{struct}>(char const*, char const*, int, int) {{
+              return {{}};
+            }}
+            }}"""
+
+    monkeypatch.setattr(emit, "emit_config", emit_row)
+    with pytest.raises(BuildError) as stopped:
+        build_kernels([BEST, OTHER], ["sm_90"], tmp_path, "some")
+    assert stopped.value.library is None
+    assert not list(tmp_path.glob("*.so"))
+    assert f"{OTHER}\n" in str(stopped.value)
+    assert "no such tile" in str(stopped.value)
+
+    with pytest.raises(BuildError) as went_on:
+        build_kernels([BEST, OTHER], ["sm_90"], tmp_path, "some", keep_going=True)
+    library = went_on.value.library
+    assert library == tmp_path / "libpyflash_kernels-some.so"
+    assert list(built_resources(library)) == [BEST]
+
+
+# Refusals before any compiler runs
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a compiler was asked for")
+
+    monkeypatch.setattr(toolchain, "kernel_compiler", refuse)
+    monkeypatch.setattr(build, "compile_all", refuse)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_illegal_configs_are_refused_with_every_violation():
+    with pytest.raises(ValueError, match="1 configs cannot be built") as refusal:
+        build_kernels([BEST, ILLEGAL], ["sm_80", "sm_90"])
+    for arch in ("sm_80", "sm_90"):
+        for _, sentence in ILLEGAL.violations(arch):
+            assert f"{ILLEGAL} on {arch}: {sentence}" in str(refusal.value)
+    assert str(BEST) not in str(refusal.value)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_nothing_to_build_is_refused(monkeypatch):
+    monkeypatch.delenv("PYFLASH_ARCHS", raising=False)
+    monkeypatch.setattr(build, "machine_archs", list)
+    with pytest.raises(ValueError, match="no configs"):
+        build_kernels([], ["sm_90"])
+    with pytest.raises(ValueError, match="set PYFLASH_ARCHS"):
+        build_kernels([BEST])
+    with pytest.raises(ValueError, match="sm_70"):
+        build_kernels([BEST], ["sm_70"])
+
+
+def test_equivalent_configs_are_built_once():
+    same_kernel = BEST.replace(K_mma_load_K_tiles=0, V_mma_load_K_tiles=0)
+    buffered = same_kernel.replace(mma_double_buffer_loads=True)
+    assert legal_archs([same_kernel, buffered], ["90", 80]) == {
+        same_kernel: [Arch.of(80), Arch.of(90)]
+    }
+
+
+# The machine
+
+
+def test_default_archs(monkeypatch):
+    monkeypatch.setenv("PYFLASH_ARCHS", "80, 90")
+    assert default_archs() == [Arch.of(80), Arch.of(90)]
+    monkeypatch.setenv("PYFLASH_ARCHS", "")
+    monkeypatch.setattr(build, "machine_archs", lambda: [90])
+    assert default_archs() == []
+    monkeypatch.delenv("PYFLASH_ARCHS")
+    # A GPU newer than any known one runs the PTX of the newest known; one too old runs nothing.
+    for found, expected in [([86], [86]), ([90, 120], [90]), ([75], []), ([], [])]:
+        monkeypatch.setattr(build, "machine_archs", lambda found=found: found)
+        assert default_archs() == [Arch.of(sm) for sm in expected]
+
+
+@pytest.mark.parametrize(
+    ("gib", "n_cores", "n_jobs"), [(64, 8, 8), (9, 8, 2), (2, 8, 1), (64, 1, 1)]
+)
+def test_jobs_fit_cores_and_memory(monkeypatch, gib, n_cores, n_jobs):
+    """Pitfall 1: builds of hours, memory exhausted."""
+    monkeypatch.setattr(compilation, "available_memory", lambda: gib << 30)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(n_cores)))
+    assert compilation.max_jobs() == n_jobs
+
+
+# What was built
+
+
+def test_configs_are_in_their_library_with_a_record_of_each(built_library: Path, library_configs):
+    built = built_resources(built_library)
+    assert list(built) == emit.canonical_configs(library_configs)
+    for config, record in built.items():
+        functions = [kernel["function"] for kernel in record["kernels"]]
+        assert [re.search(r"VariantE(\d)E", name)[1] for name in functions] == VARIANTS
+        for kernel in record["kernels"]:
+            assert kernel["arch"] == 90
+            assert 32 <= kernel["registers"] <= 255, str(config)
+        assert record["seconds_by_arch"].keys() == {"90", "host"}
+        assert sum(record["seconds_by_arch"].values()) <= record["seconds"] + 0.1
+    json.loads(built_library.with_suffix(".json").read_text())
+
+
+def test_a_kernel_library_exports_one_function_and_needs_no_cuda_library(built_library: Path):
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", built_library], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[-1] for line in symbols.stdout.splitlines()] == ["pyflash_kernel_library"]
+    needs = subprocess.run(["readelf", "-d", built_library], capture_output=True, text=True)
+    libraries = re.findall(r"NEEDED.*\[(.+?)\]", needs.stdout)
+    assert libraries
+    assert not [name for name in libraries if "cuda" in name or "torch" in name]

@@ -1,0 +1,159 @@
+"""What is emitted: the same bytes each time, an instantiation per config, only what is legal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pyflash import FlashForwardKernelConfig, named_set
+from pyflash.codegen import emit
+from pyflash.codegen.compilation import ROOT
+from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.space import SET_NAMES, rank
+
+BEST = FlashForwardKernelConfig.parse(
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+)
+CODEGEN = (sys.executable, "-m", "codegen")
+ALL_CONFIGS = emit.canonical_configs(c for name in SET_NAMES for c in named_set(name))
+
+EMITTED = """\
+// (FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax
+#include "cute_kernels/sm80/launch.h"
+
+namespace pyflash {
+
+constexpr auto kConfig = FlashForwardKernelConfig{
+    .dtype = DType::FP16,
+    .d_head = 128,
+    .B_r = 64,
+    .B_c = 64,
+    .n_warps = 4,
+    .async_copy = true,
+    .eager_load_blocks = true,
+    .swizzled = true,
+    .Q_mma_load_K_tiles = 0,
+    .K_mma_load_K_tiles = 2,
+    .V_mma_load_K_tiles = 2,
+    .mma_double_buffer_loads = false,
+    .optimized_softmax = true};
+
+// CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
+template <>
+inline constexpr CtasPerSm kCtasPerSm<kConfig>{.sm80 = @, .sm86 = @, .sm89 = @, .sm90 = @};
+
+template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
+
+}  // namespace pyflash
+"""
+
+
+def test_a_unit_is_this_text_with_the_resource_model_filled_in():
+    text = EMITTED
+    for arch in ARCHS:
+        text = text.replace("@", str(BEST.num_ctas_per_sm(arch)), 1)
+    assert emit.emit_config(BEST) == text
+
+
+def test_another_process_emits_the_same_bytes(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for seed, folder in enumerate(folders):
+        subprocess.run(
+            [*CODEGEN, "--set", "tune", "--arch", "80,90", "--emit-to", str(folder)],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": str(seed)},
+            check=True,
+        )
+    one, two = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
+    assert one == two
+    assert len(one) == len(emit.canonical_configs(named_set("tune"))) + 1
+
+
+def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
+    from pyflash.codegen.cli import main
+
+    arguments = ["--config", str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
+    assert main(arguments) == 0
+    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    (tmp_path / "config_map.cpp").write_text("stale")
+    assert main(arguments) == 0
+    after = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"config_map.cpp"}
+    assert "pyflash_kernel_library" in (tmp_path / "config_map.cpp").read_text()
+    assert "1 files written, 1 unchanged" in capsys.readouterr().out
+
+
+def test_every_config_has_its_own_file_and_text():
+    assert len({emit.file_stem(config) for config in ALL_CONFIGS}) == len(ALL_CONFIGS)
+    assert len({emit.emit_config(config) for config in ALL_CONFIGS}) == len(ALL_CONFIGS)
+    assert all(re.fullmatch(r"[a-z0-9_]+", emit.file_stem(config)) for config in ALL_CONFIGS)
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=str)
+def test_ctas_per_sm_is_zero_exactly_where_the_config_is_not_legal(arch):
+    for config in ALL_CONFIGS:
+        (n_ctas,) = re.findall(rf"\.sm{arch.sm} = (\d+)", emit.emit_config(config))
+        assert (int(n_ctas) == 0) == bool(config.violations(arch)), str(config)
+
+
+def test_only_canonical_configs_are_emitted():
+    same_kernel = BEST.replace(
+        K_mma_load_K_tiles=0, V_mma_load_K_tiles=0, mma_double_buffer_loads=True
+    )
+    with pytest.raises(ValueError, match=re.escape(str(same_kernel.canonical()))):
+        emit.emit_config(same_kernel)
+    assert emit.canonical_configs([same_kernel, same_kernel.canonical()]) == [
+        same_kernel.canonical()
+    ]
+
+
+def test_config_map_rows_are_in_order_and_name_their_archs():
+    older = BEST.replace(optimized_softmax=False)
+    text = emit.emit_config_map({BEST: [Arch.of(80), Arch.of(90)], older: [Arch.of(80)]})
+    rows = re.findall(r'forward_row<(.+)>\(\s*"(.+?)", "(.+?)", (\d+), (\d+)\)', text)
+    assert [(struct, name, archs, ptx) for struct, name, archs, ptx, _ in rows] == [
+        (older.to_cpp_struct(), str(older), "80", "80"),
+        (BEST.to_cpp_struct(), str(BEST), "80,90", "90"),
+    ]
+    assert [int(row[-1]) for row in rows] == [rank(older), rank(BEST)]
+    assert rank(BEST) < rank(older)
+
+
+def test_the_config_map_names_what_every_library_has():
+    text = emit.emit_config_map({BEST: [Arch.of(90)]})
+    header = (ROOT / "cute_kernels" / "registry.h").read_text()
+    struct = re.search(r"struct KernelLibrary \{(.*?)\n\};", header, re.DOTALL)[1]
+    members = re.findall(r"\(\*(\w+)\)|\b(\w+);", re.sub("//.*", "", struct))
+    assert re.findall(r"\.(\w+) = ", text.split("KernelLibrary const library{")[1]) == [
+        function or value for function, value in members
+    ]
+
+
+def test_needs_neither_torch_nor_a_compiled_module():
+    code = (
+        "import sys, pyflash.codegen.emit, pyflash.codegen.build, pyflash.codegen.cli\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules), 'imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_list_names_every_config_of_the_set(capsys):
+    from pyflash.codegen.cli import main
+
+    assert main(["--set", "prog", "--list", "--arch", "90"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed == [str(config) for config in named_set("prog")]
+
+
+def test_list_says_what_speaks_against_a_config(capsys):
+    from pyflash.codegen.cli import main
+
+    config = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
+    assert main(["--config", str(config), "--list", "--arch", "86"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    for _, sentence in config.violations(86):
+        assert f"sm_86: {sentence}" in line
+    assert config.violations(86)

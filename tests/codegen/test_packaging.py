@@ -1,0 +1,172 @@
+"""The package as it is installed: complete outside the checkout, of no Python version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+from pyflash import __version__
+from pyflash.codegen import build_backend, toolchain
+from pyflash.codegen.compilation import ROOT
+from pyflash.third_party import cuda, cutlass, packages
+
+SOURCES = ("codegen", "cute_kernels", "pyflash", "third_party")
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy, as pip leaves files beside the sources."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        ignored = shutil.ignore_patterns("__pycache__", "lib")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    for name in FILES:
+        shutil.copy(ROOT / name, copy / name)
+    stale = copy / "pyflash" / "lib" / "libpyflash_kernels-stale.so"
+    stale.parent.mkdir()
+    stale.write_bytes(b"of another day")
+    folder = tmp_path_factory.mktemp("wheel")
+    run(
+        [*pip("wheel"), "--no-deps", "--no-build-isolation", "-w", folder, copy],
+        cwd=folder,
+        env=os.environ | {"PYFLASH_ARCHS": ""},
+    )
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory) -> Path:
+    """A folder to put on the path; dependencies are those of this environment."""
+    folder = tmp_path_factory.mktemp("site")
+    run([*pip("install"), "--no-deps", "--no-index", "--target", folder, wheel], cwd=folder)
+    return folder
+
+
+def pip(command: str) -> list[str]:
+    return [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", command]
+
+
+def run(command: list, cwd: Path, **options) -> str:
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def run_installed(installed: Path, arguments: list[str], cwd: Path) -> str:
+    env = os.environ | {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
+    return run([sys.executable, *arguments], cwd=cwd, env=env)
+
+
+def test_the_wheel_is_of_a_platform_but_of_no_python_version(wheel: Path):
+    assert wheel.name.startswith("pyflash-")
+    assert "-py3-none-linux_" in wheel.name
+
+
+def test_the_wheel_holds_what_builds_more_configs(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    sources = {
+        str(Path("" if name == "pyflash" else "pyflash") / path.relative_to(ROOT))
+        for name in SOURCES
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".py", ".h", ".cuh", ".cu", ".cpp", ".map")
+    }
+    assert sources <= names
+    assert {name.split("/")[0] for name in names} == {"pyflash", f"pyflash-{__version__}.dist-info"}
+    libraries = {name for name in names if name.endswith(".so")}
+    assert libraries == {"pyflash/lib/libpyflash_ops.so"}
+
+
+def test_the_op_runs_outside_the_checkout(installed: Path, tmp_path: Path):
+    code = """if True:
+        import pyflash, torch
+        from pyflash.op.reference import check
+        q, k, v = (torch.randn(1, 65, 2, 64, dtype=torch.float16) for _ in range(3))
+        check(pyflash.attention(q, k, v), q, k, v)
+        print(pyflash.__file__)
+    """
+    assert run_installed(installed, ["-c", code], tmp_path).startswith(str(installed))
+
+
+def test_codegen_runs_outside_the_checkout(installed: Path, tmp_path: Path):
+    arguments = ["-m", "pyflash.codegen", "--ops", "--out", str(tmp_path / "lib")]
+    run_installed(installed, arguments, tmp_path)
+    assert (tmp_path / "lib" / "libpyflash_ops.so").exists()
+    emitted = run_installed(
+        installed, ["-m", "pyflash.codegen", "--set", "prog", "--emit-to", "cpp"], tmp_path
+    )
+    assert "cpp: 7 files written" in emitted
+
+
+def test_the_editable_install_of_this_environment_is_this_checkout(tmp_path: Path):
+    try:
+        distribution("pyflash")
+    except PackageNotFoundError:
+        pytest.skip("pyflash is not installed in this environment; `make test` installs it")
+    code = "import pyflash.codegen; print(pyflash.__path__[0])"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    assert run([sys.executable, "-c", code], cwd=tmp_path, env=env).strip() == str(ROOT / "pyflash")
+
+
+def test_only_what_is_missing_is_asked_for(monkeypatch):
+    monkeypatch.setenv("PYFLASH_ARCHS", "90")
+    monkeypatch.setattr(toolchain, "package_dirs", lambda _: [])
+    monkeypatch.setattr(cutlass, "package_dirs", lambda _: [])
+    monkeypatch.setattr(cuda, "_find", lambda _: None)
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
+    cuda.find_nvcc.cache_clear()
+    asked = build_backend.missing_packages()
+    assert asked == ["torch>=2.10", "nvidia-cutlass==4.2.0.0", *cuda.COMPILER_WHEELS]
+    monkeypatch.undo()
+    cuda.find_nvcc.cache_clear()
+    assert "torch>=2.10" not in build_backend.missing_packages()
+
+
+def test_an_isolated_build_finds_the_environment_that_it_builds_for(monkeypatch):
+    """pip hides site-packages from the build; sysconfig still knows it.
+    Pitfall 2: pip's isolated build finds no torch or the wrong one."""
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda _: None)
+    assert toolchain.torch_dir().name == "torch"
+    assert (cutlass.include_dir() / "cute" / "tensor.hpp").is_file()
+
+
+def test_pins_are_those_of_the_metadata():
+    metadata = (ROOT / "pyproject.toml").read_text()
+    for requirement in (toolchain.TORCH, cutlass.WHEEL, *cuda.COMPILER_WHEELS):
+        assert f'"{requirement}"' in metadata
+
+
+@pytest.mark.parametrize("found", ["nothing", "another version"])
+def test_wrong_cutlass_path_says_what_to_do(tmp_path: Path, monkeypatch, found: str):
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    if found == "another version":
+        for name in ("cute/tensor.hpp", "cutlass/version.h"):
+            path = tmp_path / "include" / name
+            path.parent.mkdir(parents=True)
+            path.write_text(
+                "#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 5\n#define CUTLASS_PATCH 1\n"
+            )
+    with pytest.raises(cutlass.CutlassError) as error:
+        cutlass.include_dir()
+    assert str(tmp_path) in str(error.value)
+    assert "4.2.0" in str(error.value)
+    assert ("3.5.1" in str(error.value)) == (found == "another version")
+
+
+def test_no_compiler_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(cuda, "_find", lambda _: None)
+    cuda.find_nvcc.cache_clear()
+    with pytest.raises(cuda.CudaError, match=r"pip install nvidia-cuda-nvcc==13\.0\.88"):
+        cuda.find_nvcc()
+    cuda.find_tool.cache_clear()
+    with pytest.raises(cuda.CudaError, match="pip install nvidia-cuda-cuobjdump"):
+        cuda.find_tool("cuobjdump")

@@ -1,0 +1,174 @@
+"""The named sets, the order of preference, and spaces that users write."""
+
+import pytest
+from support.strategies import LADDER_BEST
+
+from pyflash import DType, Space, from_environment, named_set
+from pyflash.config.arch import ARCHS
+from pyflash.config.sm80_forward.rules import SUPPORTED
+from pyflash.config.space import DEFAULTS, HEAD_DIMS, PROG, SET_NAMES, UNRANKED, rank
+
+COUNTS = {
+    "tune": 80,
+    "prog": 7,
+    "prog_all": 56,
+    "64,64": 32,
+    "64,32": 16,
+    "128,32": 16,
+    "128,64": 16,
+    "all": 24,
+    "head_dims": 16,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_counts(name, count):
+    assert len(named_set(name)) == len(set(named_set(name))) == count
+
+
+def test_every_name_is_counted():
+    assert set(SET_NAMES) == set(COUNTS)
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_tune_has_forty_of_each_dtype(dtype):
+    tune = [config for config in named_set("tune") if config.dtype == dtype]
+    assert len(tune) == 40
+    assert all(config.should_autotune_config() for config in tune)
+    assert {config.d_head for config in tune} == {128}
+
+
+def test_block_size_sets_partition_tune():
+    parts = [config for name in COUNTS if "," in name for config in named_set(name)]
+    assert sorted(parts) == sorted(named_set("tune"))
+    assert {(config.B_r, config.B_c) for config in named_set("128,32")} == {(128, 32)}
+
+
+def test_prog_is_the_ladder_in_order():
+    assert [str(config).removeprefix("(FP16, 128, 64, 64, 4): ") for config in PROG] == [
+        "async+load_0_0_0_tiles",
+        "async+swizzled+load_0_0_0_tiles",
+        "async+eager+swizzled+load_0_0_0_tiles",
+        "async+eager+swizzled+load_2_2_2_tiles",
+        "async+eager+swizzled+load_2_2_2_tiles+buffer",
+        "async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+        "async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    ]
+    assert named_set("prog") == PROG
+
+
+def test_prog_all_is_the_ladder_at_eight_tiles():
+    tiles = {(config.B_r, config.B_c, config.n_warps) for config in named_set("prog_all")}
+    large = {(128, B_c, n_warps) for B_c in (128, 64, 32) for n_warps in (4, 8)}
+    assert tiles == large | {(64, 64, 4), (64, 32, 4)}
+
+
+@pytest.mark.parametrize("name", set(SET_NAMES) - {"prog_all"})
+@pytest.mark.parametrize("arch", ARCHS, ids=str)
+def test_sets_are_legal(name, arch):
+    assert [config for config in named_set(name) if config.violations(arch)] == []
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=str)
+def test_prog_all_is_legal_but_for_too_large_accumulators(arch):
+    refused = [config for config in named_set("prog_all") if config.violations(arch)]
+    assert len(refused) == 7
+    assert {(config.B_r, config.B_c, config.n_warps) for config in refused} == {(128, 128, 4)}
+    assert {v.rule for config in refused for v in config.violations(arch)} == {"accumulators"}
+
+
+def test_default_is_prog_and_the_best_of_each_dtype_head_and_block_size():
+    assert set(named_set("all")) == {*DEFAULTS, *PROG}
+    covered = {(c.dtype, c.d_head, c.B_r, c.B_c) for c in DEFAULTS}
+    assert covered >= {
+        (t, d, r, c) for t in DType for d in (64, 128) for r in (64, 128) for c in (32, 64)
+    }
+    assert all(config == config.canonical() for config in DEFAULTS)
+
+
+def test_head_dims_adds_the_head_dimensions_that_the_default_lacks():
+    built = {c.d_head for c in DEFAULTS}
+    assert {c.d_head for c in HEAD_DIMS} == set(SUPPORTED["d_head"]) - built
+    for d_head in {c.d_head for c in HEAD_DIMS}:
+        blocks = {(c.dtype, c.B_r) for c in HEAD_DIMS if c.d_head == d_head}
+        assert blocks == {(dtype, B_r) for dtype in DType for B_r in (64, 128)}
+    assert all(config == config.canonical() for config in HEAD_DIMS)
+
+
+def test_rank_prefers_the_earlier_default():
+    ranked = [*DEFAULTS, *HEAD_DIMS]
+    assert [rank(config) for config in ranked] == list(range(len(ranked)))
+    assert rank(PROG[0]) == UNRANKED > len(ranked)
+    one_stage = LADDER_BEST.replace(K_mma_load_K_tiles=16)
+    assert rank(one_stage) == rank(one_stage.canonical())
+
+
+def test_unknown_set_lists_the_names():
+    with pytest.raises(ValueError, match="'tuned'") as error:
+        named_set("tuned")
+    assert all(repr(name) in str(error.value) for name in SET_NAMES)
+
+
+def test_environment(monkeypatch):
+    monkeypatch.delenv("PYFLASH_KERNELS", raising=False)
+    monkeypatch.delenv("KERNELS", raising=False)
+    assert from_environment() == named_set("all")
+    monkeypatch.setenv("KERNELS", "64,64")
+    assert from_environment() == named_set("64,64")
+    monkeypatch.setenv("PYFLASH_KERNELS", "prog")
+    assert from_environment() == named_set("prog")
+    monkeypatch.setenv("PYFLASH_KERNELS", "everything")
+    with pytest.raises(ValueError, match="'everything'"):
+        from_environment()
+
+
+SPACE = Space(**LADDER_BEST.to_dict() | {"B_r": [128, 64], "B_c": (64, 32), "n_warps": {4, 8}})
+
+
+def test_space_is_the_product_in_ascending_order():
+    configs = list(SPACE)
+    assert len(SPACE) == len(configs) == 8
+    assert configs == sorted(configs)
+    assert LADDER_BEST in configs
+
+
+def test_a_field_left_out_takes_every_supported_value():
+    values = LADDER_BEST.to_dict()
+    del values["dtype"], values["n_warps"], values["V_mma_load_K_tiles"], values["swizzled"]
+    assert len(Space(**values)) == 2 * 2 * 4 * 2
+
+
+def test_repeated_values_count_once():
+    assert len(Space(**LADDER_BEST.to_dict() | {"B_c": [64, 64]})) == 1
+
+
+def test_filter_and_legal_do_not_change_the_space():
+    assert [config.B_c for config in SPACE.filter(lambda c: c.B_c == 32)] == [32] * 4
+    legal = list(SPACE.legal("sm_90"))
+    assert legal == [config for config in SPACE if not config.violations("sm_90")]
+    assert (len(legal), len(SPACE)) == (6, 8)
+    assert len(SPACE.filter(lambda c: c.B_r == 64).legal(90)) == 2
+
+
+def test_explain_tells_every_refusal():
+    refusals = SPACE.explain("sm_90")
+    assert [refusal.config for refusal in refusals] == [
+        config for config in SPACE if config.violations("sm_90")
+    ]
+    assert {(config.B_r, config.n_warps) for config, _ in refusals} == {(64, 8)}
+    assert {v.rule for _, violations in refusals for v in violations} == {"rows_per_warp"}
+    assert SPACE.legal("sm_90").explain("sm_90") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "says"),
+    [
+        ({"stages": 2}, TypeError, "stages"),
+        ({"B_r": [64, "big"]}, TypeError, "B_r must be int, not 'big'"),
+        ({"dtype": "FP8"}, TypeError, "dtype must be DType, not 'FP8'"),
+        ({"n_warps": 0}, ValueError, "n_warps = 0"),
+    ],
+)
+def test_space_refuses_what_no_config_can_hold(values, error, says):
+    with pytest.raises(error, match=says):
+        Space(**values)

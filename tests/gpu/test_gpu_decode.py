@@ -1,0 +1,92 @@
+"""Few queries against many keys on a GPU: splits of the keys and their merge, groups of heads."""
+
+import pytest
+import torch
+from support.gpu_calls import attend, check
+from support.problems import NO_MASK, Mask, Shape, inputs_and_expected
+
+from pyflash import attention
+
+pytestmark = pytest.mark.gpu
+
+DTYPE = torch.bfloat16
+CAUSAL = Mask("causal", causal=True)
+
+
+def on_gpu(shape, d_head=128, mask=NO_MASK):
+    return inputs_and_expected(shape, DTYPE, d_head, "cuda", mask)
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 5])
+@pytest.mark.parametrize("group", [1, 2, 7, 16, 64, 71, 130])
+def test_one_query_and_groups_of_heads(group, heads_kv):
+    """Groups of more heads than a tile has rows; each head with keys of its own group."""
+    for batch, seqlen_k in ((1, 4096), (2, 1031), (3, 5), (2, 0)):
+        shape = Shape("decode", batch, 1, seqlen_k, group * heads_kv, heads_kv=heads_kv)
+        for d_head in (64, 80):
+            inputs, expected = on_gpu(shape, d_head)
+            for options in ({}, {"causal": True}, {"num_splits": 3}):
+                check(expected, attend(inputs, **options), shape.seqlen_k, d_head, options)
+
+
+@pytest.mark.parametrize("layout", ["nan_around", "heads_first", "sliced", "expanded"])
+def test_one_query_of_any_strides(layout):
+    """Pitfall 13: strides ignored."""
+    shape = Shape("decode", 3, 1, 777, 12, layout, heads_kv=3)
+    inputs, expected = on_gpu(shape)
+    for num_splits in (0, 1, 4):
+        check(expected, attend(inputs, num_splits=num_splits), num_splits)
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 2, 5, 17, 70])
+def test_few_queries_against_a_long_past(seqlen_q):
+    shape = Shape("past", 1, seqlen_q, 8191, 8, heads_kv=2)
+    for mask in (NO_MASK, CAUSAL, Mask("window", causal=True, window_left=1000)):
+        inputs, expected = on_gpu(shape, mask=mask)
+        check(expected, attend(inputs, **mask.options), mask)
+
+
+def test_merged_splits_are_one_pass():
+    """lse is exact to fp32, out to the last bits of its type."""
+    shape = Shape("past", 2, 33, 2000, 8, heads_kv=2)
+    inputs, expected = on_gpu(shape)
+    out, lse = attend(inputs, num_splits=1)
+    for num_splits in (2, 5, 16, 128):
+        split_out, split_lse = attend(inputs, num_splits=num_splits)
+        torch.testing.assert_close(split_lse, lse, atol=1e-5, rtol=1e-6)
+        assert (split_out.float() - out.float()).abs().max() <= expected.bound
+
+
+def test_splits_are_chosen_where_the_grid_is_small():
+    """They take memory for what is to be merged, one pass takes none."""
+    few, _ = on_gpu(Shape("few", 1, 1, 16384, 8, heads_kv=2))
+    many, _ = on_gpu(Shape("many", 64, 256, 256, 16))
+    assert temporary_bytes(few, num_splits=1) == temporary_bytes(many, num_splits=1) == 0
+    assert temporary_bytes(few) > 0
+    assert temporary_bytes(many) == 0
+
+
+def temporary_bytes(inputs, **options):
+    """Allocated during the call and free after it."""
+    attention(*inputs, **options)
+    torch.cuda.reset_peak_memory_stats()
+    results = attention(*inputs, return_lse=True, **options)
+    peak = torch.cuda.max_memory_allocated()
+    assert len(results) == 2
+    return peak - torch.cuda.memory_allocated()
+
+
+def test_the_same_bits_with_splits():
+    """Pitfall 19: other bits from run to run. Splits are merged in order, not by atomics."""
+    inputs, _ = on_gpu(Shape("few", 1, 1, 16384, 8, heads_kv=2))
+    first = attend(inputs)
+    for _ in range(9):
+        for a, b in zip(first, attend(inputs), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("num_splits", [-1, 129])
+def test_numbers_of_splits_that_are_refused(num_splits):
+    inputs, _ = on_gpu(Shape("few", 1, 1, 64, 8, heads_kv=2))
+    with pytest.raises(RuntimeError, match=f"pyflash: num_splits = {num_splits}"):
+        attention(*inputs, num_splits=num_splits)

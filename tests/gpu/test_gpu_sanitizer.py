@@ -1,0 +1,128 @@
+"""Kernels of every kind under compute-sanitizer: no stray access, no race in shared memory."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyflash import FlashForwardKernelConfig, built_configs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not shutil.which("compute-sanitizer"), reason="needs compute-sanitizer on the PATH"
+    ),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    "async_copy",
+    "eager_load_blocks",
+    "swizzled",
+    "mma_double_buffer_loads",
+    "optimized_softmax",
+)
+
+HEAD = """
+import sys
+import torch
+from pyflash import FlashForwardKernelConfig, attention, attention_varlen
+from pyflash.op.reference import check, expect_varlen
+def randn(*size):
+    return torch.randn(size, device="cuda", dtype=dtype)
+def configs():
+    global dtype
+    for short_form in sys.argv[1:]:
+        config = FlashForwardKernelConfig.parse(short_form)
+        dtype = getattr(torch, {"FP16": "float16", "BF16": "bfloat16"}[config.dtype.name])
+        yield config
+"""
+# Ragged blocks on both sides, several of them, two CTAs and more.
+PADDED = """
+for config in configs():
+    for seqlen_q, seqlen_k in ((131, 197), (1, 67), (64, 0)):
+        q, k, v = (randn(2, seqlen, 2, config.d_head) for seqlen in (seqlen_q, seqlen_k, seqlen_k))
+        out, lse = attention(q, k, v, config=config, return_lse=True)
+        check(out, q, k, v, lse=lse)
+print("checked", len(sys.argv) - 1, "configs")
+"""
+# Groups of heads and fewer columns than the kernel has, too.
+MASKED_AND_SPLIT = """
+masks = ({"causal": True}, {"window_left": 40, "window_right": 3}, {"causal": True, "softcap": 3.0})
+for config in configs():
+    for seqlen_q, seqlen_k in ((131, 197), (197, 67), (1, 300)):
+        q = randn(1, seqlen_q, 2, config.d_head - 8)
+        k, v = randn(2, 1, seqlen_k, 1, config.d_head - 8)
+        for mask in masks:
+            for num_splits in (1, 3):
+                options = {"config": config, "num_splits": num_splits}
+                out, lse = attention(q, k, v, return_lse=True, **options, **mask)
+                check(out, q, k, v, lse=lse, **mask)
+print("checked", len(sys.argv) - 1, "configs")
+"""
+# Lengths of 0; lengths that lie, of which nothing is expected but that they do no harm.
+PACKED = """
+def lengths(*numbers):
+    return torch.tensor(numbers, device="cuda", dtype=torch.int32)
+wrong = (
+    lengths(0, 1000, 2**31 - 1, -5),
+    lengths(-(2**31), 2**31 - 1, -100, 300),
+    lengths(200, 100, 50, 0),
+)
+for config in configs():
+    q = randn(200, 2, config.d_head)
+    k, v = randn(2, 150, 1, config.d_head)
+    cu_q, cu_k = lengths(0, 131, 131, 200), lengths(0, 67, 150, 150)
+    for num_splits in (1, 3):
+        options = {"config": config, "causal": True, "num_splits": num_splits}
+        out, lse = attention_varlen(q, k, v, cu_q, cu_k, 131, 83, return_lse=True, **options)
+        expect_varlen(q, k, v, cu_q, cu_k, causal=True).check(out, lse)
+        for bad in wrong:
+            for pair in ((bad, cu_k), (cu_q, bad), (bad, bad)):
+                attention_varlen(q, k, v, *pair, 200, 150, **options)
+                torch.cuda.synchronize()
+print("checked", len(sys.argv) - 1, "configs")
+"""
+PROGRAMS = {"padded": PADDED, "masked_and_split": MASKED_AND_SPLIT, "packed": PACKED}
+
+
+def one_of_each_kind() -> list[FlashForwardKernelConfig]:
+    """For each flag and state a built config, as few as that takes."""
+    chosen: list[FlashForwardKernelConfig] = []
+    for flag in FLAGS:
+        for state in (False, True):
+            of_kind = [c for c in built_configs() if getattr(c, flag) == state]
+            if of_kind and not set(chosen) & set(of_kind):
+                chosen.append(of_kind[0])
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("tool", "program"),
+    [
+        ("memcheck", "padded"),
+        ("memcheck", "masked_and_split"),
+        ("memcheck", "packed"),
+        ("racecheck", "padded"),
+    ],
+)
+def test_compute_sanitizer_finds_nothing(tool, program):
+    """Pitfall 12: lengths that are no multiple of the tile."""
+    configs = [str(config) for config in one_of_each_kind()]
+    assert len(configs) >= 2
+    result = subprocess.run(
+        [
+            *("compute-sanitizer", f"--tool={tool}", "--error-exitcode=9"),
+            *(sys.executable, "-c", HEAD + PROGRAMS[program], *configs),
+        ],
+        cwd=ROOT,
+        # Without torch's cache every tensor is an allocation of its own, with its own bounds.
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert f"checked {len(configs)} configs" in result.stdout

@@ -1,0 +1,76 @@
+"""Padded attention by itself. tests/test_gpu_transformers.py runs it on a GPU, too."""
+
+import pytest
+import torch
+
+from pyflash.integrations.padding import packing_of, padded_attention
+from pyflash.op.reference import attention_ref, tolerance
+
+
+@pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+def masked_reference(q, k, v, mask, dtype, causal):
+    """Each query by itself, over the keys that it attends."""
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    numbered = mask.dtype != torch.bool
+    for b, row in enumerate(mask.tolist()):
+        for i in range(q.shape[1]):
+            own = i + len(row) - q.shape[1]
+            keys = [j for j, number in enumerate(row) if number]
+            if causal:
+                keys = [j for j in keys if j <= own and row[own]]
+            if numbered:
+                keys = [j for j in keys if row[j] == row[own]]
+            query = q[b : b + 1, i : i + 1]
+            out[b, i] = attention_ref(query, k[b : b + 1, keys], v[b : b + 1, keys], dtype=dtype)[0]
+    return out
+
+
+MASKS = {
+    "left": [[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]],
+    "right": [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]],
+    "holes": [[1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 1]],
+    "a row of padding": [[0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0]],
+    "nothing but padding": [[0] * 6, [0] * 6],
+    "numbered": [[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 2, 2]],
+    "numbered and padded": [[0, 1, 1, 2, 2, 0], [3, 3, 0, 0, 1, 1]],
+    "no padding": [[1] * 6, [1] * 6],
+}
+
+
+# Where sequences are numbered, each token is a query and a key.
+CASES = [(case, n) for case in MASKS for n in (6, 4, 1) if n == 6 or "numbered" not in case]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(("case", "seqlen_q"), CASES)
+def test_padded_attention(case, seqlen_q, causal, device):
+    mask = torch.tensor(MASKS[case], device=device)
+    if "numbered" not in case:
+        mask = mask.bool()
+    generator = torch.Generator().manual_seed(0)
+    # Two keys more than the mask has columns: slots of a static cache.
+    q, k, v = (
+        torch.randn(2, seqlen, heads, 16, generator=generator).to(device, torch.float16)
+        for seqlen, heads in ((seqlen_q, 4), (8, 2), (8, 2))
+    )
+    k[:, 6:], v[:, 6:] = torch.nan, torch.nan
+    options = {"causal": causal, "window_left": -1, "window_right": -1}
+    out = padded_attention(q, k, v, mask, **options)
+    ref, pt16 = (masked_reference(q, k, v, mask, x, causal) for x in (torch.float64, q.dtype))
+    assert (out - ref).abs().max().item() <= tolerance(ref, pt16)
+    assert torch.equal(out[ref == 0], torch.zeros_like(out[ref == 0]))
+
+
+def test_a_mask_that_was_changed_is_looked_at_again():
+    mask = torch.tensor(MASKS["left"]) > 0
+    packing = packing_of(mask, 6, True)
+    assert packing.cu_seqlens_q.tolist() == [0, 4, 10]
+    assert packing_of(mask, 6, True) is packing
+    mask[0] = True
+    assert packing_of(mask, 6, True) is None
+    mask[1, :5] = False
+    assert packing_of(mask, 6, True).cu_seqlens_q.tolist() == [0, 6, 7]

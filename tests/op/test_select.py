@@ -1,0 +1,285 @@
+"""Loading kernel libraries and choosing among their configs, with a library that has no kernels."""
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from support.fake_library import build_fake_library
+
+import pyflash
+from pyflash import DType, FlashForwardKernelConfig, Problem
+from pyflash.op.library import LIB_DIR
+
+LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
+LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
+SMALL_RANK_3 = "(FP16, 512, 64, 64, 4): async+load_0_0_0_tiles"
+SMALL_RANK_0_SM80 = "(FP16, 512, 64, 32, 4): async+load_0_0_0_tiles"
+FP16_640 = "(FP16, 640, 64, 64, 4): async+load_0_0_0_tiles"
+BF16_576 = "(BF16, 576, 64, 64, 4): async+load_0_0_0_tiles"
+FP16_8 = "(FP16, 8, 64, 64, 4): async+load_0_0_0_tiles"
+
+
+@pytest.fixture(scope="module")
+def fake_library(tmp_path_factory) -> Path:
+    library = build_fake_library(tmp_path_factory.mktemp("library"))
+    assert pyflash.load(library) == 8
+    return library
+
+
+def select(dtype=DType.FP16, heads=1, **changes):
+    """(short form, num_splits, reason); of the H200 unless told otherwise."""
+    arguments = {
+        "packed": False, "batch": 1, "heads_kv": heads, "seqlen_q": 65, "seqlen_k": 1,
+        "d_head": 512, "causal": False, "window_left": -1, "window_right": -1, "softcap": 0.0,
+        "num_splits": 0, "sm_arch": 90, "n_sms": 132,
+    }  # fmt: skip
+    return torch.ops.pyflash.select(dtype=int(dtype), heads=heads, **arguments | changes)
+
+
+# Loading.
+
+
+def test_rows_appear_in_the_config_map(fake_library):
+    built = pyflash.built_configs()
+    config = FlashForwardKernelConfig.parse(LARGE_RANK_2)
+    assert built[config] == pyflash.BuiltConfig(
+        config, sm_archs=(80, 90), ptx_arch=90, n_threads=128, smem_bytes=1024, rank=2
+    )
+    assert built[FlashForwardKernelConfig.parse(SMALL_RANK_0_SM80)].sm_archs == (80,)
+    assert list(built) == sorted(built)
+
+
+def test_the_library_loaded_last_wins(fake_library, tmp_path):
+    config = FlashForwardKernelConfig.parse(LARGE_RANK_1)
+    assert pyflash.built_configs()[config].rank == 1
+    n_before = len(pyflash.built_configs())
+    try:
+        pyflash.load(build_fake_library(tmp_path, "later", "BASE_RANK=100"))
+        assert pyflash.built_configs()[config].rank == 101
+    finally:
+        pyflash.load(fake_library)
+    assert pyflash.built_configs()[config].rank == 1
+    assert len(pyflash.built_configs()) == n_before
+
+
+def test_many_threads_may_load_and_look(fake_library):
+    def load_and_look(_):
+        pyflash.load(fake_library)
+        return len(pyflash.built_configs()), select(sm_arch=80)[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        results = set(pool.map(load_and_look, range(200)))
+    assert len(results) == 1
+
+
+# The rule.
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "seqlen_q", "expected"),
+    [
+        (1, 132, 128, LARGE_RANK_1),  # 132 CTAs of 128 rows
+        (1, 131, 128, SMALL_RANK_3),  # 131 of 128 rows, 262 of 64 rows
+        (4, 33, 65, LARGE_RANK_1),
+        (4, 33, 64, SMALL_RANK_3),  # all queries fit in a block of 64
+        (4, 1000, 1, SMALL_RANK_3),
+        (1, 1, 128 * 132, LARGE_RANK_1),
+        (1, 1, 128 * 131 + 1, LARGE_RANK_1),
+        (1, 1, 128 * 131, SMALL_RANK_3),
+        (1, 1, 1, SMALL_RANK_3),  # nothing fills the GPU
+        (0, 1, 1, SMALL_RANK_3),
+    ],
+)
+@pytest.mark.usefixtures("fake_library")
+def test_the_config_that_suits_the_number_of_queries(batch, heads, seqlen_q, expected):
+    assert select(batch=batch, heads=heads, seqlen_q=seqlen_q)[0] == expected
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_only_what_has_code_for_the_gpu():
+    assert select(sm_arch=80, heads=1000)[0] == SMALL_RANK_0_SM80
+    assert select(sm_arch=86, heads=1000)[0] == SMALL_RANK_0_SM80  # a newer minor version runs 80's
+    assert select(sm_arch=90, heads=1000)[0] == LARGE_RANK_1  # not 80's, without its PTX
+    assert select(sm_arch=100, heads=1000)[0] == LARGE_RANK_1  # through the PTX of 90
+    assert select(dtype=DType.BF16, d_head=576, sm_arch=89)[0] == BF16_576
+    assert select(dtype=DType.BF16, d_head=576, sm_arch=80)[0] == BF16_576  # 86's no, its PTX of 80
+    with pytest.raises(
+        RuntimeError,
+        match=r"no config for FP16 with d_head 512 or more is built for this GPU, sm_70; "
+        r"to build for it: python -m codegen --arch 70$",
+    ):
+        select(sm_arch=70)
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_the_smallest_head_dimension_that_is_large_enough():
+    for d_head in (264, 504, 512):
+        assert select(d_head=d_head, heads=1000)[0] == LARGE_RANK_1  # not 640's, of rank 0
+    assert select(d_head=520, heads=1000)[0] == FP16_640
+    assert select(d_head=512, sm_arch=75)[0] == FP16_640  # nothing smaller runs there
+    assert select(d_head=576, dtype=DType.BF16)[0] == BF16_576
+    reason = select(d_head=504)[2]
+    assert reason.startswith("of 3 configs built for FP16 with d_head 512 that run on sm_90 ")
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_no_kernel_image_is_a_refusal_that_lists_what_is_built():
+    """A head dimension that is not supported fails at once, not deep inside.
+    Pitfall 4: no kernel image."""
+    with pytest.raises(
+        RuntimeError, match="no config is built for BF16 with d_head 584 or more: built are "
+    ) as refusal:
+        select(dtype=DType.BF16, d_head=584)
+    for built in ("FP16 with d_head 8", "FP16 with d_head 640", "BF16 with d_head 576"):
+        assert built in str(refusal.value)
+    assert str(refusal.value).endswith(
+        "; to build one: python -m codegen --config "
+        "'(BF16, 584, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax'"
+    )
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_the_reason_is_told():
+    candidates = "of 3 configs built for FP16 with d_head 512 that run on sm_90"
+    assert select(heads=132, seqlen_q=128, seqlen_k=100)[2] == (
+        f"{candidates} the first in rank whose grid fills the 132 SMs: rank 1, 132 CTAs; "
+        "its 4 blocks of keys in one pass"
+    )
+    smallest = (
+        f"{candidates} none has a grid that fills the 132 SMs; "
+        "the first in rank of those with the smallest B_r: rank 3, 4 CTAs; "
+    )
+    assert select(heads=2, seqlen_k=65)[2] == f"{smallest}its 2 blocks of keys in one pass"
+    assert select(heads=2, seqlen_k=4096)[2] == (
+        f"{smallest}its 64 blocks of keys in 11 splits, 44 CTAs"
+    )
+    assert select(heads=2, seqlen_k=4096, num_splits=5)[2] == (
+        f"{smallest}its 64 blocks of keys in 5 splits, 20 CTAs, as asked for"
+    )
+    assert select(heads=2, seqlen_q=64, seqlen_k=65)[2] == (
+        f"{candidates} the first in rank of those with the smallest B_r, which holds all queries: "
+        "rank 3, 2 CTAs; its 2 blocks of keys in one pass"
+    )
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_a_config_that_is_named_is_used():
+    named = "it was named; its 1 blocks of keys in one pass"
+    assert select(config=LARGE_RANK_2) == (LARGE_RANK_2, 1, named)
+    assert select(config=SMALL_RANK_0_SM80, sm_arch=86) == (SMALL_RANK_0_SM80, 1, named)
+    assert select(config=FP16_640, d_head=8)[0] == FP16_640
+    assert select(config=BF16_576, dtype=DType.BF16, d_head=576, sm_arch=0) == (
+        BF16_576, 1, "it was named",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_a_config_that_is_named_is_refused_never_replaced():
+    """Pitfall 20: silent fallback to another kernel."""
+    other = LARGE_RANK_1.replace("128, 32", "192, 32")
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"config '{other}' is not built: ")
+    ) as refusal:
+        select(config=other)
+    assert f"built for FP16 with d_head 512 are '{SMALL_RANK_0_SM80}', " in str(refusal.value)
+    assert f"to build it: python -m codegen --config '{other}'" in str(refusal.value)
+    sentence = (
+        f"config '{SMALL_RANK_0_SM80}' is not built for this GPU, sm_90: "
+        "it has machine code for sm_80; to build it: python -m codegen"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+        select(config=SMALL_RANK_0_SM80)
+    with pytest.raises(RuntimeError, match="is for FP16, q is BF16"):
+        select(config=LARGE_RANK_1, dtype=DType.BF16)
+    with pytest.raises(RuntimeError, match="is for d_head up to 512, q has d_head 520"):
+        select(config=LARGE_RANK_1, d_head=520)
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_what_is_loaded_later_is_chosen_from_then_on(fake_library, tmp_path):
+    """Candidates are kept from call to call, but not past a load."""
+    assert select(heads=132, seqlen_q=128)[0] == LARGE_RANK_1
+    try:
+        pyflash.load(build_fake_library(tmp_path, "reversed", "BASE_RANK=10", "SIGN=-"))
+        assert select(heads=132, seqlen_q=128)[0] == SMALL_RANK_3
+    finally:
+        pyflash.load(fake_library)
+    assert select(heads=132, seqlen_q=128)[0] == LARGE_RANK_1
+
+
+# On the CPU.
+
+
+def problem(**changes):
+    right = {
+        "batch": 1, "heads_q": 2, "heads_kv": 2, "seqlen_q": 100, "seqlen_k": 100, "d_head": 64,
+        "dtype": DType.FP16, "device": "cpu",
+    }  # fmt: skip
+    return Problem(**right | changes)
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_on_the_cpu_the_first_in_rank():
+    selection = pyflash.select(problem(d_head=8))
+    assert str(selection.config) == FP16_8
+    assert selection.num_splits == 1
+    q = torch.randn(1, 100, 2, 8, dtype=torch.float16)
+    assert torch.equal(pyflash.attention(q, q, q), pyflash.attention(q, q, q, config=FP16_8))
+
+
+def test_on_the_cpu_without_kernels_any_head_dimension():
+    """In a process of its own: what others have loaded would be chosen."""
+    program = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+common = dict(dtype=15, packed=False, batch=1, heads=1, heads_kv=1, seqlen_q=1, seqlen_k=1,
+              causal=False, window_left=-1, window_right=-1, softcap=0.0, num_splits=0, sm_arch=0,
+              n_sms=0)
+for d_head in range(8, 257, 8):
+    print(d_head, *torch.ops.pyflash.select(d_head=d_head, **common)[:2], sep=";")
+"""
+    command = [sys.executable, "-c", program, str(LIB_DIR / "libpyflash_ops.so")]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    lines = [line.split(";") for line in result.stdout.splitlines()]
+    assert [int(d_head) for d_head, _, _ in lines] == list(range(8, 257, 8))
+    for d_head, short_form, num_splits in lines:
+        config = FlashForwardKernelConfig.parse(short_form)
+        assert config.d_head == min(n for n in (32, 64, 96, 128, 192, 256) if n >= int(d_head))
+        assert config.dtype == DType.BF16
+        assert config.violations("sm_90") == []  # what a refusal on a GPU tells to build
+        assert num_splits == "1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"heads_q": 3}, "expected a number of heads that divides the 3 of q"),
+        ({"causal": True, "window_right": 2}, "causal = True sets window_right = 0, which came as"),
+        ({"window_left": -5}, "window_left = -5: expected a number of keys"),
+        ({"softcap": -1.0}, "softcap = -1: expected a finite number above 0"),
+        ({"d_head": 84}, "q has d_head 84: expected a multiple of 8 from 8 to 256"),
+        ({"packed": True, "d_head": 84}, "q has d_head 84: expected a multiple of 8"),
+        ({"packed": True, "heads_q": 3}, "k has shape (100, 2, 64): expected a number of heads"),
+    ],
+)
+def test_select_refuses_what_attention_refuses(changes, sentence):
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+        pyflash.select(problem(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seqlen_q": -1}, "an extent of -1: expected a number from 0 to 536870912"),
+        ({"batch": 2**29 + 1}, "an extent of 536870913: expected a number from 0 to 536870912"),
+        ({"heads": 4, "heads_kv": 0}, "heads_kv = 0: expected a number that divides heads = 4"),
+        ({"heads": 4, "heads_kv": 3}, "heads_kv = 3: expected a number that divides heads = 4"),
+    ],
+)
+def test_what_no_tensors_have_is_refused(changes, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        select(**changes)

@@ -1,0 +1,14 @@
+"""Builds fake_kernel_library.cpp, a kernel library without kernels."""
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_fake_library(folder: Path, name: str = "fake", *macros: str) -> Path:
+    library = folder / f"libpyflash_kernels-{name}.so"
+    source = ROOT / "tests/support/fake_kernel_library.cpp"
+    options = ["-std=c++20", "-shared", "-fPIC", f"-I{ROOT}", *(f"-D{m}" for m in macros)]
+    subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
+    return library

@@ -1,0 +1,429 @@
+"""Bugs for the emulator to find: small edits of a copy of the real kernel.
+
+An edit names a piece of the source, which must be there exactly once (white space aside), and what
+takes its place while the bug is on. All bugs are compiled into one library; a number says which one
+is on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pyflash import FlashForwardKernelConfig
+from pyflash.codegen import compilation, emulated, toolchain
+from pyflash.codegen.compilation import ROOT
+from pyflash.codegen.emulated import build_emulated
+from pyflash.emulator import Finding
+
+KERNEL = "sm80/forward_kernel.cuh"
+
+# Which bug is on; 0: none.
+_SWITCH = "pyflash_planted_bug"
+_DECLARATION = f"""
+extern "C" {{
+__attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Edit:
+    original: str
+    planted: str  # {original} stands for that
+    file: str = KERNEL
+
+
+@dataclass(frozen=True)
+class Found:
+    """What must be found: the kind, the memory, and the sites named."""
+
+    kind: str
+    memory: str
+    sites: frozenset[str]
+
+    def is_in(self, findings: Iterable[Finding]) -> bool:
+        return any(
+            (f.kind, f.memory) == (self.kind, self.memory) and f.sites >= self.sites
+            for f in findings
+        )
+
+
+def found(kind: str, *sites: str, memory: str = "shared") -> Found:
+    return Found(kind, memory, frozenset(sites))
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    edits: tuple[Edit, ...]
+    found: tuple[Found, ...] = ()
+    # A site whose loads must have bank conflicts.
+    conflicts_at: str | None = None
+    silent: bool = False  # out and lse are right all the same
+    configs: tuple[str, ...] = ("eager",)
+    problem: str = "ragged"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def instead(original: str, planted: str, file: str = KERNEL) -> Edit:
+    """Statements while the bug is on, others while it is off."""
+    return Edit(original, f"if (BUG) {{ {planted} }} else {{ {{original}} }}", file)
+
+
+def without(original: str, file: str = KERNEL) -> Edit:
+    return instead(original, "", file)
+
+
+def condition(original: str, planted: str, file: str = KERNEL) -> Edit:
+    """An expression, or the start of one, in which BUG is 1 while the bug is on and 0 while not."""
+    return Edit(original, planted, file)
+
+
+CONFIGS = {
+    name: FlashForwardKernelConfig.parse(short_form)
+    for name, short_form in {
+        "eager": "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+        "sync": "(FP16, 64, 64, 32, 4): load_2_2_2_tiles",
+    }.items()
+}
+
+_WAIT = "if constexpr (Traits::kAsyncCopy) { device::async_wait<0>(); }"
+_NEXT_K = "if (n_block > begin_block) { load_K(n_block - 1, false_type{}); }"
+_TOP_COMMENT = "// K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1]."
+_AFTER_QK_COMMENT = "// V[n_block] is visible; every warp has read K[n_block]."
+_PLAIN_VT = (
+    "Layout<Shape<Int<kHeadDim>, Int<kBlockN>>, Stride<_1, Int<kHeadDim>>>{}"  # as if not swizzled
+)
+
+BUGS = [
+    Bug(
+        "no_barrier_at_the_loop_top",
+        (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", _WAIT),),
+        (found("race", "K_g2s", "K_s2r"), found("race", "V_g2s", "V_s2r")),
+    ),
+    Bug(
+        "no_barrier_after_QK",
+        (instead(f"{_AFTER_QK_COMMENT} wait_and_sync(_0{{}});", _WAIT),),
+        (found("race", "K_g2s", "K_s2r"), found("race", "V_g2s", "V_s2r")),
+    ),
+    Bug(
+        "no_barrier_before_O_leaves",
+        (without("device::sync_threads();  // O is visible"),),
+        (found("race", "O_r2s", "O_s2g"),),
+    ),
+    Bug(
+        "a_warp_barrier_where_the_CTA_needs_one",
+        (instead("device::sync_threads();  // O is visible", "device::sync_warp();"),),
+        (found("race", "O_r2s", "O_s2g"),),
+    ),
+    Bug(
+        "no_barrier_after_storing_V",
+        (without("wait_and_sync(_0{});  // V[n_block] is visible"),),
+        (found("race", "V_g2s", "V_s2r"),),
+        configs=("sync",),
+    ),
+    Bug(
+        "no_barrier_after_storing_K",
+        (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", ""),),
+        (found("race", "K_g2s", "K_s2r"), found("race", "Q_g2s", "Q_s2r")),
+        configs=("sync",),
+    ),
+    Bug(
+        "no_wait",
+        (without("device::async_wait<n_pending.value>();"),),
+        (found("in_flight_read", "Q_s2r", "Q_g2s"), found("in_flight_read", "K_s2r", "K_g2s"),
+         found("in_flight_read", "V_s2r", "V_g2s"), found("copy_never_awaited", "V_g2s")),
+    ),
+    Bug(
+        "a_wait_that_leaves_V_in_flight",
+        (instead(f"{_AFTER_QK_COMMENT} wait_and_sync(_0{{}});", "wait_and_sync(_1{});"),),
+        (found("in_flight_read", "V_s2r", "V_g2s"),),
+    ),
+    Bug(
+        "a_wait_that_leaves_Q_in_flight",
+        (instead("wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 : 0>{});",
+                 "wait_and_sync(_2{});"),),
+        (found("in_flight_read", "Q_s2r", "Q_g2s"),),
+    ),
+    Bug(
+        "V_not_committed",
+        (Edit("commit(); }; auto wait_and_sync",
+              "if (!BUG) { commit(); } }; auto wait_and_sync"),),
+        (found("in_flight_read", "V_s2r", "V_g2s"),),
+    ),
+    Bug(
+        "V_of_the_block_before",
+        (Edit("load_V(n_block, first); } Tensor acc_S",
+              "if (!BUG) { load_V(n_block, first); } } Tensor acc_S"),
+         Edit("copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k)); }); };",
+              "copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k)); });"
+              " if (BUG) { load_V(n_block, first); } };")),
+        (found("uninitialised_read", "V_s2r"),),
+    ),
+    Bug(
+        "swizzle_left_out_where_V_is_read",
+        (instead("copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k));",
+                 "auto sVt_plain = s2r_V.get_slice(tidx).partition_S("
+                 f"make_tensor(make_smem_ptr(smem.v), {_PLAIN_VT}));"
+                 "copy(s2r_V, sVt_plain(_, _, k), tOrVt_copy(_, _, k));"),),
+        conflicts_at="V_s2r",
+    ),
+    Bug(
+        "K_loaded_past_the_first_block",
+        (condition(_NEXT_K, "{original} else if (BUG) { load_K(n_block - 1, false_type{}); }"),),
+        (found("out_of_bounds", "K_g2s", memory="k"), found("copy_never_awaited", "K_g2s")),
+        silent=True,
+    ),
+    Bug(
+        "K_loaded_past_the_first_block_of_a_split",
+        (condition("if (n_block > begin_block) {", "if (n_block > (BUG ? 0 : begin_block)) {"),),
+        (found("copy_never_awaited", "K_g2s"),),
+        silent=True,
+        problem="splits",
+    ),
+    Bug(
+        "one_row_too_many_loaded",
+        (condition("(!kRagged || get<0>(coords(0, m, 0)) < extent.rows);",
+                   "(!kRagged || get<0>(coords(0, m, 0)) < extent.rows + BUG);",
+                   "sm80/copy.h"),),
+        (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
+         found("out_of_bounds", "V_g2s", memory="v")),
+        configs=("eager", "sync"),
+    ),
+    Bug(
+        "columns_past_narrow_heads_loaded",
+        (condition("!kPadded || get<1>(coords(0, 0, k)) < extent.columns;",
+                   "!kPadded || BUG || get<1>(coords(0, 0, k)) < extent.columns;", "sm80/copy.h"),),
+        (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
+         found("out_of_bounds", "V_g2s", memory="v")),
+        configs=("eager", "sync"),
+        problem="narrow_heads",
+    ),
+    Bug(
+        "columns_past_narrow_heads_not_cleared",
+        (condition("copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));",
+                   "if (!BUG || column_exists) { {original} }", "sm80/copy.h"),),
+        (found("uninitialised_read", "Q_s2r"), found("uninitialised_read", "K_s2r"),
+         found("uninitialised_read", "V_s2r")),
+        problem="narrow_heads",
+    ),
+    Bug(
+        "columns_past_narrow_heads_stored",
+        (condition("&& get<1>(coords(0, 0, k)) < extent.columns) {",
+                   "&& get<1>(coords(0, 0, k)) < (BUG ? 64 : extent.columns)) {", "sm80/copy.h"),),
+        (found("out_of_bounds", "O_s2g", memory="o"),
+         found("written_twice", "O_s2g", memory="o")),
+        problem="narrow_heads",
+    ),
+    Bug(
+        "store_of_one_row_too_many",
+        (condition("if (get<0>(coords(0, m, 0)) < extent.rows &&",
+                   "if (get<0>(coords(0, m, 0)) < extent.rows + BUG &&", "sm80/copy.h"),),
+        (found("out_of_bounds", "O_s2g", memory="o"),),
+        silent=True,
+    ),
+    Bug(
+        "lse_of_one_row_too_many",
+        (condition("if (row < rows_left) {", "if (row < rows_left + BUG) {"),),
+        (found("out_of_bounds", "lse_r2g", memory="lse"),),
+        silent=True,
+    ),
+    Bug(
+        "lse_of_one_row_too_few",
+        (instead("device::store(lse_block + row, lse(r));",
+                 "if (row + 1 < rows_left) { device::store(lse_block + row, lse(r)); }"),),
+        (found("not_written", memory="lse"),),
+    ),
+    Bug(
+        "lse_written_by_every_lane_of_a_quad",
+        (condition("if (get<1>(rows(0, 0)) == 0) {", "if (get<1>(rows(0, 0)) == 0 || BUG) {"),),
+        (found("written_twice", "lse_r2g", memory="lse"),),
+        silent=True,
+    ),
+    Bug(
+        "shared_memory_past_the_device_layer",
+        (instead("copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));",
+                 "sO(tidx % kBlockM, 0) = Element(0.f);"),),
+        (found("unhooked_access", "O_r2s"),),
+    ),
+    Bug(
+        "global_memory_past_the_device_layer",
+        (condition("int const row = get<0>(rows(r, 0));",
+                   "{original} if (BUG) { lse_block[row] = lse(r); }"),),
+        (found("unhooked_access", "lse_r2g", memory="lse"),),
+    ),
+    Bug(
+        "an_address_of_no_tensor",
+        (condition("int const row = get<0>(rows(r, 0));",
+                   "{original} if (BUG) { *reinterpret_cast<float volatile*>(16) = lse(r); }"),),
+        (found("unhooked_access", "lse_r2g", memory=""),),
+    ),
+    Bug(
+        "one_warp_with_a_barrier_more",
+        (condition("device::sync_threads();  // O is visible",
+                   "{original} if (BUG && tidx < 32) { device::sync_threads(); }"),),
+        (found("divergence", "O_s2g", memory=""),),
+    ),
+    Bug(
+        "lanes_at_different_shuffles",
+        (condition("value = reduce(value, device::shfl_xor(value, 2));",
+                   "if (!BUG || device::thread_idx() % 32 < 16) { {original} }",
+                   "sm80/softmax.h"),),
+        (found("divergence", memory=""),),
+    ),
+    Bug(
+        "lanes_that_leave_early",
+        (condition("device::at(Site::O_r2s); device::sync_warp();",
+                   "{original} if (BUG && tidx % 32 == 31) { return; }"),),
+        (found("divergence", "O_r2s", memory=""),),
+    ),
+    Bug(
+        "a_key_past_the_diagonal",
+        (condition("min(first_end + row, n_keys) : n_keys;",
+                   "min(first_end + row + BUG, n_keys) : n_keys;", "sm80/mask.h"),),
+        configs=("eager", "sync"),
+        problem="causal",
+    ),
+    Bug(
+        "a_window_whose_begin_cuts_no_block",
+        (condition("ceil_div(max(first_begin + n_rows - 1, 0), kBlockN) : 0;",
+                   "(BUG ? 0 : ceil_div(max(first_begin + n_rows - 1, 0), kBlockN)) : 0;",
+                   "sm80/mask.h"),),
+        problem="window",
+    ),
+    Bug(
+        "a_window_from_one_key_too_early",
+        (condition("column < first_begin + row - first_key;",
+                   "column < first_begin + row - first_key - BUG;", "sm80/mask.h"),),
+        problem="window",
+    ),
+    Bug(
+        "a_window_whose_end_cuts_no_block",
+        (condition("return max(min(first_end, n_keys), 0) / kBlockN;",
+                   "return max(min(first_end + (BUG ? n_rows - 1 : 0), n_keys), 0) / kBlockN;",
+                   "sm80/mask.h"),),
+        configs=("eager", "sync"),
+        problem="causal",
+    ),
+    Bug(
+        "blocks_end_where_the_first_row_does",
+        (condition("min(first_end + n_rows - 1, n_keys) : n_keys;",
+                   "min(first_end + (BUG ? 0 : n_rows - 1), n_keys) : n_keys;", "sm80/mask.h"),),
+        problem="causal",
+    ),
+    Bug(
+        "rows_that_attended_nothing_so_far",
+        (condition("kMasked && new_max == -INFINITY", "kMasked && !BUG && new_max == -INFINITY",
+                   "sm80/softmax.h"),),
+        configs=("eager", "sync"),
+        problem="causal",
+    ),
+    Bug(
+        "heads_of_another_group",
+        (condition("coord.head / (params.heads / params.heads_kv)",
+                   "(BUG ? coord.head % params.heads_kv :"
+                   " coord.head / (params.heads / params.heads_kv))"),),
+        problem="groups",
+    ),
+    Bug(
+        "packed_keys_from_the_first_on",
+        (condition("rows_of(params.cu_seqlens_k,",
+                   "rows_of(BUG ? nullptr : params.cu_seqlens_k,"),),
+        problem="packed",
+    ),
+    Bug(
+        "lengths_of_the_next_sequence",
+        (condition("device::load(cu_seqlens + batch + 1)",
+                   "device::load(cu_seqlens + batch + 1 + BUG)", "sm80/problem.h"),),
+        (found("out_of_bounds", "unlabelled", memory="cu_seqlens_q"),
+         found("out_of_bounds", "unlabelled", memory="cu_seqlens_k")),
+        problem="packed",
+    ),
+    Bug(
+        "packed_rows_stored_at_the_first",
+        (condition("coord.head * params.lse_strides.head + q_rows.begin +",
+                   "coord.head * params.lse_strides.head + (BUG ? 0 : q_rows.begin) +"),),
+        (found("written_twice", "lse_r2g", memory="lse"), found("not_written", memory="lse")),
+        problem="packed",
+    ),
+    Bug(
+        "splits_that_store_to_the_same_place",
+        (condition("coord.split * params.lse_strides.split + lse_offset",
+                   "(BUG ? 0 : coord.split * params.lse_strides.split) + lse_offset"),),
+        (found("written_twice", "O_r2g", memory="o_partial"),
+         found("written_twice", "lse_r2g", memory="lse_partial"),
+         found("not_written", memory="o_partial"), found("not_written", memory="lse_partial")),
+        problem="splits",
+    ),
+    Bug(
+        "splits_that_share_blocks",
+        (condition("int const end_block = min(begin_block + blocks_per_split,",
+                   "int const end_block = min(begin_block + blocks_per_split + BUG,"),),
+        problem="splits",
+    ),
+    Bug(
+        "pairs_of_columns_from_an_odd_one",
+        (condition("int const column = get<1>(coords(i));",
+                   "int const column = get<1>(coords(i)) + BUG;", "sm80/copy.h"),),
+        (found("misaligned", "O_r2g", memory="o_partial"),),
+        problem="splits",
+    ),
+    Bug(
+        "partial_rows_past_the_end",
+        (condition("if (row < extent.rows && column < extent.columns) {",
+                   "if (row < extent.rows + BUG && column < extent.columns) {", "sm80/copy.h"),),
+        (found("written_twice", "O_r2g", memory="o_partial"),
+         found("out_of_bounds", "O_r2g", memory="o_partial")),
+        silent=True,
+        problem="splits",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A library of each config, with all bugs in it."""
+    root = tmp_path_factory.mktemp("planted")
+    for folder in ("cute_kernels", "codegen"):
+        shutil.copytree(ROOT / folder, root / folder)
+    device = root / "cute_kernels" / "device.h"
+    device.write_text(device.read_text() + _DECLARATION)
+    for number, bug in enumerate(BUGS, start=1):
+        for edit in bug.edits:
+            apply(edit, number, root / "cute_kernels" / edit.file)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compilation, emulated, toolchain):
+            patch.setattr(module, "ROOT", root)
+        libraries = build_emulated(CONFIGS.values())
+    return {name: libraries[config] for name, config in CONFIGS.items()}
+
+
+def apply(edit: Edit, number: int, path: Path) -> None:
+    text = path.read_text()
+    pattern = r"\s*".join(map(re.escape, "".join(edit.original.split())))
+    places = list(re.finditer(pattern, text))
+    assert len(places) == 1, f"{len(places)} places in {path.name} read {edit.original!r}"
+    start, end = places[0].span()
+    planted = edit.planted.replace("{original}", text[start:end] + "\n")
+    planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
+    path.write_text(text[:start] + planted + text[end:])
+
+
+@contextmanager
+def switched_on(bug: Bug, library: Path) -> Iterator[None]:
+    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), _SWITCH)
+    switch.value = 1 + BUGS.index(bug)
+    try:
+        yield
+    finally:
+        switch.value = 0
