@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.features import BUILT, EMULATED, Features
 from pyflash.config.space import rank
 
 _UNIT = """\
@@ -17,11 +18,14 @@ namespace pyflash {{
 
 constexpr auto kConfig = {struct};
 
-// CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
+// By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
+constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
-inline constexpr CtasPerSm kCtasPerSm<kConfig>{{{ctas_per_sm}}};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, std::size(kTable)}};
 
-template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
+template ConfigMapRow forward_row<
+    kConfig,
+    {features}>(char const*, char const*, int, int);
 
 }}  // namespace pyflash
 """
@@ -31,7 +35,9 @@ _EMULATED_UNIT = """\
 #include "cute_kernels/emulator/kernel.h"
 
 pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
-  return pyflash::emulator::forward_kernel<{struct}>();
+  return pyflash::emulator::forward_kernel<
+      {struct},
+      {features}>();
 }}
 """
 
@@ -56,7 +62,8 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
 """
 
 _ROW = """\
-      forward_row<{struct}>(
+      forward_row<{struct},
+                  {features}>(
           "{short_form}", "{sm_archs}", {ptx_arch}, {rank}),"""
 
 
@@ -72,39 +79,50 @@ def file_stem(config: FlashForwardKernelConfig) -> str:
     return re.sub(r"\W+", "_", config.short_form()).strip("_").lower()
 
 
-def emit_config(config: FlashForwardKernelConfig) -> str:
-    """The translation unit of one config: an instantiation of all its variants, for any of the
-    known architectures.
+def emit_config(config: FlashForwardKernelConfig, features: Sequence[Features] = BUILT) -> str:
+    """The translation unit of one config: an instantiation for each of `features`, in the order of
+    dispatch, for any of the known architectures.
 
     Raises ValueError for a config that is not canonical.
     """
     _require_canonical(config)
-    ctas_per_sm = ", ".join(f".sm{arch.sm} = {_ctas_per_sm(config, arch)}" for arch in ARCHS)
+    ctas_per_sm = ", ".join(f"{{{arch.sm}, {_ctas_per_sm(config, arch)}}}" for arch in ARCHS)
     return _UNIT.format(
-        short_form=config.short_form(), struct=_struct_lines(config), ctas_per_sm=ctas_per_sm
+        short_form=config.short_form(),
+        struct=_struct_lines(config),
+        ctas_per_sm=ctas_per_sm,
+        features=_features(features, indent=4),
     )
 
 
-def emit_emulated(config: FlashForwardKernelConfig) -> str:
+def emit_emulated(
+    config: FlashForwardKernelConfig, features: Sequence[Features] = EMULATED
+) -> str:
     """The translation unit of one config for the emulator: the same template, for the host.
 
     Raises ValueError for a config that is not canonical.
     """
     _require_canonical(config)
     return _EMULATED_UNIT.format(
-        short_form=config.short_form(), struct=_struct_lines(config).replace("\n", "\n  ")
+        short_form=config.short_form(),
+        struct=_struct_lines(config).replace("\n", "\n      "),
+        features=_features(features, indent=6),
     )
 
 
-def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]]) -> str:
+def emit_config_map(
+    archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]],
+    features: Sequence[Features] = BUILT,
+) -> str:
     """The translation unit of a kernel library's config map.
 
     `archs_of` gives for each config the architectures that its object holds machine code for,
-    ascending; PTX is that of the last.
+    ascending; PTX is that of the last. `features` are those that the objects were emitted with.
     """
     rows = [
         _ROW.format(
             struct=config.to_cpp_struct(),
+            features=_features(features, indent=18),
             short_form=config.short_form(),
             sm_archs=",".join(str(arch.sm) for arch in archs),
             ptx_arch=archs[-1].sm,
@@ -117,6 +135,11 @@ def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]])
 
 def _ctas_per_sm(config: FlashForwardKernelConfig, arch: Arch) -> int:
     return 0 if config.violations(arch) else config.num_ctas_per_sm(arch)
+
+
+def _features(features: Sequence[Features], indent: int) -> str:
+    """As template arguments, one a line."""
+    return (",\n" + " " * indent).join(f.to_cpp() for f in features)
 
 
 def _require_canonical(config: FlashForwardKernelConfig) -> None:

@@ -6,24 +6,34 @@
 // more configs can be compiled and added while a process runs.
 #pragma once
 
+#include <cstddef>
+
 #include "cute_kernels/config.h"
+#include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
 
-// Bumped whenever a struct in this file, config.h or params.h changes its layout.
-inline constexpr int kKernelLibraryAbi = 2;
+// Bumped whenever a struct in this file, config.h, features.h or params.h changes its layout.
+inline constexpr int kKernelLibraryAbi = 3;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.
 using ForwardLauncher = int (*)(ForwardParams const& params, void* stream);
 
-// CTAs that fit on a multiprocessor by the resource model, per architecture; 0 where the config is not legal.
-struct CtasPerSm {
-  int sm80 = 0;
-  int sm86 = 0;
-  int sm89 = 0;
-  int sm90 = 0;
+// CTAs that fit on a multiprocessor by the resource model; 0 where the config is not legal.
+struct ArchCtas {
+  int sm_arch;  // major * 10 + minor
+  int ctas;
+};
+
+template <class T>
+struct Span {
+  T const* data;
+  size_t size;
+
+  constexpr T const* begin() const { return data; }
+  constexpr T const* end() const { return data + size; }
 };
 
 struct ConfigMapRow {
@@ -34,7 +44,8 @@ struct ConfigMapRow {
   int ptx_arch;          // PTX inside, for devices newer than all of sm_archs: 90; 0 = none
   int n_threads;         // per CTA
   int smem_bytes;        // per CTA, dynamic
-  CtasPerSm ctas_per_sm;
+  Span<ArchCtas> ctas_per_sm;      // ascending
+  Span<ForwardFeatures> features;  // the combinations that are built, in the order of dispatch
   int rank;  // the selection rule's order of preference: smaller first
 };
 
@@ -49,9 +60,9 @@ struct KernelLibrary {
   int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
 };
 
-// The row of one config: the launcher and what the traits know of it. Defined in sm80/launch.h, instantiated once in the
-// emitted translation unit of that config.
-template <FlashForwardKernelConfig kConfig>
+// The row of one config, built with these features in the order of dispatch: the launcher and what the traits know of it.
+// Defined in sm80/launch.h, instantiated once in the emitted translation unit of that config.
+template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 ConfigMapRow forward_row(char const* short_form, char const* sm_archs, int ptx_arch, int rank);
 
 }  // namespace pyflash
