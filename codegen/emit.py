@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.features import BUILT, EMULATED, Features
 from pyflash.config.space import rank
 
 _UNIT = """\
@@ -17,11 +18,17 @@ namespace pyflash {{
 
 constexpr auto kConfig = {struct};
 
-// CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
+// By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
+constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
-inline constexpr CtasPerSm kCtasPerSm<kConfig>{{{ctas_per_sm}}};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, std::size(kTable)}};
 
-template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
+ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
+  return forward_row<
+      kConfig,
+      {features}>(
+      "{short_form}", built_for);
+}}
 
 }}  // namespace pyflash
 """
@@ -31,7 +38,9 @@ _EMULATED_UNIT = """\
 #include "cute_kernels/emulator/kernel.h"
 
 pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
-  return pyflash::emulator::forward_kernel<{struct}>();
+  return pyflash::emulator::forward_kernel<
+      {struct},
+      {features}>();
 }}
 """
 
@@ -39,6 +48,13 @@ _MAP = """\
 #include <iterator>
 
 #include "cute_kernels/kernel_library.h"
+#include "cute_kernels/row.h"
+
+namespace pyflash {{
+
+{declarations}
+
+}}  // namespace pyflash
 
 extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
   using namespace pyflash;
@@ -46,8 +62,8 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
 {rows}
   }};
   static KernelLibrary const library{{.abi = kKernelLibraryAbi,
-                                     .n_rows = std::size(rows),
-                                     .rows = rows,
+                                     .configs_digest = kConfigsDigest,
+                                     .rows = {{rows, std::size(rows)}},
                                      .device_properties = device_properties,
                                      .error_string = error_string,
                                      .merge_splits = merge_splits}};
@@ -55,9 +71,8 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
 }}
 """
 
-_ROW = """\
-      forward_row<{struct}>(
-          "{short_form}", "{sm_archs}", {ptx_arch}, {rank}),"""
+_DECLARATION = "ConfigMapRow row_of_{stem}(BuiltFor const& built_for);"
+_ROW = '      row_of_{stem}({{.sm_archs = "{sm_archs}", .ptx_arch = {ptx_arch}, .rank = {rank}}}),'
 
 
 def canonical_configs(
@@ -72,27 +87,35 @@ def file_stem(config: FlashForwardKernelConfig) -> str:
     return re.sub(r"\W+", "_", config.short_form()).strip("_").lower()
 
 
-def emit_config(config: FlashForwardKernelConfig) -> str:
-    """The translation unit of one config: an instantiation of all its variants, for any of the
-    known architectures.
+def emit_config(config: FlashForwardKernelConfig, features: Sequence[Features] = BUILT) -> str:
+    """The translation unit of one config: an instantiation for each of `features`, in the order of
+    dispatch, for any of the known architectures.
 
     Raises ValueError for a config that is not canonical.
     """
     _require_canonical(config)
-    ctas_per_sm = ", ".join(f".sm{arch.sm} = {_ctas_per_sm(config, arch)}" for arch in ARCHS)
+    ctas_per_sm = ", ".join(f"{{{arch.sm}, {_ctas_per_sm(config, arch)}}}" for arch in ARCHS)
     return _UNIT.format(
-        short_form=config.short_form(), struct=_struct_lines(config), ctas_per_sm=ctas_per_sm
+        short_form=config.short_form(),
+        stem=file_stem(config),
+        struct=_struct_lines(config),
+        ctas_per_sm=ctas_per_sm,
+        features=_features(features, indent=6),
     )
 
 
-def emit_emulated(config: FlashForwardKernelConfig) -> str:
+def emit_emulated(
+    config: FlashForwardKernelConfig, features: Sequence[Features] = EMULATED
+) -> str:
     """The translation unit of one config for the emulator: the same template, for the host.
 
     Raises ValueError for a config that is not canonical.
     """
     _require_canonical(config)
     return _EMULATED_UNIT.format(
-        short_form=config.short_form(), struct=_struct_lines(config).replace("\n", "\n  ")
+        short_form=config.short_form(),
+        struct=_struct_lines(config).replace("\n", "\n      "),
+        features=_features(features, indent=6),
     )
 
 
@@ -102,21 +125,24 @@ def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]])
     `archs_of` gives for each config the architectures that its object holds machine code for,
     ascending; PTX is that of the last.
     """
-    rows = [
-        _ROW.format(
-            struct=config.to_cpp_struct(),
-            short_form=config.short_form(),
-            sm_archs=",".join(str(arch.sm) for arch in archs),
-            ptx_arch=archs[-1].sm,
-            rank=rank(config),
+    declarations, rows = [], []
+    for config, archs in sorted(archs_of.items()):
+        stem = file_stem(config)
+        declarations.append(_DECLARATION.format(stem=stem))
+        sm_archs = ",".join(str(arch.sm) for arch in archs)
+        rows.append(
+            _ROW.format(stem=stem, sm_archs=sm_archs, ptx_arch=archs[-1].sm, rank=rank(config))
         )
-        for config, archs in sorted(archs_of.items())
-    ]
-    return _MAP.format(rows="\n".join(rows))
+    return _MAP.format(declarations="\n".join(declarations), rows="\n".join(rows))
 
 
 def _ctas_per_sm(config: FlashForwardKernelConfig, arch: Arch) -> int:
     return 0 if config.violations(arch) else config.num_ctas_per_sm(arch)
+
+
+def _features(features: Sequence[Features], indent: int) -> str:
+    """As template arguments, one a line."""
+    return (",\n" + " " * indent).join(f.to_cpp() for f in features)
 
 
 def _require_canonical(config: FlashForwardKernelConfig) -> None:

@@ -35,8 +35,8 @@ struct Span {
   T const* data;
   size_t size;
 
-  T const* begin() const { return data; }
-  T const* end() const { return data + size; }
+  constexpr T const* begin() const { return data; }
+  constexpr T const* end() const { return data + size; }
 };
 
 struct ConfigMapRow {

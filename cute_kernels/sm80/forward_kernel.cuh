@@ -15,6 +15,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device.h"
+#include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/gemm.h"
@@ -28,16 +29,16 @@ namespace pyflash::sm80 {
 using namespace cute;
 using device::Site;
 
-template <class Traits, Variant kVariant>
+template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kHeadDim = Traits::kHeadDim;
 
-  constexpr bool kMaskEnds = kVariant != Variant::Plain;
-  constexpr bool kMaskBegins = kVariant == Variant::General || kVariant == Variant::Capped;
-  constexpr bool kPadded = kMaskBegins;
+  constexpr bool kMaskEnds = kFeatures.right_window;
+  constexpr bool kMaskBegins = kFeatures.left_window;
+  constexpr bool kPredicatedColumns = kFeatures.predicated_head_dim;
 
   // Coordinates and early exit.
   int const tidx = device::thread_idx();
@@ -118,8 +119,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   Tensor tOrVt_copy = s2r_V.get_slice(tidx).retile_D(tOrVt);  // (CPY,MMA_K,MMA_N)
 
   // A cap leaves nothing but itself to scale.
+  bool const is_capped = kFeatures.softcap && params.softcap != 0;
   Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(
-      kVariant == Variant::Capped ? params.softcap : params.softmax_scale);
+      is_capped ? params.softcap : params.softmax_scale);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -128,13 +130,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   };
   auto load_K = [&](int n_block, auto ragged) {
     device::at(Site::K_g2s);
-    copy_g2s<Traits, ragged.value, kPadded>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
+    copy_g2s<Traits, ragged.value, kPredicatedColumns>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
                                             {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
-    copy_g2s<Traits, ragged.value, kPadded>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
+    copy_g2s<Traits, ragged.value, kPredicatedColumns>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
                                             {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
@@ -180,13 +182,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::sync_threads();
     }
 
-    if constexpr (kVariant == Variant::Capped) {
+    if (is_capped) {
       cap_scores(acc_S, params.softmax_scale / params.softcap);
     }
     if constexpr (masked.value) {
       mask.apply(acc_S, tScS, n_block);
     }
-    softmax.template update<first.value && Traits::kOptimizedSoftmax, kMaskEnds && masked.value>(
+    softmax.template update<first.value && Traits::kOptimizedSoftmax, (kMaskEnds || kMaskBegins) && masked.value>(
         acc_S, acc_O);
     Tensor rP = convert<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
     Tensor tOrP = as_operand_A(rP);       // (MMA,MMA_M,MMA_N/2)
@@ -206,7 +208,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   if (begin_block < end_block) {
     // Prologue.
     device::at(Site::Q_g2s);
-    copy_g2s<Traits, true, kPadded>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
+    copy_g2s<Traits, true, kPredicatedColumns>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
     commit();
     if constexpr (Traits::kEagerLoadBlocks) {
       load_K(end_block - 1, true_type{});
