@@ -9,7 +9,7 @@
 
 // NOTE: outside namespace pyflash for the same reason as the configs: config.h.
 struct ForwardFeatures {
-  bool right_window = false;         // causal too
+  bool right_window = false;  // causal too
   bool left_window = false;
   bool predicated_head_dim = false;  // d_head below that of the config
   bool softcap = false;

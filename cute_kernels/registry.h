@@ -43,18 +43,19 @@ struct ConfigMapRow {
   AnyConfig config;
   char const* short_form;
   DType dtype;
-  int d_head;     // largest of a problem
-  int B_r;        // Q rows per CTA
-  int B_c;        // K/V rows per block
-  int n_threads;  // per CTA
-  int smem_bytes;  // per CTA, dynamic
+  int d_head;                      // largest of a problem
+  int B_r;                         // Q rows per CTA
+  int B_c;                         // K/V rows per block
+  int n_threads;                   // per CTA
+  int smem_bytes;                  // per CTA, dynamic
   Span<ForwardFeatures> features;  // the combinations that are built, in the order of dispatch
   Span<ArchCtas> ctas_per_sm;      // ascending
   ForwardLauncher launch;          // with the first combination that covers the problem
   ProblemRefusal refusal;
-  char const* sm_archs;  // targets of the machine code inside, comma separated, ascending: "80,90", "90a"
-  int ptx_arch;          // PTX inside, for devices newer than all of sm_archs: 90; 0 = none
-  int rank;              // the selection rule's order of preference: smaller first
+  char const*
+      sm_archs;  // targets of the machine code inside, comma separated, ascending: "80,90", "90a"
+  int ptx_arch;  // PTX inside, for devices newer than all of sm_archs: 90; 0 = none
+  int rank;      // the selection rule's order of preference: smaller first
 };
 
 struct KernelLibrary {

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
@@ -44,8 +45,7 @@ bool machine_code_runs(std::string_view target, int sm_arch) {
   int built = 0;
   char const* const end = target.data() + target.size();
   bool const is_specific = std::from_chars(target.data(), end, built).ptr != end;
-  return is_specific ? built == sm_arch
-                     : built / 10 == sm_arch / 10 && built % 10 <= sm_arch % 10;
+  return is_specific ? built == sm_arch : built / 10 == sm_arch / 10 && built % 10 <= sm_arch % 10;
 }
 
 }  // namespace

@@ -5,11 +5,16 @@
 
 #include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
 
 namespace pyflash {
 namespace {
+
+std::pair<DType, int> key_fields(AnyConfig const& config) {
+  return std::visit([](auto const& c) { return std::pair(c.dtype, c.d_head); }, config);
+}
 
 constexpr char const* kNamed = "it was named";
 
@@ -24,15 +29,20 @@ std::string archs_of(ConfigMapRow const& row) {
                   row.ptx_arch ? sentence(" and PTX of compute_", row.ptx_arch) : "");
 }
 
-// What the CPU runs where nothing is built, and what to build for a GPU.
-AnyConfig fallback_config(Problem const& problem) {
-  return fallback_config(problem.dtype, problem.params.d_head);
+// What the CPU runs where nothing is built, and what to build for a GPU: of the smallest d_head that is large enough.
+AnyConfig const& fallback_config(Problem const& problem) {
+  for (AnyConfig const& config : kFallbackConfigs) {
+    auto const [dtype, d_head] = key_fields(config);
+    if (dtype == problem.dtype && d_head >= problem.params.d_head) {
+      return config;
+    }
+  }
+  refuse("no config is for ", name(problem.dtype), " with d_head ", problem.params.d_head);
 }
 
 AnyConfig named_config(std::string_view text, Problem const& problem) {
   AnyConfig const config = parse_short_form(text);
-  auto const [dtype, d_head] = std::visit(
-      [](auto const& c) { return std::pair(c.dtype, c.d_head); }, config);
+  auto const [dtype, d_head] = key_fields(config);
   require(dtype == problem.dtype, "config '", text, "' is for ", name(dtype), ", q is ",
           name(problem.dtype));
   require(d_head >= problem.params.d_head, "config '", text, "' is for d_head up to ", d_head,
@@ -48,13 +58,14 @@ Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gp
   AnyConfig const config = named_config(text, problem);
   std::optional<Kernel> const kernel = find_kernel(config);
   if (!kernel) {
-    int const d_head = std::visit([](auto const& c) { return c.d_head; }, config);
-    refuse("config '", text, "' is not built: ", built_short_forms(problem.dtype, d_head),
+    refuse("config '", text,
+           "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
            "; to build it: pyflash build '", text, "', and name it as its canonical() does");
   }
   if (!runs_on(*kernel->row, gpu.sm_arch)) {
     refuse("config '", text, "' is not built for this GPU, sm_", gpu.sm_arch, ": it has ",
-           archs_of(*kernel->row), "; to build it: pyflash build '", text, "' --arch ", gpu.sm_arch);
+           archs_of(*kernel->row), "; to build it: pyflash build '", text, "' --arch ",
+           gpu.sm_arch);
   }
   ForwardFeatures const needed = features_needed(problem.params, kernel->row->d_head);
   if (!covers(*kernel->row, needed)) {
@@ -95,9 +106,9 @@ CandidatesKey key_of(Problem const& problem, int sm_arch) {
 // Rule 1, 2 or 3 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
-  Kernel const& smallest = *std::min_element(
-      kernels.begin(), kernels.end(),
-      [](Kernel const& a, Kernel const& b) { return a.row->B_r < b.row->B_r; });
+  Kernel const& smallest =
+      *std::min_element(kernels.begin(), kernels.end(),
+                        [](Kernel const& a, Kernel const& b) { return a.row->B_r < b.row->B_r; });
   if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
@@ -155,7 +166,8 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
   } else {
     Candidates const& candidates = candidates_for(key_of(problem, gpu.sm_arch));
     auto const refuses = [&](Kernel const& kernel) { return refusal(*kernel.row, params); };
-    auto const refusing = std::find_if(candidates.kernels.begin(), candidates.kernels.end(), refuses);
+    auto const refusing =
+        std::find_if(candidates.kernels.begin(), candidates.kernels.end(), refuses);
     std::vector<Kernel> accepting;  // a copy, where one refuses
     if (refusing != candidates.kernels.end()) {
       selection.passed_over =

@@ -40,10 +40,9 @@ int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 int launch_forward(ForwardParams const& params, void* stream) {
   int error = cudaErrorNotSupported;
-  run_first_that_covers<kBuilt...>(
-      features_needed(params, kConfig.d_head), [&](auto features) {
-        error = launch_kernel<kConfig, features.value>(params, static_cast<cudaStream_t>(stream));
-      });
+  run_first_that_covers<kBuilt...>(features_needed(params, kConfig.d_head), [&](auto features) {
+    error = launch_kernel<kConfig, features.value>(params, static_cast<cudaStream_t>(stream));
+  });
   return error;
 }
 
