@@ -22,8 +22,8 @@ from pyflash.codegen.build import (
     default_archs,
     legal_archs,
 )
-from pyflash.codegen.compilation import Compilation, Compiler, compile_all, included_headers
-from pyflash.config.arch import Arch
+from pyflash.codegen.compilation import Compilation, Compiler, compile_all
+from pyflash.config.arch import Arch, targets
 
 BEST = FlashForwardKernelConfig.parse(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -99,7 +99,7 @@ def test_touching_files_changes_no_key_and_editing_them_does(tmp_path, monkeypat
 
 
 def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
-    compiler = toolchain.kernel_compiler([Arch.of(90)], "")
+    compiler = toolchain.kernel_compiler(targets([Arch.of(90)]), "")
     emitted = source(emit.emit_config(BEST), compiler)
     emitted.source.parent.mkdir(parents=True)
     emitted.source.write_text(emitted.text)
@@ -109,10 +109,10 @@ def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
         text=True,
         check=True,
     )
-    root = str(compilation.ROOT / "cute_kernels") + "/"
-    read = {word for word in re.split(r"[\s\\]+", listing.stdout) if word.startswith(root)}
-    assert read == {str(path) for path in included_headers(emitted.text)}
-    assert root + "sm80/launch.h" in read
+    roots = tuple(f"{folder / 'cute_kernels'}/" for folder in compiler.include_dirs)
+    read = {word for word in re.split(r"[\s\\]+", listing.stdout) if word.startswith(roots)}
+    assert read == {str(path) for path in emitted.files}
+    assert {f"{roots[0]}sm80/launch.h", f"{roots[1]}generated/configs.h"} <= read
 
 
 def test_two_builders_at_once_compile_once(counting):

@@ -5,8 +5,9 @@ from support.strategies import LADDER_BEST
 
 from pyflash import DType, Space, from_environment, named_set
 from pyflash.config.arch import ARCHS
+from pyflash.config.sets import SET_NAMES, UNRANKED, rank
 from pyflash.config.sm80_forward.rules import SUPPORTED
-from pyflash.config.space import DEFAULTS, HEAD_DIMS, PROG, SET_NAMES, UNRANKED, rank
+from pyflash.config.sm80_forward.sets import DEFAULTS, HEAD_DIMS, PROG
 
 COUNTS = {
     "tune": 80,
