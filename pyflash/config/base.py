@@ -128,7 +128,7 @@ class KernelConfig(ABC):
         return {name: field.kind for name, field in describe(cls).fields.items()}
 
     @classmethod
-    def choices(cls, name: str, values: Any) -> tuple[Any, ...]:
+    def values_of(cls, name: str, values: Any) -> tuple[Any, ...]:
         """One value or several of field `name`, ascending, without repetitions; members of
         enumerations also by name. Raises TypeError or ValueError for what no config can hold."""
         field = describe(cls).fields[name]
@@ -143,11 +143,15 @@ class KernelConfig(ABC):
 
     @classmethod
     def product(cls, **values: Any) -> Iterator[Self]:
-        """The cartesian product of field values, one or several each, in ascending order."""
-        choices = [cls.choices(name, values.pop(name)) for name in cls.field_types()]
-        if values:
-            raise TypeError(f"{cls.__name__} has no fields {sorted(values)}")
-        return itertools.starmap(cls, itertools.product(*choices))
+        """The cartesian product of the values of every field, one or several each, ascending.
+
+        Raises TypeError where a field is unknown or missing.
+        """
+        names = cls.field_types().keys()
+        if wrong := values.keys() ^ names:
+            raise TypeError(f"{cls.__name__}: unknown or missing fields {sorted(wrong)}")
+        of_each = (cls.values_of(name, values[name]) for name in names)
+        return itertools.starmap(cls, itertools.product(*of_each))
 
     # Legality
 

@@ -44,7 +44,7 @@ class Space:
             names = ", ".join(every)
             raise TypeError(f"unknown fields {sorted(unknown)}: a config has {names}")
         self._values = {
-            name: config_type.choices(name, values.get(name, every[name])) for name in every
+            name: config_type.values_of(name, values.get(name, every[name])) for name in every
         }
         self._predicates: tuple[Predicate, ...] = ()
 
