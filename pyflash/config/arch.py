@@ -61,6 +61,9 @@ ARCHS = (
     Arch(86, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=16),  # RTX 30, A10, A40
     Arch(89, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=24),  # RTX 40, L4, L40
     Arch(90, 227 * KB, 228 * KB, max_warps_per_sm=64, max_ctas_per_sm=32),  # H100, H200
+    # No kernel is written for these: they run the SM80 family from the PTX of sm_90.
+    Arch(100, 227 * KB, 228 * KB, max_warps_per_sm=64, max_ctas_per_sm=32, ptx_of=90),  # B200
+    Arch(120, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=24, ptx_of=90),  # RTX 50
 )
 
 

@@ -153,6 +153,20 @@ def test_archs_and_flags_are_part_of_the_key():
     assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in both.command
 
 
+def test_an_architecture_without_machine_code_takes_the_ptx_of_an_older_one():
+    (one,) = build.kernel_compilations({BEST: [Arch.of(90)]}).values()
+    (both,) = build.kernel_compilations({BEST: [Arch.of(90), Arch.of(120)]}).values()
+    assert one.key == both.key
+    (ptx,) = build.kernel_compilations({BEST: [Arch.of(120)]}).values()
+    codes = [option for option in ptx.command if option.startswith("-gencode")]
+    assert codes == ["-gencode=arch=compute_90,code=compute_90"]
+
+
+def test_a_family_of_one_architecture_has_its_own_target():
+    codes = toolchain._gencode(targets([Arch.of(90)], suffix="a"))
+    assert codes == ["-gencode=arch=compute_90a,code=sm_90a"]
+
+
 # Failures
 
 
@@ -255,7 +269,8 @@ def test_default_archs(monkeypatch):
     assert default_archs() == []
     monkeypatch.delenv("PYFLASH_ARCHS")
     # A GPU newer than any known one runs the PTX of the newest known; one too old runs nothing.
-    for found, expected in [([86], [86]), ([90, 120], [90]), ([75], []), ([], [])]:
+    cases = [([86], [86]), ([90, 121], [90, 120]), ([110], [100]), ([75], []), ([], [])]
+    for found, expected in cases:
         monkeypatch.setattr(build, "machine_archs", lambda found=found: found)
         assert default_archs() == [Arch.of(sm) for sm in expected]
 

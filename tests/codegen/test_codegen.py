@@ -43,12 +43,12 @@ constexpr auto kConfig = FlashForwardKernelConfig{
 
 // CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
 template <>
-inline constexpr CtasPerSm kCtasPerSm<kConfig>{.sm80 = @, .sm86 = @, .sm89 = @, .sm90 = @};
+inline constexpr CtasPerSm kCtasPerSm<kConfig>{.sm80 = @, .sm86 = @, .sm89 = @, .sm90 = @, .sm100 = @, .sm120 = @};
 
 template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
 
 }  // namespace pyflash
-"""
+"""  # noqa: E501
 
 
 def test_a_unit_is_this_text_with_the_resource_model_filled_in():
