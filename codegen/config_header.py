@@ -41,8 +41,8 @@ _HEADER = """\
 // In the order of the families, which is that of the configs of different families.
 using AnyConfig = std::variant<{structs}>;
 
-// What the CPU names, and what is proposed for building, where nothing is built: by dtype and
-// d_head, both ascending.
+// What the CPU names, and what is proposed for building, where nothing is built: by family, dtype
+// and d_head, ascending.
 inline constexpr AnyConfig kFallbackConfigs[] = {{
 {fallbacks}
 }};
