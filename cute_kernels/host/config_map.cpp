@@ -83,6 +83,11 @@ KernelLibrary const* any_kernel_library() {
 }
 
 bool runs_on(ConfigMapRow const& row, int sm_arch) {
+  for (ArchCtas const& known : row.ctas_per_sm) {
+    if (known.sm_arch == sm_arch && known.ctas == 0) {
+      return false;
+    }
+  }
   for (std::string_view targets = row.sm_archs; !targets.empty();) {
     size_t const length = std::min(targets.find(','), targets.size());
     if (machine_code_runs(targets.substr(0, length), sm_arch)) {

@@ -34,7 +34,7 @@ std::vector<Kernel> all_kernels();
 KernelLibrary const* any_kernel_library();
 
 // Whether the row holds code for a device of compute capability sm_arch (major * 10 + minor): machine code of the same
-// major version and no newer minor one (code for "90a" runs on 90 alone), or PTX that is not newer.
+// major version and no newer minor one (code for "90a" runs on 90 alone), or PTX that is not newer; and whether the config is legal there.
 bool runs_on(ConfigMapRow const& row, int sm_arch);
 
 // Whether some built combination covers the features.

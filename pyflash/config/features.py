@@ -1,61 +1,95 @@
-"""What a problem can need beyond plain attention, and the combinations that kernels are built with."""
+"""What a problem needs beyond plain attention, and the combinations that kernels are built for.
+
+Feature combinations are compiled separately, so that a mask cannot slow the unmasked kernel. The
+struct of the same fields in C++ is `ForwardFeatures` in cute_kernels/features.h.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+PLAIN = "plain"
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Features:
-    """The fields of `ForwardFeatures` in cute_kernels/features.h, in the same order."""
+    """What a kernel can do, or what a problem needs."""
 
-    right_window: bool = False
-    left_window: bool = False
-    predicated_head_dim: bool = False
+    right_window: bool = False  # keys end at a diagonal: causal, window_right
+    left_window: bool = False  # keys start at a diagonal: window_left
+    predicated_head_dim: bool = False  # a head_dim below the config's d_head
     softcap: bool = False
     sinks: bool = False
 
     def __str__(self) -> str:
-        """Such as right_window+softcap; without any, plain."""
-        return "+".join(self._names()) or "plain"
+        """The names joined by +, in the order of the fields; "plain" for none."""
+        return "+".join(name for name in NAMES if getattr(self, name)) or PLAIN
 
     @classmethod
     def parse(cls, text: str) -> Features:
-        """The inverse of str, in any order. Raises ValueError naming an unknown feature."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        names = [] if text == "plain" else text.split("+")
-        for name in names:
-            if name not in known:
-                raise ValueError(f"unknown feature {name!r}: expected {', '.join(known)}")
-        return cls(**dict.fromkeys(names, True))
+        """The inverse of `str`, for names in any order.
 
-    def to_cpp(self) -> str:
-        """The C++ literal, with designated initialisers."""
-        values = ", ".join(f".{name} = true" for name in self._names())
-        return f"ForwardFeatures{{{values}}}"
+        Raises ValueError naming a word that is unknown or repeated.
+        """
+        if text.strip() == PLAIN:
+            return cls()
+        words = [word.strip() for word in text.split("+")]
+        for i, word in enumerate(words):
+            if word not in NAMES:
+                raise ValueError(
+                    f"unknown feature {word!r} in {text!r}: expected {PLAIN}, or some of "
+                    f"{', '.join(NAMES)} joined by +"
+                )
+            if word in words[:i]:
+                raise ValueError(f"{word!r} is repeated in {text!r}")
+        return cls(**dict.fromkeys(words, True))
+
+    @classmethod
+    def of(cls, features: Features | str) -> Features:
+        return features if isinstance(features, Features) else cls.parse(features)
 
     def covers(self, needed: Features) -> bool:
-        """Whether a kernel with these features runs a problem that needs those."""
-        return set(needed._names()) <= set(self._names())
+        """Whether a kernel with these features computes a problem that needs `needed`."""
+        return all(getattr(self, name) or not getattr(needed, name) for name in NAMES)
 
-    def _names(self) -> list[str]:
-        fields = dataclasses.fields(self)
-        return [field.name for field in fields if getattr(self, field.name)]
+    def to_cpp(self) -> str:
+        """The C++ literal."""
+        names = ", ".join(f".{name} = true" for name in NAMES if getattr(self, name))
+        return f"ForwardFeatures{{{names}}}"
 
 
-# What every config is built with, smallest first: a problem runs in the first that covers it.
-BUILT: tuple[Features, ...] = (
-    Features(),
-    Features(right_window=True),
-    Features(right_window=True, left_window=True),
-    Features(predicated_head_dim=True),
-    Features(right_window=True, predicated_head_dim=True),
-    Features(right_window=True, left_window=True, softcap=True),
-    Features(right_window=True, left_window=True, sinks=True),
-    Features(True, True, True, True, True),
+NAMES = tuple(field.name for field in dataclasses.fields(Features))
+
+# The combinations that are built by default, smallest first. A problem runs in the first that
+# covers what it needs.
+BUILT = tuple(
+    map(
+        Features.parse,
+        (
+            "plain",
+            "right_window",
+            "right_window+left_window",
+            "predicated_head_dim",
+            "right_window+predicated_head_dim",
+            "right_window+left_window+softcap",
+            "right_window+left_window+sinks",
+            "right_window+left_window+predicated_head_dim+softcap+sinks",
+        ),
+    )
 )
 
-# What a config is emulated with: each feature, and each pair that one code path joins, in few
-# instantiations.
-EMULATED: tuple[Features, ...] = BUILT
+
+def in_dispatch_order(features: Iterable[Features | str]) -> tuple[Features, ...]:
+    """Each combination once, those with fewer features first."""
+    unique = dict.fromkeys(map(Features.of, features))
+    return tuple(sorted(unique, key=lambda f: sum(getattr(f, name) for name in NAMES)))
+
+
+def first_covering(
+    needed: Features | str, built: Iterable[Features | str] = BUILT
+) -> Features | None:
+    """The combination of `built` that a problem runs in: the first that covers `needed`."""
+    needed = Features.of(needed)
+    return next((f for f in map(Features.of, built) if f.covers(needed)), None)
