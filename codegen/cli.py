@@ -18,8 +18,10 @@ from pyflash.codegen.build import (
 from pyflash.codegen.compilation import write_if_changed
 from pyflash.config import (
     ARCHS,
+    BUILT,
     SET_NAMES,
     Arch,
+    Features,
     KernelConfig,
     from_environment,
     named_set,
@@ -56,7 +58,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _dry_run(configs, archs)
     else:
         name = arguments.name or _default_name(arguments)
-        build_kernels(configs, archs, arguments.out, name, arguments.keep_going)
+        features = (*BUILT, *(arguments.features or ()))
+        build_kernels(configs, archs, arguments.out, name, arguments.keep_going, features)
 
 
 def _configs(arguments: argparse.Namespace) -> list[KernelConfig]:
@@ -107,6 +110,13 @@ def _dry_run(configs: list[KernelConfig], archs: list[Arch]) -> None:
     print(f"{len(compilations) - n_reused} to compile, {n_reused} to reuse", file=sys.stderr)
 
 
+def _feature_list(text: str) -> list[Features]:
+    try:
+        return [Features.parse(combination) for combination in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _arch_list(text: str) -> list[Arch]:
     try:
         return [Arch.of(name.strip()) for name in text.split(",")]
@@ -137,6 +147,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_arch_list,
         metavar="80,90",
         help="architectures (default: PYFLASH_ARCHS, or those of this machine's GPUs)",
+    )
+    parser.add_argument(
+        "--features",
+        type=_feature_list,
+        metavar="softcap,right_window+sinks",
+        help="combinations of features to build besides the default ones: "
+        + ", ".join(map(str, BUILT)),
     )
     parser.add_argument("--out", type=Path, default=LIB_DIR, metavar="DIR", help="for the library")
     parser.add_argument("--name", help="of the library: libpyflash_kernels-NAME.so")
