@@ -19,9 +19,11 @@ struct LseStrides {
   int64_t split;  // of lse_partial: the number of elements of lse
 };
 
+// The sink of a row is sinks[head * sink_strides.head + row * sink_strides.row], row being that of the Q block's sequence.
+// Where heads of q are rows of one Q block, so are their sinks.
 struct SinkStrides {
   int64_t head;
-  int64_t row;  // 0, but where heads that share K and V are rows
+  int64_t row;
 };
 
 // A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.

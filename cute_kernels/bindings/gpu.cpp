@@ -56,7 +56,7 @@ void launch(GpuSelection const& selection, ForwardParams const& params, void* st
   auto const& [row, library] = selection.kernel;
   int error = row->launch(params, stream);
   if (error == 0 && params.num_splits > 1) {
-    error = library->merge_splits(params, row->config.dtype, stream);
+    error = library->merge_splits(params, row->dtype, stream);
   }
   if (error != 0) {
     refuse("launching ", row->short_form, " failed: ", library->error_string(error));

@@ -43,10 +43,7 @@ AnyConfig const& fallback_config(Problem const& problem) {
 AnyConfig named_config(std::string_view text, Problem const& problem) {
   AnyConfig const config = parse_short_form(text);
   auto const [dtype, d_head] = key_fields(config);
-  require(dtype == problem.dtype, "config '", text, "' is for ", name(dtype), ", q is ",
-          name(problem.dtype));
-  require(d_head >= problem.params.d_head, "config '", text, "' is for d_head up to ", d_head,
-          ", q has d_head ", problem.params.d_head);
+  check_config_fits(text, dtype, d_head, problem);
   return config;
 }
 
