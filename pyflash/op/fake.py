@@ -14,7 +14,6 @@ from torch import Tensor
 from pyflash.config import FlashForwardKernelConfig
 
 _DTYPES = {torch.float16: "FP16", torch.bfloat16: "BF16"}
-_MAX_D_HEAD = 256
 
 
 @torch.library.register_fake("pyflash::fwd")
@@ -58,11 +57,6 @@ def _check_tensors(axes: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor) -> No
                 f"({', '.join(axes)})"
             ),
         )
-    d_head = q.shape[-1]
-    _check(
-        not isinstance(d_head, int) or (0 < d_head <= _MAX_D_HEAD and d_head % 8 == 0),
-        f"q has d_head {d_head}: expected a multiple of 8 from 8 to {_MAX_D_HEAD}",
-    )
 
 
 def _check_device(q: Tensor, **others: Tensor) -> None:

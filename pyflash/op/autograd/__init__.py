@@ -24,7 +24,7 @@ def _picked() -> str:
     default = "private" if private_api.is_available() else "public"
     name = os.environ.get("PYFLASH_TORCH_API") or default
     if name not in _APIS:
-        raise ValueError(f"PYFLASH_TORCH_API is {name!r}: expected 'private' or 'public'")
+        raise ImportError(f"PYFLASH_TORCH_API is {name!r}: expected 'private' or 'public'")
     return name
 
 
