@@ -19,6 +19,13 @@ struct LseStrides {
   int64_t split;  // of lse_partial: the number of elements of lse
 };
 
+// Of sinks: the sink of a row is sinks[head * sink_strides.head + row * sink_strides.row], row being that of the Q block's
+// sequence. Where heads of q are rows of one Q block, so are their sinks.
+struct SinkStrides {
+  int64_t head;
+  int64_t row;
+};
+
 // A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.
 inline constexpr int kNoWindow = 1 << 30;
 
@@ -38,6 +45,10 @@ struct ForwardParams {
   int const* cu_seqlens_q;  // (batch + 1), ascending from 0 to total_q; nullptr: padded
   int const* cu_seqlens_k;  // (batch + 1), ascending from 0 to total_k; nullptr: padded
 
+  // A logit for each head of q that joins the softmax denominator alone, neither scaled nor capped nor masked; nullptr:
+  // none. Where num_splits > 1 it joins the first split, so that the merge need not know of it.
+  void const* sinks;  // fp32, or the 16-bit type of q
+
   // Where num_splits > 1, what each split of the keys makes of them goes here, and o and lse are merged from it.
   float* o_partial;    // (num_splits, elements of lse, d_head)
   float* lse_partial;  // (num_splits, elements of lse)
@@ -47,6 +58,7 @@ struct ForwardParams {
   TensorStrides v_strides;
   TensorStrides o_strides;
   LseStrides lse_strides;
+  SinkStrides sink_strides;
 
   int batch;
   int heads;     // of q and o: a multiple of heads_kv
@@ -62,6 +74,8 @@ struct ForwardParams {
   int window_right;
 
   int num_splits;  // from 1 to kMaxSplits
+
+  bool sinks_are_fp32;
 
   float softmax_scale;
   float softcap;  // scores become softcap * tanh(scores / softcap); 0: they stay

@@ -12,7 +12,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, config.h or params.h changes its layout.
-inline constexpr int kKernelLibraryAbi = 2;
+inline constexpr int kKernelLibraryAbi = 3;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.

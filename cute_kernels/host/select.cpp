@@ -47,10 +47,7 @@ FlashForwardKernelConfig default_config(Problem const& problem) {
 
 FlashForwardKernelConfig named_config(std::string_view text, Problem const& problem) {
   FlashForwardKernelConfig const config = parse_short_form(text);
-  require(config.dtype == problem.dtype, "config '", text, "' is for ", name(config.dtype),
-          ", q is ", name(problem.dtype));
-  require(config.d_head >= problem.params.d_head, "config '", text, "' is for d_head up to ",
-          config.d_head, ", q has d_head ", problem.params.d_head);
+  check_config_fits(text, config.dtype, config.d_head, problem);
   return config;
 }
 
