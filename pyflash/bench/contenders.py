@@ -1,4 +1,4 @@
-"""Who takes part: callables over (q, k, v), each (batch, seqlen, heads, d_head)."""
+"""The contenders: callables over (q, k, v), each (batch, seqlen, heads, d_head)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASELINE = "PyTorch flash"
 
 @dataclass(frozen=True)
 class Contender:
-    """`run` gives out, shaped as q, inside `context()`."""
+    """`run` returns out, shaped as q; it is called inside `context()`."""
 
     name: str
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -56,7 +56,7 @@ def torch_backends(device: torch.device, causal: bool = False) -> list[Contender
 
 
 def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """NOTE: its causal mask is aligned at the first query, so q and k must be of one length."""
+    """NOTE: its causal mask is top-left aligned, so q and k must have the same length."""
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
         *heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]

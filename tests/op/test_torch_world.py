@@ -121,7 +121,7 @@ def test_gradients_under_autocast_have_the_dtype_of_the_inputs(compiled):
 
 def test_vmap_is_refused():
     q, k, v = make_inputs(GQA, torch.float16, 16)
-    sentence = "^pyflash: attention cannot be called under vmap: fold the mapped dimension into"
+    sentence = "^pyflash: attention does not support vmap: fold the mapped dimension into"
     with pytest.raises(RuntimeError, match=sentence):
         torch.vmap(attention)(*(x[None] for x in (q, k, v)))
     with pytest.raises(RuntimeError, match=sentence):

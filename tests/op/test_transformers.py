@@ -57,7 +57,7 @@ def run_all(models, run):
 
 @DTYPES
 @PADDINGS
-@pytest.mark.parametrize("name", ["llama", "sliding_window", "capped", "encoder"])
+@pytest.mark.parametrize("name", ["llama", "sliding_window", "capped", "sinks", "encoder"])
 def test_logits(name, padding, dtype, device):
     models = make_models(name, dtype, device)
     ids, mask = make_ids(device), make_mask(padding, device)
@@ -100,7 +100,7 @@ def decode(model, ids, mask, cache, first=20):
 @DTYPES
 @CACHES
 @pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("name", ["llama", "sliding_window", "capped"])
+@pytest.mark.parametrize("name", ["llama", "sliding_window", "capped", "sinks"])
 def test_logits_with_a_cache(name, padding, cache, dtype, device):
     """A static cache is longer than what fills it, also where there is no mask to tell."""
     models = make_models(name, dtype, device)
