@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 import pyflash
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import parse
 from pyflash.emulator import ORDERS
 from pyflash.emulator.table import renderable
 from pyflash.op.reference import expect
@@ -51,7 +51,7 @@ def emulate(
     Exits with 1 if it did anything wrong, or if attention came out wrong.
     """
     try:
-        key = FlashForwardKernelConfig.parse(config)
+        key = parse(config)
         torch.manual_seed(seed)
         heads_kv = heads if heads_kv is None else heads_kv
         q, k, v = (

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 import pyflash
-from pyflash import DType, FlashForwardKernelConfig, Problem
+from pyflash import DType, KernelConfig, Problem
 from pyflash.bench.__main__ import table
 from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.forward import rotated_inputs, run
@@ -114,7 +114,7 @@ def demo_on_gpu() -> None:
         raise RuntimeError(f"{ours.status}: error {ours.error}, bound {ours.bound}")
 
 
-def _select(problem: Problem) -> FlashForwardKernelConfig:
+def _select(problem: Problem) -> KernelConfig:
     selection = pyflash.select(problem)
     out.print(f"[bold]Config[/bold] {selection.config}: {selection.reason}\n")
     return selection.config
@@ -131,7 +131,7 @@ def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Ten
     out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
 
 
-def _resource_table(config: FlashForwardKernelConfig, kernels: list[dict]) -> Table:
+def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
     """The model's prediction, of the plain kernel, and what ptxas made of each variant."""
     dynamic_smem = pyflash.built_configs()[config].smem_bytes
     grid = Table("", "predicted", *VARIANTS, title=str(config))

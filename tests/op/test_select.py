@@ -11,7 +11,7 @@ import torch
 from support.fake_library import build_fake_library
 
 import pyflash
-from pyflash import DType, FlashForwardKernelConfig, Problem
+from pyflash import DType, Features, FlashForwardKernelConfig, Problem
 from pyflash.op.library import LIB_DIR
 
 LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
@@ -47,9 +47,17 @@ def test_rows_appear_in_the_config_map(fake_library):
     built = pyflash.built_configs()
     config = FlashForwardKernelConfig.parse(LARGE_RANK_2)
     assert built[config] == pyflash.BuiltConfig(
-        config, sm_archs=(80, 90), ptx_arch=90, n_threads=128, smem_bytes=1024, rank=2
+        config,
+        features=tuple(
+            map(Features.parse, ("plain", "right_window", "right_window+predicated_head_dim"))
+        ),
+        sm_archs=("80", "90"),
+        ptx_arch=90,
+        n_threads=128,
+        smem_bytes=1024,
+        rank=2,
     )
-    assert built[FlashForwardKernelConfig.parse(SMALL_RANK_0_SM80)].sm_archs == (80,)
+    assert built[FlashForwardKernelConfig.parse(SMALL_RANK_0_SM80)].sm_archs == ("80",)
     assert list(built) == sorted(built)
 
 
