@@ -20,6 +20,10 @@ from pyflash.config import FlashForwardKernelConfig
 from pyflash.config.arch import ARCHS
 
 
+# What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
+_HOST = ("call", "checks", "options", "problem", "tensor_view")
+
+
 def build_emulated(
     configs: Iterable[FlashForwardKernelConfig],
 ) -> dict[FlashForwardKernelConfig, Path]:
@@ -33,6 +37,7 @@ def build_emulated(
     _check_legal(configs)
     compiler = toolchain.emulator_compiler()
     sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
+    sources += [ROOT / "cute_kernels" / "host" / f"{name}.cpp" for name in _HOST]
     machine = [Compilation.of_file(path, compiler) for path in sources]
     kernels = {
         config: Compilation(
