@@ -24,6 +24,8 @@ struct CtasPerSm {
   int sm86 = 0;
   int sm89 = 0;
   int sm90 = 0;
+  int sm100 = 0;
+  int sm120 = 0;
 };
 
 struct ConfigMapRow {

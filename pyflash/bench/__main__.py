@@ -18,7 +18,7 @@ from pyflash.bench.environment import environment
 from pyflash.bench.forward import Result, run
 from pyflash.bench.host import host_table, host_times
 from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.space import SET_NAMES, named_set
+from pyflash.config.sets import SET_NAMES, named_set
 from pyflash.op.selection import Problem
 
 
