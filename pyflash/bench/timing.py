@@ -30,8 +30,8 @@ class Timing:
 def time_in_turns(
     calls: Mapping[str, Calls], device: torch.device, n_samples: int
 ) -> dict[str, Timing]:
-    """Times each of `calls`, n_samples >= 2 times. Samples are interleaved, and each turn has another
-    first contender, so that clocks and temperature affect all alike."""
+    """Times each of `calls`, n_samples >= 2 times. Samples are interleaved, and every turn starts
+    with another contender, so that clocks and temperature affect all alike."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     repeats = _warm_up(calls, device)
     names = list(calls)

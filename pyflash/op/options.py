@@ -26,7 +26,7 @@ class AttentionOptions(TypedDict, total=False):
     """The keyword arguments of `attention` and `attention_varlen`; the types are those that a
     caller may pass."""
 
-    softmax_scale: Annotated["float | None", Option(None, "None: 1 / sqrt(d_head).")]
+    softmax_scale: Annotated[float | None, Option(None, "None: 1 / sqrt(d_head).")]
     causal: Annotated[bool, Option(False, "window_right = 0.")]
     window_left: Annotated[
         int,

@@ -15,7 +15,7 @@ def register_with_torch() -> None:
     Where they cannot be loaded, the first use of torch.ops.pyflash raises AttributeError, and that
     of `pyflash.attention` ImportError, with the reason and what to do.
     """
-    if "torch" in sys.modules:
+    if sys.modules.get("torch"):
         _register()
     elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTorch())

@@ -46,12 +46,7 @@ def select(problem: Problem) -> Selection:
 
     Raises RuntimeError where `attention` would refuse the problem.
     """
-    device = torch.device(problem.device)
-    sm_arch = n_sms = 0
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        sm_arch = properties.major * 10 + properties.minor
-        n_sms = properties.multi_processor_count
+    sm_arch, n_sms = _gpu(torch.device(problem.device))
     short_form, num_splits, reason = torch.ops.pyflash.select(
         dtype=int(problem.dtype),
         packed=problem.packed,
@@ -66,3 +61,15 @@ def select(problem: Problem) -> Selection:
         **ops.arguments_of("Problem", problem.options),
     )
     return Selection(parse(short_form), num_splits, reason)
+
+
+def _gpu(device: torch.device) -> tuple[int, int]:
+    """(SM architecture, number of SMs), zeros for the CPU."""
+    if device.type == "cpu":
+        return 0, 0
+    if device.type != "cuda":
+        raise RuntimeError(f"pyflash: device is {device}: expected a CUDA device or cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError("pyflash: torch finds no CUDA GPU: expected device 'cpu'")
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major * 10 + properties.minor, properties.multi_processor_count

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from support.fake_library import build_fake_library
 import pyflash
 from pyflash import DType, Features, FlashForwardKernelConfig, Problem
 from pyflash.op.library import LIB_DIR
+from pyflash.op.options import OPTIONS
 
 LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
 LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
@@ -227,7 +229,8 @@ def problem(**changes):
         "batch": 1, "heads_q": 2, "heads_kv": 2, "seqlen_q": 100, "seqlen_k": 100, "d_head": 64,
         "dtype": DType.FP16, "device": "cpu",
     }  # fmt: skip
-    return Problem(**right | changes)
+    options = {name: changes.pop(name) for name in list(changes) if name in OPTIONS}
+    return Problem(**right | changes, options=options)
 
 
 @pytest.mark.usefixtures("fake_library")
@@ -269,9 +272,11 @@ for d_head in range(8, 257, 8):
         ({"causal": True, "window_right": 2}, "causal = True sets window_right = 0, which came as"),
         ({"window_left": -5}, "window_left = -5: expected a number of keys"),
         ({"softcap": -1.0}, "softcap = -1: expected a finite number above 0"),
-        ({"d_head": 84}, "q has d_head 84: expected a multiple of 8 from 8 to 256"),
+        ({"d_head": 84}, "q has d_head 84: expected a multiple of 8"),
         ({"packed": True, "d_head": 84}, "q has d_head 84: expected a multiple of 8"),
         ({"packed": True, "heads_q": 3}, "k has shape (100, 2, 64): expected a number of heads"),
+        ({"sinks": torch.zeros(3)}, "sinks has shape (3,): expected (2,), the heads of q"),
+        ({"device": "meta"}, "device is meta: expected a CUDA device or cpu"),
     ],
 )
 def test_select_refuses_what_attention_refuses(changes, sentence):
@@ -296,3 +301,21 @@ def test_select_refuses_what_attention_refuses(changes, sentence):
 def test_the_op_refuses_what_no_call_of_attention_has(changes, sentence):
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
         select(**changes)
+
+
+def test_an_option_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="Problem got an unexpected keyword argument 'casual'"):
+        pyflash.select(replace(problem(), options={"casual": True}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_select_without_a_gpu_says_so():
+    with pytest.raises(RuntimeError, match="torch finds no CUDA GPU: expected device 'cpu'"):
+        pyflash.select(problem(device="cuda"))
+
+
+def test_options_of_a_problem():
+    """An explicit config and num_splits are used."""
+    options = {"config": FP16_8, "num_splits": 3, "causal": False}
+    selection = pyflash.select(problem(d_head=8, **options))
+    assert (str(selection.config), selection.reason) == (FP16_8, "it was named")
