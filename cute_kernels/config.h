@@ -24,6 +24,7 @@ struct FlashForwardKernelConfig {
   int V_mma_load_K_tiles;
   bool mma_double_buffer_loads;
   bool optimized_softmax;
+  int kv_stages = 1;
 
   friend auto operator<=>(FlashForwardKernelConfig const&,
                           FlashForwardKernelConfig const&) = default;
