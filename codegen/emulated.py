@@ -18,7 +18,6 @@ from pyflash.codegen.build import BuildError, link
 from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_all
 from pyflash.config import ARCHS, KernelConfig, as_config
 
-
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
 _HOST = ("call", "checks", "options", "problem", "tensor_view")
 

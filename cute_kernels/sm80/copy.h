@@ -36,10 +36,10 @@ CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, Dst
         if (exists) {
           copy(tiled_copy, src(_, m, k), in_flight(_, m, k));
         }
-      } else if constexpr (kRagged) {
+      } else if constexpr (kRagged || kPredicatedColumns) {
         typename Traits::AsyncCopyAtomOrZeros const copy_or_zeros;
         copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));
-      } else if (exists) {
+      } else {
         copy(tiled_copy, src(_, m, k), dst(_, m, k));
       }
     }

@@ -27,9 +27,7 @@ class Contender:
     context: Callable[[], AbstractContextManager] = nullcontext
 
 
-def pyflash_configs(
-    configs: Iterable[KernelConfig], causal: bool = False
-) -> list[Contender]:
+def pyflash_configs(configs: Iterable[KernelConfig], causal: bool = False) -> list[Contender]:
     return [
         Contender(
             name=str(config),

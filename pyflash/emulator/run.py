@@ -104,9 +104,7 @@ def _emulate(
         config = FlashForwardKernelConfig.parse(config)
     config = config.canonical()
     (library,) = build_emulated([config]).values()
-    return run_library(
-        library, inputs, config, order=order, num_splits=num_splits, **options
-    )
+    return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
 
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
