@@ -53,8 +53,8 @@ def build_kernels(
     """Builds out_dir/libpyflash_kernels-<name>.so and returns its path.
 
     It holds the canonical configs that stand for `configs`, which may be of several families, each
-    for those of `archs` (default: `default_archs()`) on which it is legal, with a kernel for each of
-    these combinations of features.
+    for those of `archs` (default: `default_archs()`) on which it is legal, with a kernel for each
+    of these combinations of features.
 
     Raises ValueError before any compiler runs: no configs, no archs, or configs that are legal on
     none of the archs, each with its violations. Raises BuildError with each config that did not

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig, parse
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 
@@ -23,7 +23,7 @@ def emulate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    config: FlashForwardKernelConfig | str,
+    config: KernelConfig | str,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -49,9 +49,9 @@ def emulate(
     they agree with a GPU's up to the order of sums. Races and the like do not raise: they are in
     `report.findings`, and `report.check()` raises them.
 
-    Raises RuntimeError for arguments that attention refuses, in the same words, ValueError for an unknown order, for
-    num_splits < 1, for text that is no config and for a config that breaks a rule,
-    `codegen.build.BuildError` where the kernel does not compile.
+    Raises RuntimeError for arguments that attention refuses, in the same words; ValueError for an
+    unknown order, num_splits < 1, text that is not a config and a config that breaks a rule;
+    `pyflash.codegen.build.BuildError` where the kernel does not compile.
     """
     return _emulate(
         (q, k, v),
@@ -76,7 +76,7 @@ def emulate_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    config: FlashForwardKernelConfig | str,
+    config: KernelConfig | str,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """`emulate` for packed sequences, as `pyflash.attention_varlen` takes them.
@@ -91,7 +91,7 @@ def emulate_varlen(
 
 def _emulate(
     inputs: tuple[Any, ...],
-    config: FlashForwardKernelConfig | str,
+    config: KernelConfig | str,
     *,
     order: str = ORDERS[0],
     num_splits: int = 1,
@@ -101,7 +101,7 @@ def _emulate(
 
     _check(inputs, order, num_splits, options.get("sinks"))
     if isinstance(config, str):
-        config = FlashForwardKernelConfig.parse(config)
+        config = parse(config)
     config = config.canonical()
     (library,) = build_emulated([config]).values()
     return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
@@ -113,7 +113,7 @@ _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_s
 def run_library(
     library: Path,
     inputs: tuple[Any, ...],
-    config: FlashForwardKernelConfig,
+    config: KernelConfig,
     *,
     order: str = ORDERS[0],
     seed: int = 0,

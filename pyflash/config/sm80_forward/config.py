@@ -47,7 +47,7 @@ class FlashForwardKernelConfig(KernelConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """Per CTA: a block of Q, kv_stages of K and of V, of 16-bit elements; O reuses Q's space."""
+        """Per CTA: a block of Q and kv_stages blocks of K and of V; O reuses the space of Q."""
         return (self.B_r + 2 * self.kv_stages * self.B_c) * self.d_head * 2
 
     def canonical(self) -> FlashForwardKernelConfig:

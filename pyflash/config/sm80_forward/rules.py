@@ -148,10 +148,10 @@ def copy_tile(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 @RULES.rule
 def smem(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     if c.smem_bytes > arch.smem_per_cta:
-        stages, fewer = ("kv_stages * ", ", or fewer kv_stages") if c.kv_stages > 1 else ("", "")
+        stages, fewer = ("kv_stages * ", ", or fewer stages") if c.kv_stages > 1 else ("", "")
         yield (
-            f"(B_r + 2 * {stages}B_c) * d_head * 2 = {c.smem_bytes} bytes of shared memory are more "
-            f"than the {arch.smem_per_cta} that {arch} gives a CTA: use a smaller B_r or B_c{fewer}"
+            f"(B_r + 2 * {stages}B_c) * d_head * 2 = {c.smem_bytes} bytes of shared memory are "
+            f"more than the {arch.smem_per_cta} that {arch} gives a CTA: use a smaller B_r or B_c{fewer}"
         )
 
 
