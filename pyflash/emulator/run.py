@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import KernelConfig, parse
+from pyflash.config import KernelConfig, as_config
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 
@@ -100,9 +100,7 @@ def _emulate(
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
     _check(inputs, order, num_splits, options.get("sinks"))
-    if isinstance(config, str):
-        config = parse(config)
-    config = config.canonical()
+    config = as_config(config).canonical()
     (library,) = build_emulated([config]).values()
     return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
 

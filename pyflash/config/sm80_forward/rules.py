@@ -151,7 +151,8 @@ def smem(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         stages, fewer = ("kv_stages * ", ", or fewer stages") if c.kv_stages > 1 else ("", "")
         yield (
             f"(B_r + 2 * {stages}B_c) * d_head * 2 = {c.smem_bytes} bytes of shared memory are "
-            f"more than the {arch.smem_per_cta} that {arch} gives a CTA: use a smaller B_r or B_c{fewer}"
+            f"more than the {arch.smem_per_cta} that {arch} gives a CTA: use a smaller B_r or "
+            f"B_c{fewer}"
         )
 
 
