@@ -19,7 +19,6 @@ from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_al
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.config.arch import ARCHS
 
-
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
 _HOST = ("call", "checks", "options", "problem", "tensor_view")
 

@@ -49,9 +49,9 @@ def emulate(
     they agree with a GPU's up to the order of sums. Races and the like do not raise: they are in
     `report.findings`, and `report.check()` raises them.
 
-    Raises RuntimeError for arguments that attention refuses, in the same words, ValueError for an unknown order, for
-    num_splits < 1, for text that is no config and for a config that breaks a rule,
-    `codegen.build.BuildError` where the kernel does not compile.
+    Raises RuntimeError for arguments that attention refuses, in the same words, ValueError for an
+    unknown order, for num_splits < 1, for text that is no config and for a config that breaks a
+    rule, `codegen.build.BuildError` where the kernel does not compile.
     """
     return _emulate(
         (q, k, v),
@@ -104,9 +104,7 @@ def _emulate(
         config = FlashForwardKernelConfig.parse(config)
     config = config.canonical()
     (library,) = build_emulated([config]).values()
-    return run_library(
-        library, inputs, config, order=order, num_splits=num_splits, **options
-    )
+    return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
 
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")

@@ -217,7 +217,7 @@ def test_refusals(libraries):
         pyflash.emulate(q, k, v, BEST, order="sideways")
     with pytest.raises(ValueError, match="eager"):
         pyflash.emulate(q, k, v, BEST.replace(async_copy=False))
-    with pytest.raises(TypeError, match="window_left = 1.5 is not an option of attention"):
+    with pytest.raises(TypeError, match=r"window_left = 1\.5 is not an option of attention"):
         pyflash.emulate(q, k, v, BEST, window_left=1.5)
     with pytest.raises(TypeError, match="dropout = 1 is not an option of attention"):
         emulate(libraries, BEST, (q, k, v), dropout=1)
