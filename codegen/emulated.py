@@ -19,7 +19,7 @@ from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_al
 from pyflash.config import ARCHS, KernelConfig, as_config
 
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
-_HOST = ("call", "checks", "options", "problem", "tensor_view")
+_HOST = ("call", "checks", "names", "options", "problem", "tensor_view")
 
 
 def build_emulated(

@@ -1,10 +1,15 @@
 #include "cute_kernels/emulator/c_api.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cute_kernels/emulator/emulator.h"
@@ -19,6 +24,22 @@ using pyflash::TensorView;
 
 // NOTE: they stand for tensors of a GPU, where the values of cu_seqlens are not checked.
 constexpr pyflash::Device kDevice{pyflash::Device::Kind::kCuda, 0};
+
+template <class Visit>
+void for_each_tensor_option(Visit&& visit) {
+  pyflash::for_each_option([&]<class T>(pyflash::Option<T> const& option) {
+    if constexpr (std::is_same_v<T, std::optional<TensorView>>) {
+      visit(option);
+    }
+  });
+}
+
+bool takes_tensor(std::string_view name) {
+  constexpr std::string_view kInputs[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"};
+  bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs);
+  for_each_tensor_option([&](auto const& option) { found = found || name == option.name; });
+  return found;
+}
 
 struct Tensor {
   void const* data;
@@ -54,11 +75,9 @@ struct Run {
       call.packing =
           pyflash::Packing{view("cu_seqlens_q"), view("cu_seqlens_k"), max_seqlen_q, max_seqlen_k};
     }
-    pyflash::for_each_option([&]<class T>(pyflash::Option<T> const& option) {
-      if constexpr (std::is_same_v<T, std::optional<TensorView>>) {
-        if (tensors.contains(option.name)) {
-          call.options.*option.member = view(option.name);
-        }
+    for_each_tensor_option([&](auto const& option) {
+      if (tensors.contains(option.name)) {
+        call.options.*option.member = view(option.name);
       }
     });
     return call;
@@ -84,12 +103,13 @@ void* pyflash_emulator_new(char const* order, uint64_t seed) try {
 
 void pyflash_emulator_delete(void* emulator) { delete &run_of(emulator); }
 
-void pyflash_emulator_set_tensor(void* emulator, char const* name, void const* data, int rank,
-                                 int64_t const* shape, int64_t const* strides, char const* dtype) {
+int pyflash_emulator_set_tensor(void* emulator, char const* name, void const* data, int rank,
+                                int64_t const* shape, int64_t const* strides, char const* dtype) {
   run_of(emulator).tensors[name] = {.data = data,
                                     .shape = {shape, shape + rank},
                                     .strides = {strides, strides + rank},
                                     .dtype = pyflash::element_type(dtype)};
+  return takes_tensor(name);
 }
 
 int pyflash_emulator_set_integer(void* emulator, char const* name, int64_t value) {

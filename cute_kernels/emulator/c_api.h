@@ -10,11 +10,11 @@
 PYFLASH_EXPORT void* pyflash_emulator_new(char const* order, uint64_t seed);
 PYFLASH_EXPORT void pyflash_emulator_delete(void* emulator);
 
-// The arguments of the op, each by its name. Strides in elements, dtype as torch names it. 0: the op takes no number of this
+// The arguments of the op, each by its name. Strides in elements, dtype as torch names it. 0: the op takes nothing of this
 // name and type.
-PYFLASH_EXPORT void pyflash_emulator_set_tensor(void* emulator, char const* name, void const* data,
-                                                int rank, int64_t const* shape,
-                                                int64_t const* strides, char const* dtype);
+PYFLASH_EXPORT int pyflash_emulator_set_tensor(void* emulator, char const* name, void const* data,
+                                               int rank, int64_t const* shape,
+                                               int64_t const* strides, char const* dtype);
 PYFLASH_EXPORT int pyflash_emulator_set_integer(void* emulator, char const* name, int64_t value);
 PYFLASH_EXPORT int pyflash_emulator_set_float(void* emulator, char const* name, double value);
 

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <initializer_list>
+#include <iterator>
 #include <utility>
 #include <vector>
 

@@ -22,7 +22,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "new": (c_void_p, [c_char_p, c_uint64]),
     "delete": (None, [c_void_p]),
     "set_tensor": (
-        None,
+        c_int,
         [
             c_void_p,
             c_char_p,
@@ -98,7 +98,7 @@ class Machine:
     def _set_argument(self, name: str, value: Tensor | int | float) -> None:
         if isinstance(value, Tensor):
             extents = c_int64 * value.dim()
-            self._call(
+            known = self._call(
                 "set_tensor",
                 name.encode(),
                 value.data_ptr(),
@@ -107,9 +107,10 @@ class Machine:
                 extents(*value.stride()),
                 str(value.dtype).removeprefix("torch.").encode(),
             )
-            return
-        setter = "set_float" if isinstance(value, float) else "set_integer"
-        if not self._call(setter, name.encode(), value):
+        else:
+            setter = "set_float" if isinstance(value, float) else "set_integer"
+            known = self._call(setter, name.encode(), value)
+        if not known:
             raise TypeError(f"{name} = {value!r} is not an option of attention, or not of its type")
 
     def set_outputs(self, out: Tensor, lse: Tensor) -> None:
