@@ -45,6 +45,10 @@ constexpr Field kIntegers[] = {
     PYFLASH_FIELD(window_left),
     PYFLASH_FIELD(window_right),
     PYFLASH_FIELD(num_splits),
+    PYFLASH_FIELD(sinks),
+    PYFLASH_FIELD(sinks_are_fp32),
+    PYFLASH_FIELD(sink_strides.head),
+    PYFLASH_FIELD(sink_strides.row),
 };
 
 constexpr Field kFloats[] = {PYFLASH_FIELD(softmax_scale), PYFLASH_FIELD(softcap)};

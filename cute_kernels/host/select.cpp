@@ -103,11 +103,10 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
 
 // CTAs that run at a time. An architecture that the resource model does not know is taken for the next older one.
 int64_t count_slots(ConfigMapRow const& row, Gpu const& gpu) {
-  CtasPerSm const& ctas = row.ctas_per_sm;
-  int const per_sm = gpu.sm_arch >= 90   ? ctas.sm90
-                     : gpu.sm_arch >= 89 ? ctas.sm89
-                     : gpu.sm_arch >= 86 ? ctas.sm86
-                                         : ctas.sm80;
+  int per_sm = 0;
+  for (ArchCtas const& entry : row.ctas_per_sm) {
+    per_sm = entry.sm_arch <= gpu.sm_arch ? entry.ctas : per_sm;
+  }
   return int64_t(gpu.n_sms) * std::max(per_sm, 1);
 }
 

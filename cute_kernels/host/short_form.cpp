@@ -82,7 +82,8 @@ std::string short_form(FlashForwardKernelConfig const& c) {
                   c.swizzled ? "swizzled+" : "", "load_", c.Q_mma_load_K_tiles, "_",
                   c.K_mma_load_K_tiles, "_", c.V_mma_load_K_tiles, "_tiles",
                   c.mma_double_buffer_loads ? "+buffer" : "",
-                  c.optimized_softmax ? "+opt_softmax" : "");
+                  c.optimized_softmax ? "+opt_softmax" : "",
+                  c.kv_stages > 1 ? sentence("+stages_", c.kv_stages) : "");
 }
 
 FlashForwardKernelConfig parse_short_form(std::string_view text) {
@@ -108,6 +109,9 @@ FlashForwardKernelConfig parse_short_form(std::string_view text) {
   scanner.expect("_tiles");
   config.mma_double_buffer_loads = scanner.take("+buffer");
   config.optimized_softmax = scanner.take("+opt_softmax");
+  if (scanner.take("+stages_")) {
+    config.kv_stages = scanner.expect_number(1);
+  }
   scanner.expect_end();
   return config;
 }

@@ -40,6 +40,8 @@ def _parse_struct(text: str, fields: dict[str, type]) -> dict[str, Any]:
     if not struct:
         raise ValueError(f"no FlashForwardKernelConfig{{...}} with its closing brace in {text!r}")
     items = [item.strip() for item in struct[1].split(",")]
+    if len(items) == len(fields) - 1:
+        items.append("1")
     if len(items) != len(fields):
         raise ValueError(f"{struct[0]!r} has {len(items)} values, expected {len(fields)}")
     return {
@@ -80,7 +82,9 @@ def _parse_short_form(cell: str, fields: dict[str, type]) -> dict[str, Any]:
         if not re.fullmatch(r"[0-9]+", value):
             raise ValueError(f"{name} is {value!r} in {cell!r}: expected a number")
     dtype = _look_up(tile[0], fields["dtype"].__members__, "dtype")
-    words = _parse_words(match[2])
+    stages = re.fullmatch(r"(.*)\+stages_([0-9]+)", match[2].strip(), re.DOTALL)
+    words = _parse_words(stages[1] if stages else match[2])
+    words.append(int(stages[2]) if stages else 1)
     return dict(zip(fields, [dtype, *map(int, tile[1:]), *words], strict=True))
 
 

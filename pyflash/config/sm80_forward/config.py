@@ -48,6 +48,7 @@ class FlashForwardKernelConfig:
     V_mma_load_K_tiles: int
     mma_double_buffer_loads: bool  # the next stage's ldmatrix before the current stage's mma
     optimized_softmax: bool  # exp2 with a folded scale; first block peeled
+    kv_stages: int = 1  # K and V each in a ring of so many smem stages
 
     def __post_init__(self) -> None:
         for name in FIELDS:
@@ -69,6 +70,7 @@ class FlashForwardKernelConfig:
             "load_{}_{}_{}_tiles".format(*counts): True,
             "buffer": self.mma_double_buffer_loads,
             "opt_softmax": self.optimized_softmax,
+            f"stages_{self.kv_stages}": self.kv_stages > 1,
         }
         return [word for word, present in words.items() if present]
 
@@ -142,7 +144,7 @@ class FlashForwardKernelConfig:
     @property
     def smem_bytes(self) -> int:
         """Per CTA: one Q, one K and one V block of 16-bit elements; O reuses Q's space."""
-        return (self.B_r + 2 * self.B_c) * self.d_head * 2
+        return (self.B_r + 2 * self.kv_stages * self.B_c) * self.d_head * 2
 
     def resources(self, arch: Arch | str | int) -> Resources:
         """Registers, shared memory and occupancy on `arch`, as the resource model predicts them."""
