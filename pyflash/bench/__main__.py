@@ -17,7 +17,7 @@ from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.environment import environment
 from pyflash.bench.forward import Result, run
 from pyflash.bench.host import host_table, host_times
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig, parse
 from pyflash.config.sets import SET_NAMES, named_set
 from pyflash.op.selection import Problem
 
@@ -77,9 +77,9 @@ def _title(problem: Problem) -> str:
 
 def _problems(
     arguments: argparse.Namespace,
-) -> Iterable[tuple[Problem, list[FlashForwardKernelConfig]]]:
+) -> Iterable[tuple[Problem, list[KernelConfig]]]:
     """One for each dtype among the configs and each length, with the configs that fit."""
-    configs = [FlashForwardKernelConfig.parse(text) for text in arguments.config or ()]
+    configs = [parse(text) for text in arguments.config or ()]
     configs = configs or named_set(arguments.set)
     fitting = [config for config in configs if config.d_head == arguments.d_head]
     if not fitting:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig
 from pyflash.op.ops import attention
 
 BASELINE = "PyTorch flash"
@@ -23,13 +23,11 @@ class Contender:
 
     name: str
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
-    config: FlashForwardKernelConfig | None = None
+    config: KernelConfig | None = None
     context: Callable[[], AbstractContextManager] = nullcontext
 
 
-def pyflash_configs(
-    configs: Iterable[FlashForwardKernelConfig], causal: bool = False
-) -> list[Contender]:
+def pyflash_configs(configs: Iterable[KernelConfig], causal: bool = False) -> list[Contender]:
     return [
         Contender(
             name=str(config),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import parse
 
 _DTYPES = {torch.float16: "FP16", torch.bfloat16: "BF16"}
 
@@ -73,7 +73,7 @@ def _check_options(q: Tensor, config: str = "", sinks: Tensor | None = None, **o
         _check_device(q, sinks=sinks)
     if not config:
         return
-    parsed, d_head = FlashForwardKernelConfig.parse(config), q.shape[-1]
+    parsed, d_head = parse(config), q.shape[-1]
     _check(
         parsed.dtype.name == _DTYPES[q.dtype],
         f"config '{config}' is for {parsed.dtype.name}, q is {_DTYPES[q.dtype]}",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import Arch
 from pyflash.op import registration
 
@@ -29,7 +29,7 @@ OLDEST_TORCH = (2, 10)
 class BuiltConfig:
     """A row of the config map: what is compiled for one config."""
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     sm_archs: tuple[int, ...]  # machine code for these, such as (80, 90)
     ptx_arch: int  # PTX of this one, for newer devices; 0: none
     n_threads: int  # per CTA
@@ -46,18 +46,18 @@ def load(path: str | os.PathLike[str]) -> int:
     return torch.ops.pyflash.load_kernels(str(Path(path).resolve()))
 
 
-def built_configs() -> dict[FlashForwardKernelConfig, BuiltConfig]:
+def built_configs() -> dict[KernelConfig, BuiltConfig]:
     """The config map, in ascending order: every config that `attention` can run on a GPU."""
     rows = [_built_config(**row) for row in json.loads(torch.ops.pyflash.config_map())]
     return {row.config: row for row in rows}
 
 
 def build(
-    configs: FlashForwardKernelConfig | Iterable[FlashForwardKernelConfig],
+    configs: KernelConfig | str | Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
 ) -> int:
-    """Compiles configs and adds them to the config map of this process; returns the number of
-    kernels: configs with the same `canonical` share one.
+    """Compiles configs, or those of short forms, and adds them to the config map of this process;
+    returns the number of kernels: configs with the same `canonical` share one.
 
     `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. Objects are cached,
     so a second build is only a link; `python -m codegen` builds for every process. Raises what
@@ -68,15 +68,16 @@ def build(
         build_kernels,  # needs a compiler, which running kernels does not
     )
 
-    if isinstance(configs, FlashForwardKernelConfig):
+    if isinstance(configs, (KernelConfig, str)):
         configs = [configs]
+    configs = [as_config(config) for config in configs]
     # A new path each time: for a known one the loader returns what it has loaded before.
     with tempfile.TemporaryDirectory(prefix="pyflash-") as folder:
         return load(build_kernels(configs, archs, Path(folder), name="session"))
 
 
 def _built_config(config: str, sm_archs: list[int], **values: int) -> BuiltConfig:
-    return BuiltConfig(FlashForwardKernelConfig.parse(config), tuple(sm_archs), **values)
+    return BuiltConfig(parse(config), tuple(sm_archs), **values)
 
 
 def _load_ops() -> None:

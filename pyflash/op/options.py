@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pyflash.config import FlashForwardKernelConfig
+    from pyflash.config import KernelConfig
 
 
 class Option(NamedTuple):
@@ -49,7 +49,7 @@ class AttentionOptions(TypedDict, total=False):
         Option(0.0, "scores s become softcap * tanh(s / softcap) before the softmax; 0: off."),
     ]
     config: Annotated[
-        "FlashForwardKernelConfig | str",
+        "KernelConfig | str",
         Option(
             "",
             'the kernel to run, or its short form; "": the best known config for this problem '

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pyflash.config import DType, FlashForwardKernelConfig
+from pyflash.config import DType, KernelConfig, parse
 from pyflash.op import ops
 from pyflash.op.options import AttentionOptions
 
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     num_splits: int  # 1: no split-KV
     reason: str
 
@@ -60,7 +60,7 @@ def select(problem: Problem) -> Selection:
         n_sms=n_sms,
         **ops.arguments_of("Problem", problem.options),
     )
-    return Selection(FlashForwardKernelConfig.parse(short_form), num_splits, reason)
+    return Selection(parse(short_form), num_splits, reason)
 
 
 def _gpu(device: torch.device) -> tuple[int, int]:
