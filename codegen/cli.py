@@ -1,4 +1,4 @@
-"""python -m codegen: lists, emits and builds configs."""
+"""The command line of `pyflash build` and `python -m codegen`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ from pyflash.config import (
 )
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, prog: str = "python -m codegen") -> int:
     """Runs the command line `argv`, by default that of the process; returns the exit status.
 
     Prints what is wrong with configs, architectures, the toolchain or a compilation, and returns 1.
     Raises SystemExit for options that do not parse.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser(prog)
+    arguments = parser.parse_args(argv)
+    if arguments.configs and (arguments.set or arguments.ops):
+        parser.error("configs, --set and --ops exclude each other")
     try:
         _run(arguments)
     except (ValueError, RuntimeError) as error:
@@ -63,13 +66,13 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _configs(arguments: argparse.Namespace) -> list[KernelConfig]:
-    if arguments.config:
-        return [parse(text) for text in arguments.config]
+    if arguments.configs:
+        return [parse(text) for text in arguments.configs]
     return named_set(arguments.set) if arguments.set else from_environment()
 
 
 def _default_name(arguments: argparse.Namespace) -> str:
-    if arguments.config:
+    if arguments.configs:
         return "custom"
     return arguments.set.replace(",", "x") if arguments.set else "default"
 
@@ -124,16 +127,16 @@ def _arch_list(text: str) -> list[Arch]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m codegen", description=__doc__)
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Lists, emits and builds configs.")
+    parser.add_argument(
+        "configs", nargs="*", metavar="CONFIG", help="a short form; instead of a named set"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--set",
         choices=SET_NAMES,
         help="a named set of configs (default: that of PYFLASH_KERNELS, or all)",
-    )
-    what.add_argument(
-        "--config", action="append", metavar="SHORT_FORM", help="one config; may be repeated"
     )
     what.add_argument("--ops", action="store_true", help="build the op library instead of kernels")
     how = parser.add_mutually_exclusive_group()

@@ -30,14 +30,20 @@ std::string archs_of(ConfigMapRow const& row) {
 }
 
 // What the CPU runs where nothing is built, and what to build for a GPU: of the smallest d_head that is large enough.
-AnyConfig const& fallback_config(Problem const& problem) {
+// nullptr: none is.
+AnyConfig const* fallback_config(Problem const& problem) {
   for (AnyConfig const& config : kFallbackConfigs) {
     auto const [dtype, d_head] = key_fields(config);
     if (dtype == problem.dtype && d_head >= problem.params.d_head) {
-      return config;
+      return &config;
     }
   }
-  refuse("no config is for ", name(problem.dtype), " with d_head ", problem.params.d_head);
+  return nullptr;
+}
+
+std::string how_to_build(Problem const& problem, std::string_view options = "") {
+  AnyConfig const* const config = fallback_config(problem);
+  return config ? sentence("; to build one: pyflash build '", short_form(*config), "'", options) : "";
 }
 
 AnyConfig named_config(std::string_view text, Problem const& problem) {
@@ -85,19 +91,17 @@ CandidatesKey key_of(Problem const& problem, int sm_arch) {
       sentence(name(problem.dtype), " with d_head ", problem.params.d_head, " or more");
   CandidatesKey key = key_of(problem, gpu.sm_arch);
   auto const features = name(key.features);
-  auto const config = short_form(fallback_config(problem));
   key.features = {};
   if (candidates_for(key).count > 0) {
-    refuse("no config for ", wanted, " is built with ", features, "; to build one: pyflash build '",
-           config, "' --features ", features);
+    refuse("no config for ", wanted, " is built with ", features,
+           how_to_build(problem, " --features " + features));
   }
   key.sm_arch = 0;
   if (candidates_for(key).count > 0) {
     refuse("no config for ", wanted, " is built for this GPU, sm_", gpu.sm_arch,
            "; to build for it: pyflash build --arch ", gpu.sm_arch);
   }
-  refuse("no config is built for ", wanted, ": ", built_head_dims(),
-         "; to build one: pyflash build '", config, "'");
+  refuse("no config is built for ", wanted, ": ", built_head_dims(), how_to_build(problem));
 }
 
 // Rule 1, 2 or 3 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
@@ -206,7 +210,10 @@ CpuSelection select_on_cpu(Problem const& problem, std::string_view named) {
         "the first in rank of those built for this dtype and d_head; on the CPU any would run, in "
         "one pass"};
   }
-  return {fallback_config(problem),
+  AnyConfig const* const fallback = fallback_config(problem);
+  require(fallback, "no config is for ", name(problem.dtype), " with d_head ",
+          problem.params.d_head);
+  return {*fallback,
           "the default on the CPU, in one pass: no config is built for this dtype and d_head"};
 }
 

@@ -133,7 +133,7 @@ def run_library(
         values = machine.run()
         seconds = time.perf_counter() - start
     if num_splits > 1:
-        _merge(*outputs, out, lse)
+        _merge(*outputs, options.get("sinks"), out, lse)
     report = Report(
         config=config.short_form(),
         problem=problem,
@@ -168,10 +168,14 @@ def _partial_outputs(lse: Tensor, num_splits: int, d_head: int) -> tuple[Tensor,
     return lse.new_full((*shape, d_head), torch.nan), lse.new_full(shape, torch.nan)
 
 
-def _merge(o_partial: Tensor, lse_partial: Tensor, out: Tensor, lse: Tensor) -> None:
-    """lse = ln(sum_s exp(lse_s)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
+def _merge(
+    o_partial: Tensor, lse_partial: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor
+) -> None:
+    """lse = ln(sum_s exp(lse_s) + exp(sink)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
     cute_kernels/merge_splits.cu."""
     lse.copy_(lse_partial.logsumexp(0))
+    if sinks is not None:
+        lse.copy_(torch.logaddexp(lse, sinks.float()[:, None]))
     weighted = (lse_partial - lse).exp()[..., None] * o_partial
     nothing = (lse_partial == -math.inf)[..., None]  # attended: a weight of 0
     rows = weighted.masked_fill(nothing, 0).sum(0)  # (..., heads, seqlen, d_head)

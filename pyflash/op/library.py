@@ -94,12 +94,12 @@ def _load_ops() -> None:
         )
     ops = LIB_DIR / "libpyflash_ops.so"
     if not ops.exists():
-        raise ImportError(f"{ops} is missing; to build it: python -m codegen --ops")
+        raise ImportError(f"{ops} is missing; to build it: pyflash build --ops")
     try:
         torch.ops.load_library(ops)
     except OSError as error:
         raise ImportError(
-            f"{ops} cannot be loaded ({error}); to build it again: python -m codegen --ops"
+            f"{ops} cannot be loaded ({error}); to build it again: pyflash build --ops"
         ) from error
     registration.undo_explanation()
 

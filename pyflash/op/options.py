@@ -87,6 +87,13 @@ OPTIONS: dict[str, Option] = {
 DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
 
 
+def scalar_options() -> dict[str, tuple[Any, Option]]:
+    """The options that are numbers or flags, as a command line can take them: type and option."""
+    kinds = {name: hint.__origin__ for name, hint in AttentionOptions.__annotations__.items()}
+    scalars = (bool, int, float, float | None)
+    return {name: (kind, OPTIONS[name]) for name, kind in kinds.items() if kind in scalars}
+
+
 def backward_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the op's backward takes."""
     return {name: value for name, value in options.items() if OPTIONS[name].in_backward}

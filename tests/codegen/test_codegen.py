@@ -79,7 +79,7 @@ def test_another_process_emits_the_same_bytes(tmp_path):
 def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
     from pyflash.codegen.cli import main
 
-    arguments = ["--config", str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
+    arguments = [str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
     assert main(arguments) == 0
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     before = {p.name: p.stat().st_mtime_ns for p in files}
@@ -157,7 +157,7 @@ def test_list_says_what_speaks_against_a_config(capsys):
     from pyflash.codegen.cli import main
 
     config = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
-    assert main(["--config", str(config), "--list", "--arch", "86"]) == 0
+    assert main([str(config), "--list", "--arch", "86"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     for _, sentence in config.violations(86):
         assert f"sm_86: {sentence}" in line

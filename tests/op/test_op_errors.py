@@ -148,14 +148,14 @@ def test_nothing_runs_on_a_torch_that_is_too_old(monkeypatch):
 
 def test_a_missing_op_library_says_how_to_build_it(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "LIB_DIR", tmp_path)
-    with pytest.raises(ImportError, match="is missing; to build it: python -m codegen --ops"):
+    with pytest.raises(ImportError, match="is missing; to build it: pyflash build --ops"):
         library._load_ops()
 
 
 def test_an_op_library_that_cannot_be_loaded_says_how_to_build_it(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "LIB_DIR", tmp_path)
     (tmp_path / "libpyflash_ops.so").write_bytes(b"not a library")
-    with pytest.raises(ImportError, match="to build it again: python -m codegen --ops"):
+    with pytest.raises(ImportError, match="to build it again: pyflash build --ops"):
         library._load_ops()
 
 

@@ -95,7 +95,7 @@ def test_a_missing_op_library_is_explained_at_the_first_use(tmp_path):
     printed = run_python(code, tmp_path, LIB=str(package / "lib"))
     missing, explained, registered = printed.splitlines()
     assert missing == f"torch.ops.pyflash.fwd is not registered: {explained}"
-    assert explained.endswith("libpyflash_ops.so is missing; to build it: python -m codegen --ops")
+    assert explained.endswith("libpyflash_ops.so is missing; to build it: pyflash build --ops")
     assert registered == "pyflash.fwd"
 
 

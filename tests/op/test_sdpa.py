@@ -1,6 +1,6 @@
 """`pyflash.sdpa` in the place of torch.nn.functional.scaled_dot_product_attention.
 
-tests/test_gpu_sdpa.py runs the tests that take `device` on a GPU."""
+tests/gpu/test_gpu_sdpa.py runs the tests that take `device` on a GPU."""
 
 import inspect
 import math

@@ -120,7 +120,7 @@ def test_only_what_has_code_for_the_gpu():
     with pytest.raises(
         RuntimeError,
         match=r"no config for FP16 with d_head 512 or more is built for this GPU, sm_70; "
-        r"to build for it: python -m codegen --arch 70$",
+        r"to build for it: pyflash build --arch 70$",
     ):
         select(sm_arch=70)
 
@@ -147,7 +147,7 @@ def test_no_kernel_image_is_a_refusal_that_lists_what_is_built():
     for built in ("FP16 with d_head 8", "FP16 with d_head 640", "BF16 with d_head 576"):
         assert built in str(refusal.value)
     assert str(refusal.value).endswith(
-        "; to build one: python -m codegen --config "
+        "; to build one: pyflash build "
         "'(BF16, 584, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax'"
     )
 
@@ -196,10 +196,10 @@ def test_a_config_that_is_named_is_refused_never_replaced():
     ) as refusal:
         select(config=other)
     assert f"built for FP16 with d_head 512 are '{SMALL_RANK_0_SM80}', " in str(refusal.value)
-    assert f"to build it: python -m codegen --config '{other}'" in str(refusal.value)
+    assert f"to build it: pyflash build '{other}'" in str(refusal.value)
     sentence = (
         f"config '{SMALL_RANK_0_SM80}' is not built for this GPU, sm_90: "
-        "it has machine code for sm_80; to build it: python -m codegen"
+        "it has machine code for sm_80; to build it: pyflash build"
     )
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
         select(config=SMALL_RANK_0_SM80)

@@ -84,7 +84,7 @@ class Case:
 def case(seed: int, device: str) -> Case:
     """The case of this seed: the first one drawn that the device can run and check quickly."""
     if device == "cuda" and not built_configs():
-        raise RuntimeError("no config is built: python -m codegen")
+        raise RuntimeError("no config is built: pyflash build")
     for attempt in itertools.count():
         rng = random.Random(f"{seed}.{attempt}")
         drawn = _draw(rng, seed, device)
