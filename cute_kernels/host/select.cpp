@@ -43,7 +43,8 @@ AnyConfig const* fallback_config(Problem const& problem) {
 
 std::string how_to_build(Problem const& problem, std::string_view options = "") {
   AnyConfig const* const config = fallback_config(problem);
-  return config ? sentence("; to build one: pyflash build '", short_form(*config), "'", options) : "";
+  return config ? sentence("; to build one: pyflash build '", short_form(*config), "'", options)
+                : "";
 }
 
 AnyConfig named_config(std::string_view text, Problem const& problem) {
@@ -178,6 +179,8 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
     }
     auto const& kernels = selection.passed_over.empty() ? candidates.kernels : accepting;
     if (kernels.empty()) {
+      require(candidates.count == 0, "none of the configs built for ", name(problem.dtype),
+              " with d_head ", params.d_head, " runs this problem", selection.passed_over);
       refuse_without_candidates(problem, gpu);
     }
     selection.n_candidates = candidates.count;

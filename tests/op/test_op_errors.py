@@ -122,13 +122,15 @@ MALFORMED = {
     "(FP16, 128, -64, 64, 4): load_0_0_0_tiles": "a number not below 1 at '-64",
     "(FP16, 128, 99999999999, 64, 4): load_0_0_0_tiles": "a number not below 1 at '99999999999",
     "(FP16, 128, 64, 64, 4) async+load_0_0_0_tiles": "':' at 'async",
-    "(FP16, 128, 64, 64, 4): async+": "'load' at ''",
-    "(FP16, 128, 64, 64, 4): eager+async+load_0_0_0_tiles": "'load' at 'async",
-    "(FP16, 128, 64, 64, 4): asinc+load_0_0_0_tiles": "'load' at 'asinc",
+    "(FP16, 128, 64, 64, 4): async+": "load_Q_K_V_tiles at ''",
+    "(FP16, 128, 64, 64, 4): eager+async+load_0_0_0_tiles": "load_Q_K_V_tiles at 'async",
+    "(FP16, 128, 64, 64, 4): asinc+load_0_0_0_tiles": "load_Q_K_V_tiles at 'asinc",
     "(FP16, 128, 64, 64, 4): load_0_0_tiles": "a number not below 0 at 'tiles'",
     "(FP16, 128, 64, 64, 4): load_0_0_0": "'_tiles' at ''",
-    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+opt_softmax+buffer": "the end at '+buffer'",
-    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+bufer": "the end at '+bufer'",
+    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+opt_softmax+buffer": (
+        "a word of the form, in its order at 'buffer'"
+    ),
+    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+bufer": "a word of the form, in its order at 'bufer'",
 }
 
 

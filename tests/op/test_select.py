@@ -51,7 +51,10 @@ def test_rows_appear_in_the_config_map(fake_library):
     assert built[config] == pyflash.BuiltConfig(
         config,
         features=tuple(
-            map(Features.parse, ("plain", "right_window", "right_window+predicated_head_dim"))
+            map(
+                Features.parse,
+                ("plain", "right_window", "right_window+left_window+predicated_head_dim"),
+            )
         ),
         sm_archs=("80", "90"),
         ptx_arch=90,
@@ -146,10 +149,34 @@ def test_no_kernel_image_is_a_refusal_that_lists_what_is_built():
         select(dtype=DType.BF16, d_head=584)
     for built in ("FP16 with d_head 8", "FP16 with d_head 640", "BF16 with d_head 576"):
         assert built in str(refusal.value)
-    assert str(refusal.value).endswith(
-        "; to build one: pyflash build "
-        "'(BF16, 584, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax'"
+    assert "to build one" not in str(refusal.value)  # no family has that d_head
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_a_feature_that_is_not_built_is_refused_by_name():
+    with pytest.raises(
+        RuntimeError,
+        match=r"no config for FP16 with d_head 512 or more is built with softcap$",
+    ):
+        select(softcap=30.0)
+    sentence = (
+        f"config '{LARGE_RANK_1}' is built without left_window+softcap; "
+        f"to build it: pyflash build '{LARGE_RANK_1}' --features left_window+softcap"
     )
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+        select(config=LARGE_RANK_1, softcap=30.0, window_left=5, seqlen_k=100)
+
+
+def test_a_config_that_refuses_the_problem_is_passed_over(fake_library, tmp_path):
+    try:
+        refusing = build_fake_library(tmp_path, "refusing", 'REFUSES="Tuesday"', "BASE_RANK=-9")
+        pyflash.load(refusing)
+        with pytest.raises(RuntimeError, match="cannot run this problem: it is Tuesday"):
+            select(config=LARGE_RANK_1)
+        with pytest.raises(RuntimeError, match="none of the configs built for FP16"):
+            select()
+    finally:
+        pyflash.load(fake_library)
 
 
 @pytest.mark.usefixtures("fake_library")

@@ -42,9 +42,10 @@ constexpr FlashForwardKernelConfig config(DType dtype, int d_head, int B_r, int 
       .dtype = dtype, .d_head = d_head, .B_r = B_r, .B_c = B_c, .n_warps = 4, .async_copy = true};
 }
 
-constexpr ForwardFeatures kFeatures[] = {{},
-                                         {.right_window = true},
-                                         {.right_window = true, .predicated_head_dim = true}};
+constexpr ForwardFeatures kFeatures[] = {
+    {},
+    {.right_window = true},
+    {.right_window = true, .left_window = true, .predicated_head_dim = true}};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
 #ifdef REFUSES
