@@ -7,6 +7,7 @@ struct of the same fields in C++ is `ForwardFeatures` in cute_kernels/features.h
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,6 +46,14 @@ class Features:
             if word in words[:i]:
                 raise ValueError(f"{word!r} is repeated in {text!r}")
         return cls(**dict.fromkeys(words, True))
+
+    @classmethod
+    def of_kernel(cls, symbol: str) -> Features:
+        """Those of a kernel, by its mangled name. Raises ValueError for any other symbol."""
+        match = re.search(r"15ForwardFeatures((?:Lb[01]E)*)E", symbol)
+        if not match:
+            raise ValueError(f"{symbol!r} is not the mangled name of a kernel with ForwardFeatures")
+        return cls(*(value == "1" for value in re.findall("Lb([01])E", match[1])))
 
     @classmethod
     def of(cls, features: Features | str) -> Features:
