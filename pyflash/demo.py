@@ -3,7 +3,7 @@
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
 Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a
 swizzle, and shows what they did; shows the emitted C++, compiles it for two architectures and sets
-what ptxas reports for each combination of features beside what the config's resource model predicts.
+what ptxas reports for each combination of features beside what the resource model predicts.
 """
 
 from __future__ import annotations
