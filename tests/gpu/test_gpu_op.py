@@ -126,7 +126,7 @@ def test_select_tells_what_runs(shape, causal):
         seqlen_k=shape.seqlen_k,
         d_head=128,
         dtype=DType.FP16,
-        causal=causal,
+        options={"causal": causal},
     )
     selection = pyflash.select(problem)
     assert selection.config in pyflash.built_configs()

