@@ -55,9 +55,9 @@ def attention(
     - group: a process group or a mesh of one dimension; default: all ranks.
     - variant: "ring": keys and values travel around the group; "all_to_all": ranks exchange rows
       for heads, heads must divide; "auto": the one that `plan` expects to be faster.
-    - layout: which rows a rank holds. "zigzag": of 2 n chunks of the sequence, r and 2 n - 1 - r, so
-      that causal ranks have the same work; "contiguous": of n chunks, r, so that with windows the
-      blocks that nobody attends are not even sent.
+    - layout: which rows rank r of n holds. "zigzag": chunks r and 2 n - 1 - r of 2 n, so that under
+      a causal mask all have the same work; "contiguous": chunk r of n, so that with narrow windows
+      most blocks are not even sent.
     - cu_seqlens_q, cu_seqlens_k: for packed sequences, where q is (local rows, heads, d_head), k
       and v the like: those of all ranks together, (sequences + 1), int32 tensors or numbers. Of
       each sequence every rank holds its chunks, whatever the length. Tensors on the CPU save a wait

@@ -38,7 +38,7 @@ class Merged:
 
     def __init__(self, q: Tensor) -> None:
         self.out = q.new_zeros(q.shape, dtype=torch.float32)  # (..., rows, heads, d_head)
-        heads_by_rows = q.shape[:-3] + (q.shape[-2], q.shape[-3])
+        heads_by_rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
         self.lse = q.new_full(heads_by_rows, -math.inf, dtype=torch.float32)
 
     def add(self, rows: Rows, out: Tensor, lse: Tensor) -> None:

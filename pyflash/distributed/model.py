@@ -8,6 +8,7 @@ compute / n, and before and after it exchanges that nothing hides. Needs no GPU.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyflash.distributed.head_parallel import why_not
@@ -276,7 +277,7 @@ def plan(
 
 
 def _hidden_from(
-    problem_of, machine: Machine, passes: tuple[bool, ...], n_ranks: int
+    problem_of: Callable[[int], Problem], machine: Machine, passes: tuple[bool, ...], n_ranks: int
 ) -> int | None:
     seqlen = 1 << (2 * n_ranks - 1).bit_length()
     while seqlen <= _LONGEST:

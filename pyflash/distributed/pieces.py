@@ -66,18 +66,14 @@ class Piece:
     @property
     def window_left(self) -> int:
         """As the op takes it."""
-        return (
-            self.k_stop - self.q_stop - self.lo if self.lo > self.k_start - self.q_stop + 1 else -1
-        )
+        masks = self.lo > self.k_start - (self.q_stop - 1)
+        return self.k_stop - self.q_stop - self.lo if masks else -1
 
     @property
     def window_right(self) -> int:
         """As the op takes it."""
-        return (
-            self.hi - (self.k_stop - self.q_stop)
-            if self.hi < self.k_stop - 1 - self.q_start
-            else -1
-        )
+        masks = self.hi < self.k_stop - 1 - self.q_start
+        return self.hi - (self.k_stop - self.q_stop) if masks else -1
 
     @property
     def pairs(self) -> int:
@@ -86,8 +82,8 @@ class Piece:
         return self._pairs_up_to(self.hi + shift) - self._pairs_up_to(self.lo + shift - 1)
 
     def _pairs_up_to(self, hi: int) -> int:
-        """With j - i <= hi, both counted from the piece's first: row i has min(i + hi + 1, seqlen_k)
-        of them, and none where that is negative."""
+        """With j - i <= hi, both counted from the piece's first. Row i has min(i + hi + 1,
+        seqlen_k) of them, none where that is negative."""
 
         def below(n: int) -> int:  # sum of min(i, seqlen_k) for i < n
             ramp = max(0, min(n, self.seqlen_k))

@@ -1,5 +1,5 @@
-"""Ring attention: blocks of keys and values travel around the group, each rank computes with the one
-that it has while the next is on its way.
+"""Ring attention: blocks of keys and values travel around the group; each rank computes with the
+one that it has while the next is on its way.
 
 Forward: at each step the op, for what this rank's queries attend of the block; its (out, lse) is
 merged into the result so far. Backward: the same ring. With lse and out of all keys,

@@ -53,11 +53,11 @@ class Geometry:
 @functools.lru_cache(maxsize=256)
 def _shifts(geometry: Geometry) -> tuple[int, ...]:
     n = geometry.n_ranks
-    return (0,) + tuple(
-        shift
-        for shift in range(1, n)
-        if any(any(geometry.pieces(rank, (rank - shift) % n)) for rank in range(n))
-    )
+
+    def has_work(shift: int) -> bool:
+        return any(any(geometry.pieces(rank, (rank - shift) % n)) for rank in range(n))
+
+    return (0, *filter(has_work, range(1, n)))
 
 
 # Rows of a tensor: consecutive ones, or an index tensor.
