@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def attention(
 
     - group: a process group or a mesh of one dimension; default: all ranks.
     - variant: "ring": keys and values travel around the group; "all_to_all": ranks exchange rows
-      for heads, heads must divide; "auto": the one that `plan` expects to be faster.
+      for heads, heads must divide; "auto": the one whose forward pass `plan` expects to be faster.
     - layout: which rows rank r of n holds. "zigzag": chunks r and 2 n - 1 - r of 2 n, so that under
       a causal mask all have the same work; "contiguous": chunk r of n, so that with narrow windows
       most blocks are not even sent.
@@ -110,7 +111,7 @@ def attention(
     mask = Mask(window_left, 0 if causal else window_right)
     geometry = Geometry(*lengths, mask, dist.get_world_size(group), layout)
     if variant == "auto":
-        variant = model.choose(_problem(q, k, geometry, packed), _machine(q.device))
+        variant = model.choose(_problem(q, k, geometry), _machine(q.device))
     call = Attention(group, geometry, packed, options, forward_options)
     out, lse = _FUNCTIONS[variant].apply(call, q, k, v, sinks)
     return (out, lse) if return_lse else out
@@ -263,8 +264,14 @@ def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> None:
         refuse_what_has_no_gradients(q, None, softcap)
 
 
-def _problem(q: Tensor, k: Tensor, geometry: Geometry, packed: bool) -> model.Problem:
-    batch = 1 if packed else len(q)
+def _problem(q: Tensor, k: Tensor, geometry: Geometry) -> model.Problem:
+    """For the model packed sequences are a batch, all of the mean length."""
+    batch = len(q)
+    if q.dim() == 3:
+        batch = max(1, len(geometry.seqlens_q))
+        lengths = (geometry.seqlens_q, geometry.seqlens_k)
+        seqlens_q, seqlens_k = ((sum(seqlens) // batch,) for seqlens in lengths)
+        geometry = replace(geometry, seqlens_q=seqlens_q, seqlens_k=seqlens_k)
     return model.Problem(geometry, batch, q.shape[-2], k.shape[-2], q.shape[-1])
 
 

@@ -7,6 +7,7 @@ compute / n, and before and after it exchanges that nothing hides. Needs no GPU.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _SUM = 4  # bytes of fp32
 # What torch reads and writes per element: a merge makes an fp32 copy of out and interpolates; a sum
 # of gradients reads 16 bits and fp32 and writes fp32; all-to-all packs and puts rows in order.
 _MERGE_BYTES, _ADD_BYTES, _REORDER_BYTES = 18, 10, 8
-_LONGEST = 1 << 28
+_LONGEST = 28  # power of two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,7 @@ def _work(geometry: Geometry, rank: int, shift: int) -> tuple[int, int]:
     return sum(piece.pairs for piece in pieces), sum(piece.seqlen_q for piece in pieces)
 
 
+@functools.lru_cache(maxsize=1024)
 def choose(problem: Problem, machine: Machine) -> str:
     """The variant that "auto" stands for: all_to_all where the heads can be shared out and its
     forward pass is expected to take less time, else the ring."""
@@ -279,14 +281,17 @@ def plan(
 def _hidden_from(
     problem_of: Callable[[int], Problem], machine: Machine, passes: tuple[bool, ...], n_ranks: int
 ) -> int | None:
-    seqlen = 1 << (2 * n_ranks - 1).bit_length()
-    while seqlen <= _LONGEST:
-        problem = problem_of(seqlen)
-        steps = [step for p in passes for step in ring_steps(problem, machine, p)]
-        if all(step.send <= step.compute for step in steps):
-            return seqlen
-        seqlen *= 2
-    return None
+    """Compute grows at least as fast as what is sent, so once it is hidden it remains so."""
+
+    def is_hidden(exponent: int) -> bool:
+        problem = problem_of(1 << exponent)
+        steps = (step for p in passes for step in ring_steps(problem, machine, p))
+        return all(step.send <= step.compute for step in steps)
+
+    least = (2 * n_ranks - 1).bit_length()  # a row for each chunk
+    exponents = range(least, _LONGEST + 1)
+    found = bisect.bisect_left(exponents, True, key=is_hidden)
+    return 1 << exponents[found] if found < len(exponents) else None
 
 
 def _readable(seconds: float) -> str:

@@ -53,6 +53,8 @@ class Geometry:
 @functools.lru_cache(maxsize=256)
 def _shifts(geometry: Geometry) -> tuple[int, ...]:
     n = geometry.n_ranks
+    if geometry.mask.window_left < 0:  # the last rows attend the keys of all ranks
+        return tuple(range(n))
 
     def has_work(shift: int) -> bool:
         return any(any(geometry.pieces(rank, (rank - shift) % n)) for rank in range(n))

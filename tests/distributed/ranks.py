@@ -18,7 +18,14 @@ _GRACE = 20.0  # seconds beyond a group's timeout until a process counts as hang
 
 # Ranks are forked from a process that has imported torch and started nothing.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.tensor", "pyflash.distributed"])
+_context.set_forkserver_preload(
+    [
+        "pyflash.distributed",
+        "torch._dynamo",  # which DTensor imports at its first op
+        "torch.distributed.tensor.debug",
+        "torch.distributed.tensor.parallel",
+    ]
+)
 
 
 class Died(Exception):
