@@ -73,7 +73,8 @@ def attention(
 
     out has gradients with respect to q, k, v and sinks, first derivatives only; lse has none. The
     same call on a group of the same size gives the same bits; gradients on a GPU do under
-    `torch.use_deterministic_algorithms(True)`.
+    `torch.use_deterministic_algorithms(True)`. Under `torch.autocast` q, k and v are cast to its
+    dtype.
 
     The first call of its kind has all ranks compare their arguments; where they differ, or one is
     refused, every rank raises. A rank that dies or does not come is an error on every other after
@@ -83,6 +84,7 @@ def attention(
     was expected and what came; RuntimeError for ranks that are gone.
     """
     group = process_group(group)
+    q, k, v = _autocast(q, k, v)
     lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, dist.get_world_size(group))
     masking = {"causal": causal, "window_left": window_left, "window_right": window_right}
     short_form = config if isinstance(config, str) else config.canonical().short_form()
@@ -190,6 +192,15 @@ def _digest(lengths: Lengths) -> str:
     """A few words that differ where lengths do."""
     name = hashlib.sha256(repr(lengths).encode()).hexdigest()[:12]
     return f"of {len(lengths[0])} sequences, {sum(lengths[0])} and {sum(lengths[1])} rows ({name})"
+
+
+def _autocast(*qkv: Tensor) -> tuple[Tensor, ...]:
+    """As `pyflash.attention` casts."""
+    device_type = qkv[0].device.type
+    if not torch.is_autocast_enabled(device_type):
+        return qkv
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in qkv)
 
 
 def _check(

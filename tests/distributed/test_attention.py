@@ -195,6 +195,9 @@ def attend_twice(rank: int) -> None:
         whole = distributed.all_to_all_attention(*mine, group=some, causal=True)
         whole = distributed.unshard(whole, group=some)
         assert torch.equal(whole, pyflash.attention(q, k, v, causal=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = distributed.ring_attention(*(distributed.shard(x[:, :60]) for x in (q, k, v)))
+    assert out.dtype == torch.bfloat16
     alone = dist.new_group([rank], use_local_synchronization=True)
     for variant in VARIANTS:
         out = distributed.attention(q, k, v, group=alone, causal=True, variant=variant)
