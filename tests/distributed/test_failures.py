@@ -13,7 +13,7 @@ from ranks import Died, outcomes, results
 
 from pyflash import distributed
 
-TIMEOUT = timedelta(seconds=2)
+TIMEOUT = timedelta(seconds=3)
 
 
 def qkv(seqlen: int = 16, heads: int = 4, heads_kv: int = 4) -> list[torch.Tensor]:
