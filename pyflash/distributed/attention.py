@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig
 from pyflash.distributed import model
 from pyflash.distributed.exchange import agree, process_group
 from pyflash.distributed.head_parallel import HeadParallelAttention, why_not
@@ -43,7 +43,7 @@ def attention(
     window_right: int = -1,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    config: FlashForwardKernelConfig | str = "",
+    config: KernelConfig | str = "",
     num_splits: int = 0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -272,7 +272,7 @@ def _check_with_op(q: Tensor, k: Tensor, v: Tensor, packed: bool, options: dict[
 
 def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> None:
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        refuse_what_has_no_gradients(q, None, softcap)
+        refuse_what_has_no_gradients(q, (), {"softcap": softcap})
 
 
 def _problem(q: Tensor, k: Tensor, geometry: Geometry) -> model.Problem:
