@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyflash.op.ops import attention
 
@@ -36,7 +36,7 @@ def sdpa(
         if not isinstance(x, Tensor):
             raise TypeError(f"pyflash.sdpa: {name} is {_type(x)}: expected a tensor")
     _check_others(attn_mask, dropout_p, scale)
-    _check_shapes(query, key, value, is_causal, enable_gqa)
+    _check_shapes(query.shape, key.shape, value.shape, is_causal, enable_gqa)
     q, k, v = (x.transpose(-2, -3) for x in (query, key, value))
     if query.dim() == 3:
         out = attention(q[None], k[None], v[None], softmax_scale=scale, causal=is_causal)[0]
@@ -62,49 +62,40 @@ def _check_others(attn_mask: Any, dropout_p: float, scale: Any) -> None:
         raise TypeError("pyflash.sdpa: scale is a tensor: expected a number, as PyTorch does")
 
 
-def _check_shapes(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
-) -> None:
-    tensors = (("query", query), ("key", key), ("value", value))
-    for name, x in tensors:
-        if x.dim() != query.dim() or x.dim() not in (3, 4):
+def _check_shapes(q: Size, k: Size, v: Size, is_causal: bool, enable_gqa: bool) -> None:
+    for name, shape in (("query", q), ("key", k), ("value", v)):
+        if len(shape) != len(q) or len(shape) not in (3, 4):
             raise ValueError(
-                f"pyflash.sdpa: {name} has shape {tuple(x.shape)}: expected "
-                f"{'as many dimensions as query' if query.dim() in (3, 4) else '4 dimensions'}, "
+                f"pyflash.sdpa: {name} has shape {tuple(shape)}: expected "
+                f"{'as many dimensions as query' if len(q) in (3, 4) else '4 dimensions'}, "
                 "(batch, heads, seqlen, d_head), or 3, (heads, seqlen, d_head)"
             )
-    for name, x in tensors[1:]:
-        _check_axis(name, x, "d_head", -1, "query", query)
-        if x.shape[-3] != query.shape[-3] and not enable_gqa:
+    for name, shape in (("key", k), ("value", v)):
+        if shape[-1] != q[-1]:
+            raise _mismatch(name, shape, f"d_head {q[-1]} as query")
+        if shape[-3] != q[-3] and not enable_gqa:
             raise ValueError(
-                f"pyflash.sdpa: {name} has {x.shape[-3]} heads and query has "
-                f"{query.shape[-3]}: expected as many, or enable_gqa=True"
+                f"pyflash.sdpa: {name} has {shape[-3]} heads and query has {q[-3]}: expected as "
+                "many, or enable_gqa=True"
             )
-        if query.dim() == 4:
-            _check_axis(name, x, "batch", 0, "query", query)
-    _check_axis("value", value, "heads", -3, "key", key)
-    _check_axis("value", value, "seqlen", -2, "key", key)
-    if query.shape[-3] % max(1, key.shape[-3]):
+        if shape[:-3] != q[:-3]:
+            raise _mismatch(name, shape, f"batch {q[0]} as query")
+    if v[-3] != k[-3]:
+        raise _mismatch("value", v, f"heads {k[-3]} as key")
+    if v[-2] != k[-2]:
+        raise _mismatch("value", v, f"seqlen {k[-2]} as key")
+    if q[-3] % max(1, k[-3]):
+        raise _mismatch("key", k, f"a number of heads that divides the {q[-3]} of query")
+    if is_causal and q[-2] != k[-2]:
         raise ValueError(
-            f"pyflash.sdpa: key has shape {tuple(key.shape)}: expected a number of heads that "
-            f"divides the {query.shape[-3]} of query"
-        )
-    if is_causal and query.shape[-2] != key.shape[-2]:
-        raise ValueError(
-            f"pyflash.sdpa: is_causal with {query.shape[-2]} queries and {key.shape[-2]} keys: "
-            "expected as many, because PyTorch's causal mask is top-left aligned and that of "
-            "pyflash bottom-right; for the latter call pyflash.attention(..., causal=True)"
+            f"pyflash.sdpa: is_causal with {q[-2]} queries and {k[-2]} keys: expected as many, "
+            "because PyTorch's causal mask is top-left aligned and that of pyflash bottom-right; "
+            "for the latter call pyflash.attention(..., causal=True)"
         )
 
 
-def _check_axis(
-    name: str, x: Tensor, axis_name: str, axis: int, other_name: str, other: Tensor
-) -> None:
-    if x.shape[axis] != other.shape[axis]:
-        raise ValueError(
-            f"pyflash.sdpa: {name} has shape {tuple(x.shape)}: expected {axis_name} "
-            f"{other.shape[axis]} as {other_name}"
-        )
+def _mismatch(name: str, shape: Size, expected: str) -> ValueError:
+    return ValueError(f"pyflash.sdpa: {name} has shape {tuple(shape)}: expected {expected}")
 
 
 def _type(value: Any) -> str:

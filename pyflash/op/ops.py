@@ -6,6 +6,7 @@ pyflash/op/autograd/, the fake implementations in pyflash/op/fake.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -17,6 +18,8 @@ from pyflash.op.options import DEFAULTS, AttentionOptions, refuse_unknown, shows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from pyflash.config import KernelConfig
 
 
 @overload
@@ -178,8 +181,21 @@ def arguments_of(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
                     "flows; .item() makes one"
                 )
         elif name == "config":
-            value = value if isinstance(value, str) else value.canonical().short_form()
+            value = value if isinstance(value, str) else _short_form(value)
         elif value == default:
             continue
         arguments[name] = value
     return arguments
+
+
+def _short_form(config: KernelConfig) -> str:
+    return _known_short_form(config)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_short_form(config: KernelConfig) -> str:
+    return config.canonical().short_form()
+
+
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+_short_form._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.problems import NON_CONTIGUOUS, Packed, Shape, make_inputs, make_packed
 
-from pyflash import attention, attention_varlen
+from pyflash import FlashForwardKernelConfig, attention, attention_varlen
 
 GQA = Shape("gqa", 2, 37, 71, 6, heads_kv=2)
 PACKED = Packed("ragged", (31, 0, 67), (27, 9, 41), 4, 2)
@@ -56,6 +56,18 @@ def test_compiles_without_a_graph_break(shape):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     leaves = leaves_of(shape)
     check_with_gradients(lambda: compiled(*leaves), lambda: model(*leaves), leaves)
+
+
+def test_a_config_compiles_without_a_graph_break():
+    """Pitfall 17: graph break under torch.compile."""
+    config = FlashForwardKernelConfig.parse("(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles")
+
+    def model(q, k, v):
+        return attention(q * 2, k, v, config=config)
+
+    inputs = make_inputs(GQA, torch.float16, 16)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), model(*inputs))
 
 
 def test_inductor_compiles_without_a_graph_break():

@@ -28,7 +28,7 @@ def test_agrees_with_torch_in_fp64(shape):
     assert lse.shape == (shape.batch, shape.heads, shape.seqlen_q)
 
 
-def by_loops(q, k, v, causal, window_left, window_right, softcap):
+def by_loops(q, k, v, causal=False, window_left=-1, window_right=-1, softcap=0.0, sinks=None):
     """(out, lse) of one batch, row by row, over the keys that the definition of the masks names."""
     (seqlen_q, heads, d_head), (seqlen_k, heads_kv, _) = q.shape, k.shape
     out, lse = torch.zeros_like(q), torch.full((heads, seqlen_q), -math.inf, dtype=q.dtype)
@@ -38,22 +38,29 @@ def by_loops(q, k, v, causal, window_left, window_right, softcap):
         group = h // (heads // heads_kv)
         for i in range(seqlen_q):
             keys = [j for j in range(seqlen_k) if -left <= j - (i + seqlen_k - seqlen_q) <= right]
-            if keys:
-                scores = k[keys, group] @ q[i, h] / math.sqrt(d_head)
-                if softcap:
-                    scores = softcap * torch.tanh(scores / softcap)
-                lse[h, i] = torch.logsumexp(scores, 0)
-                out[i, h] = torch.softmax(scores, 0) @ v[keys, group]
+            scores = k[keys, group] @ q[i, h] / math.sqrt(d_head)
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = scores.exp()
+            denominator = weights.sum() + (0 if sinks is None else sinks[h].exp())
+            if denominator > 0:
+                lse[h, i] = denominator.log()
+                out[i, h] = (weights / denominator) @ v[keys, group]
     return out, lse
+
+
+SINKS = {"sinks": torch.tensor([-math.inf, -1.0, 0.5, 3.0], dtype=torch.float64)}
 
 
 @pytest.mark.parametrize("mask", [NO_MASK, *MASKS], ids=str)
 @pytest.mark.parametrize("lengths", [(17, 29), (31, 23), (5, 0)], ids=str)
-def test_masks_and_groups_are_their_definition(lengths, mask):
+@pytest.mark.parametrize("sinks", [{}, SINKS], ids=["no_sinks", "sinks"])
+def test_options_and_groups_are_their_definition(sinks, lengths, mask):
     """Pitfall 16: causal where the lengths differ."""
     q, k, v = make_inputs(Shape("gqa", 1, *lengths, 4, heads_kv=2), torch.float64, 16)
-    expected = by_loops(q[0], k[0], v[0], **mask.options)
-    for a, b in zip(attention_ref(q, k, v, dtype=q.dtype, **mask.options), expected, strict=True):
+    options = mask.options | sinks
+    expected = by_loops(q[0], k[0], v[0], **options)
+    for a, b in zip(attention_ref(q, k, v, dtype=q.dtype, **options), expected, strict=True):
         torch.testing.assert_close(a[0], b)
 
 

@@ -1,5 +1,5 @@
 """Autograd and autocast of the ops by private parts of torch: a Python call and a few attribute
-reads on top of the op itself. Everything private that pyflash uses is in this file."""
+reads on top of the op itself. The only file that needs private parts of torch."""
 
 from __future__ import annotations
 
