@@ -12,7 +12,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 from pyflash.codegen.build import LIB_DIR, build_kernels, build_ops, default_archs
-from pyflash.config.space import from_environment
+from pyflash.config import from_environment
 
 
 class BuildLibraries(Command):

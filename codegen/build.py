@@ -20,14 +20,14 @@ from typing import Any
 import pyflash
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, console, replacing
-from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.arch import ARCHS, Arch
+from pyflash.config import KernelConfig, as_config, parse
+from pyflash.config.arch import ARCHS, Arch, targets
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 
 # Where pyflash looks for libraries when it is imported.
 LIB_DIR = Path(pyflash.__file__).resolve().parent / "lib"
 
-ArchsOf = Mapping[FlashForwardKernelConfig, Sequence[Arch]]
+ArchsOf = Mapping[KernelConfig, Sequence[Arch]]
 
 
 class BuildError(RuntimeError):
@@ -42,7 +42,7 @@ class BuildError(RuntimeError):
 
 
 def build_kernels(
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
     out_dir: Path = LIB_DIR,
     name: str = "default",
@@ -50,12 +50,12 @@ def build_kernels(
 ) -> Path:
     """Builds out_dir/libpyflash_kernels-<name>.so and returns its path.
 
-    It holds the canonical configs that stand for `configs`, each for those of `archs` (default:
-    `default_archs()`) on which it is legal.
+    It holds the canonical configs that stand for `configs`, which may be of several families, each
+    for those of `archs` (default: `default_archs()`) on which it is legal.
 
-    Before any compiler runs, raises ValueError: no configs, no archs, or configs that are legal on
-    none of the archs, each with its violations. After that, raises BuildError with each config that
-    did not compile; the library is then left as it was, or, with `keep_going`, holds the others.
+    Raises ValueError before any compiler runs: no configs, no archs, or configs that are legal on
+    none of the archs, each with its violations. Raises BuildError with each config that did not
+    compile; the library is then left as it was, or, with `keep_going`, holds the others.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     kernels = kernel_compilations(archs_of)
@@ -89,14 +89,14 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
 
 
 def legal_archs(
-    configs: Iterable[FlashForwardKernelConfig], archs: Iterable[Arch | str | int]
-) -> dict[FlashForwardKernelConfig, list[Arch]]:
+    configs: Iterable[KernelConfig | str], archs: Iterable[Arch | str | int]
+) -> dict[KernelConfig, list[Arch]]:
     """For each canonical config, the archs, ascending, on which it is legal: what will be compiled.
 
     Raises ValueError where there is nothing to build, or for configs that are legal on none.
     """
     known = sorted({Arch.of(arch) for arch in archs}, key=_sm)
-    configs = emit.canonical_configs(configs)
+    configs = emit.canonical_configs(map(as_config, configs))
     if not configs:
         raise ValueError("no configs to build")
     if not known:
@@ -118,7 +118,7 @@ def legal_archs(
 
 def default_archs() -> list[Arch]:
     """PYFLASH_ARCHS, such as "80,90", or "" for none; without it those of this machine's
-    GPUs: for a GPU that is not known the nearest older one, whose PTX it runs."""
+    GPUs: for a GPU that is not known the nearest older one, whose code or PTX it runs."""
     override = os.environ.get("PYFLASH_ARCHS")
     if override is not None:
         return [Arch.of(sm) for sm in re.findall(r"[^,; ]+", override)]
@@ -129,23 +129,23 @@ def default_archs() -> list[Arch]:
     return [Arch.of(sm) for sm in sorted(usable)]
 
 
-def kernel_compilations(archs_of: ArchsOf) -> dict[FlashForwardKernelConfig, Compilation]:
+def kernel_compilations(archs_of: ArchsOf) -> dict[KernelConfig, Compilation]:
     """The object of each config, compiled already or not."""
     cutlass = toolchain.cutlass_identity()
-    compiler = functools.cache(lambda archs: toolchain.kernel_compiler(archs, cutlass))
+    compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
     return {
         config: Compilation(
             label=config.short_form(),
             stem=emit.file_stem(config),
             text=emit.emit_config(config),
-            compiler=compiler(tuple(archs)),
+            compiler=compiler(config.family.targets(archs)),
         )
         for config, archs in archs_of.items()
     }
 
 
-def built_resources(library: Path) -> dict[FlashForwardKernelConfig, dict[str, Any]]:
-    """What the compiler said of each config in a kernel library:
+def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:
+    """What the compiler reported for each config in a kernel library:
 
     - seconds: of nvcc in all; seconds_by_arch: per architecture, "host" being what they share;
     - kernels: a record per architecture and __global__ function, ascending: arch, function,
@@ -153,13 +153,12 @@ def built_resources(library: Path) -> dict[FlashForwardKernelConfig, dict[str, A
       The functions of a config are its variants, in the order of cute_kernels/params.h.
     """
     record = json.loads(library.with_suffix(".json").read_text())
-    parse = FlashForwardKernelConfig.parse
     return {parse(short_form): values for short_form, values in record["configs"].items()}
 
 
 def _link_kernels(
     archs_of: ArchsOf,
-    kernels: Mapping[FlashForwardKernelConfig, Compilation],
+    kernels: Mapping[KernelConfig, Compilation],
     out_dir: Path,
     name: str,
 ) -> Path:
@@ -184,7 +183,7 @@ def _link_kernels(
 def _support(archs_of: ArchsOf) -> list[Compilation]:
     """The objects of a kernel library besides the configs' own."""
     text = emit.emit_config_map(archs_of)
-    compiler = toolchain.cuda_compiler(_all_archs(archs_of))
+    compiler = toolchain.cuda_compiler(targets(_all_archs(archs_of)))
     sources = sorted((ROOT / "cute_kernels").glob("*.cu"))
     return [
         Compilation("config map", "config_map", text, toolchain.cpp_compiler()),

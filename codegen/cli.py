@@ -6,10 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from pyflash.codegen import emit
+from pyflash.codegen import config_header, emit
 from pyflash.codegen.build import (
     LIB_DIR,
-    BuildError,
     build_kernels,
     build_ops,
     default_archs,
@@ -17,18 +16,27 @@ from pyflash.codegen.build import (
     legal_archs,
 )
 from pyflash.codegen.compilation import write_if_changed
-from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.space import SET_NAMES, from_environment, named_set
-from pyflash.third_party.cuda import CudaError
-from pyflash.third_party.cutlass import CutlassError
+from pyflash.config import (
+    ARCHS,
+    SET_NAMES,
+    Arch,
+    KernelConfig,
+    from_environment,
+    named_set,
+    parse,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs the command line `argv`, by default that of the process; returns the exit status.
+
+    Prints what is wrong with configs, architectures, the toolchain or a compilation, and returns 1.
+    Raises SystemExit for options that do not parse.
+    """
     arguments = _parser().parse_args(argv)
     try:
         _run(arguments)
-    except (ValueError, BuildError, CudaError, CutlassError) as error:
+    except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -51,9 +59,9 @@ def _run(arguments: argparse.Namespace) -> None:
         build_kernels(configs, archs, arguments.out, name, arguments.keep_going)
 
 
-def _configs(arguments: argparse.Namespace) -> list[FlashForwardKernelConfig]:
+def _configs(arguments: argparse.Namespace) -> list[KernelConfig]:
     if arguments.config:
-        return [FlashForwardKernelConfig.parse(text) for text in arguments.config]
+        return [parse(text) for text in arguments.config]
     return named_set(arguments.set) if arguments.set else from_environment()
 
 
@@ -63,7 +71,7 @@ def _default_name(arguments: argparse.Namespace) -> str:
     return arguments.set.replace(",", "x") if arguments.set else "default"
 
 
-def _list(configs: list[FlashForwardKernelConfig], archs: list[Arch]) -> None:
+def _list(configs: list[KernelConfig], archs: list[Arch]) -> None:
     """One config a line, on stdout; what does not follow from the name, behind it."""
     for config in configs:
         notes = [f"{arch}: {sentence}" for arch in archs for _, sentence in config.violations(arch)]
@@ -73,19 +81,21 @@ def _list(configs: list[FlashForwardKernelConfig], archs: list[Arch]) -> None:
     print(f"{len(configs)} configs", file=sys.stderr)
 
 
-def _emit(configs: list[FlashForwardKernelConfig], archs: list[Arch], folder: Path) -> None:
-    """The translation units as files; the config map only for named architectures."""
+def _emit(configs: list[KernelConfig], archs: list[Arch], folder: Path) -> None:
+    """The translation units and the header of the config types as files; the config map only for
+    named architectures."""
     texts = {
         f"{emit.file_stem(config)}.cu": emit.emit_config(config)
         for config in emit.canonical_configs(configs)
     }
+    texts[str(config_header.PATH)] = config_header.emit_config_header()
     if archs:
         texts["config_map.cpp"] = emit.emit_config_map(legal_archs(configs, archs))
     n_written = sum(write_if_changed(folder / name, text) for name, text in texts.items())
     print(f"{folder}: {n_written} files written, {len(texts) - n_written} unchanged")
 
 
-def _dry_run(configs: list[FlashForwardKernelConfig], archs: list[Arch]) -> None:
+def _dry_run(configs: list[KernelConfig], archs: list[Arch]) -> None:
     archs_of = legal_archs(configs, archs)
     compilations = kernel_compilations(archs_of)
     n_reused = 0

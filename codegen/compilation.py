@@ -42,7 +42,7 @@ def cache_dir() -> Path:
 class Compiler:
     """`identity` stands for the compiler itself and for the headers that are not this project's.
 
-    It and `flags` are part of an object's key. `includes`, the options that name folders of
+    It and `flags` are part of an object's key. `includes`, pairs of an option and a folder of
     headers, are not: the same headers give the same object wherever they lie.
     """
 
@@ -51,6 +51,12 @@ class Compiler:
     includes: tuple[str, ...]
     identity: str
     suffix: str  # of its sources
+
+    @property
+    def include_dirs(self) -> list[Path]:
+        """The folders of this project's headers: those that `-I` names."""
+        options = zip(self.includes[::2], self.includes[1::2], strict=True)
+        return [Path(folder) for option, folder in options if option == "-I"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ class Compilation:
     @cached_property
     def files(self) -> list[Path]:
         """The project's files that the object is made of, but for an emitted source."""
-        return [*filter(None, [self.path]), *included_headers(self.text, self.path)]
+        headers = included_headers(self.text, self.path, self.compiler.include_dirs)
+        return [*filter(None, [self.path]), *headers]
 
     @cached_property
     def digest(self) -> str:
@@ -181,17 +188,20 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def included_headers(text: str, path: Path | None = None) -> list[Path]:
+def included_headers(
+    text: str, path: Path | None = None, include_dirs: Sequence[Path] = ()
+) -> list[Path]:
     """The project's headers that a source includes, directly or through others, in order of name.
 
-    Every `#include "..."` counts, also one that the preprocessor would skip.
+    They are looked for beside the file that includes them, below ROOT and in `include_dirs`. Every
+    `#include "..."` counts, also one that the preprocessor would skip.
     """
     found: set[Path] = set()
     pending = [(text, path.parent if path else ROOT)]
     while pending:
         text, folder = pending.pop()
         for name in _INCLUDE.findall(text):
-            candidates = (folder / name, ROOT / name)
+            candidates = (at / name for at in (folder, ROOT, *include_dirs))
             header = next((c.resolve() for c in candidates if c.is_file()), None)
             if header and header not in found:
                 found.add(header)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.space import rank
+from pyflash.config.sets import rank
 
 _UNIT = """\
 // {short_form}

@@ -16,20 +16,20 @@ from pathlib import Path
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError, link
 from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_all
-from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.arch import ARCHS
+from pyflash.config import ARCHS, KernelConfig, as_config
 
 
 def build_emulated(
-    configs: Iterable[FlashForwardKernelConfig],
-) -> dict[FlashForwardKernelConfig, Path]:
+    configs: Iterable[KernelConfig | str],
+) -> dict[KernelConfig, Path]:
     """The libraries of the canonical configs that stand for `configs`; what is not in the cache is
     compiled.
 
-    Before any compiler runs, raises ValueError for configs that are legal on no architecture, each
-    with its violations. After that, raises BuildError with each source that did not compile.
+    Raises ValueError before any compiler runs: configs that are legal on no architecture, each with
+    its violations, or of a family that the emulator does not run. Raises BuildError with each
+    source that did not compile.
     """
-    configs = emit.canonical_configs(configs)
+    configs = emit.canonical_configs(map(as_config, configs))
     _check_legal(configs)
     compiler = toolchain.emulator_compiler()
     sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
@@ -54,10 +54,15 @@ def build_emulated(
     return libraries
 
 
-def _check_legal(configs: Iterable[FlashForwardKernelConfig]) -> None:
-    """A config that no GPU runs is of no use on the CPU: the largest shared memory decides."""
-    arch = max(ARCHS, key=lambda arch: arch.smem_per_cta)
-    reasons = [f"{config}: {text}" for config in configs for _, text in config.violations(arch)]
+def _check_legal(configs: Iterable[KernelConfig]) -> None:
+    """A config that no GPU runs is of no use on the CPU either."""
+    reasons = []
+    for config in configs:
+        if config.family.emulation_header is None:
+            reasons.append(f"{config}: the emulator does not run the family {config.family}")
+        elif not any(config.is_legal(arch) for arch in ARCHS):
+            fewest = min((config.violations(arch) for arch in ARCHS), key=len)
+            reasons += [f"{config}: {sentence}" for _, sentence in fewest]
     if reasons:
         raise ValueError("\n".join(["configs that cannot be built:", *reasons]))
 

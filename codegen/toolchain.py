@@ -8,11 +8,11 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
+from pyflash.codegen import config_header
 from pyflash.codegen.compilation import ROOT, Compiler
-from pyflash.config.arch import Arch
+from pyflash.config.arch import Targets
 from pyflash.third_party.cuda import find_nvcc
 from pyflash.third_party.cuda import include_dirs as cuda_include_dirs
 from pyflash.third_party.cutlass import include_dir
@@ -48,30 +48,27 @@ def cxx() -> tuple[str, ...]:
 
 def cpp_compiler() -> Compiler:
     """For host code that knows neither CUDA nor torch."""
-    return Compiler(cxx(), _CPP_FLAGS, ("-I", str(ROOT)), _cxx_version(), ".cpp")
+    return Compiler(cxx(), _CPP_FLAGS, _own_headers(), _cxx_version(), ".cpp")
 
 
 def op_compiler() -> Compiler:
     """For the op library: host code with torch's headers. Raises RuntimeError without torch."""
     include = torch_dir() / "include"
     version = (torch_dir() / "version.py").read_text()
-    includes = ("-I", str(ROOT), "-isystem", str(include))
+    includes = (*_own_headers(), "-isystem", str(include))
     return Compiler(cxx(), _CPP_FLAGS, includes, f"{_cxx_version()}\n{version}", ".cpp")
 
 
-def cuda_compiler(archs: Sequence[Arch]) -> Compiler:
-    """For CUDA without CUTLASS: machine code for each of `archs`, ascending, and PTX of the
-    last."""
-    *older, newest = (arch.sm for arch in archs)
-    gencode = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in older]
-    gencode.append(f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
-    flags = (*_NVCC_FLAGS, *_compression(), *_ccbin(), *gencode)
-    return Compiler(_nvcc(), flags, ("-I", str(ROOT)), _nvcc_version(), ".cu")
+def cuda_compiler(targets: Targets) -> Compiler:
+    """For CUDA without CUTLASS, for what `Family.targets` says or, where the code is of no family,
+    `pyflash.config.arch.targets`."""
+    flags = (*_NVCC_FLAGS, *_compression(), *_ccbin(), *_gencode(targets))
+    return Compiler(_nvcc(), flags, _own_headers(), _nvcc_version(), ".cu")
 
 
-def kernel_compiler(archs: Sequence[Arch], cutlass_identity: str) -> Compiler:
-    """For kernels: the same with CuTe, and ptxas tells what it made of them."""
-    plain = cuda_compiler(archs)
+def kernel_compiler(targets: Targets, cutlass_identity: str) -> Compiler:
+    """For kernels: the same with CuTe; ptxas reports registers and spills."""
+    plain = cuda_compiler(targets)
     return dataclasses.replace(
         plain,
         flags=(*plain.flags, "-Xptxas=-v"),
@@ -91,7 +88,7 @@ def emulator_compiler() -> Compiler:
         (cuda[0] / "cuda_runtime_api.h").read_text(),
         re.MULTILINE,
     )
-    includes = ["-I", str(ROOT)]
+    includes = [*_own_headers()]
     for folder in (include_dir(), *cuda):
         includes += ["-isystem", str(folder)]
     identity = f"{_cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
@@ -116,6 +113,21 @@ def torch_dir() -> Path:
     raise RuntimeError(
         f"torch with its headers not found: the op library needs them, `pip install '{TORCH}'`"
     )
+
+
+def _own_headers() -> tuple[str, ...]:
+    """The options for this project's headers: those in the tree, and the emitted one."""
+    return ("-I", str(ROOT), "-I", str(config_header.include_dir()))
+
+
+def _gencode(targets: Targets) -> list[str]:
+    options = []
+    for sm in sorted({*targets.machine_code, targets.ptx} - {0}):
+        codes = [f"sm_{sm}{targets.suffix}"] if sm in targets.machine_code else []
+        codes += [f"compute_{sm}"] if sm == targets.ptx else []
+        code = codes[0] if len(codes) == 1 else f"[{','.join(codes)}]"
+        options.append(f"-gencode=arch=compute_{sm}{targets.suffix},code={code}")
+    return options
 
 
 def _nvcc() -> tuple[str, ...]:

@@ -12,7 +12,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, config.h or params.h changes its layout.
-inline constexpr int kKernelLibraryAbi = 2;
+inline constexpr int kKernelLibraryAbi = 3;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.
@@ -24,6 +24,8 @@ struct CtasPerSm {
   int sm86 = 0;
   int sm89 = 0;
   int sm90 = 0;
+  int sm100 = 0;
+  int sm120 = 0;
 };
 
 struct ConfigMapRow {

@@ -15,7 +15,9 @@ if not (_HERE / "codegen").is_dir():
 from pyflash.config import (  # noqa: E402
     Arch,
     DType,
+    Features,
     FlashForwardKernelConfig,
+    KernelConfig,
     Space,
     Violation,
     from_environment,
@@ -41,7 +43,9 @@ _LAZY = {
 __all__ = [
     "Arch",
     "DType",
+    "Features",
     "FlashForwardKernelConfig",
+    "KernelConfig",
     "Space",
     "Violation",
     "from_environment",

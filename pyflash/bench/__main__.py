@@ -15,7 +15,7 @@ from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.environment import environment
 from pyflash.bench.forward import Result, run
 from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.space import SET_NAMES, named_set
+from pyflash.config.sets import SET_NAMES, named_set
 from pyflash.op.selection import Problem
 
 

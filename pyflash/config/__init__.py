@@ -1,26 +1,34 @@
 """Configs: what a kernel is, checked in words. Needs no torch and no compiler."""
 
 from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.sm80_forward.config import (
-    FIELDS,
-    LOAD_COUNTS,
-    DType,
-    FlashForwardKernelConfig,
-    check_field,
-)
-from pyflash.config.sm80_forward.rules import Violation
-from pyflash.config.space import Space, from_environment, named_set
+from pyflash.config.base import DType, Family, KernelConfig
+from pyflash.config.family import FAMILIES, as_config, family_of, find_family, from_dict, parse
+from pyflash.config.features import BUILT, Features, first_covering
+from pyflash.config.rules import Violation
+from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
+from pyflash.config.sm80_forward import FlashForwardKernelConfig
+from pyflash.config.space import Space
 
 __all__ = [
     "ARCHS",
-    "FIELDS",
-    "LOAD_COUNTS",
+    "BUILT",
+    "FAMILIES",
+    "SET_NAMES",
     "Arch",
     "DType",
+    "Family",
+    "Features",
     "FlashForwardKernelConfig",
+    "KernelConfig",
     "Space",
     "Violation",
-    "check_field",
+    "as_config",
+    "family_of",
+    "find_family",
+    "first_covering",
+    "from_dict",
     "from_environment",
     "named_set",
+    "parse",
+    "rank",
 ]

@@ -1,14 +1,16 @@
 """Facts of the GPU architectures that kernels are built for.
 
 Sources: the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared
-memory per SM and per CTA, registers, resident warps and CTAs); the Ampere, Ada and Hopper Tuning
-Guides, "Unified Shared Memory" (the 1 KB that CUDA reserves for each CTA) and "Occupancy"; the CUDA
-Occupancy Calculator (allocation units of registers and warps).
+memory per SM and per CTA, registers, resident warps and CTAs); the Ampere, Ada, Hopper and
+Blackwell Tuning Guides, "Unified Shared Memory" (the 1 KB that CUDA reserves for each CTA) and
+"Occupancy"; the CUDA Occupancy Calculator (allocation units of registers and warps).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 KB = 1024
 
@@ -22,6 +24,8 @@ class Arch:
     smem_per_sm: int
     max_warps_per_sm: int
     max_ctas_per_sm: int
+    # Where not 0, no machine code is built: the driver compiles the PTX of this older architecture.
+    ptx_of: int = 0
     # The same on every architecture listed below.
     smem_reserved_per_cta: int = 1 * KB
     registers_per_sm: int = 64 * 1024  # also the limit of one CTA
@@ -57,4 +61,26 @@ ARCHS = (
     Arch(86, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=16),  # RTX 30, A10, A40
     Arch(89, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=24),  # RTX 40, L4, L40
     Arch(90, 227 * KB, 228 * KB, max_warps_per_sm=64, max_ctas_per_sm=32),  # H100, H200
+    # No kernel is written for these: they run the SM80 family from the PTX of sm_90.
+    Arch(100, 227 * KB, 228 * KB, max_warps_per_sm=64, max_ctas_per_sm=32, ptx_of=90),  # B200
+    Arch(120, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=24, ptx_of=90),  # RTX 50
 )
+
+
+class Targets(NamedTuple):
+    """What nvcc compiles for some architectures: numbers as in sm_90 and compute_90."""
+
+    machine_code: tuple[int, ...]  # ascending
+    ptx: int  # 0: none
+    suffix: str = ""  # "a": of architecture-specific targets, sm_90a
+
+
+def targets(archs: Iterable[Arch], suffix: str = "") -> Targets:
+    """Machine code for each of `archs` that has its own, and PTX of the newest target.
+
+    With a `suffix` there is no PTX: that of compute_90a runs on sm_90 alone.
+    """
+    archs = list(archs)
+    machine_code = {arch.sm for arch in archs if not arch.ptx_of}
+    ptx = 0 if suffix else max(arch.ptx_of or arch.sm for arch in archs)
+    return Targets(tuple(sorted(machine_code)), ptx, suffix)

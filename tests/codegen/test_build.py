@@ -22,8 +22,8 @@ from pyflash.codegen.build import (
     default_archs,
     legal_archs,
 )
-from pyflash.codegen.compilation import Compilation, Compiler, compile_all, included_headers
-from pyflash.config.arch import Arch
+from pyflash.codegen.compilation import Compilation, Compiler, compile_all
+from pyflash.config.arch import Arch, targets
 
 BEST = FlashForwardKernelConfig.parse(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -99,7 +99,7 @@ def test_touching_files_changes_no_key_and_editing_them_does(tmp_path, monkeypat
 
 
 def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
-    compiler = toolchain.kernel_compiler([Arch.of(90)], "")
+    compiler = toolchain.kernel_compiler(targets([Arch.of(90)]), "")
     emitted = source(emit.emit_config(BEST), compiler)
     emitted.source.parent.mkdir(parents=True)
     emitted.source.write_text(emitted.text)
@@ -109,10 +109,10 @@ def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
         text=True,
         check=True,
     )
-    root = str(compilation.ROOT / "cute_kernels") + "/"
-    read = {word for word in re.split(r"[\s\\]+", listing.stdout) if word.startswith(root)}
-    assert read == {str(path) for path in included_headers(emitted.text)}
-    assert root + "sm80/launch.h" in read
+    roots = tuple(f"{folder / 'cute_kernels'}/" for folder in compiler.include_dirs)
+    read = {word for word in re.split(r"[\s\\]+", listing.stdout) if word.startswith(roots)}
+    assert read == {str(path) for path in emitted.files}
+    assert {f"{roots[0]}sm80/launch.h", f"{roots[1]}generated/configs.h"} <= read
 
 
 def test_two_builders_at_once_compile_once(counting):
@@ -151,6 +151,20 @@ def test_archs_and_flags_are_part_of_the_key():
     assert one.key != both.key
     assert "-gencode=arch=compute_80,code=sm_80" in both.command
     assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in both.command
+
+
+def test_an_architecture_without_machine_code_takes_the_ptx_of_an_older_one():
+    (one,) = build.kernel_compilations({BEST: [Arch.of(90)]}).values()
+    (both,) = build.kernel_compilations({BEST: [Arch.of(90), Arch.of(120)]}).values()
+    assert one.key == both.key
+    (ptx,) = build.kernel_compilations({BEST: [Arch.of(120)]}).values()
+    codes = [option for option in ptx.command if option.startswith("-gencode")]
+    assert codes == ["-gencode=arch=compute_90,code=compute_90"]
+
+
+def test_a_family_of_one_architecture_has_its_own_target():
+    codes = toolchain._gencode(targets([Arch.of(90)], suffix="a"))
+    assert codes == ["-gencode=arch=compute_90a,code=sm_90a"]
 
 
 # Failures
@@ -255,7 +269,8 @@ def test_default_archs(monkeypatch):
     assert default_archs() == []
     monkeypatch.delenv("PYFLASH_ARCHS")
     # A GPU newer than any known one runs the PTX of the newest known; one too old runs nothing.
-    for found, expected in [([86], [86]), ([90, 120], [90]), ([75], []), ([], [])]:
+    cases = [([86], [86]), ([90, 121], [90, 120]), ([110], [100]), ([75], []), ([], [])]
+    for found, expected in cases:
         monkeypatch.setattr(build, "machine_archs", lambda found=found: found)
         assert default_archs() == [Arch.of(sm) for sm in expected]
 

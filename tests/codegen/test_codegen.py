@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from pyflash import FlashForwardKernelConfig, named_set
-from pyflash.codegen import emit
+from pyflash.codegen import config_header, emit
 from pyflash.codegen.compilation import ROOT
 from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.space import SET_NAMES, rank
+from pyflash.config.sets import SET_NAMES, rank
 
 BEST = FlashForwardKernelConfig.parse(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -43,12 +43,12 @@ constexpr auto kConfig = FlashForwardKernelConfig{
 
 // CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
 template <>
-inline constexpr CtasPerSm kCtasPerSm<kConfig>{.sm80 = @, .sm86 = @, .sm89 = @, .sm90 = @};
+inline constexpr CtasPerSm kCtasPerSm<kConfig>{.sm80 = @, .sm86 = @, .sm89 = @, .sm90 = @, .sm100 = @, .sm120 = @};
 
 template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
 
 }  // namespace pyflash
-"""
+"""  # noqa: E501
 
 
 def test_a_unit_is_this_text_with_the_resource_model_filled_in():
@@ -67,9 +67,13 @@ def test_another_process_emits_the_same_bytes(tmp_path):
             env={"PYTHONHASHSEED": str(seed)},
             check=True,
         )
-    one, two = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
+    one, two = (
+        {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in folders
+    )
     assert one == two
-    assert len(one) == len(emit.canonical_configs(named_set("tune"))) + 1
+    assert len(one) == len(emit.canonical_configs(named_set("tune"))) + 2
+    assert config_header.PATH in one
 
 
 def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
@@ -77,13 +81,14 @@ def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
 
     arguments = ["--config", str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
     assert main(arguments) == 0
-    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    before = {p.name: p.stat().st_mtime_ns for p in files}
     (tmp_path / "config_map.cpp").write_text("stale")
     assert main(arguments) == 0
-    after = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    after = {p.name: p.stat().st_mtime_ns for p in files}
     assert {name for name in before if before[name] != after[name]} == {"config_map.cpp"}
     assert "pyflash_kernel_library" in (tmp_path / "config_map.cpp").read_text()
-    assert "1 files written, 1 unchanged" in capsys.readouterr().out
+    assert "1 files written, 2 unchanged" in capsys.readouterr().out
 
 
 def test_every_config_has_its_own_file_and_text():

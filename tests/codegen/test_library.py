@@ -12,7 +12,7 @@ from support.fake_library import build_fake_library
 import pyflash
 from pyflash import named_set
 from pyflash.codegen.emit import canonical_configs
-from pyflash.config.space import rank
+from pyflash.config.sets import rank
 from pyflash.op.library import LIB_DIR
 
 

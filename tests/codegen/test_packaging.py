@@ -104,7 +104,7 @@ def test_codegen_runs_outside_the_checkout(installed: Path, tmp_path: Path):
     emitted = run_installed(
         installed, ["-m", "pyflash.codegen", "--set", "prog", "--emit-to", "cpp"], tmp_path
     )
-    assert "cpp: 7 files written" in emitted
+    assert "cpp: 8 files written" in emitted
 
 
 def test_the_editable_install_of_this_environment_is_this_checkout(tmp_path: Path):

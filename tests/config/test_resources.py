@@ -5,13 +5,8 @@ from hypothesis import given
 from support.strategies import LADDER_BEST, near_configs
 
 from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.sm80_forward.resources import (
-    CALIBRATION,
-    Calibration,
-    allocated_registers,
-    register_demand,
-    register_limit,
-)
+from pyflash.config.resources import allocated_registers, register_limit
+from pyflash.config.sm80_forward.resources import CALIBRATION, Calibration, register_demand
 
 EXACT = Calibration(base=0, per_row=0, loads_ahead=0, sunk_tiles=2, copy_vectors=8)
 STAGED = LADDER_BEST.replace(Q_mma_load_K_tiles=2)

@@ -2,14 +2,12 @@
 
 import dataclasses
 import subprocess
-from pathlib import Path
 
 import pytest
+from support.headers import ROOT, includes
 
 from pyflash import FlashForwardKernelConfig, Space, named_set
-from pyflash.config.space import SET_NAMES
-
-ROOT = Path(__file__).resolve().parents[2]
+from pyflash.config.sets import SET_NAMES
 
 CONFIGS = [
     *dict.fromkeys(config for name in SET_NAMES for config in named_set(name)),
@@ -27,7 +25,7 @@ def read_by_the_op_library(tmp_path_factory) -> list[str]:
     program = tmp_path_factory.mktemp("print_configs") / "print_configs"
     names = ("tests/support/print_configs.cpp", "cute_kernels/host/short_form.cpp")
     sources = [ROOT / name for name in names]
-    subprocess.run(["g++", "-std=c++20", f"-I{ROOT}", *sources, "-o", program], check=True)
+    subprocess.run(["g++", "-std=c++20", *includes(), *sources, "-o", program], check=True)
     text = "\n".join(map(str, CONFIGS))
     result = subprocess.run([program], input=text, check=True, capture_output=True, text=True)
     return result.stdout.splitlines()

@@ -5,8 +5,9 @@ from support.strategies import LADDER_BEST
 
 from pyflash import DType, Space, from_environment, named_set
 from pyflash.config.arch import ARCHS
+from pyflash.config.sets import SET_NAMES, UNRANKED, rank
 from pyflash.config.sm80_forward.rules import SUPPORTED
-from pyflash.config.space import DEFAULTS, HEAD_DIMS, PROG, SET_NAMES, UNRANKED, rank
+from pyflash.config.sm80_forward.sets import DEFAULTS, HEAD_DIMS, PROG
 
 COUNTS = {
     "tune": 80,
@@ -148,6 +149,36 @@ def test_filter_and_legal_do_not_change_the_space():
     assert legal == [config for config in SPACE if not config.violations("sm_90")]
     assert (len(legal), len(SPACE)) == (6, 8)
     assert len(SPACE.filter(lambda c: c.B_r == 64).legal(90)) == 2
+
+
+def test_predicates_run_once_for_each_config():
+    seen = []
+    space = SPACE.filter(lambda config: not seen.append(config))
+    assert seen == []
+    assert list(space) == list(space) == sorted(seen)
+    assert (len(space), len(seen)) == (8, 8)
+
+
+def test_legal_looks_at_supported_values_only():
+    wide = Space(**LADDER_BEST.to_dict() | {"B_r": [64, 96, 128, 192], "d_head": [128, 160]})
+    seen = []
+    assert list(wide.legal(90).filter(lambda config: not seen.append(config))) == seen
+    assert {(config.B_r, config.d_head) for config in seen} == {(64, 128), (128, 128)}
+    assert len(wide.explain(90)) == 6
+
+
+def test_the_size_of_a_whole_space_is_known_without_its_configs():
+    assert len(Space()) == 2 * 6 * 2 * 3 * 2 * 2**3 * 4**3 * 2**2
+
+
+def test_repr_tells_what_was_chosen_and_how_many_configs():
+    assert repr(Space()) == f"<Space of sm80_forward: {len(Space())} configs>"
+    chosen = Space(dtype="FP16", d_head=64, B_c=[64, 32], swizzled=True)
+    n = len(chosen)
+    text = "dtype=FP16; d_head=64; B_c=32, 64; swizzled=True"
+    assert repr(chosen) == f"<Space of sm80_forward: {text}; {n} configs>"
+    assert repr(chosen.legal(90)).endswith(f"; {n} configs before 1 filter>")
+    assert repr(chosen.legal(90).legal(80)).endswith(f"; {n} configs before 2 filters>")
 
 
 def test_explain_tells_every_refusal():

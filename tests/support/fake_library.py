@@ -3,12 +3,12 @@
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.headers import ROOT, includes
 
 
 def build_fake_library(folder: Path, name: str = "fake", *macros: str) -> Path:
     library = folder / f"libpyflash_kernels-{name}.so"
     source = ROOT / "tests/support/fake_kernel_library.cpp"
-    options = ["-std=c++20", "-shared", "-fPIC", f"-I{ROOT}", *(f"-D{m}" for m in macros)]
+    options = ["-std=c++20", "-shared", "-fPIC", *includes(), *(f"-D{m}" for m in macros)]
     subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
     return library

@@ -3,7 +3,9 @@
 import hypothesis.strategies as st
 
 from pyflash import DType, FlashForwardKernelConfig
-from pyflash.config import FIELDS, LOAD_COUNTS
+from pyflash.config.sm80_forward.config import LOAD_COUNTS
+
+FIELDS = FlashForwardKernelConfig.field_types()
 
 LADDER_BEST = FlashForwardKernelConfig(
     dtype=DType.FP16,

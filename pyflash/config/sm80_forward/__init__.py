@@ -1,1 +1,25 @@
-"""The SM80 forward family: `mma.sync`, `ldmatrix` and `cp.async`."""
+"""The SM80 forward family: `cp.async`, `ldmatrix`, m16n8k16; runs on sm_80 and everything newer."""
+
+from pyflash.config.base import Family
+from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelConfig
+from pyflash.config.sm80_forward.resources import resources
+from pyflash.config.sm80_forward.rules import RULES, SUPPORTED
+from pyflash.config.sm80_forward.sets import RANKED, SETS, fallback
+
+SM80_FORWARD = Family(
+    name="sm80_forward",
+    config_type=FlashForwardKernelConfig,
+    rules=RULES,
+    resources=resources,
+    supported=SUPPORTED,
+    explored=dict.fromkeys(LOAD_COUNTS, (0, 2, 4, 8)),
+    sets=SETS,
+    ranked=RANKED,
+    traits_header="cute_kernels/sm80/traits.h",
+    launch_header="cute_kernels/sm80/launch.h",
+    kernel="flash_forward_kernel",
+    emulation_header="cute_kernels/emulator/kernel.h",
+    fallback=fallback,
+)
+
+__all__ = ["SM80_FORWARD", "FlashForwardKernelConfig"]

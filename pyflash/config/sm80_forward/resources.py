@@ -1,4 +1,4 @@
-"""The resource model: registers, shared memory and occupancy of a config, before any compiler runs.
+"""The resource model of the SM80 forward family: what a config takes, before any compiler runs.
 
 Registers are counted as fragments: a GEMM operand or accumulator spread over the threads that own
 it, as the m16n8k16 mma of SM80 lays it out (PTX ISA, "Matrix Fragments for mma.m16n8k16"). What a
@@ -8,12 +8,10 @@ compiler adds to the fragments is in `Calibration`, the only fitted numbers here
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pyflash.config.arch import Arch
-
-if TYPE_CHECKING:
-    from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
+from pyflash.config.resources import Resources, occupancy
+from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +57,6 @@ class RegisterDemand:
         return self.base + self.O + self.Q_kept + max(qk, pv, copying)
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one CTA takes, and how many CTAs share an SM, by the model."""
-
-    registers: int  # per thread, at most 255
-    register_demand: int  # per thread, without that limit
-    register_limit: int  # per thread, for num_ctas_per_sm CTAs to fit
-    smem_bytes: int
-    n_threads: int
-    num_ctas_per_sm: int  # 0: not even one fits
-    limiter: str  # of num_ctas_per_sm: "smem", "registers", "warps" or "ctas"
-    spill_predicted: bool
-
-
 def register_demand(
     config: FlashForwardKernelConfig, calibration: Calibration = CALIBRATION
 ) -> RegisterDemand:
@@ -105,40 +89,12 @@ def register_demand(
     )
 
 
-def allocated_registers(registers: int, arch: Arch) -> int:
-    """Registers per thread as the hardware hands them out: by whole units to a warp of 32."""
-    unit = arch.register_allocation_unit // 32
-    return -(-registers // unit) * unit
-
-
 def resources(config: FlashForwardKernelConfig, arch: Arch) -> Resources:
-    """Occupancy as the CUDA Occupancy Calculator counts it, from the modelled registers."""
-    demand = register_demand(config).peak
-    registers = min(demand, arch.max_registers_per_thread)
-    granularity = arch.warp_allocation_granularity
-    warps_in_register_file = arch.registers_per_sm // (32 * allocated_registers(registers, arch))
-    ctas = {
-        "smem": arch.smem_per_sm // (config.smem_bytes + arch.smem_reserved_per_cta),
-        "registers": warps_in_register_file // granularity * granularity // config.n_warps,
-        "warps": arch.max_warps_per_sm // config.n_warps,
-        "ctas": arch.max_ctas_per_sm,
-    }
-    limiter = min(ctas, key=ctas.__getitem__)
-    limit = register_limit(config.n_threads, ctas[limiter], arch)
-    return Resources(
-        registers=registers,
-        register_demand=demand,
-        register_limit=limit,
-        smem_bytes=config.smem_bytes,
-        n_threads=config.n_threads,
-        num_ctas_per_sm=ctas[limiter],
-        limiter=limiter,
-        spill_predicted=demand + CALIBRATION.near_limit > limit,
+    """Occupancy from the modelled registers."""
+    return occupancy(
+        register_demand(config).peak,
+        config.smem_bytes,
+        config.n_warps,
+        arch,
+        spill_margin=CALIBRATION.near_limit,
     )
-
-
-def register_limit(n_threads: int, num_ctas_per_sm: int, arch: Arch) -> int:
-    """The most registers a thread may take for that many CTAs (at least one) to share an SM."""
-    unit = arch.register_allocation_unit // 32
-    share = arch.registers_per_sm // (n_threads * max(num_ctas_per_sm, 1)) // unit * unit
-    return min(share, arch.max_registers_per_thread)

@@ -1,19 +1,17 @@
-"""What makes a config legal: one function per rule, each rule stated here and nowhere else.
+"""What makes a config of the SM80 forward family legal: each rule is stated here and nowhere else.
 
-A rule is a generator of sentences, one for each way in which the config breaks it; a sentence gives
-the numbers and says what to do. The static_asserts of the kernels stand behind them.
+The static_asserts of the kernels are the backstop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
-from pyflash.config.sm80_forward.resources import allocated_registers, register_demand, resources
-
-if TYPE_CHECKING:
-    from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
+from pyflash.config.resources import allocated_registers
+from pyflash.config.rules import Rules
+from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
+from pyflash.config.sm80_forward.resources import register_demand, resources
 
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80, along the rows of Q
 MMA_COLUMNS = 16  # along the GEMM's K dimension: two tiles of 8
@@ -31,37 +29,10 @@ SUPPORTED = {
 }
 
 
-class Violation(NamedTuple):
-    rule: str
-    sentence: str
+RULES = Rules()
 
 
-Rule = Callable[["FlashForwardKernelConfig", Arch], Iterator[str]]
-RULES: list[Rule] = []
-
-
-def violations(config: FlashForwardKernelConfig, arch: Arch) -> list[Violation]:
-    """Every broken rule of RULES. Only where there is none, `supported_values`: a value that the
-    hardware or the kernel's structure refuses needs no second sentence.
-    """
-    found = [v for rule in RULES for v in _broken(rule, config, arch)]
-    return found or list(_broken(supported_values, config, arch))
-
-
-def warnings(config: FlashForwardKernelConfig, arch: Arch) -> list[Violation]:
-    return list(_broken(spill, config, arch))
-
-
-def _broken(rule: Rule, config: FlashForwardKernelConfig, arch: Arch) -> Iterator[Violation]:
-    return (Violation(rule.__name__, sentence) for sentence in rule(config, arch))
-
-
-def _rule(function: Rule) -> Rule:
-    RULES.append(function)
-    return function
-
-
-@_rule
+@RULES.rule
 def rows_per_warp(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     least = MMA_ROWS * c.n_warps
     if c.B_r % least:
@@ -72,7 +43,7 @@ def rows_per_warp(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         )
 
 
-@_rule
+@RULES.rule
 def multiple_of_16(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     for name in ("d_head", "B_c"):
         value = getattr(c, name)
@@ -83,14 +54,14 @@ def multiple_of_16(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
             )
 
 
-@_rule
+@RULES.rule
 def load_count(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     for name, count, _ in _loads(c):
         if count and (count < 2 or count & (count - 1)):
             yield f"{name} = {count} is neither 0 nor an even power of two: use 0, 2, 4, 8, ..."
 
 
-@_rule
+@RULES.rule
 def load_count_limit(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     which, otherwise = "", ""
     if c.mma_double_buffer_loads:
@@ -106,7 +77,7 @@ def load_count_limit(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
             )
 
 
-@_rule
+@RULES.rule
 def equal_stages(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     for name, count, dimension in _loads(c):
         columns = getattr(c, dimension)
@@ -120,7 +91,7 @@ def equal_stages(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
             )
 
 
-@_rule
+@RULES.rule
 def equal_Q_and_K_loads(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     Q, K = c.Q_mma_load_K_tiles, c.K_mma_load_K_tiles
     if Q not in (0, K):
@@ -131,7 +102,7 @@ def equal_Q_and_K_loads(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str
         )
 
 
-@_rule
+@RULES.rule
 def eager_needs_async(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     if c.eager_load_blocks and not c.async_copy:
         yield (
@@ -140,7 +111,7 @@ def eager_needs_async(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         )
 
 
-@_rule
+@RULES.rule
 def swizzle_atom(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     columns = _atom_columns(c)
     for name, size in (("B_r", ATOM_ROWS), ("B_c", ATOM_ROWS), ("d_head", columns)):
@@ -152,7 +123,7 @@ def swizzle_atom(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
             )
 
 
-@_rule
+@RULES.rule
 def copy_tile(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     columns = _atom_columns(c)
     rows = c.n_threads * COPY_COLUMNS // columns
@@ -164,7 +135,7 @@ def copy_tile(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         )
 
 
-@_rule
+@RULES.rule
 def smem(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     if c.smem_bytes > arch.smem_per_cta:
         yield (
@@ -173,7 +144,7 @@ def smem(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         )
 
 
-@_rule
+@RULES.rule
 def accumulators(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     demand = register_demand(c)
     taken = demand.S + demand.O
@@ -185,7 +156,7 @@ def accumulators(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         )
 
 
-@_rule
+@RULES.rule
 def register_file(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     registers = allocated_registers(resources(c, arch).registers, arch)
     if registers * c.n_threads > arch.registers_per_sm:
@@ -196,6 +167,7 @@ def register_file(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         )
 
 
+@RULES.support
 def supported_values(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     for name, values in SUPPORTED.items():
         value = getattr(c, name)
@@ -203,6 +175,7 @@ def supported_values(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
             yield f"{name} = {value} is not supported: use {_choices(values)}"
 
 
+@RULES.warning
 def spill(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     r = resources(c, arch)
     if r.spill_predicted:

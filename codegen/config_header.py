@@ -1,0 +1,182 @@
+"""The C++ header of the config types: their structs and descriptions.
+
+    folder = include_dir()                          # for -I; written where it is not there
+    folder / "cute_kernels/generated/configs.h"
+
+It is emitted from the field descriptions in `pyflash.config` and never committed: a build includes
+it from a folder of the cache that is named by its contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+from pyflash.codegen.compilation import cache_dir, write_if_changed
+from pyflash.config import FAMILIES, DType, Family, KernelConfig
+from pyflash.config.fields import Field, Word, cpp_value, describe
+
+PATH = Path("cute_kernels") / "generated" / "configs.h"
+
+_HEADER = """\
+// The configs of all kernel families. Emitted by codegen/config_header.py from the field
+// descriptions in pyflash/config: edit those.
+#pragma once
+
+#include <compare>
+#include <tuple>
+#include <variant>
+
+#include "cute_kernels/config_description.h"
+
+// NOTE: the config types are outside namespace pyflash because nvcc 13.0 writes a host stub that
+// does not compile for a kernel whose class-type template argument lives in a namespace.
+
+{enums}
+
+{families}
+
+// In the order of the families, which is that of the configs of different families.
+using AnyConfig = std::variant<{structs}>;
+
+// What the CPU names, and what is proposed for building, where nothing is built: by family, dtype
+// and d_head, ascending.
+inline constexpr AnyConfig kFallbackConfigs[] = {{
+{fallbacks}
+}};
+"""
+
+_DIGEST = """
+// Of the text above: libraries that were built from different headers have different ones.
+inline constexpr char kConfigsDigest[] = "{digest}";
+"""
+
+_ENUM = """\
+{comment}enum class {name} : int {{ {members} }};
+
+template <>
+struct EnumDescription<{name}> {{
+  static constexpr pyflash::description::EnumValue<{name}> values[] = {{{values}}};
+}};"""
+
+_FAMILY = """\
+// {family}
+struct {struct} {{
+{members}
+
+  friend auto operator<=>({struct} const&, {struct} const&) = default;
+}};
+
+template <>
+struct ConfigDescription<{struct}> {{
+  using C = {struct};
+  using Int = pyflash::description::Int<C>;
+  using Flag = pyflash::description::Flag<C>;
+  template <class E>
+  using Enum = pyflash::description::Enum<C, E>;
+  template <std::size_t n>
+  using Number = pyflash::description::Number<C, n>;
+
+  static constexpr char const* name = "{struct}";
+  static constexpr char const* family = "{family}";
+  static constexpr char const* tag = "{tag}";
+  static constexpr char const* form =
+      "{form}";
+  static constexpr auto tile = std::tuple{{
+      {tile}}};
+  static constexpr auto words = std::tuple{{
+      {words}}};
+}};"""
+
+
+def emit_config_header(families: Sequence[Family] = FAMILIES) -> str:
+    """The header's text. Pure: the same families give the same bytes."""
+    text = _HEADER.format(
+        enums="\n\n".join(_enum(enum) for enum in _enums(families)),
+        families="\n\n".join(_family(family) for family in families),
+        structs=", ".join(family.struct for family in families),
+        fallbacks="\n".join(_fallbacks(families)),
+    )
+    return text + _DIGEST.format(digest=_digest(text))
+
+
+def include_dir() -> Path:
+    """The folder in the cache that holds the header of `FAMILIES`, which is written if missing."""
+    text = emit_config_header()
+    folder = cache_dir() / "generated" / _digest(text)
+    write_if_changed(folder / PATH, text)
+    return folder
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _enums(families: Iterable[Family]) -> list[type[IntEnum]]:
+    kinds = [kind for family in families for kind in family.config_type.field_types().values()]
+    return list(dict.fromkeys(kind for kind in [DType, *kinds] if issubclass(kind, IntEnum)))
+
+
+def _enum(enum: type[IntEnum]) -> str:
+    return _ENUM.format(
+        name=enum.__name__,
+        comment="// c10::ScalarType ids.\n" if enum is DType else "",
+        members=", ".join(f"{member.name} = {int(member)}" for member in enum),
+        values=", ".join(f'{{"{member.name}", {cpp_value(member)}}}' for member in enum),
+    )
+
+
+def _family(family: Family) -> str:
+    description = describe(family.config_type)
+    words = [_word(word) for word in description.words if word.fields]
+    return _FAMILY.format(
+        family=family.name,
+        struct=family.struct,
+        tag=family.tag,
+        form=description.form,
+        members="\n".join(_member(field) for field in description.fields.values()),
+        tile=",\n      ".join(_value(field) for field in description.tile),
+        words=",\n      ".join(words),
+    )
+
+
+def _member(field: Field) -> str:
+    default = "" if field.required else f" = {cpp_value(field.default)}"
+    return f"  {field.kind.__name__} {field.name}{default};"
+
+
+def _value(field: Field) -> str:
+    if field.is_enum:
+        return f'Enum<{field.kind.__name__}>{{"{field.name}", &C::{field.name}}}'
+    otherwise = "" if field.required else f", {field.default}"
+    return f'Int{{"{field.name}", &C::{field.name}, {field.least}{otherwise}}}'
+
+
+def _word(word: Word) -> str:
+    if word.is_flag:
+        return f'Flag{{"{word.form}", &C::{word.fields[0].name}}}'
+    pieces = ", ".join(f'"{piece}"' for piece in word.pieces)
+    values = ",\n           ".join(_value(field) for field in word.fields)
+    return (
+        f'Number<{len(word.fields)}>{{\n          "{word.label}",\n          {{{pieces}}},\n'
+        f"          {{{values}}}}}"
+    )
+
+
+def _fallbacks(families: Iterable[Family]) -> list[str]:
+    configs = sorted(
+        family.fallback(dtype, d_head)
+        for family in families
+        if family.fallback
+        for dtype in DType
+        for d_head in family.supported["d_head"]
+    )
+    return [f"    // {config}\n    {_positional(config)}," for config in configs]
+
+
+def _positional(config: KernelConfig) -> str:
+    """The C++ literal in one line: beside the struct it needs no designators."""
+    values = ", ".join(cpp_value(getattr(config, name)) for name in config.field_types())
+    return f"{config.family.struct}{{{values}}}"

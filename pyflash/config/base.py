@@ -1,0 +1,270 @@
+"""What the config types of all kernel families have in common, and the record of a family."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import total_ordering
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyflash.config import parsing
+from pyflash.config.arch import ARCHS, Arch, Targets, targets
+from pyflash.config.fields import describe
+from pyflash.config.resources import Resources
+from pyflash.config.rules import Rules, Violation
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class DType(IntEnum):
+    """Element type of Q, K, V and O, numbered as c10::ScalarType numbers them."""
+
+    FP16 = 5
+    BF16 = 15
+
+    @classmethod
+    def of(cls, dtype: DType | str | int) -> DType:
+        """The type meant by a `DType`, its name or its number. Raises ValueError for any other."""
+        if isinstance(dtype, str):
+            if dtype in cls.__members__:
+                return cls[dtype]
+        elif dtype in tuple(cls):
+            return cls(dtype)
+        names = ", ".join(f"{member.name} ({int(member)})" for member in cls)
+        raise ValueError(f"unknown dtype {dtype!r}: expected one of {names}")
+
+
+@total_ordering
+class KernelConfig(ABC):
+    """A kernel as a value: the base of each family's config type.
+
+    A config type is a `@dataclass(frozen=True, slots=True)` whose fields are described by
+    `tile()`, `flag()` and `number()` of `pyflash.config.fields`. It has at least the fields dtype,
+    d_head (head dimension), B_r (Q rows per CTA) and B_c (K/V rows per block).
+
+    A wrong type raises TypeError, a number below its least value ValueError. Any other value can be
+    written down; whether it can be built and launched is what `violations` tells. Configs are
+    ordered lexicographically, field by field; those of different families by their tags.
+    """
+
+    __slots__ = ()
+
+    tag: ClassVar[str] = ""  # the family's word in short forms, such as "sm90"
+    family: ClassVar[Family]  # set by the family's record
+
+    dtype: DType
+    d_head: int
+    B_r: int
+    B_c: int
+
+    def __post_init__(self) -> None:
+        for name, field in describe(type(self)).fields.items():
+            field.check(getattr(self, name))
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, KernelConfig):
+            return NotImplemented
+        return self._order() < other._order()
+
+    def _order(self) -> tuple[Any, ...]:
+        return (self.tag, *(getattr(self, name) for name in describe(type(self)).fields))
+
+    # Text
+
+    def short_form(self) -> str:
+        """The name in files, logs and tables, and the op's `config` argument."""
+        return describe(type(self)).short_form(self)
+
+    def __str__(self) -> str:
+        return self.short_form()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The config named by a short form (alone, or the first cell of a `|` table row), by a
+        demangled kernel symbol as nvcc, cu++filt and ncu print it, or by `to_cpp_struct()`.
+
+        Fields with defaults may be missing. Raises ValueError naming the offending text, also for
+        the config of another family; `pyflash.config.parse` reads those of all.
+        """
+        return cls(**parsing.parse_fields(text, describe(cls)))
+
+    def to_cpp_struct(self) -> str:
+        """The C++ literal, with designated initialisers; fields at their defaults are left out."""
+        return describe(type(self)).to_cpp(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON can hold them: dtype by name; with "family", the tag, where the family
+        has one. `from_dict` is the inverse."""
+        return describe(type(self)).to_dict(self) | ({"family": self.tag} if self.tag else {})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The config of such a dictionary, where fields with defaults may be missing.
+
+        Raises ValueError for an unknown dtype or the dictionary of another family, TypeError for
+        unknown or missing fields.
+        """
+        values = dict(values)
+        if (tag := values.pop("family", "")) != cls.tag:
+            raise ValueError(f"family {tag!r} is not that of {cls.__name__}, {cls.tag!r}")
+        for name, field in describe(cls).fields.items():
+            if field.is_enum and name in values:
+                values[name] = field.value_of(values[name])
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)
+
+    # Spaces
+
+    @classmethod
+    def field_types(cls) -> dict[str, type]:
+        """The type of each field, in order."""
+        return {name: field.kind for name, field in describe(cls).fields.items()}
+
+    @classmethod
+    def values_of(cls, name: str, values: Any) -> tuple[Any, ...]:
+        """One value or several of field `name`, ascending, without repetitions; members of
+        enumerations also by name. Raises TypeError or ValueError for what no config can hold."""
+        field = describe(cls).fields[name]
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            values = (values,)
+        if field.is_enum:
+            values = [field.kind.__members__.get(v, v) if isinstance(v, str) else v for v in values]
+        values = list(values)
+        for value in values:
+            field.check(value)
+        return tuple(sorted(set(values)))
+
+    @classmethod
+    def product(cls, **values: Any) -> Iterator[Self]:
+        """The cartesian product of the values of every field, one or several each, ascending.
+
+        Raises TypeError where a field is unknown or missing.
+        """
+        names = cls.field_types().keys()
+        if wrong := values.keys() ^ names:
+            raise TypeError(f"{cls.__name__}: unknown or missing fields {sorted(wrong)}")
+        of_each = (cls.values_of(name, values[name]) for name in names)
+        return itertools.starmap(cls, itertools.product(*of_each))
+
+    # Legality
+
+    def violations(self, arch: Arch | str | int) -> list[Violation]:
+        """The broken rules as (rule, sentence); [] means it can be built and launched on `arch`."""
+        return self.family.rules.violations(self, Arch.of(arch))
+
+    def is_legal(self, arch: Arch | str | int) -> bool:
+        """Whether `violations(arch)` is empty, sooner told."""
+        return self.family.rules.are_kept(self, Arch.of(arch))
+
+    def warnings(self, arch: Arch | str | int) -> list[Violation]:
+        """What is legal on `arch` but likely slow, such as a predicted register spill."""
+        return self.family.rules.warnings(self, Arch.of(arch))
+
+    def canonical(self) -> Self:
+        """The one config that stands for all that compile to the same kernel as this one. Legal
+        exactly where `self` is legal."""
+        return self
+
+    # Resources
+
+    @property
+    @abstractmethod
+    def n_threads(self) -> int:
+        """Per CTA."""
+
+    @property
+    @abstractmethod
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory per CTA."""
+
+    def resources(self, arch: Arch | str | int) -> Resources:
+        """Registers, shared memory and occupancy on `arch`, as the resource model predicts them."""
+        return self.family.resources(self, Arch.of(arch))
+
+    def num_ctas_per_sm(self, arch: Arch | str | int) -> int:
+        """CTAs resident on one SM by the resource model, what __launch_bounds__ is given."""
+        return self.resources(arch).num_ctas_per_sm
+
+    def ctas_table(self) -> list[tuple[int, int]]:
+        """(sm, CTAs per SM) of each known architecture, ascending; 0 CTAs where it is not legal."""
+        return [
+            (arch.sm, self.num_ctas_per_sm(arch) if self.is_legal(arch) else 0) for arch in ARCHS
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A kernel family: a config type, what makes a config legal, and where its C++ is.
+
+    Making the record makes it the family of its config type.
+    """
+
+    name: str  # of its folder in pyflash/config
+    config_type: type[KernelConfig]
+    rules: Rules
+    resources: Callable[[Any, Arch], Resources]
+    # By field, the values that the kernels are written and tested for: others are legal nowhere.
+    supported: Mapping[str, Sequence[Any]]
+    # By field, the values that a Space takes by default of numbers that are not limited so.
+    explored: Mapping[str, Sequence[Any]]
+    # The members of a named set, by its name.
+    sets: Mapping[str, Callable[[], Iterable[KernelConfig]]]
+    # The canonical configs that selection prefers, best first, and the rank of the first of them:
+    # smaller than another family's where this one's kernels are to be preferred.
+    ranked: Sequence[KernelConfig]
+    # Paths to #include, and the name of the __global__ function template.
+    traits_header: str
+    launch_header: str
+    kernel: str
+    first_rank: int = 0
+    emulation_header: str | None = None  # None: the emulator does not run it
+    # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
+    # ones does not have.
+    arch_specific: bool = False
+    # The config for a (dtype, d_head) that nothing is built for: what the CPU names, and what is
+    # proposed for building. None: another family's is.
+    fallback: Callable[[DType, int], KernelConfig] | None = None
+
+    def __post_init__(self) -> None:
+        self.config_type.family = self
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def tag(self) -> str:
+        return self.config_type.tag
+
+    @property
+    def struct(self) -> str:
+        """The name of the config type in C++."""
+        return self.config_type.__name__
+
+    def nvcc_arch(self, arch: Arch | str | int) -> str:
+        """The target that nvcc compiles for `arch`: "90", or "90a" where it has to be that."""
+        arch = Arch.of(arch)
+        return f"{arch.ptx_of or arch.sm}{self._suffix}"
+
+    def targets(self, archs: Iterable[Arch]) -> Targets:
+        """What nvcc compiles for `archs`, on all of which a config of this family is legal."""
+        return targets(archs, self._suffix)
+
+    @property
+    def _suffix(self) -> str:
+        return "a" if self.arch_specific else ""
+
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each field in a Space that does not name it: those supported or explored,
+        every member of an enumeration, both of a bool."""
+        numbers = {**self.explored, **self.supported}
+        return {
+            name: tuple(numbers[name] if kind is int else (False, True) if kind is bool else kind)
+            for name, kind in self.config_type.field_types().items()
+        }

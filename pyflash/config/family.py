@@ -1,0 +1,61 @@
+"""The kernel families, and what is asked of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyflash.config import parsing
+from pyflash.config.base import Family, KernelConfig
+from pyflash.config.sm80_forward import SM80_FORWARD
+
+# In the order of their configs, which is that of the tags; the first has none.
+FAMILIES: tuple[Family, ...] = tuple(sorted([SM80_FORWARD], key=lambda family: family.tag))
+
+
+def family_of(config: KernelConfig | type[KernelConfig] | str) -> Family:
+    """The family of a config, of a config type, or of the config that a text names.
+
+    Raises ValueError for a text that is no config.
+    """
+    return (parse(config) if isinstance(config, str) else config).family
+
+
+def find_family(family: Family | str) -> Family:
+    """The family meant by itself, its name ("sm80_forward"), its tag ("" for the same one) or its
+    config type in C++. Raises ValueError, listing the names, for any other."""
+    for known in FAMILIES:
+        if family in (known, known.name, known.tag, known.struct):
+            return known
+    names = ", ".join(known.name for known in FAMILIES)
+    raise ValueError(f"unknown family {family!r}: the known ones are {names}")
+
+
+def parse(text: str) -> KernelConfig:
+    """The config, of any family, that `text` names: a short form (alone, or the first cell of a `|`
+    table row), a demangled kernel symbol as nvcc, cu++filt and ncu print it, or a C++ literal.
+
+    Raises ValueError naming the offending text.
+    """
+    return _family_named_in(text).config_type.parse(text)
+
+
+def as_config(config: KernelConfig | str) -> KernelConfig:
+    """The config itself, or the one that a text names. Raises ValueError naming the text."""
+    return parse(config) if isinstance(config, str) else config
+
+
+def from_dict(values: Mapping[str, Any]) -> KernelConfig:
+    """The config, of any family, that `to_dict` gave `values` for, in this or an older version.
+
+    Raises ValueError for an unknown family or dtype, TypeError for unknown or missing fields.
+    """
+    return find_family(values.get("family", "")).config_type.from_dict(values)
+
+
+def _family_named_in(text: str) -> Family:
+    for family in FAMILIES:
+        if parsing.names_struct(text, family.struct):
+            return family
+    word = parsing.first_word(text)
+    return next((f for f in FAMILIES if f.tag == word), FAMILIES[0])

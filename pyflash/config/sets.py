@@ -1,0 +1,37 @@
+"""The named sets of configs, and the order of preference: both ask the families."""
+
+from __future__ import annotations
+
+import os
+
+from pyflash.config.base import KernelConfig
+from pyflash.config.family import FAMILIES, as_config
+
+SET_NAMES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.sets))
+UNRANKED = 1_000_000
+
+
+def named_set(name: str) -> list[KernelConfig]:
+    """The configs of a set, without repetitions: those of each family that defines it, in the order
+    of the families. `all` is what is built by default, `prog` the ladder in its order, `prog_all`
+    the ladder at every block size, `tune` what a tuning run tries, "B_r,B_c" the part of `tune` at
+    that block size, `head_dims` the head dimensions 32, 96, 192 and 256, which `all` lacks.
+
+    Raises ValueError, listing the names, for any other.
+    """
+    if name not in SET_NAMES:
+        raise ValueError(f"unknown set of kernels {name!r}: expected one of {list(SET_NAMES)}")
+    return [config for family in FAMILIES if name in family.sets for config in family.sets[name]()]
+
+
+def from_environment() -> list[KernelConfig]:
+    """The set that PYFLASH_KERNELS names, or else KERNELS, or else `all`."""
+    name = os.environ.get("PYFLASH_KERNELS") or os.environ.get("KERNELS") or "all"
+    return named_set(name)
+
+
+def rank(config: KernelConfig | str) -> int:
+    """The order of preference where several configs would do, smaller first."""
+    config = as_config(config).canonical()
+    family = config.family
+    return family.first_rank + family.ranked.index(config) if config in family.ranked else UNRANKED

@@ -1,0 +1,56 @@
+"""Features: text, C++, order, and the combination that a problem runs in."""
+
+import itertools
+
+import pytest
+
+from pyflash import Features
+from pyflash.config.features import BUILT, NAMES, first_covering
+
+ALL = [Features(*flags) for flags in itertools.product((False, True), repeat=len(NAMES))]
+
+
+def test_text():
+    assert str(Features()) == "plain"
+    assert str(Features(left_window=True, right_window=True)) == "right_window+left_window"
+    assert [Features.parse(str(f)) for f in ALL] == ALL
+    assert Features.parse("softcap + right_window") == Features(right_window=True, softcap=True)
+    assert Features.of("sinks") == Features.of(Features(sinks=True)) == Features(sinks=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("causal", "unknown feature 'causal' in 'causal': expected plain, or some of right_window"),
+        ("plain+softcap", "unknown feature 'plain'"),
+        ("", "unknown feature ''"),
+        ("softcap+softcap", "'softcap' is repeated"),
+    ],
+)
+def test_errors_name_the_offending_text(text, says):
+    with pytest.raises(ValueError, match=says):
+        Features.parse(text)
+
+
+def test_cpp():
+    assert Features().to_cpp() == "ForwardFeatures{}"
+    assert Features(right_window=True, sinks=True).to_cpp() == (
+        "ForwardFeatures{.right_window = true, .sinks = true}"
+    )
+
+
+def test_a_kernel_covers_what_it_has_and_less():
+    for kernel, needed in itertools.product(ALL, ALL):
+        names = [name for name in NAMES if getattr(needed, name)]
+        assert kernel.covers(needed) == all(getattr(kernel, name) for name in names)
+
+
+def test_every_problem_runs_in_the_first_combination_that_covers_it():
+    assert len(set(BUILT)) == len(BUILT)
+    for needed in ALL:
+        found = first_covering(needed)
+        assert found.covers(needed)
+        assert not any(f.covers(needed) for f in BUILT[: BUILT.index(found)])
+    assert [first_covering(f) for f in BUILT] == list(BUILT)
+    assert str(first_covering("left_window")) == "right_window+left_window"
+    assert first_covering("sinks", ["plain", "softcap"]) is None
