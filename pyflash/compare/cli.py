@@ -105,7 +105,7 @@ def _measure(
     import torch
 
     from pyflash.compare.live import compare_on_gpu
-    from pyflash.config import FlashForwardKernelConfig
+    from pyflash.config import parse as parse_config
 
     if not torch.cuda.is_available():
         raise RuntimeError("no GPU: pass CSV files and --seqlen to compare what was recorded")
@@ -116,7 +116,7 @@ def _measure(
         if paths:
             raise
         typer.echo(f"{error}\nthe GEMMs are kernels of cutlass_library, built by pyflash", err=True)
-    keys = [FlashForwardKernelConfig.parse(text) for text in configs]
+    keys = [parse_config(text) for text in configs]
     return compare_on_gpu(problem, profiler, keys, kernels, verify)
 
 

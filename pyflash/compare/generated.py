@@ -22,7 +22,7 @@ from pyflash.codegen.compilation import Compilation, cache_dir, compile_all
 from pyflash.compare import profiler_csv
 from pyflash.compare.profiler_csv import Profile, measured_cells
 from pyflash.compare.work import DTYPE_NAMES, Gemm
-from pyflash.config.arch import Arch
+from pyflash.config.arch import Arch, Targets
 from pyflash.third_party.cuda import find_nvcc
 from pyflash.third_party.cutlass import include_dir
 
@@ -181,18 +181,13 @@ def emit(operation: Any) -> str:
 
 def compilations(operations: Sequence[Any], arch: Arch) -> list[Compilation]:
     """The object of each kernel, for `arch` alone; SM90 atoms need sm_90a."""
-    plain = toolchain.kernel_compiler([arch], toolchain.cutlass_identity())
+    cutlass = toolchain.cutlass_identity()
     util = include_dir().parent / "tools" / "util" / "include"
-    kept = [flag for flag in plain.flags if "-gencode" not in flag]
 
     def compilation(operation: Any) -> Compilation:
-        target = f"{arch.sm}a" if operation.arch >= 90 else str(arch.sm)
-        gencode = f"-gencode=arch=compute_{target},code=sm_{target}"
-        compiler = dataclasses.replace(
-            plain,
-            flags=(*kept, gencode),
-            includes=(*plain.includes, "-isystem", str(util)),
-        )
+        suffix = "a" if operation.arch >= 90 else ""
+        plain = toolchain.kernel_compiler(Targets((arch.sm,), 0, suffix), cutlass)
+        compiler = dataclasses.replace(plain, includes=(*plain.includes, "-isystem", str(util)))
         name = operation.procedural_name()
         return Compilation(label=name, stem=name, text=emit(operation), compiler=compiler)
 

@@ -1,0 +1,58 @@
+"""`pyflash diff`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pyflash.codegen.build import default_archs
+from pyflash.config.arch import Arch
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+ArchOption = Annotated[
+    str | None, typer.Option(help="Such as sm_90; that of this machine's GPU by default.")
+]
+ErrorTypes = (ValueError, RuntimeError)
+
+
+@app.callback()
+def main() -> None:
+    """What is inside a kernel."""
+
+
+@app.command("diff")
+def diff_command(
+    first: Annotated[str, typer.Argument(help="A config's short form.")],
+    second: Annotated[str, typer.Argument(help="Another's.")],
+    arch: ArchOption = None,
+    features: Annotated[str, typer.Option(help="Which of their kernels.")] = "plain",
+    sass: Annotated[bool, typer.Option("--sass", help="And the main loops' machine code.")] = False,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Two configs side by side: fields, resources, instructions. Compiles what is not cached."""
+    from pyflash.inspect.diff import diff
+
+    try:
+        result = diff(first, second, chosen_arch(arch), features)
+    except ErrorTypes as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if json:
+        typer.echo(result.to_json(indent=1))
+        return
+    Console(highlight=False).print(result)
+    if sass:
+        typer.echo(result.sass())
+
+
+def chosen_arch(arch: str | None) -> Arch:
+    """The one named, else the newest of this machine's GPUs. Raises ValueError without either."""
+    if arch is not None:
+        return Arch.of(arch)
+    here = default_archs()
+    if not here:
+        raise ValueError("no GPU on this machine: pass --arch, such as --arch sm_90")
+    return here[-1]

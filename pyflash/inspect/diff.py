@@ -1,0 +1,232 @@
+"""Two configs side by side: fields, resources, instructions, machine code.
+
+print(diff("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles", other, "sm_90"))
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from pyflash.config import KernelConfig, as_config
+from pyflash.config.arch import Arch
+from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
+from pyflash.inspect.sass import CLASSES, OTHER, Instruction
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An opcode, with its modifiers, and how many instructions have it."""
+
+    opcode: str
+    kind: str  # a class of `sass.CLASSES`
+    loop: tuple[int, int]  # in the main loop
+    all: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """(first, second) of everything; `fields` and `changed` have only what differs."""
+
+    configs: tuple[str, str]
+    canonical: tuple[str, str]
+    sm: int
+    features: str
+    fields: dict[str, Pair]
+    resources: dict[str, Pair]
+    loop_mix: dict[str, tuple[int, int]]
+    all_mix: dict[str, tuple[int, int]]
+    floors: dict[str, tuple[float, float]]  # cycles per iteration of the main loop
+    changed: list[Changed]
+    kernels: tuple[CompiledKernel, CompiledKernel]
+
+    @property
+    def same(self) -> bool:
+        """Whether both are the same machine code, as configs with one canonical config are."""
+        return all_text(self.kernels[0]) == all_text(self.kernels[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it, without the machine code."""
+        plain = ("configs", "canonical", "sm", "features", "fields", "resources", "loop_mix",
+                 "all_mix", "floors")  # fmt: skip
+        changed = [asdict(c) for c in self.changed]
+        return {name: getattr(self, name) for name in plain} | {"changed": changed}
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def sass(self, context: int = 2) -> str:
+        """The main loops' machine code as a unified diff, registers and addresses left out: what
+        the register allocator renames is no difference."""
+        texts = [
+            list(map(normalised, kernel.kernel.inside(kernel.kernel.main_loop)))
+            for kernel in self.kernels
+        ]
+        lines = difflib.unified_diff(*texts, *self.configs, n=context, lineterm="")
+        return "\n".join(lines)
+
+    def __rich__(self) -> Group:
+        return renderable(self)
+
+
+def diff(
+    first: KernelConfig | str,
+    second: KernelConfig | str,
+    arch: Arch | str | int,
+    features: str = "plain",
+) -> Diff:
+    """Compares the kernels of two configs with the same features; both come from the cache of
+    builds or are compiled.
+
+    Raises as `compiled_kernels` does, and ValueError where a config has no such kernel.
+    """
+    configs = (as_config(first), as_config(second))
+    kernels = tuple(_kernel(config, arch, features) for config in configs)
+    return diff_of(configs, kernels)
+
+
+def diff_of(
+    configs: tuple[KernelConfig, KernelConfig], kernels: tuple[CompiledKernel, CompiledKernel]
+) -> Diff:
+    """The same of kernels that were compiled."""
+    values = [config.to_dict() for config in configs]
+    fields = {
+        name: (values[0].get(name), values[1].get(name))
+        for name in dict.fromkeys([*values[0], *values[1]])
+        if values[0].get(name) != values[1].get(name)
+    }
+    resources = {
+        name: tuple(getattr(kernel, name) for kernel in kernels)
+        for name in ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes",
+                     "smem_bytes")
+    }  # fmt: skip
+    arch = f"sm_{kernels[0].sm}"
+    resources["ctas_per_sm"] = tuple(kernel.ctas_per_sm[arch] for kernel in kernels)
+    for name in ("n_instructions", "n_predicated"):
+        resources[f"loop {name}"] = tuple(getattr(kernel.loop, name) for kernel in kernels)
+        resources[f"outside {name}"] = tuple(getattr(kernel.outside, name) for kernel in kernels)
+    loops = [kernel.kernel.inside(kernel.kernel.main_loop) for kernel in kernels]
+    wholes = [kernel.kernel.instructions for kernel in kernels]
+    floors = [{floor.pipe: floor.cycles for floor in kernel.floors} for kernel in kernels]
+    return Diff(
+        configs=tuple(map(str, configs)),
+        canonical=tuple(str(config.canonical()) for config in configs),
+        sm=kernels[0].sm,
+        features=kernels[0].features,
+        fields=fields,
+        resources=resources,
+        loop_mix=_mixes(*loops),
+        all_mix=_mixes(*wholes),
+        floors={
+            pipe: (floors[0].get(pipe, 0), floors[1].get(pipe, 0))
+            for pipe in dict.fromkeys([*floors[0], *floors[1]])
+        },
+        changed=_changed(loops, wholes),
+        kernels=kernels,
+    )
+
+
+def _kernel(config: KernelConfig, arch: Arch | str | int, features: str) -> CompiledKernel:
+    kernels = compiled_kernels(config, arch)
+    for kernel in kernels:
+        if kernel.features == features:
+            return kernel
+    raise ValueError(
+        f"{config} has no kernel for {features}: those of its object are for "
+        f"{', '.join(kernel.features for kernel in kernels)}"
+    )
+
+
+def _mixes(
+    first: Iterable[Instruction], second: Iterable[Instruction]
+) -> dict[str, tuple[int, int]]:
+    counts = [Counter(ins.kind for ins in instructions) for instructions in (first, second)]
+    present = counts[0].keys() | counts[1].keys()
+    return {
+        name: (counts[0][name], counts[1][name]) for name in (*CLASSES, OTHER) if name in present
+    }
+
+
+def _changed(
+    loops: Sequence[Sequence[Instruction]], wholes: Sequence[Sequence[Instruction]]
+) -> list[Changed]:
+    """Opcodes that one has more of, the largest difference in the loop first, then in all."""
+    in_loop, in_all = (
+        [Counter(ins.opcode for ins in part) for part in parts] for parts in (loops, wholes)
+    )
+    kinds = {ins.opcode: ins.kind for part in wholes for ins in part}
+    rows = [
+        Changed(
+            opcode,
+            kind,
+            loop=(in_loop[0][opcode], in_loop[1][opcode]),
+            all=(in_all[0][opcode], in_all[1][opcode]),
+        )
+        for opcode, kind in kinds.items()
+    ]
+    different = [row for row in rows if row.loop[0] != row.loop[1] or row.all[0] != row.all[1]]
+    return sorted(different, key=lambda row: (-_apart(row.loop), -_apart(row.all), row.opcode))
+
+
+def _apart(pair: tuple[int, int]) -> int:
+    return abs(pair[0] - pair[1])
+
+
+def normalised(instruction: Instruction) -> str:
+    """Its guard without the predicate's number, and its opcode."""
+    guard = "@P " if instruction.guard else ""
+    return f"{guard}{instruction.opcode}"
+
+
+def all_text(kernel: CompiledKernel) -> list[str]:
+    return [str(instruction) for instruction in kernel.kernel.instructions]
+
+
+# Text
+
+
+def renderable(result: Diff, n_opcodes: int = 20) -> Group:
+    """For rich: what differs, a row each, the first config's value before the second's."""
+    head = Text(
+        f"A  {result.configs[0]}\nB  {result.configs[1]}\n"
+        f"sm_{result.sm}, {result.features}{', the same machine code' if result.same else ''}"
+    )
+    if result.canonical[0] == result.canonical[1]:
+        head.append(f"\nboth stand for {result.canonical[0]}")
+    tables = [
+        _table("field", result.fields),
+        _table("resources", result.resources),
+        _table("main loop, instructions", result.loop_mix),
+        _table("main loop, cycles of one CTA at least", result.floors),
+    ]
+    opcodes = Table(title="opcodes that differ", title_justify="left", box=None, pad_edge=False)
+    for name in ("opcode", "class", "A loop", "B loop", "A all", "B all"):
+        opcodes.add_column(name, justify="left" if name in ("opcode", "class") else "right")
+    for row in result.changed[:n_opcodes]:
+        opcodes.add_row(row.opcode, row.kind, *map(str, (*row.loop, *row.all)))
+    more = len(result.changed) - n_opcodes
+    rest = [Text(f"and {more} more")] if more > 0 else []
+    return Group(head, *tables, opcodes, *rest)
+
+
+def _table(title: str, rows: dict[str, Pair]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("A", "B", "B - A"):
+        table.add_column(name, justify="right")
+    for name, (first, second) in rows.items():
+        numbers = all(type(value) in (int, float) for value in (first, second))
+        apart = f"{second - first:+,g}" if numbers and first != second else ""
+        cells = [f"{v:,g}" if type(v) in (int, float) else str(v) for v in (first, second)]
+        table.add_row(name, *cells, apart)
+    return table
