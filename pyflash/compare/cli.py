@@ -48,6 +48,7 @@ def compare_command(
     verify: Annotated[bool, typer.Option("--verify", help="The profiler checks results.")] = False,
     gpu: Annotated[str | None, typer.Option(help="For rooflines of files, such as H200.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Writes all rows that were measured.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Attention beside its two GEMMs, in figures of the CUTLASS profiler.
@@ -66,11 +67,11 @@ def compare_command(
             if csv is not None:
                 cells = [_of_4_2(row) for p in profiles for row in p.rows]
                 csv.write_text(profiler_csv.as_text(cells))
-            _show(console, result, as_json)
+            _show(console, result, as_json, html)
         elif seqlen is not None:
             problem = _problem(seqlen, tokens, d_head, heads, heads_kv, dtype, causal)
             profiles = _read(paths)
-            _show(console, compare(problem, profiles, profiles, _gpu(gpu)), as_json)
+            _show(console, compare(problem, profiles, profiles, _gpu(gpu)), as_json, html)
         elif len(paths) == 2:
             first, second = _read(paths)
             _show_joined(console, first, second, as_json)
@@ -140,7 +141,11 @@ def _gpu(name: str | None) -> Gpu | None:
     return found
 
 
-def _show(console: Console, comparison: Comparison, as_json: bool) -> None:
+def _show(console: Console, comparison: Comparison, as_json: bool, html: Path | None) -> None:
+    if html is not None:
+        from pyflash.inspect.page import page
+
+        html.write_text(page(comparison))
     if as_json:
         typer.echo(comparison.to_json(indent=1))
     else:

@@ -1,7 +1,8 @@
-"""`pyflash diff`."""
+"""`pyflash inspect` and `pyflash diff`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,38 @@ def main() -> None:
     """What is inside a kernel."""
 
 
+@app.command("inspect")
+def inspect_command(
+    config: Annotated[str, typer.Argument(help="A config's short form, of any family.")],
+    arch: ArchOption = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="layouts, traffic or compiled; all by default.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Looks inside a config: resources, layouts, memory traffic, machine code.
+
+    Compiles what is not cached; what this machine cannot do is left out, and said. Exits with 1 if
+    the config is not legal on the architecture.
+    """
+    from pyflash.inspect.inspection import PARTS, inspect
+    from pyflash.inspect.page import page
+
+    try:
+        found = inspect(config, chosen_arch(arch), part or PARTS)
+    except ErrorTypes as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if html is not None:
+        html.write_text(page(found))
+    if json:
+        typer.echo(found.to_json(indent=1))
+    elif html is None:
+        Console(highlight=False).print(found)
+    raise typer.Exit(1 if found.violations else 0)
+
+
 @app.command("diff")
 def diff_command(
     first: Annotated[str, typer.Argument(help="A config's short form.")],
@@ -30,16 +63,20 @@ def diff_command(
     arch: ArchOption = None,
     features: Annotated[str, typer.Option(help="Which of their kernels.")] = "plain",
     sass: Annotated[bool, typer.Option("--sass", help="And the main loops' machine code.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Two configs side by side: fields, resources, instructions. Compiles what is not cached."""
     from pyflash.inspect.diff import diff
+    from pyflash.inspect.page import page
 
     try:
         result = diff(first, second, chosen_arch(arch), features)
     except ErrorTypes as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
+    if html is not None:
+        html.write_text(page(result))
     if json:
         typer.echo(result.to_json(indent=1))
         return

@@ -51,17 +51,13 @@ def plot(
     return whole.to_svg(label)
 
 
-def plot_threads(
-    owners: Layout, shape: tuple[int, int], *, title: str = "", max_cells: int = 2048
-) -> str:
+def plot_threads(owners: Layout, shape: tuple[int, int], *, title: str = "", rows: int = 16) -> str:
     """A (thread, value) layout as SVG: each cell of a tile of `shape` shows its thread and, below,
-    which of the thread's values it is; colours are those of the lane in its group of 8.
-
-    Raises ValueError for a tile of more than `max_cells`, which nobody can read.
+    which of the thread's values it is; colours are those of the thread in its group of 8. Only the
+    first `rows` rows are shown, which are those of the first warp where rows are what warps share.
     """
     n_rows, n_columns = shape
-    if n_rows * n_columns > max_cells:
-        raise ValueError(f"a tile of {n_rows} x {n_columns} has more than {max_cells} cells")
+    shown = min(rows, n_rows)
     n_threads, n_values = owners.extents
     picture = Picture()
     if title:
@@ -70,16 +66,21 @@ def plot_threads(
     width, height = 30, 26
     for column in range(n_columns):
         picture.text(_MARGIN + (column + 0.5) * width, top - 4, str(column), 9, "middle", "s")
-    for row in range(n_rows):
+    for row in range(shown):
         picture.text(_MARGIN - 4, top + (row + 0.65) * height, str(row), 9, "end", "s")
     for thread in range(n_threads):
         for value in range(n_values):
             column, row = divmod(owners(thread, value), n_rows)
+            if row >= shown:
+                continue
             x, y = _MARGIN + column * width, top + row * height
             hint = f"thread {thread}, value {value}: row {row}, column {column}"
             picture.rect(x + 0.5, y + 0.5, width - 1, height - 1, FILLS[thread % 8], hint)
             picture.text(x + width / 2, y + 12, f"T{thread}", 9, "middle", "c")
             picture.text(x + width / 2, y + 22, f"V{value}", 8, "middle", "c")
+    if shown < n_rows:
+        y = top + shown * height + 13
+        picture.text(_MARGIN, y, f"and {n_rows - shown} more rows", 10, kind="s")
     return picture.to_svg(f"{title or 'threads'}: {n_threads} threads of {n_values} values each")
 
 

@@ -13,8 +13,8 @@ FILLS = (
 INK = "#16181d"
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 _STYLE = (
-    ".t{fill:#16181d}.s{fill:#4a4f5a}.f{stroke:#16181d}"
-    "@media (prefers-color-scheme:dark){.t{fill:#eceef2}.s{fill:#b4bac6}.f{stroke:#eceef2}}"
+    ".t{fill:#16181d}.s{fill:#4a4f5a}"
+    "@media (prefers-color-scheme:dark){.t{fill:#eceef2}.s{fill:#b4bac6}}"
 )
 
 
@@ -38,10 +38,10 @@ class Picture:
         )
 
     def frame(self, x: float, y: float, width: float, height: float) -> None:
-        """An outline in the colour of the text."""
+        """An outline around cells."""
         self._put(
-            f'<rect class="f" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
-            'fill="none" stroke-width="2.5"/>',
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
+            f'fill="none" stroke="{INK}" stroke-width="3"/>',
             x + width + 2,
             y + height + 2,
         )
