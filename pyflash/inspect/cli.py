@@ -56,12 +56,39 @@ def inspect_command(
     raise typer.Exit(1 if found.violations else 0)
 
 
+@app.command("registers")
+def registers_command(
+    library: Annotated[
+        Path | None, typer.Argument(help="A kernel library; pyflash/lib's default one.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
+) -> None:
+    """Registers that the resource model predicts beside ptxas's, for every kernel of a library."""
+    from pyflash.codegen.build import LIB_DIR
+    from pyflash.inspect.registers import register_table, summary, to_markdown
+
+    path = library or LIB_DIR / "libpyflash_kernels-default.so"
+    try:
+        table = register_table(path)
+    except (OSError, *ErrorTypes) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if markdown:
+        typer.echo(to_markdown(table))
+    else:
+        Console(highlight=False).print(table)
+    typer.echo(summary(path))
+
+
 @app.command("diff")
 def diff_command(
     first: Annotated[str, typer.Argument(help="A config's short form.")],
     second: Annotated[str, typer.Argument(help="Another's.")],
     arch: ArchOption = None,
     features: Annotated[str, typer.Option(help="Which of their kernels.")] = "plain",
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Count bank conflicts, on the emulator.")
+    ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="And the main loops' machine code.")] = False,
     html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
@@ -71,7 +98,7 @@ def diff_command(
     from pyflash.inspect.page import page
 
     try:
-        result = diff(first, second, chosen_arch(arch), features)
+        result = diff(first, second, chosen_arch(arch), features, emulate)
     except ErrorTypes as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

@@ -19,6 +19,7 @@ from rich.text import Text
 from pyflash.config import KernelConfig, as_config
 from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
+from pyflash.inspect.inspection import conflict_degrees, emulated_traffic
 from pyflash.inspect.sass import CLASSES, OTHER, Instruction
 
 Pair = tuple[Any, Any]
@@ -84,14 +85,16 @@ def diff(
     second: KernelConfig | str,
     arch: Arch | str | int,
     features: str = "plain",
+    emulate: bool = False,
 ) -> Diff:
     """Compares the kernels of two configs with the same features; both come from the cache of
-    builds or are compiled.
+    builds or are compiled. With `emulate` the floor of shared memory counts the bank conflicts that
+    the emulator finds; without, none.
 
     Raises as `compiled_kernels` does, and ValueError where a config has no such kernel.
     """
     configs = (as_config(first), as_config(second))
-    kernels = tuple(_kernel(config, arch, features) for config in configs)
+    kernels = tuple(_kernel(config, arch, features, emulate) for config in configs)
     return diff_of(configs, kernels)
 
 
@@ -136,8 +139,11 @@ def diff_of(
     )
 
 
-def _kernel(config: KernelConfig, arch: Arch | str | int, features: str) -> CompiledKernel:
-    kernels = compiled_kernels(config, arch)
+def _kernel(
+    config: KernelConfig, arch: Arch | str | int, features: str, emulate: bool
+) -> CompiledKernel:
+    degrees = conflict_degrees(emulated_traffic(config)) if emulate else None
+    kernels = compiled_kernels(config, arch, degrees)
     for kernel in kernels:
         if kernel.features == features:
             return kernel

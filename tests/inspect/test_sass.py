@@ -12,6 +12,7 @@ from pyflash.inspect import sass
 from pyflash.inspect.compiled import feature_name
 from pyflash.inspect.diff import diff_of
 from pyflash.inspect.pipes import floors, shared_bytes
+from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 from pyflash.inspect.sass import CLASSES, Instruction, mix
 
 # A consumer of Hopper: it waits at 0x20; the retry at 0x80 is out of line and jumps back into the
@@ -195,3 +196,21 @@ def test_a_diff_of_a_kernel_with_itself_is_empty():
     result = diff_of((BASE, BASE), (kernel, kernel))
     assert result.same
     assert (result.fields, result.changed, result.sass()) == ({}, [], "")
+
+
+def test_predicted_registers_beside_ptxas(tmp_path):
+    function = (
+        "_ZN7pyflash20flash_forward_kernelIXtl24FlashForwardKernelConfigL5DType5ELi128ELi64ELi64E"
+        "Li4ELb1ELb0ELb0ELi0ELi0ELi0ELb0ELb0EEELNS_7VariantE0EEEvNS_13ForwardParamsE"
+    )
+    kernel = {"arch": 90, "function": function, "registers": 200, "spill_store_bytes": 4,
+              "spill_load_bytes": 8}  # fmt: skip
+    record = {"configs": {str(BASE): {"kernels": [kernel]}}}
+    (tmp_path / "some.json").write_text(json.dumps(record))
+    (found,) = registers_of(tmp_path / "some.so")
+    assert (found.config, found.features, found.spilled_bytes) == (BASE, "plain", 12)
+    predicted = BASE.resources(90).registers
+    assert found.percent_off == (predicted - 200) / 2
+    text = to_markdown(register_table(tmp_path / "some.so"))
+    assert text.splitlines()[2].startswith(f"| {BASE} | sm_90 | plain | {predicted} | 200 |")
+    assert "of 1 kernels within 8 %" in summary(tmp_path / "some.so")
