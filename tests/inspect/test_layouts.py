@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -201,3 +202,8 @@ def test_a_picture_of_threads():
     assert plot_threads(MMA_C, (16, 8), rows=4).count("<rect") == 32
     with pytest.raises(ValueError, match="one mode"):
         plot(Layout(64))
+
+
+def test_the_picture_in_the_docs_is_what_is_drawn():
+    path = Path(__file__).parents[2] / "docs" / "pictures" / "k_shared_memory.svg"
+    assert path.read_text() == plot(PLAIN, K) + "\n"
