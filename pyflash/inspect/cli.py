@@ -1,4 +1,4 @@
-"""`pyflash inspect` and `pyflash diff`."""
+"""`pyflash inspect`, `diff`, `profile` and `registers`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,30 @@ def inspect_command(
     elif html is None:
         Console(highlight=False).print(found)
     raise typer.Exit(1 if found.violations else 0)
+
+
+@app.command("profile")
+def profile_command(
+    config: Annotated[str, typer.Argument(help="A config's short form; it has to be built.")],
+    seqlen: Annotated[int, typer.Option(help="Queries and keys.")] = 256,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Runs a config under Nsight Compute: predicted beside measured. Needs a GPU and ncu.
+
+    Exits with 1 where a count differs from the emulator's.
+    """
+    from pyflash.inspect.profile import profile
+
+    try:
+        result = profile(config, seqlen)
+    except ErrorTypes as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if json:
+        typer.echo(result.to_json(indent=1))
+    else:
+        Console(highlight=False).print(result)
+    raise typer.Exit(1 if result.wrong else 0)
 
 
 @app.command("registers")

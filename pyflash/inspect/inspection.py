@@ -174,8 +174,8 @@ def register_demand(config: KernelConfig) -> dict[str, int]:
     return dataclasses.asdict(demand) | {"peak": demand.peak}
 
 
-def emulated_traffic(config: KernelConfig) -> Report:
-    """Of one batch, two heads and 256 queries and keys.
+def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
+    """Of one batch, two heads and `seqlen` queries and keys.
 
     Raises ValueError for a family that the emulator does not run, BuildError, RuntimeError.
     """
@@ -187,7 +187,7 @@ def emulated_traffic(config: KernelConfig) -> Report:
     if config.family.emulation_header is None:
         raise ValueError(f"the emulator does not run the family {config.family}")
     generator = torch.Generator().manual_seed(0)
-    shape = (1, SEQLEN, 2, config.d_head)
+    shape = (1, seqlen, 2, config.d_head)
     q, k, v = (
         torch.randn(shape, generator=generator).to(TORCH_DTYPES[config.dtype]) for _ in range(3)
     )
