@@ -22,6 +22,7 @@ from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, console, replacing
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
+from pyflash.config.features import BUILT, Features, in_dispatch_order
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 
 # Where pyflash looks for libraries when it is imported.
@@ -47,18 +48,20 @@ def build_kernels(
     out_dir: Path = LIB_DIR,
     name: str = "default",
     keep_going: bool = False,
+    features: Iterable[Features | str] = BUILT,
 ) -> Path:
     """Builds out_dir/libpyflash_kernels-<name>.so and returns its path.
 
     It holds the canonical configs that stand for `configs`, which may be of several families, each
-    for those of `archs` (default: `default_archs()`) on which it is legal.
+    for those of `archs` (default: `default_archs()`) on which it is legal, with a kernel for each
+    of these combinations of features.
 
     Raises ValueError before any compiler runs: no configs, no archs, or configs that are legal on
     none of the archs, each with its violations. Raises BuildError with each config that did not
     compile; the library is then left as it was, or, with `keep_going`, holds the others.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
-    kernels = kernel_compilations(archs_of)
+    kernels = kernel_compilations(archs_of, in_dispatch_order(features))
     what = f"kernel library {name} for {', '.join(map(str, _all_archs(archs_of)))}"
     failures = compile_all(list(kernels.values()), what)
     good = {config: c for config, c in kernels.items() if c not in failures}
@@ -129,15 +132,17 @@ def default_archs() -> list[Arch]:
     return [Arch.of(sm) for sm in sorted(usable)]
 
 
-def kernel_compilations(archs_of: ArchsOf) -> dict[KernelConfig, Compilation]:
-    """The object of each config, compiled already or not."""
+def kernel_compilations(
+    archs_of: ArchsOf, features: Sequence[Features] = BUILT
+) -> dict[KernelConfig, Compilation]:
+    """The object of each config with these combinations of features, compiled already or not."""
     cutlass = toolchain.cutlass_identity()
     compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
     return {
         config: Compilation(
             label=config.short_form(),
             stem=emit.file_stem(config),
-            text=emit.emit_config(config),
+            text=emit.emit_config(config, features),
             compiler=compiler(config.family.targets(archs)),
         )
         for config, archs in archs_of.items()
@@ -150,7 +155,7 @@ def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:
     - seconds: of nvcc in all; seconds_by_arch: per architecture, "host" being what they share;
     - kernels: a record per architecture and __global__ function, ascending: arch, function,
       registers (per thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
-      The functions of a config are its variants, in the order of cute_kernels/params.h.
+      A config has a function for each combination of features, which its mangled name shows.
     """
     record = json.loads(library.with_suffix(".json").read_text())
     return {parse(short_form): values for short_form, values in record["configs"].items()}

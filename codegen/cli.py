@@ -1,4 +1,4 @@
-"""python -m codegen: lists, emits and builds configs."""
+"""The command line of `pyflash build` and `python -m codegen`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from pyflash.codegen.build import (
 from pyflash.codegen.compilation import write_if_changed
 from pyflash.config import (
     ARCHS,
+    BUILT,
     SET_NAMES,
     Arch,
+    Features,
     KernelConfig,
     from_environment,
     named_set,
@@ -27,13 +29,16 @@ from pyflash.config import (
 )
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, prog: str = "python -m codegen") -> int:
     """Runs the command line `argv`, by default that of the process; returns the exit status.
 
     Prints what is wrong with configs, architectures, the toolchain or a compilation, and returns 1.
     Raises SystemExit for options that do not parse.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser(prog)
+    arguments = parser.parse_args(argv)
+    if arguments.configs and (arguments.set or arguments.ops):
+        parser.error("configs, --set and --ops exclude each other")
     try:
         _run(arguments)
     except (ValueError, RuntimeError) as error:
@@ -56,17 +61,18 @@ def _run(arguments: argparse.Namespace) -> None:
         _dry_run(configs, archs)
     else:
         name = arguments.name or _default_name(arguments)
-        build_kernels(configs, archs, arguments.out, name, arguments.keep_going)
+        features = (*BUILT, *(arguments.features or ()))
+        build_kernels(configs, archs, arguments.out, name, arguments.keep_going, features)
 
 
 def _configs(arguments: argparse.Namespace) -> list[KernelConfig]:
-    if arguments.config:
-        return [parse(text) for text in arguments.config]
+    if arguments.configs:
+        return [parse(text) for text in arguments.configs]
     return named_set(arguments.set) if arguments.set else from_environment()
 
 
 def _default_name(arguments: argparse.Namespace) -> str:
-    if arguments.config:
+    if arguments.configs:
         return "custom"
     return arguments.set.replace(",", "x") if arguments.set else "default"
 
@@ -107,6 +113,13 @@ def _dry_run(configs: list[KernelConfig], archs: list[Arch]) -> None:
     print(f"{len(compilations) - n_reused} to compile, {n_reused} to reuse", file=sys.stderr)
 
 
+def _feature_list(text: str) -> list[Features]:
+    try:
+        return [Features.parse(combination) for combination in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _arch_list(text: str) -> list[Arch]:
     try:
         return [Arch.of(name.strip()) for name in text.split(",")]
@@ -114,16 +127,16 @@ def _arch_list(text: str) -> list[Arch]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m codegen", description=__doc__)
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Lists, emits and builds configs.")
+    parser.add_argument(
+        "configs", nargs="*", metavar="CONFIG", help="a short form; instead of a named set"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--set",
         choices=SET_NAMES,
         help="a named set of configs (default: that of PYFLASH_KERNELS, or all)",
-    )
-    what.add_argument(
-        "--config", action="append", metavar="SHORT_FORM", help="one config; may be repeated"
     )
     what.add_argument("--ops", action="store_true", help="build the op library instead of kernels")
     how = parser.add_mutually_exclusive_group()
@@ -137,6 +150,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_arch_list,
         metavar="80,90",
         help="architectures (default: PYFLASH_ARCHS, or those of this machine's GPUs)",
+    )
+    parser.add_argument(
+        "--features",
+        type=_feature_list,
+        metavar="softcap,right_window+sinks",
+        help="combinations of features to build besides the default ones: "
+        + ", ".join(map(str, BUILT)),
     )
     parser.add_argument("--out", type=Path, default=LIB_DIR, metavar="DIR", help="for the library")
     parser.add_argument("--name", help="of the library: libpyflash_kernels-NAME.so")

@@ -5,33 +5,40 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.sets import rank
+from pyflash.config import Arch, KernelConfig, rank
+from pyflash.config.features import BUILT, Features
 
 _UNIT = """\
 // {short_form}
-#include "cute_kernels/sm80/launch.h"
+#include "{launch_header}"
 
 namespace pyflash {{
 
 constexpr auto kConfig = {struct};
 
-// CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
+// By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
+constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
-inline constexpr CtasPerSm kCtasPerSm<kConfig>{{{ctas_per_sm}}};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, std::size(kTable)}};
 
-template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
+ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
+  return forward_row<
+      kConfig,
+      {features}>(
+      "{short_form}", built_for);
+}}
 
 }}  // namespace pyflash
 """
 
 _EMULATED_UNIT = """\
 // {short_form}
-#include "cute_kernels/emulator/kernel.h"
+#include "{emulation_header}"
 
 pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
-  return pyflash::emulator::forward_kernel<{struct}>();
+  return pyflash::emulator::forward_kernel<
+      {struct},
+      {features}>();
 }}
 """
 
@@ -39,6 +46,13 @@ _MAP = """\
 #include <iterator>
 
 #include "cute_kernels/kernel_library.h"
+#include "cute_kernels/row.h"
+
+namespace pyflash {{
+
+{declarations}
+
+}}  // namespace pyflash
 
 extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
   using namespace pyflash;
@@ -46,84 +60,93 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
 {rows}
   }};
   static KernelLibrary const library{{.abi = kKernelLibraryAbi,
-                                     .n_rows = std::size(rows),
-                                     .rows = rows,
+                                     .configs_digest = kConfigsDigest,
+                                     .rows = {{rows, std::size(rows)}},
                                      .device_properties = device_properties,
                                      .error_string = error_string,
                                      .merge_splits = merge_splits}};
   return &library;
 }}
 """
-
-_ROW = """\
-      forward_row<{struct}>(
-          "{short_form}", "{sm_archs}", {ptx_arch}, {rank}),"""
+_DECLARATION = "ConfigMapRow row_of_{stem}(BuiltFor const& built_for);"
+_ROW = '      row_of_{stem}({{.sm_archs = "{sm_archs}", .ptx_arch = {ptx_arch}, .rank = {rank}}}),'
 
 
-def canonical_configs(
-    configs: Iterable[FlashForwardKernelConfig],
-) -> list[FlashForwardKernelConfig]:
+def canonical_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     """The canonical configs that stand for `configs`, each once, in order."""
     return sorted({config.canonical() for config in configs})
 
 
-def file_stem(config: FlashForwardKernelConfig) -> str:
+def file_stem(config: KernelConfig) -> str:
     """The config's short form as a file name, such as fp16_128_64_64_4_async_load_0_0_0_tiles."""
     return re.sub(r"\W+", "_", config.short_form()).strip("_").lower()
 
 
-def emit_config(config: FlashForwardKernelConfig) -> str:
-    """The translation unit of one config: an instantiation of all its variants, for any of the
-    known architectures.
+def emit_config(config: KernelConfig, features: Sequence[Features] = BUILT) -> str:
+    """The translation unit of one config: an instantiation for each of `features`, in the order of
+    dispatch, for any of the known architectures.
 
     Raises ValueError for a config that is not canonical.
     """
     _require_canonical(config)
-    ctas_per_sm = ", ".join(f".sm{arch.sm} = {_ctas_per_sm(config, arch)}" for arch in ARCHS)
     return _UNIT.format(
-        short_form=config.short_form(), struct=_struct_lines(config), ctas_per_sm=ctas_per_sm
+        short_form=config.short_form(),
+        launch_header=config.family.launch_header,
+        stem=file_stem(config),
+        struct=_struct_lines(config, indent=4),
+        ctas_per_sm=", ".join(f"{{{sm}, {ctas}}}" for sm, ctas in config.ctas_table()),
+        features=_features(features),
     )
 
 
-def emit_emulated(config: FlashForwardKernelConfig) -> str:
+def emit_emulated(config: KernelConfig, features: Sequence[Features] = BUILT) -> str:
     """The translation unit of one config for the emulator: the same template, for the host.
 
-    Raises ValueError for a config that is not canonical.
+    Raises ValueError for a config that is not canonical, or of a family that is not emulated.
     """
     _require_canonical(config)
+    if config.family.emulation_header is None:
+        raise ValueError(f"{config} is not emulated: family {config.family} has no emulation")
     return _EMULATED_UNIT.format(
-        short_form=config.short_form(), struct=_struct_lines(config).replace("\n", "\n  ")
+        short_form=config.short_form(),
+        emulation_header=config.family.emulation_header,
+        struct=_struct_lines(config, indent=10),
+        features=_features(features),
     )
 
 
-def emit_config_map(archs_of: Mapping[FlashForwardKernelConfig, Sequence[Arch]]) -> str:
+def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
     """The translation unit of a kernel library's config map.
 
-    `archs_of` gives for each config the architectures that its object holds machine code for,
-    ascending; PTX is that of the last.
+    `archs_of` gives for each config the architectures that its object was compiled for.
     """
-    rows = [
-        _ROW.format(
-            struct=config.to_cpp_struct(),
-            short_form=config.short_form(),
-            sm_archs=",".join(str(arch.sm) for arch in archs),
-            ptx_arch=archs[-1].sm,
-            rank=rank(config),
+    declarations, rows = [], []
+    for config, archs in sorted(archs_of.items()):
+        stem = file_stem(config)
+        targets = config.family.targets(archs)
+        declarations.append(_DECLARATION.format(stem=stem))
+        rows.append(
+            _ROW.format(
+                stem=stem,
+                sm_archs=",".join(f"{sm}{targets.suffix}" for sm in targets.machine_code),
+                ptx_arch=targets.ptx,
+                rank=rank(config),
+            )
         )
-        for config, archs in sorted(archs_of.items())
-    ]
-    return _MAP.format(rows="\n".join(rows))
+    return _MAP.format(declarations="\n".join(declarations), rows="\n".join(rows))
 
 
-def _ctas_per_sm(config: FlashForwardKernelConfig, arch: Arch) -> int:
-    return 0 if config.violations(arch) else config.num_ctas_per_sm(arch)
+def _features(features: Sequence[Features]) -> str:
+    """As template arguments, one a line."""
+    return ",\n      ".join(f.to_cpp() for f in features)
 
 
-def _require_canonical(config: FlashForwardKernelConfig) -> None:
+def _require_canonical(config: KernelConfig) -> None:
     if config != config.canonical():
         raise ValueError(f"{config} is not built: {config.canonical()} is the same kernel")
 
 
-def _struct_lines(config: FlashForwardKernelConfig) -> str:
-    """The struct with a field a line."""
-    return config.to_cpp_struct().replace("{", "{\n    ").replace(", ", ",\n    ")
+def _struct_lines(config: KernelConfig, indent: int) -> str:
+    """The C++ literal with a field a line."""
+    line = ",\n" + " " * indent
+    return config.to_cpp_struct().replace("{", "{" + line[1:]).replace(", ", line)

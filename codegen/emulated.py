@@ -18,6 +18,9 @@ from pyflash.codegen.build import BuildError, link
 from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_all
 from pyflash.config import ARCHS, KernelConfig, as_config
 
+# What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
+_HOST = ("call", "checks", "names", "options", "problem", "tensor_view")
+
 
 def build_emulated(
     configs: Iterable[KernelConfig | str],
@@ -33,6 +36,7 @@ def build_emulated(
     _check_legal(configs)
     compiler = toolchain.emulator_compiler()
     sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
+    sources += [ROOT / "cute_kernels" / "host" / f"{name}.cpp" for name in _HOST]
     machine = [Compilation.of_file(path, compiler) for path in sources]
     kernels = {
         config: Compilation(

@@ -67,6 +67,14 @@ CUTE_DEVICE float reciprocal(float x) {
   return y;
 }
 
+// x, or the nearer of -limit and limit where that is less; NaN stays NaN. Two instructions.
+CUTE_DEVICE float clamp(float x, float limit) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(x), "f"(limit));
+  asm("max.NaN.f32 %0, %0, %1;\n" : "+f"(y) : "f"(-limit));
+  return y;
+}
+
 // Two fp32 rounded to nearest even into one 32-bit register, `lo` in the lower half.
 CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::half_t) {
   __half2 const packed = __floats2half2_rn(lo, hi);
@@ -119,6 +127,7 @@ float exp2(float x);
 float exp(float x);
 float log(float x);
 float reciprocal(float x);
+float clamp(float x, float limit);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);

@@ -1,5 +1,6 @@
 // Merges the partial results of a forward pass whose keys were split among CTAs:
-//   lse = ln(sum_s exp(lse_s)),  O = sum_s exp(lse_s - lse) O_s
+//   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
+// where a head without a sink has one of -inf.
 // One warp merges one row. Splits are summed in order, so that the result is the same every time.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -32,16 +33,48 @@ __device__ float reduce_warp(float value, Reduce&& reduce) {
   return value;
 }
 
+// Rows are numbered as the elements of lse, (batch, heads, seqlen), packed sequences being one.
+struct RowCoord {
+  int64_t batch;
+  int64_t head;
+  int64_t row;
+
+  __device__ RowCoord(ForwardParams const& params, int64_t n) {
+    int const seqlen = params.cu_seqlens_q ? params.total_q : params.seqlen_q;
+    int64_t const head_and_batch = n / seqlen;
+    batch = head_and_batch / params.heads;
+    head = head_and_batch % params.heads;
+    row = n % seqlen;
+  }
+};
+
+__device__ int64_t offset_in_o(ForwardParams const& params, RowCoord const& coord) {
+  return coord.batch * params.o_strides.batch + coord.head * params.o_strides.head +
+         coord.row * params.o_strides.row;
+}
+
+// -inf where there is none.
+template <class Element>
+__device__ float load_sink(ForwardParams const& params, RowCoord const& coord) {
+  if (params.sinks == nullptr) {
+    return -INFINITY;
+  }
+  int64_t const offset =
+      coord.head * params.sink_strides.head + coord.row * params.sink_strides.row;
+  return params.sinks_are_fp32 ? static_cast<float const*>(params.sinks)[offset]
+                               : float(static_cast<Element const*>(params.sinks)[offset]);
+}
+
 // What the splits of a row weigh; a lane holds those of every 32nd split.
 struct SplitWeights {
   static constexpr int kPerLane = kMaxSplits / kLanes;
 
   float weights[kPerLane];
-  float lse;  // of the row: -inf where no split attended anything
+  float lse;  // of the row: -inf where no split attended anything and there is no sink
 
-  __device__ SplitWeights(ForwardParams const& params, int64_t row) {
+  __device__ SplitWeights(ForwardParams const& params, int64_t row, float sink) {
     int const lane = threadIdx.x % kLanes;
-    float row_max = -INFINITY;
+    float row_max = sink;
     for (int i = 0; i < kPerLane; ++i) {
       int const split = lane + i * kLanes;
       bool const exists = split < params.num_splits;
@@ -55,7 +88,7 @@ struct SplitWeights {
       weight = __expf(weight - shift);
       sum += weight;
     }
-    sum = reduce_warp(sum, [](float a, float b) { return a + b; });
+    sum = reduce_warp(sum, [](float a, float b) { return a + b; }) + __expf(sink - shift);
     lse = row_max + __logf(sum);
     float const inverse = sum == 0.f ? 0.f : 1.f / sum;
     for (float& weight : weights) {
@@ -63,15 +96,6 @@ struct SplitWeights {
     }
   }
 };
-
-// Where the row lies in o: rows are numbered as the elements of lse, (batch, heads, seqlen), packed sequences being one.
-__device__ int64_t offset_in_o(ForwardParams const& params, int64_t row) {
-  int const seqlen = params.cu_seqlens_q ? params.total_q : params.seqlen_q;
-  int64_t const head_and_batch = row / seqlen;
-  return head_and_batch / params.heads * params.o_strides.batch +
-         head_and_batch % params.heads * params.o_strides.head +
-         row % seqlen * params.o_strides.row;
-}
 
 template <class Element>
 __global__ void __launch_bounds__(kWarps* kLanes)
@@ -81,13 +105,14 @@ __global__ void __launch_bounds__(kWarps* kLanes)
     return;
   }
   int const lane = threadIdx.x % kLanes;
-  SplitWeights const splits(params, row);
+  RowCoord const coord(params, row);
+  SplitWeights const splits(params, row, load_sink<Element>(params, coord));
   if (lane == 0) {
     params.lse[row] = splits.lse;
   }
   int64_t const split_stride = params.lse_strides.split * params.d_head;
   float const* const partial = params.o_partial + row * params.d_head;
-  Element* const o = static_cast<Element*>(params.o) + offset_in_o(params, row);
+  Element* const o = static_cast<Element*>(params.o) + offset_in_o(params, coord);
   // NOTE: every lane takes part in the shuffles, also those past the last column.
   for (int first = 0; first < params.d_head; first += kLanes * kVector) {
     int const column = first + lane * kVector;

@@ -19,6 +19,13 @@ struct LseStrides {
   int64_t split;  // of lse_partial: the number of elements of lse
 };
 
+// The sink of a row is sinks[head * sink_strides.head + row * sink_strides.row], row being that of the Q block's sequence.
+// Where heads of q are rows of one Q block, so are their sinks.
+struct SinkStrides {
+  int64_t head;
+  int64_t row;
+};
+
 // A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.
 inline constexpr int kNoWindow = 1 << 30;
 
@@ -65,26 +72,11 @@ struct ForwardParams {
 
   float softmax_scale;
   float softcap;  // scores become softcap * tanh(scores / softcap); 0: they stay
-};
 
-// What a kernel can do beside attention in which every query attends every key. A config has a kernel for each, because
-// what one does costs the others speed.
-enum class Variant : int {
-  Plain,    // nothing; d_head is that of the config, as it is with Causal
-  Causal,   // window_right
-  General,  // any window, any d_head up to that of the config
-  Capped    // and softcap
+  // A logit per head, or per head and row, that joins the softmax denominator only; of fp32, or of q's type.
+  void const* sinks;  // nullptr: none
+  SinkStrides sink_strides;
+  bool sinks_are_fp32;
 };
-
-// The first variant that does all that the problem asks for.
-inline Variant variant_of(ForwardParams const& params, int d_head_of_config) {
-  if (params.softcap != 0) {
-    return Variant::Capped;
-  }
-  if (params.window_left < kNoWindow || params.d_head < d_head_of_config) {
-    return Variant::General;
-  }
-  return params.window_right < kNoWindow ? Variant::Causal : Variant::Plain;
-}
 
 }  // namespace pyflash

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,14 @@ from pyflash.config import (  # noqa: E402
     from_environment,
     named_set,
 )
+from pyflash.op.registration import register_with_torch  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyflash.emulator import emulate, emulate_varlen
+    from pyflash.op.functional import sdpa
+    from pyflash.op.library import BuiltConfig, build, built_configs, load
+    from pyflash.op.ops import attention, attention_varlen
+    from pyflash.op.selection import Problem, Selection, select
 
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
 _LAZY = {
@@ -42,19 +50,38 @@ _LAZY = {
 
 __all__ = [
     "Arch",
+    "BuiltConfig",
     "DType",
     "Features",
     "FlashForwardKernelConfig",
     "KernelConfig",
+    "Problem",
+    "Selection",
     "Space",
     "Violation",
+    "attention",
+    "attention_varlen",
+    "build",
+    "built_configs",
+    "emulate",
+    "emulate_varlen",
     "from_environment",
+    "load",
     "named_set",
-    *_LAZY,
+    "sdpa",
+    "select",
 ]
 
+if not TYPE_CHECKING:  # to a type checker an unknown name stays an error
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+register_with_torch()

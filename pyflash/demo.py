@@ -3,7 +3,7 @@
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
 Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a
 swizzle, and shows what they did; shows the emitted C++, compiles it for two architectures and sets
-what ptxas says of its variants beside what the config's resource model predicts.
+what ptxas reports for each combination of features beside what the resource model predicts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 import pyflash
-from pyflash import DType, FlashForwardKernelConfig, Problem
+from pyflash import DType, KernelConfig, Problem
 from pyflash.bench.__main__ import table
 from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.forward import rotated_inputs, run
@@ -28,11 +28,12 @@ from pyflash.codegen import emit
 from pyflash.codegen.build import build_kernels, built_resources
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config.arch import Arch
+from pyflash.config.features import BUILT, Features
 from pyflash.emulator.table import renderable
 from pyflash.op.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
-VARIANTS = ("plain", "causal", "general", "capped")  # of every config, as in cute_kernels/params.h
+COLUMNS = ("registers", "bytes spilled", "bytes of smem")
 
 out = Console(highlight=False)
 
@@ -114,7 +115,7 @@ def demo_on_gpu() -> None:
         raise RuntimeError(f"{ours.status}: error {ours.error}, bound {ours.bound}")
 
 
-def _select(problem: Problem) -> FlashForwardKernelConfig:
+def _select(problem: Problem) -> KernelConfig:
     selection = pyflash.select(problem)
     out.print(f"[bold]Config[/bold] {selection.config}: {selection.reason}\n")
     return selection.config
@@ -131,21 +132,31 @@ def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Ten
     out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
 
 
-def _resource_table(config: FlashForwardKernelConfig, kernels: list[dict]) -> Table:
-    """The model's prediction, of the plain kernel, and what ptxas made of each variant."""
+def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
+    """The model's prediction for the plain kernel, and what ptxas made of each combination of
+    features."""
     dynamic_smem = pyflash.built_configs()[config].smem_bytes
-    grid = Table("", "predicted", *VARIANTS, title=str(config))
-    for arch in ARCHS:
-        predicted = config.resources(arch)
-        of_arch = [kernel for kernel in kernels if kernel["arch"] == arch.sm]
-        spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in of_arch]
-        smem = [k["static_smem_bytes"] + dynamic_smem for k in of_arch]
-        for what, model, actual in (
-            ("registers", predicted.registers, [k["registers"] for k in of_arch]),
-            ("bytes spilled", "some" if predicted.spill_predicted else 0, spilled),
-            ("bytes of smem", predicted.smem_bytes, smem),
-        ):
-            grid.add_row(f"{arch} {what}", str(model), *map(str, actual))
+    grid = Table("", *(f"{arch} {what}" for arch in ARCHS for what in COLUMNS), title=str(config))
+    predicted = [config.resources(arch) for arch in ARCHS]
+    spills = ["some" if p.spill_predicted else "0" for p in predicted]
+    rows = zip(predicted, spills, strict=True)
+    cells = (str(x) for p, spill in rows for x in (p.registers, spill, p.smem_bytes))
+    grid.add_row("predicted", *cells, end_section=True)
+    for features in BUILT:
+        of_features = {
+            kernel["arch"]: kernel
+            for kernel in kernels
+            if Features.of_kernel(kernel["function"]) == features
+        }
+        ptxas = [of_features[arch.sm] for arch in ARCHS]
+        spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in ptxas]
+        smem = [k["static_smem_bytes"] + dynamic_smem for k in ptxas]
+        cells = (
+            str(x)
+            for k, spill, total in zip(ptxas, spilled, smem, strict=True)
+            for x in (k["registers"], spill, total)
+        )
+        grid.add_row(str(features), *cells)
     return grid
 
 

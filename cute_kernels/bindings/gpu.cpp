@@ -14,7 +14,7 @@ namespace {
 Gpu query_current_gpu() {
   KernelLibrary const* const library = any_kernel_library();
   require(library,
-          "no kernels are built, so nothing runs on a GPU; to build them: python -m codegen");
+          "no kernels are built, so nothing runs on a GPU; to build them: pyflash build");
   Gpu gpu{};
   int const error = library->device_properties(&gpu.sm_arch, &gpu.n_sms);
   if (error != 0) {
@@ -56,7 +56,7 @@ void launch(GpuSelection const& selection, ForwardParams const& params, void* st
   auto const& [row, library] = selection.kernel;
   int error = row->launch(params, stream);
   if (error == 0 && params.num_splits > 1) {
-    error = library->merge_splits(params, row->config.dtype, stream);
+    error = library->merge_splits(params, row->dtype, stream);
   }
   if (error != 0) {
     refuse("launching ", row->short_form, " failed: ", library->error_string(error));

@@ -1,22 +1,87 @@
 #include "cute_kernels/emulator/c_api.h"
 
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <new>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cute_kernels/emulator/emulator.h"
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/emulator/report.h"
+#include "cute_kernels/host/call.h"
 
 namespace {
 
 using namespace pyflash::emulator;
+using pyflash::TensorView;
+
+// NOTE: they stand for tensors of a GPU, where the values of cu_seqlens are not checked.
+constexpr pyflash::Device kDevice{pyflash::Device::Kind::kCuda, 0};
+
+template <class Visit>
+void for_each_tensor_option(Visit&& visit) {
+  pyflash::for_each_option([&]<class T>(pyflash::Option<T> const& option) {
+    if constexpr (std::is_same_v<T, std::optional<TensorView>>) {
+      visit(option);
+    }
+  });
+}
+
+bool takes_tensor(std::string_view name) {
+  constexpr std::string_view kInputs[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"};
+  bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs);
+  for_each_tensor_option([&](auto const& option) { found = found || name == option.name; });
+  return found;
+}
+
+struct Tensor {
+  void const* data;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  pyflash::ElementType dtype;
+};
 
 struct Run {
   Emulator emulator;
+  std::map<std::string, Tensor, std::less<>> tensors;
+  int64_t max_seqlen_q = 0;
+  int64_t max_seqlen_k = 0;
+  pyflash::Options options;
+
   pyflash::ForwardParams params{};
-  std::string report;
+  std::string text;  // returned last
+
+  TensorView view(char const* name) const {
+    Tensor const& tensor = tensors.at(name);
+    return {.name = name,
+            .data = tensor.data,
+            .rank = static_cast<int>(tensor.shape.size()),
+            .sizes = tensor.shape.data(),
+            .strides = tensor.strides.data(),
+            .dtype = tensor.dtype,
+            .device = kDevice};
+  }
+
+  pyflash::Call call() const {
+    pyflash::Call call{.q = view("q"), .k = view("k"), .v = view("v"), .options = options};
+    if (tensors.contains("cu_seqlens_q")) {
+      call.packing =
+          pyflash::Packing{view("cu_seqlens_q"), view("cu_seqlens_k"), max_seqlen_q, max_seqlen_k};
+    }
+    for_each_tensor_option([&](auto const& option) {
+      if (tensors.contains(option.name)) {
+        call.options.*option.member = view(option.name);
+      }
+    });
+    return call;
+  }
 };
 
 Run& run_of(void* emulator) { return *static_cast<Run*>(emulator); }
@@ -38,28 +103,61 @@ void* pyflash_emulator_new(char const* order, uint64_t seed) try {
 
 void pyflash_emulator_delete(void* emulator) { delete &run_of(emulator); }
 
-int pyflash_emulator_add_tensor(void* emulator, char const* name, void* data, int rank,
-                                int64_t const* shape, int64_t const* strides, int element_bytes,
-                                int64_t misalignment, int is_output) try {
-  Run& run = run_of(emulator);
-  uintptr_t const address = run.emulator.add_tensor({.name = name,
-                                                     .data = static_cast<std::byte*>(data),
-                                                     .shape = {shape, shape + rank},
-                                                     .strides = {strides, strides + rank},
-                                                     .element_bytes = element_bytes,
-                                                     .misalignment = misalignment,
-                                                     .output = is_output != 0});
-  return set_param(run.params, name, static_cast<int64_t>(address));
-} catch (std::bad_alloc const&) {
-  return -1;
+int pyflash_emulator_set_tensor(void* emulator, char const* name, void const* data, int rank,
+                                int64_t const* shape, int64_t const* strides, char const* dtype) {
+  run_of(emulator).tensors[name] = {.data = data,
+                                    .shape = {shape, shape + rank},
+                                    .strides = {strides, strides + rank},
+                                    .dtype = pyflash::element_type(dtype)};
+  return takes_tensor(name);
 }
 
 int pyflash_emulator_set_integer(void* emulator, char const* name, int64_t value) {
-  return set_param(run_of(emulator).params, name, value);
+  Run& run = run_of(emulator);
+  for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q),
+                                       std::pair("max_seqlen_k", &Run::max_seqlen_k)}) {
+    if (std::string_view(name) == length) {
+      run.*member = value;
+      return 1;
+    }
+  }
+  return pyflash::set_option(run.options, name, value);
 }
 
 int pyflash_emulator_set_float(void* emulator, char const* name, double value) {
-  return set_param(run_of(emulator).params, name, value);
+  return pyflash::set_option(run_of(emulator).options, name, value);
+}
+
+char const* pyflash_emulator_prepare(void* emulator, char const* config, int dtype,
+                                     int d_head) try {
+  Run& run = run_of(emulator);
+  pyflash::Problem const problem = pyflash::problem_of(run.call());
+  pyflash::check_config_fits(config, static_cast<DType>(dtype), d_head, problem);
+  run.params = problem.params;
+  run.params.num_splits = problem.num_splits;
+  return nullptr;
+} catch (std::runtime_error const& refusal) {
+  return (run_of(emulator).text = refusal.what()).c_str();
+}
+
+char const* pyflash_emulator_problem(void* emulator) {
+  Run& run = run_of(emulator);
+  return (run.text = numbers_json(run.params)).c_str();
+}
+
+int pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) try {
+  Run& run = run_of(emulator);
+  if (run.params.num_splits > 1) {
+    run.params.o_partial = static_cast<float*>(o);
+    run.params.lse_partial = lse;
+  } else {
+    run.params.o = o;
+    run.params.lse = lse;
+  }
+  map_memory(run.params, run.emulator);
+  return 0;
+} catch (std::bad_alloc const&) {
+  return -1;
 }
 
 int64_t pyflash_emulator_n_ctas(void* emulator) {
@@ -77,6 +175,5 @@ void pyflash_emulator_finish(void* emulator) { run_of(emulator).emulator.finish(
 
 char const* pyflash_emulator_report(void* emulator) {
   Run& run = run_of(emulator);
-  run.report = report(run.emulator);
-  return run.report.c_str();
+  return (run.text = report(run.emulator)).c_str();
 }

@@ -10,17 +10,23 @@
 PYFLASH_EXPORT void* pyflash_emulator_new(char const* order, uint64_t seed);
 PYFLASH_EXPORT void pyflash_emulator_delete(void* emulator);
 
-// Global memory that the kernel may touch; the param of the same name becomes its address. Strides in elements.
-// misalignment: bytes by which `data` misses what a GPU's allocator would return. Returns 0 for an unknown param, -1 where
-// there is no memory.
-PYFLASH_EXPORT int pyflash_emulator_add_tensor(void* emulator, char const* name, void* data,
+// The arguments of the op, each by its name. Strides in elements, dtype as torch names it. 0: the op takes nothing of this
+// name and type.
+PYFLASH_EXPORT int pyflash_emulator_set_tensor(void* emulator, char const* name, void const* data,
                                                int rank, int64_t const* shape,
-                                               int64_t const* strides, int element_bytes,
-                                               int64_t misalignment, int is_output);
-
-// A field of ForwardParams; 0: there is none of this name and type.
+                                               int64_t const* strides, char const* dtype);
 PYFLASH_EXPORT int pyflash_emulator_set_integer(void* emulator, char const* name, int64_t value);
 PYFLASH_EXPORT int pyflash_emulator_set_float(void* emulator, char const* name, double value);
+
+// After the arguments: checks and normalises them as the op does. config, dtype and d_head are those of the kernel. Returns
+// nullptr, or why the op refuses the call.
+PYFLASH_EXPORT char const* pyflash_emulator_prepare(void* emulator, char const* config, int dtype,
+                                                    int d_head);
+// What the kernel gets, as JSON: extents, windows (-1: none) and other numbers. Valid until the next call of this.
+PYFLASH_EXPORT char const* pyflash_emulator_problem(void* emulator);
+// Where the kernel writes: out and lse, or, with num_splits > 1, those of each split, (num_splits, elements of lse, d_head)
+// and (num_splits, elements of lse). -1: no memory.
+PYFLASH_EXPORT int pyflash_emulator_set_outputs(void* emulator, void* o, float* lse);
 
 PYFLASH_EXPORT int64_t pyflash_emulator_n_ctas(void* emulator);
 PYFLASH_EXPORT int pyflash_emulator_n_threads(void* emulator);

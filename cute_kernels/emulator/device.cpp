@@ -38,6 +38,8 @@ float reciprocal(float x) {
   return 1.f / x;
 }
 
+float clamp(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+
 template <class Element>
 uint32_t pack(float lo, float hi) {
   return Element(lo).raw() | uint32_t(Element(hi).raw()) << 16;

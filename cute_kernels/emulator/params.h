@@ -1,14 +1,18 @@
-// ForwardParams by the names of its fields, for callers that do not share its layout.
+// The parameters of a kernel, and the memory that they point to.
 #pragma once
 
-#include <string_view>
+#include <string>
 
+#include "cute_kernels/emulator/emulator.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash::emulator {
 
-// Sets a number, or a pointer given as one: "batch", "q", "q_strides.row". False: there is no such field.
-bool set_param(ForwardParams& params, std::string_view name, int64_t value);
-bool set_param(ForwardParams& params, std::string_view name, double value);
+// Adds every tensor that params point to, with the elements that extents and strides give it; the pointers become the
+// addresses that the kernel computes with.
+void map_memory(ForwardParams& params, Emulator& emulator);
+
+// {"batch": 1, ...}: extents, options, and num_splits. A window that cuts nothing is -1.
+std::string numbers_json(ForwardParams const& params);
 
 }  // namespace pyflash::emulator

@@ -9,28 +9,33 @@ namespace {
 
 bool rank_before(Kernel const& a, Kernel const& b) { return a.row->rank < b.row->rank; }
 
-bool same_B_r(Kernel const& a, Kernel const& b) { return a.row->config.B_r == b.row->config.B_r; }
+bool can_run(ConfigMapRow const& row, CandidatesKey const& key) {
+  if (row.dtype != key.dtype || row.d_head < key.d_head) {
+    return false;
+  }
+  ForwardFeatures needed = key.features;
+  needed.predicated_head_dim = key.d_head < row.d_head;
+  return key.sm_arch == 0 || (runs_on(row, key.sm_arch) && covers(row, needed));
+}
 
 Candidates find_candidates(CandidatesKey const& key) {
   std::vector<Kernel> kernels = all_kernels();
-  std::erase_if(kernels, [&](Kernel const& kernel) {
-    auto const& config = kernel.row->config;
-    return config.dtype != key.dtype || config.d_head < key.d_head ||
-           (key.sm_arch != 0 && !runs_on(*kernel.row, key.sm_arch));
-  });
+  std::erase_if(kernels, [&](Kernel const& kernel) { return !can_run(*kernel.row, key); });
   int d_head = std::numeric_limits<int>::max();
   for (Kernel const& kernel : kernels) {
-    d_head = std::min(d_head, kernel.row->config.d_head);
+    d_head = std::min(d_head, kernel.row->d_head);
   }
-  std::erase_if(kernels, [=](Kernel const& kernel) { return kernel.row->config.d_head != d_head; });
+  std::erase_if(kernels, [=](Kernel const& kernel) { return kernel.row->d_head != d_head; });
   std::stable_sort(kernels.begin(), kernels.end(), rank_before);
 
-  Candidates candidates{.count = static_cast<int>(kernels.size())};
-  auto& firsts = candidates.first_of_each_B_r;
+  Candidates candidates{.count = static_cast<int>(kernels.size()), .kernels = {}};
   for (Kernel const& kernel : kernels) {
-    if (std::none_of(firsts.begin(), firsts.end(),
-                     [&](Kernel const& first) { return same_B_r(first, kernel); })) {
-      firsts.push_back(kernel);
+    bool const is_shadowed =
+        std::any_of(candidates.kernels.begin(), candidates.kernels.end(), [&](Kernel const& first) {
+          return first.row->refusal == nullptr && first.row->B_r == kernel.row->B_r;
+        });
+    if (!is_shadowed) {
+      candidates.kernels.push_back(kernel);
     }
   }
   return candidates;

@@ -11,16 +11,18 @@ namespace pyflash {
 struct CandidatesKey {
   DType dtype;
   int d_head;
+  ForwardFeatures features;  // that the problem needs, predicated_head_dim aside
   int sm_arch;
 
   friend bool operator==(CandidatesKey const&, CandidatesKey const&) = default;
 };
 
-// The configs of the smallest d_head that is not below the one asked for and of which a config runs on the device.
-// Selection looks at B_r and rank alone, so for each B_r the first in rank stands for all.
+// The configs of the smallest d_head that is not below the one asked for and for which a built config runs on the device
+// and covers the features, in order of rank. Of several with the same B_r that accept any problem (no `refusal`), the
+// first stands for all, because selection looks at nothing else.
 struct Candidates {
   int count = 0;
-  std::vector<Kernel> first_of_each_B_r;  // in order of rank
+  std::vector<Kernel> kernels;
 };
 
 // Valid until this thread asks again.

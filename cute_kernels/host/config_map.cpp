@@ -12,17 +12,18 @@
 #include <string_view>
 
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
 namespace {
 
 std::shared_mutex map_mutex;
-std::map<FlashForwardKernelConfig, Kernel> config_map;
+std::map<AnyConfig, Kernel> config_map;
 std::atomic<uint64_t> generation = 1;
 
 KernelLibrary const& open_kernel_library(std::string const& path) {
-  char const* const advice = "; build it again: python -m codegen";
+  char const* const advice = "; build it again: pyflash build";
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   require(handle, "kernel library '", path, "' cannot be loaded: ", handle ? "" : dlerror());
   void* const entry = dlsym(handle, "pyflash_kernel_library");
@@ -30,38 +31,21 @@ KernelLibrary const& open_kernel_library(std::string const& path) {
   KernelLibrary const* const library = reinterpret_cast<decltype(&pyflash_kernel_library)>(entry)();
   require(library->abi == kKernelLibraryAbi, "kernel library '", path, "' has ABI version ",
           library->abi, ", expected ", kKernelLibraryAbi, advice);
-  for (int i = 0; i < library->n_rows; ++i) {
-    ConfigMapRow const& row = library->rows[i];
+  require(library->configs_digest == std::string_view(kConfigsDigest), "kernel library '", path,
+          "' was built for other fields of configs", advice);
+  for (ConfigMapRow const& row : library->rows) {
     require(short_form(row.config) == row.short_form, "kernel library '", path, "' calls ",
             short_form(row.config), " by the name '", row.short_form, "'", advice);
   }
   return *library;
 }
 
-template <class Predicate>
-std::vector<Kernel> kernels_where(Predicate&& predicate) {
-  std::shared_lock const lock(map_mutex);
-  std::vector<Kernel> kernels;
-  for (auto const& [config, kernel] : config_map) {
-    if (predicate(config)) {
-      kernels.push_back(kernel);
-    }
-  }
-  return kernels;
-}
-
-// Whether the predicate holds for one of the numbers of "80,90".
-template <class Predicate>
-bool any_number(std::string_view text, Predicate&& predicate) {
-  char const* const end = text.data() + text.size();
-  for (char const* at = text.data(); at < end; ++at) {
-    int number = 0;
-    at = std::from_chars(at, end, number).ptr;
-    if (predicate(number)) {
-      return true;
-    }
-  }
-  return false;
+// Whether machine code for `target`, "90" or "90a", runs on a device of compute capability sm_arch.
+bool machine_code_runs(std::string_view target, int sm_arch) {
+  int built = 0;
+  char const* const end = target.data() + target.size();
+  bool const is_specific = std::from_chars(target.data(), end, built).ptr != end;
+  return is_specific ? built == sm_arch : built / 10 == sm_arch / 10 && built % 10 <= sm_arch % 10;
 }
 
 }  // namespace
@@ -69,29 +53,28 @@ bool any_number(std::string_view text, Predicate&& predicate) {
 int64_t load_kernel_library(std::string const& path) {
   KernelLibrary const& library = open_kernel_library(path);
   std::unique_lock const lock(map_mutex);
-  for (int i = 0; i < library.n_rows; ++i) {
-    config_map.insert_or_assign(library.rows[i].config, Kernel{&library.rows[i], &library});
+  for (ConfigMapRow const& row : library.rows) {
+    config_map.insert_or_assign(row.config, Kernel{&row, &library});
   }
   generation.fetch_add(1, std::memory_order_release);
-  return library.n_rows;
+  return static_cast<int64_t>(library.rows.size);
 }
 
 uint64_t config_map_generation() { return generation.load(std::memory_order_acquire); }
 
-std::optional<Kernel> find_kernel(FlashForwardKernelConfig const& config) {
+std::optional<Kernel> find_kernel(AnyConfig const& config) {
   std::shared_lock const lock(map_mutex);
   auto const found = config_map.find(config);
   return found == config_map.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::vector<Kernel> all_kernels() {
-  return kernels_where([](FlashForwardKernelConfig const&) { return true; });
-}
-
-std::vector<Kernel> kernels_for(DType dtype, int d_head) {
-  return kernels_where([&](FlashForwardKernelConfig const& config) {
-    return config.dtype == dtype && config.d_head == d_head;
-  });
+  std::shared_lock const lock(map_mutex);
+  std::vector<Kernel> kernels;
+  for (auto const& [config, kernel] : config_map) {
+    kernels.push_back(kernel);
+  }
+  return kernels;
 }
 
 KernelLibrary const* any_kernel_library() {
@@ -100,10 +83,24 @@ KernelLibrary const* any_kernel_library() {
 }
 
 bool runs_on(ConfigMapRow const& row, int sm_arch) {
-  bool const machine_code = any_number(row.sm_archs, [=](int built) {
-    return built / 10 == sm_arch / 10 && built % 10 <= sm_arch % 10;
-  });
-  return machine_code || (row.ptx_arch != 0 && row.ptx_arch <= sm_arch);
+  for (ArchCtas const& known : row.ctas_per_sm) {
+    if (known.sm_arch == sm_arch && known.ctas == 0) {
+      return false;
+    }
+  }
+  for (std::string_view targets = row.sm_archs; !targets.empty();) {
+    size_t const length = std::min(targets.find(','), targets.size());
+    if (machine_code_runs(targets.substr(0, length), sm_arch)) {
+      return true;
+    }
+    targets.remove_prefix(std::min(length + 1, targets.size()));
+  }
+  return row.ptx_arch != 0 && row.ptx_arch <= sm_arch;
+}
+
+bool covers(ConfigMapRow const& row, ForwardFeatures needed) {
+  return std::any_of(row.features.begin(), row.features.end(),
+                     [&](ForwardFeatures const& built) { return built.covers(needed); });
 }
 
 std::string config_map_json() {
@@ -111,8 +108,12 @@ std::string config_map_json() {
   json << "[";
   for (char const* separator = ""; Kernel const& kernel : all_kernels()) {
     ConfigMapRow const& row = *kernel.row;
-    json << separator << "{\"config\": \"" << row.short_form << "\", \"sm_archs\": ["
-         << row.sm_archs << "], \"ptx_arch\": " << row.ptx_arch
+    json << separator << "{\"config\": \"" << row.short_form << "\", \"features\": [";
+    for (char const* comma = ""; ForwardFeatures const& features : row.features) {
+      json << comma << "\"" << name(features) << "\"";
+      comma = ", ";
+    }
+    json << "], \"sm_archs\": \"" << row.sm_archs << "\", \"ptx_arch\": " << row.ptx_arch
          << ", \"n_threads\": " << row.n_threads << ", \"smem_bytes\": " << row.smem_bytes
          << ", \"rank\": " << row.rank << "}";
     separator = ", ";
@@ -124,7 +125,7 @@ std::string config_map_json() {
 std::string built_head_dims() {
   std::set<std::pair<DType, int>> built;
   for (Kernel const& kernel : all_kernels()) {
-    built.emplace(kernel.row->config.dtype, kernel.row->config.d_head);
+    built.emplace(kernel.row->dtype, kernel.row->d_head);
   }
   std::ostringstream text;
   for (auto const& [dtype, d_head] : built) {
@@ -134,7 +135,10 @@ std::string built_head_dims() {
 }
 
 std::string built_short_forms(DType dtype, int d_head) {
-  std::vector<Kernel> const kernels = kernels_for(dtype, d_head);
+  std::vector<Kernel> kernels = all_kernels();
+  std::erase_if(kernels, [=](Kernel const& kernel) {
+    return kernel.row->dtype != dtype || kernel.row->d_head != d_head;
+  });
   if (kernels.empty()) {
     return built_head_dims();
   }

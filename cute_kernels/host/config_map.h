@@ -10,41 +10,41 @@
 
 namespace pyflash {
 
-// A row and the library it came from. Both live as long as the process: kernel libraries are never
-// unloaded, because captured CUDA graphs may hold their kernels.
+// A row and the library it came from. Both live as long as the process: kernel libraries are never unloaded, because
+// captured CUDA graphs may hold their kernels.
 struct Kernel {
   ConfigMapRow const* row;
   KernelLibrary const* library;
 };
 
-// Loads a kernel library and returns the number of its rows. A config that the map already holds
-// now means the new library's kernel, so a config can be built anew while the process runs. Refuses
-// what is no kernel library of this version, and then changes nothing. Thread-safe, as are the
-// readers below.
+// Loads a kernel library and returns the number of its rows. A config that the map already holds from then on means the
+// new library's kernel. Refuses a file that is not a kernel library of this version, and then changes nothing.
+// Thread-safe, as are the readers below.
 int64_t load_kernel_library(std::string const& path);
 
-// Another number whenever the map has changed.
+// Changes whenever the map does.
 uint64_t config_map_generation();
 
-std::optional<Kernel> find_kernel(FlashForwardKernelConfig const& config);
+std::optional<Kernel> find_kernel(AnyConfig const& config);
 
 // In ascending order of config.
-std::vector<Kernel> kernels_for(DType dtype, int d_head);
 std::vector<Kernel> all_kernels();
 
-// One of those loaded, to ask about the GPU; nullptr: none is.
+// Any loaded library, to ask about the GPU; nullptr: none is.
 KernelLibrary const* any_kernel_library();
 
-// Whether the row holds code for a device of compute capability sm_arch (major * 10 + minor):
-// machine code of the same major version and no newer minor one, or PTX that is not newer.
+// Whether the row holds code for a device of compute capability sm_arch (major * 10 + minor): machine code of the same
+// major version and no newer minor one (code for "90a" runs on 90 alone), or PTX that is not newer; and whether the config is legal there.
 bool runs_on(ConfigMapRow const& row, int sm_arch);
 
-// [{"config": "(FP16, ...", "sm_archs": [80, 90], "ptx_arch": 90, "n_threads": 128, "smem_bytes":
-// 49152, "rank": 0}, ...]
+// Whether some built combination covers the features.
+bool covers(ConfigMapRow const& row, ForwardFeatures needed);
+
+// [{"config": "(FP16, ...", "features": ["plain", "right_window"], "sm_archs": [80, 90], "ptx_arch": 90, "n_threads": 128,
+// "smem_bytes": 49152, "rank": 0}, ...]
 std::string config_map_json();
 
-// What is built, for a refusal: dtypes with their head dimensions; and for one such pair the short
-// forms.
+// What is built, for a refusal: dtypes with their head dimensions; and for one such pair the short forms.
 std::string built_head_dims();
 std::string built_short_forms(DType dtype, int d_head);
 

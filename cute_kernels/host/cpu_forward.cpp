@@ -3,7 +3,7 @@
 //   for each K/V block of which some row attends a part, last first:
 //     S = Q K^T, capped;  m, l, P = online softmax(what of S each row attends), P rounded
 //     O = diag(correction) O + P V
-//   O / l, lse = m + ln(l)
+//   l += exp(sink - m), O / l, lse = m + ln(l)
 #include "cute_kernels/host/cpu_forward.h"
 
 #include <algorithm>
@@ -11,16 +11,18 @@
 #include <limits>
 #include <vector>
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include "cute_kernels/host/cpu_matrix.h"
+#include "cute_kernels/host/float16.h"
 
 namespace pyflash {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
+// A Q block of more rows, which no kernel has, runs in parts: that bounds its tiles. Rows do not depend on each other.
+constexpr int kMaxRows = 256;
+
+int rows_per_task(CpuConfig const& config) { return std::min(config.B_r, kMaxRows); }
 
 struct Range {
   int begin;
@@ -30,7 +32,7 @@ struct Range {
 };
 
 // Rows of one sequence, in the whole of a packed tensor.
-Range rows_of(int const* cu_seqlens, int batch, int seqlen) {
+Range rows_of(int const* cu_seqlens, int64_t batch, int seqlen) {
   return cu_seqlens ? Range{cu_seqlens[batch], cu_seqlens[batch + 1]} : Range{0, seqlen};
 }
 
@@ -38,11 +40,11 @@ Range rows_of(int const* cu_seqlens, int batch, int seqlen) {
 template <class Element>
 class QBlock {
  public:
-  QBlock(ForwardParams const& params, FlashForwardKernelConfig const& config)
+  QBlock(ForwardParams const& params, CpuConfig const& config)
       : params_(params),
         config_(config),
         scale_(params.softcap > 0 ? params.softcap : params.softmax_scale),
-        B_r_(std::min(config.B_r, params.seqlen_q)),
+        B_r_(std::min(rows_per_task(config), params.seqlen_q)),
         B_c_(std::min(config.B_c, std::max(params.seqlen_k, 1))),
         Q_(B_r_, params.d_head),
         Kt_(params.d_head, B_c_),
@@ -53,7 +55,7 @@ class QBlock {
         row_sum_(B_r_) {}
 
   // first_row: in the sequence, which may have ended before.
-  void forward(int batch, int head, int first_row) {
+  void forward(int64_t batch, int64_t head, int first_row) {
     Range const q_rows = rows_of(params_.cu_seqlens_q, batch, params_.seqlen_q);
     Range const k_rows = rows_of(params_.cu_seqlens_k, batch, params_.seqlen_k);
     int const n_rows = std::min(B_r_, q_rows.size() - first_row);
@@ -61,7 +63,7 @@ class QBlock {
       return;
     }
     int const d_head = params_.d_head;
-    int const head_kv = head / (params_.heads / params_.heads_kv);
+    int64_t const head_kv = head / (params_.heads / params_.heads_kv);
     HeadMatrix<Element> const q(params_.q, params_.q_strides, batch, head, q_rows.begin, d_head);
     HeadMatrix<Element> const k(params_.k, params_.k_strides, batch, head_kv, k_rows.begin, d_head);
     HeadMatrix<Element> const v(params_.v, params_.v_strides, batch, head_kv, k_rows.begin, d_head);
@@ -87,7 +89,7 @@ class QBlock {
       }
       accumulate(O_, S_, V_);
     }
-    store(batch, head, q_rows.begin + first_row, n_rows);
+    store(batch, head, first_row, q_rows.begin, n_rows);
   }
 
  private:
@@ -157,33 +159,63 @@ class QBlock {
     for (int c = columns.begin; c < columns.end; ++c) {
       float const p = exponential(s[c]);
       sum += p;
-      s[c] = Element(p);
+      s[c] = static_cast<float>(Element(p));
     }
     std::fill(s + columns.end, s + S_.columns, 0.f);
     return sum;
   }
 
-  // first_row: in the tensor.
-  void store(int batch, int head, int64_t first_row, int n_rows) {
+  // What is left to do to a row of O, and its lse.
+  struct Final {
+    float scale;
+    float lse;
+  };
+
+  Final finalise(int r, float sink) const {
+    float m = config_.optimized_softmax ? row_max_[r] * scale_ : row_max_[r];
+    float l = row_sum_[r];
+    float correction = 1.f;
+    if (sink != -kInfinity) {
+      float const new_max = std::max(m, sink);
+      correction = std::exp(m - new_max);
+      l = l * correction + std::exp(sink - new_max);
+      m = new_max;
+    }
+    return {l == 0.f ? 0.f : correction / l, l == 0.f ? -kInfinity : m + std::log(l)};
+  }
+
+  // Of a row of the sequence; -inf: none.
+  float sink_of(int64_t head, int64_t row) const {
+    if (params_.sinks == nullptr) {
+      return -kInfinity;
+    }
+    int64_t const i = head * params_.sink_strides.head + row * params_.sink_strides.row;
+    if (params_.sinks_are_fp32) {
+      return static_cast<float const*>(params_.sinks)[i];
+    }
+    return static_cast<float>(static_cast<Element const*>(params_.sinks)[i]);
+  }
+
+  // first_row: in the sequence, which begins at sequence_row of the tensor.
+  void store(int64_t batch, int64_t head, int64_t first_row, int64_t sequence_row, int n_rows) {
     TensorStrides const& strides = params_.o_strides;
-    Element* const o =
-        static_cast<Element*>(params_.o) + batch * strides.batch + head * strides.head;
-    float* const lse =
-        params_.lse + batch * params_.lse_strides.batch + head * params_.lse_strides.head;
+    Element* const o = static_cast<Element*>(params_.o) + batch * strides.batch +
+                       head * strides.head + sequence_row * strides.row;
+    float* const lse = params_.lse + batch * params_.lse_strides.batch +
+                       head * params_.lse_strides.head + sequence_row;
     for (int r = 0; r < n_rows; ++r) {
-      float const sum = row_sum_[r];
-      float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = config_.optimized_softmax ? row_max_[r] * scale_ : row_max_[r];
-      lse[first_row + r] = sum == 0.f ? -kInfinity : scaled_max + std::log(sum);
-      std::transform(O_.row(r), O_.row(r) + params_.d_head, o + (first_row + r) * strides.row,
-                     [=](float value) { return Element(value * inverse); });
+      int64_t const row = first_row + r;
+      Final const final = finalise(r, sink_of(head, row));
+      lse[row] = final.lse;
+      std::transform(O_.row(r), O_.row(r) + params_.d_head, o + row * strides.row,
+                     [=](float value) { return Element(value * final.scale); });
     }
   }
 
   ForwardParams const& params_;
-  FlashForwardKernelConfig const& config_;
+  CpuConfig const& config_;
   float const scale_;  // of S, once capped
-  int const B_r_;      // no larger than the problem
+  int const B_r_;      // no larger than the problem, as B_c
   int const B_c_;
   Tile Q_;                      // (B_r,d_head)
   Tile Kt_;                     // (d_head,B_c)
@@ -194,32 +226,44 @@ class QBlock {
   std::vector<float> row_sum_;
 };
 
-int64_t n_row_blocks(ForwardParams const& params, FlashForwardKernelConfig const& config) {
-  return (int64_t(params.seqlen_q) + config.B_r - 1) / config.B_r;
+int64_t n_row_blocks(ForwardParams const& params, CpuConfig const& config) {
+  int64_t const n_rows = rows_per_task(config);
+  return (params.seqlen_q + n_rows - 1) / n_rows;
 }
 
 template <class Element>
-void forward_tasks(ForwardParams const& params, FlashForwardKernelConfig const& config,
+void forward_tasks(ForwardParams const& params, CpuConfig const& config,
                    int64_t begin, int64_t end) {
   QBlock<Element> q_block(params, config);
   int64_t const n_blocks = n_row_blocks(params, config);
   for (int64_t task = begin; task < end; ++task) {
     int64_t const head_and_batch = task / n_blocks;
     q_block.forward(head_and_batch / params.heads, head_and_batch % params.heads,
-                    task % n_blocks * config.B_r);
+                    task % n_blocks * rows_per_task(config));
   }
 }
 
 }  // namespace
 
-int64_t n_cpu_tasks(ForwardParams const& params, FlashForwardKernelConfig const& config) {
+CpuConfig cpu_config(AnyConfig const& config) {
+  return std::visit(
+      [](auto const& c) {
+        bool optimized_softmax = true;
+        if constexpr (requires { c.optimized_softmax; }) {
+          optimized_softmax = c.optimized_softmax;
+        }
+        return CpuConfig{c.dtype, c.B_r, c.B_c, optimized_softmax};
+      },
+      config);
+}
+
+int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config) {
   return n_row_blocks(params, config) * params.heads * params.batch;
 }
 
-void forward_cpu(ForwardParams const& params, FlashForwardKernelConfig const& config, int64_t begin,
+void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin,
                  int64_t end) {
-  auto const run =
-      config.dtype == DType::FP16 ? forward_tasks<c10::Half> : forward_tasks<c10::BFloat16>;
+  auto const run = config.dtype == DType::FP16 ? forward_tasks<Float16> : forward_tasks<BFloat16>;
   run(params, config, begin, end);
 }
 

@@ -1,6 +1,5 @@
-// The forward pass on the CPU, block by block as a kernel of the same config goes: the same blocks
-// in the same order, last K/V block first, the same roundings, the same softmax. What a config says
-// of copies, warps and registers changes nothing here.
+// The forward pass on the CPU, block by block as a kernel of the same config goes: the same blocks in the same order, last
+// K/V block first, the same roundings, the same softmax.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +9,21 @@
 
 namespace pyflash {
 
+// What of a config means something on the CPU.
+struct CpuConfig {
+  DType dtype;
+  int B_r;
+  int B_c;
+  bool optimized_softmax;  // of families that have no such field: true
+};
+
+CpuConfig cpu_config(AnyConfig const& config);
+
 // Tasks, one for each Q block, head and sequence; they may run in any order and at the same time.
-int64_t n_cpu_tasks(ForwardParams const& params, FlashForwardKernelConfig const& config);
+int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config);
 
 // Runs the tasks [begin, end).
-void forward_cpu(ForwardParams const& params, FlashForwardKernelConfig const& config, int64_t begin,
+void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin,
                  int64_t end);
 
 }  // namespace pyflash

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "cute_kernels/params.h"
@@ -11,13 +12,13 @@ namespace pyflash {
 // A row-major fp32 matrix that is a whole number of GEMM tiles; what the problem does not fill is
 // zero.
 struct Tile {
-  int rows;
-  int columns;
+  int64_t rows;
+  int64_t columns;
   std::vector<float> data;
 
-  Tile(int min_rows, int min_columns);
+  Tile(int64_t min_rows, int64_t min_columns);
 
-  float* row(int r) { return data.data() + size_t(r) * columns; }
+  float* row(int64_t r) { return data.data() + r * columns; }
   void clear() { std::fill(data.begin(), data.end(), 0.f); }
 };
 
@@ -31,29 +32,31 @@ struct HeadMatrix {
   int64_t row_stride;
   int n_columns;
 
-  HeadMatrix(void const* tensor, TensorStrides const& strides, int batch, int head,
+  HeadMatrix(void const* tensor, TensorStrides const& strides, int64_t batch, int64_t head,
              int64_t first_row, int n_columns)
       : base(static_cast<Element const*>(tensor) + batch * strides.batch + head * strides.head +
              first_row * strides.row),
         row_stride(strides.row),
         n_columns(n_columns) {}
 
-  void load(Tile& tile, int first_row, int n_rows) const {
+  void load(Tile& tile, int64_t first_row, int64_t n_rows) const {
     tile.clear();
-    for (int r = 0; r < n_rows; ++r) {
+    for (int64_t r = 0; r < n_rows; ++r) {
       Element const* const source = base + (first_row + r) * row_stride;
-      std::copy(source, source + n_columns, tile.row(r));
+      std::transform(source, source + n_columns, tile.row(r), to_float);
     }
   }
-  void load_transposed(Tile& tile, int first_row, int n_rows) const {
+  void load_transposed(Tile& tile, int64_t first_row, int64_t n_rows) const {
     tile.clear();
-    for (int r = 0; r < n_rows; ++r) {
+    for (int64_t r = 0; r < n_rows; ++r) {
       Element const* const source = base + (first_row + r) * row_stride;
       for (int c = 0; c < n_columns; ++c) {
-        tile.row(c)[r] = source[c];
+        tile.row(c)[r] = to_float(source[c]);
       }
     }
   }
+
+  static float to_float(Element x) { return static_cast<float>(x); }
 };
 
 }  // namespace pyflash

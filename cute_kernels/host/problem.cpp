@@ -2,6 +2,9 @@
 
 #include <initializer_list>
 
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/names.h"
+
 namespace pyflash {
 namespace {
 
@@ -47,7 +50,15 @@ void simplify_one_query(ForwardParams& params) {
       strides->head *= group;
     }
     params.lse_strides.head *= group;
+    params.sink_strides = {.head = group, .row = 1};
   }
+}
+
+void check_config_fits(std::string_view text, DType dtype, int d_head, Problem const& problem) {
+  require(dtype == problem.dtype, "config '", text, "' is for ", name(dtype), ", q is ",
+          name(problem.dtype));
+  require(d_head >= problem.params.d_head, "config '", text, "' is for d_head up to ", d_head,
+          ", q has d_head ", problem.params.d_head);
 }
 
 }  // namespace pyflash

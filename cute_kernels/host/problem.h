@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
@@ -23,5 +24,8 @@ void set_windows(ForwardParams& params, int64_t window_left, int64_t window_righ
 // The same attention with one query, as a problem that kernels do better; sequences must be padded. A window becomes
 // fewer keys, and the heads of q that share a head of k and v become rows of one Q block.
 void simplify_one_query(ForwardParams& params);
+
+// Refuses a config, of which `text` is the short form, that is not for the problem's dtype and d_head.
+void check_config_fits(std::string_view text, DType dtype, int d_head, Problem const& problem);
 
 }  // namespace pyflash

@@ -5,17 +5,22 @@
 
 #include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
 
 namespace pyflash {
 namespace {
 
+std::pair<DType, int> key_fields(AnyConfig const& config) {
+  return std::visit([](auto const& c) { return std::pair(c.dtype, c.d_head); }, config);
+}
+
 constexpr char const* kNamed = "it was named";
 
 // CTAs of one pass, one per Q block, head and batch.
-int64_t count_ctas(ForwardParams const& params, FlashForwardKernelConfig const& config) {
-  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + config.B_r - 1) / config.B_r;
+int64_t count_ctas(ForwardParams const& params, ConfigMapRow const& row) {
+  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + row.B_r - 1) / row.B_r;
   return n_row_blocks * params.heads * params.batch;
 }
 
@@ -24,77 +29,93 @@ std::string archs_of(ConfigMapRow const& row) {
                   row.ptx_arch ? sentence(" and PTX of compute_", row.ptx_arch) : "");
 }
 
-// What the CPU runs where nothing is built, and what to build for a GPU.
-FlashForwardKernelConfig default_config(Problem const& problem) {
-  int d_head = problem.params.d_head;
-  for (int usual : {256, 192, 128, 96, 64, 32}) {
-    d_head = usual >= problem.params.d_head ? usual : d_head;
+// What the CPU runs where nothing is built, and what to build for a GPU: of the smallest d_head that is large enough.
+// nullptr: none is.
+AnyConfig const* fallback_config(Problem const& problem) {
+  for (AnyConfig const& config : kFallbackConfigs) {
+    auto const [dtype, d_head] = key_fields(config);
+    if (dtype == problem.dtype && d_head >= problem.params.d_head) {
+      return &config;
+    }
   }
-  return {.dtype = problem.dtype,
-          .d_head = d_head,
-          .B_r = 64,
-          .B_c = 64,
-          .n_warps = 4,
-          .async_copy = true,
-          .eager_load_blocks = true,
-          .swizzled = true,
-          .Q_mma_load_K_tiles = 0,
-          .K_mma_load_K_tiles = 2,
-          .V_mma_load_K_tiles = 2,
-          .mma_double_buffer_loads = false,
-          .optimized_softmax = true};
+  return nullptr;
 }
 
-FlashForwardKernelConfig named_config(std::string_view text, Problem const& problem) {
-  FlashForwardKernelConfig const config = parse_short_form(text);
-  require(config.dtype == problem.dtype, "config '", text, "' is for ", name(config.dtype),
-          ", q is ", name(problem.dtype));
-  require(config.d_head >= problem.params.d_head, "config '", text, "' is for d_head up to ",
-          config.d_head, ", q has d_head ", problem.params.d_head);
+std::string how_to_build(Problem const& problem, std::string_view options = "") {
+  AnyConfig const* const config = fallback_config(problem);
+  return config ? sentence("; to build one: pyflash build '", short_form(*config), "'", options)
+                : "";
+}
+
+AnyConfig named_config(std::string_view text, Problem const& problem) {
+  AnyConfig const config = parse_short_form(text);
+  auto const [dtype, d_head] = key_fields(config);
+  check_config_fits(text, dtype, d_head, problem);
   return config;
 }
 
+char const* refusal(ConfigMapRow const& row, ForwardParams const& params) {
+  return row.refusal ? row.refusal(params) : nullptr;
+}
+
 Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gpu) {
-  FlashForwardKernelConfig const config = named_config(text, problem);
+  AnyConfig const config = named_config(text, problem);
   std::optional<Kernel> const kernel = find_kernel(config);
   if (!kernel) {
-    refuse("config '", text, "' is not built: ", built_short_forms(config.dtype, config.d_head),
-           "; to build it: python -m codegen --config '", text,
-           "', and name it as its canonical() does");
+    refuse("config '", text,
+           "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
+           "; to build it: pyflash build '", text, "', and name it as its canonical() does");
   }
   if (!runs_on(*kernel->row, gpu.sm_arch)) {
     refuse("config '", text, "' is not built for this GPU, sm_", gpu.sm_arch, ": it has ",
-           archs_of(*kernel->row), "; to build it: python -m codegen --config '", text, "' --arch ",
+           archs_of(*kernel->row), "; to build it: pyflash build '", text, "' --arch ",
            gpu.sm_arch);
   }
+  ForwardFeatures const needed = features_needed(problem.params, kernel->row->d_head);
+  if (!covers(*kernel->row, needed)) {
+    refuse("config '", text, "' is built without ", name(needed), "; to build it: pyflash build '",
+           text, "' --features ", name(needed));
+  }
+  if (char const* const reason = refusal(*kernel->row, problem.params)) {
+    refuse("config '", text, "' cannot run this problem: ", reason);
+  }
   return *kernel;
+}
+
+CandidatesKey key_of(Problem const& problem, int sm_arch) {
+  ForwardParams const& params = problem.params;
+  return {problem.dtype, params.d_head, features_needed(params, params.d_head), sm_arch};
 }
 
 [[noreturn]] void refuse_without_candidates(Problem const& problem, Gpu const& gpu) {
   auto const wanted =
       sentence(name(problem.dtype), " with d_head ", problem.params.d_head, " or more");
-  bool const on_others =
-      candidates_for({problem.dtype, problem.params.d_head, /*sm_arch=*/0}).count > 0;
-  auto const config = short_form(default_config(problem));
-  if (on_others) {
-    refuse("no config for ", wanted, " is built for this GPU, sm_", gpu.sm_arch,
-           "; to build for it: python -m codegen --arch ", gpu.sm_arch);
+  CandidatesKey key = key_of(problem, gpu.sm_arch);
+  auto const features = name(key.features);
+  key.features = {};
+  if (candidates_for(key).count > 0) {
+    refuse("no config for ", wanted, " is built with ", features,
+           how_to_build(problem, " --features " + features));
   }
-  refuse("no config is built for ", wanted, ": ", built_head_dims(),
-         "; to build one: python -m codegen --config '", config, "'");
+  key.sm_arch = 0;
+  if (candidates_for(key).count > 0) {
+    refuse("no config for ", wanted, " is built for this GPU, sm_", gpu.sm_arch,
+           "; to build for it: pyflash build --arch ", gpu.sm_arch);
+  }
+  refuse("no config is built for ", wanted, ": ", built_head_dims(), how_to_build(problem));
 }
 
-// Rule 1, 2 or 3 of select.h, and the kernel that it gives. `kernels`: the first of each B_r, in order of rank.
+// Rule 1, 2 or 3 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
-  Kernel const& smallest = *std::min_element(
-      kernels.begin(), kernels.end(),
-      [](Kernel const& a, Kernel const& b) { return a.row->config.B_r < b.row->config.B_r; });
-  if (params.seqlen_q <= smallest.row->config.B_r) {
+  Kernel const& smallest =
+      *std::min_element(kernels.begin(), kernels.end(),
+                        [](Kernel const& a, Kernel const& b) { return a.row->B_r < b.row->B_r; });
+  if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
   for (Kernel const& kernel : kernels) {
-    if (count_ctas(params, kernel.row->config) >= n_sms) {
+    if (count_ctas(params, *kernel.row) >= n_sms) {
       return {2, kernel};
     }
   }
@@ -103,11 +124,10 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
 
 // CTAs that run at a time. An architecture that the resource model does not know is taken for the next older one.
 int64_t count_slots(ConfigMapRow const& row, Gpu const& gpu) {
-  CtasPerSm const& ctas = row.ctas_per_sm;
-  int const per_sm = gpu.sm_arch >= 90   ? ctas.sm90
-                     : gpu.sm_arch >= 89 ? ctas.sm89
-                     : gpu.sm_arch >= 86 ? ctas.sm86
-                                         : ctas.sm80;
+  int per_sm = 0;
+  for (ArchCtas const& known : row.ctas_per_sm) {
+    per_sm = known.sm_arch <= gpu.sm_arch ? known.ctas : per_sm;
+  }
   return int64_t(gpu.n_sms) * std::max(per_sm, 1);
 }
 
@@ -122,10 +142,11 @@ std::string GpuSelection::reason() const {
   if (n_candidates == 0) {
     return kNamed + asked;
   }
-  auto const& config = kernel.row->config;
-  auto const candidates = sentence("of ", n_candidates, " configs built for ", name(config.dtype),
-                                   " with d_head ", config.d_head, " that run on sm_", gpu.sm_arch);
-  auto const chosen = sentence("rank ", kernel.row->rank, ", ", n_ctas, " CTAs", asked);
+  auto const candidates =
+      sentence("of ", n_candidates, " configs built for ", name(kernel.row->dtype), " with d_head ",
+               kernel.row->d_head, " that run on sm_", gpu.sm_arch);
+  auto const chosen =
+      sentence("rank ", kernel.row->rank, ", ", n_ctas, " CTAs", asked, passed_over);
   switch (rule) {
     case 1:
       return sentence(candidates, " the first in rank of those with the smallest B_r, which holds ",
@@ -145,24 +166,36 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
   if (!named.empty()) {
     selection.kernel = named_kernel(named, problem, gpu);
   } else {
-    Candidates const& candidates = candidates_for({problem.dtype, params.d_head, gpu.sm_arch});
-    if (candidates.count == 0) {
+    Candidates const& candidates = candidates_for(key_of(problem, gpu.sm_arch));
+    auto const refuses = [&](Kernel const& kernel) { return refusal(*kernel.row, params); };
+    auto const refusing =
+        std::find_if(candidates.kernels.begin(), candidates.kernels.end(), refuses);
+    std::vector<Kernel> accepting;  // a copy, where one refuses
+    if (refusing != candidates.kernels.end()) {
+      selection.passed_over =
+          sentence("; passed over ", refusing->row->short_form, ": ", refuses(*refusing));
+      accepting = candidates.kernels;
+      std::erase_if(accepting, refuses);
+    }
+    auto const& kernels = selection.passed_over.empty() ? candidates.kernels : accepting;
+    if (kernels.empty()) {
+      require(candidates.count == 0, "none of the configs built for ", name(problem.dtype),
+              " with d_head ", params.d_head, " runs this problem", selection.passed_over);
       refuse_without_candidates(problem, gpu);
     }
     selection.n_candidates = candidates.count;
-    std::tie(selection.rule, selection.kernel) =
-        choose(candidates.first_of_each_B_r, params, gpu.n_sms);
+    std::tie(selection.rule, selection.kernel) = choose(kernels, params, gpu.n_sms);
   }
-  auto const& config = selection.kernel.row->config;
-  selection.n_ctas = count_ctas(params, config);
-  selection.n_key_blocks = count_key_blocks(params, config);
+  ConfigMapRow const& row = *selection.kernel.row;
+  selection.n_ctas = count_ctas(params, row);
+  selection.n_key_blocks = count_key_blocks(params, row.B_r, row.B_c);
   if (problem.num_splits > 0) {
     selection.num_splits = problem.num_splits;
   } else {
     int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
                            (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
     selection.num_splits = choose_num_splits({.n_ctas = selection.n_ctas,
-                                              .n_slots = count_slots(*selection.kernel.row, gpu),
+                                              .n_slots = count_slots(row, gpu),
                                               .n_key_blocks = selection.n_key_blocks,
                                               .n_outputs = n_rows * params.d_head});
   }
@@ -173,15 +206,17 @@ CpuSelection select_on_cpu(Problem const& problem, std::string_view named) {
   if (!named.empty()) {
     return {named_config(named, problem), kNamed};
   }
-  Candidates const& candidates =
-      candidates_for({problem.dtype, problem.params.d_head, /*sm_arch=*/0});
+  Candidates const& candidates = candidates_for(key_of(problem, /*sm_arch=*/0));
   if (candidates.count > 0) {
     return {
-        candidates.first_of_each_B_r.front().row->config,
+        candidates.kernels.front().row->config,
         "the first in rank of those built for this dtype and d_head; on the CPU any would run, in "
         "one pass"};
   }
-  return {default_config(problem),
+  AnyConfig const* const fallback = fallback_config(problem);
+  require(fallback, "no config is for ", name(problem.dtype), " with d_head ",
+          problem.params.d_head);
+  return {*fallback,
           "the default on the CPU, in one pass: no config is built for this dtype and d_head"};
 }
 

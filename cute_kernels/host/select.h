@@ -1,11 +1,10 @@
-// Which config runs a problem: the one that was named, or the call is refused. Where none was named, the candidates are
-// the configs built for the problem's dtype that have code for the device, of the smallest d_head that is not below the
-// problem's, in order of rank:
+// Which config runs a problem: the named one, or the call is refused. Without a name, the candidates are the configs of
+// any family that are built for the problem's dtype, have code for the device, cover the problem's features and accept
+// its strides, of the smallest d_head that is not below the problem's, in order of rank:
 //   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
 //   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
 //   3. if no grid is that large, the first of those with the smallest B_r: the largest grid.
-// On the CPU every built config is a candidate and the first in rank is taken; without any, a default that differs only in
-// dtype and d_head.
+// On the CPU every built config is a candidate and the first in rank is taken; without any, the family's fallback.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +30,14 @@ struct GpuSelection {
   Gpu gpu;
   int64_t n_ctas;  // of one pass
   int n_key_blocks;
-  int n_candidates;  // 0: the config was named
-  int rule;          // that chose it, by its number above
+  int n_candidates;         // 0: the config was named
+  std::string passed_over;  // a config of better rank that refuses this problem, and why
+  int rule;                 // that chose it, by its number above
   bool splits_asked_for;
 };
 
 struct CpuSelection {
-  FlashForwardKernelConfig config;
+  AnyConfig config;
   char const* reason;
 };
 

@@ -1,16 +1,91 @@
 #include "cute_kernels/host/short_form.h"
 
 #include <charconv>
+#include <sstream>
+#include <utility>
 
 #include "cute_kernels/host/errors.h"
 
 namespace pyflash {
 namespace {
 
+using description::Enum;
+using description::Flag;
+using description::Int;
+using description::Number;
+
+// Printing.
+
+template <class Config, class E>
+void print(std::ostream& out, Config const& config, Enum<Config, E> const& entry) {
+  for (auto const& [name, value] : EnumDescription<E>::values) {
+    if (value == config.*entry.field) {
+      out << name;
+    }
+  }
+}
+
+template <class Config>
+void print(std::ostream& out, Config const& config, Int<Config> const& entry) {
+  out << config.*entry.field;
+}
+
+template <class Config>
+bool is_present(Config const& config, Flag<Config> const& word) {
+  return config.*word.field;
+}
+
+template <class Config, size_t N>
+bool is_present(Config const& config, Number<Config, N> const& word) {
+  for (Int<Config> const& entry : word.values) {
+    if (entry.otherwise != config.*entry.field) {
+      return true;
+    }
+  }
+  return false;
+}
+
+template <class Config>
+void print(std::ostream& out, Config const&, Flag<Config> const& word) {
+  out << word.word;
+}
+
+template <class Config, size_t N>
+void print(std::ostream& out, Config const& config, Number<Config, N> const& word) {
+  out << word.pieces[0];
+  for (size_t i = 0; i < N; ++i) {
+    out << config.*word.values[i].field << word.pieces[i + 1];
+  }
+}
+
+template <class Config>
+std::string print(Config const& config) {
+  using Description = ConfigDescription<Config>;
+  std::ostringstream out;
+  char const* separator = "(";
+  auto in_tile = [&](auto const& entry) {
+    out << std::exchange(separator, ", ");
+    print(out, config, entry);
+  };
+  std::apply([&](auto const&... entries) { (in_tile(entries), ...); }, Description::tile);
+  out << "): " << Description::tag;
+  separator = *Description::tag ? "+" : "";
+  auto word = [&](auto const& word) {
+    if (is_present(config, word)) {
+      out << std::exchange(separator, "+");
+      print(out, config, word);
+    }
+  };
+  std::apply([&](auto const&... words) { (word(words), ...); }, Description::words);
+  return out.str();
+}
+
+// Reading.
+
 // Reads a text from left to right.
 class Scanner {
  public:
-  explicit Scanner(std::string_view text) : text_(text), rest_(text) {}
+  Scanner(std::string_view text, char const* form) : text_(text), rest_(text), form_(form) {}
 
   // Whether `token` came next, after blanks; then it is read.
   bool take(std::string_view token) {
@@ -28,88 +103,163 @@ class Scanner {
     }
   }
 
-  int expect_number(int at_least) {
-    skip_blanks();
+  int expect_number(int least) {
     int number = 0;
     auto const [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), number);
-    if (error != std::errc{} || number < at_least) {
-      fail(sentence("a number not below ", at_least));
+    if (error != std::errc{} || number < least) {
+      fail(sentence("a number not below ", least));
     }
     rest_.remove_prefix(end - rest_.data());
     return number;
   }
 
-  void expect_end() {
+  // Between two words, or a word and the end.
+  bool at_end_of_word() {
     skip_blanks();
-    if (!rest_.empty()) {
-      fail("the end");
-    }
+    return rest_.empty() || rest_.starts_with('+');
+  }
+  bool at_end() {
+    skip_blanks();
+    return rest_.empty();
   }
 
-  [[noreturn]] void fail(std::string_view expected) const {
-    refuse("config '", text_, "' is not a short form: expected ", expected, " at '", rest_,
-           "'; the form is '(FP16, 128, 64, 64, 4): ",
-           "[async+][eager+][swizzled+]load_Q_K_V_tiles[+buffer][+opt_softmax]'");
-  }
-
- private:
   void skip_blanks() {
     while (rest_.starts_with(' ') || rest_.starts_with('\t') || rest_.starts_with('\n')) {
       rest_.remove_prefix(1);
     }
   }
 
+  std::string_view rest() const { return rest_; }
+  void return_to(std::string_view rest) { rest_ = rest; }
+
+  [[noreturn]] void fail(std::string_view expected) const {
+    refuse("config '", text_, "' is not a short form: expected ", expected, " at '", rest_,
+           "'; the form is '", form_, "'");
+  }
+
+ private:
   std::string_view text_;
   std::string_view rest_;
+  char const* form_;
 };
 
-DType expect_dtype(Scanner& scanner) {
-  for (DType dtype : {DType::FP16, DType::BF16}) {
-    if (scanner.take(name(dtype))) {
-      return dtype;
+template <class Config, class E>
+void read(Scanner& scanner, Config& config, Enum<Config, E> const& entry) {
+  std::string names;
+  for (auto const& [name, value] : EnumDescription<E>::values) {
+    if (scanner.take(name)) {
+      config.*entry.field = value;
+      return;
     }
+    names += (names.empty() ? "" : " or ") + std::string(name);
   }
-  scanner.fail("FP16 or BF16");
+  scanner.fail(names);
+}
+
+template <class Config>
+void read(Scanner& scanner, Config& config, Int<Config> const& entry) {
+  scanner.skip_blanks();
+  config.*entry.field = scanner.expect_number(entry.least);
+}
+
+// Reads the word, and the + behind it. False: another word comes, or none.
+template <class Config>
+bool read_word(Scanner& scanner, Config& config, Flag<Config> const& word) {
+  std::string_view const start = scanner.rest();
+  if (!scanner.take(word.word) || !scanner.at_end_of_word()) {
+    scanner.return_to(start);
+    return false;
+  }
+  config.*word.field = true;
+  return true;
+}
+
+template <class Config, size_t N>
+bool read_word(Scanner& scanner, Config& config, Number<Config, N> const& word) {
+  if (!scanner.take(word.pieces[0])) {
+    if (!word.values[0].otherwise) {
+      scanner.fail(word.label);
+    }
+    for (Int<Config> const& entry : word.values) {
+      config.*entry.field = *entry.otherwise;
+    }
+    return false;
+  }
+  for (size_t i = 0; i < N; ++i) {
+    config.*word.values[i].field = scanner.expect_number(word.values[i].least);
+    std::string_view const piece = word.pieces[i + 1];
+    if (!scanner.rest().starts_with(piece)) {
+      scanner.fail(sentence("'", piece, "'"));
+    }
+    scanner.return_to(scanner.rest().substr(piece.size()));
+  }
+  return true;
+}
+
+template <class Config>
+AnyConfig read(std::string_view text) {
+  using Description = ConfigDescription<Config>;
+  Scanner scanner(text, Description::form);
+  Config config{};
+  char const* separator = "(";
+  auto in_tile = [&](auto const& entry) {
+    scanner.expect(std::exchange(separator, ","));
+    read(scanner, config, entry);
+  };
+  std::apply([&](auto const&... entries) { (in_tile(entries), ...); }, Description::tile);
+  scanner.expect(")");
+  scanner.expect(":");
+  scanner.skip_blanks();
+  bool separated = true;
+  auto end_word = [&] { separated = scanner.take("+"); };
+  if (*Description::tag) {
+    scanner.expect(Description::tag);
+    end_word();
+  }
+  auto word = [&](auto const& word) {
+    std::string_view const start = scanner.rest();
+    if (read_word(scanner, config, word)) {
+      if (!separated) {
+        scanner.return_to(start);
+        scanner.fail("'+' or the end");
+      }
+      end_word();
+    }
+  };
+  std::apply([&](auto const&... words) { (word(words), ...); }, Description::words);
+  if (separated || !scanner.at_end()) {
+    scanner.fail(separated ? "a word of the form, in its order" : "the end");
+  }
+  return config;
+}
+
+// The first word behind the parenthesis.
+std::string_view first_word(std::string_view text) {
+  size_t const colon = text.find(':');
+  text = colon == std::string_view::npos ? "" : text.substr(colon + 1);
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\n"), text.size()));
+  return text.substr(0, text.find_first_of("+ \t\n"));
+}
+
+template <size_t kFamily = 0>
+AnyConfig read_family_tagged(std::string_view tag, std::string_view text) {
+  if constexpr (kFamily < std::variant_size_v<AnyConfig>) {
+    using Config = std::variant_alternative_t<kFamily, AnyConfig>;
+    return tag == ConfigDescription<Config>::tag ? read<Config>(text)
+                                                 : read_family_tagged<kFamily + 1>(tag, text);
+  } else {
+    return read_family_tagged("", text);  // the family without a tag
+  }
 }
 
 }  // namespace
 
-char const* name(DType dtype) { return dtype == DType::FP16 ? "FP16" : "BF16"; }
-
-std::string short_form(FlashForwardKernelConfig const& c) {
-  return sentence("(", name(c.dtype), ", ", c.d_head, ", ", c.B_r, ", ", c.B_c, ", ", c.n_warps,
-                  "): ", c.async_copy ? "async+" : "", c.eager_load_blocks ? "eager+" : "",
-                  c.swizzled ? "swizzled+" : "", "load_", c.Q_mma_load_K_tiles, "_",
-                  c.K_mma_load_K_tiles, "_", c.V_mma_load_K_tiles, "_tiles",
-                  c.mma_double_buffer_loads ? "+buffer" : "",
-                  c.optimized_softmax ? "+opt_softmax" : "");
+std::string short_form(AnyConfig const& config) {
+  return std::visit([](auto const& c) { return print(c); }, config);
 }
 
-FlashForwardKernelConfig parse_short_form(std::string_view text) {
-  Scanner scanner(text);
-  FlashForwardKernelConfig config{};
-  scanner.expect("(");
-  config.dtype = expect_dtype(scanner);
-  for (int* size : {&config.d_head, &config.B_r, &config.B_c, &config.n_warps}) {
-    scanner.expect(",");
-    *size = scanner.expect_number(1);
-  }
-  scanner.expect(")");
-  scanner.expect(":");
-  config.async_copy = scanner.take("async+");
-  config.eager_load_blocks = scanner.take("eager+");
-  config.swizzled = scanner.take("swizzled+");
-  scanner.expect("load");
-  for (int* count :
-       {&config.Q_mma_load_K_tiles, &config.K_mma_load_K_tiles, &config.V_mma_load_K_tiles}) {
-    scanner.expect("_");
-    *count = scanner.expect_number(0);
-  }
-  scanner.expect("_tiles");
-  config.mma_double_buffer_loads = scanner.take("+buffer");
-  config.optimized_softmax = scanner.take("+opt_softmax");
-  scanner.expect_end();
-  return config;
+AnyConfig parse_short_form(std::string_view text) {
+  return read_family_tagged(first_word(text), text);
 }
 
 }  // namespace pyflash

@@ -1,5 +1,6 @@
-// The text form of a config, as pyflash.config prints it:
+// The text form of a config of any family, as pyflash.config prints it:
 //   (FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax
+// Read and printed by the family's ConfigDescription, which is emitted from the fields' description in Python.
 #pragma once
 
 #include <string>
@@ -9,12 +10,10 @@
 
 namespace pyflash {
 
-char const* name(DType dtype);
+std::string short_form(AnyConfig const& config);
 
-std::string short_form(FlashForwardKernelConfig const& config);
-
-// Refuses text that is no short form, naming the part that was not understood. Whether the config
-// makes sense is not looked at, except that the sizes of its tile are at least 1.
-FlashForwardKernelConfig parse_short_form(std::string_view text);
+// Refuses text that is not a short form, naming the part that was not understood. Rules are not checked, except that each
+// number is at least what its field can hold.
+AnyConfig parse_short_form(std::string_view text);
 
 }  // namespace pyflash

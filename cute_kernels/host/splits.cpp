@@ -20,12 +20,12 @@ double cost(SplitProblem const& problem, int n) {
 
 }  // namespace
 
-int count_key_blocks(ForwardParams const& params, FlashForwardKernelConfig const& config) {
-  int64_t const n_rows = std::min(config.B_r, params.seqlen_q);
+int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
+  int64_t const n_rows = std::min(B_r, params.seqlen_q);
   int64_t const in_window = n_rows + int64_t(params.window_left) + params.window_right;
-  int64_t const all_blocks = (int64_t(params.seqlen_k) + config.B_c - 1) / config.B_c;
+  int64_t const all_blocks = (int64_t(params.seqlen_k) + B_c - 1) / B_c;
   // A window that starts inside of a block reaches into one more.
-  return static_cast<int>(std::min(all_blocks, (in_window + config.B_c - 1) / config.B_c + 1));
+  return static_cast<int>(std::min(all_blocks, (in_window + B_c - 1) / B_c + 1));
 }
 
 int choose_num_splits(SplitProblem const& problem) {

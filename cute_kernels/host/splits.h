@@ -8,13 +8,12 @@
 // 16 (8: 24.9, 32: 22.0); batch 4: chosen 8, 44.9 (4: 61.2, 16: 53.1).
 #pragma once
 
-#include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
 
 // Blocks of keys that a Q block attends, at most.
-int count_key_blocks(ForwardParams const& params, FlashForwardKernelConfig const& config);
+int count_key_blocks(ForwardParams const& params, int B_r, int B_c);
 
 struct SplitProblem {
   int64_t n_ctas;  // of one pass

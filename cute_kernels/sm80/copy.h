@@ -17,9 +17,9 @@ struct Extent {
 };
 
 // Copies a block to shared memory, asynchronously or through registers. With kRagged, rows outside of `extent` are filled
-// with zeros and their global memory is not touched; without, every row is inside. kPadded is the same for columns, but
+// with zeros and their global memory is not touched; without, every row is inside. kPredicatedColumns is the same for columns, but
 // that without kRagged columns outside are left as they are.
-template <class Traits, bool kRagged, bool kPadded, class TiledCopy, class SrcTensor,
+template <class Traits, bool kRagged, bool kPredicatedColumns, class TiledCopy, class SrcTensor,
           class DstTensor, class CoordTensor>
 CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, DstTensor&& dst,
                           CoordTensor const& coords, Extent const& extent) {
@@ -27,7 +27,7 @@ CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, Dst
   Tensor in_flight = make_fragment_like(dst);  // (CPY,CPY_M,CPY_K), unused by asynchronous copies
   CUTE_UNROLL
   for (int k = 0; k < size<2>(dst); ++k) {
-    bool const column_exists = !kPadded || get<1>(coords(0, 0, k)) < extent.columns;
+    bool const column_exists = !kPredicatedColumns || get<1>(coords(0, 0, k)) < extent.columns;
     CUTE_UNROLL
     for (int m = 0; m < size<1>(dst); ++m) {
       bool const exists = column_exists && (!kRagged || get<0>(coords(0, m, 0)) < extent.rows);
@@ -36,10 +36,10 @@ CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, Dst
         if (exists) {
           copy(tiled_copy, src(_, m, k), in_flight(_, m, k));
         }
-      } else if constexpr (kRagged) {
+      } else if constexpr (kRagged || kPredicatedColumns) {
         typename Traits::AsyncCopyAtomOrZeros const copy_or_zeros;
         copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));
-      } else if (exists) {
+      } else {
         copy(tiled_copy, src(_, m, k), dst(_, m, k));
       }
     }

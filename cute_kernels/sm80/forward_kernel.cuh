@@ -15,6 +15,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device.h"
+#include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/gemm.h"
@@ -28,16 +29,17 @@ namespace pyflash::sm80 {
 using namespace cute;
 using device::Site;
 
-template <class Traits, Variant kVariant>
+template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kHeadDim = Traits::kHeadDim;
+  constexpr int kKVStages = Traits::kKVStages;
 
-  constexpr bool kMaskEnds = kVariant != Variant::Plain;
-  constexpr bool kMaskBegins = kVariant == Variant::General || kVariant == Variant::Capped;
-  constexpr bool kPadded = kMaskBegins;
+  constexpr bool kMaskEnds = kFeatures.right_window;
+  constexpr bool kMaskBegins = kFeatures.left_window;
+  constexpr bool kPredicatedColumns = kFeatures.predicated_head_dim;
 
   // Coordinates and early exit.
   int const tidx = device::thread_idx();
@@ -78,10 +80,20 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
   auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
   Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{});    // (kBlockM,kHeadDim)
-  Tensor sK = block(smem.k, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
-  Tensor sV = block(smem.v, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
-  Tensor sVt = block(smem.v, typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
-  Tensor sO = block(smem.o, typename Traits::SmemLayoutO{});    // (kBlockM,kHeadDim)
+  Tensor sK = block(smem.k[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
+  Tensor sV = block(smem.v[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
+  Tensor sVt = block(smem.v[0], typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
+  Tensor sO = block(smem.o, typename Traits::SmemLayoutO{});       // (kBlockM,kHeadDim)
+  // A partition of stage 0 as that of the stage that holds block n_block.
+  auto at_stage = [](auto const& partition, [[maybe_unused]] int n_block) {
+    if constexpr (kKVStages == 1) {
+      return partition;
+    } else {
+      int const stage = static_cast<uint32_t>(n_block) % kKVStages;
+      return make_tensor(partition.data() + stage * cosize_v<typename Traits::SmemLayoutKV>,
+                         partition.layout());
+    }
+  };
 
   // Copy partitions, global <-> shared.
   typename Traits::TiledCopyG2S g2s;
@@ -118,8 +130,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   Tensor tOrVt_copy = s2r_V.get_slice(tidx).retile_D(tOrVt);  // (CPY,MMA_K,MMA_N)
 
   // A cap leaves nothing but itself to scale.
+  bool const is_capped = kFeatures.softcap && params.softcap != 0;
   Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(
-      kVariant == Variant::Capped ? params.softcap : params.softmax_scale);
+      is_capped ? params.softcap : params.softmax_scale);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -128,13 +141,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   };
   auto load_K = [&](int n_block, auto ragged) {
     device::at(Site::K_g2s);
-    copy_g2s<Traits, ragged.value, kPadded>(g2s, tKgK(_, _, _, n_block), tKsK, tKVcKV,
+    copy_g2s<Traits, ragged.value, kPredicatedColumns>(g2s, tKgK(_, _, _, n_block), at_stage(tKsK, n_block), tKVcKV,
                                             {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
-    copy_g2s<Traits, ragged.value, kPadded>(g2s, tVgV(_, _, _, n_block), tVsV, tKVcKV,
+    copy_g2s<Traits, ragged.value, kPredicatedColumns>(g2s, tVgV(_, _, _, n_block), at_stage(tVsV, n_block), tKVcKV,
                                             {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
@@ -145,6 +158,17 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     device::sync_threads();
   };
 
+  // NOTE: with a ring of stages there is a group for each load, empty where there is no such block, so that always as many
+  // are newer than the one that is waited for: V and K of the blocks ahead.
+  constexpr int kNewerGroups = 2 * (kKVStages - 1);
+  auto load_ahead = [&](auto&& load, int n_block, int n_ahead, auto ragged) {
+    if (n_block > begin_block + (n_ahead - 1)) {
+      load(n_block - n_ahead, ragged);
+    } else if constexpr (kKVStages > 1) {
+      commit();
+    }
+  };
+
   // One block of K and V. `first`: the last of the blocks, which may be ragged. `masked`: the mask cuts the block.
   // NOTE: called from more than one place, it would not be inlined.
   auto step = [&](int n_block, auto first, auto masked) __attribute__((always_inline)) {
@@ -152,11 +176,15 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       load_K(n_block, first);
     }
     // K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1].
-    wait_and_sync(_0{});
-    if constexpr (Traits::kEagerLoadBlocks) {
+    wait_and_sync(Int<kNewerGroups>{});
+    if constexpr (kKVStages > 1) {
+      load_ahead(load_V, n_block, kKVStages - 1, first);
+    } else if constexpr (Traits::kEagerLoadBlocks) {
       load_V(n_block, first);
     }
 
+    Tensor tSsK_block = at_stage(tSsK, n_block);                    // (CPY,MMA_N,MMA_K)
+    Tensor tOsVt_block = at_stage(tOsVt, n_block);                  // (CPY,MMA_K,MMA_N)
     Tensor acc_S = partition_fragment_C(tiled_mma, block_shape_S);  // (MMA,MMA_M,MMA_N)
     clear(acc_S);
     gemm_staged<Traits::kStageStepsQK, Traits::kDoubleBuffer>(
@@ -166,27 +194,25 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
             copy(s2r_Q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
           }
           device::at(Site::K_s2r);
-          copy(s2r_K, tSsK(_, _, k), tSrK_copy(_, _, k));
+          copy(s2r_K, tSsK_block(_, _, k), tSrK_copy(_, _, k));
         });
 
     if constexpr (Traits::kEagerLoadBlocks) {
       // V[n_block] is visible; every warp has read K[n_block].
-      wait_and_sync(_0{});
-      if (n_block > begin_block) {
-        load_K(n_block - 1, false_type{});
-      }
+      wait_and_sync(Int<kNewerGroups>{});
+      load_ahead(load_K, n_block, kKVStages, false_type{});
     } else {
       // Every warp has read K[n_block].
       device::sync_threads();
     }
 
-    if constexpr (kVariant == Variant::Capped) {
+    if (is_capped) {
       cap_scores(acc_S, params.softmax_scale / params.softcap);
     }
     if constexpr (masked.value) {
       mask.apply(acc_S, tScS, n_block);
     }
-    softmax.template update<first.value && Traits::kOptimizedSoftmax, kMaskEnds && masked.value>(
+    softmax.template update<first.value && Traits::kOptimizedSoftmax, (kMaskEnds || kMaskBegins) && masked.value>(
         acc_S, acc_O);
     Tensor rP = convert<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
     Tensor tOrP = as_operand_A(rP);       // (MMA,MMA_M,MMA_N/2)
@@ -198,7 +224,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     gemm_staged<Traits::kStageStepsPV, Traits::kDoubleBuffer>(
         tiled_mma, acc_O, tOrP, tOrVt, [&](int k) {
           device::at(Site::V_s2r);
-          copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k));
+          copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k));
         });
   };
 
@@ -206,14 +232,18 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   if (begin_block < end_block) {
     // Prologue.
     device::at(Site::Q_g2s);
-    copy_g2s<Traits, true, kPadded>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
+    copy_g2s<Traits, true, kPredicatedColumns>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
     commit();
     if constexpr (Traits::kEagerLoadBlocks) {
       load_K(end_block - 1, true_type{});
+      for (int n_ahead = 1; n_ahead < kKVStages; ++n_ahead) {
+        load_ahead(load_V, end_block, n_ahead, true_type{});
+        load_ahead(load_K, end_block, n_ahead + 1, true_type{});
+      }
     }
     if constexpr (Traits::kQInRegisters) {
-      wait_and_sync(
-          Int<Traits::kEagerLoadBlocks ? 1 : 0>{});  // Q is visible; K may still be in flight
+      // Q is visible; K and V may still be in flight.
+      wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 + kNewerGroups : 0>{});
       device::at(Site::Q_s2r);
       copy(s2r_Q, tSsQ, tSrQ_copy);
     }
@@ -244,13 +274,23 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   // Finalise.
   Tensor lse = softmax.finalise(acc_O);  // (2,MMA_M)
   Tensor rows = rows_by_columns(tScS);   // ((2,MMA_M),(2,MMA_N)) of (row, column)
+  bool const is_partial = params.num_splits > 1;
+  if constexpr (kFeatures.sinks) {
+    if (params.sinks != nullptr && !is_partial) {  // partial results get them when they are merged
+      device::at(Site::sinks_g2r);
+      join_sinks(acc_O, lse, [&](int r) {
+        int const row = get<0>(rows(r, 0));
+        return row < rows_left ? load_sink<Element>(params, coord.head, m_block * kBlockM + row)
+                               : -INFINITY;
+      });
+    }
+  }
 
   // Store.
   int64_t const lse_offset = coord.batch * params.lse_strides.batch +
                              coord.head * params.lse_strides.head + q_rows.begin +
                              m_block * kBlockM;
   int64_t const partial_offset = coord.split * params.lse_strides.split + lse_offset;
-  bool const is_partial = params.num_splits > 1;
   device::at(Site::lse_r2g);
   if (get<1>(rows(0, 0)) == 0) {
     float* const lse_block =

@@ -4,45 +4,24 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cute_kernels/registry.h"
+#include "cute_kernels/row.h"
 #include "cute_kernels/sm80/forward_kernel.cuh"
 
 namespace pyflash {
 
-// Specialised by the emitted translation unit.
-template <FlashForwardKernelConfig kConfig>
-inline constexpr CtasPerSm kCtasPerSm{};
-
-// For the architecture being compiled; 0 leaves the choice to the compiler.
-constexpr int of_this_arch(CtasPerSm ctas) {
-#if !defined(__CUDA_ARCH__)
-  return 0;
-#elif __CUDA_ARCH__ == 800
-  return ctas.sm80;
-#elif __CUDA_ARCH__ == 860
-  return ctas.sm86;
-#elif __CUDA_ARCH__ == 890
-  return ctas.sm89;
-#elif __CUDA_ARCH__ == 900
-  return ctas.sm90;
-#else
-  return 0;
-#endif
-}
-
-template <FlashForwardKernelConfig kConfig, Variant kVariant>
+template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
 __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
                                   of_this_arch(kCtasPerSm<kConfig>))
     flash_forward_kernel(__grid_constant__ ForwardParams const params) {
-  sm80::forward_cta<sm80::KernelTraits<kConfig>, kVariant>(params);
+  sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
 }
 
 // All CTAs in grid.x: no limit of 65535 on heads or batches.
-template <FlashForwardKernelConfig kConfig, Variant kVariant>
+template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
 int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
   using Traits = sm80::KernelTraits<kConfig>;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  auto const kernel = flash_forward_kernel<kConfig, kVariant>;
+  auto const kernel = flash_forward_kernel<kConfig, kFeatures>;
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
   cudaError_t const error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
@@ -57,34 +36,22 @@ int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <FlashForwardKernelConfig kConfig>
+// With the first combination that covers the problem; where none does, the host has refused it.
+template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 int launch_forward(ForwardParams const& params, void* stream) {
-  auto const cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (variant_of(params, kConfig.d_head)) {
-    case Variant::Plain:
-      return launch_kernel<kConfig, Variant::Plain>(params, cuda_stream);
-    case Variant::Causal:
-      return launch_kernel<kConfig, Variant::Causal>(params, cuda_stream);
-    case Variant::General:
-      return launch_kernel<kConfig, Variant::General>(params, cuda_stream);
-    case Variant::Capped:
-      return launch_kernel<kConfig, Variant::Capped>(params, cuda_stream);
-  }
-  return cudaErrorInvalidValue;
+  int error = cudaErrorNotSupported;
+  run_first_that_covers<kBuilt...>(features_needed(params, kConfig.d_head), [&](auto features) {
+    error = launch_kernel<kConfig, features.value>(params, static_cast<cudaStream_t>(stream));
+  });
+  return error;
 }
 
-template <FlashForwardKernelConfig kConfig>
-ConfigMapRow forward_row(char const* short_form, char const* sm_archs, int ptx_arch, int rank) {
+template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
+ConfigMapRow forward_row(char const* short_form, BuiltFor const& built_for) {
   using Traits = sm80::KernelTraits<kConfig>;
-  return {.config = kConfig,
-          .short_form = short_form,
-          .launch = launch_forward<kConfig>,
-          .sm_archs = sm_archs,
-          .ptx_arch = ptx_arch,
-          .n_threads = Traits::kNThreads,
-          .smem_bytes = sizeof(typename Traits::SharedStorage),
-          .ctas_per_sm = kCtasPerSm<kConfig>,
-          .rank = rank};
+  return make_row<kConfig, kBuilt...>(short_form, built_for, Traits::kNThreads,
+                                      sizeof(typename Traits::SharedStorage),
+                                      launch_forward<kConfig, kBuilt...>);
 }
 
 }  // namespace pyflash

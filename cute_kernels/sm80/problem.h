@@ -71,6 +71,15 @@ CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total
   return {begin, end - begin};
 }
 
+// The sink of a row of a head, fp32.
+template <class Element>
+CUTE_DEVICE float load_sink(ForwardParams const& params, int head, int row) {
+  int64_t const offset = head * params.sink_strides.head + row * params.sink_strides.row;
+  return params.sinks_are_fp32
+             ? device::load(static_cast<float const*>(params.sinks) + offset)
+             : static_cast<float>(device::load(static_cast<Element const*>(params.sinks) + offset));
+}
+
 // One head of one sequence as a matrix, (rows,kHeadDim).
 template <class Traits, class Element>
 CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head,

@@ -23,12 +23,14 @@ struct KernelTraits {
   static constexpr bool kEagerLoadBlocks = kConfig.eager_load_blocks;
   static constexpr bool kDoubleBuffer = kConfig.mma_double_buffer_loads;
   static constexpr bool kOptimizedSoftmax = kConfig.optimized_softmax;
+  static constexpr int kKVStages = kConfig.kv_stages;
 
   static constexpr int kMmaM = 16;  // rows of one warp's MMA atom
   static constexpr int kMmaK = 16;  // columns of one MMA step: two fragments of 8
   static_assert(kBlockM % (kMmaM * kNWarps) == 0, "each warp owns a multiple of 16 rows");
   static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0);
   static_assert(kAsyncCopy || !kEagerLoadBlocks, "eager loads need cp.async");
+  static_assert(kKVStages == 1 || (kKVStages > 1 && kEagerLoadBlocks), "stages are loaded eagerly");
 
   using Element =
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
@@ -77,9 +79,10 @@ struct KernelTraits {
       alignas(1024) Element q[cosize_v<SmemLayoutQ>];
       alignas(1024) Element o[cosize_v<SmemLayoutO>];
     };
-    alignas(1024) Element k[cosize_v<SmemLayoutKV>];
-    alignas(1024) Element v[cosize_v<SmemLayoutKV>];
+    alignas(1024) Element k[kKVStages][cosize_v<SmemLayoutKV>];
+    alignas(1024) Element v[kKVStages][cosize_v<SmemLayoutKV>];
   };
+  static_assert(sizeof(SharedStorage{}.k[0]) % 1024 == 0, "a swizzle atom begins every stage");
 
   // Global <-> shared: 16 bytes a thread, kSwizzleColumns columns a row of threads.
   using Vector = uint128_t;

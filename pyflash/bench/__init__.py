@@ -1,6 +1,6 @@
-"""The forward benchmark: `python -m pyflash.bench --help`.
+"""The benchmarks: `python -m pyflash.bench --help`.
 
-Correct first, then timed: random inputs rotated through more memory than the L2 cache holds, warm
-clocks, contenders in turns, medians. All figures of a record come from one run on one machine:
-compare its ratios, not its milliseconds, with those of another.
+Correctness first, then timing: random inputs rotated through more memory than the L2 cache, warm
+clocks, interleaved contenders, medians. The figures of a record come from one run on one machine:
+compare ratios, not milliseconds, across machines.
 """

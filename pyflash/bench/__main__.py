@@ -1,4 +1,5 @@
-"""python -m pyflash.bench: configs beside PyTorch's attention at one d_head and several lengths."""
+"""python -m pyflash.bench: configs beside PyTorch's attention at one d_head and several lengths; or
+the host time of a call."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import json
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pyflash.bench.contenders import pyflash_configs, torch_backends
 from pyflash.bench.environment import environment
 from pyflash.bench.forward import Result, run
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.bench.host import host_table, host_times
+from pyflash.config import KernelConfig, parse
 from pyflash.config.sets import SET_NAMES, named_set
 from pyflash.op.selection import Problem
 
@@ -23,23 +26,29 @@ def main(argv: list[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
     facts = environment(torch.device(arguments.device))
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value))
+    if arguments.host:
+        times = host_times(torch.device(arguments.device), arguments.samples)
+        print(host_table(times))
+        if arguments.out:
+            _append(arguments.out, "host", [time.record() for time in times], facts)
+        return
     results = []
     for problem, configs in _problems(arguments):
         contenders = [
-            *torch_backends(torch.device(problem.device), problem.causal),
-            *pyflash_configs(configs, problem.causal),
+            *torch_backends(torch.device(problem.device), arguments.causal),
+            *pyflash_configs(configs, arguments.causal),
         ]
         new = run(problem, contenders, arguments.samples)
         results += new
         if arguments.out:
-            _append(arguments.out, new, facts)
+            _append(arguments.out, "forward", [result.record() for result in new], facts)
         print(f"{_title(problem)}: done", flush=True)
     for problem, group in groupby(results, key=lambda result: result.problem):
         print(f"\n{_title(problem)}\n{table(group)}")
 
 
 def table(results: Iterable[Result]) -> str:
-    """A row for each contender; one without figures tells why."""
+    """A row for each contender: its figures, or why there are none."""
     header = (
         f"{'ms':>9} {'spread':>7} {'TFLOP/s':>8} {'ratio':>6} {'% GEMM':>7} {'error':>8}  contender"
     )
@@ -62,15 +71,15 @@ def _title(problem: Problem) -> str:
     return (
         f"{problem.dtype.name}, batch {problem.batch}, seqlen {problem.seqlen_q}, "
         f"heads {problem.heads_q}, heads_kv {problem.heads_kv}, d_head {problem.d_head}"
-        f"{', causal' if problem.causal else ''}"
+        f"{', causal' if problem.options.get('causal') else ''}"
     )
 
 
 def _problems(
     arguments: argparse.Namespace,
-) -> Iterable[tuple[Problem, list[FlashForwardKernelConfig]]]:
+) -> Iterable[tuple[Problem, list[KernelConfig]]]:
     """One for each dtype among the configs and each length, with the configs that fit."""
-    configs = [FlashForwardKernelConfig.parse(text) for text in arguments.config or ()]
+    configs = [parse(text) for text in arguments.config or ()]
     configs = configs or named_set(arguments.set)
     fitting = [config for config in configs if config.d_head == arguments.d_head]
     if not fitting:
@@ -86,20 +95,22 @@ def _problems(
                 seqlen_k=seqlen,
                 d_head=arguments.d_head,
                 dtype=dtype,
-                causal=arguments.causal,
                 device=arguments.device,
+                options={"causal": arguments.causal},
             )
             yield problem, [config for config in fitting if config.dtype == dtype]
 
 
-def _append(path: Path, results: list[Result], facts: dict[str, str | None]) -> None:
-    """A line of JSON for each result."""
+def _append(
+    path: Path, bench: str, records: Iterable[dict[str, Any]], facts: dict[str, str | None]
+) -> None:
+    """Adds a line of JSON for each record."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        for result in results:
-            record = {"bench": "forward", "time": now, "environment": facts} | result.record()
-            file.write(json.dumps(record) + "\n")
+        for record in records:
+            line = {"bench": bench, "time": now, "environment": facts} | record
+            file.write(json.dumps(line) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--set", choices=SET_NAMES, default="prog", help="configs (default: prog)")
     what.add_argument(
         "--config", action="append", metavar="SHORT_FORM", help="one config; may be repeated"
+    )
+    what.add_argument(
+        "--host", action="store_true", help="host time per call of a tiny problem, beside SDPA's"
     )
     parser.add_argument("--seqlen", type=int, nargs="+", default=[4096], metavar="N")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Who takes part: callables over (q, k, v), each (batch, seqlen, heads, d_head)."""
+"""The contenders: callables over (q, k, v), each (batch, seqlen, heads, d_head)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig
 from pyflash.op.ops import attention
 
 BASELINE = "PyTorch flash"
@@ -19,17 +19,15 @@ BASELINE = "PyTorch flash"
 
 @dataclass(frozen=True)
 class Contender:
-    """`run` gives out, shaped as q, inside `context()`."""
+    """`run` returns out, shaped as q; it is called inside `context()`."""
 
     name: str
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
-    config: FlashForwardKernelConfig | None = None
+    config: KernelConfig | None = None
     context: Callable[[], AbstractContextManager] = nullcontext
 
 
-def pyflash_configs(
-    configs: Iterable[FlashForwardKernelConfig], causal: bool = False
-) -> list[Contender]:
+def pyflash_configs(configs: Iterable[KernelConfig], causal: bool = False) -> list[Contender]:
     return [
         Contender(
             name=str(config),
@@ -56,7 +54,7 @@ def torch_backends(device: torch.device, causal: bool = False) -> list[Contender
 
 
 def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """NOTE: its causal mask is aligned at the first query, so q and k must be of one length."""
+    """NOTE: its causal mask is top-left aligned, so q and k must have the same length."""
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
         *heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]

@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: recorded with every one."""
+"""What a figure depends on besides the code; recorded with every figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One problem, all contenders: checks each, times those that are right, makes a record of each."""
+"""One problem, all contenders: checks each, times those that are correct, and records each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Result:
-    """Of one contender. `status` is "ok", or why there is no timing."""
+    """The figures of one contender. `status` is "ok", or the reason for no timing."""
 
     problem: Problem
     contender: Contender
@@ -36,7 +36,7 @@ class Result:
     percent_of_gemm: float | None = None  # of the TFLOP/s of a bf16 GEMM
 
     def record(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """For JSON."""
         config = self.contender.config
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return values | {
@@ -50,14 +50,15 @@ class Result:
 def flops(problem: Problem) -> int:
     """Of the two GEMMs: 4 * batch * heads * seqlen_q * seqlen_k * d_head, halved for causal."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
-    return (2 if problem.causal else 4) * rows * problem.seqlen_k * problem.d_head
+    factor = 2 if problem.options.get("causal") else 4
+    return factor * rows * problem.seqlen_k * problem.d_head
 
 
 def run(problem: Problem, contenders: Iterable[Contender], n_samples: int) -> list[Result]:
     """A result for each contender, in order. A contender that raises or is wrong is not timed."""
     device = torch.device(problem.device)
     buffers = rotated_inputs(problem, device)
-    expected = expect(*buffers[0], causal=problem.causal)
+    expected = expect(*buffers[0], **problem.options)
     checked = [_check(problem, contender, buffers[0], expected) for contender in contenders]
     calls: dict[str, Calls] = {GEMM: _gemm(device)}
     for result in checked:
@@ -69,8 +70,8 @@ def run(problem: Problem, contenders: Iterable[Contender], n_samples: int) -> li
 
 
 def rotated_inputs(problem: Problem, device: torch.device) -> list[Inputs]:
-    """Normal random q, k and v, so often that what one call read has left the L2 cache before it is
-    read again: zeros, and data in the cache, make a GPU faster than it is."""
+    """Normal random q, k and v, in so many buffers that L2 does not hold one until its next use:
+    zeros, and data in the cache, flatter a GPU."""
     dtype = TORCH_DTYPES[problem.dtype]
     l2_bytes = (
         torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0

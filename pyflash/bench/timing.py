@@ -1,4 +1,4 @@
-"""Seconds per call of several contenders, in turns."""
+"""Seconds per call of several contenders, interleaved."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from statistics import median, quantiles
 
 import torch
 
-Calls = Callable[[int], None]  # calls something so many times
+Calls = Callable[[int], None]  # makes this many calls
 
-SECONDS_PER_SAMPLE = 2e-3  # so many calls make a sample that starting the clock does not count
+SECONDS_PER_SAMPLE = 2e-3  # enough calls that the overhead of the clock is negligible
 SECONDS_OF_WARMUP = 1.0
 
 
@@ -30,8 +30,8 @@ class Timing:
 def time_in_turns(
     calls: Mapping[str, Calls], device: torch.device, n_samples: int
 ) -> dict[str, Timing]:
-    """Times each of `calls`: a sample of every one, then the next of every one, each time starting
-    with another, so that clocks and temperature treat all alike. n_samples >= 2 of each."""
+    """Times each of `calls`, n_samples >= 2 times. Samples are interleaved, and every turn starts
+    with another contender, so that clocks and temperature affect all alike."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     repeats = _warm_up(calls, device)
     names = list(calls)
@@ -43,7 +43,7 @@ def time_in_turns(
 
 
 def seconds_per_call(calls: Calls, device: torch.device, n: int) -> float:
-    """Of n calls, by the GPU's clock or, on the CPU, by the wall's."""
+    """The mean of n calls, by CUDA events or, on the CPU, by the wall clock."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -57,7 +57,7 @@ def seconds_per_call(calls: Calls, device: torch.device, n: int) -> float:
 
 
 def _warm_up(calls: Mapping[str, Calls], device: torch.device) -> dict[str, int]:
-    """Runs all until the clocks are up; returns how many calls of each make a sample."""
+    """Runs all until the clocks are up; returns the number of calls per sample of each."""
     seen: dict[str, list[float]] = {name: [] for name in calls}
     until = time.monotonic() + SECONDS_OF_WARMUP
     while time.monotonic() < until or min(map(len, seen.values())) < 3:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyflash.config import parsing
 from pyflash.config.arch import ARCHS, Arch, Targets, targets
-from pyflash.config.fields import describe
+from pyflash.config.fields import Field, describe
 from pyflash.config.resources import Resources
 from pyflash.config.rules import Rules, Violation
 
@@ -143,11 +143,14 @@ class KernelConfig(ABC):
 
     @classmethod
     def product(cls, **values: Any) -> Iterator[Self]:
-        """The cartesian product of the values of every field, one or several each, ascending.
+        """The cartesian product of the values of every field, one or several each, ascending; a
+        field with a default need not be named.
 
         Raises TypeError where a field is unknown or missing.
         """
-        names = cls.field_types().keys()
+        fields = describe(cls).fields
+        values = {name: f.default for name, f in fields.items() if not f.required} | values
+        names = fields.keys()
         if wrong := values.keys() ^ names:
             raise TypeError(f"{cls.__name__}: unknown or missing fields {sorted(wrong)}")
         of_each = (cls.values_of(name, values[name]) for name in names)
@@ -261,10 +264,17 @@ class Family:
         return "a" if self.arch_specific else ""
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
-        """The values of each field in a Space that does not name it: those supported or explored,
+        """The values of each field in a Space that does not name it: its default where it has one,
+        so that a space stays what it was when a field is added; else those supported or explored,
         every member of an enumeration, both of a bool."""
         numbers = {**self.explored, **self.supported}
-        return {
-            name: tuple(numbers[name] if kind is int else (False, True) if kind is bool else kind)
-            for name, kind in self.config_type.field_types().items()
-        }
+
+        def values(field: Field) -> Iterable[Any]:
+            if not field.required:
+                return (field.default,)
+            if field.kind is int:
+                return numbers[field.name]
+            return (False, True) if field.kind is bool else field.kind
+
+        fields = describe(self.config_type).fields
+        return {name: tuple(values(field)) for name, field in fields.items()}

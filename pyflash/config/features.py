@@ -7,6 +7,7 @@ struct of the same fields in C++ is `ForwardFeatures` in cute_kernels/features.h
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -47,6 +48,14 @@ class Features:
         return cls(**dict.fromkeys(words, True))
 
     @classmethod
+    def of_kernel(cls, symbol: str) -> Features:
+        """Those of a kernel, by its mangled name. Raises ValueError for any other symbol."""
+        match = re.search(r"15ForwardFeatures((?:Lb[01]E)*)E", symbol)
+        if not match:
+            raise ValueError(f"{symbol!r} is not the mangled name of a kernel with ForwardFeatures")
+        return cls(*(value == "1" for value in re.findall("Lb([01])E", match[1])))
+
+    @classmethod
     def of(cls, features: Features | str) -> Features:
         return features if isinstance(features, Features) else cls.parse(features)
 
@@ -79,6 +88,12 @@ BUILT = tuple(
         ),
     )
 )
+
+
+def in_dispatch_order(features: Iterable[Features | str]) -> tuple[Features, ...]:
+    """Each combination once, those with fewer features first."""
+    unique = dict.fromkeys(map(Features.of, features))
+    return tuple(sorted(unique, key=lambda f: sum(getattr(f, name) for name in NAMES)))
 
 
 def first_covering(

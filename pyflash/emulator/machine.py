@@ -16,13 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-# What a GPU's allocator aligns tensors to, in bytes.
-_ALIGNMENT = 512
+from pyflash.config import FlashForwardKernelConfig
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "new": (c_void_p, [c_char_p, c_uint64]),
     "delete": (None, [c_void_p]),
-    "add_tensor": (
+    "set_tensor": (
         c_int,
         [
             c_void_p,
@@ -31,13 +30,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
             c_int,
             ctypes.POINTER(c_int64),
             ctypes.POINTER(c_int64),
-            c_int,
-            c_int64,
-            c_int,
+            c_char_p,
         ],
     ),
     "set_integer": (c_int, [c_void_p, c_char_p, c_int64]),
     "set_float": (c_int, [c_void_p, c_char_p, c_double]),
+    "prepare": (c_char_p, [c_void_p, c_char_p, c_int, c_int]),
+    "problem": (c_char_p, [c_void_p]),
+    "set_outputs": (c_int, [c_void_p, c_void_p, c_void_p]),
     "n_ctas": (c_int64, [c_void_p]),
     "n_threads": (c_int, [c_void_p]),
     "smem_bytes": (c_int, [c_void_p]),
@@ -58,57 +58,76 @@ def _load(path: Path) -> ctypes.PyDLL:
 
 
 class Machine:
-    """One run of a kernel: add the tensors, set the numbers, run."""
+    """One run of a kernel: `prepare`, `set_outputs`, `run`."""
 
     def __init__(self, library: Path, order: str, seed: int) -> None:
         self._library = _load(library)
-        self._handle = self._call("new", order.encode(), seed)
+        self._handle = self._function("new")(order.encode(), seed)
         if not self._handle:
             raise MemoryError("the emulator's threads")
 
-    def _call(self, function: str, *arguments: Any) -> Any:
-        return getattr(self._library, f"pyflash_emulator_{function}")(*arguments)
+    def _function(self, name: str) -> Any:
+        return getattr(self._library, f"pyflash_emulator_{name}")
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._function(name)(self._handle, *arguments)
 
     def __enter__(self) -> Machine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call("delete", self._handle)
+        self._call("delete")
 
-    def add_tensor(self, name: str, tensor: Tensor, *, output: bool) -> None:
-        """Memory that the kernel may read, or, an output, write; the param of this name."""
-        extents = c_int64 * tensor.dim()
-        misalignment = tensor.storage_offset() * tensor.element_size() % _ALIGNMENT
-        known = self._call(
-            "add_tensor",
-            self._handle,
-            name.encode(),
-            tensor.data_ptr(),
-            tensor.dim(),
-            extents(*tensor.shape),
-            extents(*tensor.stride()),
-            tensor.element_size(),
-            misalignment,
-            output,
-        )
-        if known < 0:
-            raise MemoryError(f"the emulator's record of {name}")
-        assert known, name
+    def prepare(
+        self, arguments: Mapping[str, Tensor | int | float | None], config: FlashForwardKernelConfig
+    ) -> dict[str, Any]:
+        """Checks a call of the op and normalises it, as the op does; `config` is the kernel's.
+        Returns the numbers that the kernel gets. The tensors must outlive the run.
 
-    def set_params(self, values: Mapping[str, int | float]) -> None:
-        for name, value in values.items():
+        Raises RuntimeError where the op refuses the call, TypeError for what it does not take.
+        """
+        for name, value in arguments.items():
+            if value is not None:
+                self._set_argument(name, value)
+        short_form = config.short_form().encode()
+        refusal = self._call("prepare", short_form, config.dtype, config.d_head)
+        if refusal is not None:
+            raise RuntimeError(refusal.decode())
+        return json.loads(self._call("problem"))
+
+    def _set_argument(self, name: str, value: Tensor | int | float) -> None:
+        if isinstance(value, Tensor):
+            extents = c_int64 * value.dim()
+            known = self._call(
+                "set_tensor",
+                name.encode(),
+                value.data_ptr(),
+                value.dim(),
+                extents(*value.shape),
+                extents(*value.stride()),
+                str(value.dtype).removeprefix("torch.").encode(),
+            )
+        else:
             setter = "set_float" if isinstance(value, float) else "set_integer"
-            assert self._call(setter, self._handle, name.encode(), value), name
+            known = self._call(setter, name.encode(), value)
+        if not known:
+            raise TypeError(f"{name} = {value!r} is not an option of attention, or not of its type")
+
+    def set_outputs(self, out: Tensor, lse: Tensor) -> None:
+        """Contiguous memory for what the kernel writes. With num_splits > 1: for what each split
+        writes, float32, (num_splits, elements of lse, d_head) and (num_splits, elements of lse)."""
+        if self._call("set_outputs", out.data_ptr(), lse.data_ptr()) < 0:
+            raise MemoryError("the emulator's record of the tensors")
 
     def run(self) -> dict[str, Any]:
         """Runs the whole grid, or up to a CTA that cannot go on; returns the report's values."""
-        n_ctas = self._call("n_ctas", self._handle)
-        completed = all(self._call("run_cta", self._handle, cta) for cta in range(n_ctas))
+        n_ctas = self._call("n_ctas")
+        completed = all(self._call("run_cta", cta) for cta in range(n_ctas))
         if completed:
-            self._call("finish", self._handle)
-        return json.loads(self._call("report", self._handle)) | {
+            self._call("finish")
+        return json.loads(self._call("report")) | {
             "n_ctas": n_ctas,
-            "n_threads": self._call("n_threads", self._handle),
-            "smem_bytes": self._call("smem_bytes", self._handle),
+            "n_threads": self._call("n_threads"),
+            "smem_bytes": self._call("smem_bytes"),
             "completed": completed,
         }

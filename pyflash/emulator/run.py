@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig, as_config
 from pyflash.emulator.machine import Machine
-from pyflash.emulator.problem import merge, problem_of
 from pyflash.emulator.report import Report, parse
-from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
 
 # In which order warps, and the lanes of a warp, run; "random" as the seed says, anew at each point
 # where a warp meets. A bug may show under one and hide under another.
@@ -24,7 +23,7 @@ def emulate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    config: FlashForwardKernelConfig | str,
+    config: KernelConfig | str,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -32,6 +31,7 @@ def emulate(
     window_right: int = -1,
     softcap: float = 0.0,
     num_splits: int = 1,
+    sinks: Tensor | None = None,
     order: str = "ascending",
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Report]:
@@ -49,9 +49,9 @@ def emulate(
     they agree with a GPU's up to the order of sums. Races and the like do not raise: they are in
     `report.findings`, and `report.check()` raises them.
 
-    Raises RuntimeError for arguments that attention refuses, ValueError for an unknown order, for
-    num_splits < 1, for text that is no config and for a config that breaks a rule,
-    `codegen.build.BuildError` where the kernel does not compile.
+    Raises RuntimeError for arguments that attention refuses, in the same words; ValueError for an
+    unknown order, num_splits < 1, text that is not a config and a config that breaks a rule;
+    `pyflash.codegen.build.BuildError` where the kernel does not compile.
     """
     return _emulate(
         (q, k, v),
@@ -62,6 +62,7 @@ def emulate(
         window_right=window_right,
         softcap=softcap,
         num_splits=num_splits,
+        sinks=sinks,
         order=order,
         seed=seed,
     )
@@ -75,7 +76,7 @@ def emulate_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    config: FlashForwardKernelConfig | str,
+    config: KernelConfig | str,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """`emulate` for packed sequences, as `pyflash.attention_varlen` takes them.
@@ -89,48 +90,53 @@ def emulate_varlen(
 
 
 def _emulate(
-    inputs: tuple[Any, ...], config: FlashForwardKernelConfig | str, **options: Any
+    inputs: tuple[Any, ...],
+    config: KernelConfig | str,
+    *,
+    order: str = ORDERS[0],
+    num_splits: int = 1,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
-    if isinstance(config, str):
-        config = FlashForwardKernelConfig.parse(config)
-    config = config.canonical()
-    _results(inputs, config, **options)  # refuses before anything is compiled
+    _check(inputs, order, num_splits, options.get("sinks"))
+    config = as_config(config).canonical()
     (library,) = build_emulated([config]).values()
-    return run_library(library, inputs, config, **options)
+    return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
+
+
+_INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
 def run_library(
     library: Path,
     inputs: tuple[Any, ...],
-    config: FlashForwardKernelConfig,
+    config: KernelConfig,
     *,
-    order: str = "ascending",
+    order: str = ORDERS[0],
     seed: int = 0,
+    num_splits: int = 1,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """`emulate`, or `emulate_varlen`, with a library that was built, of a canonical config.
 
     `inputs` are the positional arguments but for the config.
     """
-    results = _results(inputs, config, order, **options)
-    out, lse = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in results)
-    problem = problem_of(inputs, out, lse, **options)
+    arguments = dict(zip(_INPUTS, inputs, strict=False)) | options
     with Machine(library, order, seed) as machine:
-        machine.set_params(problem.params)
-        for name, tensor in problem.inputs.items():
-            machine.add_tensor(name, tensor, output=False)
-        for name, tensor in problem.outputs.items():
-            machine.add_tensor(name, tensor, output=True)
+        problem = machine.prepare(arguments | {"num_splits": num_splits}, config)
+        out, lse = outputs = _outputs(inputs[0])
+        if num_splits > 1:
+            outputs = _partial_outputs(lse, num_splits, out.shape[-1])
+        machine.set_outputs(*outputs)
         start = time.perf_counter()
         values = machine.run()
         seconds = time.perf_counter() - start
-    if "o_partial" in problem.outputs:
-        merge(problem.outputs, out, lse)
+    if num_splits > 1:
+        _merge(*outputs, options.get("sinks"), out, lse)
     report = Report(
         config=config.short_form(),
-        problem=problem.numbers,
+        problem=problem,
         order=order,
         seed=seed,
         seconds=seconds,
@@ -139,25 +145,38 @@ def run_library(
     return out, lse, report
 
 
-def _results(
-    inputs: tuple[Any, ...],
-    config: FlashForwardKernelConfig,
-    order: str = "ascending",
-    seed: int = 0,
-    *,
-    num_splits: int = 1,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """out and lse on the meta device. Refuses what attention refuses, by the op's own checks."""
+def _check(inputs: tuple[Any, ...], order: str, num_splits: int, sinks: Tensor | None) -> None:
+    """What the emulator does not take and attention does."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(ORDERS)}")
     if num_splits < 1:
         raise ValueError(f"num_splits = {num_splits}: expected at least 1, nothing chooses it here")
-    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-    for name, tensor in zip(names, inputs, strict=False):
-        if tensor.device.type != "cpu":
-            raise RuntimeError(f"pyflash: {name} is on {tensor.device}: emulate runs on the CPU")
-    tensors, max_seqlens = inputs[:5], inputs[5:]
-    like = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors]
-    op = torch.ops.pyflash.fwd_varlen if max_seqlens else torch.ops.pyflash.fwd
-    return op(*like, *max_seqlens, config=config.short_form(), num_splits=num_splits, **options)
+    for name, value in {**dict(zip(_INPUTS, inputs, strict=False)), "sinks": sinks}.items():
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            raise RuntimeError(f"pyflash: {name} is on {value.device}: emulate runs on the CPU")
+
+
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    """out and lse, NaN."""
+    lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    out = torch.full(q.shape, torch.nan, dtype=q.dtype)
+    return out, torch.full(lse_shape, torch.nan)
+
+
+def _partial_outputs(lse: Tensor, num_splits: int, d_head: int) -> tuple[Tensor, Tensor]:
+    shape = (num_splits, *lse.shape)
+    return lse.new_full((*shape, d_head), torch.nan), lse.new_full(shape, torch.nan)
+
+
+def _merge(
+    o_partial: Tensor, lse_partial: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor
+) -> None:
+    """lse = ln(sum_s exp(lse_s) + exp(sink)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
+    cute_kernels/merge_splits.cu."""
+    lse.copy_(lse_partial.logsumexp(0))
+    if sinks is not None:
+        lse.copy_(torch.logaddexp(lse, sinks.float()[:, None]))
+    weighted = (lse_partial - lse).exp()[..., None] * o_partial
+    nothing = (lse_partial == -math.inf)[..., None]  # attended: a weight of 0
+    rows = weighted.masked_fill(nothing, 0).sum(0)  # (..., heads, seqlen, d_head)
+    out.copy_(rows.transpose(-3, -2))

@@ -45,6 +45,7 @@ def _problem(report: Report) -> str:
         "softcap": 0,
         "softmax_scale": problem["softmax_scale"],
         "num_splits": 1,
+        "sinks": False,
     }
     return ", ".join(
         f"{name} {value}" for name, value in problem.items() if value != unsaid.get(name)

@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 import pyflash
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig, parse
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
 from pyflash.op.selection import TORCH_DTYPES
 
 CONFIGS = [
     *pyflash.named_set("prog"),
     *map(
-        FlashForwardKernelConfig.parse,
+        parse,
         (
             "(FP16, 128, 64, 64, 4): load_0_0_0_tiles",
             "(FP16, 128, 64, 64, 4): swizzled+load_2_2_2_tiles",
@@ -56,7 +56,7 @@ class Problem:
     packed: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
-    def inputs(self, config: FlashForwardKernelConfig) -> tuple[Any, ...]:
+    def inputs(self, config: KernelConfig) -> tuple[Any, ...]:
         """The positional arguments of attention, or of attention_varlen."""
         batch = 2 if self.packed else 1
         lengths = (self.seqlen_q, self.seqlen_k)
@@ -117,7 +117,7 @@ PER_INSTRUCTION = [
 ]
 
 
-def cases() -> Iterable[tuple[str, FlashForwardKernelConfig, Problem]]:
+def cases() -> Iterable[tuple[str, KernelConfig, Problem]]:
     """(name, config, problem) of every launch, in the order in which they are launched."""
     for config in CONFIGS:
         problems = PROBLEMS | (VARIANT_PROBLEMS if config in VARIANT_CONFIGS else {})
@@ -224,7 +224,7 @@ def _opcode(sass: str) -> str:
 
 def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """What the emulator said and what ncu counted, by quantity."""
-    config = FlashForwardKernelConfig.parse(report.config)
+    config = parse(report.config)
 
     def gpu(pattern: str, *metrics: str) -> float:
         """The first metric's sum over the opcodes that match, less the others'."""

@@ -1,26 +1,30 @@
-"""Attention of padded batches: their tokens are packed, `attention_varlen` runs.
+"""Attention of padded batches: packs the tokens and calls `attention_varlen`.
 
-A mask is (batch, seqlen_k). Zeros, or False, are padding. Other integers number the sequences of a
-row, whose tokens attend their own sequence only.
+A mask is (batch, seqlen_k); 0 or False is padding. Other integers number the sequences of a row;
+tokens attend their own sequence only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pyflash.op.ops import attention, attention_varlen
+from pyflash.op.options import AttentionOptions
 
-Places = tuple[Tensor, Tensor]  # of tokens: their index in the batch, and in their row
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Places = tuple[Tensor, Tensor]  # of tokens: (row of the batch, column)
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the tokens of a padded batch are, and how many each sequence of the packed ones has."""
+    """The places of the tokens of a padded batch, and the lengths of the packed sequences."""
 
     queries: Places | None  # None: every row, padding too
     keys: Places
@@ -37,38 +41,34 @@ def padded_attention(
     k: Tensor,
     v: Tensor,
     mask: Tensor,
-    *,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
-    """`pyflash.attention` without the keys that are padding by `mask`, (batch, n), n <= seqlen_k;
-    keys past column n count as padding.
+    """`pyflash.attention` without the keys that are padding in `mask`, (batch, n), n <= seqlen_k;
+    keys past column n are padding.
 
     With causal or a window, the queries are the last columns of the mask, and those that are
-    padding get 0. Without, every query attends every key of its row that is no padding.
+    padding give 0. Otherwise every query attends every token of its row.
 
     Raises ValueError for a mask that does not fit q and k, and for a window over rows with padding
     between their tokens.
     """
+    left, right = options.get("window_left", -1), options.get("window_right", -1)
     if mask.shape[0] != k.shape[0] or mask.shape[1] > k.shape[1]:
         raise ValueError(
             f"pyflash: attention_mask has shape {tuple(mask.shape)}: expected batch {k.shape[0]} "
             f"and at most {k.shape[1]} columns, one for each key"
         )
-    in_order = causal or window_left >= 0 or window_right >= 0
+    in_order = options.get("causal", False) or left >= 0 or right >= 0
     if in_order and q.shape[1] > mask.shape[1]:
         raise ValueError(
             f"pyflash: attention_mask has {mask.shape[1]} columns for {q.shape[1]} queries: "
             "expected one for each query at least"
         )
-    options |= {"causal": causal, "window_left": window_left, "window_right": window_right}
     k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]
     packing = packing_of(mask, q.shape[1], in_order)
     if packing is None:
         return attention(q, k, v, **options)
-    if packing.holes and (window_left >= 0 or window_right > 0):
+    if packing.holes and (left >= 0 or right > 0):
         raise ValueError(
             "pyflash: attention_mask has padding between the tokens of a row: expected it before "
             "or behind them, because a sliding window counts tokens"
@@ -89,10 +89,10 @@ def padded_attention(
 
 
 def packing_of(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
-    """The packing of a mask, None where one sequence fills every row.
+    """The packing of a mask; None if every row is one sequence without padding.
 
-    Kept with the mask, because the layers of a model share one, and working it out waits for the
-    GPU. Inference tensors do not count their changes, so nothing is kept with those.
+    Cached on the mask, because the layers of a model share it and computing it synchronizes with
+    the GPU; not on inference tensors, which have no version counter.
     """
     if mask.is_inference():
         return _pack(mask, seqlen_q, in_order)
@@ -136,6 +136,6 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
 
 
 def _lengths_of_numbered(mask: Tensor, tokens: Places) -> Tensor:
-    """How many tokens each sequence has, in the order of the tokens."""
+    """The length of each sequence, in the order of the tokens."""
     numbers = torch.stack([tokens[0], mask[tokens].to(torch.int64)])
     return torch.unique_consecutive(numbers, dim=1, return_counts=True)[1]

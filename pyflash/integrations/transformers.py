@@ -7,42 +7,46 @@
         name, dtype=torch.bfloat16, attn_implementation="pyflash"
     )
 
-transformers then calls `make_mask` once in a forward, for what it passes to `attention_forward` in
-each layer.
+transformers then calls `make_mask` once per forward pass, and passes the result to
+`attention_forward` in each layer.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from pyflash.integrations.padding import padded_attention
 from pyflash.op.ops import attention, attention_varlen
+from pyflash.op.options import AttentionOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 NAME = "pyflash"
 OLDEST = (5, 4)
 
-# What some models pass to attention functions and pyflash does not have.
-_NOT_DONE = {
+# Arguments that some models pass to attention functions, for what pyflash does not support.
+_UNSUPPORTED = {
     "block_indices": "sparse attention",
     "block_table": "paged caches",
     "cache": "paged caches",
     "head_mask": "masks of heads",
     "indices": "sparse attention",
     "position_bias": "biases of the scores",
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
 }
+# Names for the logits of attention sinks, (heads,).
+_SINKS = ("s_aux", "sinks")
 _NEEDED = (
     f"pyflash.integrations.transformers needs transformers >= {OLDEST[0]}.{OLDEST[1]}: "
     f"pip install -U 'transformers>={OLDEST[0]}.{OLDEST[1]}'"
 )
 _OTHER_MASK = (
-    "pyflash: this model lays a mask of its own over the causal one: expected causal or "
+    "pyflash: this model adds a mask of its own to the causal one: expected causal or "
     "bidirectional attention, sliding windows, padding and packed sequences only; "
     "attn_implementation='sdpa' takes other masks"
 )
@@ -51,9 +55,10 @@ _OTHER_MASK = (
 def register() -> None:
     """Makes `attn_implementation="pyflash"` known to transformers; a second call changes nothing.
 
-    Models do full and padded batches, causal and bidirectional attention, sliding windows,
-    capped scores, grouped heads, packed sequences (restarting position_ids or cu_seq_lens_q) and
-    caches, in float16 and bfloat16. What else they ask for is refused with a ValueError.
+    Supported: full and padded batches, causal and bidirectional attention, sliding windows,
+    softcap, sinks, grouped heads, packed sequences (restarting position_ids or cu_seq_lens_q) and
+    caches, in float16 and bfloat16. For anything else that a model asks for, its forward pass
+    raises ValueError.
 
     Raises ImportError where transformers >= 5.4 is missing.
     """
@@ -67,14 +72,15 @@ def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, make_mask)
     _skip_lookup_of_kernels(modeling_utils)
+    _allow_in_models_with_sinks(modeling_utils.PreTrainedModel)
 
 
 def _skip_lookup_of_kernels(modeling_utils: Any) -> None:
-    """For any attn_implementation with "flash" in its name, a registered one too, a model that is
-    made has transformers load a FlashAttention package or a kernel of that name from the hub.
+    """For an attn_implementation with "flash" in its name, a registered one too, transformers loads
+    a FlashAttention package, or a kernel of that name from the hub, when it creates a model.
 
-    NOTE: that "flash" is in the name has effects which are wanted: packed sequences for encoders of
-    images, refusal of chunked attention, and 2-D masks beside static caches.
+    NOTE: "flash" in the name has effects which are wanted: packed sequences for image encoders,
+    refusal of chunked attention, and 2-D masks beside static caches.
     """
     load = modeling_utils.lazy_import_flash_attention
     if getattr(load, "_skips_pyflash", False):
@@ -86,6 +92,36 @@ def _skip_lookup_of_kernels(modeling_utils: Any) -> None:
 
     load_unless_pyflash._skips_pyflash = True
     modeling_utils.lazy_import_flash_attention = load_unless_pyflash
+
+
+# FlashAttention-3 with sinks and FlashAttention-4: a model that lists one of them as compatible
+# needs flash attention with sinks.
+_WITH_SINKS = {"kernels-community/vllm-flash-attn3", "flash_attention_4"}
+
+
+def _allow_in_models_with_sinks(model_class: Any) -> None:
+    """A model with sinks lists the flash implementations that have them, and transformers replaces
+    others, with no more than a log line. pyflash joins the lists that it satisfies; for other lists
+    it raises ValueError instead of being replaced."""
+    check = model_class._check_and_adjust_attn_implementation
+    if getattr(check, "_knows_pyflash", False):
+        return
+
+    @functools.wraps(check)
+    def check_with_pyflash(self: Any, implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        listed = getattr(self, "_compatible_flash_implementations", None)
+        if implementation != NAME or not listed or NAME in listed:
+            return check(self, implementation, *args, **kwargs)
+        if not _WITH_SINKS.intersection(listed):
+            raise ValueError(
+                f"pyflash: {type(self).__name__} is compatible with {', '.join(listed)} only: "
+                "expected one of these, or 'eager', as attn_implementation"
+            )
+        self._compatible_flash_implementations = [*listed, NAME]
+        return check(self, implementation, *args, **kwargs)
+
+    check_with_pyflash._knows_pyflash = True
+    model_class._check_and_adjust_attn_implementation = check_with_pyflash
 
 
 def attention_forward(
@@ -110,14 +146,15 @@ def attention_forward(
     _check(attention_mask, dropout, kwargs)
     q, k, v = (_autocast(x).transpose(1, 2) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # A window of transformers counts the query itself, and is meant to both sides if not causal.
+    # transformers counts the query itself in a window, which is two-sided unless causal.
     window = -1 if sliding_window is None else sliding_window - 1
-    options = {
+    options: AttentionOptions = {
         "softmax_scale": scaling,
         "causal": causal,
         "window_left": window,
         "window_right": -1 if causal else window,
         "softcap": softcap or 0.0,
+        "sinks": _sinks(q, kwargs),
     }
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
@@ -141,9 +178,9 @@ def _check(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
     if kwargs.get("output_attentions"):
         raise ValueError(
             "pyflash: output_attentions is True: expected False, because the weights are never in "
-            "memory; attn_implementation='eager' has them"
+            "memory; attn_implementation='eager' returns them"
         )
-    for name, what in _NOT_DONE.items():
+    for name, what in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ValueError(
                 f"pyflash: {name} is given: expected None, because pyflash has no {what}; use "
@@ -152,10 +189,18 @@ def _check(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """Rotary embeddings and norms give float32 under autocast."""
+    """Under autocast rotary embeddings and norms return float32."""
     if x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
+
+
+def _sinks(q: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+    given = [kwargs[name] for name in _SINKS if kwargs.get(name) is not None]
+    if not given:
+        return None
+    sinks = given[0].reshape(-1)
+    return sinks if sinks.dtype == q.dtype else sinks.float()
 
 
 def _packed_attention(
@@ -167,9 +212,9 @@ def _packed_attention(
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
-    """Attention of sequences that fill the rows of the batch one behind the other."""
+    """Attention of packed sequences, whose total is the tokens of the batch."""
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise ValueError("pyflash: expected cu_seq_lens_q and cu_seq_lens_k, or neither")
     if mask is not None and mask.dtype == torch.bool:
@@ -204,12 +249,12 @@ def make_mask(
     device: torch.device | str | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask that a forward's layers are given: None, or a mask of `padding`, (batch, n). If
-    attention is causal its last column is the last query's; keys past it are slots of a static
-    cache that nothing has filled yet.
+    """The mask for the layers of a forward pass: None, or a mask for `padding.py`, (batch, n). For
+    causal attention its last column is the last query's; keys past it are slots of a static cache
+    that are not filled yet.
 
-    Query i is at position q_offset + i, key j at kv_offset + j. `attention_mask`, 2-D, is of the
-    positions so far. mask_function(batch, head, query, key) tells which positions attend which.
+    Query i is at position q_offset + i, key j at kv_offset + j. `attention_mask`, 2-D, covers the
+    positions so far. mask_function(batch, head, query, key) says which positions attend which.
     """
     if use_vmap:
         raise ValueError(_OTHER_MASK)
@@ -255,13 +300,13 @@ def _positions_so_far(
             f"pyflash: attention_mask has {attention_mask.shape[1]} columns: expected {end}, one "
             "for each token so far, those in the cache too"
         )
-    # NOTE: beside a static cache generate has the mask made twice, so the columns of a sliding
-    # window may have been taken already: they are counted from the right.
+    # NOTE: with a static cache, generate makes the mask twice, so that it may already be cut to the
+    # columns of a sliding window: they are counted from the right.
     attention_mask = attention_mask[:, :end]
     return attention_mask[:, attention_mask.shape[1] - filled :]
 
 
-@torch.compiler.disable  # reads on the host what mask_function says
+@torch.compiler.disable  # reads the result of mask_function on the host
 def _sequence_numbers(
     batch_size: int,
     q_length: int,
@@ -269,9 +314,8 @@ def _sequence_numbers(
     mask_function: Callable[..., Tensor],
     device: torch.device | str | None,
 ) -> Tensor | None:
-    """The number of the sequence each query is of, (batch, q_length), int32, counted from 1; None
-    if there is one only. A sequence starts where a query does not attend the key before its own.
-    """
+    """The number of each query's sequence, (batch, q_length), int32, from 1; None if there is one
+    only. A sequence starts where a query does not attend the key before its own."""
     batch = torch.arange(batch_size, device=device)[:, None]
     head = torch.zeros((), dtype=torch.int64, device=device)
     place = int(q_offset) + torch.arange(1, q_length, device=device)[None]

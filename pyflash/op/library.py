@@ -1,8 +1,8 @@
-"""The compiled libraries: loads the op library, and keeps the config map of the process.
+"""The compiled libraries: the op library, and the config map of the process.
 
 Importing this module loads pyflash/lib/libpyflash_ops.so, which registers `torch.ops.pyflash`, and
-every kernel library pyflash/lib/libpyflash_kernels-*.so. More can be added at any time: `load`,
-`build`.
+every kernel library pyflash/lib/libpyflash_kernels-*.so; one that cannot be loaded is skipped with
+a warning. `load` and `build` add more at any time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from pyflash.config import FlashForwardKernelConfig
-from pyflash.config.arch import Arch
+from pyflash.config import BUILT, Arch, Features, KernelConfig, parse
+from pyflash.op import registration
 
 LIB_DIR = Path(__file__).resolve().parents[1] / "lib"
 OLDEST_TORCH = (2, 10)
@@ -25,10 +26,11 @@ OLDEST_TORCH = (2, 10)
 
 @dataclass(frozen=True, slots=True)
 class BuiltConfig:
-    """A row of the config map: what was compiled for one config."""
+    """A row of the config map: what is compiled for one config."""
 
-    config: FlashForwardKernelConfig
-    sm_archs: tuple[int, ...]  # machine code for these, such as (80, 90)
+    config: KernelConfig
+    features: tuple[Features, ...]  # combinations, in the order of dispatch
+    sm_archs: tuple[str, ...]  # targets of the machine code, such as ("80", "90a")
     ptx_arch: int  # PTX of this one, for newer devices; 0: none
     n_threads: int  # per CTA
     smem_bytes: int  # per CTA
@@ -38,46 +40,53 @@ class BuiltConfig:
 def load(path: str | os.PathLike[str]) -> int:
     """Adds a kernel library to the config map of the process; returns how many configs it holds.
 
-    A config that the map holds already means the new library's kernel from now on. Raises
-    RuntimeError for a file that cannot be loaded or that was built for another version of pyflash.
+    Its kernels replace those of configs that the map holds already. Raises RuntimeError for a file
+    that cannot be loaded or that was built for another version of pyflash.
     """
     return torch.ops.pyflash.load_kernels(str(Path(path).resolve()))
 
 
-def built_configs() -> dict[FlashForwardKernelConfig, BuiltConfig]:
+def built_configs() -> dict[KernelConfig, BuiltConfig]:
     """The config map, in ascending order: every config that `attention` can run on a GPU."""
     rows = [_built_config(**row) for row in json.loads(torch.ops.pyflash.config_map())]
     return {row.config: row for row in rows}
 
 
 def build(
-    configs: FlashForwardKernelConfig | Iterable[FlashForwardKernelConfig],
+    configs: KernelConfig | str | Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
+    features: Iterable[Features | str] = BUILT,
 ) -> int:
-    """Compiles configs and adds them to the config map of this process; returns their number, of
-    configs that compile to the same kernel (`canonical`) one counting.
+    """Compiles configs of any family and adds them to the config map of this process; returns the
+    number of kernels: configs with the same `canonical` share one.
 
-    `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. What was compiled
-    is kept in a cache, so a second time costs a link; `python -m codegen` builds for every process.
-    Raises what `codegen.build.build_kernels` raises: ValueError for configs that break a rule, with
-    every rule; BuildError for those that do not compile.
+    `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. `features`: the
+    combinations that each config is compiled with, such as ["plain", "right_window+softcap"].
+    Objects are cached, so a second build is only a link; `pyflash build` builds for every process.
+    Raises ValueError for configs that break rules, with every rule, and
+    `pyflash.codegen.build.BuildError` for those that do not compile.
     """
-    from pyflash.codegen.build import (
-        build_kernels,  # needs a compiler, which running kernels does not
+    # Needs a compiler, which running kernels does not.
+    from pyflash.codegen.build import build_kernels
+
+    if isinstance(configs, KernelConfig | str):
+        configs = [configs]
+    # A new path each time: for a known one the loader returns what it has loaded before.
+    with tempfile.TemporaryDirectory(prefix="pyflash-") as folder:
+        library = build_kernels(configs, archs, Path(folder), name="session", features=features)
+        return load(library)
+
+
+def _built_config(config: str, features: list[str], sm_archs: str, **values: int) -> BuiltConfig:
+    return BuiltConfig(
+        parse(config),
+        tuple(map(Features.parse, features)),
+        tuple(filter(None, sm_archs.split(","))),
+        **values,
     )
 
-    if isinstance(configs, FlashForwardKernelConfig):
-        configs = [configs]
-    # A path that is new each time: the same one would lead the loader to what it has loaded before.
-    with tempfile.TemporaryDirectory(prefix="pyflash-") as folder:
-        return load(build_kernels(configs, archs, Path(folder), name="session"))
 
-
-def _built_config(config: str, sm_archs: list[int], **values: int) -> BuiltConfig:
-    return BuiltConfig(FlashForwardKernelConfig.parse(config), tuple(sm_archs), **values)
-
-
-def _load_libraries() -> None:
+def _load_ops() -> None:
     if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise ImportError(
@@ -85,13 +94,27 @@ def _load_libraries() -> None:
         )
     ops = LIB_DIR / "libpyflash_ops.so"
     if not ops.exists():
-        raise ImportError(f"{ops} is missing; to build it: python -m codegen --ops")
-    torch.ops.load_library(ops)
+        raise ImportError(f"{ops} is missing; to build it: pyflash build --ops")
+    try:
+        torch.ops.load_library(ops)
+    except OSError as error:
+        raise ImportError(
+            f"{ops} cannot be loaded ({error}); to build it again: pyflash build --ops"
+        ) from error
+    registration.undo_explanation()
+
+
+def _load_kernels() -> None:
     for path in sorted(LIB_DIR.glob("libpyflash_kernels-*.so")):
-        load(path)
+        try:
+            load(path)
+        except RuntimeError as error:
+            warnings.warn(f"pyflash: {path} is skipped: {error}", stacklevel=2)
 
 
-_load_libraries()
+_load_ops()
 
-# What the ops are under torch.compile, autograd, autocast and vmap; needs them registered.
+# Autograd, autocast, vmap and the fake implementations need the ops registered.
 from pyflash.op import autograd, fake  # noqa: E402, F401
+
+_load_kernels()

@@ -1,4 +1,4 @@
-"""Attention as its formula says it, and how far a kernel may be from it.
+"""Attention by its formula, and how far a kernel may be from it.
 
 expected = expect(q, k, v, causal=True)
 expected.check(out, lse)      # raises AssertionError beyond the bound
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-# Scores held at a time.
+from pyflash.op.options import AttentionOptions, refuse_unknown, softmax_scale_of, windows_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Scores in memory at a time.
 _MAX_SCORES = 1 << 28
 
 
@@ -22,25 +27,24 @@ def attention_ref(
     k: Tensor,
     v: Tensor,
     *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
     dtype: torch.dtype = torch.float32,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v with every step, and the results, in `dtype`.
 
-    Shapes and semantics as `pyflash.attention`, any dtype and device. Returns (out, lse). With the
-    16-bit type of the inputs, it is what PyTorch makes of the formula without a fused kernel.
+    Shapes, options and semantics as `pyflash.attention`, any dtype and device; config and
+    num_splits have no effect. Returns (out, lse). With the 16-bit type of the inputs, it is the
+    formula in PyTorch without a fused kernel.
     """
+    refuse_unknown("attention_ref", options)
     batch, seqlen_q, heads, d_head = q.shape
     seqlen_k, heads_kv = k.shape[1:3]
-    if softmax_scale is None:
-        softmax_scale = 1 / math.sqrt(d_head)
-    if causal:
-        window_right = 0
+    softmax_scale = softmax_scale_of(options, d_head)
+    windows = windows_of(options, seqlen_q, seqlen_k)
+    softcap, sinks = options.get("softcap", 0.0), options.get("sinks")
     group = heads // max(1, heads_kv)
+    if sinks is not None:  # a score of each row, behind those of the keys
+        sinks = sinks.to(dtype).view(heads_kv, group, 1, 1)
     # (batch, heads_kv, group, seqlen_q, d_head), and without the group for k and v
     q = q.to(dtype).unflatten(2, (heads_kv, group)).permute(0, 2, 3, 1, 4)
     k, v = (x.to(dtype).transpose(1, 2) for x in (k, v))
@@ -54,9 +58,11 @@ def attention_ref(
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.unflatten(2, q_rows.shape[2:4])
         rows = torch.arange(start, start + q_rows.shape[3], device=q.device, dtype=torch.int32)
-        masked = ~attended(rows, seqlen_q, seqlen_k, window_left, window_right)
+        masked = ~attended(rows, seqlen_q, seqlen_k, *windows)
         scores.masked_fill_(masked, -math.inf)
-        p = torch.softmax(scores, dim=-1)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        p = torch.softmax(scores, dim=-1)[..., :seqlen_k]
         nothing = masked.all(-1, keepdim=True)
         if nothing.any():
             p = p.masked_fill(nothing, 0)
@@ -69,11 +75,11 @@ def attention_ref(
 def attended(
     rows: Tensor, seqlen_q: int, seqlen_k: int, window_left: int, window_right: int
 ) -> Tensor:
-    """Which keys these rows of the queries attend, (rows, seqlen_k), bool."""
+    """Which keys these queries attend, (rows, seqlen_k), bool."""
     keys = torch.arange(seqlen_k, device=rows.device, dtype=rows.dtype)
     distance = keys - (rows[:, None] + (seqlen_k - seqlen_q))
     result = torch.ones_like(distance, dtype=torch.bool)
-    whole = seqlen_q + seqlen_k  # a window as large cuts nothing, and fits the type
+    whole = seqlen_q + seqlen_k  # a window as large masks nothing, and fits the type
     if window_left >= 0:
         result &= distance >= -min(window_left, whole)
     if window_right >= 0:
@@ -89,11 +95,11 @@ def attention_varlen_ref(
     cu_seqlens_k: Tensor,
     *,
     dtype: torch.dtype = torch.float32,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """`attention_ref` of each sequence of packed tensors, shapes as `pyflash.attention_varlen`.
 
-    `options` are the others of `attention_ref`. Returns (out, lse), lse (heads, total_q).
+    Returns (out, lse), lse (heads, total_q).
     """
     outs, lses = [q[:0].to(dtype)], [q[:0, :, 0].T.to(dtype)]
     bounds_q, bounds_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
@@ -108,12 +114,12 @@ def attention_varlen_ref(
 
 
 def tolerance(ref: Tensor, pt16: Tensor) -> float:
-    """The largest error of an output that is right, FlashAttention's rule:
+    """The largest error of a correct output, by FlashAttention's rule:
 
         2 * max|pt16 - ref| + 2 * max|(ref + 0.3) - 0.3 - ref|
 
-    twice the error of PyTorch's 16-bit attention, `pt16`, and twice what one addition and one
-    subtraction round away in the 16-bit type. `ref` is attention in fp32 or fp64.
+    twice the error of the formula in PyTorch in the 16-bit type, `pt16`, and twice the rounding
+    error of one addition and one subtraction in that type. `ref` is attention in fp32 or fp64.
     """
     if ref.numel() == 0:
         return 0.0
@@ -124,7 +130,7 @@ def tolerance(ref: Tensor, pt16: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What attention of some q, k and v has to give; `expect` makes it."""
+    """The results to be expected of attention, with bounds; `expect` computes it."""
 
     out: Tensor
     lse: Tensor
@@ -132,7 +138,7 @@ class Expected:
     lse_bound: float  # on the error of lse, absolute and relative
 
     def error(self, out: Tensor) -> float:
-        """max|out - ref|; NaN where there is a NaN, or an infinity, to compare."""
+        """max|out - ref|; NaN where either holds a NaN, or both an infinity."""
         return (out.to(self.out.dtype) - self.out).abs().max().item() if out.numel() else 0.0
 
     def check(self, out: Tensor, lse: Tensor | None = None) -> float:
@@ -155,13 +161,9 @@ class Expected:
             raise AssertionError(f"lse: {_worst(lse, self.lse)}; bound {self.lse_bound:.0e}")
 
 
-def expect(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Expected:
-    """The reference for q, k and v, in fp64 for small shapes and in fp32 for large ones, with the
-    bounds that go with it: `tolerance` for out, 1e-4 for lse (fp32 sums of fp32 exponentials).
-
-    `options` are those of `attention_ref`: softmax_scale, causal, window_left, window_right and
-    softcap.
-    """
+def expect(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[AttentionOptions]) -> Expected:
+    """The reference for q, k and v, in fp64 for small shapes and in fp32 for large ones, with its
+    bounds: `tolerance` for out, 1e-4 for lse (fp32 sums of fp32 exponentials)."""
     dtype = _reference_dtype(q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1])
     out, lse = attention_ref(q, k, v, dtype=dtype, **options)
     pt16, _ = attention_ref(q, k, v, dtype=q.dtype, **options)
@@ -169,7 +171,12 @@ def expect(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Expected:
 
 
 def expect_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    **options: Unpack[AttentionOptions],
 ) -> Expected:
     """`expect` for packed tensors."""
     packed = (q, k, v, cu_seqlens_q, cu_seqlens_k)
@@ -184,12 +191,16 @@ def _reference_dtype(n_scores: int) -> torch.dtype:
 
 
 def check(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, **options: Any
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lse: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[float, float]:
-    """Returns (error, bound) of an output of attention; raises AssertionError beyond the bound.
-
-    `options` as in `expect`; to check several outputs of the same inputs, call that once.
-    """
+    """Returns (error, bound) of an output of attention; raises AssertionError beyond the bound. To
+    check several outputs of the same inputs, call `expect` once."""
     expected = expect(q, k, v, **options)
     return expected.check(out, lse), expected.bound
 

@@ -1,24 +1,25 @@
-"""Which config runs a problem when none is named, with how many splits of the keys, and why. The
-rules are in cute_kernels/host/select.h and splits.h; this asks them.
+"""The config and the number of splits that run a problem by default, and why. The rules are in
+cute_kernels/host/select.h and splits.h.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from pyflash.config import DType, FlashForwardKernelConfig
-from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
+from pyflash.config import DType, KernelConfig, parse
+from pyflash.op import ops
+from pyflash.op.options import AttentionOptions
 
 TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is asked of attention. Windows count keys, -1: no limit; softcap 0: none; device as
-    torch names it. With packed sequences, those of `attention_varlen`, batch is their number and
-    seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k."""
+    """A call of `attention`, without its data; device as torch names it. For `attention_varlen`,
+    packed is True, batch is the number of sequences, and seqlen_q and seqlen_k are max_seqlen_q and
+    max_seqlen_k. The options' sinks may be on any device, meta too."""
 
     batch: int
     heads_q: int
@@ -27,34 +28,25 @@ class Problem:
     seqlen_k: int
     d_head: int
     dtype: DType
-    causal: bool = False
-    window_left: int = -1
-    window_right: int = -1
-    softcap: float = 0.0
     packed: bool = False
     device: str = "cuda"
+    options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    config: FlashForwardKernelConfig
-    num_splits: int  # 1: the keys in one pass
+    config: KernelConfig
+    num_splits: int  # 1: no split-KV
     reason: str
 
 
 def select(problem: Problem) -> Selection:
-    """The config and the splits that `attention` would run with config = "" and num_splits = 0, and
-    the reason in a sentence.
+    """The config and the splits that `attention` runs with config = "" and num_splits = 0, or with
+    those in the problem's options, and the reason in a sentence.
 
     Raises RuntimeError where `attention` would refuse the problem.
     """
-    _refuse_what_attention_refuses(problem)
-    device = torch.device(problem.device)
-    sm_arch = n_sms = 0
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        sm_arch = properties.major * 10 + properties.minor
-        n_sms = properties.multi_processor_count
+    sm_arch, n_sms = _gpu(torch.device(problem.device))
     short_form, num_splits, reason = torch.ops.pyflash.select(
         dtype=int(problem.dtype),
         packed=problem.packed,
@@ -64,34 +56,20 @@ def select(problem: Problem) -> Selection:
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         d_head=problem.d_head,
-        **_masking(problem),
-        num_splits=0,
         sm_arch=sm_arch,
         n_sms=n_sms,
+        **ops.arguments_of("Problem", problem.options),
     )
-    return Selection(FlashForwardKernelConfig.parse(short_form), num_splits, reason)
+    return Selection(parse(short_form), num_splits, reason)
 
 
-def _refuse_what_attention_refuses(problem: Problem) -> None:
-    def meta(seqlen: int, heads: int) -> torch.Tensor:
-        shape = (problem.batch, seqlen, heads, problem.d_head)
-        return torch.empty(shape, dtype=TORCH_DTYPES[problem.dtype], device="meta")
-
-    q = meta(problem.seqlen_q, problem.heads_q)
-    kv = meta(problem.seqlen_k, problem.heads_kv)
-    if not problem.packed:
-        torch.ops.pyflash.fwd(q, kv, kv, **_masking(problem))
-        return
-    q, kv = (x[:1].flatten(0, 1) for x in (q, kv))  # as if one sequence held all the rows
-    cu_seqlens = torch.empty(problem.batch + 1, dtype=torch.int32, device="meta")
-    lengths = (cu_seqlens, cu_seqlens, problem.seqlen_q, problem.seqlen_k)
-    torch.ops.pyflash.fwd_varlen(q, kv, kv, *lengths, **_masking(problem))
-
-
-def _masking(problem: Problem) -> dict[str, bool | int | float]:
-    return {
-        "causal": problem.causal,
-        "window_left": problem.window_left,
-        "window_right": problem.window_right,
-        "softcap": problem.softcap,
-    }
+def _gpu(device: torch.device) -> tuple[int, int]:
+    """(SM architecture, number of SMs), zeros for the CPU."""
+    if device.type == "cpu":
+        return 0, 0
+    if device.type != "cuda":
+        raise RuntimeError(f"pyflash: device is {device}: expected a CUDA device or cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError("pyflash: torch finds no CUDA GPU: expected device 'cpu'")
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major * 10 + properties.minor, properties.multi_processor_count

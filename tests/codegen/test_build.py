@@ -23,6 +23,7 @@ from pyflash.codegen.build import (
     legal_archs,
 )
 from pyflash.codegen.compilation import Compilation, Compiler, compile_all
+from pyflash.config import BUILT, Features
 from pyflash.config.arch import Arch, targets
 
 BEST = FlashForwardKernelConfig.parse(
@@ -30,10 +31,6 @@ BEST = FlashForwardKernelConfig.parse(
 )
 ILLEGAL = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
 OTHER = BEST.replace(optimized_softmax=False)
-
-PARAMS = (compilation.ROOT / "cute_kernels" / "params.h").read_text()
-(ENUMERATORS,) = re.findall(r"enum class Variant : int \{(.*?)\}", PARAMS, re.DOTALL)
-VARIANTS = [str(number) for number in range(len(re.findall(r"^  \w", ENUMERATORS, re.MULTILINE)))]
 
 GOOD_CPP = "int answer() { return 42; }\n"
 BAD_CPP = "int answer() { return forty_two; }\n"
@@ -293,7 +290,7 @@ def test_configs_are_in_their_library_with_a_record_of_each(built_library: Path,
     assert list(built) == emit.canonical_configs(library_configs)
     for config, record in built.items():
         functions = [kernel["function"] for kernel in record["kernels"]]
-        assert [re.search(r"VariantE(\d)E", name)[1] for name in functions] == VARIANTS
+        assert sorted(map(Features.of_kernel, functions)) == sorted(BUILT)
         for kernel in record["kernels"]:
             assert kernel["arch"] == 90
             assert 32 <= kernel["registers"] <= 255, str(config)

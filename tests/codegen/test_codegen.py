@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pyflash import FlashForwardKernelConfig, named_set
+from pyflash import Features, FlashForwardKernelConfig, named_set
 from pyflash.codegen import config_header, emit
 from pyflash.codegen.compilation import ROOT
 from pyflash.config.arch import ARCHS, Arch
@@ -41,11 +41,18 @@ constexpr auto kConfig = FlashForwardKernelConfig{
     .mma_double_buffer_loads = false,
     .optimized_softmax = true};
 
-// CTAs per SM by the resource model, for __launch_bounds__; 0: not legal there.
+// By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
+constexpr ArchCtas kTable[] = {{80, @}, {86, @}, {89, @}, {90, @}, {100, @}, {120, @}};
 template <>
-inline constexpr CtasPerSm kCtasPerSm<kConfig>{.sm80 = @, .sm86 = @, .sm89 = @, .sm90 = @, .sm100 = @, .sm120 = @};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, std::size(kTable)};
 
-template ConfigMapRow forward_row<kConfig>(char const*, char const*, int, int);
+ConfigMapRow row_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax(BuiltFor const& built_for) {
+  return forward_row<
+      kConfig,
+      ForwardFeatures{},
+      ForwardFeatures{.right_window = true, .softcap = true}>(
+      "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax", built_for);
+}
 
 }  // namespace pyflash
 """  # noqa: E501
@@ -55,7 +62,7 @@ def test_a_unit_is_this_text_with_the_resource_model_filled_in():
     text = EMITTED
     for arch in ARCHS:
         text = text.replace("@", str(BEST.num_ctas_per_sm(arch)), 1)
-    assert emit.emit_config(BEST) == text
+    assert emit.emit_config(BEST, [Features(), Features.parse("right_window+softcap")]) == text
 
 
 def test_another_process_emits_the_same_bytes(tmp_path):
@@ -79,7 +86,7 @@ def test_another_process_emits_the_same_bytes(tmp_path):
 def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
     from pyflash.codegen.cli import main
 
-    arguments = ["--config", str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
+    arguments = [str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
     assert main(arguments) == 0
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     before = {p.name: p.stat().st_mtime_ns for p in files}
@@ -100,7 +107,7 @@ def test_every_config_has_its_own_file_and_text():
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 def test_ctas_per_sm_is_zero_exactly_where_the_config_is_not_legal(arch):
     for config in ALL_CONFIGS:
-        (n_ctas,) = re.findall(rf"\.sm{arch.sm} = (\d+)", emit.emit_config(config))
+        (n_ctas,) = re.findall(rf"\{{{arch.sm}, (\d+)\}}", emit.emit_config(config))
         assert (int(n_ctas) == 0) == bool(config.violations(arch)), str(config)
 
 
@@ -118,12 +125,15 @@ def test_only_canonical_configs_are_emitted():
 def test_config_map_rows_are_in_order_and_name_their_archs():
     older = BEST.replace(optimized_softmax=False)
     text = emit.emit_config_map({BEST: [Arch.of(80), Arch.of(90)], older: [Arch.of(80)]})
-    rows = re.findall(r'forward_row<(.+)>\(\s*"(.+?)", "(.+?)", (\d+), (\d+)\)', text)
-    assert [(struct, name, archs, ptx) for struct, name, archs, ptx, _ in rows] == [
-        (older.to_cpp_struct(), str(older), "80", "80"),
-        (BEST.to_cpp_struct(), str(BEST), "80,90", "90"),
+    rows = re.findall(
+        r'row_of_(\w+)\(\{\.sm_archs = "(.*?)", \.ptx_arch = (\d+), \.rank = (\d+)\}\)', text
+    )
+    assert rows == [
+        (emit.file_stem(older), "80", "80", str(rank(older))),
+        (emit.file_stem(BEST), "80,90", "90", str(rank(BEST))),
     ]
-    assert [int(row[-1]) for row in rows] == [rank(older), rank(BEST)]
+    for config in (older, BEST):
+        assert f"ConfigMapRow row_of_{emit.file_stem(config)}(BuiltFor const&" in text
     assert rank(BEST) < rank(older)
 
 
@@ -157,7 +167,7 @@ def test_list_says_what_speaks_against_a_config(capsys):
     from pyflash.codegen.cli import main
 
     config = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
-    assert main(["--config", str(config), "--list", "--arch", "86"]) == 0
+    assert main([str(config), "--list", "--arch", "86"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     for _, sentence in config.violations(86):
         assert f"sm_86: {sentence}" in line

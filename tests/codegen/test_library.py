@@ -12,6 +12,7 @@ from support.fake_library import build_fake_library
 import pyflash
 from pyflash import named_set
 from pyflash.codegen.emit import canonical_configs
+from pyflash.config import BUILT
 from pyflash.config.sets import rank
 from pyflash.op.library import LIB_DIR
 
@@ -23,7 +24,8 @@ def test_the_config_map_of_a_library(built_library, built_arch, library_configs)
     for config in configs:
         assert built[config] == pyflash.BuiltConfig(
             config,
-            sm_archs=(built_arch.sm,),
+            features=BUILT,
+            sm_archs=(str(built_arch.sm),),
             ptx_arch=built_arch.sm,
             n_threads=config.n_threads,
             smem_bytes=config.smem_bytes,
@@ -38,7 +40,7 @@ def test_build_adds_to_the_config_map_of_the_process(built_library, built_arch):
     assert twin.canonical() == config
     assert pyflash.build([config, twin], [built_arch]) == 1
     assert pyflash.build(twin, [built_arch]) == 1
-    assert pyflash.built_configs()[config].sm_archs == (built_arch.sm,)
+    assert pyflash.built_configs()[config].sm_archs == (str(built_arch.sm),)
 
 
 def undefined_symbols() -> set[str]:

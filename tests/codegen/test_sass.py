@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.machine_code import BEST, CONFIGS
 
-from pyflash import DType, FlashForwardKernelConfig
+from pyflash import DType, Features, FlashForwardKernelConfig
 from pyflash.codegen.build import kernel_compilations
+from pyflash.config import BUILT
 from pyflash.config.arch import Arch
 from pyflash.third_party.cuda import CudaError, find_tool
 
@@ -28,20 +29,21 @@ def cuobjdump() -> str:
 @pytest.fixture(scope="module")
 def sass(cuobjdump, plain_kernels) -> dict[FlashForwardKernelConfig, list[str]]:
     """The instructions of each config's plain kernel, without what only names or places them."""
-    return {config: _variants(cuobjdump, c.object)[0] for config, c in plain_kernels.items()}
+    return {
+        config: _kernels(cuobjdump, c.object)[Features()] for config, c in plain_kernels.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def variants(
+def combinations(
     cuobjdump, built_library: Path, built_arch: Arch, library_configs
-) -> dict[FlashForwardKernelConfig, list[list[str]]]:
-    """The same of every variant, for the configs of `built_library`."""
+) -> dict[FlashForwardKernelConfig, dict[Features, list[str]]]:
+    """The same of every combination of features, for the configs of `built_library`."""
     compilations = kernel_compilations({config: [built_arch] for config in library_configs})
-    return {config: _variants(cuobjdump, c.object) for config, c in compilations.items()}
+    return {config: _kernels(cuobjdump, c.object) for config, c in compilations.items()}
 
 
-def _variants(cuobjdump: Path, object_file: Path) -> list[list[str]]:
-    """In the order of their names, which differ in the variant's number."""
+def _kernels(cuobjdump: Path, object_file: Path) -> dict[Features, list[str]]:
     listing = subprocess.run(
         [cuobjdump, "-sass", object_file],
         capture_output=True,
@@ -49,7 +51,7 @@ def _variants(cuobjdump: Path, object_file: Path) -> list[list[str]]:
         check=True,
     ).stdout
     _, *functions = re.split(r"^\s+Function : ", listing, flags=re.MULTILINE)
-    return [_instructions(function) for function in sorted(functions)]
+    return {Features.of_kernel(f.partition("\n")[0]): _instructions(f) for f in functions}
 
 
 def _instructions(function: str) -> list[str]:
@@ -86,18 +88,30 @@ def test_no_two_configs_have_the_same_machine_code(sass):
     assert len(codes) == len(CONFIGS)
 
 
-def test_the_variants_of_a_config_differ(variants):
-    for config, of_config in variants.items():
-        codes = {"\n".join(instructions) for instructions in of_config}
-        assert len(codes) == len(of_config) > 1, str(config)
+def test_the_combinations_of_a_config_differ(combinations):
+    for config, of_config in combinations.items():
+        codes = {"\n".join(instructions) for instructions in of_config.values()}
+        assert len(codes) == len(of_config) == len(BUILT), str(config)
 
 
-def test_only_a_cap_divides_for_each_score(variants):
+def test_only_a_cap_divides_for_each_score(combinations):
     """tanh is an exponential and a division."""
-    for config, (plain, *_, capped) in variants.items():
+    for config, of_config in combinations.items():
         n_scores = config.B_r * config.B_c // config.n_threads  # of a thread, in one block
-        assert count(plain, "MUFU.RCP") < n_scores, str(config)
-        assert count(capped, "MUFU.RCP") >= count(plain, "MUFU.RCP") + n_scores, str(config)
+        plain = count(of_config[Features()], "MUFU.RCP")
+        assert plain < n_scores, str(config)
+        for features, instructions in of_config.items():
+            more = count(instructions, "MUFU.RCP") - plain
+            assert (more >= n_scores) == features.softcap, f"{config}, {features}"
+
+
+def test_predicated_columns_cost_little(combinations):
+    """A narrower d_head predicates copies and stores, and nothing else."""
+    for config, of_config in combinations.items():
+        plain, predicated = (
+            len(of_config[Features.parse(name)]) for name in ("plain", "predicated_head_dim")
+        )
+        assert predicated <= 1.05 * plain, f"{config}: {plain}, {predicated}"
 
 
 def test_async_copy_is_cp_async(sass):

@@ -33,6 +33,6 @@ def read_by_the_op_library(tmp_path_factory) -> list[str]:
 
 def test_fields_and_text_are_the_same(read_by_the_op_library):
     assert read_by_the_op_library == [
-        " ".join(str(int(field)) for field in dataclasses.astuple(config)) + f"\t{config}"
+        " ".join(str(int(field)) for field in dataclasses.astuple(config)) + f" \t{config}"
         for config in CONFIGS
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ pytest.importorskip("rich", reason="building needs rich")
 
 from support.emulated import BEST, CONFIGS, emulate, libraries
 from support.problems import Shape, make_inputs, problem_of
+from support.refusals import CASES
 from typer.testing import CliRunner
 
 import pyflash
+from pyflash import FlashForwardKernelConfig
 from pyflash.cli import app
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import included_headers
@@ -39,6 +42,9 @@ VIEWS = [
     Shape("columns_of_wider_rows", 1, 67, 67, 2, "sliced"),
     Shape("one_kv_for_all_batches", 2, 67, 35, 2, "expanded"),
 ]
+
+
+NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
 def test_the_configs_hold_both_states_of_every_flag_and_every_size():
@@ -202,10 +208,6 @@ def test_a_report_reads_as_a_table(libraries):
 
 def test_refusals(libraries):
     q, k, v = make_inputs(Shape("small", 1, 64, 64, 1), torch.float16, 72)
-    with pytest.raises(RuntimeError, match="is for d_head up to 64, q has d_head 72"):
-        pyflash.emulate(q, k, v, BEST.replace(d_head=64))
-    with pytest.raises(RuntimeError, match="window_left = -2"):
-        pyflash.emulate(q, k, v, BEST, window_left=-2)
     with pytest.raises(ValueError, match="num_splits = 0: expected at least 1"):
         pyflash.emulate(q, k, v, BEST, num_splits=0)
     with pytest.raises(RuntimeError, match="k is on meta: emulate runs on the CPU"):
@@ -214,6 +216,24 @@ def test_refusals(libraries):
         pyflash.emulate(q, k, v, BEST, order="sideways")
     with pytest.raises(ValueError, match="eager"):
         pyflash.emulate(q, k, v, BEST.replace(async_copy=False))
+    with pytest.raises(TypeError, match=r"window_left = 1\.5 is not an option of attention"):
+        pyflash.emulate(q, k, v, BEST, window_left=1.5)
+    with pytest.raises(TypeError, match="dropout = 1 is not an option of attention"):
+        emulate(libraries, BEST, (q, k, v), dropout=1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_op_refuses_is_refused_in_the_same_words(libraries, case):
+    """By the kernel of the config that the case names, or by any."""
+    _, arguments, sentence = CASES[case]
+    options = dict(arguments)
+    inputs = tuple(options.pop(name) for name in NAMES if name in options)
+    config = options.pop("config", str(BEST))
+    if options.get("num_splits", 1) < 1:
+        pytest.skip("num_splits is checked before, for it is not chosen here")
+    config = FlashForwardKernelConfig.parse(config)
+    with pytest.raises(RuntimeError, match=f"^pyflash: {re.escape(sentence)}$"):
+        emulate(libraries, config, inputs, **options)
 
 
 def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
@@ -231,7 +251,7 @@ def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
     )
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.split())
-    assert "heads_kv 1, seqlen_q 64, seqlen_k 100, d_head 72, window_right 0, softcap 5.0" in words
+    assert "heads_kv 1, seqlen_q 64, seqlen_k 100, d_head 72, window_right 0, softcap 5" in words
     assert "num_splits 2: 4 CTAs" in words
     result = runner.invoke(app, ["emulate", "(FP16, 128"])
     assert result.exit_code == 2

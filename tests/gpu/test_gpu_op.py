@@ -60,7 +60,7 @@ def test_a_config_that_is_not_built_is_refused_with_how_to_build_it():
     with pytest.raises(RuntimeError, match=re.escape(f"config '{config}' is not built")) as refusal:
         attention(*inputs, config=config)
     assert "built for FP16 with d_head 128 are '(FP16, 128, " in str(refusal.value)
-    assert f"python -m codegen --config '{config}'" in str(refusal.value)
+    assert f"pyflash build '{config}'" in str(refusal.value)
 
 
 def test_a_head_dimension_that_is_not_built_is_refused_with_what_is():
@@ -126,7 +126,7 @@ def test_select_tells_what_runs(shape, causal):
         seqlen_k=shape.seqlen_k,
         d_head=128,
         dtype=DType.FP16,
-        causal=causal,
+        options={"causal": causal},
     )
     selection = pyflash.select(problem)
     assert selection.config in pyflash.built_configs()

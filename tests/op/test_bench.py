@@ -1,4 +1,4 @@
-"""The benchmark, at sizes that a CPU does in no time."""
+"""The benchmarks, at small sizes on the CPU."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ import torch
 
 from pyflash import DType, Problem, attention
 from pyflash.bench import __main__ as cli
+from pyflash.bench import host
 from pyflash.bench.contenders import BASELINE, Contender, pyflash_configs, torch_backends
 from pyflash.bench.forward import flops, rotated_inputs, run
 from pyflash.bench.timing import Timing, time_in_turns
@@ -35,7 +36,7 @@ def short_warmup(monkeypatch):
 
 def test_flops_are_those_of_the_two_gemms():
     assert flops(PROBLEM) == 4 * 2 * 3 * 48 * 80 * 64
-    assert flops(dataclasses.replace(PROBLEM, causal=True)) == 2 * 2 * 3 * 48 * 80 * 64
+    assert flops(dataclasses.replace(PROBLEM, options={"causal": True})) == 2 * 2 * 3 * 48 * 80 * 64
 
 
 def test_inputs_are_random_and_no_two_alike():
@@ -75,7 +76,7 @@ def test_figures_follow_from_the_times():
 
 
 def test_causal_contenders_are_right_and_full_ones_are_not():
-    problem = dataclasses.replace(PROBLEM, seqlen_k=48, heads_kv=1, causal=True)
+    problem = dataclasses.replace(PROBLEM, seqlen_k=48, heads_kv=1, options={"causal": True})
     for causal, status in ((True, "ok"), (False, "wrong")):
         contenders = [*torch_backends(CPU, causal), *pyflash_configs([CONFIG], causal)]
         results = run(problem, contenders, n_samples=2)
@@ -107,7 +108,7 @@ def test_command_line_writes_records_and_prints_a_table(tmp_path, capsys):
     assert [r["problem"]["batch"] for r in records[::8]] == [2, 1]
     for record in records:
         assert record["status"] == "ok"
-        assert record["problem"]["causal"] is True
+        assert record["problem"]["options"] == {"causal": True}
         assert record["environment"]["torch"] == torch.__version__
         assert record["timing"]["n_samples"] == 2
         if record["config"]:
@@ -120,3 +121,16 @@ def test_command_line_writes_records_and_prints_a_table(tmp_path, capsys):
 def test_configs_of_another_head_dimension_are_refused():
     with pytest.raises(SystemExit, match="none of these 7 configs is for d_head 64"):
         cli.main(["--d-head", "64", "--device", "cpu"])
+
+
+def test_host_times_are_ratios_to_sdpa_of_the_same_run(tmp_path, capsys):
+    out = tmp_path / "host.jsonl"
+    cli.main(["--host", "--samples", "2", "--device", "cpu", "--out", str(out)])
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    baseline = records[0]
+    assert (baseline["name"], baseline["ratio"]) == (host.BASELINE, 1.0)
+    for record in records:
+        assert record["bench"] == "host"
+        assert record["ratio"] == record["microseconds"] / baseline["microseconds"]
+    table = capsys.readouterr().out.rsplit("call\n", maxsplit=1)[1].splitlines()
+    assert len(table) == len(records)

@@ -1,12 +1,22 @@
-"""What is asked of PyTorch's flash backward for gradients on a GPU: with a stand-in that computes
-on the CPU, by PyTorch's conventions (aten/src/ATen/native/transformers/cuda/flash_attn)."""
+"""The calls of PyTorch's flash backward for gradients on a GPU, with a stand-in that computes on
+the CPU by PyTorch's conventions (aten/src/ATen/native/transformers/cuda/flash_attn)."""
 
 import math
 from itertools import pairwise
 
 import pytest
 import torch
-from support.problems import MASKS, NO_MASK, PACKED, Mask, Packed, Shape, make_inputs, make_packed
+from support.problems import (
+    MASKS,
+    NO_MASK,
+    PACKED,
+    Mask,
+    Packed,
+    Shape,
+    make_inputs,
+    make_packed,
+    make_sinks,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyflash import attention, attention_varlen
@@ -21,6 +31,7 @@ SHAPES = [
     Shape("packed_qkv", 2, 31, 31, 2, "packed"),
     Shape("one_kv_for_all_batches", 3, 131, 7, 2, "expanded"),
 ]
+UNCAPPED = [mask for mask in MASKS if "softcap" not in mask.options]
 # More windows for fewer keys than queries, where PyTorch's conventions bite.
 WINDOWS = [
     Mask("left_of_many", window_left=3),
@@ -107,13 +118,28 @@ def check(actual, expected, like):
         assert a.stride() == torch.empty_like(x).stride()
 
 
+@pytest.mark.usefixtures("flash_backward")
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_sinks_are_in_lse(shape):
+    """PyTorch's backward knows of no sinks: P = exp(S - lse) is right because lse holds them."""
+    inputs = make_inputs(shape, torch.float16, 16)
+    sinks = make_sinks(shape.heads, torch.float32)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out, lse = attention(*leaves, causal=True, sinks=sinks, return_lse=True)
+    upstream = torch.randn_like(out)
+    actual = cuda.bwd(upstream, out.detach(), lse, *inputs, causal=True)
+    check(actual, torch.autograd.grad(out, leaves, upstream), inputs)
+
+
 def run_both(inputs, mask):
     out, lse = attention(*inputs, return_lse=True, **mask.options)
     saved = (torch.randn_like(out), out, lse, *inputs)
     return cuda.bwd(*saved, **mask.options), cpu.bwd(*saved, **mask.options)
 
 
-@pytest.mark.parametrize("mask", [NO_MASK, *(m for m in MASKS if not m.softcap), *WINDOWS], ids=str)
+@pytest.mark.parametrize(
+    "mask", [NO_MASK, *(m for m in MASKS if "softcap" not in m.options), *WINDOWS], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_padded_sequences(flash_backward, shape, mask):
     """Pitfall 10: rows with nothing to attend give NaN. lse is infinity there for PyTorch."""
@@ -122,9 +148,7 @@ def test_padded_sequences(flash_backward, shape, mask):
     assert len(flash_backward.calls) == 1
 
 
-@pytest.mark.parametrize(
-    "mask", [NO_MASK, *(m for m in MASKS[:7:2] if not m.softcap), *WINDOWS], ids=str
-)
+@pytest.mark.parametrize("mask", [NO_MASK, *UNCAPPED[::2], *WINDOWS], ids=str)
 @pytest.mark.parametrize(
     "packed", [*PACKED[1:4], Packed("fewer_keys", (131, 9), (37, 5), 2, 1)], ids=str
 )

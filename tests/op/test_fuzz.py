@@ -36,10 +36,11 @@ def test_what_is_drawn_is_of_every_kind():
         lambda c: c.packed,
         lambda c: c.dtype,
         lambda c: c.group > 1,
-        lambda c: c.mask.causal,
-        lambda c: c.mask.window_left >= 0,
-        lambda c: c.mask.window_right >= 0,
-        lambda c: c.mask.softcap > 0,
+        lambda c: c.mask.options["causal"],
+        lambda c: c.mask.options["window_left"] >= 0,
+        lambda c: c.mask.options["window_right"] >= 0,
+        lambda c: c.mask.options["softcap"] > 0,
+        lambda c: c.sinks is None,
         lambda c: c.softmax_scale is None,
         lambda c: c.num_splits > 1,
         lambda c: c.config == "",
@@ -133,6 +134,22 @@ def other_bits_each_time(call):
     return wrong
 
 
+def sinks_in_the_other_order(call):
+    def wrong(*arguments, sinks=None, **options):
+        return call(*arguments, sinks=None if sinks is None else sinks.flip(0), **options)
+
+    return wrong
+
+
+def sinks_that_are_scaled(call):
+    def wrong(*arguments, sinks=None, softmax_scale=None, **options):
+        if sinks is not None:
+            sinks = sinks * (softmax_scale or arguments[0].shape[-1] ** -0.5)
+        return call(*arguments, sinks=sinks, softmax_scale=softmax_scale, **options)
+
+    return wrong
+
+
 def scale_of_the_kernels_d_head(call):
     def wrong(q, *arguments, softmax_scale=None, **options):
         padded = 64 if q.shape[-1] <= 64 else 128 if q.shape[-1] <= 128 else 256
@@ -150,6 +167,8 @@ MISTAKES = [
     lse_of_base_2,
     other_bits_each_time,
     scale_of_the_kernels_d_head,
+    sinks_in_the_other_order,
+    sinks_that_are_scaled,
 ]
 
 
@@ -165,7 +184,7 @@ def first_failure(monkeypatch, mistake) -> str:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_is_seen(monkeypatch, mistake):
     message = first_failure(monkeypatch, mistake)
-    assert re.search(r"^(out|lse): .* expected|^a second run gives other bits", message)
+    assert re.search(r"^(out|lse): .* expected|^a second run differs", message)
 
 
 def test_a_failure_says_how_to_run_it_again(monkeypatch, capsys):

@@ -1,5 +1,5 @@
-"""What is refused: one sentence that names the argument, what was expected and what came. The CPU
-and the Meta implementation say the same; the CUDA one shares its checks with the CPU's."""
+"""Refusals: one sentence that names the argument, what was expected and what came. CUDA and CPU
+share their checks; the Meta implementation refuses less, in the same words."""
 
 import re
 
@@ -37,10 +37,28 @@ def moved(arguments: dict, device: str) -> dict:
     return {name: move(value) for name, value in arguments.items()}
 
 
+# What the meta implementation, and so a trace, refuses itself.
+REFUSED_AT_TRACE_TIME = [
+    case
+    for case, (_, _, sentence) in CASES.items()
+    if re.search(r"is (float32|float64|bfloat16): |dimensions, \(|^config ", sentence)
+]
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_meta_refuses_in_the_same_words(case):
+def test_meta_refuses_in_the_same_words_or_leaves_it_to_the_op(case):
     function, arguments, sentence = CASES[case]
-    assert_refused(function, moved(arguments, "meta"), sentence)
+    arguments = moved(arguments, "meta")
+    if case in REFUSED_AT_TRACE_TIME:
+        assert_refused(function, arguments, sentence)
+    else:
+        q = arguments["q"]
+        out = function(**arguments)
+        assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, q.device)
+
+
+def test_the_meta_implementation_refuses_ranks_dtypes_and_configs():
+    assert len(REFUSED_AT_TRACE_TIME) == 11
 
 
 @pytest.mark.parametrize("case", REFUSED_VALUES)
@@ -104,13 +122,15 @@ MALFORMED = {
     "(FP16, 128, -64, 64, 4): load_0_0_0_tiles": "a number not below 1 at '-64",
     "(FP16, 128, 99999999999, 64, 4): load_0_0_0_tiles": "a number not below 1 at '99999999999",
     "(FP16, 128, 64, 64, 4) async+load_0_0_0_tiles": "':' at 'async",
-    "(FP16, 128, 64, 64, 4): async+": "'load' at ''",
-    "(FP16, 128, 64, 64, 4): eager+async+load_0_0_0_tiles": "'load' at 'async",
-    "(FP16, 128, 64, 64, 4): asinc+load_0_0_0_tiles": "'load' at 'asinc",
+    "(FP16, 128, 64, 64, 4): async+": "load_Q_K_V_tiles at ''",
+    "(FP16, 128, 64, 64, 4): eager+async+load_0_0_0_tiles": "load_Q_K_V_tiles at 'async",
+    "(FP16, 128, 64, 64, 4): asinc+load_0_0_0_tiles": "load_Q_K_V_tiles at 'asinc",
     "(FP16, 128, 64, 64, 4): load_0_0_tiles": "a number not below 0 at 'tiles'",
     "(FP16, 128, 64, 64, 4): load_0_0_0": "'_tiles' at ''",
-    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+opt_softmax+buffer": "the end at '+buffer'",
-    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+bufer": "the end at '+bufer'",
+    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+opt_softmax+buffer": (
+        "a word of the form, in its order at 'buffer'"
+    ),
+    "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+bufer": "a word of the form, in its order at 'bufer'",
 }
 
 
@@ -122,13 +142,49 @@ def test_malformed_configs_are_refused_by_the_part_not_understood(text):
 
 
 def test_nothing_runs_on_a_torch_that_is_too_old(monkeypatch):
-    """Pitfall 3: undefined symbol after a torch upgrade. The version is looked at first."""
+    """Pitfall 3: undefined symbol after a torch upgrade. The version is checked first."""
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     with pytest.raises(ImportError, match=r"needs torch >= 2\.10, this is 2\.9\.1"):
-        library._load_libraries()
+        library._load_ops()
 
 
 def test_a_missing_op_library_says_how_to_build_it(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "LIB_DIR", tmp_path)
-    with pytest.raises(ImportError, match="python -m codegen --ops"):
-        library._load_libraries()
+    with pytest.raises(ImportError, match="is missing; to build it: pyflash build --ops"):
+        library._load_ops()
+
+
+def test_an_op_library_that_cannot_be_loaded_says_how_to_build_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "LIB_DIR", tmp_path)
+    (tmp_path / "libpyflash_ops.so").write_bytes(b"not a library")
+    with pytest.raises(ImportError, match="to build it again: pyflash build --ops"):
+        library._load_ops()
+
+
+def test_a_kernel_library_that_cannot_be_loaded_is_skipped(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "LIB_DIR", tmp_path)
+    (tmp_path / "libpyflash_kernels-bad.so").write_bytes(b"not a library")
+    with pytest.warns(UserWarning, match=r"libpyflash_kernels-bad\.so is skipped: pyflash: "):
+        library._load_kernels()
+
+
+# Python's part
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"), [(attention, qkv()), (attention_varlen, packed())]
+)
+def test_names_that_are_no_options_are_refused(function, arguments):
+    name = function.__name__
+    sentence = (
+        f"^pyflash: {name} got an unexpected keyword argument 'casual': expected softmax_scale,"
+    )
+    with pytest.raises(TypeError, match=sentence):
+        function(**arguments, casual=True)
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "softcap", "window_left", "causal"])
+def test_tensors_in_place_of_numbers_are_refused(name):
+    """They would lose their gradients, and make the host wait for a GPU."""
+    with pytest.raises(TypeError, match=f"^pyflash: {name} is a tensor: expected a number"):
+        attention(**qkv(**{name: torch.tensor(1.0, requires_grad=True)}))

@@ -118,6 +118,36 @@ def test_4096_rows_take_seconds():
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.parametrize("softmax", ["", "+opt_softmax"])
+def test_blocks_larger_than_the_problem(softmax):
+    """Tiles are no larger than the problem, and no product of sizes overflows."""
+    inputs = make_inputs(Shape("", 1, 300, 401, 2), torch.float16, 64)
+    huge = 2**31 - 1
+    results = [
+        attention(*inputs, config=f"(FP16, 64, {B_r}, {B_c}, 4): load_0_0_0_tiles{softmax}")
+        for B_r, B_c in ((64, 401), (huge, 401), (300, huge), (huge, huge))
+    ]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+# The schema.
+
+
+def test_schemas():
+    options = (
+        "*, float? softmax_scale=None, bool causal=False, int window_left=-1, int window_right=-1, "
+        'float softcap=0., str config="", int num_splits=0, Tensor? sinks=None'
+    )
+    packing = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
+    assert str(torch.ops.pyflash.fwd.default._schema) == (
+        f"pyflash::fwd(Tensor q, Tensor k, Tensor v, {options}) -> (Tensor out, Tensor lse)"
+    )
+    assert str(torch.ops.pyflash.fwd_varlen.default._schema) == (
+        f"pyflash::fwd_varlen(Tensor q, Tensor k, Tensor v, {packing}, {options}) "
+        "-> (Tensor out, Tensor lse)"
+    )
+
+
 # The config decides the numerics.
 
 

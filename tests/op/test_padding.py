@@ -1,4 +1,4 @@
-"""Padded attention by itself. tests/test_gpu_transformers.py runs it on a GPU, too."""
+"""Padded attention by itself. tests/gpu/test_gpu_transformers.py runs it on a GPU, too."""
 
 import pytest
 import torch

@@ -1,8 +1,9 @@
 """`pyflash.sdpa` in the place of torch.nn.functional.scaled_dot_product_attention.
 
-tests/test_gpu_sdpa.py runs the tests that take `device` on a GPU."""
+tests/gpu/test_gpu_sdpa.py runs the tests that take `device` on a GPU."""
 
 import inspect
+import math
 import re
 
 import pytest
@@ -165,21 +166,50 @@ REFUSED = {
     "a mask": (
         (X, X, X, half(33, 33)),
         {},
-        "attn_mask has shape (33, 33): expected None; is_causal and the windows of "
-        "pyflash.attention are the masks there are, and pyflash.attention_varlen takes padded "
-        "batches without their padding",
+        "attn_mask has shape (33, 33): expected None; use is_causal, the windows of "
+        "pyflash.attention, or, for padded batches, pyflash.attention_varlen",
     ),
     "dropout": (
         (X, X, X),
         {"dropout_p": 0.1},
-        "dropout_p = 0.1: expected 0, there is no dropout",
+        "dropout_p = 0.1: expected 0, dropout is not supported",
+    ),
+    "negative dropout": (
+        (X, X, X),
+        {"dropout_p": -1.0},
+        "dropout_p = -1: expected 0, dropout is not supported",
+    ),
+    "dropout that is no number": (
+        (X, X, X),
+        {"dropout_p": math.nan},
+        "dropout_p = nan: expected 0, dropout is not supported",
+    ),
+    "a batch to broadcast": (
+        (X, X[:1], X[:1]),
+        {},
+        "key has shape (1, 4, 33, 64): expected batch 2 as query",
+    ),
+    "another length of value": (
+        (X, X, half(2, 4, 50, 64)),
+        {},
+        "value has shape (2, 4, 50, 64): expected seqlen 33 as key",
+    ),
+    "other heads of value": (
+        (X, X, half(2, 2, 33, 64)),
+        {"enable_gqa": True},
+        "value has shape (2, 2, 33, 64): expected heads 4 as key",
+    ),
+    "heads that do not divide": (
+        (X, half(2, 3, 33, 64), half(2, 3, 33, 64)),
+        {"enable_gqa": True},
+        "key has shape (2, 3, 33, 64): expected a number of heads that divides the 4 of query",
     ),
     "causal with more keys than queries": (
         (X, half(2, 4, 50, 64), half(2, 4, 50, 64)),
         {"is_causal": True},
-        "is_causal with 33 queries and 50 keys: expected as many, because PyTorch lets the first "
-        "query attend the first key alone, and pyflash lets the last query attend all keys; if "
-        "that is meant, call pyflash.attention(..., causal=True)",
+        "is_causal with 33 queries and 50 keys: expected as many, because PyTorch's causal mask is "
+        "top-left aligned and that of pyflash bottom-right; for the latter call "
+        "pyflash.attention(..., causal=True)",
     ),
     "grouped heads without enable_gqa": (
         (X, half(2, 2, 33, 64), half(2, 2, 33, 64)),
@@ -189,7 +219,7 @@ REFUSED = {
     "another d_head of value": (
         (X, X, half(2, 4, 33, 128)),
         {},
-        "value has d_head 128: expected 64 as query",
+        "value has shape (2, 4, 33, 128): expected d_head 64 as query",
     ),
     "rank 5": (
         (half(1, 2, 4, 33, 64), X, X),
@@ -210,6 +240,20 @@ REFUSED = {
 def test_refuses_what_it_does_not_do(case):
     tensors, options, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=f"^pyflash.sdpa: {re.escape(sentence)}$"):
+        pyflash.sdpa(*tensors, **options)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "sentence"),
+    [
+        ((X, X, X), {"scale": torch.tensor(0.1)}, "scale is a tensor: expected a number"),
+        ((X, X, X), {"attn_mask": [[True]]}, "attn_mask is list: expected None"),
+        (([1.0], X, X), {}, "query is list: expected a tensor"),
+        ((X, X, None), {}, "value is NoneType: expected a tensor"),
+    ],
+)
+def test_refuses_wrong_types(tensors, options, sentence):
+    with pytest.raises(TypeError, match=f"^pyflash.sdpa: {sentence}"):
         pyflash.sdpa(*tensors, **options)
 
 

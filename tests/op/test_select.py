@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from support.fake_library import build_fake_library
 
 import pyflash
-from pyflash import DType, FlashForwardKernelConfig, Problem
+from pyflash import DType, Features, FlashForwardKernelConfig, Problem
 from pyflash.op.library import LIB_DIR
+from pyflash.op.options import OPTIONS
 
 LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
 LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
@@ -47,9 +49,20 @@ def test_rows_appear_in_the_config_map(fake_library):
     built = pyflash.built_configs()
     config = FlashForwardKernelConfig.parse(LARGE_RANK_2)
     assert built[config] == pyflash.BuiltConfig(
-        config, sm_archs=(80, 90), ptx_arch=90, n_threads=128, smem_bytes=1024, rank=2
+        config,
+        features=tuple(
+            map(
+                Features.parse,
+                ("plain", "right_window", "right_window+left_window+predicated_head_dim"),
+            )
+        ),
+        sm_archs=("80", "90"),
+        ptx_arch=90,
+        n_threads=128,
+        smem_bytes=1024,
+        rank=2,
     )
-    assert built[FlashForwardKernelConfig.parse(SMALL_RANK_0_SM80)].sm_archs == (80,)
+    assert built[FlashForwardKernelConfig.parse(SMALL_RANK_0_SM80)].sm_archs == ("80",)
     assert list(built) == sorted(built)
 
 
@@ -110,7 +123,7 @@ def test_only_what_has_code_for_the_gpu():
     with pytest.raises(
         RuntimeError,
         match=r"no config for FP16 with d_head 512 or more is built for this GPU, sm_70; "
-        r"to build for it: python -m codegen --arch 70$",
+        r"to build for it: pyflash build --arch 70$",
     ):
         select(sm_arch=70)
 
@@ -136,10 +149,34 @@ def test_no_kernel_image_is_a_refusal_that_lists_what_is_built():
         select(dtype=DType.BF16, d_head=584)
     for built in ("FP16 with d_head 8", "FP16 with d_head 640", "BF16 with d_head 576"):
         assert built in str(refusal.value)
-    assert str(refusal.value).endswith(
-        "; to build one: python -m codegen --config "
-        "'(BF16, 584, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax'"
+    assert "to build one" not in str(refusal.value)  # no family has that d_head
+
+
+@pytest.mark.usefixtures("fake_library")
+def test_a_feature_that_is_not_built_is_refused_by_name():
+    with pytest.raises(
+        RuntimeError,
+        match=r"no config for FP16 with d_head 512 or more is built with softcap$",
+    ):
+        select(softcap=30.0)
+    sentence = (
+        f"config '{LARGE_RANK_1}' is built without left_window+softcap; "
+        f"to build it: pyflash build '{LARGE_RANK_1}' --features left_window+softcap"
     )
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+        select(config=LARGE_RANK_1, softcap=30.0, window_left=5, seqlen_k=100)
+
+
+def test_a_config_that_refuses_the_problem_is_passed_over(fake_library, tmp_path):
+    try:
+        refusing = build_fake_library(tmp_path, "refusing", 'REFUSES="Tuesday"', "BASE_RANK=-9")
+        pyflash.load(refusing)
+        with pytest.raises(RuntimeError, match="cannot run this problem: it is Tuesday"):
+            select(config=LARGE_RANK_1)
+        with pytest.raises(RuntimeError, match="none of the configs built for FP16"):
+            select()
+    finally:
+        pyflash.load(fake_library)
 
 
 @pytest.mark.usefixtures("fake_library")
@@ -186,10 +223,10 @@ def test_a_config_that_is_named_is_refused_never_replaced():
     ) as refusal:
         select(config=other)
     assert f"built for FP16 with d_head 512 are '{SMALL_RANK_0_SM80}', " in str(refusal.value)
-    assert f"to build it: python -m codegen --config '{other}'" in str(refusal.value)
+    assert f"to build it: pyflash build '{other}'" in str(refusal.value)
     sentence = (
         f"config '{SMALL_RANK_0_SM80}' is not built for this GPU, sm_90: "
-        "it has machine code for sm_80; to build it: python -m codegen"
+        "it has machine code for sm_80; to build it: pyflash build"
     )
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
         select(config=SMALL_RANK_0_SM80)
@@ -219,7 +256,8 @@ def problem(**changes):
         "batch": 1, "heads_q": 2, "heads_kv": 2, "seqlen_q": 100, "seqlen_k": 100, "d_head": 64,
         "dtype": DType.FP16, "device": "cpu",
     }  # fmt: skip
-    return Problem(**right | changes)
+    options = {name: changes.pop(name) for name in list(changes) if name in OPTIONS}
+    return Problem(**right | changes, options=options)
 
 
 @pytest.mark.usefixtures("fake_library")
@@ -261,9 +299,11 @@ for d_head in range(8, 257, 8):
         ({"causal": True, "window_right": 2}, "causal = True sets window_right = 0, which came as"),
         ({"window_left": -5}, "window_left = -5: expected a number of keys"),
         ({"softcap": -1.0}, "softcap = -1: expected a finite number above 0"),
-        ({"d_head": 84}, "q has d_head 84: expected a multiple of 8 from 8 to 256"),
+        ({"d_head": 84}, "q has d_head 84: expected a multiple of 8"),
         ({"packed": True, "d_head": 84}, "q has d_head 84: expected a multiple of 8"),
         ({"packed": True, "heads_q": 3}, "k has shape (100, 2, 64): expected a number of heads"),
+        ({"sinks": torch.zeros(3)}, "sinks has shape (3,): expected (2,), the heads of q"),
+        ({"device": "meta"}, "device is meta: expected a CUDA device or cpu"),
     ],
 )
 def test_select_refuses_what_attention_refuses(changes, sentence):
@@ -274,12 +314,35 @@ def test_select_refuses_what_attention_refuses(changes, sentence):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"seqlen_q": -1}, "an extent of -1: expected a number from 0 to 536870912"),
-        ({"batch": 2**29 + 1}, "an extent of 536870913: expected a number from 0 to 536870912"),
-        ({"heads": 4, "heads_kv": 0}, "heads_kv = 0: expected a number that divides heads = 4"),
-        ({"heads": 4, "heads_kv": 3}, "heads_kv = 3: expected a number that divides heads = 4"),
+        ({"seqlen_q": -1}, "seqlen_q = -1: expected a number from 0 to 536870912"),
+        ({"batch": 2**29 + 1}, "batch = 536870913: expected a number from 0 to 536870912"),
+        ({"batch": 2**16, "heads": 2**16}, "q has 65536 heads in 65536 batches: expected at most"),
+        ({"heads": 4, "heads_kv": 0}, "k has shape (1, 1, 0, 512): expected a number of heads"),
+        ({"heads": 4, "heads_kv": 3}, "k has shape (1, 1, 3, 512): expected a number of heads"),
+        ({"d_head": 12}, "q has d_head 12: expected a multiple of 8 from 8 to 640"),
+        ({"num_splits": 129}, "num_splits = 129: expected a number from 1 to 128"),
+        ({"sinks": torch.zeros(2)}, "sinks has shape (2,): expected (1,), the heads of q"),
     ],
 )
-def test_what_no_tensors_have_is_refused(changes, sentence):
-    with pytest.raises(RuntimeError, match=sentence):
+@pytest.mark.usefixtures("fake_library")
+def test_the_op_refuses_what_no_call_of_attention_has(changes, sentence):
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
         select(**changes)
+
+
+def test_an_option_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="Problem got an unexpected keyword argument 'casual'"):
+        pyflash.select(replace(problem(), options={"casual": True}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_select_without_a_gpu_says_so():
+    with pytest.raises(RuntimeError, match="torch finds no CUDA GPU: expected device 'cpu'"):
+        pyflash.select(problem(device="cuda"))
+
+
+def test_options_of_a_problem():
+    """An explicit config and num_splits are used."""
+    options = {"config": FP16_8, "num_splits": 3, "causal": False}
+    selection = pyflash.select(problem(d_head=8, **options))
+    assert (str(selection.config), selection.reason) == (FP16_8, "it was named")

@@ -60,12 +60,7 @@ REFUSED = {
     "attention weights": (
         {"output_attentions": True},
         "output_attentions is True: expected False, because the weights are never in memory; "
-        "attn_implementation='eager' has them",
-    ),
-    "sinks": (
-        {"s_aux": half(4)},
-        "s_aux is given: expected None, because pyflash has no attention sinks; use another "
-        "attn_implementation for this model",
+        "attn_implementation='eager' returns them",
     ),
     "a bias": (
         {"position_bias": half(1, 4, 5, 9)},
@@ -115,7 +110,7 @@ def test_masks_of_a_models_own_are_refused(overlay):
     options = {overlay: lambda batch, head, query, key: query >= key}
     if overlay == "blocks":
         options = {"block_sequence_ids": torch.tensor([[-1, 0, 0, -1, -1]])}
-    with pytest.raises(ValueError, match="this model lays a mask of its own over the causal one"):
+    with pytest.raises(ValueError, match="this model adds a mask of its own to the causal one"):
         create_causal_mask(config, half(1, 5, 8), None, None, **options)
 
 
@@ -165,3 +160,14 @@ def test_other_implementations_are_loaded_as_before():
     with pytest.raises((ImportError, ValueError)):
         modeling_utils.lazy_import_flash_attention("not_a_flash_attention")
     assert modeling_utils.lazy_import_flash_attention("pyflash") is None
+
+
+def test_a_list_of_implementations_without_sinks_is_respected():
+    """transformers would replace pyflash by the first of them, with no more than a log line."""
+    model = make_models("llama", torch.float16, "cpu").pyflash
+
+    class Restricted(type(model)):
+        _compatible_flash_implementations = ("vendor/sparse-attention",)
+
+    with pytest.raises(ValueError, match="is compatible with vendor/sparse-attention only"):
+        Restricted._from_config(model.config, attn_implementation="pyflash")

@@ -7,6 +7,9 @@
 #ifndef ABI
 #define ABI pyflash::kKernelLibraryAbi
 #endif
+#ifndef DIGEST
+#define DIGEST kConfigsDigest
+#endif
 #ifndef BASE_RANK
 #define BASE_RANK 0
 #endif
@@ -39,16 +42,34 @@ constexpr FlashForwardKernelConfig config(DType dtype, int d_head, int B_r, int 
       .dtype = dtype, .d_head = d_head, .B_r = B_r, .B_c = B_c, .n_warps = 4, .async_copy = true};
 }
 
+constexpr ForwardFeatures kFeatures[] = {
+    {},
+    {.right_window = true},
+    {.right_window = true, .left_window = true, .predicated_head_dim = true}};
+constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
+
+#ifdef REFUSES
+char const* refusal(pyflash::ForwardParams const&) { return "it is " REFUSES; }
+#else
+constexpr pyflash::ProblemRefusal refusal = nullptr;
+#endif
+
 pyflash::ConfigMapRow row(FlashForwardKernelConfig const& config, char const* short_form,
                           char const* sm_archs, int ptx_arch, int rank) {
   return {.config = config,
           .short_form = short_form,
-          .launch = launch,
-          .sm_archs = sm_archs,
-          .ptx_arch = ptx_arch,
+          .dtype = config.dtype,
+          .d_head = config.d_head,
+          .B_r = config.B_r,
+          .B_c = config.B_c,
           .n_threads = 128,
           .smem_bytes = 1024,
-          .ctas_per_sm = {.sm80 = 2, .sm86 = 1, .sm89 = 1, .sm90 = 2},
+          .features = {kFeatures, std::size(kFeatures)},
+          .ctas_per_sm = {kCtas, std::size(kCtas)},
+          .launch = launch,
+          .refusal = refusal,
+          .sm_archs = sm_archs,
+          .ptx_arch = ptx_arch,
           .rank = BASE_RANK SIGN rank};
 }
 
@@ -74,8 +95,8 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
   };
   static pyflash::KernelLibrary const library{
       .abi = ABI,
-      .n_rows = std::size(rows),
-      .rows = rows,
+      .configs_digest = DIGEST,
+      .rows = {rows, std::size(rows)},
       .device_properties = device_properties,
       .error_string = error_string,
       .merge_splits = merge_splits,

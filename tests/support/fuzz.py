@@ -1,8 +1,8 @@
-"""Random problems of attention, each drawn from one number, checked against the reference.
+"""Random problems of attention, each drawn from a seed and checked against the reference.
 
     PYTHONPATH=tests python -m support.fuzz 1234 --device cuda
 
-runs case 1234 again and says what it is.
+prints case 1234 and runs it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from support.memory_layout import Layout, draw_layout
-from support.problems import Mask, new_memory_is_nan
+from support.problems import Mask, make_sinks, new_memory_is_nan
 from torch import Tensor
 
 from pyflash import attention, attention_varlen, built_configs, named_set
@@ -30,7 +30,7 @@ PRIMES = (7, 13, 31, 61, 67, 97, 127, 131, 193, 251, 257, 383, 509, 577, 599)
 EDGES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 COMMON_D = (64, 128)
 MAX_D_HEAD = 256
-# What a case may have, so that the reference is fast, and the op on the CPU.
+# Limits that keep the reference, and the op on the CPU, fast.
 MAX_SCORES = {"cuda": 1 << 26, "cpu": 1 << 17}
 MAX_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 20}
 ON_CPU = [
@@ -54,9 +54,10 @@ class Case:
     layouts: tuple[Layout, Layout, Layout]  # of q, k, v
     mask: Mask
     softmax_scale: float | None
+    sinks: str | None  # "float32", or "q": the dtype of q
     num_splits: int
-    max_seqlen_slack: tuple[int, int]  # what max_seqlen_q and max_seqlen_k exceed the lengths by
-    repeated: bool  # run twice, for the same bits
+    max_seqlen_slack: tuple[int, int]  # by how much max_seqlen_q and max_seqlen_k are too large
+    repeated: bool  # run twice, for bitwise equality
     config: str  # short form, or "" for the best known
 
     def __str__(self) -> str:
@@ -73,7 +74,7 @@ class Case:
     def is_quick(self) -> bool:
         heads = self.heads_kv * self.group
         n_scores = heads * sum(q * k for q, k in zip(self.seqlens_q, self.seqlens_k, strict=True))
-        # Splits are merged from as many partial results.
+        # Splits are combined from as many partial results.
         rows = max(1, self.num_splits) * heads * sum(self.seqlens_q)
         rows += self.heads_kv * sum(self.seqlens_k)
         quick = n_scores <= MAX_SCORES[self.device]
@@ -81,9 +82,9 @@ class Case:
 
 
 def case(seed: int, device: str) -> Case:
-    """The case of this seed: the first one drawn that the device can run and check in no time."""
+    """The case of this seed: the first one drawn that the device can run and check quickly."""
     if device == "cuda" and not built_configs():
-        raise RuntimeError("no config is built: python -m codegen")
+        raise RuntimeError("no config is built: pyflash build")
     for attempt in itertools.count():
         rng = random.Random(f"{seed}.{attempt}")
         drawn = _draw(rng, seed, device)
@@ -94,7 +95,7 @@ def case(seed: int, device: str) -> Case:
 
 
 def run(case: Case) -> None:
-    """Raises AssertionError, with the case and how to run it again, where a result is wrong."""
+    """Raises AssertionError, with the case and the command that repeats it, for a wrong result."""
     try:
         _check(case)
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -102,7 +103,7 @@ def run(case: Case) -> None:
 
 
 def failures(seeds: Iterable[int], device: str) -> list[str]:
-    """What is wrong with the cases of these seeds."""
+    """The failures among the cases of these seeds."""
     messages = []
     for seed in seeds:
         try:
@@ -110,7 +111,7 @@ def failures(seeds: Iterable[int], device: str) -> list[str]:
         except AssertionError as error:
             messages.append(str(error))
             if device == "cuda":
-                torch.cuda.synchronize()  # raises where no other case can run any more
+                torch.cuda.synchronize()  # raises if no further case can run
     return messages
 
 
@@ -138,6 +139,13 @@ def inputs_of(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(laid_out(layout, *size) for layout, size in zip(case.layouts, sizes, strict=True))
 
 
+def sinks_of(case: Case) -> Tensor | None:
+    if case.sinks is None:
+        return None
+    dtype = torch.float32 if case.sinks == "float32" else TORCH_DTYPES[case.dtype]
+    return make_sinks(case.heads_kv * case.group, dtype, case.device, case.seed)
+
+
 def _draw(rng: random.Random, seed: int, device: str) -> Case:
     packed = rng.random() < 0.4
     seqlens_q, seqlens_k = _draw_lengths(rng, packed)
@@ -157,6 +165,7 @@ def _draw(rng: random.Random, seed: int, device: str) -> Case:
         num_splits=rng.choice((0, 0, 0, 0, 0, 0, 1, 2, 3, 5, 8, rng.randint(1, 128))),
         max_seqlen_slack=tuple(rng.choice((0, 0, 1, 63, 1000)) for _ in "qk"),
         repeated=rng.random() < 0.25,
+        sinks=rng.choice(("float32", "q")) if rng.random() < 0.2 else None,
         config="",
     )
 
@@ -216,7 +225,7 @@ def _draw_mask(rng: random.Random, longest: int) -> Mask:
 
 def _check(case: Case) -> None:
     inputs = inputs_of(case)
-    options = case.mask.options | {"softmax_scale": case.softmax_scale}
+    options = case.mask.options | {"softmax_scale": case.softmax_scale, "sinks": sinks_of(case)}
     call = {"num_splits": case.num_splits, "config": case.config, "return_lse": True, **options}
     with new_memory_is_nan(case.device):
         if case.packed:
@@ -234,7 +243,7 @@ def _check(case: Case) -> None:
     expected.check(out, lse)
     for again in results[1:]:
         same = all(map(torch.equal, results[0], again))
-        assert same, "a second run gives other bits"
+        assert same, "a second run differs"
 
 
 def _lengths(case: Case) -> tuple[Any, ...]:

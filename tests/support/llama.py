@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, once for each implementation of attention."""
+"""Small models of transformers with random weights, one for each attention implementation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from transformers import (
     BertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -33,7 +35,7 @@ _SHAPE = {
     "num_attention_heads": 8,
     "max_position_embeddings": 512,
     "pad_token_id": PADDING,
-    "initializer_range": 0.12,  # so large that attention decides much of the logits
+    "initializer_range": 0.12,  # large enough for attention to matter in the logits
 }
 _DECODER = _SHAPE | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
 
@@ -56,15 +58,27 @@ _MODELS = {
             sliding_window=9,
         ),
     ),
+    # Every second layer has a window. Every token goes through every expert: with fewer, rounding
+    # changes which.
+    "sinks": (
+        GptOssForCausalLM,
+        lambda: GptOssConfig(
+            **_DECODER,
+            head_dim=16,
+            num_local_experts=2,
+            num_experts_per_tok=2,
+            sliding_window=9,
+        ),
+    ),
     "encoder": (BertModel, lambda: BertConfig(**_SHAPE)),
 }
 
 
 @dataclass(frozen=True)
 class Models:
-    """The same weights, which are numbers of the 16-bit type, three times."""
+    """Three models with the same weights, which are exact in the 16-bit type."""
 
-    ref: PreTrainedModel  # fp32, attention as its formula says it
+    ref: PreTrainedModel  # fp32, attention by its formula
     pt16: PreTrainedModel  # 16 bits, PyTorch's attention
     pyflash: PreTrainedModel  # 16 bits
 
@@ -82,7 +96,7 @@ def make_models(name: str, dtype: torch.dtype, device: str, seed: int = 0) -> Mo
         model.load_state_dict(weights)
         return model.to(device).eval()
 
-    pt16 = "eager" if name == "capped" else "sdpa"  # PyTorch's has no cap
+    pt16 = "eager" if name in ("capped", "sinks") else "sdpa"  # PyTorch's has neither
     return Models(make("eager", torch.float32), make(pt16, dtype), make("pyflash", dtype))
 
 
@@ -108,7 +122,7 @@ def make_mask(padding: str, device: str) -> Tensor | None:
 
 
 def check(ref: Tensor, pt16: Tensor, out: Tensor, keep: Tensor | None = None) -> None:
-    """out may be as far from ref as the tolerance rule says; `keep` tells which rows count."""
+    """Asserts the tolerance rule; `keep` selects the rows that count."""
     if keep is not None:
         ref, pt16, out = (x[keep.bool()] for x in (ref, pt16, out))
     error, bound = (out.float() - ref).abs().max().item(), tolerance(ref, pt16)

@@ -3,16 +3,37 @@
 
 #include "cute_kernels/host/short_form.h"
 
+using namespace pyflash::description;
+
+template <class C, class E>
+void print(C const& config, Enum<C, E> const& entry) {
+  std::cout << int(config.*entry.field) << " ";
+}
+template <class C>
+void print(C const& config, Int<C> const& entry) {
+  std::cout << config.*entry.field << " ";
+}
+template <class C>
+void print(C const& config, Flag<C> const& word) {
+  std::cout << config.*word.field << " ";
+}
+template <class C, size_t N>
+void print(C const& config, Number<C, N> const& word) {
+  for (auto const& value : word.values) {
+    print(config, value);
+  }
+}
+
 int main() {
   for (std::string line; std::getline(std::cin, line);) {
-    auto const c = pyflash::parse_short_form(line);
-    std::cout << int(c.dtype);
-    for (int field :
-         {c.d_head, c.B_r, c.B_c, c.n_warps, int(c.async_copy), int(c.eager_load_blocks),
-          int(c.swizzled), c.Q_mma_load_K_tiles, c.K_mma_load_K_tiles, c.V_mma_load_K_tiles,
-          int(c.mma_double_buffer_loads), int(c.optimized_softmax)}) {
-      std::cout << " " << field;
-    }
-    std::cout << "\t" << pyflash::short_form(c) << "\n";
+    auto const config = pyflash::parse_short_form(line);
+    std::visit(
+        [](auto const& c) {
+          using Description = ConfigDescription<std::decay_t<decltype(c)>>;
+          auto const fields = std::tuple_cat(Description::tile, Description::words);
+          std::apply([&](auto const&... entries) { (print(c, entries), ...); }, fields);
+        },
+        config);
+    std::cout << "\t" << pyflash::short_form(config) << "\n";
   }
 }

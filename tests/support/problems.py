@@ -1,4 +1,4 @@
-"""Inputs of attention for tests and benchmarks: regular shapes, and those that break kernels."""
+"""Inputs of attention for tests: regular shapes, and those that break kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a config leaves open. `layout` is how q, k and v lie in memory."""
+    """Extents that a config leaves open, and the memory layout of q, k and v."""
 
     name: str
     batch: int
@@ -39,28 +39,23 @@ class Shape:
         return self.heads if self.heads_kv is None else self.heads_kv
 
 
-@dataclass(frozen=True)
 class Mask:
-    """What is done to the scores, as `attention` takes it."""
+    """Options of attention under a name."""
 
-    name: str
-    causal: bool = False
-    window_left: int = -1
-    window_right: int = -1
-    softcap: float = 0.0
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name, self.options = name, options
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of `attention`, and of the reference."""
-        return {
-            "causal": self.causal,
-            "window_left": self.window_left,
-            "window_right": self.window_right,
-            "softcap": self.softcap,
-        }
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.name, *sorted(self.options.items())
 
 
 @dataclass(frozen=True)
@@ -191,7 +186,7 @@ def inputs_and_expected(
     device: str = "cpu",
     mask: Mask = NO_MASK,
 ) -> tuple[Inputs, Expected]:
-    """The same for every caller, who must not write to them."""
+    """Cached: callers must not write to them."""
     inputs = make_inputs(shape, dtype, d_head, device)
     return inputs, expect(*inputs, **mask.options)
 
@@ -204,7 +199,7 @@ def packed_and_expected(
     device: str = "cpu",
     mask: Mask = NO_MASK,
 ) -> tuple[tuple[Any, ...], Expected]:
-    """The same for every caller, who must not write to them."""
+    """Cached: callers must not write to them."""
     inputs = make_packed(packed, dtype, d_head, device)
     return inputs, expect_varlen(*inputs[:5], **mask.options)
 
@@ -215,9 +210,15 @@ def problem_of(
     return inputs_and_expected(shape, TORCH_DTYPES[config.dtype], config.d_head, device, mask)
 
 
+def make_sinks(heads: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Tensor:
+    """Normal random numbers, so that a sink weighs as much as a key."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(heads, generator=generator, device=device).to(dtype)
+
+
 @contextmanager
 def new_memory_is_nan(device: str = "cpu") -> Iterator[None]:
-    """What torch allocates in here holds NaN, so that an element never written is seen."""
+    """New tensors hold NaN, so that an element that is never written is seen."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     assert torch.empty(1000, device=device).isnan().all()

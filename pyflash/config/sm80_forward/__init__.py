@@ -18,7 +18,7 @@ SM80_FORWARD = Family(
     traits_header="cute_kernels/sm80/traits.h",
     launch_header="cute_kernels/sm80/launch.h",
     kernel="flash_forward_kernel",
-    emulation_header="cute_kernels/emulator/kernel.h",
+    emulation_header="cute_kernels/sm80/emulated.h",
     fallback=fallback,
 )
 

@@ -38,6 +38,7 @@ class FlashForwardKernelConfig(KernelConfig):
     V_mma_load_K_tiles: int = number(_LOADS, least=0)
     mma_double_buffer_loads: bool = flag("buffer")  # the next stage's ldmatrix before mma
     optimized_softmax: bool = flag("opt_softmax")  # exp2 with a folded scale; first block peeled
+    kv_stages: int = number("stages_{}", default=1)  # blocks of K, and of V, in smem at a time
 
     @property
     def n_threads(self) -> int:
@@ -46,8 +47,8 @@ class FlashForwardKernelConfig(KernelConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """Per CTA: one Q, one K and one V block of 16-bit elements; O reuses Q's space."""
-        return (self.B_r + 2 * self.B_c) * self.d_head * 2
+        """Per CTA: a block of Q and kv_stages blocks of K and of V; O reuses the space of Q."""
+        return (self.B_r + 2 * self.kv_stages * self.B_c) * self.d_head * 2
 
     def canonical(self) -> FlashForwardKernelConfig:
         """The one config that stands for all that compile to the same kernel as this one.

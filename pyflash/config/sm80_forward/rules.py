@@ -26,6 +26,7 @@ SUPPORTED = {
     "B_r": (64, 128),
     "B_c": (32, 64, 128),
     "n_warps": (4, 8),
+    "kv_stages": (1, 2, 3, 4),
 }
 
 
@@ -112,6 +113,15 @@ def eager_needs_async(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 
 @RULES.rule
+def stages_need_eager(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
+    if c.kv_stages > 1 and not c.eager_load_blocks:
+        yield (
+            f"kv_stages = {c.kv_stages} keeps that many blocks of K and V ahead, which only the "
+            "eager schedule loads: set eager_load_blocks = True, or kv_stages = 1"
+        )
+
+
+@RULES.rule
 def swizzle_atom(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     columns = _atom_columns(c)
     for name, size in (("B_r", ATOM_ROWS), ("B_c", ATOM_ROWS), ("d_head", columns)):
@@ -138,9 +148,11 @@ def copy_tile(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 @RULES.rule
 def smem(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     if c.smem_bytes > arch.smem_per_cta:
+        stages, fewer = ("kv_stages * ", ", or fewer stages") if c.kv_stages > 1 else ("", "")
         yield (
-            f"(B_r + 2 * B_c) * d_head * 2 = {c.smem_bytes} bytes of shared memory are more than "
-            f"the {arch.smem_per_cta} that {arch} gives a CTA: use a smaller B_r or B_c"
+            f"(B_r + 2 * {stages}B_c) * d_head * 2 = {c.smem_bytes} bytes of shared memory are "
+            f"more than the {arch.smem_per_cta} that {arch} gives a CTA: use a smaller B_r or "
+            f"B_c{fewer}"
         )
 
 

@@ -1,6 +1,6 @@
 """Gradients on the CPU: the formula in float32.
 
-P  = exp(S - lse)                        S: the scores, scaled, capped and masked
+P  = exp(S - lse)                        S: scores, scaled, capped and masked; lse: with the sink
 dV = P^T dO
 dS = P * (dO V^T - rowsum(dO * O))
 dQ = softmax_scale * dS K, dK = softmax_scale * dS^T Q
@@ -9,14 +9,18 @@ dQ = softmax_scale * dS K, dK = softmax_scale * dS^T Q
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pyflash.op.options import AttentionOptions, softmax_scale_of, windows_of
 from pyflash.op.reference import attended
 
-# Scores held at a time.
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Scores in memory at a time.
 _MAX_SCORES = 1 << 22
 
 
@@ -27,19 +31,14 @@ def bwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, seqlen_q, heads, d_head = q.shape
     seqlen_k, heads_kv = k.shape[1:3]
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    scale = 1 / math.sqrt(d_head) if softmax_scale is None else softmax_scale
-    windows = (window_left, 0 if causal else window_right)
+    scale, windows = softmax_scale_of(options, d_head), windows_of(options, seqlen_q, seqlen_k)
+    softcap = options.get("softcap", 0.0)
     group = heads // heads_kv
     n_batches = max(1, _MAX_SCORES // (heads * seqlen_q * seqlen_k))
     n_rows = max(1, _MAX_SCORES // (heads * seqlen_k))
@@ -48,7 +47,7 @@ def bwd(
     def grouped(x: Tensor) -> Tensor:  # (batch, heads_kv, group, seqlen_q, d_head)
         return x.unflatten(2, (heads_kv, group)).permute(0, 2, 3, 1, 4)
 
-    # P = exp(S - lse) = 0 in rows with nothing to attend.
+    # P = exp(S - lse) = 0 in rows with nothing to attend and no sink.
     lse = lse.nan_to_num(nan=math.nan, neginf=math.inf).unflatten(1, (heads_kv, group))
     for b in range(0, batch, n_batches):
         part = slice(b, b + n_batches)
@@ -89,7 +88,7 @@ def bwd_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
     bounds = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist())

@@ -1,14 +1,23 @@
-"""Gradients on a GPU, by PyTorch's flash backward."""
+"""Gradients on a GPU, by PyTorch's flash backward.
+
+It recomputes P = exp(S - lse) from the given lse, so sinks, which are in lse, need nothing more;
+rowsum(dO * O) is the same with and without them.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-# A grid of PyTorch's kernels has a block in y for each sequence, in z for each head.
+from pyflash.op.options import AttentionOptions, windows_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# PyTorch's kernels have one block in grid.y per sequence and one in grid.z per head.
 MAX_GRID = 65535
 
 
@@ -19,7 +28,7 @@ def bwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, seqlen_q = q.shape[:2]
     seqlen_k = k.shape[1]
@@ -33,19 +42,25 @@ def bwd(
             for whole, values in zip(gradients, parts, strict=True):
                 whole[part] = values
         return gradients
-    left, right = windows = _windows(seqlen_q, seqlen_k, **options)
+    left, right = windows = windows_of(options, seqlen_q, seqlen_k)
     if seqlen_q > seqlen_k + 1 and (right >= seqlen_k or (left >= 0 and right < 0)):
-        # PyTorch takes any right window of seqlen_k or more, and none beside a left one, for one
-        # of seqlen_k, which cuts something here. For packed sequences it goes by max_seqlen_k.
+        # PyTorch replaces a right window of seqlen_k or more, and a missing one beside a left
+        # window, by seqlen_k, which masks keys here. For packed sequences it uses max_seqlen_k.
         return _bwd_packed(grad_out, out, lse, q, k, v, **options)
     sequences = (None, None, seqlen_q, seqlen_k)
     return _flash_backward(grad_out, out, lse, (q, k, v), sequences, windows, options)
 
 
 def _bwd_packed(
-    grad_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, **options: Any
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `bwd` does, by `bwd_varlen`."""
+    """`bwd` through `bwd_varlen`."""
     batch = len(q)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
@@ -77,35 +92,17 @@ def bwd_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    windows = _windows(max_seqlen_q, max_seqlen_k, **options)
+    windows = windows_of(options, max_seqlen_q, max_seqlen_k)
     if windows not in ((-1, -1), (-1, 0)):
-        max_seqlen_k = max(max_seqlen_q, max_seqlen_k)  # see bwd; else it sizes the grid only
-    # Wrong values lead to wrong gradients, but to nothing outside of the tensors.
+        max_seqlen_k = max(max_seqlen_q, max_seqlen_k)  # see bwd; else it only sizes the grid
+    # With wrong values gradients are wrong, but no access leaves the tensors.
     cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.clamp(0, len(q)), cu_seqlens_k.clamp(0, len(k))
     sequences = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _flash_backward(grad_out, out, lse, (q, k, v), sequences, windows, options)
-
-
-def _windows(
-    seqlen_q: int,
-    seqlen_k: int,
-    *,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    **others: Any,
-) -> tuple[int, int]:
-    """The windows, -1 where nothing is cut."""
-    if causal:
-        window_right = 0
-    return (
-        window_left if window_left < seqlen_k - 1 else -1,
-        window_right if window_right < seqlen_q - 1 else -1,
-    )
 
 
 def _flash_backward(
@@ -115,18 +112,18 @@ def _flash_backward(
     qkv: tuple[Tensor, Tensor, Tensor],
     sequences: tuple[Tensor | None, Tensor | None, int, int],
     windows: tuple[int, int],
-    options: dict[str, Any],
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q = qkv[0]
     grad_out = grad_out.contiguous()
     if grad_out.data_ptr() % 16:
         grad_out = grad_out.clone()
-    rng_state = torch.empty(2, dtype=torch.uint64, device=q.device)  # of dropout, of which is none
+    rng_state = torch.empty(2, dtype=torch.uint64, device=q.device)  # of dropout, unused
     return torch.ops.aten._flash_attention_backward(
         grad_out,
         *qkv,
         out.contiguous(),
-        # The lse of a row with nothing to attend is infinity there, so that P = exp(S - lse) = 0.
+        # PyTorch has lse = inf in a row with nothing to attend, so that P = exp(S - lse) = 0.
         lse.nan_to_num(nan=math.nan, posinf=math.inf, neginf=math.inf).contiguous(),
         *sequences,
         0.0,

@@ -8,29 +8,25 @@
 
 namespace pyflash::emulator {
 
-template <FlashForwardKernelConfig kConfig>
+template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 void run_thread(ForwardParams const& params) {
-  using Traits = sm80::KernelTraits<kConfig>;
-  switch (variant_of(params, kConfig.d_head)) {
-    case Variant::Plain:
-      return sm80::forward_cta<Traits, Variant::Plain>(params);
-    case Variant::Causal:
-      return sm80::forward_cta<Traits, Variant::Causal>(params);
-    case Variant::General:
-      return sm80::forward_cta<Traits, Variant::General>(params);
-    case Variant::Capped:
-      return sm80::forward_cta<Traits, Variant::Capped>(params);
+  bool const covered = run_first_that_covers<kBuilt...>(
+      features_needed(params, kConfig.d_head), [&](auto features) {
+        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(params);
+      });
+  if (!covered) {
+    machine->fail("no built combination of features covers the problem");
   }
 }
 
-template <FlashForwardKernelConfig kConfig>
+template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 EmulatedKernel const* forward_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
                                          .n_ctas = sm80::n_ctas<Traits>,
                                          .attach = [](Machine* m) { machine = m; },
-                                         .run_thread = run_thread<kConfig>};
+                                         .run_thread = run_thread<kConfig, kBuilt...>};
   return &kernel;
 }
 

@@ -1,0 +1,53 @@
+// What a kernel can do beyond attention in which every query attends every key. Combinations are compiled separately, so
+// that a feature costs nothing in the kernels without it. Which ones are built: pyflash/config/features.py.
+#pragma once
+
+#include <compare>
+#include <type_traits>
+
+#include "cute_kernels/params.h"
+
+// NOTE: outside namespace pyflash for the same reason as the configs: config.h.
+struct ForwardFeatures {
+  bool right_window = false;  // causal too
+  bool left_window = false;
+  bool predicated_head_dim = false;  // d_head below that of the config
+  bool softcap = false;
+  bool sinks = false;
+
+  friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
+
+  // Whether a kernel with these features runs a problem that needs those.
+  constexpr bool covers(ForwardFeatures needed) const {
+    return right_window >= needed.right_window && left_window >= needed.left_window &&
+           predicated_head_dim >= needed.predicated_head_dim && softcap >= needed.softcap &&
+           sinks >= needed.sinks;
+  }
+};
+
+namespace pyflash {
+
+// With num_splits > 1 it is merge_splits that adds the sinks.
+inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
+  return {.right_window = params.window_right < kNoWindow,
+          .left_window = params.window_left < kNoWindow,
+          .predicated_head_dim = params.d_head < d_head_of_config,
+          .softcap = params.softcap != 0,
+          .sinks = params.sinks != nullptr && params.num_splits <= 1};
+}
+
+// Calls run(std::integral_constant<ForwardFeatures, kFeatures>{}) for the first of kBuilt that covers `needed`. False: none
+// does.
+template <ForwardFeatures... kBuilt, class Run>
+bool run_first_that_covers(ForwardFeatures needed, Run&& run) {
+  auto run_if_it_covers = [&](auto features) {
+    bool const covers = features.value.covers(needed);
+    if (covers) {
+      run(features);
+    }
+    return covers;
+  };
+  return (run_if_it_covers(std::integral_constant<ForwardFeatures, kBuilt>{}) || ...);
+}
+
+}  // namespace pyflash

@@ -1,0 +1,97 @@
+#include "cute_kernels/host/call.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cute_kernels/host/checks.h"
+
+namespace pyflash {
+namespace {
+
+// But for what padded and packed sequences set apart: batch, lengths, and the strides that depend on them.
+ForwardParams params_of(Input const& q, Input const& k, Input const& v) {
+  int64_t const heads = q.extents[kHead], d_head = q.extents[kColumn];
+  ForwardParams params{};
+  params.q = q.view.data;
+  params.k = k.view.data;
+  params.v = v.view.data;
+  params.q_strides = q.tensor_strides();
+  params.k_strides = k.tensor_strides();
+  params.v_strides = v.tensor_strides();
+  params.o_strides = {.batch = 0, .row = heads * d_head, .head = d_head};
+  params.heads = static_cast<int>(heads);
+  params.heads_kv = static_cast<int>(k.extents[kHead]);
+  params.d_head = static_cast<int>(d_head);
+  return params;
+}
+
+void set_padded_lengths(ForwardParams& params, Input const& q, Input const& k) {
+  params.batch = static_cast<int>(q.extents[kBatch]);
+  params.seqlen_q = static_cast<int>(q.extents[kRow]);
+  params.seqlen_k = static_cast<int>(k.extents[kRow]);
+  int64_t const rows_of_batch = int64_t(params.heads) * params.seqlen_q;
+  params.o_strides.batch = rows_of_batch * params.d_head;
+  params.lse_strides = {
+      .batch = rows_of_batch, .head = params.seqlen_q, .split = params.batch * rows_of_batch};
+}
+
+void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t batch,
+                        Input const& q, Input const& k) {
+  params.cu_seqlens_q = static_cast<int const*>(packing.cu_seqlens_q.data);
+  params.cu_seqlens_k = static_cast<int const*>(packing.cu_seqlens_k.data);
+  params.batch = static_cast<int>(batch);
+  params.total_q = static_cast<int>(q.extents[kRow]);
+  params.total_k = static_cast<int>(k.extents[kRow]);
+  params.seqlen_q = static_cast<int>(std::min(packing.max_seqlen_q, q.extents[kRow]));
+  params.seqlen_k = static_cast<int>(std::min(packing.max_seqlen_k, k.extents[kRow]));
+  params.lse_strides = {
+      .batch = 0, .head = params.total_q, .split = int64_t(params.heads) * params.total_q};
+}
+
+void set_options(ForwardParams& params, Options const& options) {
+  double const default_scale = 1 / std::sqrt(static_cast<double>(params.d_head));
+  params.softmax_scale = static_cast<float>(options.softmax_scale.value_or(default_scale));
+  params.softcap = static_cast<float>(options.softcap);
+  set_windows(params, options.window_left, options.causal ? 0 : options.window_right);
+  if (options.sinks) {
+    params.sinks = options.sinks->data;
+    params.sinks_are_fp32 = options.sinks->dtype == ElementType::kFloat32;
+    params.sink_strides = {.head = 1, .row = 0};
+  }
+}
+
+}  // namespace
+
+Problem problem_of(Call const& call, int64_t max_d_head) {
+  DimensionNames const& dims = call.packing ? kPackedDims : kPaddedDims;
+  Options const& options = call.options;
+  check_devices(call);
+  DType const dtype = check_dtypes(call);
+  Input const q(call.q, dims), k(call.k, dims), v(call.v, dims);
+  check_shapes(q, k, v, dims, max_d_head);
+  int64_t const batch = call.packing ? check_packing(*call.packing, q, k) : q.extents[kBatch];
+  check_batch_times_heads(batch, q);
+  for (Input const* input : {&q, &k, &v}) {
+    check_memory(*input);
+  }
+  check_options(options);
+  if (options.sinks) {
+    check_sinks(*options.sinks, q);
+  }
+
+  Problem problem{.dtype = dtype,
+                  .num_splits = static_cast<int>(options.num_splits),
+                  .params = params_of(q, k, v)};
+  ForwardParams& params = problem.params;
+  if (call.packing) {
+    set_packed_lengths(params, *call.packing, batch, q, k);
+    set_options(params, options);
+  } else {
+    set_padded_lengths(params, q, k);
+    set_options(params, options);
+    simplify_one_query(params);
+  }
+  return problem;
+}
+
+}  // namespace pyflash

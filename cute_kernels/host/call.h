@@ -1,0 +1,35 @@
+// A call of pyflash::fwd or pyflash::fwd_varlen as it came, and the way from it to a problem: the one place where
+// arguments are checked and normalised, for the op, for select and for the emulator.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "cute_kernels/host/options.h"
+#include "cute_kernels/host/problem.h"
+#include "cute_kernels/host/tensor_view.h"
+
+namespace pyflash {
+
+inline constexpr int64_t kMaxHeadDim = 256;
+
+struct Packing {
+  TensorView cu_seqlens_q;
+  TensorView cu_seqlens_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+};
+
+struct Call {
+  TensorView q;
+  TensorView k;
+  TensorView v;
+  std::optional<Packing> packing;  // of fwd_varlen
+  Options options;
+};
+
+// Refuses what attention does not accept, but for the config: selection looks at that. Strides of the outputs are those of
+// contiguous tensors.
+Problem problem_of(Call const& call, int64_t max_d_head = kMaxHeadDim);
+
+}  // namespace pyflash

@@ -1,0 +1,181 @@
+#include "cute_kernels/host/checks.h"
+
+#include <algorithm>
+
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/problem.h"
+
+namespace pyflash {
+namespace {
+
+constexpr int kVectorBytes = 16;  // kernels read 16 bytes at a time
+constexpr int kVectorElements = kVectorBytes / 2;
+
+void check_address(TensorView const& tensor, size_t multiple) {
+  auto const address = reinterpret_cast<uintptr_t>(tensor.data);
+  require(address % multiple == 0, tensor.name, " starts ", address % multiple,
+          " bytes after a multiple of ", multiple, " bytes: expected a multiple, call .clone()");
+}
+
+// NOTE: the stride of a dimension of size 1 says nothing and can be anything.
+void check_contiguous_vector(TensorView const& vector) {
+  require(vector.sizes[0] <= 1 || vector.strides[0] == 1, vector.name, " has stride ",
+          vector.strides[0], ": expected 1, call .contiguous()");
+}
+
+// Of q, or of k and v.
+struct Lengths {
+  TensorView const& cu_seqlens;
+  char const* max_name;
+  int64_t max_seqlen;
+  Input const& rows;
+};
+
+void check_cu_seqlens(TensorView const& cu_seqlens) {
+  char const* const name = cu_seqlens.name;
+  require(cu_seqlens.dtype == ElementType::kInt32, name, " is ", cu_seqlens.dtype,
+          ": expected int32");
+  require(cu_seqlens.rank == 1 && cu_seqlens.sizes[0] > 0, name, " has shape ", ShapeOf{cu_seqlens},
+          ": expected (batch + 1,)");
+  check_contiguous_vector(cu_seqlens);
+  int64_t const batch = cu_seqlens.sizes[0] - 1;
+  require(batch <= kMaxExtent, name, " is for ", batch, " sequences: expected at most ",
+          kMaxExtent);
+  check_address(cu_seqlens, sizeof(int));
+}
+
+void check_max_seqlen(Lengths const& lengths) {
+  auto const& [cu_seqlens, max_name, max_seqlen, rows] = lengths;
+  require(max_seqlen >= 0 && max_seqlen <= kMaxExtent, max_name, " = ", max_seqlen,
+          ": expected a number from 0 to ", kMaxExtent);
+  int64_t const batch = cu_seqlens.sizes[0] - 1;
+  require(batch * max_seqlen >= rows.extents[kRow], max_name, " = ", max_seqlen, " for ", batch,
+          " sequences: expected room for the ", rows.extents[kRow], " rows of ", rows.view.name);
+}
+
+void check_values(Lengths const& lengths) {
+  auto const& [cu_seqlens, max_name, max_seqlen, rows] = lengths;
+  char const* const name = cu_seqlens.name;
+  auto const values = static_cast<int const*>(cu_seqlens.data);
+  int64_t const batch = cu_seqlens.sizes[0] - 1;
+  require(values[0] == 0, name, " starts with ", values[0], ": expected 0");
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t const seqlen = int64_t(values[b + 1]) - values[b];
+    require(seqlen >= 0, name, " goes down from ", values[b], " to ", values[b + 1],
+            ": expected ascending numbers");
+    require(seqlen <= max_seqlen, name, " has a sequence of ", seqlen, " rows: expected at most ",
+            max_name, " = ", max_seqlen);
+  }
+  require(values[batch] == rows.extents[kRow], name, " ends with ", values[batch], ": expected ",
+          rows.extents[kRow], ", the rows of ", rows.view.name);
+}
+
+}  // namespace
+
+Input::Input(TensorView const& view, DimensionNames const& dims)
+    : view(view), extents{1, 1, 1, 1}, strides{} {
+  require(view.rank == dims.rank, view.name, " has shape ", ShapeOf{view}, ": expected ", dims.rank,
+          " dimensions, ", dims.dims);
+  std::copy_n(view.sizes, dims.rank, extents + kNAxes - dims.rank);
+  std::copy_n(view.strides, dims.rank, strides + kNAxes - dims.rank);
+}
+
+void check_devices(Call const& call) {
+  auto const check = [&](TensorView const& tensor) {
+    require(tensor.device == call.q.device, tensor.name, " is on ", tensor.device, ": expected ",
+            call.q.device, ", where q is");
+  };
+  check(call.k);
+  check(call.v);
+  if (call.packing) {
+    check(call.packing->cu_seqlens_q);
+    check(call.packing->cu_seqlens_k);
+  }
+  if (call.options.sinks) {
+    check(*call.options.sinks);
+  }
+}
+
+DType check_dtypes(Call const& call) {
+  TensorView const& q = call.q;
+  bool const is_half = q.dtype == ElementType::kFloat16;
+  require(is_half || q.dtype == ElementType::kBFloat16, "q is ", q.dtype,
+          ": expected float16 or bfloat16");
+  for (TensorView const* tensor : {&call.k, &call.v}) {
+    require(tensor->dtype == q.dtype, tensor->name, " is ", tensor->dtype, ": expected ", q.dtype,
+            " as q");
+  }
+  return is_half ? DType::FP16 : DType::BF16;
+}
+
+void check_shapes(Input const& q, Input const& k, Input const& v, DimensionNames const& dims,
+                  int64_t max_d_head) {
+  int64_t const d_head = q.extents[kColumn];
+  require(d_head > 0 && d_head <= max_d_head && d_head % kVectorElements == 0, "q has d_head ",
+          d_head, ": expected a multiple of ", kVectorElements, " from ", kVectorElements, " to ",
+          max_d_head);
+  for (int axis : {kBatch, kColumn}) {
+    require(k.extents[axis] == q.extents[axis], "k has shape ", ShapeOf{k.view}, ": expected ",
+            dims.axes[axis], " ", q.extents[axis], " as q");
+  }
+  int64_t const heads = q.extents[kHead], heads_kv = k.extents[kHead];
+  require(heads == 0 || (heads_kv > 0 && heads % heads_kv == 0), "k has shape ", ShapeOf{k.view},
+          ": expected a number of heads that divides the ", heads, " of q");
+  for (int axis : {kBatch, kRow, kHead, kColumn}) {
+    require(v.extents[axis] == k.extents[axis], "v has shape ", ShapeOf{v.view}, ": expected ",
+            dims.axes[axis], " ", k.extents[axis], " as k");
+  }
+  for (Input const* input : {&q, &k, &v}) {
+    for (int axis : {kBatch, kRow, kHead}) {
+      require(input->extents[axis] <= kMaxExtent, input->view.name, " has ", dims.axes[axis], " ",
+              input->extents[axis], ": expected at most ", kMaxExtent);
+    }
+  }
+}
+
+void check_batch_times_heads(int64_t batch, Input const& q) {
+  require(batch * q.extents[kHead] <= kMaxExtent, "q has ", q.extents[kHead], " heads in ", batch,
+          " batches: expected at most ", kMaxExtent, " for batch times heads");
+}
+
+// NOTE: the stride of a dimension of size 1 says nothing and can be anything.
+void check_memory(Input const& input) {
+  char const* const name = input.view.name;
+  require(input.extents[kColumn] <= 1 || input.strides[kColumn] == 1, name, " has stride ",
+          input.strides[kColumn], " in its last dimension: expected 1, call .contiguous()");
+  check_address(input.view, kVectorBytes);
+  char const* const strides[] = {"batch", "row", "head"};
+  for (int axis : {kBatch, kRow, kHead}) {
+    require(input.extents[axis] <= 1 || input.strides[axis] % kVectorElements == 0, name, " has a ",
+            strides[axis], " stride of ", input.strides[axis], " elements: expected a multiple of ",
+            kVectorElements, " (", kVectorBytes, " bytes), call .contiguous()");
+  }
+}
+
+int64_t check_packing(Packing const& packing, Input const& q, Input const& k) {
+  auto const& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = packing;
+  check_cu_seqlens(cu_seqlens_q);
+  check_cu_seqlens(cu_seqlens_k);
+  require(cu_seqlens_k.sizes[0] == cu_seqlens_q.sizes[0], "cu_seqlens_k has shape ",
+          ShapeOf{cu_seqlens_k}, ": expected ", ShapeOf{cu_seqlens_q}, " as cu_seqlens_q");
+  for (Lengths const& lengths : {Lengths{cu_seqlens_q, "max_seqlen_q", max_seqlen_q, q},
+                                 Lengths{cu_seqlens_k, "max_seqlen_k", max_seqlen_k, k}}) {
+    check_max_seqlen(lengths);
+    if (q.view.device.kind == Device::Kind::kCpu) {
+      check_values(lengths);
+    }
+  }
+  return cu_seqlens_q.sizes[0] - 1;
+}
+
+void check_sinks(TensorView const& sinks, Input const& q) {
+  int64_t const heads = q.extents[kHead];
+  require(sinks.dtype == ElementType::kFloat32 || sinks.dtype == q.view.dtype, sinks.name, " is ",
+          sinks.dtype, ": expected float32, or ", q.view.dtype, " as q");
+  require(sinks.rank == 1 && sinks.sizes[0] == heads, sinks.name, " has shape ", ShapeOf{sinks},
+          ": expected (", heads, ",), the heads of q");
+  check_contiguous_vector(sinks);
+  check_address(sinks, sinks.dtype == ElementType::kFloat32 ? 4 : 2);
+}
+
+}  // namespace pyflash

@@ -1,0 +1,80 @@
+#include "cute_kernels/host/extents.h"
+
+#include <algorithm>
+
+#include "cute_kernels/host/config_map.h"
+#include "cute_kernels/host/errors.h"
+
+namespace pyflash {
+namespace {
+
+// NOTE: not the CPU, where what cu_seqlens hold would be checked.
+constexpr Device kNowhere{Device::Kind::kOther, 0};
+
+// The sizes and strides that a view needs, (batch, seqlen, heads, d_head).
+struct Contiguous {
+  int64_t sizes[4];
+  int64_t strides[4];
+
+  Contiguous(int64_t batch, int64_t seqlen, int64_t heads, int64_t d_head)
+      : sizes{batch, seqlen, heads, d_head}, strides{0, 0, d_head, 1} {
+    // NOTE: of four large extents the product may wrap around, but as a multiple of d_head.
+    uint64_t const row = uint64_t(heads) * uint64_t(d_head);
+    strides[1] = static_cast<int64_t>(row);
+    strides[0] = static_cast<int64_t>(uint64_t(seqlen) * row);
+  }
+
+  // packed: without the first dimension.
+  TensorView view(char const* name, ElementType dtype, bool packed) const {
+    return {.name = name,
+            .data = nullptr,
+            .rank = packed ? 3 : 4,
+            .sizes = sizes + packed,
+            .strides = strides + packed,
+            .dtype = dtype,
+            .device = kNowhere};
+  }
+};
+
+int64_t largest_head_dim() {
+  int64_t largest = kMaxHeadDim;
+  for (Kernel const& kernel : all_kernels()) {
+    largest = std::max<int64_t>(largest, kernel.row->d_head);
+  }
+  return largest;
+}
+
+}  // namespace
+
+Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options) {
+  for (auto const& [name, extent] : kExtents) {
+    require(extents.*extent >= 0 && extents.*extent <= kMaxExtent, name, " = ", extents.*extent,
+            ": expected a number from 0 to ", kMaxExtent);
+  }
+  auto const& [batch, heads, heads_kv, seqlen_q, seqlen_k, d_head] = extents;
+  auto const rows = [&](int64_t seqlen) { return packed && batch == 0 ? 0 : seqlen; };
+  Contiguous const q(batch, rows(seqlen_q), heads, d_head);
+  Contiguous const kv(batch, rows(seqlen_k), heads_kv, d_head);
+  ElementType const type = dtype == DType::FP16 ? ElementType::kFloat16 : ElementType::kBFloat16;
+  if (options.sinks) {
+    options.sinks->device = kNowhere;
+  }
+  Call call{.q = q.view("q", type, packed),
+            .k = kv.view("k", type, packed),
+            .v = kv.view("v", type, packed),
+            .options = std::move(options)};
+  int64_t const n_cu_seqlens = batch + 1, stride = 1;
+  if (packed) {
+    TensorView const cu_seqlens{.name = "cu_seqlens",
+                                .data = nullptr,
+                                .rank = 1,
+                                .sizes = &n_cu_seqlens,
+                                .strides = &stride,
+                                .dtype = ElementType::kInt32,
+                                .device = kNowhere};
+    call.packing = Packing{cu_seqlens, cu_seqlens, seqlen_q, seqlen_k};
+  }
+  return problem_of(call, largest_head_dim());
+}
+
+}  // namespace pyflash

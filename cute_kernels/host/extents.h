@@ -1,0 +1,30 @@
+// The problem of a call that nobody makes: what select is asked for.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "cute_kernels/host/call.h"
+
+namespace pyflash {
+
+struct Extents {
+  int64_t batch;  // packed: the number of sequences
+  int64_t heads;
+  int64_t heads_kv;
+  int64_t seqlen_q;  // packed: max_seqlen_q
+  int64_t seqlen_k;
+  int64_t d_head;
+};
+
+// In the order of select's schema.
+inline constexpr std::pair<char const*, int64_t Extents::*> kExtents[] = {
+    {"batch", &Extents::batch},       {"heads", &Extents::heads},
+    {"heads_kv", &Extents::heads_kv}, {"seqlen_q", &Extents::seqlen_q},
+    {"seqlen_k", &Extents::seqlen_k}, {"d_head", &Extents::d_head}};
+
+// As problem_of a call with contiguous tensors of these extents, without data. Packed sequences have the rows of one.
+// d_head may also be that of any config that is loaded.
+Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options);
+
+}  // namespace pyflash

@@ -1,0 +1,34 @@
+#include "cute_kernels/host/names.h"
+
+namespace pyflash {
+namespace {
+
+struct Feature {
+  char const* name;
+  bool ForwardFeatures::* member;
+};
+
+constexpr Feature kFeatures[] = {
+    {"right_window", &ForwardFeatures::right_window},
+    {"left_window", &ForwardFeatures::left_window},
+    {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
+    {"softcap", &ForwardFeatures::softcap},
+    {"sinks", &ForwardFeatures::sinks},
+};
+static_assert(std::size(kFeatures) == sizeof(ForwardFeatures), "a feature has no name");
+
+}  // namespace
+
+char const* name(DType dtype) { return dtype == DType::FP16 ? "FP16" : "BF16"; }
+
+std::string name(ForwardFeatures const& features) {
+  std::string text;
+  for (Feature const& feature : kFeatures) {
+    if (features.*feature.member) {
+      text += (text.empty() ? "" : "+") + std::string(feature.name);
+    }
+  }
+  return text.empty() ? "plain" : text;
+}
+
+}  // namespace pyflash

@@ -1,0 +1,55 @@
+// What the rows of all families have in common. Included by their launch.h.
+#pragma once
+
+#include <iterator>
+
+#include "cute_kernels/registry.h"
+
+namespace pyflash {
+
+// CTAs per SM by the resource model, ascending by architecture. Specialised by the emitted translation unit.
+template <auto kConfig>
+inline constexpr Span<ArchCtas> kCtasPerSm{};
+
+// For the architecture being compiled; 0, where it is not listed, leaves the choice to the compiler.
+constexpr int of_this_arch([[maybe_unused]] Span<ArchCtas> ctas_per_sm) {
+#if defined(__CUDA_ARCH__)
+  for (ArchCtas const& entry : ctas_per_sm) {
+    if (entry.sm_arch == __CUDA_ARCH__ / 10) {
+      return entry.ctas;
+    }
+  }
+#endif
+  return 0;
+}
+
+// What the emitted config map knows of a config's object.
+struct BuiltFor {
+  char const* sm_archs;
+  int ptx_arch;
+  int rank;
+};
+
+// The row of a config that was built with these features, in the order of dispatch.
+template <auto kConfig, ForwardFeatures... kBuilt>
+ConfigMapRow make_row(char const* short_form, BuiltFor const& built_for, int n_threads,
+                      int smem_bytes, ForwardLauncher launch, ProblemRefusal refusal = nullptr) {
+  static constexpr ForwardFeatures kFeatures[] = {kBuilt...};
+  return {.config = kConfig,
+          .short_form = short_form,
+          .dtype = kConfig.dtype,
+          .d_head = kConfig.d_head,
+          .B_r = kConfig.B_r,
+          .B_c = kConfig.B_c,
+          .n_threads = n_threads,
+          .smem_bytes = smem_bytes,
+          .features = {kFeatures, std::size(kFeatures)},
+          .ctas_per_sm = kCtasPerSm<kConfig>,
+          .launch = launch,
+          .refusal = refusal,
+          .sm_archs = built_for.sm_archs,
+          .ptx_arch = built_for.ptx_arch,
+          .rank = built_for.rank};
+}
+
+}  // namespace pyflash

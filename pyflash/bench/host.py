@@ -1,0 +1,75 @@
+"""Host time per call: the CPU's part of a call of attention, beside that of PyTorch's SDPA."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import pyflash
+
+BASELINE = "torch.nn.functional.scaled_dot_product_attention"
+_CALLS_PER_SAMPLE = 100  # that many fit into the queue of a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    name: str
+    microseconds: float  # per call, the median of the samples
+    ratio: float  # to the baseline's, in the same run
+
+    def record(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def host_times(device: torch.device, n_samples: int) -> list[HostTime]:
+    """The baseline first. Samples are interleaved. On a GPU a call returns before its kernel ends;
+    on the CPU the figures contain the computation, of one query and one key."""
+    calls = _calls(device)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(n_samples + 1):
+        for name, call in calls.items():
+            sample = _microseconds(call, device)
+            if turn > 0:  # the first warms up
+                samples[name].append(sample)
+    medians = {name: median(values) for name, values in samples.items()}
+    return [HostTime(name, us, us / medians[BASELINE]) for name, us in medians.items()]
+
+
+def host_table(times: list[HostTime]) -> str:
+    lines = [f"{'us/call':>8} {'ratio':>6}  call"]
+    lines += [f"{x.microseconds:8.2f} {x.ratio:6.2f}  {x.name}" for x in times]
+    return "\n".join(lines)
+
+
+def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
+    seqlen = 64 if device.type == "cuda" else 1
+    q, k, v = torch.randn(3, 1, seqlen, 2, 64, device=device).half()
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    lengths = torch.tensor([0, seqlen], dtype=torch.int32, device=device)
+    packed = (q[0], k[0], v[0], lengths, lengths, seqlen, seqlen)
+    fwd, fwd_varlen = torch.ops.pyflash.fwd, torch.ops.pyflash.fwd_varlen
+    return {
+        BASELINE: lambda: scaled_dot_product_attention(*heads_first),
+        "torch.ops.pyflash.fwd": lambda: fwd(q, k, v),
+        "torch.ops.pyflash.fwd, causal": lambda: fwd(q, k, v, causal=True),
+        "torch.ops.pyflash.fwd_varlen": lambda: fwd_varlen(*packed),
+        "pyflash.attention": lambda: pyflash.attention(q, k, v),
+        "pyflash.attention_varlen": lambda: pyflash.attention_varlen(*packed),
+        "pyflash.sdpa": lambda: pyflash.sdpa(*heads_first),
+    }
+
+
+def _microseconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter_ns()
+    for _ in range(_CALLS_PER_SAMPLE):
+        call()
+    return (time.perf_counter_ns() - start) / _CALLS_PER_SAMPLE / 1e3

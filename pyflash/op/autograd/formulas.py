@@ -1,0 +1,96 @@
+"""What both implementations share: what is saved, the gradients from it, casts and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pyflash.op import backward  # noqa: F401  (registers the ops of the gradients)
+from pyflash.op.options import backward_options
+
+SECOND_DERIVATIVES = (
+    "pyflash: attention has no second derivatives: call backward without create_graph = True, or "
+    "use torch.nn.functional.scaled_dot_product_attention with its math backend"
+)
+FORWARD_MODE = (
+    "pyflash: attention has no forward-mode derivatives (jvp): use reverse mode, or "
+    "torch.nn.functional.scaled_dot_product_attention with its math backend"
+)
+VMAP = (
+    "pyflash: attention does not support vmap: fold the mapped dimension into the batch, "
+    "x.flatten(0, 1), and unflatten the result"
+)
+
+
+class Forward(NamedTuple):
+    """An op with gradients. Its positional arguments are its inputs: q, k, v and, if packed,
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k."""
+
+    name: str
+    op: OpOverload
+    backward: OpOverload
+
+
+_OPS = torch.ops.pyflash
+FORWARDS = (
+    Forward("fwd", _OPS.fwd.default, _OPS.bwd.default),
+    Forward("fwd_varlen", _OPS.fwd_varlen.default, _OPS.bwd_varlen.default),
+)
+
+
+def save(
+    ctx: Any,
+    forward: Forward,
+    results: tuple[Tensor, Tensor],
+    sinks: Tensor | None,
+    inputs: tuple[Any, ...],
+    options: Mapping[str, Any],
+) -> None:
+    """Keeps in ctx what `gradients` needs."""
+    out, lse = results
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(out, lse, sinks, *inputs[:5])
+    ctx.lengths = inputs[5:]
+    ctx.forward = forward
+    ctx.options = backward_options(options)
+
+
+def gradients(ctx: Any, grad_out: Tensor | None, needed: tuple[bool, ...]) -> list[Tensor | None]:
+    """Of (sinks, *inputs), those that are needed."""
+    results: list[Tensor | None] = [None] * len(needed)
+    if grad_out is None:
+        return results
+    out, lse, sinks, *inputs = ctx.saved_tensors
+    if needed[0]:
+        results[0] = torch.ops.pyflash.bwd_sinks(grad_out, out, lse, sinks)
+    if any(needed[1:4]):
+        arguments = (grad_out, out, lse, *inputs, *ctx.lengths)
+        results[1:4] = ctx.forward.backward(*arguments, **ctx.options)
+    return [x if n else None for x, n in zip(results, needed, strict=True)]
+
+
+def cast(inputs: tuple[Any, ...], sinks: Tensor | None, device_type: str) -> tuple[Any, ...]:
+    """(sinks, *inputs) as autocast hands them on: q, k and v are cast as torch casts those of
+    scaled_dot_product_attention, sinks to float32 unless they have the dtype already."""
+    dtype = torch.get_autocast_dtype(device_type)
+
+    def eligible(x: Tensor) -> bool:
+        floating = x.is_floating_point() and x.dtype != torch.float64
+        return floating and x.device.type == device_type
+
+    if sinks is not None and sinks.dtype != dtype and eligible(sinks):
+        sinks = sinks.float()
+    qkv = (x.to(dtype) if eligible(x) else x for x in inputs[:3])
+    return sinks, *qkv, *inputs[3:]
+
+
+def refusal(sentence: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(sentence)
+
+    return refuse

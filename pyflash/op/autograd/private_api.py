@@ -1,0 +1,162 @@
+"""Autograd and autocast of the ops by private parts of torch: a Python call and a few attribute
+reads on top of the op itself. Everything private that pyflash uses is in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, refusal, save
+from pyflash.op.backward import refuse_what_has_no_gradients
+
+_C = torch._C
+# NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
+# interpreter a kernel already is; this class does what the kernels of torch's own ops do.
+_Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+
+_NEEDED = (
+    "autograd.function._SingleLevelFunction",
+    "autograd.forward_ad._current_level",
+    "autograd.forward_ad._set_fwd_grad_enabled",
+    "_functorch.utils.enable_single_level_autograd_function",
+    "_C._after_autograd_keyset",
+    "_C._any_requires_grad",
+    "_C._are_functorch_transforms_active",
+    "_C._AutoDispatchBelowAutograd",
+    "_C._ExcludeDispatchKeyGuard",
+    "_C.DispatchKeySet",
+    "_C.DispatchKey.AutocastCPU",
+    "_C.DispatchKey.AutocastCUDA",
+    "ops.pyflash.fwd.default._handle.redispatch_boxed",
+)
+
+
+def is_available() -> bool:
+    """Whether this torch has everything that this file uses."""
+    for path in _NEEDED:
+        value: Any = torch
+        for name in path.split("."):
+            if not hasattr(value, name):
+                return False
+            value = getattr(value, name)
+    return True
+
+
+def register_forward(library: torch.library.Library, forward: Forward) -> None:
+    below = forward.op._handle.redispatch_boxed
+    is_grad_enabled, after_autograd = _C.is_grad_enabled, _C._after_autograd_keyset
+
+    # NOTE: every call of the op comes through here, so what it does costs.
+    def kernel(
+        keyset: Any, q: Tensor, k: Tensor, v: Tensor, *packing: Any, **options: Any
+    ) -> tuple[Tensor, ...]:
+        sinks = options.get("sinks")
+        recorded = is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (sinks is not None and sinks.requires_grad)
+        )
+        if recorded:
+            refuse_what_has_no_gradients(q, packing, options)
+        if recorded or forward_ad._current_level >= 0:
+            call = _Below(below, keyset & after_autograd)
+            return _apply(_Attention, call, forward, options, sinks, q, k, v, *packing)
+        return below(keyset & after_autograd, q, k, v, *packing, **options)
+
+    library.impl(forward.name, kernel, "Autograd", with_keyset=True)
+
+
+def register_backward(
+    library: torch.library.Library, name: str, refuse: Callable[..., Any]
+) -> None:
+    below = getattr(torch.ops.pyflash, name).default._handle.redispatch_boxed
+
+    def kernel(keyset: Any, *inputs: Any, **options: Any) -> Any:
+        keyset = keyset & _C._after_autograd_keyset
+        recorded = _C.is_grad_enabled() and _C._any_requires_grad(*inputs)
+        if recorded or forward_ad._current_level >= 0:
+            return _apply(_Gradients, _Below(below, keyset), refuse, options, *inputs)
+        return below(keyset, *inputs, **options)
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def autocast(forward: Forward, device_type: str, key: str) -> Callable[..., tuple[Tensor, ...]]:
+    excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+
+    def kernel(*inputs: Any, **options: Any) -> tuple[Tensor, ...]:
+        sinks, *inputs = cast(inputs, options.get("sinks"), device_type)
+        if sinks is not None:
+            options["sinks"] = sinks
+        with _C._ExcludeDispatchKeyGuard(excluded):
+            return forward.op(*inputs, **options)
+
+    return kernel
+
+
+class _Below:
+    """The kernels of an op below autograd, for the forward pass of a function."""
+
+    __slots__ = ("call", "keyset")
+
+    def __init__(self, call: Callable[..., Any], keyset: Any) -> None:
+        self.call, self.keyset = call, keyset
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        if not _C._are_functorch_transforms_active():
+            return self.call(self.keyset, *inputs, **options)
+        # Not recorded here, but by the next level of torch.func.
+        with (
+            _C._AutoDispatchBelowAutograd(),
+            torch.enable_grad(),
+            forward_ad._set_fwd_grad_enabled(True),
+        ):
+            return self.call(self.keyset, *inputs, **options)
+
+
+def _apply(function: type[_Function], *arguments: Any) -> Any:
+    if not _C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    with torch._functorch.utils.enable_single_level_autograd_function():
+        return function.apply(*arguments)
+
+
+class _Attention(_Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        below: _Below,
+        forward: Forward,
+        options: dict[str, Any],
+        sinks: Tensor | None,
+        *inputs: Any,
+    ) -> tuple[Tensor, ...]:
+        results = below(*inputs, **(options if sinks is None else options | {"sinks": sinks}))
+        save(ctx, forward, results, sinks, inputs, options)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        return (None, None, None, *gradients(ctx, grad_out, ctx.needs_input_grad[3:]))
+
+    jvp = staticmethod(refusal(FORWARD_MODE))
+
+
+class _Gradients(_Function):
+    @staticmethod
+    def forward(
+        ctx: Any, below: _Below, refuse: Callable[..., Any], options: dict[str, Any], *inputs: Any
+    ) -> Any:
+        ctx.refuse = refuse
+        return below(*inputs, **options)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.refuse()
+
+    jvp = staticmethod(refusal(FORWARD_MODE))

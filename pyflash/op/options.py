@@ -1,0 +1,157 @@
+"""The options of attention: name, type, default and meaning of each, stated once.
+
+Everything between `attention` and the op carries them as one value: a mapping of those that were
+given; an option that is missing has its default. Needs no torch.
+"""
+
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pyflash.config import KernelConfig
+
+
+class Option(NamedTuple):
+    default: Any
+    meaning: str
+    in_backward: bool = True  # an argument of the op's backward, too
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments of `attention` and `attention_varlen`; the types are those that a
+    caller may pass."""
+
+    softmax_scale: Annotated[float | None, Option(None, "None: 1 / sqrt(d_head).")]
+    causal: Annotated[bool, Option(False, "window_right = 0.")]
+    window_left: Annotated[
+        int,
+        Option(
+            -1,
+            "query i attends key j only if j >= i + seqlen_k - seqlen_q - window_left; -1: no "
+            "limit. Windows are bottom-right aligned: the last query is aligned with the last key.",
+        ),
+    ]
+    window_right: Annotated[
+        int,
+        Option(
+            -1,
+            "query i attends key j only if j <= i + seqlen_k - seqlen_q + window_right; -1: no "
+            "limit.",
+        ),
+    ]
+    softcap: Annotated[
+        float,
+        Option(0.0, "scores s become softcap * tanh(s / softcap) before the softmax; 0: off."),
+    ]
+    config: Annotated[
+        "KernelConfig | str",
+        Option(
+            "",
+            'the kernel to run, or its short form; "": the best known config for this problem '
+            "(`pyflash.select` returns it with the reason). An explicit config is used or raises; "
+            "there is no fallback. Its d_head may exceed that of q. On the CPU it sets block sizes "
+            "and softmax, and need not be built.",
+            in_backward=False,
+        ),
+    ]
+    num_splits: Annotated[
+        int,
+        Option(
+            0,
+            "split-KV: the number of CTAs, up to 128, that share the keys of a block of queries; "
+            "0: chosen. A call is deterministic; different numbers differ by rounding. Ignored on "
+            "the CPU.",
+            in_backward=False,
+        ),
+    ]
+    sinks: Annotated[
+        "Tensor | None",
+        Option(
+            None,
+            "(heads,), contiguous, float32 or the dtype of q: one logit per head that joins the "
+            "softmax denominator only: out = exp(s) v / (sum(exp(s)) + exp(sink)). It is neither "
+            "scaled nor capped nor masked.",
+            in_backward=False,  # it is in lse
+        ),
+    ]
+
+
+OPTIONS: dict[str, Option] = {
+    name: hint.__metadata__[0] for name, hint in AttentionOptions.__annotations__.items()
+}
+DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
+
+
+def scalar_options() -> dict[str, tuple[Any, Option]]:
+    """The options that are numbers or flags, as a command line can take them: type and option."""
+    kinds = {name: hint.__origin__ for name, hint in AttentionOptions.__annotations__.items()}
+    scalars = (bool, int, float, float | None)
+    return {name: (kind, OPTIONS[name]) for name, kind in kinds.items() if kind in scalars}
+
+
+def backward_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the op's backward takes."""
+    return {name: value for name, value in options.items() if OPTIONS[name].in_backward}
+
+
+def softmax_scale_of(options: Mapping[str, Any], d_head: int) -> float:
+    """The factor of the scores."""
+    scale = options.get("softmax_scale")
+    return 1 / math.sqrt(d_head) if scale is None else scale
+
+
+def windows_of(options: Mapping[str, Any], seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+    """(left, right), -1 on a side where nothing is masked between these lengths."""
+    left = options.get("window_left", -1)
+    right = 0 if options.get("causal") else options.get("window_right", -1)
+    return left if left < seqlen_k - 1 else -1, right if right < seqlen_q - 1 else -1
+
+
+def refuse_unknown(function: str, options: Mapping[str, Any]) -> None:
+    """Raises TypeError for a name that is not an option's."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(
+                f"pyflash: {function} got an unexpected keyword argument '{name}': expected "
+                f"{', '.join(OPTIONS)}"
+            )
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def shows_options(function: _Function) -> _Function:
+    """For a function of **options: spells them out in its signature, and in its docstring in place
+    of the line `{options}`."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    others = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*positional, *_parameters(), *others]
+    )
+    if function.__doc__:  # None under python -OO
+        function.__doc__ = function.__doc__.replace("    {options}", _meanings())
+    return function
+
+
+def _parameters() -> Iterator[inspect.Parameter]:
+    for name, hint in AttentionOptions.__annotations__.items():
+        kind = hint.__origin__
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=DEFAULTS[name],
+            annotation=getattr(kind, "__forward_arg__", None) or kind,
+        )
+
+
+def _meanings() -> str:
+    lines = (f"- {name}: {option.meaning}" for name, option in OPTIONS.items())
+    wrap = {"width": 100, "initial_indent": "    ", "subsequent_indent": "      "}
+    return "\n".join(textwrap.fill(line, **wrap) for line in lines)
