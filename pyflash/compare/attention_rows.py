@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyflash.compare.profiler_csv import measured_cells
-from pyflash.compare.work import DTYPE_NAMES, attention_flops, fused_bytes
+from pyflash.compare.work import DTYPE_NAMES, attention_flops, fused_bytes, is_causal
 
 if TYPE_CHECKING:
     from pyflash.bench.forward import Result
@@ -43,7 +43,7 @@ def attention_row(result: Result) -> dict[str, str]:
 def _problem_cells(problem: Problem) -> dict[str, str]:
     element = DTYPE_NAMES[problem.dtype]
     return {
-        "gemm_kind": "causal" if problem.causal else "full",
+        "gemm_kind": "causal" if is_causal(problem) else "full",
         "m": str(problem.seqlen_q),
         "n": str(problem.seqlen_k),
         "k": str(problem.d_head),

@@ -96,7 +96,7 @@ def _problem(seqlen, tokens, d_head, heads, heads_kv, dtype, causal):
         seqlen_k=seqlen,
         d_head=d_head,
         dtype=DType[dtype.upper()],
-        causal=causal,
+        options={"causal": True} if causal else {},
     )
 
 

@@ -39,7 +39,7 @@ def measure_gemms(
 def measure_fused(problem: Problem, configs: Sequence = (), n_samples: int = 25) -> Profile:
     """pyflash's own rows, each checked and then timed; by default of the config that `attention`
     selects."""
-    contenders = pyflash_configs(configs or [select(problem).config], problem.causal)
+    contenders = pyflash_configs(configs or [select(problem).config], work.is_causal(problem))
     rows = map(attention_row, run(problem, contenders, n_samples))
     return profiler_csv.parse(profiler_csv.as_text(rows), PROVIDER)
 

@@ -104,8 +104,7 @@ def compare(
     Raises ValueError where either GEMM has no row, and for a window or packed sequences, whose
     FLOPs are not those of full or causal attention.
     """
-    if (problem.window_left, problem.window_right) != (-1, -1):
-        raise ValueError("a window: only full and causal attention can be compared with GEMMs")
+    work.is_causal(problem)
     gemm_profiles, fused = list(gemm_profiles), list(fused)
     refused = [f"{p.name}: {r}" for p in (*gemm_profiles, *fused) for r in p.refused]
     rows = [row for profile in gemm_profiles for row in profile.rows]
@@ -149,7 +148,7 @@ def title(problem: Problem) -> str:
     return (
         f"{problem.dtype.name}, batch {problem.batch}, heads {problem.heads_q}, heads_kv "
         f"{problem.heads_kv}, seqlen_q {problem.seqlen_q}, seqlen_k {problem.seqlen_k}, d_head "
-        f"{problem.d_head}{', causal' if problem.causal else ''}"
+        f"{problem.d_head}{', causal' if work.is_causal(problem) else ''}"
     )
 
 
@@ -163,7 +162,7 @@ def is_gemm(row: Row, gemm: Gemm) -> bool:
 
 
 def is_attention(row: Row, problem: Problem) -> bool:
-    mask = "causal" if problem.causal else "full"
+    mask = "causal" if work.is_causal(problem) else "full"
     return row.problem == (
         KIND,
         problem.seqlen_q,

@@ -68,6 +68,14 @@ def gemms_of(problem: Problem) -> tuple[Gemm, Gemm]:
     return qk, pv
 
 
+def is_causal(problem: Problem) -> bool:
+    """Raises ValueError for a window, whose FLOPs are not those of full or causal attention."""
+    options = problem.options
+    if options.get("window_left", -1) != -1 or options.get("window_right", -1) != -1:
+        raise ValueError("a window: only full and causal attention can be compared with GEMMs")
+    return bool(options.get("causal"))
+
+
 def softmax_bytes(problem: Problem) -> int:
     """Of the pass between the two GEMMs: S read, P written, both of 16 bits."""
     scores = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
@@ -84,4 +92,4 @@ def fused_bytes(problem: Problem) -> int:
 def attention_flops(problem: Problem) -> int:
     """4 * batch * heads * seqlen_q * seqlen_k * d_head, halved for causal."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
-    return (2 if problem.causal else 4) * rows * problem.seqlen_k * problem.d_head
+    return (2 if is_causal(problem) else 4) * rows * problem.seqlen_k * problem.d_head

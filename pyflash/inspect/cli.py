@@ -31,6 +31,9 @@ def inspect_command(
     part: Annotated[
         list[str] | None, typer.Option(help="layouts, traffic or compiled; all by default.")
     ] = None,
+    features: Annotated[
+        list[str] | None, typer.Option(help="Of the kernels to compile; plain by default.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -43,7 +46,7 @@ def inspect_command(
     from pyflash.inspect.page import page
 
     try:
-        found = inspect(config, chosen_arch(arch), part or PARTS)
+        found = inspect(config, chosen_arch(arch), part or PARTS, features or ("plain",))
     except ErrorTypes as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

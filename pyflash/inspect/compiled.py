@@ -1,19 +1,21 @@
 """What a compiler made of a config: resources, instructions and loops of each of its kernels.
 
-    for kernel in compiled_kernels(config, "sm_90"):
+    for kernel in compiled_kernels(config, "sm_90", features=["plain", "right_window"]):
         kernel.registers, kernel.loop.mix, kernel.floors
 
-The object comes from the cache of builds, or is compiled. That needs nvcc, and cuobjdump; no GPU.
+Objects come from the cache of builds, or are compiled. That needs nvcc, and cuobjdump; no GPU.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyflash.codegen.build import BuildError, kernel_compilations, legal_archs
+from pyflash.codegen import emit, toolchain
+from pyflash.codegen.build import BuildError, legal_archs
 from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.config import ARCHS, Features, KernelConfig, as_config
 from pyflash.config.arch import Arch
@@ -74,26 +76,37 @@ def compiled_kernels(
     config: KernelConfig | str,
     arch: Arch | str | int,
     degrees: Mapping[str, float] | None = None,
+    features: Sequence[Features | str] = ("plain",),
 ) -> list[CompiledKernel]:
-    """The kernels of a config on `arch`, the plain one first.
+    """The kernels of a config on `arch` with each of these features, by themselves: what a library
+    has of all combinations is the same machine code.
 
     `degrees` are those of bank conflicts, for the floor of shared memory (`pipes.floors`).
 
-    Raises ValueError for a config that is not legal on `arch`, BuildError where it does not
-    compile, CudaError without nvcc or cuobjdump.
+    Raises ValueError for a config that is not legal on `arch` or an architecture without machine
+    code of its own, BuildError where it does not compile, CudaError without nvcc or cuobjdump.
     """
     config, arch = as_config(config).canonical(), Arch.of(arch)
-    compilation = compiled_object(config, arch)
-    return kernels_of(config, arch, compilation, degrees)
+    units = [compilation(config, arch, Features.of(wanted)) for wanted in features]
+    if failures := compile_all(units, f"{config} for {arch}"):
+        raise BuildError(failures, len(units))
+    return [kernel for unit in units for kernel in kernels_of(config, arch, unit, degrees)]
 
 
-def compiled_object(config: KernelConfig, arch: Arch) -> Compilation:
-    """Of a canonical config: in the cache when this returns."""
+def compilation(config: KernelConfig, arch: Arch, features: Features) -> Compilation:
+    """The object of one kernel of a canonical config: device code alone, which is much quicker to
+    compile than all its combinations of features for a library."""
     legal_archs([config], [arch])
-    (compilation,) = kernel_compilations({config: [arch]}).values()
-    if not compilation.object.exists() and compile_all([compilation], str(config)):
-        raise BuildError([compilation], 1)
-    return compilation
+    targets = config.family.targets([arch])._replace(ptx=0)
+    if targets.machine_code != (arch.sm,):
+        raise ValueError(f"no machine code is compiled for {arch}: it runs PTX")
+    compiler = toolchain.kernel_compiler(targets, toolchain.cutlass_identity())
+    return Compilation(
+        label=f"{config}, {features}",
+        stem=f"{emit.file_stem(config)}_{str(features).replace('+', '_')}",
+        text=emit.emit_config(config, [features]),
+        compiler=dataclasses.replace(compiler, flags=(*compiler.flags, "-cubin")),
+    )
 
 
 def kernels_of(
@@ -102,7 +115,8 @@ def kernels_of(
     compilation: Compilation,
     degrees: Mapping[str, float] | None = None,
 ) -> list[CompiledKernel]:
-    """As `compiled_kernels`, of an object that was compiled, whatever kernels are in it."""
+    """As `compiled_kernels`, of an object that was compiled, whatever kernels are in it, the plain
+    one first."""
     figures = {
         record["function"]: record
         for record in compilation.record["kernels"]

@@ -91,7 +91,7 @@ def diff(
     builds or are compiled. With `emulate` the floor of shared memory counts the bank conflicts that
     the emulator finds; without, none.
 
-    Raises as `compiled_kernels` does, and ValueError where a config has no such kernel.
+    Raises as `compiled_kernels` does.
     """
     configs = (as_config(first), as_config(second))
     kernels = tuple(_kernel(config, arch, features, emulate) for config in configs)
@@ -143,14 +143,8 @@ def _kernel(
     config: KernelConfig, arch: Arch | str | int, features: str, emulate: bool
 ) -> CompiledKernel:
     degrees = conflict_degrees(emulated_traffic(config)) if emulate else None
-    kernels = compiled_kernels(config, arch, degrees)
-    for kernel in kernels:
-        if kernel.features == features:
-            return kernel
-    raise ValueError(
-        f"{config} has no kernel for {features}: those of its object are for "
-        f"{', '.join(kernel.features for kernel in kernels)}"
-    )
+    (kernel,) = compiled_kernels(config, arch, degrees, [features])
+    return kernel
 
 
 def _mixes(

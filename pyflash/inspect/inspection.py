@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from pyflash.config import ARCHS, KernelConfig, as_config
+from pyflash.config import ARCHS, Features, KernelConfig, as_config
 from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
 from pyflash.inspect.native import Description, describe
@@ -116,13 +116,16 @@ class Inspection:
 
 
 def inspect(
-    config: KernelConfig | str, arch: Arch | str | int, parts: Sequence[str] = PARTS
+    config: KernelConfig | str,
+    arch: Arch | str | int,
+    parts: Sequence[str] = PARTS,
+    features: Sequence[Features | str] = ("plain",),
 ) -> Inspection:
     """Looks inside a config of any family, built or not, on an architecture.
 
-    `parts` are those of `PARTS` that are wanted. A config that is not legal on `arch` has its
-    violations and what the model says. Raises ValueError for text that is no config, an unknown
-    architecture or part.
+    `parts` are those of `PARTS` that are wanted, `features` those of the kernels to compile. A
+    config that is not legal on `arch` has its violations and what the model says. Raises ValueError
+    for text that is no config, an unknown architecture or part.
     """
     config, arch = as_config(config), Arch.of(arch)
     if unknown := set(parts) - set(PARTS):
@@ -145,7 +148,7 @@ def inspect(
     attempt("layouts", lambda: describe(config))
     attempt("traffic", lambda: emulated_traffic(config))
     degrees = conflict_degrees(found["traffic"]) if "traffic" in found else None
-    attempt("compiled", lambda: compiled_kernels(config, arch, degrees))
+    attempt("compiled", lambda: compiled_kernels(config, arch, degrees, features))
     return Inspection(
         config=config,
         arch=arch,

@@ -229,7 +229,7 @@ def test_a_comparison_with_attention():
     assert saving.bytes == 2 * 671088640 - line.bytes
     assert math.isclose(saving.ratio, (0.211699 + 0.166738) / 0.25, rel_tol=1e-6)
     assert json.loads(comparison.to_json())["fused"][0]["tflops"] == line.tflops
-    causal = compare(problem_of(1024, causal=True), map(read, FILES), [fused], None)
+    causal = compare(problem_of(1024, {"causal": True}), map(read, FILES), [fused], None)
     assert causal.fused == []
     assert causal.sums[0].flops == line.flops // 2
 
@@ -238,7 +238,7 @@ def test_a_comparison_needs_both_gemms():
     with pytest.raises(ValueError, match=r"no row of PV .*batch_count 256, bf16:row bf16:row"):
         compare(problem_of(1024), [read(RECORDED / "qk_1024.gemm.csv")], [])
     with pytest.raises(ValueError, match="window"):
-        compare(problem_of(1024, window_left=5), [], [])
+        compare(problem_of(1024, {"window_left": 5}), [], [])
 
 
 def result_of(

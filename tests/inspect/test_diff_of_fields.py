@@ -12,7 +12,7 @@ from pyflash.inspect.compiled import kernels_of
 from pyflash.inspect.diff import diff_of
 from pyflash.third_party.cuda import CudaError, find_tool
 
-FIELDS = tuple(FlashForwardKernelConfig.field_types())[:13]
+FIELDS = tuple(FlashForwardKernelConfig.field_types())
 PAIRS = {
     next(iter(names)): pair
     for pair in itertools.combinations(CONFIGS, 2)
