@@ -91,6 +91,11 @@ class Comparison:
     def __rich__(self) -> Group:
         return renderable(self)
 
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)
+
 
 def compare(
     problem: Problem,

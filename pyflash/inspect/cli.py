@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pyflash.codegen.build import default_archs
 from pyflash.config.arch import Arch
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -17,11 +16,6 @@ ArchOption = Annotated[
     str | None, typer.Option(help="Such as sm_90; that of this machine's GPU by default.")
 ]
 ErrorTypes = (ValueError, RuntimeError)
-
-
-@app.callback()
-def main() -> None:
-    """What is inside a kernel."""
 
 
 @app.command("inspect")
@@ -141,6 +135,8 @@ def diff_command(
 
 def chosen_arch(arch: str | None) -> Arch:
     """The one named, else the newest of this machine's GPUs. Raises ValueError without either."""
+    from pyflash.codegen.build import default_archs
+
     if arch is not None:
         return Arch.of(arch)
     here = default_archs()

@@ -79,6 +79,11 @@ class Diff:
     def __rich__(self) -> Group:
         return renderable(self)
 
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)
+
 
 def diff(
     first: KernelConfig | str,

@@ -105,7 +105,8 @@ def test_a_page_needs_no_network():
         assert not re.search(r'(src|href)="(?!#)', text)
         assert "@import" not in text
         assert "<script" not in text
-    assert fragment(looked_into(BEST)) == looked_into(BEST)._repr_html_()
+    for report in (looked_into(BEST), comparison(), difference()):
+        assert report._repr_html_() == fragment(report)
     with pytest.raises(TypeError, match="no page for int"):
         page(1)
 
