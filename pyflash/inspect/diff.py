@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from pyflash.config import KernelConfig, as_config
@@ -21,6 +20,7 @@ from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
 from pyflash.inspect.inspection import conflict_degrees, emulated_traffic
 from pyflash.inspect.sass import CLASSES, OTHER, Instruction
+from pyflash.inspect.tables import Table
 
 Pair = tuple[Any, Any]
 
@@ -76,8 +76,34 @@ class Diff:
         lines = difflib.unified_diff(*texts, *self.configs, n=context, lineterm="")
         return "\n".join(lines)
 
+    def tables(self) -> list[Table]:
+        """What differs, a row each, and the instructions and floors of both."""
+        opcodes = [(c.opcode, c.kind, *c.loop, *c.all) for c in self.changed]
+        columns = ("opcode", "class", "A, loop", "B, loop", "A, all", "B, all")
+        return [
+            *(
+                _table(title, pairs)
+                for title, pairs in (
+                    ("fields", self.fields),
+                    ("resources", self.resources),
+                    ("main loop, instructions", self.loop_mix),
+                    ("main loop, least cycles of one CTA", self.floors),
+                )
+            ),
+            Table.of("opcodes that differ", columns, opcodes),
+        ]
+
+    @property
+    def heading(self) -> str:
+        """Which is A and which is B, and where both are one kernel."""
+        lines = [f"A  {self.configs[0]}", f"B  {self.configs[1]}"]
+        if self.canonical[0] == self.canonical[1]:
+            lines.append(f"both stand for {self.canonical[0]}")
+        same = ", the same machine code" if self.same else ""
+        return "\n".join([*lines, f"sm_{self.sm}, {self.features}{same}"])
+
     def __rich__(self) -> Group:
-        return renderable(self)
+        return Group(Text(self.heading), *self.tables())
 
     def _repr_html_(self) -> str:
         from pyflash.inspect.page import fragment
@@ -197,41 +223,12 @@ def all_text(kernel: CompiledKernel) -> list[str]:
     return [str(instruction) for instruction in kernel.kernel.instructions]
 
 
-# Text
-
-
-def renderable(result: Diff, n_opcodes: int = 20) -> Group:
-    """For rich: what differs, a row each, the first config's value before the second's."""
-    head = Text(
-        f"A  {result.configs[0]}\nB  {result.configs[1]}\n"
-        f"sm_{result.sm}, {result.features}{', the same machine code' if result.same else ''}"
-    )
-    if result.canonical[0] == result.canonical[1]:
-        head.append(f"\nboth stand for {result.canonical[0]}")
-    tables = [
-        _table("field", result.fields),
-        _table("resources", result.resources),
-        _table("main loop, instructions", result.loop_mix),
-        _table("main loop, cycles of one CTA at least", result.floors),
-    ]
-    opcodes = Table(title="opcodes that differ", title_justify="left", box=None, pad_edge=False)
-    for name in ("opcode", "class", "A loop", "B loop", "A all", "B all"):
-        opcodes.add_column(name, justify="left" if name in ("opcode", "class") else "right")
-    for row in result.changed[:n_opcodes]:
-        opcodes.add_row(row.opcode, row.kind, *map(str, (*row.loop, *row.all)))
-    more = len(result.changed) - n_opcodes
-    rest = [Text(f"and {more} more")] if more > 0 else []
-    return Group(head, *tables, opcodes, *rest)
-
-
 def _table(title: str, rows: dict[str, Pair]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("")
-    for name in ("A", "B", "B - A"):
-        table.add_column(name, justify="right")
-    for name, (first, second) in rows.items():
-        numbers = all(type(value) in (int, float) for value in (first, second))
-        apart = f"{second - first:+,g}" if numbers and first != second else ""
-        cells = [f"{v:,g}" if type(v) in (int, float) else str(v) for v in (first, second)]
-        table.add_row(name, *cells, apart)
-    return table
+    cells = [(name, *pair, _difference(pair)) for name, pair in rows.items()]
+    return Table.of(title, ("", "A", "B", "B - A"), cells)
+
+
+def _difference(pair: Pair) -> str:
+    first, second = pair
+    numbers = all(type(value) in (int, float) for value in pair)
+    return f"{second - first:+,g}" if numbers and first != second else ""

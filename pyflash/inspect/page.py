@@ -149,17 +149,9 @@ def _of_comparison(found: Comparison) -> Iterable[tuple[str, str]]:
 
 
 def _of_diff(found: Diff) -> Iterable[tuple[str, str]]:
-    for title, pairs in (
-        ("fields", found.fields),
-        ("resources", found.resources),
-        ("main loop, instructions", found.loop_mix),
-        ("main loop, cycles at least", found.floors),
-    ):
-        rows = [(name, *pair) for name, pair in pairs.items()]
-        yield title, _table(Table.of(title, ("", *found.configs), rows))
-    rows = [(c.opcode, c.kind, *c.loop, *c.all) for c in found.changed]
-    columns = ("opcode", "class", "A loop", "B loop", "A all", "B all")
-    yield "opcodes that differ", _table(Table.of("opcodes", columns, rows))
+    yield "configs", scrolling(f"<pre>{escape(found.heading)}</pre>", "the two configs")
+    for table in found.tables():
+        yield table.title, _table(table)
     code = f"<pre>{escape(found.sass())}</pre>"
     yield "machine code", scrolling(code, "differences of the main loops' machine code")
 
