@@ -180,15 +180,15 @@ def measure(folder: Path) -> None:
         print(f"without what this ncu does not know: {unknown}")
         names = [name for name in names if name not in unknown]
     result.check_returncode()
-    actions = _actions(report.with_suffix(".ncu-rep"))
+    found = actions(report.with_suffix(".ncu-rep"))
     expected = [name for name, _, _ in cases()]
-    assert len(actions) == len(expected), f"{len(actions)} kernels, expected {len(expected)}"
-    measured = {name: _measured(action) for name, action in zip(expected, actions, strict=True)}
+    assert len(found) == len(expected), f"{len(found)} kernels, expected {len(expected)}"
+    measured = {name: measured_values(action) for name, action in zip(expected, found, strict=True)}
     (folder / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
 
 
-def _actions(report: Path) -> list[Any]:
-    """Of ncu's own Python module, which comes with ncu."""
+def actions(report: Path) -> list[Any]:
+    """The launches in a report file, by the Python module that comes with ncu."""
     ncu = Path(shutil.which("ncu")).resolve()
     homes = [*ncu.parents, *Path("/opt/nvidia/nsight-compute").glob("*")]
     sys.path += [str(home / "extras" / "python") for home in homes]
@@ -196,10 +196,10 @@ def _actions(report: Path) -> list[Any]:
 
     loaded = ncu_report.load_report(str(report))
     ranges = (loaded.range_by_idx(i) for i in range(loaded.num_ranges()))
-    return [r.action_by_idx(i) for r in ranges for i in range(r.num_actions())]
+    return [r.action_by_idx(i) for r in ranges for i in range(r.numactions())]
 
 
-def _measured(action: Any) -> dict[str, Any]:
+def measured_values(action: Any) -> dict[str, Any]:
     """Counters by name, and per opcode the sum over its instructions of each metric they have."""
     known = set(action.metric_names())
     by_opcode: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -1,0 +1,315 @@
+"""Everything that is known of a config, as one value.
+
+    found = inspect("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles", "sm_90")
+    print(found.kernels[0].registers, found.layouts["K"].layout, found.to_json())
+
+Four parts, each as far as this machine has what it takes: what the resource model predicts
+(nothing), layouts from the kernel's own types (g++), memory traffic from the emulator (g++), and
+what the compiler made of it (nvcc, cuobjdump). What is missing is named with its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from pyflash.config import ARCHS, Features, KernelConfig, as_config
+from pyflash.config.arch import Arch
+from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
+from pyflash.inspect.native import Description, describe
+from pyflash.inspect.tables import Table
+from pyflash.layouts import Access, conflicts
+
+if TYPE_CHECKING:
+    from pyflash.emulator import Report
+
+PARTS = ("layouts", "traffic", "compiled")
+# Of the emulated problem: one batch, two heads, whole tiles of every config.
+SEQLEN = 256
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A config on an architecture. A part that could not be had is None or empty, and `missing`
+    tells why."""
+
+    config: KernelConfig
+    arch: Arch
+    violations: list[str]
+    warnings: list[str]
+    resources: dict[str, Any]  # by the resource model
+    demand: dict[str, int]  # registers per thread by what they hold, and the peak; {}: not told
+    ctas_per_sm: dict[str, int]  # by architecture, by the model; 0: not legal there
+    description: Description | None = None
+    traffic: Report | None = None
+    kernels: list[CompiledKernel] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def layouts(self) -> dict[str, Any]:
+        """By name; {} where they could not be had."""
+        return self.description.layouts if self.description else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it, without machine code and offsets."""
+        layouts = {
+            name: {"kind": one.kind, "text": one.text, "extents": one.extents}
+            for name, one in self.layouts.items()
+        }
+        smem = [dataclasses.asdict(member) for member in self.description.smem] if layouts else []
+        traffic = json.loads(self.traffic.to_json()) if self.traffic else None
+        return {
+            "config": str(self.config),
+            "canonical": str(self.config.canonical()),
+            "family": str(self.config.family),
+            "fields": self.config.to_dict(),
+            "arch": str(self.arch),
+            "violations": self.violations,
+            "warnings": self.warnings,
+            "resources": self.resources,
+            "demand": self.demand,
+            "ctas_per_sm": self.ctas_per_sm,
+            "layouts": layouts,
+            "smem": smem,
+            "traffic": traffic,
+            "kernels": [kernel.to_dict() for kernel in self.kernels],
+            "missing": self.missing,
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def tables(self) -> list[Table]:
+        """All of it, for terminals and pages."""
+        tables = [_fields(self), _resources(self)]
+        if self.demand:
+            limit = self.resources["register_limit"]
+            note = f"per thread; the limit for {self.resources['num_ctas_per_sm']} CTAs is {limit}"
+            tables.append(Table.of_pairs("registers, as the model counts them", self.demand, note))
+        tables.append(_occupancy(self))
+        if self.description:
+            tables += [_smem(self.description), _layouts(self.description)]
+        if self.traffic:
+            tables += [_shared(self.traffic), _global(self.traffic)]
+        if self.kernels:
+            tables += [_compiled(self.kernels), *_instructions(self.kernels[0])]
+        return tables
+
+    def __rich__(self) -> Group:
+        head = Text(f"{self.config} on {self.arch}", "bold")
+        refused = [Text(text, "red") for text in self.violations]
+        warned = [Text(text, "yellow") for text in self.warnings]
+        missing = [Text(f"no {part}: {reason}", "yellow") for part, reason in self.missing.items()]
+        return Group(head, *refused, *warned, *self.tables(), *missing)
+
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)
+
+
+def inspect(
+    config: KernelConfig | str,
+    arch: Arch | str | int,
+    parts: Sequence[str] = PARTS,
+    features: Sequence[Features | str] = ("plain",),
+) -> Inspection:
+    """Looks inside a config of any family, built or not, on an architecture.
+
+    `parts` are those of `PARTS` that are wanted, `features` those of the kernels to compile. A
+    config that is not legal on `arch` has its violations and what the model says. Raises ValueError
+    for text that is no config, an unknown architecture or part.
+    """
+    config, arch = as_config(config), Arch.of(arch)
+    if unknown := set(parts) - set(PARTS):
+        raise ValueError(f"unknown parts {sorted(unknown)}: expected some of {', '.join(PARTS)}")
+    violations = [sentence for _, sentence in config.violations(arch)]
+    found: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+
+    def attempt(part: str, make: Callable[[], Any]) -> None:
+        if part not in parts:
+            return
+        if violations:
+            missing[part] = f"not legal on {arch}"
+            return
+        try:
+            found[part] = make()
+        except (RuntimeError, ValueError) as error:
+            missing[part] = str(error)
+
+    attempt("layouts", lambda: describe(config))
+    attempt("traffic", lambda: emulated_traffic(config))
+    degrees = conflict_degrees(found["traffic"]) if "traffic" in found else None
+    attempt("compiled", lambda: compiled_kernels(config, arch, degrees, features))
+    return Inspection(
+        config=config,
+        arch=arch,
+        violations=violations,
+        warnings=[sentence for _, sentence in config.warnings(arch)],
+        resources=dataclasses.asdict(config.resources(arch)),
+        demand=register_demand(config),
+        ctas_per_sm={
+            str(known): config.num_ctas_per_sm(known) if config.is_legal(known) else 0
+            for known in ARCHS
+        },
+        description=found.get("layouts"),
+        traffic=found.get("traffic"),
+        kernels=found.get("compiled", []),
+        missing=missing,
+    )
+
+
+def register_demand(config: KernelConfig) -> dict[str, int]:
+    """Registers per thread by what they hold, and the most that are alive at one time, where the
+    family's resource model tells; else {}."""
+    model = importlib.import_module(f"pyflash.config.{config.family.name}.resources")
+    if not hasattr(model, "register_demand"):
+        return {}
+    demand = model.register_demand(config)
+    return dataclasses.asdict(demand) | {"peak": demand.peak}
+
+
+def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
+    """Of one batch, two heads and `seqlen` queries and keys.
+
+    Raises ValueError for a family that the emulator does not run, BuildError, RuntimeError.
+    """
+    import torch
+
+    import pyflash
+    from pyflash.op.selection import TORCH_DTYPES
+
+    if config.family.emulation_header is None:
+        raise ValueError(f"the emulator does not run the family {config.family}")
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, seqlen, 2, config.d_head)
+    q, k, v = (
+        torch.randn(shape, generator=generator).to(TORCH_DTYPES[config.dtype]) for _ in range(3)
+    )
+    _, _, report = pyflash.emulate(q, k, v, config)
+    return report
+
+
+def conflict_degrees(report: Report) -> dict[str, float]:
+    """By class of instruction, for `pipes.floors`: how many times as long accesses of the main loop
+    take because of bank conflicts."""
+    degrees = {}
+    for name, sites in (
+        ("ldmatrix", ("Q_s2r", "K_s2r", "V_s2r")),
+        ("cp.async", ("K_g2s", "V_g2s")),
+        ("shared store", ("K_g2s", "V_g2s")),
+    ):
+        shared = [
+            traffic
+            for site in sites
+            for traffic in report.sites.get(site, {}).values()
+            if hasattr(traffic, "wavefronts")
+        ]
+        ideal = sum(traffic.ideal_wavefronts for traffic in shared)
+        if ideal:
+            degrees[name] = sum(traffic.wavefronts for traffic in shared) / ideal
+    return degrees
+
+
+# Tables
+
+
+def _fields(found: Inspection) -> Table:
+    canonical = found.config.canonical()
+    note = "" if canonical == found.config else f"built as {canonical}"
+    return Table.of_pairs("config", found.config.to_dict(), note)
+
+
+def _resources(found: Inspection) -> Table:
+    return Table.of_pairs(f"resources on {found.arch}, predicted", found.resources)
+
+
+def _occupancy(found: Inspection) -> Table:
+    compiled = found.kernels[0].ctas_per_sm if found.kernels else {}
+    rows = [
+        (name, predicted or "not legal", compiled.get(name))
+        for name, predicted in found.ctas_per_sm.items()
+    ]
+    note = f"compiled: with the registers of {found.arch}" if compiled else ""
+    return Table.of("CTAs per SM", ("", "predicted", "compiled"), rows, note)
+
+
+def _smem(description: Description) -> Table:
+    rows = [(m.name, m.offset, m.bytes) for m in description.smem]
+    note = f"{description.smem_bytes:,} bytes per CTA; what starts at one offset shares the space"
+    return Table.of("shared memory", ("", "offset", "bytes"), rows, note)
+
+
+def _layouts(description: Description) -> Table:
+    rows = []
+    for layout in description.layouts.values():
+        degree: float | None = None
+        if layout.kind == "smem" and layout.name in ("Q", "K", "V"):
+            degree = conflicts(Access.ldmatrix(layout.layout, n_matrices=1)).degree
+        extents = " x ".join(map(str, layout.extents))
+        rows.append((layout.name, extents, degree, layout.text))
+    return Table.of("layouts", ("", "tile", "ldmatrix conflicts", "layout"), rows)
+
+
+def _shared(report: Report) -> Table:
+    rows = [
+        (f"{site} {path.partition('_')[2]}", t.instructions, t.bytes, t.wavefronts,
+         t.ideal_wavefronts, t.bank_conflicts, t.mean_degree)
+        for site, paths in report.sites.items()
+        for path, t in paths.items()
+        if hasattr(t, "wavefronts")
+    ]  # fmt: skip
+    columns = ("", "instructions", "bytes", "wavefronts", "ideal", "conflicts", "degree")
+    return Table.of("shared memory traffic, emulated", columns, rows, _problem_note())
+
+
+def _global(report: Report) -> Table:
+    rows = [
+        (f"{site} {path.partition('_')[2]}", t.instructions, t.bytes, t.sectors, t.ideal_sectors)
+        for site, paths in report.sites.items()
+        for path, t in paths.items()
+        if hasattr(t, "sectors")
+    ]
+    columns = ("", "instructions", "bytes", "sectors", "ideal")
+    return Table.of("global memory traffic, emulated", columns, rows, _problem_note())
+
+
+def _problem_note() -> str:
+    return f"1 batch, 2 heads, {SEQLEN} queries and keys"
+
+
+def _compiled(kernels: Sequence[CompiledKernel]) -> Table:
+    rows = [
+        (k.features, k.registers, k.spill_store_bytes, k.spill_load_bytes, k.stack_bytes,
+         k.loop.n_instructions, k.outside.n_instructions)
+        for k in kernels
+    ]  # fmt: skip
+    columns = ("", "registers", "spill stores", "spill loads", "stack", "loop", "outside")
+    note = "spills and stack in bytes per thread; instructions in the main loop and outside"
+    return Table.of("compiled kernels", columns, rows, note)
+
+
+def _instructions(kernel: CompiledKernel) -> list[Table]:
+    names = dict.fromkeys([*kernel.loop.mix, *kernel.outside.mix])
+    rows: list[Sequence[Any]] = [
+        (name, kernel.loop.mix.get(name), kernel.outside.mix.get(name)) for name in names
+    ]
+    rows += [
+        ("predicated", kernel.loop.n_predicated, kernel.outside.n_predicated),
+        ("all", kernel.loop.n_instructions, kernel.outside.n_instructions),
+    ]
+    title = f"instructions of the {kernel.features} kernel"
+    mix = Table.of(title, ("", "main loop", "outside"), rows)
+    if not kernel.floors:
+        return [mix]
+    note = "an iteration of one CTA alone on its SM takes at least the largest"
+    floors = [(floor.pipe, floor.cycles) for floor in kernel.floors]
+    return [mix, Table.of("cycles of the main loop, at least", ("", "cycles"), floors, note)]

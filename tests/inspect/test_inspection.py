@@ -1,0 +1,194 @@
+"""A config looked into, and its page in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html import escape
+
+import pytest
+from support.listings import BASE, BEST, recorded_kernel
+from support.profiles import RECORDED, problem_of
+from typer.testing import CliRunner
+
+from pyflash.compare import compare, find_gpu, read
+from pyflash.inspect import inspection
+from pyflash.inspect.cli import app
+from pyflash.inspect.diff import diff_of
+from pyflash.inspect.inspection import Inspection, conflict_degrees, inspect
+from pyflash.inspect.native import Description, Member, NamedLayout
+from pyflash.inspect.page import STYLE, fragment, page
+from pyflash.inspect.tables import Table
+from pyflash.layouts.svg import FILLS, INK
+
+
+def described(config) -> Description:
+    """What the native module says of BASE and BEST, without building it."""
+    swizzled = "Sw<3,3,3> o _0 o ((_8,_8),(_64,_2)):((_64,_512),(_1,_4096))"
+    text = swizzled if config.swizzled else "(_64,_128):(_128,_1)"
+    mma = "((_4,_8,_4),((_2,_2),(_1,_2))):((_128,_1,_16),((_64,_8),(_0,_512)))"
+    layouts = [NamedLayout(name, "smem", text, (64, 128), ()) for name in "QKVO"]
+    layouts.append(NamedLayout("MMA C", "threads", mma, (64, 16), ()))
+    members = [Member("q", 0, 16384), Member("k", 16384, 16384), Member("v", 32768, 16384)]
+    return Description({layout.name: layout for layout in layouts}, members, 49152)
+
+
+def looked_into(config) -> Inspection:
+    found = inspect(config, "sm_90", parts=())
+    kernels = [recorded_kernel(config)]
+    return dataclasses.replace(found, description=described(config), kernels=kernels)
+
+
+def test_what_needs_no_compiler():
+    found = inspect(BEST, "sm_90", parts=())
+    assert found.resources == dataclasses.asdict(BEST.resources("sm_90"))
+    assert found.demand["peak"] == found.resources["register_demand"]
+    assert found.ctas_per_sm["sm_90"] == BEST.num_ctas_per_sm("sm_90")
+    assert (found.missing, found.kernels, found.layouts) == ({}, [], {})
+    values = json.loads(found.to_json())
+    assert values["config"] == str(BEST)
+    assert values["fields"] == BEST.to_dict()
+
+
+def test_a_config_that_is_not_legal_says_why():
+    found = inspect(BEST.replace(B_r=128, B_c=128, n_warps=4), "sm_86")
+    assert found.violations
+    assert found.missing == dict.fromkeys(inspection.PARTS, "not legal on sm_86")
+
+
+def test_what_this_machine_cannot_do_is_named(monkeypatch):
+    def no_compiler(config):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(inspection, "describe", no_compiler)
+    found = inspect(BEST, "sm_90", parts=("layouts",))
+    assert found.missing == {"layouts": "no C++ compiler"}
+    assert found.description is None
+    with pytest.raises(ValueError, match=r"unknown parts \['sass'\]"):
+        inspect(BEST, "sm_90", parts=("sass",))
+
+
+def test_degrees_are_of_the_main_loop():
+    from pyflash.emulator import Report
+
+    shared = {"wavefronts": 800, "ideal_wavefronts": 100}
+    fields = {f.name for f in dataclasses.fields(Report)}
+    assert "sites" in fields
+    traffic = type("Traffic", (), shared)()
+    report = type("Report", (), {"sites": {"K_s2r": {"shared_load": traffic}}})()
+    assert conflict_degrees(report) == {"ldmatrix": 8}
+
+
+def test_the_tables_tell_it_all():
+    found = looked_into(BEST)
+    tables = {table.title: table for table in found.tables()}
+    assert ("swizzled", "yes") in tables["config"].rows
+    assert ("mma", "128", "128") in tables["instructions of the plain kernel"].rows
+    assert tables["cycles of the main loop, at least"].rows[0] == ("shared memory", "1,304")
+    assert ("K", "64 x 128", "1", found.layouts["K"].text) in tables["layouts"].rows
+    plain = {table.title: table for table in looked_into(BASE).tables()}
+    assert plain["layouts"].rows[1][2] == "8"
+
+
+def test_cells():
+    table = Table.of("t", ("", "a", "b"), [("x", 12345, True), ("y", 0.125, None)], "n")
+    assert table.rows == (("x", "12,345", "yes"), ("y", "0.125", ""))
+    assert (table.is_number(1), table.is_number(2)) == (True, False)
+
+
+def test_a_page_needs_no_network():
+    for text in (page(looked_into(BEST)), page(comparison()), page(difference())):
+        assert text.startswith("<!doctype html>")
+        assert not re.search(r'(src|href)="(?!#)', text)
+        assert "@import" not in text
+        assert "<script" not in text
+    for report in (looked_into(BEST), comparison(), difference()):
+        assert report._repr_html_() == fragment(report)
+    with pytest.raises(TypeError, match="no page for int"):
+        page(1)
+
+
+def comparison():
+    return compare(
+        problem_of(1024), map(read, sorted(RECORDED.glob("*.csv"))), [], find_gpu("H200")
+    )
+
+
+def difference():
+    return diff_of((BASE, BEST), (recorded_kernel(BASE), recorded_kernel(BEST)))
+
+
+def luminance(colour: str) -> float:
+    """Relative, as WCAG 2.2 defines it."""
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_text_stands_out():
+    """7 is the enhanced contrast of WCAG 2.2."""
+    light, dark = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+    for theme in (light, dark):
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", theme))
+        for text in ("ink", "soft", "warn"):
+            assert contrast(colours[text], colours["back"]) >= 7
+        assert contrast(colours["ink"], colours["head"]) >= 7
+    assert all(contrast(INK, fill) >= 7 for fill in FILLS)
+
+
+# In a frame as wide as a window: what reaches over its right edge outside of boxes that scroll.
+_MEASURE = """<script>addEventListener("load", () => {
+  const wide = [...document.querySelectorAll("main *")].filter(e => !e.closest(".scroll")
+    && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName);
+  const width = document.documentElement.scrollWidth;
+  parent.document.documentElement.setAttribute("data-" + window.name,
+    [innerWidth, width > innerWidth, wide.length].join(" "));
+});</script>"""
+WIDTHS = (1280, 400)
+
+
+def test_pages_do_not_overflow_in_a_browser(tmp_path):
+    """NOTE: in frames, since a window of Chromium has at least 500 pixels."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium")
+    pages = {"inspection": looked_into(BEST), "comparison": comparison(), "diff": difference()}
+    frames = []
+    for name, report in pages.items():
+        text = escape(page(report).replace("</body>", f"{_MEASURE}</body>"), quote=True)
+        frames += [
+            f'<iframe name="{name}-{width}" width="{width}" height="900" frameborder="0" '
+            f'srcdoc="{text}"></iframe>'
+            for width in WIDTHS
+        ]
+    path = tmp_path / "frames.html"
+    path.write_text(f"<!doctype html><html><body>{''.join(frames)}</body></html>")
+    result = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         f"--user-data-dir={tmp_path}/profile", path.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    measured = dict(re.findall(r' data-(\w+-\d+)="([^"]*)"', result.stdout.partition("<body")[0]))
+    assert measured == {f"{name}-{w}": f"{w} false 0" for name in pages for w in WIDTHS}
+
+
+def test_the_command(tmp_path):
+    runner = CliRunner()
+    path = tmp_path / "found.html"
+    arguments = ["inspect", str(BEST.replace(B_r=128, B_c=128)), "--arch", "sm_86"]
+    result = runner.invoke(app, [*arguments, "--json", "--html", str(path)])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["violations"]
+    assert "not legal on sm_86" in path.read_text()
+    for wrong in (["inspect", "no config"], ["inspect", str(BEST), "--arch", "sm_7"]):
+        refused = runner.invoke(app, wrong)
+        assert refused.exit_code == 2
+        assert "error: " in refused.output

@@ -1,0 +1,107 @@
+"""The native module: a kernel's own CuTe types, and CuTe's algebra against pycute's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.listings import BASE, BEST
+
+from pyflash.inspect import native
+from pyflash.inspect.native import NativeError, describe, emit_module
+from pyflash.layouts import Layout, Swizzle, composition, tile_to_shape
+from pyflash.third_party.cuda import CudaError
+from pyflash.third_party.cutlass import CutlassError
+
+
+@pytest.fixture(scope="module")
+def algebra(uncaptured):
+    return _built(uncaptured, native.algebra)
+
+
+@pytest.fixture(scope="module")
+def description(uncaptured):
+    return _built(uncaptured, lambda: describe(BEST))
+
+
+def _built(uncaptured, build):
+    try:
+        with uncaptured():
+            return build()
+    except (NativeError, CudaError, CutlassError) as error:
+        pytest.skip(str(error))
+
+
+def test_layouts_are_those_of_the_kernel(description):
+    swizzled = "Sw<3,3,3> o _0 o ((_8,_8),(_64,_2)):((_64,_512),(_1,_4096))"
+    for name in ("Q", "K", "V", "O"):
+        assert description.layouts[name].text == swizzled
+    assert description.layouts["K"].extents == (64, 128)
+    assert description.layouts["copy g2s destination"].extents == (16, 64)
+    assert description.smem_bytes == BEST.smem_bytes
+    assert [(m.name, m.offset) for m in description.smem] == [
+        ("q", 0), ("o", 0), ("k", 16384), ("v", 32768),
+    ]  # fmt: skip
+
+
+def test_pycute_computes_them_as_cute_does(description):
+    assert len(description.layouts) == 16
+    for layout in description.layouts.values():
+        assert tuple(layout.layout.offsets()) == layout.offsets, layout.name
+
+
+def test_a_module_is_emitted_for_the_canonical_config():
+    text = emit_module(BASE)
+    assert text == emit_module(BASE)
+    assert text.startswith(f"// {BASE}\n")
+    assert '#include "cute_kernels/sm80/traits.h"' in text
+    assert f"pyflash::sm80::KernelTraits<{BASE.to_cpp_struct()}>" in text
+
+
+powers = st.integers(0, 3).map(lambda exponent: 2**exponent)
+fours = st.tuples(powers, powers, powers, powers)
+
+
+def nested(shape, stride) -> Layout:
+    return Layout(
+        ((shape[0], shape[1]), (shape[2], shape[3])),
+        ((stride[0], stride[1]), (stride[2], stride[3])),
+    )
+
+
+@given(fours, st.tuples(*[st.integers(0, 100)] * 4))
+def test_offsets_agree_with_cute(algebra, shape, stride):
+    assert list(nested(shape, stride).offsets()) == algebra.evaluate(shape, stride)
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(0, 4),
+    st.integers(3, 5),
+    st.lists(st.integers(0, 1 << 16), min_size=1),
+)
+def test_swizzles_agree_with_cute(algebra, bits, base, shift, offsets):
+    swizzle = Swizzle(bits, base, shift)
+    assert [swizzle(offset) for offset in offsets] == algebra.swizzle(bits, base, shift, offsets)
+
+
+@settings(max_examples=50)
+@given(fours, fours, st.tuples(powers, powers), st.tuples(powers, powers))
+def test_compositions_agree_with_cute(algebra, shape, stride, shape_b, stride_b):
+    first, second = nested(shape, stride), Layout(shape_b, stride_b)
+    assume(second.cosize <= first.size)
+    try:
+        composed = composition(first, second)
+    except ValueError:
+        assume(False)
+    assert list(composed.offsets()) == algebra.compose(shape, stride, shape_b, stride_b)
+
+
+def test_tilings_agree_with_cute(algebra):
+    for tiled in algebra.tiled_layouts():
+        rows, columns = tiled["block"]
+        swizzle = Swizzle(tiled["bits"], tiled["base"], tiled["shift"])
+        block = composition(swizzle, Layout((rows, columns), (columns, 1)))
+        order = (0, 1) if tiled["first"] == 0 else (1, 0)
+        layout = tile_to_shape(block, tuple(tiled["shape"]), order)
+        assert list(layout.offsets()) == tiled["offsets"]
