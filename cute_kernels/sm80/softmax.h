@@ -27,7 +27,8 @@ CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
 CUTE_DEVICE float tanh(float x) {
   x = device::clamp(x, 7.9f);
   float const x2 = x * x;
-  float const p = ((1.15319690e-5f * x2 + 2.96048657e-3f) * x2 + 1.29344299e-1f) * x2 + 9.99999881e-1f;
+  float const p =
+      ((1.15319690e-5f * x2 + 2.96048657e-3f) * x2 + 1.29344299e-1f) * x2 + 9.99999881e-1f;
   float const q =
       (((2.49258733e-7f * x2 + 2.40013833e-4f) * x2 + 2.38541383e-2f) * x2 + 4.62676585e-1f) * x2 +
       1.f;
