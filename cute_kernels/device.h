@@ -60,10 +60,10 @@ CUTE_DEVICE float exp2(float x) {
 CUTE_DEVICE float exp(float x) { return __expf(x); }
 CUTE_DEVICE float log(float x) { return __logf(x); }
 
-// 1 / x, one instruction.
-CUTE_DEVICE float reciprocal(float x) {
+// 1 / sqrt(x), one instruction.
+CUTE_DEVICE float rsqrt(float x) {
   float y;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  asm("rsqrt.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -126,7 +126,7 @@ void async_wait() {
 float exp2(float x);
 float exp(float x);
 float log(float x);
-float reciprocal(float x);
+float rsqrt(float x);
 float clamp(float x, float limit);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);

@@ -33,9 +33,9 @@ float exp(float x) {
   return std::exp(x);
 }
 float log(float x) { return std::log(x); }
-float reciprocal(float x) {
+float rsqrt(float x) {
   machine->count_reciprocal();
-  return 1.f / x;
+  return 1.f / std::sqrt(x);
 }
 
 float clamp(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }

@@ -154,11 +154,13 @@ def test_a_causal_mask_halves_the_blocks(libraries):
 
 
 def test_a_capped_score_costs_a_reciprocal_and_no_exponential(libraries):
+    """Where a thread has a score near the cap: with the first cap all do, with the last none."""
     inputs = make_inputs(Shape("", 1, 64, 128, 1), torch.float16, 128)
-    counts, capped = (emulate(libraries, BEST, inputs, softcap=c)[2].counts for c in (0.0, 5.0))
-    assert counts.reciprocals == 0
-    assert capped.reciprocals == 64 * 128
-    assert capped.exponentials == counts.exponentials
+    options = [{"softcap": cap} for cap in (0.1, 0.0, 1e3)]
+    near, uncapped, far = (emulate(libraries, BEST, inputs, **o)[2].counts for o in options)
+    assert near.reciprocals == 64 * 128
+    assert uncapped.reciprocals == far.reciprocals == 0
+    assert near.exponentials == uncapped.exponentials == far.exponentials
 
 
 @pytest.mark.parametrize("softcap", [1e-2, 1.0, 50.0, 1e3, 1e5, 1e8])
@@ -168,7 +170,7 @@ def test_every_cap_is_as_accurate(libraries, softcap):
     out, lse, _ = emulate(libraries, BEST, inputs, softcap=softcap)
     expected = expect(*inputs, softcap=softcap)
     expected.check(out, lse)
-    assert torch.allclose(lse.double(), expected.lse.double(), rtol=2e-6, atol=2e-6)
+    assert torch.allclose(lse.double(), expected.lse.double(), rtol=5e-6, atol=5e-6)
 
 
 def test_a_cap_keeps_what_is_not_a_number(libraries):

@@ -33,7 +33,7 @@ CONFIGS = [
                 "(BF16, 64, 64, 128, 4): async+load_4_4_0_tiles+opt_softmax",
                 "(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles",
                 "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2",
-                "(FP16, 96, 64, 32, 4): async+eager+load_2_2_2_tiles+buffer+stages_3",
+                "(FP16, 128, 64, 32, 4): async+eager+load_2_2_2_tiles+buffer+stages_3",
             ),
         ),
     )
