@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | bench | lint | format | clean
+# make demo | test | gpu-test | bench | torch-versions | lint | format | clean
 #
 # Needs Python >= 3.10 with venv, g++ and make; the rest is installed into .venv. TORCH is what pip is
 # told to install: a machine without a GPU is served better, and much sooner, by a CPU build:
@@ -16,7 +16,7 @@ empty :=
 comma := ,
 space := $(empty) $(empty)
 
-.PHONY: demo test gpu-test bench lint format build clean
+.PHONY: demo test gpu-test bench torch-versions lint format build clean
 
 demo: build
 	$(BIN)/python -m pyflash.demo
@@ -32,6 +32,9 @@ gpu-test: build
 bench: build
 	$(BIN)/python -m codegen --set prog
 	$(BIN)/python -m pyflash.bench
+
+torch-versions: build
+	$(BIN)/python tests/support/torch_versions.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

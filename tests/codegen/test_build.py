@@ -187,15 +187,11 @@ def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
 ):
     """With rows instead of kernels in the units, so that nvcc is done in seconds."""
 
-    def emit_row(config):
-        struct = config.to_cpp_struct()
+    def emit_row(config, features):
         error = "#error no such tile\n" if config == OTHER else ""
-        return f"""{error}#include "cute_kernels/registry.h"
+        return f"""{error}#include "cute_kernels/row.h"
             namespace pyflash {{
-            template <>
-            ConfigMapRow forward_row<{struct}>(char const*, char const*, int, int) {{
-              return {{}};
-            }}
+            ConfigMapRow row_of_{emit.file_stem(config)}(BuiltFor const&) {{ return {{}}; }}
             }}"""
 
     monkeypatch.setattr(emit, "emit_config", emit_row)
