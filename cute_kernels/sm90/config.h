@@ -23,6 +23,7 @@ struct FlashForwardSm90Config {
   bool rescale_threshold;   // O is rescaled where the maximum grows by more than 2^8 only
   bool pack_gqa;            // the query heads of a K/V head share Q tiles
   int ctas_per_sm = 1;
+  bool Q_in_registers = false;  // else the MMAs read Q from shared memory for every block
 
   friend auto operator<=>(FlashForwardSm90Config const&, FlashForwardSm90Config const&) = default;
 };

@@ -22,7 +22,8 @@ CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
       if ((i & distance) == 0) {
         uint32_t& low = words[i];
         uint32_t& high = words[i + distance];
-        uint32_t const received = device::shfl_xor(upper ? low : high, distance);
+        uint32_t const received =
+            device::bits(device::shfl_xor(device::from_bits(upper ? low : high), distance));
         low = upper ? received : low;
         high = upper ? high : received;
       }

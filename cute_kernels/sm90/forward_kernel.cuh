@@ -58,7 +58,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
                               ? tile.head
                               : tile.head / (params.problem.heads / params.problem.heads_kv);
       int const batch = packed_k ? 0 : tile.batch;
-      for (int n_block = tile.end_block - 1; n_block >= tile.begin_block; --n_block) {
+      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
         CUTE_UNROLL
         for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
@@ -76,6 +76,9 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
     int const bytes = group * n_queries * Traits::kHeadDim * sizeof(Element);
     RingPosition<1> write;
     for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+      if (tile.blocks.size() == 0) {
+        continue;
+      }
       CUTE_UNROLL
       for (int warpgroup = 0; warpgroup < Traits::kNConsumers; ++warpgroup) {
         device::Mbarrier& full = smem.pipeline_Q[warpgroup].acquire(write, bytes);
@@ -126,6 +129,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto const block_shape_S = Shape<Int<kMmaM>, Int<kBlockN>>{};
   auto const block_shape_O = Shape<Int<kMmaM>, Int<kHeadDim>>{};
   Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));            // (MMA,MMA_M,MMA_K)
+  auto const s2r_Q = make_tiled_copy_A(typename Traits::SmemCopyAtomQ{}, mma_QK);
   Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));            // (MMA,MMA_N,MMA_K,kStages)
   Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));           // (MMA,MMA_N,MMA_K,kStages)
   Tensor tOrP = make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));  // (MMA,MMA_M,MMA_K)
@@ -168,14 +172,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     auto const lse = softmax.finalise(O, sinks);
     store_O<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, O, lse, tOcO);
   };
-  auto store_empty = [&](Tile const& tile) {
-    Tensor zeros = make_fragment_like(acc_O);
-    clear(zeros);
-    TileSoftmax nothing(scale);
-    nothing.reset();
-    finalise_and_store(tile, nothing, zeros);
-  };
-
   // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
   auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
@@ -194,24 +190,52 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
 
   auto issue_QK = [&](auto& acc_S) {
-    smem.pipeline_K.wait(read_K);
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
     smem.pipeline_V.wait(read_V);
     gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   };
-  auto release_K = [&](bool last_of_tile) {
+  auto release_K = [&] {
     smem.pipeline_K.release(read_K);
     read_K.advance();
-    if (last_of_tile) {
-      pipeline_Q.release(read_Q);
-      read_Q.advance();
-    }
   };
   auto release_V = [&] {
     smem.pipeline_V.release(read_V);
     read_V.advance();
+  };
+  auto release_Q = [&] {
+    pipeline_Q.release(read_Q);
+    read_Q.advance();
+  };
+  // Q of a tile, before its first QK^T.
+  auto receive_Q = [&] {
+    pipeline_Q.wait(read_Q);
+    if constexpr (Traits::kQInRegisters) {
+      auto const thr_s2r_Q = s2r_Q.get_slice(tidx);
+      Tensor tSrQ_copy = thr_s2r_Q.retile_D(tSrQ);  // (CPY,MMA_M,MMA_K)
+      device::at(Site::Q_s2r);
+      copy(s2r_Q, thr_s2r_Q.partition_S(sQ), tSrQ_copy);
+      release_Q();
+    }
+  };
+  // After a QK^T, which may be the tile's last.
+  auto finish_QK = [&](bool last) {
+    release_K();
+    if (!Traits::kQInRegisters && last) {
+      release_Q();
+    }
+  };
+  // Blocks that this warpgroup attends nothing of, but another of the tile does.
+  auto skip_K = [&] {
+    smem.pipeline_K.wait(read_K);
+    wait_for_turn();
+    pass_turn(warpgroup);
+    release_K();
+  };
+  auto skip_V = [&] {
+    smem.pipeline_V.wait(read_V);
+    release_V();
   };
 
   // S to P, in place. Returns whether O is to be rescaled.
@@ -222,41 +246,100 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     }
     if (mask.cuts(n_block)) {
       mask.apply(acc_S, tScS, n_block);
-      return softmax.template update<first.value, true>(acc_S, correction);
+      if constexpr (!TileSoftmax::kOneForMasked) {
+        return softmax.template update<first.value, true>(acc_S, correction);
+      }
     }
     return softmax.template update<first.value, false>(acc_S, correction);
   };
 
   Schedule schedule(params);
-  Tile tile = schedule.next(store_empty);
-  if (!tile.exists) {
-    return;
-  }
-  TileMask mask(params, tile, tile.first_query + first_row_query, tScS);
+  Tile tile{};
+  Blocks blocks{};  // of the tile, that this warpgroup attends something of
   TileSoftmax softmax(scale);
-
-  // Prologue: P of the first block of the first tile.
+  bool has_P = false;       // of the tile's last block: its PV is left to do
+  bool accumulate = false;  // PV onto what is in O
+  int n_skip = 0;           // blocks between the last one attended and the next
   if (warpgroup + 1 == kNConsumers) {
     pass_turn(warpgroup);
   }
-  {
-    Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
-    pipeline_Q.wait(read_Q);
-    wait_for_turn();
-    issue_QK(acc_S);
-    pass_turn(warpgroup);
-    gemm_wait<0>(acc_S);
-    release_K(tile.end_block - 1 == tile.begin_block);
-    softmax_block(true_type{}, acc_S, softmax, mask, tile.end_block - 1);
-    convert_P<Element>(acc_S, tOrP);
-  }
-
   while (true) {
-    // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
-    bool accumulate = false;
-    clear_tail_of_V(tile, tile.end_block - 1);
-    for (int n_block = tile.end_block - 1; n_block > tile.begin_block; --n_block) {
+    // Between tiles: QK^T of the next tile's first block beside PV of this one's last.
+    Tile const done = tile;
+    bool const finish = has_P;
+    TileSoftmax const done_softmax = softmax;
+    tile = schedule.next();
+    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    has_P = blocks.size() > 0;
+    n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
+    TileMask const mask(params, tile, tile.first_query + first_row_query, tScS);
+    // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
+    bool const beside = finish && has_P && n_skip < Traits::kStages;
+    if (finish && !beside) {
+      issue_PV(accumulate);
+      gemm_wait<0>(acc_O);
+      release_V();
+    }
+    for (; n_skip > 0 && !beside; --n_skip) {
+      skip_K();
+      skip_V();
+    }
+    if (has_P) {
       Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      for (int i = 0; i < n_skip; ++i) {
+        skip_K();
+      }
+      receive_Q();
+      smem.pipeline_K.wait(read_K);
+      wait_for_turn();
+      // NOTE: two branches, because where MMAs may or may not be in flight the compiler waits for them.
+      auto first_softmax = [&] {
+        finish_QK(blocks.size() == 1);
+        softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
+      };
+      if (beside) {
+        issue_QK(acc_S);
+        issue_PV(accumulate);
+        pass_turn(warpgroup);
+        gemm_wait<1>(acc_S);
+        first_softmax();
+        gemm_wait<0>(acc_O);
+        release_V();
+        for (; n_skip > 0; --n_skip) {
+          skip_V();
+        }
+        convert_P<Element>(acc_S, tOrP);
+      } else {
+        issue_QK(acc_S);
+        pass_turn(warpgroup);
+        gemm_wait<0>(acc_S);
+        first_softmax();
+        convert_P<Element>(acc_S, tOrP);
+      }
+    }
+    if (finish) {
+      finalise_and_store(done, done_softmax, acc_O);
+    }
+    if (!tile.exists) {
+      break;
+    }
+    if (!has_P) {
+      clear(acc_O);
+      softmax.reset();
+      finalise_and_store(tile, softmax, acc_O);
+      if (tile.blocks.size() > 0) {
+        pipeline_Q.wait(read_Q);
+        release_Q();
+      }
+      continue;
+    }
+
+    // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
+    accumulate = false;
+    clear_tail_of_V(tile, blocks.end - 1);
+    for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
+      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      smem.pipeline_K.wait(read_K);
       wait_for_turn();
       if constexpr (Traits::kOverlap) {
         issue_QK(acc_S);
@@ -271,9 +354,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         release_V();
         gemm_wait<0>(acc_S);
       }
-      release_K(n_block - 1 == tile.begin_block);
-      bool const rescale =
-          softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
+      finish_QK(n_block - 1 == blocks.begin);
+      bool const rescale = softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
       if constexpr (Traits::kOverlap) {
         gemm_wait<0>(acc_O);
         release_V();
@@ -284,35 +366,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       convert_P<Element>(acc_S, tOrP);
       accumulate = true;
     }
-
-    // End of the tile: QK^T of the next tile's first block beside PV of this one's last.
-    Tile const done = tile;
-    TileSoftmax const done_softmax = softmax;
-    tile = schedule.next(store_empty);
-    if (tile.exists) {
-      mask = TileMask(params, tile, tile.first_query + first_row_query, tScS);
-      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
-      pipeline_Q.wait(read_Q);
-      wait_for_turn();
-      issue_QK(acc_S);
-      issue_PV(accumulate);
-      pass_turn(warpgroup);
-      gemm_wait<1>(acc_S);
-      release_K(tile.end_block - 1 == tile.begin_block);
-      softmax_block(true_type{}, acc_S, softmax, mask, tile.end_block - 1);
-      gemm_wait<0>(acc_O);
-      release_V();
-      convert_P<Element>(acc_S, tOrP);
-    } else {
-      issue_PV(accumulate);
-      gemm_wait<0>(acc_O);
-      release_V();
-    }
-
-    finalise_and_store(done, done_softmax, acc_O);
-    if (!tile.exists) {
-      break;
-    }
+    n_skip = blocks.begin - tile.blocks.begin;
   }
   if (warpgroup == 0) {
     wait_for_turn();  // the last turn that was passed

@@ -5,6 +5,7 @@
 #include "cute_kernels/sm90/forward_kernel.cuh"
 
 #include <algorithm>
+#include <numeric>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -84,9 +85,9 @@ bool set_tensor_maps(KernelParams& params, DType dtype) {
          kv_map(params.v_map, problem.v, problem.v_strides);
 }
 
-// Returns the number of tiles, which may be too many for TileOrder.
+// Returns the number of tiles, which may be too many for TileOrder. n_ctas: that run at a time.
 template <class Traits, Features kFeatures>
-int64_t set_order(KernelParams& params) {
+int64_t set_order(KernelParams& params, int64_t n_ctas) {
   ForwardParams const& problem = params.problem;
   TileOrder& order = params.order;
   int const group = Traits::kPackGqa ? problem.heads / problem.heads_kv : 1;
@@ -97,20 +98,26 @@ int64_t set_order(KernelParams& params) {
   if (n_m_blocks * n_rest > INT32_MAX || n_m_blocks == 0) {
     return n_m_blocks * n_rest;
   }
-  constexpr int64_t kL2Bytes = 32 << 20;
+  constexpr int64_t kL2Bytes = 36 << 20;
   int64_t const bytes_per_head =
       std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim * sizeof(typename Traits::Element);
-  int64_t const heads_in_L2 = kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv);
-  int const section = int(std::clamp<int64_t>(heads_in_L2, 1, n_rest));
+  int64_t section = std::max<int64_t>(kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv), 1);
+  if constexpr (Traits::kPersistent) {
+    // Each CTA takes as long over a section as any other where a section is a number of double rounds.
+    int64_t const rounds = 2 * n_ctas;
+    int64_t const unit = rounds / std::gcd(rounds, n_m_blocks);
+    section = section >= unit ? section / unit * unit : n_rest;
+  }
+  section = std::min(section, n_rest);
   order.n_tiles = int(n_m_blocks * n_rest);
-  order.section = section;
+  order.section = int(section);
   order.last_section = int((n_rest - 1) / section);
   order.by_m_blocks = FastDivmod(int(n_m_blocks));
   order.by_splits = FastDivmod(problem.num_splits);
   order.by_heads = FastDivmod(n_heads);
   order.by_section_tiles = FastDivmod(int(n_m_blocks * section));
-  order.by_section = FastDivmod(section);
-  order.by_last_section = FastDivmod(int(n_rest - int64_t(order.last_section) * section));
+  order.by_section = FastDivmod(int(section));
+  order.by_last_section = FastDivmod(int(n_rest - order.last_section * section));
   order.by_group = FastDivmod(group);
   return order.n_tiles;
 }
@@ -140,7 +147,13 @@ int launch_forward_sm90(ForwardParams const& problem, float const* sinks, cudaSt
   sm90::KernelParams params{};
   params.problem = problem;
   params.sinks = sinks;
-  int64_t const n_tiles = sm90::set_order<Traits, kFeatures>(params);
+  int n_sms = 0;
+  cudaError_t error = count_sms(n_sms);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  int64_t const n_resident = n_sms * Traits::kCtasPerSm;
+  int64_t const n_tiles = sm90::set_order<Traits, kFeatures>(params, n_resident);
   if (n_tiles == 0) {
     return cudaSuccess;
   }
@@ -152,17 +165,11 @@ int launch_forward_sm90(ForwardParams const& problem, float const* sinks, cudaSt
   }
   auto const kernel = flash_forward_sm90_kernel<kConfig, kFeatures>;
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  int n_sms = 0;
-  if (error == cudaSuccess) {
-    error = count_sms(n_sms);
-  }
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) {
     return error;
   }
-  int64_t const n_ctas =
-      Traits::kPersistent ? std::min<int64_t>(n_tiles, n_sms * Traits::kCtasPerSm) : n_tiles;
+  int64_t const n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles;
   kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(params);
   return cudaGetLastError();
 }

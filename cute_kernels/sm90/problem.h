@@ -54,20 +54,25 @@ CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total
   return {begin, end - begin};
 }
 
-// A tile of Q and the blocks of keys that it attends, the last one first.
+// Blocks of keys: [begin, end), the last one first.
+struct Blocks {
+  int begin;
+  int end;
+
+  CUTE_DEVICE int size() const { return max(end - begin, 0); }
+};
+
+// A tile of Q and the blocks of keys that it attends.
 struct Tile {
   bool exists;
-  int first_query;  // of the tile, in the sequence
+  int first_query;  // in the sequence
   int split;
   int head;
   int batch;
   Rows q_rows;
   Rows k_rows;
-  int begin_block;
-  int end_block;
+  Blocks blocks;
 
-  CUTE_DEVICE bool has_queries() const { return first_query < q_rows.length; }
-  CUTE_DEVICE bool has_keys() const { return begin_block < end_block; }
   // The key that query 0 of the sequence is aligned with.
   CUTE_DEVICE int diagonal() const { return k_rows.length - q_rows.length; }
 };
@@ -81,9 +86,7 @@ struct TileSchedule {
 
   CUTE_DEVICE explicit TileSchedule(KernelParams const& params) : params(params) {}
 
-  // The next tile that attends something; those before it that attend nothing go to on_empty.
-  template <class OnEmpty>
-  CUTE_DEVICE Tile next(OnEmpty&& on_empty) {
+  CUTE_DEVICE Tile next() {
     while (Traits::kPersistent || round == 0) {
       int const cta = device::block_idx();
       int const n_ctas = device::grid_size();
@@ -95,17 +98,11 @@ struct TileSchedule {
       }
       ++round;
       Tile const tile = at(index);
-      if (tile.has_queries()) {
-        if (tile.has_keys()) {
-          return tile;
-        }
-        on_empty(tile);
+      if (tile.first_query < tile.q_rows.length) {
+        return tile;
       }
     }
     return Tile{};
-  }
-  CUTE_DEVICE Tile next() {
-    return next([](Tile const&) {});
   }
 
  private:
@@ -138,33 +135,43 @@ struct TileSchedule {
         rows_of(problem.cu_seqlens_q, tile.batch, problem.seqlen_q, problem.total_q);
     tile.k_rows =
         rows_of(problem.cu_seqlens_k, tile.batch, problem.seqlen_k, problem.total_k);
-    set_blocks(tile, min(tile.first_query + n_queries, tile.q_rows.length));
+    tile.blocks = attended(tile, tile.first_query, n_queries);
+    if (problem.num_splits > 1) {
+      int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
+      tile.blocks.begin += tile.split * share;
+      tile.blocks.end = min(tile.blocks.begin + share, tile.blocks.end);
+    }
     return tile;
   }
 
-  // The blocks of keys that some query of the tile attends, or this split's share of them.
-  CUTE_DEVICE void set_blocks(Tile& tile, int end_query) const {
+  // The blocks of keys that some of these queries attend.
+  CUTE_DEVICE Blocks attended(Tile const& tile, int first_query, int n_queries) const {
     constexpr int kBlockN = Traits::kBlockN;
     ForwardParams const& problem = params.problem;
+    int const end_query = min(first_query + n_queries, tile.q_rows.length);
     int begin = 0;
     int end = tile.k_rows.length;
     if constexpr (kFeatures.left_window) {
-      begin = max(tile.first_query + tile.diagonal() - problem.window_left, 0);
+      begin = max(first_query + tile.diagonal() - problem.window_left, 0);
     }
     if constexpr (kFeatures.right_window) {
       end = min(end, end_query + tile.diagonal() + problem.window_right);
     }
-    tile.begin_block = begin / kBlockN;
-    tile.end_block = ceil_div(max(end, 0), kBlockN);
-    if (problem.num_splits > 1) {
-      int const share = params.order.by_splits.div(
-          max(tile.end_block - tile.begin_block, 0) + problem.num_splits - 1);
-      tile.begin_block += tile.split * share;
-      tile.end_block = min(tile.begin_block + share, tile.end_block);
+    if (first_query >= end_query) {
+      end = 0;
     }
+    return {.begin = begin / kBlockN, .end = ceil_div(max(end, 0), kBlockN)};
   }
 
  public:
+  // Those of a tile's blocks that some row of a warpgroup attends.
+  CUTE_DEVICE Blocks blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
+    int const n_queries = queries_per_warpgroup(params);
+    Blocks const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
+    return {.begin = max(blocks.begin, tile.blocks.begin),
+            .end = min(blocks.end, tile.blocks.end)};
+  }
+
   CUTE_DEVICE static int queries_per_warpgroup(KernelParams const& params) {
     return Traits::kPackGqa ? params.order.by_group.div(Traits::kMmaM) : Traits::kMmaM;
   }

@@ -53,10 +53,17 @@ struct KernelTraits {
                                                                                  : 240;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
-  // GEMMs of one warpgroup: Q and K from shared memory, P from registers, V from shared memory, row-major as it came.
-  using TiledMmaQK = decltype(make_tiled_mma(
-      GMMA::ss_op_selector<Element, Element, float,
-                           Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>>()));
+  // GEMMs of one warpgroup: Q from shared memory or registers, K from shared memory, P from registers, V from shared memory, row-major as it came.
+  static constexpr bool kQInRegisters = kConfig.Q_in_registers;
+  static constexpr auto mma_QK() {
+    using TileShape = Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>;
+    if constexpr (kQInRegisters) {
+      return make_tiled_mma(GMMA::rs_op_selector<Element, Element, float, TileShape>());
+    } else {
+      return make_tiled_mma(GMMA::ss_op_selector<Element, Element, float, TileShape>());
+    }
+  }
+  using TiledMmaQK = decltype(mma_QK());
   using TiledMmaPV = decltype(make_tiled_mma(
       GMMA::rs_op_selector<Element, Element, float, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>,
                            GMMA::Major::K, GMMA::Major::MN>()));
@@ -74,6 +81,8 @@ struct KernelTraits {
       RowMajorAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
   using SmemLayoutVt = decltype(tile_to_shape(  // (kHeadDim,kBlockN,kStages)
       TransposedAtom{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{}, Step<_2, _1, _3>{}));
+
+  using SmemCopyAtomQ = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
 
   struct SharedStorage {
     alignas(1024) Element q[cosize_v<SmemLayoutQ>];
