@@ -98,6 +98,19 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   }
 }
 
+// The A operand of PV, (MMA,MMA_M,MMA_K): registers, or descriptors of shared memory.
+template <class Traits, class ThrMma>
+CUTE_DEVICE auto operand_P(typename Traits::TiledMmaPV const& mma_PV, ThrMma const& thr_PV,
+                           typename Traits::SharedStorage& smem, int warpgroup) {
+  if constexpr (Traits::kPInRegisters) {
+    return make_tensor<typename Traits::Element>(
+        partition_shape_A(mma_PV, Shape<Int<Traits::kMmaM>, Int<Traits::kBlockN>>{}));
+  } else {
+    Tensor sP = make_tensor(make_smem_ptr(smem.p), typename Traits::SmemLayoutP{})(_, _, warpgroup);
+    return thr_PV.make_fragment_A(thr_PV.partition_A(sP));
+  }
+}
+
 // A computing warpgroup.
 template <class Traits, Features kFeatures>
 CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
@@ -129,10 +142,9 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto const block_shape_S = Shape<Int<kMmaM>, Int<kBlockN>>{};
   auto const block_shape_O = Shape<Int<kMmaM>, Int<kHeadDim>>{};
   Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));            // (MMA,MMA_M,MMA_K)
-  auto const s2r_Q = make_tiled_copy_A(typename Traits::SmemCopyAtomQ{}, mma_QK);
   Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));            // (MMA,MMA_N,MMA_K,kStages)
   Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));           // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrP = make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));  // (MMA,MMA_M,MMA_K)
+  Tensor tOrP = operand_P<Traits>(mma_PV, thr_PV, smem, warpgroup);        // (MMA,MMA_M,MMA_K)
   Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);              // (MMA,MMA_M,MMA_N)
   Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));   // (MMA,MMA_M,MMA_N)
   Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));   // (MMA,MMA_M,MMA_N)
@@ -208,21 +220,25 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     pipeline_Q.release(read_Q);
     read_Q.advance();
   };
-  // Q of a tile, before its first QK^T.
-  auto receive_Q = [&] {
-    pipeline_Q.wait(read_Q);
-    if constexpr (Traits::kQInRegisters) {
-      auto const thr_s2r_Q = s2r_Q.get_slice(tidx);
-      Tensor tSrQ_copy = thr_s2r_Q.retile_D(tSrQ);  // (CPY,MMA_M,MMA_K)
-      device::at(Site::Q_s2r);
-      copy(s2r_Q, thr_s2r_Q.partition_S(sQ), tSrQ_copy);
-      release_Q();
+  // P as the operand of PV. No PV is in flight.
+  auto pass_P = [&](auto const& acc_S) {
+    if constexpr (Traits::kPInRegisters) {
+      convert_P<Element>(acc_S, tOrP);
+    } else {
+      Tensor rP = make_fragment_like<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
+      convert_P<Element>(acc_S, rP);
+      Tensor sP = block(smem.p, typename Traits::SmemLayoutP{})(_, _, warpgroup);  // (kMmaM,kBlockN)
+      auto const r2s_P =
+          make_tiled_copy_C(typename Traits::SmemCopyAtomP{}, mma_QK).get_slice(tidx);
+      copy(typename Traits::SmemCopyAtomP{}, r2s_P.retile_S(rP), r2s_P.partition_D(sP));
+      device::fence_async_proxy();
+      device::sync_warp();  // a warp's MMAs read the rows that it wrote
     }
   };
   // After a QK^T, which may be the tile's last.
   auto finish_QK = [&](bool last) {
     release_K();
-    if (!Traits::kQInRegisters && last) {
+    if (last) {
       release_Q();
     }
   };
@@ -246,16 +262,22 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     }
     if (mask.cuts(n_block)) {
       mask.apply(acc_S, tScS, n_block);
-      if constexpr (!TileSoftmax::kOneForMasked) {
-        return softmax.template update<first.value, true>(acc_S, correction);
-      }
+      return softmax.template update<first.value, true>(acc_S, correction);
     }
+    // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
     return softmax.template update<first.value, false>(acc_S, correction);
   };
 
   Schedule schedule(params);
   Tile tile{};
   Blocks blocks{};  // of the tile, that this warpgroup attends something of
+  // NOTE: taken apart while a QK^T runs, because that takes hundreds of cycles.
+  Tile upcoming = schedule.next();
+  Blocks upcoming_blocks = schedule.blocks_of_warpgroup(upcoming, warpgroup);
+  auto look_ahead = [&] {
+    upcoming = schedule.next();
+    upcoming_blocks = schedule.blocks_of_warpgroup(upcoming, warpgroup);
+  };
   TileSoftmax softmax(scale);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
@@ -268,11 +290,11 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     Tile const done = tile;
     bool const finish = has_P;
     TileSoftmax const done_softmax = softmax;
-    tile = schedule.next();
-    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    tile = upcoming;
+    blocks = upcoming_blocks;
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
-    TileMask const mask(params, tile, tile.first_query + first_row_query, tScS);
+    TileMask mask;
     // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
     bool const beside = finish && has_P && n_skip < Traits::kStages;
     if (finish && !beside) {
@@ -289,9 +311,13 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       for (int i = 0; i < n_skip; ++i) {
         skip_K();
       }
-      receive_Q();
+      pipeline_Q.wait(read_Q);
       smem.pipeline_K.wait(read_K);
       wait_for_turn();
+      auto prepare_tile = [&] {
+        mask = TileMask(params, tile, tile.first_query + first_row_query, tScS);
+        look_ahead();
+      };
       // NOTE: two branches, because where MMAs may or may not be in flight the compiler waits for them.
       auto first_softmax = [&] {
         finish_QK(blocks.size() == 1);
@@ -301,6 +327,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         issue_QK(acc_S);
         issue_PV(accumulate);
         pass_turn(warpgroup);
+        prepare_tile();
         gemm_wait<1>(acc_S);
         first_softmax();
         gemm_wait<0>(acc_O);
@@ -308,13 +335,14 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         for (; n_skip > 0; --n_skip) {
           skip_V();
         }
-        convert_P<Element>(acc_S, tOrP);
+        pass_P(acc_S);
       } else {
         issue_QK(acc_S);
         pass_turn(warpgroup);
+        prepare_tile();
         gemm_wait<0>(acc_S);
         first_softmax();
-        convert_P<Element>(acc_S, tOrP);
+        pass_P(acc_S);
       }
     }
     if (finish) {
@@ -324,6 +352,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       break;
     }
     if (!has_P) {
+      look_ahead();
       clear(acc_O);
       softmax.reset();
       finalise_and_store(tile, softmax, acc_O);
@@ -363,7 +392,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       if (rescale) {
         TileSoftmax::rescale(acc_O, correction);
       }
-      convert_P<Element>(acc_S, tOrP);
+      pass_P(acc_S);
       accumulate = true;
     }
     n_skip = blocks.begin - tile.blocks.begin;

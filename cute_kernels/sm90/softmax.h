@@ -77,9 +77,6 @@ struct Softmax {
     clear(row_sum);
   }
 
-  // Masked blocks are a case of their own where they cannot go to the FMA units.
-  static constexpr bool kOneForMasked = kExp2FmaPercent == 0;
-
   // Whether element c of a row goes to the FMA units: evenly spread.
   CUTE_HOST_DEVICE static constexpr bool on_fma(int c) {
     return (c + 1) * kExp2FmaPercent / 100 != c * kExp2FmaPercent / 100;

@@ -53,20 +53,24 @@ struct KernelTraits {
                                                                                  : 240;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
-  // GEMMs of one warpgroup: Q from shared memory or registers, K from shared memory, P from registers, V from shared memory, row-major as it came.
-  static constexpr bool kQInRegisters = kConfig.Q_in_registers;
-  static constexpr auto mma_QK() {
-    using TileShape = Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>;
-    if constexpr (kQInRegisters) {
-      return make_tiled_mma(GMMA::rs_op_selector<Element, Element, float, TileShape>());
+  // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from either.
+  static constexpr bool kPInRegisters = kConfig.P_in_registers;
+  using TiledMmaQK = decltype(make_tiled_mma(
+      GMMA::ss_op_selector<Element, Element, float,
+                           Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>>()));
+  static constexpr auto mma_PV() {
+    using TileShape = Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>;
+    constexpr auto kMajorP = GMMA::Major::K;
+    constexpr auto kMajorV = GMMA::Major::MN;
+    if constexpr (kPInRegisters) {
+      return make_tiled_mma(
+          GMMA::rs_op_selector<Element, Element, float, TileShape, kMajorP, kMajorV>());
     } else {
-      return make_tiled_mma(GMMA::ss_op_selector<Element, Element, float, TileShape>());
+      return make_tiled_mma(
+          GMMA::ss_op_selector<Element, Element, float, TileShape, kMajorP, kMajorV>());
     }
   }
-  using TiledMmaQK = decltype(mma_QK());
-  using TiledMmaPV = decltype(make_tiled_mma(
-      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>,
-                           GMMA::Major::K, GMMA::Major::MN>()));
+  using TiledMmaPV = decltype(mma_PV());
   static_assert(size(TiledMmaQK{}) == kWarpgroup && size(TiledMmaPV{}) == kWarpgroup);
 
   // Shared memory: slabs of 64 columns, 128 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and the MMAs
@@ -82,12 +86,18 @@ struct KernelTraits {
   using SmemLayoutVt = decltype(tile_to_shape(  // (kHeadDim,kBlockN,kStages)
       TransposedAtom{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{}, Step<_2, _1, _3>{}));
 
-  using SmemCopyAtomQ = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
+  static_assert(kPInRegisters || kBlockN % kSlab == 0);
+  using SmemLayoutP = std::conditional_t<  // (kMmaM,kBlockN,kNConsumers)
+      kPInRegisters, Layout<Shape<_1, _1, _0>>,
+      decltype(tile_to_shape(RowMajorAtom{},
+                             Shape<Int<kMmaM>, Int<kBlockN / kSlab * kSlab>, Int<kNConsumers>>{}))>;
+  using SmemCopyAtomP = Copy_Atom<SM90_U32x4_STSM_N, Element>;
 
   struct SharedStorage {
     alignas(1024) Element q[cosize_v<SmemLayoutQ>];
     alignas(1024) Element k[cosize_v<SmemLayoutKV>];
     alignas(1024) Element v[cosize_v<SmemLayoutKV>];
+    alignas(1024) Element p[kPInRegisters ? 1 : cosize_v<SmemLayoutP>];
     Pipeline<1> pipeline_Q[kNConsumers];  // each warpgroup's rows
     Pipeline<kStages> pipeline_K;
     Pipeline<kStages> pipeline_V;
