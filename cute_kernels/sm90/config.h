@@ -21,7 +21,6 @@ struct FlashForwardSm90Config {
   bool persistent;          // a CTA per SM takes tiles in turn; the next tile's QK^T overlaps this one's last PV
   int exp2_fma_percent;     // exponentials computed by a polynomial on the FMA units
   bool rescale_threshold;   // O is rescaled where the maximum grows by more than 2^8 only
-  bool P_in_registers;      // of PV; else in shared memory, which leaves registers for larger blocks
   bool pack_gqa;            // the query heads of a K/V head share Q tiles
   int ctas_per_sm = 1;
 

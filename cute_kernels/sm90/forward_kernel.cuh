@@ -98,19 +98,6 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   }
 }
 
-// The A operand of PV, (MMA,MMA_M,MMA_K): registers, or descriptors of shared memory.
-template <class Traits, class ThrMma>
-CUTE_DEVICE auto operand_P(typename Traits::TiledMmaPV const& mma_PV, ThrMma const& thr_PV,
-                           typename Traits::SharedStorage& smem, int warpgroup) {
-  if constexpr (Traits::kPInRegisters) {
-    return make_tensor<typename Traits::Element>(
-        partition_shape_A(mma_PV, Shape<Int<Traits::kMmaM>, Int<Traits::kBlockN>>{}));
-  } else {
-    Tensor sP = make_tensor(make_smem_ptr(smem.p), typename Traits::SmemLayoutP{})(_, _, warpgroup);
-    return thr_PV.make_fragment_A(thr_PV.partition_A(sP));
-  }
-}
-
 // A computing warpgroup.
 template <class Traits, Features kFeatures>
 CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
@@ -144,7 +131,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));            // (MMA,MMA_M,MMA_K)
   Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));            // (MMA,MMA_N,MMA_K,kStages)
   Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));           // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrP = operand_P<Traits>(mma_PV, thr_PV, smem, warpgroup);        // (MMA,MMA_M,MMA_K)
+  Tensor tOrP = make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));  // (MMA,MMA_M,MMA_K)
   Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);              // (MMA,MMA_M,MMA_N)
   Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));   // (MMA,MMA_M,MMA_N)
   Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));   // (MMA,MMA_M,MMA_N)
@@ -202,6 +189,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
 
   auto issue_QK = [&](auto& acc_S) {
+    smem.pipeline_K.wait(read_K);
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
@@ -219,21 +207,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto release_Q = [&] {
     pipeline_Q.release(read_Q);
     read_Q.advance();
-  };
-  // P as the operand of PV. No PV is in flight.
-  auto pass_P = [&](auto const& acc_S) {
-    if constexpr (Traits::kPInRegisters) {
-      convert_P<Element>(acc_S, tOrP);
-    } else {
-      Tensor rP = make_fragment_like<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
-      convert_P<Element>(acc_S, rP);
-      Tensor sP = block(smem.p, typename Traits::SmemLayoutP{})(_, _, warpgroup);  // (kMmaM,kBlockN)
-      auto const r2s_P =
-          make_tiled_copy_C(typename Traits::SmemCopyAtomP{}, mma_QK).get_slice(tidx);
-      copy(typename Traits::SmemCopyAtomP{}, r2s_P.retile_S(rP), r2s_P.partition_D(sP));
-      device::fence_async_proxy();
-      device::sync_warp();  // a warp's MMAs read the rows that it wrote
-    }
   };
   // After a QK^T, which may be the tile's last.
   auto finish_QK = [&](bool last) {
@@ -271,13 +244,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Schedule schedule(params);
   Tile tile{};
   Blocks blocks{};  // of the tile, that this warpgroup attends something of
-  // NOTE: taken apart while a QK^T runs, because that takes hundreds of cycles.
-  Tile upcoming = schedule.next();
-  Blocks upcoming_blocks = schedule.blocks_of_warpgroup(upcoming, warpgroup);
-  auto look_ahead = [&] {
-    upcoming = schedule.next();
-    upcoming_blocks = schedule.blocks_of_warpgroup(upcoming, warpgroup);
-  };
   TileSoftmax softmax(scale);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
@@ -287,14 +253,14 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   }
   while (true) {
     // Between tiles: QK^T of the next tile's first block beside PV of this one's last.
-    Tile const done = tile;
     bool const finish = has_P;
     TileSoftmax const done_softmax = softmax;
-    tile = upcoming;
-    blocks = upcoming_blocks;
+    Tile const done = tile;
+    tile = schedule.next();
+    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
-    TileMask mask;
+    TileMask const mask(params, tile, tile.first_query + first_row_query, tScS);
     // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
     bool const beside = finish && has_P && n_skip < Traits::kStages;
     if (finish && !beside) {
@@ -312,12 +278,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         skip_K();
       }
       pipeline_Q.wait(read_Q);
-      smem.pipeline_K.wait(read_K);
       wait_for_turn();
-      auto prepare_tile = [&] {
-        mask = TileMask(params, tile, tile.first_query + first_row_query, tScS);
-        look_ahead();
-      };
       // NOTE: two branches, because where MMAs may or may not be in flight the compiler waits for them.
       auto first_softmax = [&] {
         finish_QK(blocks.size() == 1);
@@ -327,7 +288,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         issue_QK(acc_S);
         issue_PV(accumulate);
         pass_turn(warpgroup);
-        prepare_tile();
         gemm_wait<1>(acc_S);
         first_softmax();
         gemm_wait<0>(acc_O);
@@ -335,14 +295,13 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         for (; n_skip > 0; --n_skip) {
           skip_V();
         }
-        pass_P(acc_S);
+        convert_P<Element>(acc_S, tOrP);
       } else {
         issue_QK(acc_S);
         pass_turn(warpgroup);
-        prepare_tile();
         gemm_wait<0>(acc_S);
         first_softmax();
-        pass_P(acc_S);
+        convert_P<Element>(acc_S, tOrP);
       }
     }
     if (finish) {
@@ -352,7 +311,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       break;
     }
     if (!has_P) {
-      look_ahead();
       clear(acc_O);
       softmax.reset();
       finalise_and_store(tile, softmax, acc_O);
@@ -368,7 +326,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     clear_tail_of_V(tile, blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
       Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
-      smem.pipeline_K.wait(read_K);
       wait_for_turn();
       if constexpr (Traits::kOverlap) {
         issue_QK(acc_S);
@@ -392,7 +349,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       if (rescale) {
         TileSoftmax::rescale(acc_O, correction);
       }
-      pass_P(acc_S);
+      convert_P<Element>(acc_S, tOrP);
       accumulate = true;
     }
     n_skip = blocks.begin - tile.blocks.begin;

@@ -41,11 +41,10 @@ CUTE_DEVICE auto rows_by_columns(Acc&& acc) {
                                              make_layout(get<0, 0>(l), get<0, 2>(l), get<2>(l))));
 }
 
-// An accumulator of QK^T rounded to Element, into registers: those of the A operand of PV, which are in the same order, or
-// a fragment on its way to shared memory.
-template <class Element, class Fragment, class AccS>
-CUTE_DEVICE void convert_P(AccS const& acc_S, Fragment& rP) {
-  Tensor pairs = recast<uint32_t>(rP);
+// The accumulator of QK^T, rounded to Element, as the A operand of PV: its registers are in the same order.
+template <class Element, class OperandP, class AccS>
+CUTE_DEVICE void convert_P(AccS const& acc_S, OperandP& tOrP) {
+  Tensor pairs = recast<uint32_t>(tOrP);
   CUTE_UNROLL
   for (int i = 0; i < size(pairs); ++i) {
     pairs(i) = device::pack2(acc_S(2 * i), acc_S(2 * i + 1), Element{});

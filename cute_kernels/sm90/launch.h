@@ -106,7 +106,8 @@ int64_t set_order(KernelParams& params, int64_t n_ctas) {
     // Each CTA takes as long over a section as any other where a section is a number of double rounds.
     int64_t const rounds = 2 * n_ctas;
     int64_t const unit = rounds / std::gcd(rounds, n_m_blocks);
-    section = section >= unit ? section / unit * unit : n_rest;
+    // Too many heads in a section cost less than CTAs that wait for others, up to twice what L2 holds.
+    section = section >= unit ? section / unit * unit : 2 * section >= unit ? unit : n_rest;
   }
   section = std::min(section, n_rest);
   order.n_tiles = int(n_m_blocks * n_rest);

@@ -53,24 +53,13 @@ struct KernelTraits {
                                                                                  : 240;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
-  // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from either.
-  static constexpr bool kPInRegisters = kConfig.P_in_registers;
+  // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
   using TiledMmaQK = decltype(make_tiled_mma(
       GMMA::ss_op_selector<Element, Element, float,
                            Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>>()));
-  static constexpr auto mma_PV() {
-    using TileShape = Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>;
-    constexpr auto kMajorP = GMMA::Major::K;
-    constexpr auto kMajorV = GMMA::Major::MN;
-    if constexpr (kPInRegisters) {
-      return make_tiled_mma(
-          GMMA::rs_op_selector<Element, Element, float, TileShape, kMajorP, kMajorV>());
-    } else {
-      return make_tiled_mma(
-          GMMA::ss_op_selector<Element, Element, float, TileShape, kMajorP, kMajorV>());
-    }
-  }
-  using TiledMmaPV = decltype(mma_PV());
+  using TiledMmaPV = decltype(make_tiled_mma(
+      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>,
+                           GMMA::Major::K, GMMA::Major::MN>()));
   static_assert(size(TiledMmaQK{}) == kWarpgroup && size(TiledMmaPV{}) == kWarpgroup);
 
   // Shared memory: slabs of 64 columns, 128 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and the MMAs
@@ -86,18 +75,10 @@ struct KernelTraits {
   using SmemLayoutVt = decltype(tile_to_shape(  // (kHeadDim,kBlockN,kStages)
       TransposedAtom{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{}, Step<_2, _1, _3>{}));
 
-  static_assert(kPInRegisters || kBlockN % kSlab == 0);
-  using SmemLayoutP = std::conditional_t<  // (kMmaM,kBlockN,kNConsumers)
-      kPInRegisters, Layout<Shape<_1, _1, _0>>,
-      decltype(tile_to_shape(RowMajorAtom{},
-                             Shape<Int<kMmaM>, Int<kBlockN / kSlab * kSlab>, Int<kNConsumers>>{}))>;
-  using SmemCopyAtomP = Copy_Atom<SM90_U32x4_STSM_N, Element>;
-
   struct SharedStorage {
     alignas(1024) Element q[cosize_v<SmemLayoutQ>];
     alignas(1024) Element k[cosize_v<SmemLayoutKV>];
     alignas(1024) Element v[cosize_v<SmemLayoutKV>];
-    alignas(1024) Element p[kPInRegisters ? 1 : cosize_v<SmemLayoutP>];
     Pipeline<1> pipeline_Q[kNConsumers];  // each warpgroup's rows
     Pipeline<kStages> pipeline_K;
     Pipeline<kStages> pipeline_V;
