@@ -70,8 +70,8 @@ bool set_tensor_maps(KernelParams& params, DType dtype) {
   int64_t const batch_q = packed_q ? 1 : problem.batch;
   int64_t const batch_k = packed_k ? 1 : problem.batch;
   auto kv_map = [&](CUtensorMap& map, void const* base, TensorStrides const& strides) {
-    // NOTE: a map has no empty extents; without keys, nothing is loaded.
-    return encode_tensor_map(map, base, dtype, problem.d_head,
+    // NOTE: a map has no empty extents and no null address; without keys, nothing is loaded.
+    return encode_tensor_map(map, rows_k > 0 ? base : problem.q, dtype, problem.d_head,
                              {{std::max<int64_t>(rows_k, 1), strides.row, Traits::kBlockN},
                               {problem.heads_kv, strides.head, 1},
                               {batch_k, strides.batch, 1}});
@@ -155,7 +155,7 @@ int launch_forward_sm90(ForwardParams const& problem, float const* sinks, cudaSt
   }
   int64_t const n_resident = n_sms * Traits::kCtasPerSm;
   int64_t const n_tiles = sm90::set_order<Traits, kFeatures>(params, n_resident);
-  if (n_tiles == 0) {
+  if (n_tiles == 0 || (problem.cu_seqlens_q != nullptr && problem.total_q == 0)) {
     return cudaSuccess;
   }
   if (n_tiles > INT32_MAX) {
