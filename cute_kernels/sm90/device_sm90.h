@@ -33,9 +33,10 @@ CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
 using Mbarrier = uint64_t;
 
 CUTE_DEVICE void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier)),
-               "r"(n_arrivals)
-               : "memory");
+  asm volatile(
+      "mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier)),
+      "r"(n_arrivals)
+      : "memory");
 }
 
 // Makes initialised mbarriers visible to TMA. A barrier of the CTA still has to follow.
@@ -44,9 +45,9 @@ CUTE_DEVICE void fence_mbarrier_init() {
 }
 
 CUTE_DEVICE void mbarrier_arrive(Mbarrier& barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(
-                   cute::cast_smem_ptr_to_uint(&barrier))
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
+      : "memory");
 }
 
 // Arrives, and adds `bytes` to what this phase waits for.

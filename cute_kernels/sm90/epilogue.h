@@ -34,7 +34,7 @@ CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
 // Where a row of O and lse goes, or that it does not exist.
 struct RowOut {
   bool exists;
-  int64_t o;    // offsets in elements
+  int64_t o;  // offsets in elements
   int64_t lse;
 };
 template <class Traits, Features kFeatures>
@@ -73,8 +73,8 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
                          AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
   using Element = typename Traits::Element;
   ForwardParams const& problem = params.problem;
-  Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
-  Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
+  Tensor O = rows_by_columns(acc_O);           // ((2,MMA_M),(2,V,MMA_K))
+  Tensor by_rows = rows_by_columns(coords);    // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   int const lane = get<1>(by_rows(0, 0)) / 2;  // in the quad
   bool const is_partial = problem.num_splits > 1;
   CUTE_UNROLL

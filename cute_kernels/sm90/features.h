@@ -5,11 +5,11 @@
 #include <compare>
 
 struct Features {
-  bool right_window = false;        // causal, and windows to the right
-  bool left_window = false;         // windows to the left
-  bool predicated_head_dim = false; // d_head of the problem below that of the config
+  bool right_window = false;         // causal, and windows to the right
+  bool left_window = false;          // windows to the left
+  bool predicated_head_dim = false;  // d_head of the problem below that of the config
   bool softcap = false;
-  bool sinks = false;               // a logit per head that enters the softmax denominator alone
+  bool sinks = false;  // a logit per head that enters the softmax denominator alone
 
   friend auto operator<=>(Features const&, Features const&) = default;
 };

@@ -115,11 +115,10 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
 
   // Shared memory.
   auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
-  Tensor sQ =
-      block(smem.q, typename Traits::SmemLayoutQ{})(_, _, warpgroup);  // (kMmaM,kHeadDim)
-  Tensor sK = block(smem.k, typename Traits::SmemLayoutKV{});          // (kBlockN,kHeadDim,kStages)
-  Tensor sV = block(smem.v, typename Traits::SmemLayoutKV{});          // (kBlockN,kHeadDim,kStages)
-  Tensor sVt = block(smem.v, typename Traits::SmemLayoutVt{});         // (kHeadDim,kBlockN,kStages)
+  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{})(_, _, warpgroup);  // (kMmaM,kHeadDim)
+  Tensor sK = block(smem.k, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim,kStages)
+  Tensor sV = block(smem.v, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim,kStages)
+  Tensor sVt = block(smem.v, typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN,kStages)
 
   // MMA partitions; operands in shared memory are descriptors.
   typename Traits::TiledMmaQK mma_QK;
@@ -128,13 +127,14 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto const thr_PV = mma_PV.get_slice(tidx);
   auto const block_shape_S = Shape<Int<kMmaM>, Int<kBlockN>>{};
   auto const block_shape_O = Shape<Int<kMmaM>, Int<kHeadDim>>{};
-  Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));            // (MMA,MMA_M,MMA_K)
-  Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));            // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));           // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrP = make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));  // (MMA,MMA_M,MMA_K)
-  Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);              // (MMA,MMA_M,MMA_N)
-  Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));   // (MMA,MMA_M,MMA_N)
-  Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));   // (MMA,MMA_M,MMA_N)
+  Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));   // (MMA,MMA_M,MMA_K)
+  Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));   // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrP =
+      make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));     // (MMA,MMA_M,MMA_K)
+  Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);             // (MMA,MMA_M,MMA_N)
+  Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
+  Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));  // (MMA,MMA_M,MMA_N)
 
   using TileMask = Mask<Traits, kFeatures>;
   // A cap leaves nothing but itself to scale.

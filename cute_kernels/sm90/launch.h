@@ -19,8 +19,8 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static auto const encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
-    cudaError_t const error = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    cudaError_t const error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &result);
     bool const found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found ? function : nullptr);
   }();
@@ -49,14 +49,13 @@ bool encode_tensor_map(CUtensorMap& map, void const* base, DType dtype, int colu
     box[i + 1] = dimensions[i].box;
     element_strides[i + 1] = 1;
   }
-  auto const type = dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  auto const type =
+      dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   auto const encode = tensor_map_encoder();
-  return encode != nullptr &&
-         encode(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
-                element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode != nullptr && encode(&map, type, kRank + 1, const_cast<void*>(base), extents,
+                                     strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <class Traits, Features kFeatures>
@@ -99,8 +98,8 @@ int64_t set_order(KernelParams& params, int64_t n_ctas) {
     return n_m_blocks * n_rest;
   }
   constexpr int64_t kL2Bytes = 36 << 20;
-  int64_t const bytes_per_head =
-      std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim * sizeof(typename Traits::Element);
+  int64_t const bytes_per_head = std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim *
+                                 sizeof(typename Traits::Element);
   int64_t section = std::max<int64_t>(kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv), 1);
   if constexpr (Traits::kPersistent) {
     // Each CTA takes as long over a section as any other where a section is a number of double rounds.

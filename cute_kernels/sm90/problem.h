@@ -1,8 +1,8 @@
 // The tiles of a problem: their order, their coordinates, and the blocks of keys that each of them attends.
 #pragma once
 
-#include <cute/tensor.hpp>
 #include <cutlass/fast_math.h>
+#include <cute/tensor.hpp>
 
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/device_sm90.h"
@@ -19,8 +19,8 @@ using cutlass::FastDivmod;
 // the tiles of a section of heads, as many as have their K and V in L2 together, go from the last Q block to the first.
 struct TileOrder {
   int n_tiles;
-  int section;        // heads, batches and splits in a section; the last may be smaller
-  int last_section;   // the number of the last section
+  int section;       // heads, batches and splits in a section; the last may be smaller
+  int last_section;  // the number of the last section
   FastDivmod by_m_blocks;
   FastDivmod by_splits;
   FastDivmod by_heads;
@@ -90,9 +90,8 @@ struct TileSchedule {
     while (Traits::kPersistent || round == 0) {
       int const cta = device::block_idx();
       int const n_ctas = device::grid_size();
-      int const index = Traits::kPersistent
-                            ? round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta)
-                            : cta;
+      int const index =
+          Traits::kPersistent ? round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta) : cta;
       if (index >= params.order.n_tiles) {
         break;
       }
@@ -131,10 +130,8 @@ struct TileSchedule {
     order.by_heads(tile.batch, tile.head, rest);
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;
-    tile.q_rows =
-        rows_of(problem.cu_seqlens_q, tile.batch, problem.seqlen_q, problem.total_q);
-    tile.k_rows =
-        rows_of(problem.cu_seqlens_k, tile.batch, problem.seqlen_k, problem.total_k);
+    tile.q_rows = rows_of(problem.cu_seqlens_q, tile.batch, problem.seqlen_q, problem.total_q);
+    tile.k_rows = rows_of(problem.cu_seqlens_k, tile.batch, problem.seqlen_k, problem.total_k);
     tile.blocks = attended(tile, tile.first_query, n_queries);
     if (problem.num_splits > 1) {
       int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
@@ -168,8 +165,7 @@ struct TileSchedule {
   CUTE_DEVICE Blocks blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
     int const n_queries = queries_per_warpgroup(params);
     Blocks const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
-    return {.begin = max(blocks.begin, tile.blocks.begin),
-            .end = min(blocks.end, tile.blocks.end)};
+    return {.begin = max(blocks.begin, tile.blocks.begin), .end = min(blocks.end, tile.blocks.end)};
   }
 
   CUTE_DEVICE static int queries_per_warpgroup(KernelParams const& params) {

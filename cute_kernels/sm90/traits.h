@@ -10,8 +10,8 @@
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cute/tensor.hpp>
 
 #include "cute_kernels/sm90/config.h"
 #include "cute_kernels/sm90/pipeline.h"
@@ -48,9 +48,9 @@ struct KernelTraits {
   // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter.
   static constexpr int kNThreads = kWarpgroup * (1 + kNConsumers);
   static constexpr int kProducerRegisters = kNConsumers == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kNConsumers == 3 ? 160
+  static constexpr int kConsumerRegisters = kNConsumers == 3                      ? 160
                                             : kNConsumers == 1 && kCtasPerSm == 2 ? 216
-                                                                                 : 240;
+                                                                                  : 240;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
