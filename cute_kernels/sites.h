@@ -5,10 +5,23 @@
 
 namespace pyflash::device {
 
-enum class Site { Q_g2s, K_g2s, V_g2s, Q_s2r, K_s2r, V_s2r, O_r2s, O_s2g, O_r2g, lse_r2g, sinks_g2r };
+enum class Site {
+  Q_g2s,
+  K_g2s,
+  V_g2s,
+  Q_s2r,
+  K_s2r,
+  V_s2r,
+  O_r2s,
+  O_s2g,
+  O_r2g,
+  lse_r2g,
+  sinks_g2r
+};
 
-inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s", "V_g2s", "Q_s2r", "K_s2r",
-                                             "V_s2r", "O_r2s", "O_s2g", "O_r2g", "lse_r2g", "sinks_g2r"};
+inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s",   "V_g2s",    "Q_s2r",
+                                             "K_s2r", "V_s2r",   "O_r2s",    "O_s2g",
+                                             "O_r2g", "lse_r2g", "sinks_g2r"};
 static_assert(std::size(kSiteNames) == static_cast<int>(Site::sinks_g2r) + 1);
 
 }  // namespace pyflash::device

@@ -16,9 +16,22 @@ struct Extent {
   int columns;
 };
 
+// A partition of stage 0 of K or V as that of the stage that holds block n_block.
+// NOTE: by address: an index inside of a swizzled layout would put its XOR into the loop.
+template <class Traits, class Partition>
+CUTE_DEVICE auto at_stage(Partition const& partition, [[maybe_unused]] int n_block) {
+  if constexpr (Traits::kKVStages == 1) {
+    return partition;
+  } else {
+    int const stage = static_cast<uint32_t>(n_block) % Traits::kKVStages;
+    constexpr int kStageElements = cosize_v<typename Traits::SmemLayoutKV>;
+    return make_tensor(partition.data() + stage * kStageElements, partition.layout());
+  }
+}
+
 // Copies a block to shared memory, asynchronously or through registers. With kRagged, rows outside of `extent` are filled
-// with zeros and their global memory is not touched; without, every row is inside. kPredicatedColumns is the same for columns, but
-// that without kRagged columns outside are left as they are.
+// with zeros and their global memory is not touched; without, every row is inside. kPredicatedColumns is
+// the same for columns.
 template <class Traits, bool kRagged, bool kPredicatedColumns, class TiledCopy, class SrcTensor,
           class DstTensor, class CoordTensor>
 CUTE_DEVICE void copy_g2s(TiledCopy const& tiled_copy, SrcTensor const& src, DstTensor&& dst,

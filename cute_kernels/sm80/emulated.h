@@ -10,8 +10,8 @@ namespace pyflash::emulator {
 
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 void run_thread(ForwardParams const& params) {
-  bool const covered = run_first_that_covers<kBuilt...>(
-      features_needed(params, kConfig.d_head), [&](auto features) {
+  bool const covered =
+      run_first_that_covers<kBuilt...>(features_needed(params, kConfig.d_head), [&](auto features) {
         sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(params);
       });
   if (!covered) {

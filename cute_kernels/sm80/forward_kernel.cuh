@@ -8,8 +8,8 @@
 //   O = diag(correction) O + P V[j]
 // and at the end O / l and lse = m + ln(l) are stored. Where the keys are split, a CTA streams its share of the blocks, and
 // stores its O and lse in fp32, to be merged by merge_splits.
-// Schedules: eager loads hide V[j] behind QK^T and K[j-1] behind softmax and PV; otherwise each load is waited for where
-// it is needed.
+// Schedules: eager loads hide V[j] behind QK^T and K[j-1] behind softmax and PV; with n stages of shared memory it is
+// V[j-n+1] and K[j-n], so that they may take n blocks' time to arrive. Otherwise each load is waited for where it is needed.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -79,21 +79,11 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   // Shared memory.
   auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
   auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
-  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{});    // (kBlockM,kHeadDim)
-  Tensor sK = block(smem.k[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
-  Tensor sV = block(smem.v[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim)
-  Tensor sVt = block(smem.v[0], typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN)
+  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{});       // (kBlockM,kHeadDim)
+  Tensor sK = block(smem.k[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim), stage 0
+  Tensor sV = block(smem.v[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim), stage 0
+  Tensor sVt = block(smem.v[0], typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN), stage 0
   Tensor sO = block(smem.o, typename Traits::SmemLayoutO{});       // (kBlockM,kHeadDim)
-  // A partition of stage 0 as that of the stage that holds block n_block.
-  auto at_stage = [](auto const& partition, [[maybe_unused]] int n_block) {
-    if constexpr (kKVStages == 1) {
-      return partition;
-    } else {
-      int const stage = static_cast<uint32_t>(n_block) % kKVStages;
-      return make_tensor(partition.data() + stage * cosize_v<typename Traits::SmemLayoutKV>,
-                         partition.layout());
-    }
-  };
 
   // Copy partitions, global <-> shared.
   typename Traits::TiledCopyG2S g2s;
@@ -141,14 +131,16 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   };
   auto load_K = [&](int n_block, auto ragged) {
     device::at(Site::K_g2s);
-    copy_g2s<Traits, ragged.value, kPredicatedColumns>(g2s, tKgK(_, _, _, n_block), at_stage(tKsK, n_block), tKVcKV,
-                                            {k_rows.length - n_block * kBlockN, params.d_head});
+    copy_g2s<Traits, ragged.value, kPredicatedColumns>(
+        g2s, tKgK(_, _, _, n_block), at_stage<Traits>(tKsK, n_block), tKVcKV,
+        {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
-    copy_g2s<Traits, ragged.value, kPredicatedColumns>(g2s, tVgV(_, _, _, n_block), at_stage(tVsV, n_block), tKVcKV,
-                                            {k_rows.length - n_block * kBlockN, params.d_head});
+    copy_g2s<Traits, ragged.value, kPredicatedColumns>(
+        g2s, tVgV(_, _, _, n_block), at_stage<Traits>(tVsV, n_block), tKVcKV,
+        {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto wait_and_sync = [&](auto n_pending) {
@@ -158,9 +150,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     device::sync_threads();
   };
 
-  // NOTE: with a ring of stages there is a group for each load, empty where there is no such block, so that always as many
-  // are newer than the one that is waited for: V and K of the blocks ahead.
+  // Groups of cp.async that are newer than the one that is waited for: K and V of the blocks ahead.
   constexpr int kNewerGroups = 2 * (kKVStages - 1);
+  // Loads the block n_ahead before n_block. Past the first block a ring commits an empty group: kNewerGroups stays true.
   auto load_ahead = [&](auto&& load, int n_block, int n_ahead, auto ragged) {
     if (n_block > begin_block + (n_ahead - 1)) {
       load(n_block - n_ahead, ragged);
@@ -183,8 +175,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       load_V(n_block, first);
     }
 
-    Tensor tSsK_block = at_stage(tSsK, n_block);                    // (CPY,MMA_N,MMA_K)
-    Tensor tOsVt_block = at_stage(tOsVt, n_block);                  // (CPY,MMA_K,MMA_N)
+    Tensor tSsK_block = at_stage<Traits>(tSsK, n_block);            // (CPY,MMA_N,MMA_K)
+    Tensor tOsVt_block = at_stage<Traits>(tOsVt, n_block);          // (CPY,MMA_K,MMA_N)
     Tensor acc_S = partition_fragment_C(tiled_mma, block_shape_S);  // (MMA,MMA_M,MMA_N)
     clear(acc_S);
     gemm_staged<Traits::kStageStepsQK, Traits::kDoubleBuffer>(
@@ -212,8 +204,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     if constexpr (masked.value) {
       mask.apply(acc_S, tScS, n_block);
     }
-    softmax.template update<first.value && Traits::kOptimizedSoftmax, (kMaskEnds || kMaskBegins) && masked.value>(
-        acc_S, acc_O);
+    constexpr bool kMasked = masked.value && (kMaskEnds || kMaskBegins);
+    softmax.template update<first.value && Traits::kOptimizedSoftmax, kMasked>(acc_S, acc_O);
     Tensor rP = convert<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
     Tensor tOrP = as_operand_A(rP);       // (MMA,MMA_M,MMA_N/2)
 
@@ -279,9 +271,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     if (params.sinks != nullptr && !is_partial) {  // partial results get them when they are merged
       device::at(Site::sinks_g2r);
       join_sinks(acc_O, lse, [&](int r) {
-        int const row = get<0>(rows(r, 0));
-        return row < rows_left ? load_sink<Element>(params, coord.head, m_block * kBlockM + row)
-                               : -INFINITY;
+        int const m = get<0>(rows(r, 0));
+        return m < rows_left ? load_sink<Element>(params, coord.head, m_block * kBlockM + m)
+                             : -INFINITY;
       });
     }
   }

@@ -11,7 +11,7 @@ pytest.importorskip("ninja", reason="building needs ninja")
 pytest.importorskip("rich", reason="building needs rich")
 
 from support.planted import BUGS, CONFIGS, Bug, planted_libraries, switched_on
-from support.problems import Packed, Shape, make_inputs, make_packed
+from support.problems import Packed, Shape, make_inputs, make_packed, make_sinks
 
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import run_library
@@ -36,6 +36,22 @@ PROBLEMS = {
     "narrow_heads": (padded(141, 109, d_head=40, layout="sliced"), {}),
     "packed": (make_packed(Packed("", (70, 33), (41, 65), 1, 1), torch.float16, 64), {}),
     "splits": (padded(141, 173), {"num_splits": 2}),
+    "sinks": (padded(70, 109, heads=2), {"sinks": make_sinks(2, torch.float32)}),
+    # Rows of a head of K and V are heads of Q, each with a sink.
+    "sinks_of_one_query": (
+        padded(1, 70, heads=4, heads_kv=2),
+        {"sinks": make_sinks(4, torch.float16)},
+    ),
+    "splits_and_all_features": (
+        padded(70, 173, d_head=40),
+        {
+            "num_splits": 2,
+            "window_left": 90,
+            "window_right": 20,
+            "softcap": 3.0,
+            "sinks": make_sinks(1, torch.float32),
+        },
+    ),
 }
 
 

@@ -1,5 +1,5 @@
-"""Masks, groups of heads, narrow heads, packed sequences and split keys on the emulator: right,
-free of races and the like, and without a look at blocks that a mask leaves nothing of."""
+"""Masks, sinks, groups of heads, narrow heads, packed sequences and split keys on the emulator:
+right, free of races and the like, and without a look at blocks that a mask leaves nothing of."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from support.problems import (
     inputs_and_expected,
     make_inputs,
     make_packed,
+    make_sinks,
     packed_and_expected,
 )
 
 from pyflash import FlashForwardKernelConfig
 from pyflash.emulator import ORDERS
-from pyflash.op.reference import Expected, expect_varlen
+from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
 __all__ = ["libraries"]
 
 CAUSAL = Mask("causal", causal=True)
 WINDOW_AND_CAP = Mask("window_and_cap", window_left=50, window_right=3, softcap=5.0)
+
+
+BLOCKS_LEFT_OUT = Mask("left_window", window_left=40)
 
 
 @dataclass(frozen=True)
@@ -43,19 +47,33 @@ class Case:
     num_splits: int = 1
     # Columns of d_head; None: as many as the config has.
     d_head: int | None = None
+    # Of the sinks, "own" being that of q; None: no sinks.
+    sinks: str | None = None
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {**self.mask.options, "num_splits": self.num_splits}
+    def options(self, config: FlashForwardKernelConfig) -> dict[str, Any]:
+        options = {**self.mask.options, "num_splits": self.num_splits}
+        if self.sinks:
+            dtype = TORCH_DTYPES[config.dtype] if self.sinks == "own" else torch.float32
+            options["sinks"] = make_sinks(self.shape.heads, dtype)
+        return options
 
     def problem(self, config: FlashForwardKernelConfig) -> tuple[tuple[Any, ...], Expected]:
         """Of the op's positional arguments, and what has to come out."""
-        make = packed_and_expected if isinstance(self.shape, Packed) else inputs_and_expected
-        d_head = min(self.d_head or config.d_head, config.d_head)
-        return make(self.shape, TORCH_DTYPES[config.dtype], d_head, mask=self.mask)
+        packed = isinstance(self.shape, Packed)
+        dtype, d_head = TORCH_DTYPES[config.dtype], min(self.d_head or 512, config.d_head)
+        if not self.sinks:
+            make = packed_and_expected if packed else inputs_and_expected
+            return make(self.shape, dtype, d_head, mask=self.mask)
+        options = self.options(config)
+        del options["num_splits"]
+        if packed:
+            inputs = make_packed(self.shape, dtype, d_head)
+            return inputs, expect_varlen(*inputs[:5], **options)
+        inputs = make_inputs(self.shape, dtype, d_head)
+        return inputs, expect(*inputs, **options)
 
 
 # Lengths of several blocks, the last ragged, at every block size.
@@ -83,12 +101,24 @@ CASES = [
     Case("packed_splits", Packed("", (67, 0, 17), (131, 9, 0), 2, 1), WINDOW_AND_CAP, 3, 40),
     Case("splits_of_no_query", Shape("", 1, 0, 67, 2), num_splits=2),
     Case("splits_of_one_query", Shape("", 1, 1, 263, 4, heads_kv=2), num_splits=3, d_head=40),
+    Case("sinks", Shape("", 2, 67, 131, 3, "nan_around", 1), sinks="float32"),
+    Case("sinks_and_window", Shape("", 1, 131, 199, 2), BLOCKS_LEFT_OUT, sinks="own"),
+    Case("sinks_of_rows_without_keys", Shape("", 1, 199, 70, 2), CAUSAL, sinks="float32"),
+    Case("sinks_without_keys", Shape("", 1, 33, 0, 2), sinks="own"),
+    Case("sinks_of_one_query", Shape("", 2, 1, 199, 6, heads_kv=2), sinks="own"),
+    Case("sinks_and_all_else", Shape("", 1, 67, 199, 2), WINDOW_AND_CAP, d_head=40, sinks="own"),
+    Case("packed_sinks", Packed("", (33, 0, 70, 1), (131, 5, 0, 67), 2, 1), sinks="float32"),
+    Case("splits_and_sinks", Shape("", 1, 67, 263, 2), CAUSAL, 3, sinks="own"),
+    Case("few_blocks", Shape("", 1, 67, 40, 2), d_head=40),
+    Case("one_block_in_the_window", Shape("", 1, 1, 263, 2), Mask("", window_left=9)),
 ]
 
 
 def run(libraries, config, case, order):
     inputs, expected = case.problem(config)
-    out, lse, report = emulate(libraries, config, inputs, order=order, seed=5, **case.options)
+    out, lse, report = emulate(
+        libraries, config, inputs, order=order, seed=5, **case.options(config)
+    )
     report.check()
     assert report.completed
     expected.check(out, lse)
@@ -123,12 +153,39 @@ def test_a_causal_mask_halves_the_blocks(libraries):
     assert causal.cp_async == loads
 
 
-def test_a_capped_score_costs_two_exponentials_and_a_reciprocal(libraries):
+def test_a_capped_score_costs_a_reciprocal_and_no_exponential(libraries):
     inputs = make_inputs(Shape("", 1, 64, 128, 1), torch.float16, 128)
     counts, capped = (emulate(libraries, BEST, inputs, softcap=c)[2].counts for c in (0.0, 5.0))
     assert counts.reciprocals == 0
     assert capped.reciprocals == 64 * 128
-    assert capped.exponentials == counts.exponentials + 64 * 128
+    assert capped.exponentials == counts.exponentials
+
+
+@pytest.mark.parametrize("softcap", [1e-2, 1.0, 50.0, 1e3, 1e5, 1e8])
+def test_every_cap_is_as_accurate(libraries, softcap):
+    """Scores far below the cap: an absolute error of tanh would grow with it."""
+    inputs = make_inputs(Shape("", 1, 64, 192, 1), torch.float16, 128)
+    out, lse, _ = emulate(libraries, BEST, inputs, softcap=softcap)
+    expected = expect(*inputs, softcap=softcap)
+    expected.check(out, lse)
+    assert torch.allclose(lse.double(), expected.lse.double(), rtol=2e-6, atol=2e-6)
+
+
+def test_a_cap_keeps_what_is_not_a_number(libraries):
+    q, k, v = make_inputs(Shape("", 1, 64, 64, 1), torch.float16, 128)
+    q = q.clone()
+    q[0, 3, 0, 0] = torch.nan
+    out, lse, _ = emulate(libraries, BEST, (q, k, v), softcap=5.0)
+    is_nan = torch.arange(64) == 3
+    assert torch.equal(out[0, :, 0].isnan().all(1), is_nan)
+    assert torch.equal(lse[0, 0].isnan(), is_nan)
+
+
+def test_a_sink_of_minus_infinity_changes_no_bit(libraries):
+    inputs = make_inputs(Shape("", 1, 67, 131, 2), torch.float16, 128)
+    options = {"causal": True, "window_left": 50}
+    with_sinks = emulate(libraries, BEST, inputs, sinks=torch.full((2,), -torch.inf), **options)
+    assert all(map(torch.equal, with_sinks[:2], emulate(libraries, BEST, inputs, **options)[:2]))
 
 
 def test_partial_results_are_counted_where_they_are_stored(libraries):

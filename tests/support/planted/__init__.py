@@ -94,13 +94,19 @@ CONFIGS = {
     for name, short_form in {
         "eager": "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
         "sync": "(FP16, 64, 64, 32, 4): load_2_2_2_tiles",
+        "ring": "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_3",
     }.items()
 }
 
-_WAIT = "if constexpr (Traits::kAsyncCopy) { device::async_wait<0>(); }"
-_NEXT_K = "if (n_block > begin_block) { load_K(n_block - 1, false_type{}); }"
-_TOP_COMMENT = "// K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1]."
-_AFTER_QK_COMMENT = "// V[n_block] is visible; every warp has read K[n_block]."
+_WAIT = "if constexpr (Traits::kAsyncCopy) { device::async_wait<kNewerGroups>(); }"
+_WAIT_AT_TOP = (
+    "// K[n_block] is visible, and Q the first time; every warp has read V[n_block + 1]."
+    " wait_and_sync(Int<kNewerGroups>{});"
+)
+_WAIT_AFTER_QK = (
+    "// V[n_block] is visible; every warp has read K[n_block]. wait_and_sync(Int<kNewerGroups>{});"
+)
+_WAIT_FOR_ONE_LESS = "wait_and_sync(Int<kNewerGroups + 1>{});"
 _PLAIN_VT = (
     "Layout<Shape<Int<kHeadDim>, Int<kBlockN>>, Stride<_1, Int<kHeadDim>>>{}"  # as if not swizzled
 )
@@ -108,13 +114,15 @@ _PLAIN_VT = (
 BUGS = [
     Bug(
         "no_barrier_at_the_loop_top",
-        (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", _WAIT),),
+        (instead(_WAIT_AT_TOP, _WAIT),),
         (found("race", "K_g2s", "K_s2r"), found("race", "V_g2s", "V_s2r")),
+        configs=("eager", "ring"),
     ),
     Bug(
         "no_barrier_after_QK",
-        (instead(f"{_AFTER_QK_COMMENT} wait_and_sync(_0{{}});", _WAIT),),
+        (instead(_WAIT_AFTER_QK, _WAIT),),
         (found("race", "K_g2s", "K_s2r"), found("race", "V_g2s", "V_s2r")),
+        configs=("eager", "ring"),
     ),
     Bug(
         "no_barrier_before_O_leaves",
@@ -134,7 +142,7 @@ BUGS = [
     ),
     Bug(
         "no_barrier_after_storing_K",
-        (instead(f"{_TOP_COMMENT} wait_and_sync(_0{{}});", ""),),
+        (instead(_WAIT_AT_TOP, ""),),
         (found("race", "K_g2s", "K_s2r"), found("race", "Q_g2s", "Q_s2r")),
         configs=("sync",),
     ),
@@ -146,14 +154,49 @@ BUGS = [
     ),
     Bug(
         "a_wait_that_leaves_V_in_flight",
-        (instead(f"{_AFTER_QK_COMMENT} wait_and_sync(_0{{}});", "wait_and_sync(_1{});"),),
+        (instead(_WAIT_AFTER_QK, _WAIT_FOR_ONE_LESS),),
         (found("in_flight_read", "V_s2r", "V_g2s"),),
+        configs=("eager", "ring"),
+    ),
+    Bug(
+        "a_wait_that_leaves_K_in_flight",
+        (instead(_WAIT_AT_TOP, _WAIT_FOR_ONE_LESS),),
+        (found("in_flight_read", "K_s2r", "K_g2s"),),
+        configs=("eager", "ring"),
+    ),
+    Bug(
+        "no_empty_groups_past_the_first_block",
+        (Edit("else if constexpr (kKVStages > 1) { commit(); }",
+              "else if constexpr (kKVStages > 1) { if (!BUG) { commit(); } }"),),
+        (found("in_flight_read", "K_s2r", "K_g2s"), found("in_flight_read", "V_s2r", "V_g2s")),
+        configs=("ring",),
+    ),
+    Bug(
+        "V_loaded_one_block_too_far_ahead",
+        (instead("load_ahead(load_V, n_block, kKVStages - 1, first);",
+                 "load_ahead(load_V, n_block, kKVStages, first);"),),
+        (found("race", "V_g2s"), found("uninitialised_read", "V_s2r")),
+        configs=("ring",),
+    ),
+    Bug(
+        "K_loaded_to_a_stage_before_every_warp_has_read_it",
+        (instead("load_ahead(load_K, n_block, kKVStages, false_type{});", "commit();"),
+         condition(_WAIT_AT_TOP,
+                   "{original} if (BUG) { load_ahead(load_K, n_block, kKVStages, first); }")),
+        (found("in_flight_read", "K_s2r", "K_g2s"),),
+        configs=("ring",),
+    ),
+    Bug(
+        "K_of_another_stage",
+        (condition("at_stage<Traits>(tSsK, n_block);", "at_stage<Traits>(tSsK, n_block + BUG);"),),
+        configs=("ring",),
     ),
     Bug(
         "a_wait_that_leaves_Q_in_flight",
-        (instead("wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 : 0>{});",
-                 "wait_and_sync(_2{});"),),
+        (instead("wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 + kNewerGroups : 0>{});",
+                 "wait_and_sync(Int<2 + kNewerGroups>{});"),),
         (found("in_flight_read", "Q_s2r", "Q_g2s"),),
+        configs=("eager", "ring"),
     ),
     Bug(
         "V_not_committed",
@@ -163,32 +206,34 @@ BUGS = [
     ),
     Bug(
         "V_of_the_block_before",
-        (Edit("load_V(n_block, first); } Tensor acc_S",
-              "if (!BUG) { load_V(n_block, first); } } Tensor acc_S"),
-         Edit("copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k)); }); };",
-              "copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k)); });"
+        (Edit("load_V(n_block, first); } Tensor tSsK_block",
+              "if (!BUG) { load_V(n_block, first); } } Tensor tSsK_block"),
+         Edit("copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k)); }); };",
+              "copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k)); });"
               " if (BUG) { load_V(n_block, first); } };")),
         (found("uninitialised_read", "V_s2r"),),
     ),
     Bug(
         "swizzle_left_out_where_V_is_read",
-        (instead("copy(s2r_V, tOsVt(_, _, k), tOrVt_copy(_, _, k));",
+        (instead("copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k));",
                  "auto sVt_plain = s2r_V.get_slice(tidx).partition_S("
-                 f"make_tensor(make_smem_ptr(smem.v), {_PLAIN_VT}));"
+                 f"make_tensor(make_smem_ptr(smem.v[0]), {_PLAIN_VT}));"
                  "copy(s2r_V, sVt_plain(_, _, k), tOrVt_copy(_, _, k));"),),
         conflicts_at="V_s2r",
     ),
     Bug(
         "K_loaded_past_the_first_block",
-        (condition(_NEXT_K, "{original} else if (BUG) { load_K(n_block - 1, false_type{}); }"),),
+        (condition("if (n_block > begin_block + (n_ahead - 1)) {",
+                   "if (BUG || n_block > begin_block + (n_ahead - 1)) {"),),
         (found("out_of_bounds", "K_g2s", memory="k"), found("copy_never_awaited", "K_g2s")),
         silent=True,
     ),
     Bug(
         "K_loaded_past_the_first_block_of_a_split",
-        (condition("if (n_block > begin_block) {", "if (n_block > (BUG ? 0 : begin_block)) {"),),
+        (condition("begin_block + (n_ahead - 1)", "(BUG ? 0 : begin_block) + (n_ahead - 1)"),),
         (found("copy_never_awaited", "K_g2s"),),
         silent=True,
+        configs=("eager", "ring"),
         problem="splits",
     ),
     Bug(
@@ -202,8 +247,9 @@ BUGS = [
     ),
     Bug(
         "columns_past_narrow_heads_loaded",
-        (condition("!kPadded || get<1>(coords(0, 0, k)) < extent.columns;",
-                   "!kPadded || BUG || get<1>(coords(0, 0, k)) < extent.columns;", "sm80/copy.h"),),
+        (condition("!kPredicatedColumns || get<1>(coords(0, 0, k)) < extent.columns;",
+                   "!kPredicatedColumns || BUG || get<1>(coords(0, 0, k)) < extent.columns;",
+                   "sm80/copy.h"),),
         (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
          found("out_of_bounds", "V_g2s", memory="v")),
         configs=("eager", "sync"),
@@ -386,6 +432,25 @@ BUGS = [
          found("out_of_bounds", "O_r2g", memory="o_partial")),
         silent=True,
         problem="splits",
+    ),
+    Bug(
+        "the_sink_of_another_head",
+        (condition("load_sink<Element>(params, coord.head,",
+                   "load_sink<Element>(params, BUG ? 0 : coord.head,"),),
+        problem="sinks",
+    ),
+    Bug(
+        "sinks_past_the_last_row",
+        (condition("m < rows_left ? load_sink", "m < rows_left + BUG ? load_sink"),),
+        (found("out_of_bounds", "sinks_g2r", memory="sinks"),),
+        silent=True,
+        problem="sinks_of_one_query",
+    ),
+    Bug(
+        "sinks_in_partial_results",
+        (condition("params.sinks != nullptr && !is_partial",
+                   "params.sinks != nullptr && (BUG || !is_partial)"),),
+        problem="splits_and_all_features",
     ),
 ]  # fmt: skip
 
