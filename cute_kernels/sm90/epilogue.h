@@ -4,7 +4,8 @@
 
 #include <cute/tensor.hpp>
 
-#include "cute_kernels/device.h"
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sinks.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/problem.h"
 
@@ -37,7 +38,7 @@ struct RowOut {
   int64_t o;  // offsets in elements
   int64_t lse;
 };
-template <class Traits, Features kFeatures>
+template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE RowOut row_out(KernelParams const& params, Tile const& tile, int first_query, int row) {
   ForwardParams const& problem = params.problem;
   PackedRow const unpacked = unpack_row<Traits>(params, row);
@@ -54,21 +55,25 @@ CUTE_DEVICE RowOut row_out(KernelParams const& params, Tile const& tile, int fir
                  tile.q_rows.begin + query};
 }
 
-// The sinks of this thread's rows.
+// The sinks of this thread's rows that exist.
 template <class Traits, class CoordTensor, class Sinks>
-CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, CoordTensor const& coords,
-                            Sinks& sinks) {
+CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, int first_query,
+                            CoordTensor const& coords, Sinks& sinks) {
   Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
-    int const head = unpack_row<Traits>(params, get<0>(by_rows(r, 0))).head;
-    sinks(r) = device::load(params.sinks + tile.head * group + head);
+    PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
+    int const query = first_query + row.query;
+    if (query < tile.q_rows.length) {
+      sinks(r) =
+          load_sink<typename Traits::Element>(params.problem, tile.head * group + row.head, query);
+    }
   }
 }
 
 // Stores a finished tile, or, where keys are split, its part of one in fp32. coords: (row, column), partitioned like acc_O.
-template <class Traits, Features kFeatures, class AccO, class Lse, class CoordTensor>
+template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
 CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first_query,
                          AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
   using Element = typename Traits::Element;

@@ -18,10 +18,10 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
-#include "cute_kernels/sm90/device_sm90.h"
 #include "cute_kernels/sm90/epilogue.h"
-#include "cute_kernels/sm90/features.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/mask.h"
 #include "cute_kernels/sm90/problem.h"
@@ -35,7 +35,7 @@ using device::Site;
 enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 3 };  // of each consumer warpgroup
 
 // The loading warpgroup.
-template <class Traits, Features kFeatures>
+template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
                             int warp) {
   using Element = typename Traits::Element;
@@ -99,7 +99,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
 }
 
 // A computing warpgroup.
-template <class Traits, Features kFeatures>
+template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
                                int warpgroup) {
   using Element = typename Traits::Element;
@@ -138,7 +138,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
 
   using TileMask = Mask<Traits, kFeatures>;
   // A cap leaves nothing but itself to scale.
-  using TileSoftmax = Softmax<Traits::kRescaleThreshold, Traits::kExp2FmaPercent>;
+  using TileSoftmax = Softmax<Traits::kRescaleThreshold>;
   float const scale = kFeatures.softcap ? problem.softcap : problem.softmax_scale;
   typename TileSoftmax::PerRow correction;
 
@@ -164,8 +164,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
     if constexpr (kFeatures.sinks) {
-      if (tile.split == 0) {
-        load_sinks<Traits>(params, tile, tOcO, sinks);
+      if (problem.sinks != nullptr && problem.num_splits == 1) {  // else merge_splits joins them
+        load_sinks<Traits>(params, tile, tile.first_query + first_row_query, tOcO, sinks);
       }
     }
     auto const lse = softmax.finalise(O, sinks);
@@ -359,7 +359,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   }
 }
 
-template <class Traits, Features kFeatures>
+template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void forward_cta(KernelParams const& params) {
   auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
@@ -379,12 +379,16 @@ CUTE_DEVICE void forward_cta(KernelParams const& params) {
   device::sync_threads();  // the mbarriers are visible
 
   if (warpgroup == 0) {
-    device::registers_release<Traits::kProducerRegisters>();
+    if constexpr (Traits::kMovesRegisters) {
+      device::registers_release<Traits::kProducerRegisters>();
+    }
     if (device::elect_one()) {
       load_tiles<Traits, kFeatures>(params, smem, warp);
     }
   } else {
-    device::registers_claim<Traits::kConsumerRegisters>();
+    if constexpr (Traits::kMovesRegisters) {
+      device::registers_claim<Traits::kConsumerRegisters>();
+    }
     compute_tiles<Traits, kFeatures>(params, smem, warpgroup - 1);
   }
 }

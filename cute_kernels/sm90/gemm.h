@@ -4,7 +4,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "cute_kernels/sm90/device_sm90.h"
+#include "cute_kernels/device_sm90.h"
 
 namespace pyflash::sm90 {
 

@@ -15,7 +15,7 @@ namespace pyflash::sm90 {
 using namespace cute;
 
 // Of one warpgroup's rows; a thread holds two.
-template <class Traits, Features kFeatures>
+template <class Traits, ForwardFeatures kFeatures>
 struct Mask {
   static constexpr int kBlockN = Traits::kBlockN;
 

@@ -1,7 +1,7 @@
 // A ring of shared-memory stages between a producer, which fills them by TMA, and consumers.
 #pragma once
 
-#include "cute_kernels/sm90/device_sm90.h"
+#include "cute_kernels/device_sm90.h"
 
 namespace pyflash::sm90 {
 

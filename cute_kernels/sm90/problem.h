@@ -4,9 +4,9 @@
 #include <cutlass/fast_math.h>
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
-#include "cute_kernels/sm90/device_sm90.h"
-#include "cute_kernels/sm90/features.h"
 
 namespace pyflash::sm90 {
 
@@ -35,7 +35,6 @@ struct KernelParams {
   device::TensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch)
   device::TensorMap v_map;  // (d_head, seqlen_k, heads_kv, batch)
   ForwardParams problem;
-  float const* sinks;  // (heads), or nullptr
   TileOrder order;
 };
 
@@ -79,7 +78,7 @@ struct Tile {
 
 // The tiles of one CTA, in order. Persistent CTAs take one in each round; every other round goes backwards, so that where
 // tiles are sorted by their length nobody gets the longest each time.
-template <class Traits, Features kFeatures>
+template <class Traits, ForwardFeatures kFeatures>
 struct TileSchedule {
   KernelParams const& params;
   int round = 0;

@@ -6,8 +6,9 @@
 
 #include <cute/tensor.hpp>
 
-#include "cute_kernels/sm90/device_sm90.h"
+#include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/softcap.h"
 
 namespace pyflash::sm90 {
 
@@ -21,45 +22,9 @@ CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
   return reduce(value, device::shfl_xor(value, 1));
 }
 
-// tanh(scale * S): scores that a cap is left to multiply.
-template <class AccS>
-CUTE_DEVICE void cap_scores(AccS& acc_S, float scale) {
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc_S); ++i) {
-    acc_S(i) = 1.f - 2.f * device::reciprocal(device::exp2(acc_S(i) * (2 * scale * kLog2e)) + 1.f);
-  }
-}
-
-// 2^(a * scale + offset) on the FMA units, for arguments in [-119, 9]; below, 2^-119. The argument is split into an integer,
-// which goes to the exponent, and a fraction in [-1/2, 1/2], whose power is a polynomial with a relative error below 1e-4
-// (Cody and Waite; FlashAttention-4 computes a share of its exponentials so).
-struct Exp2OnFma {
-  static constexpr float kLowest = -119.f;
-  static constexpr float kSpan = 128.f;  // the argument over kSpan is clamped to [0, 1]
-  // Adding it rounds to a multiple of 1 / kSpan, and leaves the integer, plus kLowest, in the low bits.
-  static constexpr float kRound = 98304.f + kLowest / kSpan;
-
-  float scale;
-  CUTE_DEVICE explicit Exp2OnFma(float scale) : scale(scale / kSpan) {}
-
-  CUTE_DEVICE static float offset(float offset) { return (offset - kLowest) / kSpan; }
-
-  CUTE_DEVICE float operator()(float a, float offset) const {
-    float const x = device::fma_saturate(a, scale, offset);
-    float const rounded = x + kRound;
-    float const fraction = x - (rounded - kRound);
-    constexpr float kC0 = 0.99992807f;
-    constexpr float kC1 = 0.69326099f * kSpan;
-    constexpr float kC2 = 0.24261112f * kSpan * kSpan;
-    constexpr float kC3 = 0.05517165f * kSpan * kSpan * kSpan;
-    float const power = fmaf(fmaf(fmaf(kC3, fraction, kC2), fraction, kC1), fraction, kC0);
-    return device::from_bits(device::bits(power) + (device::bits(rounded) << 23));
-  }
-};
-
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
-template <bool kRescaleThreshold, int kExp2FmaPercent>
+template <bool kRescaleThreshold>
 struct Softmax {
   static constexpr int kRows = 2;
   static constexpr float kThreshold = kRescaleThreshold ? 8.f : 0.f;
@@ -77,19 +42,14 @@ struct Softmax {
     clear(row_sum);
   }
 
-  // Whether element c of a row goes to the FMA units: evenly spread.
-  CUTE_HOST_DEVICE static constexpr bool on_fma(int c) {
-    return (c + 1) * kExp2FmaPercent / 100 != c * kExp2FmaPercent / 100;
-  }
-
   // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before. Writes what O is to
-  // be multiplied by, and returns whether that is other than 1 for some row of the warp.
+  // be multiplied by, and returns whether that is other than 1 for some row of the warp. kMasked: a row may have attended
+  // nothing so far.
   template <bool kFirst, bool kMasked, class AccS>
   CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
     constexpr int kColumns = decltype(size<1>(S))::value;
     float const scale_log2 = softmax_scale * kLog2e;
-    Exp2OnFma const exp2_on_fma(scale_log2);
 
     PerRow block_max;
     CUTE_UNROLL
@@ -119,17 +79,14 @@ struct Softmax {
         rescale |= grows;
       }
       // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
-      offset(r) = (row_max(r) == -INFINITY ? 0.f : row_max(r)) * -scale_log2;
+      offset(r) = (kMasked && row_max(r) == -INFINITY ? 0.f : row_max(r)) * -scale_log2;
     }
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const fma_offset = Exp2OnFma::offset(offset(r));
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int c = 0; c < kColumns; ++c) {
-        // NOTE: masked blocks need 2^-inf = 0.
-        S(r, c) = !kMasked && on_fma(c) ? exp2_on_fma(S(r, c), fma_offset)
-                                        : device::exp2(fmaf(S(r, c), scale_log2, offset(r)));
+        S(r, c) = device::exp2(fmaf(S(r, c), scale_log2, offset(r)));
         sum[c % 2] += S(r, c);
       }
       float const block_sum = sum[0] + sum[1];

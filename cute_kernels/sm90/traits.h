@@ -13,7 +13,7 @@
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor.hpp>
 
-#include "cute_kernels/sm90/config.h"
+#include "cute_kernels/config.h"
 #include "cute_kernels/sm90/pipeline.h"
 
 namespace pyflash::sm90 {
@@ -34,8 +34,6 @@ struct KernelTraits {
   static constexpr bool kPersistent = kConfig.persistent;
   static constexpr bool kPackGqa = kConfig.pack_gqa;
   static constexpr bool kRescaleThreshold = kConfig.rescale_threshold;
-  static constexpr int kExp2FmaPercent = kConfig.exp2_fma_percent;
-  static constexpr int kCtasPerSm = kConfig.ctas_per_sm;
 
   static constexpr int kMmaM = 64;  // rows of a warpgroup's MMA atom, and of a warpgroup
   static_assert(kBlockM == kMmaM * kNConsumers, "each consumer warpgroup owns 64 rows");
@@ -45,12 +43,13 @@ struct KernelTraits {
   using Element =
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
 
-  // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter.
+  // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter, but
+  // for a single one, which has enough from the start. The budgets are those of pyflash/config/sm90_forward/resources.py.
   static constexpr int kNThreads = kWarpgroup * (1 + kNConsumers);
+  static_assert(kNConsumers <= 3, "budgets and named barriers are for three at most");
+  static constexpr bool kMovesRegisters = kNConsumers > 1;
   static constexpr int kProducerRegisters = kNConsumers == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kNConsumers == 3                      ? 160
-                                            : kNConsumers == 1 && kCtasPerSm == 2 ? 216
-                                                                                  : 240;
+  static constexpr int kConsumerRegisters = kNConsumers == 3 ? 160 : 240;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.

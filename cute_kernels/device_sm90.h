@@ -1,5 +1,5 @@
 // The device primitives of SM90 kernels, beside those of device.h: mbarriers, named barriers, TMA, warpgroup MMA order,
-// register reallocation.
+// register reallocation. For nvcc alone: no CPU runs these kernels.
 #pragma once
 
 #include <cstdint>
@@ -112,9 +112,6 @@ template <int kRegisters>
 CUTE_DEVICE void registers_claim() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
-
-// a * b + c, clamped to [0, 1].
-CUTE_DEVICE float fma_saturate(float a, float b, float c) { return __saturatef(fmaf(a, b, c)); }
 
 CUTE_DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
 CUTE_DEVICE float from_bits(uint32_t x) { return __uint_as_float(x); }
