@@ -22,7 +22,7 @@ from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, console, replacing
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
-from pyflash.config.features import BUILT, Features, in_dispatch_order
+from pyflash.config.features import Features, in_dispatch_order
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 
 # Where pyflash looks for libraries when it is imported.
@@ -48,20 +48,22 @@ def build_kernels(
     out_dir: Path = LIB_DIR,
     name: str = "default",
     keep_going: bool = False,
-    features: Iterable[Features | str] = BUILT,
+    features: Iterable[Features | str] | None = None,
+    more_features: Iterable[Features | str] = (),
 ) -> Path:
     """Builds out_dir/libpyflash_kernels-<name>.so and returns its path.
 
     It holds the canonical configs that stand for `configs`, which may be of several families, each
     for those of `archs` (default: `default_archs()`) on which it is legal, with a kernel for each
-    of these combinations of features.
+    of these combinations of features: `features`, by default those that the config's family builds,
+    and `more_features`.
 
     Raises ValueError before any compiler runs: no configs, no archs, or configs that are legal on
     none of the archs, each with its violations. Raises BuildError with each config that did not
     compile; the library is then left as it was, or, with `keep_going`, holds the others.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
-    kernels = kernel_compilations(archs_of, in_dispatch_order(features))
+    kernels = kernel_compilations(archs_of, features, more_features)
     what = f"kernel library {name} for {', '.join(map(str, _all_archs(archs_of)))}"
     failures = compile_all(list(kernels.values()), what)
     good = {config: c for config, c in kernels.items() if c not in failures}
@@ -132,17 +134,36 @@ def default_archs() -> list[Arch]:
     return [Arch.of(sm) for sm in sorted(usable)]
 
 
+def that_run_on(
+    configs: Iterable[KernelConfig], archs: Iterable[Arch | str | int]
+) -> list[KernelConfig]:
+    """Those of a named set whose family has instructions for some of `archs`: a set names configs
+    of several families, and no GPU runs them all."""
+    sms = {Arch.of(arch).sm for arch in archs}
+    return [c for c in configs if not c.family.runs_on or sms & set(c.family.runs_on)]
+
+
 def kernel_compilations(
-    archs_of: ArchsOf, features: Sequence[Features] = BUILT
+    archs_of: ArchsOf,
+    features: Iterable[Features | str] | None = None,
+    more_features: Iterable[Features | str] = (),
 ) -> dict[KernelConfig, Compilation]:
-    """The object of each config with these combinations of features, compiled already or not."""
+    """The object of each config with these combinations of features, by default those that its
+    family builds, and `more_features`; compiled already or not."""
+    features = None if features is None else list(features)
+    more_features = list(more_features)
+
+    def of(config: KernelConfig) -> Sequence[Features]:
+        base = config.family.built_features(config) if features is None else features
+        return in_dispatch_order([*base, *more_features])
+
     cutlass = toolchain.cutlass_identity()
     compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
     return {
         config: Compilation(
             label=config.short_form(),
             stem=emit.file_stem(config),
-            text=emit.emit_config(config, features),
+            text=emit.emit_config(config, of(config)),
             compiler=compiler(config.family.targets(archs)),
         )
         for config, archs in archs_of.items()

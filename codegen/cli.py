@@ -14,6 +14,7 @@ from pyflash.codegen.build import (
     default_archs,
     kernel_compilations,
     legal_archs,
+    that_run_on,
 )
 from pyflash.codegen.compilation import write_if_changed
 from pyflash.config import (
@@ -51,8 +52,8 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.ops:
         build_ops(arguments.out)
         return
-    configs = _configs(arguments)
     archs = arguments.arch or default_archs()
+    configs = _configs(arguments, archs or list(ARCHS))
     if arguments.list:
         _list(configs, archs or list(ARCHS))
     elif arguments.emit_to:
@@ -61,14 +62,20 @@ def _run(arguments: argparse.Namespace) -> None:
         _dry_run(configs, archs)
     else:
         name = arguments.name or _default_name(arguments)
-        features = (*BUILT, *(arguments.features or ()))
-        build_kernels(configs, archs, arguments.out, name, arguments.keep_going, features)
+        build_kernels(
+            configs,
+            archs,
+            arguments.out,
+            name,
+            arguments.keep_going,
+            more_features=arguments.features or (),
+        )
 
 
-def _configs(arguments: argparse.Namespace) -> list[KernelConfig]:
+def _configs(arguments: argparse.Namespace, archs: list[Arch]) -> list[KernelConfig]:
     if arguments.configs:
         return [parse(text) for text in arguments.configs]
-    return named_set(arguments.set) if arguments.set else from_environment()
+    return that_run_on(named_set(arguments.set) if arguments.set else from_environment(), archs)
 
 
 def _default_name(arguments: argparse.Namespace) -> str:

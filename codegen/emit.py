@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import Arch, KernelConfig, rank
-from pyflash.config.features import BUILT, Features
+from pyflash.config.features import Features
 
 _UNIT = """\
 // {short_form}
@@ -82,9 +82,9 @@ def file_stem(config: KernelConfig) -> str:
     return re.sub(r"\W+", "_", config.short_form()).strip("_").lower()
 
 
-def emit_config(config: KernelConfig, features: Sequence[Features] = BUILT) -> str:
-    """The translation unit of one config: an instantiation for each of `features`, in the order of
-    dispatch, for any of the known architectures.
+def emit_config(config: KernelConfig, features: Sequence[Features] | None = None) -> str:
+    """The translation unit of one config: an instantiation for each of `features`, by default those
+    that its family builds, in the order of dispatch, for any of the known architectures.
 
     Raises ValueError for a config that is not canonical.
     """
@@ -95,11 +95,11 @@ def emit_config(config: KernelConfig, features: Sequence[Features] = BUILT) -> s
         stem=file_stem(config),
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=", ".join(f"{{{sm}, {ctas}}}" for sm, ctas in config.ctas_table()),
-        features=_features(features),
+        features=_features(config, features),
     )
 
 
-def emit_emulated(config: KernelConfig, features: Sequence[Features] = BUILT) -> str:
+def emit_emulated(config: KernelConfig, features: Sequence[Features] | None = None) -> str:
     """The translation unit of one config for the emulator: the same template, for the host.
 
     Raises ValueError for a config that is not canonical, or of a family that is not emulated.
@@ -111,7 +111,7 @@ def emit_emulated(config: KernelConfig, features: Sequence[Features] = BUILT) ->
         short_form=config.short_form(),
         emulation_header=config.family.emulation_header,
         struct=_struct_lines(config, indent=10),
-        features=_features(features),
+        features=_features(config, features),
     )
 
 
@@ -136,8 +136,10 @@ def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
     return _MAP.format(declarations="\n".join(declarations), rows="\n".join(rows))
 
 
-def _features(features: Sequence[Features]) -> str:
+def _features(config: KernelConfig, features: Sequence[Features] | None) -> str:
     """As template arguments, one a line."""
+    if features is None:
+        features = config.family.built_features(config)
     return ",\n      ".join(f.to_cpp() for f in features)
 
 

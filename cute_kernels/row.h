@@ -11,16 +11,23 @@ namespace pyflash {
 template <auto kConfig>
 inline constexpr Span<ArchCtas> kCtasPerSm{};
 
-// For the architecture being compiled; 0, where it is not listed, leaves the choice to the compiler.
-constexpr int of_this_arch([[maybe_unused]] Span<ArchCtas> ctas_per_sm) {
-#if defined(__CUDA_ARCH__)
+// 0 where the architecture is not listed.
+constexpr int of_arch(Span<ArchCtas> ctas_per_sm, int sm_arch) {
   for (ArchCtas const& entry : ctas_per_sm) {
-    if (entry.sm_arch == __CUDA_ARCH__ / 10) {
+    if (entry.sm_arch == sm_arch) {
       return entry.ctas;
     }
   }
-#endif
   return 0;
+}
+
+// For the architecture being compiled; 0, where it is not listed, leaves the choice to the compiler.
+constexpr int of_this_arch([[maybe_unused]] Span<ArchCtas> ctas_per_sm) {
+#if defined(__CUDA_ARCH__)
+  return of_arch(ctas_per_sm, __CUDA_ARCH__ / 10);
+#else
+  return 0;
+#endif
 }
 
 // What the emitted config map knows of a config's object.

@@ -105,7 +105,7 @@ CandidatesKey key_of(Problem const& problem, int sm_arch) {
   refuse("no config is built for ", wanted, ": ", built_head_dims(), how_to_build(problem));
 }
 
-// Rule 1, 2 or 3 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
+// Rule 1, 2, 3 or 4 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
   Kernel const& smallest =
@@ -114,12 +114,20 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
   if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
-  for (Kernel const& kernel : kernels) {
-    if (count_ctas(params, *kernel.row) >= n_sms) {
-      return {2, kernel};
-    }
+  auto const first_if = [&](auto&& suits) {
+    return std::find_if(kernels.begin(), kernels.end(),
+                        [&](Kernel const& kernel) { return suits(*kernel.row); });
+  };
+  auto const filling =
+      first_if([&](ConfigMapRow const& row) { return count_ctas(params, row) >= n_sms; });
+  if (filling == kernels.end()) {
+    return {4, smallest};
   }
-  return {3, smallest};
+  auto const with_fewer_rows = first_if([&](ConfigMapRow const& row) {
+    return row.B_r < filling->row->B_r &&
+           count_ctas(params, row) == count_ctas(params, *filling->row);
+  });
+  return with_fewer_rows == kernels.end() ? std::pair{2, *filling} : std::pair{3, *with_fewer_rows};
 }
 
 // CTAs that run at a time. An architecture that the resource model does not know is taken for the next older one.
@@ -154,6 +162,10 @@ std::string GpuSelection::reason() const {
     case 2:
       return sentence(candidates, " the first in rank whose grid fills the ", gpu.n_sms,
                       " SMs: ", chosen);
+    case 3:
+      return sentence(
+          candidates, " the first in rank whose grid fills the ", gpu.n_sms,
+          " SMs with as few CTAs as a larger B_r, of which more rows would be idle: ", chosen);
     default:
       return sentence(candidates, " none has a grid that fills the ", gpu.n_sms,
                       " SMs; the first in rank of those with the smallest B_r: ", chosen);

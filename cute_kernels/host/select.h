@@ -3,7 +3,8 @@
 // its strides, of the smallest d_head that is not below the problem's, in order of rank:
 //   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
 //   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
-//   3. if no grid is that large, the first of those with the smallest B_r: the largest grid.
+//   3. but where a smaller B_r gives as many CTAs, the first of those: more rows would be idle;
+//   4. if no grid is that large, the first of those with the smallest B_r: the largest grid.
 // On the CPU every built config is a candidate and the first in rank is taken; without any, the family's fallback.
 #pragma once
 

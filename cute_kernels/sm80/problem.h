@@ -6,6 +6,7 @@
 
 #include "cute_kernels/device.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/sinks.h"
 
 namespace pyflash::sm80 {
 
@@ -69,15 +70,6 @@ CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total
   int const begin = min(max(device::load(cu_seqlens + batch), 0), total);
   int const end = min(max(device::load(cu_seqlens + batch + 1), begin), total);
   return {begin, end - begin};
-}
-
-// The sink of a row of a head, fp32.
-template <class Element>
-CUTE_DEVICE float load_sink(ForwardParams const& params, int head, int row) {
-  int64_t const offset = head * params.sink_strides.head + row * params.sink_strides.row;
-  return params.sinks_are_fp32
-             ? device::load(static_cast<float const*>(params.sinks) + offset)
-             : static_cast<float>(device::load(static_cast<Element const*>(params.sinks) + offset));
 }
 
 // One head of one sequence as a matrix, (rows,kHeadDim).

@@ -7,6 +7,7 @@ from pyflash.config.features import BUILT, Features, first_covering
 from pyflash.config.rules import Violation
 from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
 from pyflash.config.sm80_forward import FlashForwardKernelConfig
+from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.config.space import Space
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Family",
     "Features",
     "FlashForwardKernelConfig",
+    "FlashForwardSm90Config",
     "KernelConfig",
     "Space",
     "Violation",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyflash.config import parsing
 from pyflash.config.arch import ARCHS, Arch, Targets, targets
+from pyflash.config.features import BUILT, Features
 from pyflash.config.fields import Field, describe
 from pyflash.config.resources import Resources
 from pyflash.config.rules import Rules, Violation
@@ -231,6 +232,10 @@ class Family:
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
     # ones does not have.
     arch_specific: bool = False
+    # The sm numbers of the architectures that have its instructions; (): all.
+    runs_on: Sequence[int] = ()
+    # The combinations of features that a config is built with by default, in the order of dispatch.
+    built_features: Callable[[Any], Sequence[Features]] = lambda config: BUILT
     # The config for a (dtype, d_head) that nothing is built for: what the CPU names, and what is
     # proposed for building. None: another family's is.
     fallback: Callable[[DType, int], KernelConfig] | None = None

@@ -8,9 +8,12 @@ from typing import Any
 from pyflash.config import parsing
 from pyflash.config.base import Family, KernelConfig
 from pyflash.config.sm80_forward import SM80_FORWARD
+from pyflash.config.sm90_forward import SM90_FORWARD
 
 # In the order of their configs, which is that of the tags; the first has none.
-FAMILIES: tuple[Family, ...] = tuple(sorted([SM80_FORWARD], key=lambda family: family.tag))
+FAMILIES: tuple[Family, ...] = tuple(
+    sorted([SM80_FORWARD, SM90_FORWARD], key=lambda family: family.tag)
+)
 
 
 def family_of(config: KernelConfig | type[KernelConfig] | str) -> Family:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from pyflash.config import BUILT, Arch, Features, KernelConfig, parse
+from pyflash.config import Arch, Features, KernelConfig, parse
 from pyflash.op import registration
 
 LIB_DIR = Path(__file__).resolve().parents[1] / "lib"
@@ -55,13 +55,14 @@ def built_configs() -> dict[KernelConfig, BuiltConfig]:
 def build(
     configs: KernelConfig | str | Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
-    features: Iterable[Features | str] = BUILT,
+    features: Iterable[Features | str] | None = None,
 ) -> int:
     """Compiles configs of any family and adds them to the config map of this process; returns the
     number of kernels: configs with the same `canonical` share one.
 
     `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. `features`: the
-    combinations that each config is compiled with, such as ["plain", "right_window+softcap"].
+    combinations that each config is compiled with, such as ["plain", "right_window+softcap"], by
+    default those of its family.
     Objects are cached, so a second build is only a link; `pyflash build` builds for every process.
     Raises ValueError for configs that break rules, with every rule, and
     `pyflash.codegen.build.BuildError` for those that do not compile.

@@ -132,7 +132,7 @@ def test_text_finds_its_family(two_families):
             assert family.family_of(text) is config.family
         assert family.from_dict(json.loads(json.dumps(config.to_dict()))) == config
         assert family.find_family(config.family.name) is family.find_family(config.tag)
-    with pytest.raises(ValueError, match="known ones are sm80_forward, toy_forward"):
+    with pytest.raises(ValueError, match="known ones are sm80_forward, sm90_forward, toy_forward"):
         family.find_family("sm70_forward")
 
 
@@ -154,7 +154,7 @@ def test_sets_and_ranks_are_those_of_all_families(two_families):
 
 def test_a_space_is_of_one_family(two_families):
     space = Space(family="toy_forward", dtype="FP16")
-    assert len(space) == 2 * 1 * 2 * 2 * 1 * 2 * 2 * 2
+    assert len(space) == 2 * 1 * 2 * 2 * 1 * 2  # stages and multicast have defaults
     assert all(isinstance(config, ToyKernelConfig) for config in space)
     assert len(space.legal(90)) == len(space)
     assert len(space.legal(80)) == 0

@@ -42,6 +42,11 @@ BROKEN = [
     ("equal_Q_and_K_loads", {"Q_mma_load_K_tiles": 4}, "Q_mma_load_K_tiles = 4"),
     ("equal_Q_and_K_loads", {"Q_mma_load_K_tiles": 2, "K_mma_load_K_tiles": 0}, "= 0 differ"),
     ("eager_needs_async", {"async_copy": False}, "eager_load_blocks = True"),
+    (
+        "stages_need_eager",
+        {"kv_stages": 2, "eager_load_blocks": False},
+        "kv_stages = 2 keeps that many blocks of K and V ahead",
+    ),
     ("swizzle_atom", {"d_head": 80}, "8 rows x 32 columns does not tile d_head = 80"),
     (
         "copy_tile",

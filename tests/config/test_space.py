@@ -4,6 +4,7 @@ import pytest
 from support.strategies import LADDER_BEST
 
 from pyflash import DType, Space, from_environment, named_set
+from pyflash.codegen.build import that_run_on
 from pyflash.config.arch import ARCHS
 from pyflash.config.sets import SET_NAMES, UNRANKED, rank
 from pyflash.config.sm80_forward.rules import SUPPORTED
@@ -17,7 +18,8 @@ COUNTS = {
     "64,32": 16,
     "128,32": 16,
     "128,64": 16,
-    "all": 24,
+    "all": 30,
+    "sm90": 6,
     "head_dims": 16,
 }
 
@@ -67,7 +69,16 @@ def test_prog_all_is_the_ladder_at_eight_tiles():
 @pytest.mark.parametrize("name", set(SET_NAMES) - {"prog_all"})
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 def test_sets_are_legal(name, arch):
-    assert [config for config in named_set(name) if config.violations(arch)] == []
+    """Wherever the GPU has the family's instructions, which a family may limit to one."""
+    there = [c for c in named_set(name) if c.family.runs_on in ((), (arch.sm,))]
+    assert [config for config in there if config.violations(arch)] == []
+
+
+def test_what_of_a_set_runs_on_a_gpu():
+    everything = named_set("all")
+    assert that_run_on(everything, [80, 90]) == that_run_on(everything, ["sm_90"]) == everything
+    assert that_run_on(everything, [80, 120]) == [c for c in everything if c.tag == ""]
+    assert that_run_on(named_set("sm90"), [80]) == []
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
@@ -79,7 +90,7 @@ def test_prog_all_is_legal_but_for_too_large_accumulators(arch):
 
 
 def test_default_is_prog_and_the_best_of_each_dtype_head_and_block_size():
-    assert set(named_set("all")) == {*DEFAULTS, *PROG}
+    assert set(named_set("all")) == {*DEFAULTS, *PROG, *named_set("sm90")}
     covered = {(c.dtype, c.d_head, c.B_r, c.B_c) for c in DEFAULTS}
     assert covered >= {
         (t, d, r, c) for t in DType for d in (64, 128) for r in (64, 128) for c in (32, 64)

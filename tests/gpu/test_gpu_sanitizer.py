@@ -1,5 +1,6 @@
 """Kernels of every kind under compute-sanitizer: no stray access, no race in shared memory."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pyflash import FlashForwardKernelConfig, built_configs
+from pyflash import built_configs
+from pyflash.config import FAMILIES, KernelConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,25 +20,19 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = (
-    "async_copy",
-    "eager_load_blocks",
-    "swizzled",
-    "mma_double_buffer_loads",
-    "optimized_softmax",
-)
 
 HEAD = """
 import sys
 import torch
-from pyflash import FlashForwardKernelConfig, attention, attention_varlen
+from pyflash import attention, attention_varlen
+from pyflash.config import parse
 from pyflash.op.reference import check, expect_varlen
 def randn(*size):
     return torch.randn(size, device="cuda", dtype=dtype)
 def configs():
     global dtype
     for short_form in sys.argv[1:]:
-        config = FlashForwardKernelConfig.parse(short_form)
+        config = parse(short_form)
         dtype = getattr(torch, {"FP16": "float16", "BF16": "bfloat16"}[config.dtype.name])
         yield config
 """
@@ -89,12 +85,14 @@ print("checked", len(sys.argv) - 1, "configs")
 PROGRAMS = {"padded": PADDED, "masked_and_split": MASKED_AND_SPLIT, "packed": PACKED}
 
 
-def one_of_each_kind() -> list[FlashForwardKernelConfig]:
-    """For each flag and state a built config, as few as that takes."""
-    chosen: list[FlashForwardKernelConfig] = []
-    for flag in FLAGS:
-        for state in (False, True):
-            of_kind = [c for c in built_configs() if getattr(c, flag) == state]
+def one_of_each_kind() -> list[KernelConfig]:
+    """For each flag of each family and state a built config, as few as that takes."""
+    chosen: list[KernelConfig] = []
+    for family in FAMILIES:
+        built = [config for config in built_configs() if config.family is family]
+        flags = [name for name, kind in family.config_type.field_types().items() if kind is bool]
+        for flag, state in itertools.product(flags, (False, True)):
+            of_kind = [config for config in built if getattr(config, flag) == state]
             if of_kind and not set(chosen) & set(of_kind):
                 chosen.append(of_kind[0])
     return chosen
@@ -107,6 +105,8 @@ def one_of_each_kind() -> list[FlashForwardKernelConfig]:
         ("memcheck", "masked_and_split"),
         ("memcheck", "packed"),
         ("racecheck", "padded"),
+        ("synccheck", "padded"),
+        ("synccheck", "masked_and_split"),
     ],
 )
 def test_compute_sanitizer_finds_nothing(tool, program):

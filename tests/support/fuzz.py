@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from support.memory_layout import Layout, draw_layout
 from support.problems import Mask, make_sinks, new_memory_is_nan
+from support.refused import call_or_fall_back
 from torch import Tensor
 
 from pyflash import attention, attention_varlen, built_configs, named_set
-from pyflash.config import DType, FlashForwardKernelConfig
+from pyflash.config import DType, KernelConfig
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -115,7 +116,7 @@ def failures(seeds: Iterable[int], device: str) -> list[str]:
     return messages
 
 
-def configs_for(case: Case) -> list[FlashForwardKernelConfig]:
+def configs_for(case: Case) -> list[KernelConfig]:
     """The configs that can run it. On the CPU a config need not be built."""
     able = built_configs() if case.device == "cuda" else ON_CPU
     return [c for c in able if c.dtype == case.dtype and case.d_head <= c.d_head <= MAX_D_HEAD]
@@ -170,7 +171,7 @@ def _draw(rng: random.Random, seed: int, device: str) -> Case:
     )
 
 
-def _with_config(rng: random.Random, case: Case, runnable: list[FlashForwardKernelConfig]) -> Case:
+def _with_config(rng: random.Random, case: Case, runnable: list[KernelConfig]) -> Case:
     named = rng.random() < 0.6
     return dataclasses.replace(case, config=str(rng.choice(runnable))) if named else case
 
@@ -230,9 +231,10 @@ def _check(case: Case) -> None:
     with new_memory_is_nan(case.device):
         if case.packed:
             arguments = (*inputs, *_lengths(case))
-            results = [attention_varlen(*arguments, **call) for _ in range(1 + case.repeated)]
+            function = attention_varlen
         else:
-            results = [attention(*inputs, **call) for _ in range(1 + case.repeated)]
+            function, arguments = attention, inputs
+        results = [call_or_fall_back(function, arguments, **call) for _ in range(1 + case.repeated)]
     expected = (
         expect_varlen(*arguments[:5], **options) if case.packed else expect(*inputs, **options)
     )

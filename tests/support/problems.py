@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig
 from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -205,7 +205,7 @@ def packed_and_expected(
 
 
 def problem_of(
-    shape: Shape, config: FlashForwardKernelConfig, device: str = "cpu", mask: Mask = NO_MASK
+    shape: Shape, config: KernelConfig, device: str = "cpu", mask: Mask = NO_MASK
 ) -> tuple[Inputs, Expected]:
     return inputs_and_expected(shape, TORCH_DTYPES[config.dtype], config.d_head, device, mask)
 

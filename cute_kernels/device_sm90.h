@@ -1,0 +1,119 @@
+// The device primitives of SM90 kernels, beside those of device.h: mbarriers, named barriers, TMA, warpgroup MMA order,
+// register reallocation. For nvcc alone: no CPU runs these kernels.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90.hpp>
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device.h"
+
+namespace pyflash::device {
+
+using TensorMap = CUtensorMap;
+
+// The warp, and the warpgroup, of this thread, in a register that the compiler knows to be uniform.
+CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
+CUTE_DEVICE int warpgroup_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
+CUTE_DEVICE int grid_size() { return gridDim.x; }
+
+// One lane of the warp.
+CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
+
+// Whether a lane of the warp says so.
+CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
+
+// mbarriers. A phase completes when the expected arrivals, and the bytes of transactions, have come.
+using Mbarrier = uint64_t;
+
+CUTE_DEVICE void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
+  asm volatile(
+      "mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier)),
+      "r"(n_arrivals)
+      : "memory");
+}
+
+// Makes initialised mbarriers visible to TMA. A barrier of the CTA still has to follow.
+CUTE_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
+
+CUTE_DEVICE void mbarrier_arrive(Mbarrier& barrier) {
+  asm volatile(
+      "mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
+      : "memory");
+}
+
+// Arrives, and adds `bytes` to what this phase waits for.
+CUTE_DEVICE void mbarrier_arrive_and_expect(Mbarrier& barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Waits until the phase of this parity has completed.
+CUTE_DEVICE void mbarrier_wait(Mbarrier& barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "try_again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra try_again;\n"
+      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// Named barriers of a CTA; 0 is that of sync_threads.
+CUTE_DEVICE void named_barrier_sync(int id, int n_threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(n_threads) : "memory");
+}
+CUTE_DEVICE void named_barrier_arrive(int id, int n_threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+// Makes this thread's stores to shared memory visible to TMA and the tensor cores.
+CUTE_DEVICE void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
+  cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
+}
+
+// Loads the map's box at these coordinates, innermost first, and completes its bytes on `barrier`.
+template <class T, class... Coords>
+CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
+  constexpr auto kCache = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  cute::SM90_TMA_LOAD::copy(&map, &barrier, kCache, smem, coords...);
+}
+
+// Order of warpgroup MMAs.
+CUTE_DEVICE void mma_fence() { cute::warpgroup_arrive(); }
+CUTE_DEVICE void mma_commit() { cute::warpgroup_commit_batch(); }
+template <int kPending>
+CUTE_DEVICE void mma_wait() {
+  cute::warpgroup_wait<kPending>();
+}
+
+// Moves registers between the warpgroups of a CTA.
+template <int kRegisters>
+CUTE_DEVICE void registers_release() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+CUTE_DEVICE void registers_claim() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+CUTE_DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
+CUTE_DEVICE float from_bits(uint32_t x) { return __uint_as_float(x); }
+
+}  // namespace pyflash::device

@@ -1,0 +1,396 @@
+// FlashAttention forward with SM90 atoms: warpgroup MMAs (WGMMA) fed from shared memory by TMA (Dao 2023, algorithm 1;
+// Shah et al. 2024).
+//
+// A tile is kBlockM rows of Q, of one head of one sequence; a CTA works through one tile, or, where it is persistent,
+// through every tile of its share. Warpgroup 0 loads: one warp each for Q, K and V runs ahead through the blocks of all
+// tiles, as far as there is room in shared memory. The other warpgroups compute, each 64 rows of the tile:
+//   S = Q K[j]^T                 fp32 accumulators in registers
+//   m, l, P = online softmax(S)  in registers; where a mask cuts a block, it is applied first
+//   O = diag(correction) O + P V[j]
+// last block first. The loop is a software pipeline: a step issues QK^T of the next block, then PV of this one, and works on
+// the softmax of the next block while PV runs. At the end of a tile, the next block is the first of the next tile.
+// Then O / l and lse = m + ln(l) are stored. Where the keys are split, a tile has a share of the blocks, and stores its O and
+// lse in fp32, to be merged by merge_splits.
+#pragma once
+
+// NOTE: first, because it decides which MMA shapes CuTe defines.
+#include "cute_kernels/sm90/traits.h"
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
+#include "cute_kernels/params.h"
+#include "cute_kernels/sm90/epilogue.h"
+#include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/sm90/mask.h"
+#include "cute_kernels/sm90/problem.h"
+#include "cute_kernels/sm90/softmax.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+using device::Site;
+
+enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 3 };  // of each consumer warpgroup
+
+// The loading warpgroup.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
+                            int warp) {
+  using Element = typename Traits::Element;
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kSlab = Traits::kSlab;
+  constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(Element);
+
+  Tensor sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});
+  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
+  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
+  bool const packed_k = params.problem.cu_seqlens_k != nullptr;
+  bool const packed_q = params.problem.cu_seqlens_q != nullptr;
+  TileSchedule<Traits, kFeatures> schedule(params);
+
+  // The blocks of K, or of V, last block first.
+  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+    RingPosition<Traits::kStages> write;
+    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+      int const head_kv = Traits::kPackGqa
+                              ? tile.head
+                              : tile.head / (params.problem.heads / params.problem.heads_kv);
+      int const batch = packed_k ? 0 : tile.batch;
+      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
+        device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
+        CUTE_UNROLL
+        for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
+          device::tma_load(map, full, raw_pointer_cast(&sKV(0, column, write.stage)), column,
+                           tile.k_rows.begin + n_block * kBlockN, head_kv, batch);
+        }
+        write.advance();
+      }
+    }
+  };
+
+  if (warp == 0) {
+    int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+    int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
+    int const bytes = group * n_queries * Traits::kHeadDim * sizeof(Element);
+    RingPosition<1> write;
+    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+      if (tile.blocks.size() == 0) {
+        continue;
+      }
+      CUTE_UNROLL
+      for (int warpgroup = 0; warpgroup < Traits::kNConsumers; ++warpgroup) {
+        device::Mbarrier& full = smem.pipeline_Q[warpgroup].acquire(write, bytes);
+        CUTE_UNROLL
+        for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
+          device::tma_load(params.q_map, full, raw_pointer_cast(&sQ(0, column, warpgroup)), column,
+                           0, tile.q_rows.begin + tile.first_query + warpgroup * n_queries,
+                           tile.head, packed_q ? 0 : tile.batch);
+        }
+      }
+      write.advance();
+    }
+  } else if (warp == 1) {
+    load_blocks(params.k_map, smem.pipeline_K, sK);
+  } else if (warp == 2) {
+    load_blocks(params.v_map, smem.pipeline_V, sV);
+  }
+}
+
+// A computing warpgroup.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
+                               int warpgroup) {
+  using Element = typename Traits::Element;
+  using Schedule = TileSchedule<Traits, kFeatures>;
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kMmaM = Traits::kMmaM;
+  constexpr int kHeadDim = Traits::kHeadDim;
+  constexpr int kNConsumers = Traits::kNConsumers;
+
+  ForwardParams const& problem = params.problem;
+  int const tidx = device::thread_idx() % kWarpgroup;
+  int const first_row_query = warpgroup * Schedule::queries_per_warpgroup(params);
+
+  // Shared memory.
+  auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
+  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{})(_, _, warpgroup);  // (kMmaM,kHeadDim)
+  Tensor sK = block(smem.k, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim,kStages)
+  Tensor sV = block(smem.v, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim,kStages)
+  Tensor sVt = block(smem.v, typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN,kStages)
+
+  // MMA partitions; operands in shared memory are descriptors.
+  typename Traits::TiledMmaQK mma_QK;
+  typename Traits::TiledMmaPV mma_PV;
+  auto const thr_QK = mma_QK.get_slice(tidx);
+  auto const thr_PV = mma_PV.get_slice(tidx);
+  auto const block_shape_S = Shape<Int<kMmaM>, Int<kBlockN>>{};
+  auto const block_shape_O = Shape<Int<kMmaM>, Int<kHeadDim>>{};
+  Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));   // (MMA,MMA_M,MMA_K)
+  Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));   // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrP =
+      make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));     // (MMA,MMA_M,MMA_K)
+  Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);             // (MMA,MMA_M,MMA_N)
+  Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
+  Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));  // (MMA,MMA_M,MMA_N)
+
+  using TileMask = Mask<Traits, kFeatures>;
+  // A cap leaves nothing but itself to scale.
+  using TileSoftmax = Softmax<Traits::kRescaleThreshold>;
+  float const scale = kFeatures.softcap ? problem.softcap : problem.softmax_scale;
+  typename TileSoftmax::PerRow correction;
+
+  RingPosition<1> read_Q;
+  RingPosition<Traits::kStages> read_K;
+  RingPosition<Traits::kStages> read_V;
+  auto& pipeline_Q = smem.pipeline_Q[warpgroup];
+
+  // Warpgroups take turns to issue MMAs, so that the softmax of one runs during the MMAs of another.
+  auto wait_for_turn = [&] {
+    if constexpr (Traits::kPingpong) {
+      device::named_barrier_sync(kTurn + warpgroup, 2 * kWarpgroup);
+    }
+  };
+  auto pass_turn = [&](int from) {
+    if constexpr (Traits::kPingpong) {
+      int const next = from + 1 == kNConsumers ? 0 : from + 1;
+      device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);
+    }
+  };
+
+  auto finalise_and_store = [&](Tile const& tile, TileSoftmax const& softmax, auto& O) {
+    typename TileSoftmax::PerRow sinks;
+    fill(sinks, -INFINITY);
+    if constexpr (kFeatures.sinks) {
+      if (problem.sinks != nullptr && problem.num_splits == 1) {  // else merge_splits joins them
+        load_sinks<Traits>(params, tile, tile.first_query + first_row_query, tOcO, sinks);
+      }
+    }
+    auto const lse = softmax.finalise(O, sinks);
+    store_O<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, O, lse, tOcO);
+  };
+  // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
+  auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
+    int const n_rows = tile.k_rows.length - n_block * kBlockN;
+    if (problem.cu_seqlens_k != nullptr && n_rows < kBlockN) {
+      smem.pipeline_V.wait(read_V);
+      constexpr int kVector = 8;
+      for (int i = tidx; i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
+        int const row = n_rows + i / (kHeadDim / kVector);
+        int const column = i % (kHeadDim / kVector) * kVector;
+        device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column, read_V.stage))),
+                      uint4{});
+      }
+      device::fence_async_proxy();
+      device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
+    }
+  };
+
+  auto issue_QK = [&](auto& acc_S) {
+    smem.pipeline_K.wait(read_K);
+    gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
+  };
+  auto issue_PV = [&](bool accumulate) {
+    smem.pipeline_V.wait(read_V);
+    gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
+  };
+  auto release_K = [&] {
+    smem.pipeline_K.release(read_K);
+    read_K.advance();
+  };
+  auto release_V = [&] {
+    smem.pipeline_V.release(read_V);
+    read_V.advance();
+  };
+  auto release_Q = [&] {
+    pipeline_Q.release(read_Q);
+    read_Q.advance();
+  };
+  // After a QK^T, which may be the tile's last.
+  auto finish_QK = [&](bool last) {
+    release_K();
+    if (last) {
+      release_Q();
+    }
+  };
+  // Blocks that this warpgroup attends nothing of, but another of the tile does.
+  auto skip_K = [&] {
+    smem.pipeline_K.wait(read_K);
+    wait_for_turn();
+    pass_turn(warpgroup);
+    release_K();
+  };
+  auto skip_V = [&] {
+    smem.pipeline_V.wait(read_V);
+    release_V();
+  };
+
+  // S to P, in place. Returns whether O is to be rescaled.
+  auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
+                           int n_block) {
+    if constexpr (kFeatures.softcap) {
+      cap_scores(acc_S, problem.softmax_scale / problem.softcap);
+    }
+    if (mask.cuts(n_block)) {
+      mask.apply(acc_S, tScS, n_block);
+      return softmax.template update<first.value, true>(acc_S, correction);
+    }
+    // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
+    return softmax.template update<first.value, false>(acc_S, correction);
+  };
+
+  Schedule schedule(params);
+  Tile tile{};
+  Blocks blocks{};  // of the tile, that this warpgroup attends something of
+  TileSoftmax softmax(scale);
+  bool has_P = false;       // of the tile's last block: its PV is left to do
+  bool accumulate = false;  // PV onto what is in O
+  int n_skip = 0;           // blocks between the last one attended and the next
+  if (warpgroup + 1 == kNConsumers) {
+    pass_turn(warpgroup);
+  }
+  while (true) {
+    // Between tiles: QK^T of the next tile's first block beside PV of this one's last.
+    bool const finish = has_P;
+    TileSoftmax const done_softmax = softmax;
+    Tile const done = tile;
+    tile = schedule.next();
+    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    has_P = blocks.size() > 0;
+    n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
+    TileMask const mask(params, tile, tile.first_query + first_row_query, tScS);
+    // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
+    bool const beside = finish && has_P && n_skip < Traits::kStages;
+    if (finish && !beside) {
+      issue_PV(accumulate);
+      gemm_wait<0>(acc_O);
+      release_V();
+    }
+    for (; n_skip > 0 && !beside; --n_skip) {
+      skip_K();
+      skip_V();
+    }
+    if (has_P) {
+      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      for (int i = 0; i < n_skip; ++i) {
+        skip_K();
+      }
+      pipeline_Q.wait(read_Q);
+      wait_for_turn();
+      // NOTE: two branches, because where MMAs may or may not be in flight the compiler waits for them.
+      auto first_softmax = [&] {
+        finish_QK(blocks.size() == 1);
+        softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
+      };
+      if (beside) {
+        issue_QK(acc_S);
+        issue_PV(accumulate);
+        pass_turn(warpgroup);
+        gemm_wait<1>(acc_S);
+        first_softmax();
+        gemm_wait<0>(acc_O);
+        release_V();
+        for (; n_skip > 0; --n_skip) {
+          skip_V();
+        }
+        convert_P<Element>(acc_S, tOrP);
+      } else {
+        issue_QK(acc_S);
+        pass_turn(warpgroup);
+        gemm_wait<0>(acc_S);
+        first_softmax();
+        convert_P<Element>(acc_S, tOrP);
+      }
+    }
+    if (finish) {
+      finalise_and_store(done, done_softmax, acc_O);
+    }
+    if (!tile.exists) {
+      break;
+    }
+    if (!has_P) {
+      clear(acc_O);
+      softmax.reset();
+      finalise_and_store(tile, softmax, acc_O);
+      if (tile.blocks.size() > 0) {
+        pipeline_Q.wait(read_Q);
+        release_Q();
+      }
+      continue;
+    }
+
+    // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
+    accumulate = false;
+    clear_tail_of_V(tile, blocks.end - 1);
+    for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
+      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      wait_for_turn();
+      if constexpr (Traits::kOverlap) {
+        issue_QK(acc_S);
+        issue_PV(accumulate);
+        pass_turn(warpgroup);
+        gemm_wait<1>(acc_S);
+      } else {
+        issue_PV(accumulate);
+        issue_QK(acc_S);
+        pass_turn(warpgroup);
+        gemm_wait<1>(acc_O);
+        release_V();
+        gemm_wait<0>(acc_S);
+      }
+      finish_QK(n_block - 1 == blocks.begin);
+      bool const rescale = softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
+      if constexpr (Traits::kOverlap) {
+        gemm_wait<0>(acc_O);
+        release_V();
+      }
+      if (rescale) {
+        TileSoftmax::rescale(acc_O, correction);
+      }
+      convert_P<Element>(acc_S, tOrP);
+      accumulate = true;
+    }
+    n_skip = blocks.begin - tile.blocks.begin;
+  }
+  if (warpgroup == 0) {
+    wait_for_turn();  // the last turn that was passed
+  }
+}
+
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void forward_cta(KernelParams const& params) {
+  auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
+  int const warpgroup = device::warpgroup_idx();
+  int const warp = device::warp_idx();
+  if (warp == 0 && device::elect_one()) {
+    device::prefetch_tensor_map(params.q_map);
+    device::prefetch_tensor_map(params.k_map);
+    device::prefetch_tensor_map(params.v_map);
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kNConsumers; ++i) {
+      smem.pipeline_Q[i].init(kWarpgroup / 32);
+    }
+    smem.pipeline_K.init(Traits::kNConsumerWarps);
+    smem.pipeline_V.init(Traits::kNConsumerWarps);
+    device::fence_mbarrier_init();
+  }
+  device::sync_threads();  // the mbarriers are visible
+
+  if (warpgroup == 0) {
+    if constexpr (Traits::kMovesRegisters) {
+      device::registers_release<Traits::kProducerRegisters>();
+    }
+    if (device::elect_one()) {
+      load_tiles<Traits, kFeatures>(params, smem, warp);
+    }
+  } else {
+    if constexpr (Traits::kMovesRegisters) {
+      device::registers_claim<Traits::kConsumerRegisters>();
+    }
+    compute_tiles<Traits, kFeatures>(params, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace pyflash::sm90

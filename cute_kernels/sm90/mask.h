@@ -1,0 +1,73 @@
+// Which scores of a Q tile count. Query i of a sequence attends the keys j with
+//   -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right
+// so that the last query and the last key are aligned.
+#pragma once
+
+#include <cmath>
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/sm90/problem.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+// Of one warpgroup's rows; a thread holds two.
+template <class Traits, ForwardFeatures kFeatures>
+struct Mask {
+  static constexpr int kBlockN = Traits::kBlockN;
+
+  int uncut_begin;  // keys that all rows attend: [uncut_begin, uncut_end)
+  int uncut_end;
+  int row_begin[2];  // keys that a row attends, counted from the thread's first column
+  int row_end[2];
+
+  // first_query: the warpgroup's. coords: (row, column) in the block, partitioned like acc_S.
+  template <class CoordTensor>
+  CUTE_DEVICE Mask(KernelParams const& params, Tile const& tile, int first_query,
+                   CoordTensor const& coords) {
+    ForwardParams const& problem = params.problem;
+    int const n_keys = tile.k_rows.length;
+    int const diagonal = first_query + tile.diagonal();  // of row 0
+    int const last = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params) - 1;
+    uncut_begin = kFeatures.left_window ? diagonal + last - problem.window_left : 0;
+    uncut_end = kFeatures.right_window ? min(diagonal + problem.window_right + 1, n_keys) : n_keys;
+    Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_N))
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      int const key = diagonal + unpack_row<Traits>(params, get<0>(by_rows(r, 0))).query;
+      int const column = get<1>(by_rows(r, 0));
+      row_begin[r] = kFeatures.left_window ? key - problem.window_left - column : 0;
+      row_end[r] =
+          (kFeatures.right_window ? min(key + problem.window_right + 1, n_keys) : n_keys) - column;
+    }
+  }
+
+  CUTE_DEVICE bool cuts(int n_block) const {
+    return (n_block + 1) * kBlockN > uncut_end ||
+           (kFeatures.left_window && n_block * kBlockN < uncut_begin);
+  }
+
+  // Sets the scores that do not count to -inf.
+  template <class AccS, class CoordTensor>
+  CUTE_DEVICE void apply(AccS& acc_S, CoordTensor const& coords, int n_block) const {
+    Tensor S = rows_by_columns(acc_S);                      // ((2,MMA_M),(2,V,MMA_N))
+    auto const offsets = rows_by_columns(coords).layout();  // of coordinates, static
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      int const begin = row_begin[r] - n_block * kBlockN;
+      int const end = row_end[r] - n_block * kBlockN;
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(S); ++c) {
+        int const column = get<1>(offsets(0, c));  // from the thread's first
+        if (column >= end || (kFeatures.left_window && column < begin)) {
+          S(r, c) = -INFINITY;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace pyflash::sm90

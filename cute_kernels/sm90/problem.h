@@ -1,0 +1,189 @@
+// The tiles of a problem: their order, their coordinates, and the blocks of keys that each of them attends.
+#pragma once
+
+#include <cutlass/fast_math.h>
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
+#include "cute_kernels/params.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+using cutlass::FastDivmod;
+
+// Tiles are numbered; a number is taken apart by these. A head is one of K and V where query heads are packed.
+//
+// Neighbouring tiles share a head, so that its K and V stay in L2. For masks that leave the last Q blocks the most to do,
+// the tiles of a section of heads, as many as have their K and V in L2 together, go from the last Q block to the first.
+struct TileOrder {
+  int n_tiles;
+  int section;       // heads, batches and splits in a section; the last may be smaller
+  int last_section;  // the number of the last section
+  FastDivmod by_m_blocks;
+  FastDivmod by_splits;
+  FastDivmod by_heads;
+  FastDivmod by_section_tiles;  // of a section
+  FastDivmod by_section;
+  FastDivmod by_last_section;
+  FastDivmod by_group;  // query heads per head of K and V; 1 where they are not packed
+};
+
+struct KernelParams {
+  device::TensorMap q_map;  // (d_head, group, seqlen_q, heads, batch)
+  device::TensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch)
+  device::TensorMap v_map;  // (d_head, seqlen_k, heads_kv, batch)
+  ForwardParams problem;
+  TileOrder order;
+};
+
+struct Rows {
+  int begin;
+  int length;
+};
+
+// Rows of one sequence: all of a padded one, or where a packed one lies, within [0, total) whatever cu_seqlens holds.
+CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total) {
+  if (cu_seqlens == nullptr) {
+    return {0, seqlen};
+  }
+  int const begin = min(max(device::load(cu_seqlens + batch), 0), total);
+  int const end = min(max(device::load(cu_seqlens + batch + 1), begin), total);
+  return {begin, end - begin};
+}
+
+// Blocks of keys: [begin, end), the last one first.
+struct Blocks {
+  int begin;
+  int end;
+
+  CUTE_DEVICE int size() const { return max(end - begin, 0); }
+};
+
+// A tile of Q and the blocks of keys that it attends.
+struct Tile {
+  bool exists;
+  int first_query;  // in the sequence
+  int split;
+  int head;
+  int batch;
+  Rows q_rows;
+  Rows k_rows;
+  Blocks blocks;
+
+  // The key that query 0 of the sequence is aligned with.
+  CUTE_DEVICE int diagonal() const { return k_rows.length - q_rows.length; }
+};
+
+// The tiles of one CTA, in order. Persistent CTAs take one in each round; every other round goes backwards, so that where
+// tiles are sorted by their length nobody gets the longest each time.
+template <class Traits, ForwardFeatures kFeatures>
+struct TileSchedule {
+  KernelParams const& params;
+  int round = 0;
+
+  CUTE_DEVICE explicit TileSchedule(KernelParams const& params) : params(params) {}
+
+  CUTE_DEVICE Tile next() {
+    while (Traits::kPersistent || round == 0) {
+      int const cta = device::block_idx();
+      int const n_ctas = device::grid_size();
+      int const index =
+          Traits::kPersistent ? round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta) : cta;
+      if (index >= params.order.n_tiles) {
+        break;
+      }
+      ++round;
+      Tile const tile = at(index);
+      if (tile.first_query < tile.q_rows.length) {
+        return tile;
+      }
+    }
+    return Tile{};
+  }
+
+ private:
+  CUTE_DEVICE Tile at(int index) const {
+    TileOrder const& order = params.order;
+    ForwardParams const& problem = params.problem;
+    int m_block;
+    int rest;  // split, head and batch
+    if constexpr (kFeatures.right_window) {
+      int in_section;
+      int const section = order.by_section_tiles.divmod(in_section, index);
+      int from_last;
+      if (section == order.last_section) {
+        order.by_last_section(from_last, rest, in_section);
+      } else {
+        order.by_section(from_last, rest, in_section);
+      }
+      m_block = order.by_m_blocks.divisor - 1 - from_last;
+      rest += section * order.section;
+    } else {
+      order.by_m_blocks(rest, m_block, index);
+    }
+    Tile tile;
+    tile.exists = true;
+    order.by_splits(rest, tile.split, rest);
+    order.by_heads(tile.batch, tile.head, rest);
+    int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
+    tile.first_query = m_block * n_queries;
+    tile.q_rows = rows_of(problem.cu_seqlens_q, tile.batch, problem.seqlen_q, problem.total_q);
+    tile.k_rows = rows_of(problem.cu_seqlens_k, tile.batch, problem.seqlen_k, problem.total_k);
+    tile.blocks = attended(tile, tile.first_query, n_queries);
+    if (problem.num_splits > 1) {
+      int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
+      tile.blocks.begin += tile.split * share;
+      tile.blocks.end = min(tile.blocks.begin + share, tile.blocks.end);
+    }
+    return tile;
+  }
+
+  // The blocks of keys that some of these queries attend.
+  CUTE_DEVICE Blocks attended(Tile const& tile, int first_query, int n_queries) const {
+    constexpr int kBlockN = Traits::kBlockN;
+    ForwardParams const& problem = params.problem;
+    int const end_query = min(first_query + n_queries, tile.q_rows.length);
+    int begin = 0;
+    int end = tile.k_rows.length;
+    if constexpr (kFeatures.left_window) {
+      begin = max(first_query + tile.diagonal() - problem.window_left, 0);
+    }
+    if constexpr (kFeatures.right_window) {
+      end = min(end, end_query + tile.diagonal() + problem.window_right);
+    }
+    if (first_query >= end_query) {
+      end = 0;
+    }
+    return {.begin = begin / kBlockN, .end = ceil_div(max(end, 0), kBlockN)};
+  }
+
+ public:
+  // Those of a tile's blocks that some row of a warpgroup attends.
+  CUTE_DEVICE Blocks blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
+    int const n_queries = queries_per_warpgroup(params);
+    Blocks const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
+    return {.begin = max(blocks.begin, tile.blocks.begin), .end = min(blocks.end, tile.blocks.end)};
+  }
+
+  CUTE_DEVICE static int queries_per_warpgroup(KernelParams const& params) {
+    return Traits::kPackGqa ? params.order.by_group.div(Traits::kMmaM) : Traits::kMmaM;
+  }
+};
+
+// A row of a warpgroup's tile: row r is query r / group, head r % group.
+struct PackedRow {
+  int query;  // from the warpgroup's first
+  int head;   // from the first of the group
+};
+template <class Traits>
+CUTE_DEVICE PackedRow unpack_row(KernelParams const& params, int row) {
+  PackedRow unpacked{row, 0};
+  if constexpr (Traits::kPackGqa) {
+    params.order.by_group(unpacked.query, unpacked.head, row);
+  }
+  return unpacked;
+}
+
+}  // namespace pyflash::sm90

@@ -1,0 +1,134 @@
+// Online softmax over the blocks of S = QK^T (Milakov and Gimelshein 2018; FlashAttention, algorithm 1). A thread holds two
+// rows' worth of state; the four lanes of a quad share a row.
+#pragma once
+
+#include <cmath>
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/softcap.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+inline constexpr float kLog2e = 1.44269504088896340736f;
+
+template <class Reduce>
+CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
+  value = reduce(value, device::shfl_xor(value, 2));
+  return reduce(value, device::shfl_xor(value, 1));
+}
+
+// The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
+// exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
+template <bool kRescaleThreshold>
+struct Softmax {
+  static constexpr int kRows = 2;
+  static constexpr float kThreshold = kRescaleThreshold ? 8.f : 0.f;
+  using PerRow = Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>>;
+
+  float softmax_scale;
+  PerRow row_max;  // of S, or a little less
+  PerRow row_sum;  // this thread's share of l
+
+  CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {}
+
+  // The state before any block.
+  CUTE_DEVICE void reset() {
+    fill(row_max, -INFINITY);
+    clear(row_sum);
+  }
+
+  // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before. Writes what O is to
+  // be multiplied by, and returns whether that is other than 1 for some row of the warp. kMasked: a row may have attended
+  // nothing so far.
+  template <bool kFirst, bool kMasked, class AccS>
+  CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction) {
+    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+    constexpr int kColumns = decltype(size<1>(S))::value;
+    float const scale_log2 = softmax_scale * kLog2e;
+
+    PerRow block_max;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float odd = S(r, 1);
+      block_max(r) = S(r, 0);
+      CUTE_UNROLL
+      for (int c = 2; c < kColumns; c += 2) {
+        block_max(r) = fmaxf(block_max(r), S(r, c));
+        odd = fmaxf(odd, S(r, c + 1));
+      }
+      block_max(r) = fmaxf(block_max(r), odd);
+    }
+    bool rescale = false;
+    PerRow offset;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      block_max(r) = reduce_quad(block_max(r), [](float a, float b) { return fmaxf(a, b); });
+      if constexpr (kFirst) {
+        row_max(r) = block_max(r);
+      } else {
+        bool const grows = (block_max(r) - row_max(r)) * scale_log2 > kThreshold;
+        float const new_max = grows ? block_max(r) : row_max(r);
+        // NOTE: from -inf, 0: that row's O and l are 0.
+        correction(r) = grows ? device::exp2((row_max(r) - new_max) * scale_log2) : 1.f;
+        row_max(r) = new_max;
+        rescale |= grows;
+      }
+      // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
+      offset(r) = (kMasked && row_max(r) == -INFINITY ? 0.f : row_max(r)) * -scale_log2;
+    }
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float sum[2] = {0.f, 0.f};
+      CUTE_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        S(r, c) = device::exp2(fmaf(S(r, c), scale_log2, offset(r)));
+        sum[c % 2] += S(r, c);
+      }
+      float const block_sum = sum[0] + sum[1];
+      row_sum(r) = kFirst ? block_sum : fmaf(row_sum(r), correction(r), block_sum);
+    }
+    return device::any_lane(rescale);
+  }
+
+  template <class AccO>
+  CUTE_DEVICE static void rescale(AccO& acc_O, PerRow const& factor) {
+    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,V,MMA_K))
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(O); ++c) {
+        O(r, c) *= factor(r);
+      }
+    }
+  }
+
+  // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf. sinks: per row, a logit
+  // that enters l alone, or -inf.
+  template <class AccO>
+  CUTE_DEVICE PerRow finalise(AccO& acc_O, PerRow const& sinks) const {
+    PerRow lse, inverse;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
+      float maximum = row_max(r) * softmax_scale;
+      float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
+      if (sinks(r) != -INFINITY) {
+        float const new_max = fmaxf(maximum, sinks(r));
+        shrink = device::exp2((maximum - new_max) * kLog2e);
+        sum = sum * shrink + device::exp2((sinks(r) - new_max) * kLog2e);
+        maximum = new_max;
+      }
+      inverse(r) = sum == 0.f ? 0.f : shrink / sum;
+      lse(r) = sum == 0.f ? -INFINITY : maximum + device::log(sum);
+    }
+    rescale(acc_O, inverse);
+    return lse;
+  }
+};
+
+}  // namespace pyflash::sm90

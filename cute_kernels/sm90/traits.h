@@ -1,0 +1,88 @@
+// Expands the configuration key to compile-time types: tile shapes, shared-memory layouts, MMA atoms, warpgroup roles. The
+// only place that speaks both languages: the paper's (B_r, B_c, d_head) above, CuTe's (kBlockM, kBlockN, kHeadDim) below.
+#pragma once
+
+// NOTE: before CuTe: warpgroup MMAs whose N is any multiple of 8.
+#ifndef CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#endif
+
+#include <type_traits>
+
+#include <cutlass/numeric_types.h>
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/config.h"
+#include "cute_kernels/sm90/pipeline.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+inline constexpr int kWarpgroup = 128;  // threads
+
+template <FlashForwardSm90Config kConfig>
+struct KernelTraits {
+  static constexpr int kBlockM = kConfig.B_r;
+  static constexpr int kBlockN = kConfig.B_c;
+  static constexpr int kHeadDim = kConfig.d_head;
+  static constexpr int kNConsumers = kConfig.n_consumers;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr bool kOverlap = kConfig.overlap;
+  static constexpr bool kPingpong = kConfig.pingpong;
+  static constexpr bool kPersistent = kConfig.persistent;
+  static constexpr bool kPackGqa = kConfig.pack_gqa;
+  static constexpr bool kRescaleThreshold = kConfig.rescale_threshold;
+
+  static constexpr int kMmaM = 64;  // rows of a warpgroup's MMA atom, and of a warpgroup
+  static_assert(kBlockM == kMmaM * kNConsumers, "each consumer warpgroup owns 64 rows");
+  static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 64 == 0 && kHeadDim <= 256);
+  static_assert(!kPingpong || kNConsumers > 1, "turns are taken between consumer warpgroups");
+
+  using Element =
+      std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
+
+  // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter, but
+  // for a single one, which has enough from the start. The budgets are those of pyflash/config/sm90_forward/resources.py.
+  static constexpr int kNThreads = kWarpgroup * (1 + kNConsumers);
+  static_assert(kNConsumers <= 3, "budgets and named barriers are for three at most");
+  static constexpr bool kMovesRegisters = kNConsumers > 1;
+  static constexpr int kProducerRegisters = kNConsumers == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kNConsumers == 3 ? 160 : 240;
+  static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
+
+  // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
+  using TiledMmaQK = decltype(make_tiled_mma(
+      GMMA::ss_op_selector<Element, Element, float,
+                           Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>>()));
+  using TiledMmaPV = decltype(make_tiled_mma(
+      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>,
+                           GMMA::Major::K, GMMA::Major::MN>()));
+  static_assert(size(TiledMmaQK{}) == kWarpgroup && size(TiledMmaPV{}) == kWarpgroup);
+
+  // Shared memory: slabs of 64 columns, 128 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and the MMAs
+  // agree to. A slab is a TMA box.
+  static constexpr int kSlab = 64;
+  static constexpr int kNSlabs = kHeadDim / kSlab;
+  using RowMajorAtom = GMMA::Layout_K_SW128_Atom<Element>;
+  using TransposedAtom = GMMA::Layout_MN_SW128_Atom<Element>;
+  using SmemLayoutQ = decltype(tile_to_shape(  // (kMmaM,kHeadDim,kNConsumers)
+      RowMajorAtom{}, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kNConsumers>>{}));
+  using SmemLayoutKV = decltype(tile_to_shape(  // (kBlockN,kHeadDim,kStages)
+      RowMajorAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
+  using SmemLayoutVt = decltype(tile_to_shape(  // (kHeadDim,kBlockN,kStages)
+      TransposedAtom{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{}, Step<_2, _1, _3>{}));
+
+  struct SharedStorage {
+    alignas(1024) Element q[cosize_v<SmemLayoutQ>];
+    alignas(1024) Element k[cosize_v<SmemLayoutKV>];
+    alignas(1024) Element v[cosize_v<SmemLayoutKV>];
+    Pipeline<1> pipeline_Q[kNConsumers];  // each warpgroup's rows
+    Pipeline<kStages> pipeline_K;
+    Pipeline<kStages> pipeline_V;
+  };
+  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+};
+
+}  // namespace pyflash::sm90

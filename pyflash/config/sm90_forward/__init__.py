@@ -1,0 +1,27 @@
+"""The SM90 forward family: WGMMA, TMA, warps with roles; runs on sm_90 alone."""
+
+from pyflash.config.base import Family
+from pyflash.config.sm90_forward.config import FlashForwardSm90Config
+from pyflash.config.sm90_forward.resources import resources
+from pyflash.config.sm90_forward.rules import RULES, RUNS_ON, SUPPORTED
+from pyflash.config.sm90_forward.sets import FIRST_RANK, RANKED, SETS, built_features
+
+SM90_FORWARD = Family(
+    name="sm90_forward",
+    config_type=FlashForwardSm90Config,
+    rules=RULES,
+    resources=resources,
+    supported=SUPPORTED,
+    explored={"B_c": (64, 96, 128, 160, 176, 192)},
+    sets=SETS,
+    ranked=RANKED,
+    first_rank=FIRST_RANK,
+    traits_header="cute_kernels/sm90/traits.h",
+    launch_header="cute_kernels/sm90/launch.h",
+    kernel="flash_forward_sm90_kernel",
+    arch_specific=True,
+    runs_on=(RUNS_ON,),
+    built_features=built_features,
+)
+
+__all__ = ["SM90_FORWARD", "FlashForwardSm90Config"]

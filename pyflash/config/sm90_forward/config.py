@@ -1,0 +1,55 @@
+"""The config of the SM90 forward family: warpgroup MMAs (WGMMA) fed by TMA, warps with roles.
+
+Its fields are described here once; the C++ struct is emitted from them. New fields go at the end,
+each with a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyflash.config.base import DType, KernelConfig
+from pyflash.config.fields import flag, number, tile
+
+WARPGROUP = 128  # threads
+SMEM_ALIGNMENT = 1024  # of a tile under the 128-byte swizzle, and of the whole
+_PIPELINE_STAGE = 2 * 8  # bytes: an mbarrier for full and one for empty
+
+
+@dataclass(frozen=True, slots=True)
+class FlashForwardSm90Config(KernelConfig):
+    """One forward kernel of a producer warpgroup and `n_consumers` consumer warpgroups. Ordered
+    lexicographically, field by field.
+
+    A wrong type raises TypeError, a number below 1 ValueError. Any other value can be written down;
+    whether it can be built and launched is what `violations` tells.
+    """
+
+    tag: ClassVar[str] = "sm90"
+
+    dtype: DType = tile()
+    d_head: int = tile()  # head dimension
+    B_r: int = tile()  # Q rows per CTA
+    B_c: int = tile()  # K/V rows per block
+    n_consumers: int = tile()  # warpgroups that compute; each owns B_r / n_consumers rows
+    stages: int = number("stages_{}")  # blocks of K, and of V, in smem at a time
+    overlap: bool = flag("overlap")  # QK^T of the next block runs during the softmax of this one
+    pingpong: bool = flag("pingpong")  # consumer warpgroups take turns on the tensor cores
+    # One CTA per SM takes tile after tile; the next tile's first QK^T overlaps this one's last PV.
+    persistent: bool = flag("persistent")
+    rescale_threshold: bool = flag("rescale_threshold")  # rescale O for growth of m above 2^8 only
+    pack_gqa: bool = flag("pack_gqa")  # the query heads of a K/V head are rows of one Q tile
+
+    @property
+    def n_threads(self) -> int:
+        """Per CTA."""
+        return WARPGROUP * (1 + self.n_consumers)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Per CTA: a tile of Q, `stages` blocks of K and of V, and the mbarriers of a pipeline for
+        K, one for V, and one of a single stage for each consumer warpgroup's rows of Q."""
+        tiles = (self.B_r + 2 * self.stages * self.B_c) * self.d_head * 2
+        barriers = (self.n_consumers + 2 * self.stages) * _PIPELINE_STAGE
+        return -(-(tiles + barriers) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT

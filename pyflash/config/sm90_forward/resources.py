@@ -1,0 +1,93 @@
+"""The resource model of the SM90 forward family: what a config takes, before any compiler runs.
+
+With several consumer warpgroups a CTA starts with the same number of registers in every thread, the
+most that its size allows, and `setmaxnreg` moves registers from the producer to the consumers. A
+single consumer has as many as a thread can address from the start, and nothing is moved. Only the
+consumers' budget is tight: it holds accumulators and the softmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyflash.config.arch import Arch
+from pyflash.config.resources import Resources, occupancy, register_limit
+from pyflash.config.sm90_forward.config import WARPGROUP, FlashForwardSm90Config
+
+MIN_REGISTERS = 24  # that setmaxnreg can leave a warp, and what the producer needs
+MAX_REGISTERS = 240  # more would be 248, and 255 is the most that an instruction can name
+UNIT = 8  # of setmaxnreg
+
+# Registers per consumer thread beside the fragments: softmax state, descriptors, the tile's
+# coordinates, loop counters. Without spills compiled: 32, where 128 of 160 are fragments.
+BASE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Registers per thread, at most."""
+
+    entry: int  # of every warpgroup when the kernel starts
+    producer: int  # after setmaxnreg
+    consumer: int
+
+    @property
+    def are_moved(self) -> bool:
+        return self.consumer != self.entry
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterDemand:
+    """Registers per consumer thread by what they hold."""
+
+    S: int  # fp32 accumulator of Q K^T of the next block
+    P: int  # 16-bit A operand of P V of this block
+    O: int  # fp32 accumulator of P V  # noqa: E741
+    base: int = BASE
+
+    @property
+    def peak(self) -> int:
+        """All are alive while both GEMMs run."""
+        return self.S + self.P + self.O + self.base
+
+
+def budgets(n_consumers: int, arch: Arch) -> Budgets:
+    """How the registers of a CTA that has an SM to itself are shared out: as many as fit to the
+    consumers, the rest to the producer. The same as in cute_kernels/sm90/traits.h."""
+    n_warpgroups = 1 + n_consumers
+    entry = register_limit(WARPGROUP * n_warpgroups, 1, arch)
+    if n_consumers == 1:
+        return Budgets(entry, entry, entry)
+    pool = entry * n_warpgroups
+    consumer = min((pool - MIN_REGISTERS) // n_consumers // UNIT * UNIT, MAX_REGISTERS)
+    return Budgets(entry, min(pool - n_consumers * consumer, entry), consumer)
+
+
+def register_demand(config: FlashForwardSm90Config) -> RegisterDemand:
+    """Elements of a warpgroup's tile over its threads; two elements of P to a register."""
+    rows = config.B_r // config.n_consumers
+    S = rows * config.B_c // WARPGROUP
+    return RegisterDemand(S=S, P=S // 2, O=rows * config.d_head // WARPGROUP)
+
+
+def resources(config: FlashForwardSm90Config, arch: Arch) -> Resources:
+    """`registers` is ptxas's figure, with which a CTA starts, and which gives the occupancy;
+    `register_demand` and `register_limit` are those of a consumer thread."""
+    budget = budgets(config.n_consumers, arch)
+    demand = register_demand(config).peak
+    at_entry = occupancy(
+        budget.entry if budget.are_moved else demand,
+        config.smem_bytes,
+        config.n_threads // 32,
+        arch,
+    )
+    return Resources(
+        registers=at_entry.registers,
+        register_demand=demand,
+        register_limit=budget.consumer,
+        smem_bytes=config.smem_bytes,
+        n_threads=config.n_threads,
+        num_ctas_per_sm=at_entry.num_ctas_per_sm,
+        limiter=at_entry.limiter,
+        spill_predicted=demand > budget.consumer,
+    )

@@ -1,0 +1,123 @@
+"""What makes a config of the SM90 forward family legal: each rule is stated here and nowhere else.
+
+The static_asserts of the kernels are the backstop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyflash.config.arch import Arch
+from pyflash.config.rules import Rules
+from pyflash.config.sm90_forward.config import FlashForwardSm90Config
+from pyflash.config.sm90_forward.resources import budgets, register_demand
+
+MMA_ROWS = 64  # of a WGMMA, one per warpgroup
+MMA_MAX_COLUMNS = 256  # its N; also the rows of a TMA box
+MMA_DEPTH = 16  # its K, of 16-bit elements
+SLAB_COLUMNS = 64  # 16-bit elements in the 128 bytes of a swizzled row: the width of a TMA box
+
+# What the kernels are written and tested for.
+SUPPORTED = {
+    "d_head": (64, 128),
+    "B_r": (64, 128, 192),
+    "n_consumers": (1, 2, 3),
+    "stages": (1, 2, 3, 4),
+}
+
+RUNS_ON = 90  # WGMMA and TMA are in sm_90a alone
+
+
+RULES = Rules()
+
+
+@RULES.rule
+def architecture(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if arch.sm != RUNS_ON:
+        yield (
+            f"warpgroup MMAs are instructions of sm_90a, which {arch} does not run: use sm_90, or "
+            f"a config of sm80_forward"
+        )
+
+
+@RULES.rule
+def rows_per_warpgroup(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.B_r != MMA_ROWS * c.n_consumers:
+        yield (
+            f"each of the n_consumers = {c.n_consumers} warpgroups owns {MMA_ROWS} rows, those of "
+            f"one WGMMA, which are {MMA_ROWS * c.n_consumers}, not B_r = {c.B_r}: make B_r "
+            f"{MMA_ROWS} * n_consumers"
+        )
+
+
+@RULES.rule
+def mma_columns(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.B_c % MMA_DEPTH or c.B_c > MMA_MAX_COLUMNS:
+        yield (
+            f"B_c = {c.B_c} is N of the WGMMA of Q K^T, at most {MMA_MAX_COLUMNS}, and K of that "
+            f"of P V, in steps of {MMA_DEPTH}: make B_c a multiple of {MMA_DEPTH}, at most "
+            f"{MMA_MAX_COLUMNS}"
+        )
+
+
+@RULES.rule
+def slabs(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.d_head % SLAB_COLUMNS or c.d_head > MMA_MAX_COLUMNS:
+        yield (
+            f"d_head = {c.d_head} is loaded in TMA boxes of {SLAB_COLUMNS} columns, 128 bytes, the "
+            f"width of the swizzle, and is N of the WGMMA of P V: make d_head a multiple of "
+            f"{SLAB_COLUMNS}, at most {MMA_MAX_COLUMNS}"
+        )
+
+
+@RULES.rule
+def pingpong_needs_two(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.pingpong and c.n_consumers < 2:
+        yield (
+            "pingpong = True lets consumer warpgroups take turns, and there is one: use "
+            "n_consumers = 2 or 3, or pingpong = False"
+        )
+
+
+@RULES.rule
+def smem(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.smem_bytes > arch.smem_per_cta:
+        yield (
+            f"(B_r + 2 * stages * B_c) * d_head * 2 bytes and the mbarriers are {c.smem_bytes} "
+            f"bytes of shared memory, more than the {arch.smem_per_cta} that {arch} gives a CTA: "
+            f"use fewer stages, or a smaller B_r or B_c"
+        )
+
+
+@RULES.rule
+def fragments(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    demand = register_demand(c)
+    taken = demand.S + demand.P + demand.O
+    budget = budgets(c.n_consumers, arch).consumer
+    if taken > budget:
+        yield (
+            f"S ({demand.S}), P ({demand.P}) and O ({demand.O}) take {taken} registers of a "
+            f"consumer thread, which has {budget} with n_consumers = {c.n_consumers}: use a "
+            f"smaller B_c, or fewer consumers"
+        )
+
+
+@RULES.support
+def supported_values(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    for name, values in SUPPORTED.items():
+        value = getattr(c, name)
+        if value not in values:
+            *head, last = map(str, values)
+            yield f"{name} = {value} is not supported: use {', '.join(head)} or {last}"
+
+
+@RULES.warning
+def spill(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    demand = register_demand(c).peak
+    budget = budgets(c.n_consumers, arch).consumer
+    if demand > budget:
+        yield (
+            f"about {demand} registers of a consumer thread are wanted, and {budget} can be had "
+            f"with n_consumers = {c.n_consumers}, so some will spill: use a smaller B_c, or fewer "
+            f"consumers"
+        )

@@ -1,0 +1,134 @@
+"""The SM90 forward family: text, rules, resources, what is built and preferred."""
+
+import json
+
+import pytest
+
+from pyflash import DType, Features, FlashForwardSm90Config, Space, named_set
+from pyflash.config import BUILT, family_of, parse, rank
+from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.features import first_covering
+from pyflash.config.sm90_forward.resources import Budgets, budgets, register_demand
+from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
+
+TEXT = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+BEST = FlashForwardSm90Config.parse(TEXT)
+WIDE = FlashForwardSm90Config.parse(
+    "(BF16, 64, 192, 128, 3): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+)
+SM90 = Arch.of(90)
+
+
+def test_text_of_a_config():
+    assert str(BEST) == TEXT
+    bare = "(FP16, 64, 64, 64, 1): sm90+stages_3"
+    for text in (TEXT, bare, f"{TEXT}+pack_gqa"):
+        assert str(parse(text)) == text
+        config = parse(text)
+        assert parse(config.to_cpp_struct()) == config
+        assert FlashForwardSm90Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert family_of(bare).name == "sm90_forward"
+    symbol = (
+        "void pyflash::flash_forward_sm90_kernel<FlashForwardSm90Config{(DType)15, 128, 128, 128, "
+        "2, 2, (bool)1, (bool)1, (bool)1, (bool)1, (bool)0}, ForwardFeatures{...}>(...)"
+    )
+    assert parse(symbol) == BEST
+    with pytest.raises(ValueError, match="stages_N is missing"):
+        parse("(BF16, 128, 128, 128, 2): sm90+overlap")
+
+
+BROKEN = [
+    ("rows_per_warpgroup", {"n_consumers": 1, "pingpong": False, "B_c": 64}, "not B_r = 128"),
+    ("mma_columns", {"B_c": 120}, "B_c = 120 is N of the WGMMA of Q K^T, at most 256"),
+    ("slabs", {"d_head": 96}, "TMA boxes of 64 columns"),
+    ("pingpong_needs_two", {"B_r": 64, "n_consumers": 1}, "use n_consumers = 2 or 3"),
+    ("smem", {"stages": 4}, "295936 bytes of shared memory, more than the 232448 that sm_90"),
+    (
+        "fragments",
+        {"B_r": 192, "n_consumers": 3, "B_c": 112, "d_head": 192, "stages": 1},
+        "S (56), P (28) and O (96) take 180 registers of a consumer thread, which has 160",
+    ),
+    ("supported_values", {"d_head": 192, "B_c": 64}, "d_head = 192 is not supported: use 64 or"),
+]
+
+
+@pytest.mark.parametrize(("rule", "changes", "says"), BROKEN)
+def test_each_rule_alone(rule, changes, says):
+    violations = BEST.replace(**changes).violations(90)
+    assert [violation.rule for violation in violations] == [rule]
+    assert says in violations[0].sentence
+
+
+def test_every_rule_is_broken_above():
+    names = {rule.__name__ for rule in RULES.rules} - {"architecture"}
+    assert {*names, "supported_values"} == {rule for rule, _, _ in BROKEN}
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=str)
+def test_it_runs_on_sm_90_alone(arch):
+    if arch.sm == 90:
+        assert BEST.violations(arch) == []
+        assert BEST.family.nvcc_arch(arch) == "90a"
+    else:
+        assert BEST.violations(arch)[0].rule == "architecture"
+    assert (arch.sm in BEST.family.runs_on) == BEST.is_legal(arch)
+
+
+def test_shared_memory_is_the_tiles_and_the_barriers():
+    assert BEST.smem_bytes == (128 + 2 * 2 * 128) * 128 * 2 + 1024
+    assert WIDE.smem_bytes == (192 + 2 * 2 * 128) * 64 * 2 + 1024
+    assert BEST.replace(stages=3).smem_bytes == (128 + 2 * 3 * 128) * 128 * 2 + 1024 <= 227 * 1024
+
+
+def test_registers_are_moved_to_the_consumers():
+    assert budgets(1, SM90) == Budgets(entry=255, producer=255, consumer=255)
+    assert budgets(2, SM90) == Budgets(entry=168, producer=24, consumer=240)
+    assert budgets(3, SM90) == Budgets(entry=128, producer=32, consumer=160)
+    for n in (2, 3):
+        b = budgets(n, SM90)
+        assert b.are_moved
+        assert b.producer + n * b.consumer <= b.entry * (1 + n)
+        assert b.producer % 8 == b.consumer % 8 == 0
+
+
+def test_consumers_hold_the_next_S_beside_this_P_and_O():
+    demand = register_demand(BEST)
+    assert (demand.S, demand.P, demand.O) == (64 * 128 / 128, 64 * 128 / 128 / 2, 64 * 128 / 128)
+    r = BEST.resources(90)
+    assert (r.registers, r.register_limit, r.num_ctas_per_sm) == (168, 240, 1)
+    assert not r.spill_predicted
+    tight = BEST.replace(B_c=208, stages=1)
+    assert tight.resources(90).spill_predicted
+    assert tight.is_legal(90)
+    assert [v.rule for v in tight.warnings(90)] == ["spill"]
+
+
+def test_defaults_are_legal_canonical_and_preferred():
+    defaults = named_set("sm90")
+    assert {(c.dtype, c.d_head) for c in defaults} == {(t, d) for t in DType for d in (64, 128)}
+    sm80 = [config for config in named_set("all") if config.tag == ""]
+    for config in defaults:
+        assert config.is_legal(90)
+        assert not config.warnings(90)
+        assert config.canonical() == config
+        assert rank(config) < min(map(rank, sm80))
+        assert config.n_consumers in SUPPORTED["n_consumers"]
+
+
+def test_every_combination_is_built_for_each_head_dimension():
+    """Where softcap would spill, a smaller tile of the same d_head has it."""
+    for config in named_set("sm90"):
+        built = config.family.built_features(config)
+        wanted = BUILT if config.n_consumers == 2 else [f for f in BUILT if not f.softcap]
+        assert all(first_covering(needed, built) for needed in wanted), str(config)
+    assert not first_covering("softcap", WIDE.family.built_features(WIDE))
+    assert first_covering("left_window+sinks+predicated_head_dim", WIDE.family.built_features(WIDE))
+    assert Features() in WIDE.family.built_features(WIDE)
+
+
+def test_a_space():
+    space = Space(family="sm90_forward", dtype="BF16", d_head=128, stages=2, pack_gqa=False)
+    legal = list(space.legal(90))
+    assert BEST in legal
+    assert len(legal) < len(list(space))
+    assert all(config.B_r == 64 * config.n_consumers for config in legal)
