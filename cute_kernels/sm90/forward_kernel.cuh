@@ -139,7 +139,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   using TileMask = Mask<Traits, kFeatures>;
   // A cap leaves nothing but itself to scale.
   using TileSoftmax = Softmax<Traits::kRescaleThreshold>;
-  float const scale = kFeatures.softcap ? problem.softcap : problem.softmax_scale;
+  bool const is_capped = kFeatures.softcap && problem.softcap != 0;
+  float const scale = is_capped ? problem.softcap : problem.softmax_scale;
   typename TileSoftmax::PerRow correction;
 
   RingPosition<1> read_Q;
@@ -230,7 +231,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   // S to P, in place. Returns whether O is to be rescaled.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
                            int n_block) {
-    if constexpr (kFeatures.softcap) {
+    if (is_capped) {
       cap_scores(acc_S, problem.softmax_scale / problem.softcap);
     }
     if (mask.cuts(n_block)) {

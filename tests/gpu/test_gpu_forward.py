@@ -18,6 +18,7 @@ from support.problems import (
     problem_of,
 )
 
+from pyflash import built_configs
 from pyflash.op.reference import expect
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -163,3 +164,10 @@ def test_configs_of_both_dtypes_are_built():
     """What is built is what is tested: an empty config map would make this file pass."""
     assert {config.dtype.name for config in CONFIGS} == {"FP16", "BF16"}
     assert {config.d_head for config in CONFIGS} >= {64, 128}
+
+
+@every_config
+def test_the_config_map_has_the_shared_memory_and_threads_of_the_model(config):
+    row = built_configs()[config]
+    assert row.smem_bytes == config.smem_bytes
+    assert row.n_threads == config.n_threads

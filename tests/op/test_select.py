@@ -28,7 +28,7 @@ FP16_8 = "(FP16, 8, 64, 64, 4): async+load_0_0_0_tiles"
 @pytest.fixture(scope="module")
 def fake_library(tmp_path_factory) -> Path:
     library = build_fake_library(tmp_path_factory.mktemp("library"))
-    assert pyflash.load(library) == 8
+    assert pyflash.load(library) == 11
     return library
 
 
@@ -110,6 +110,25 @@ def test_many_threads_may_load_and_look(fake_library):
 @pytest.mark.usefixtures("fake_library")
 def test_the_config_that_suits_the_number_of_queries(batch, heads, seqlen_q, expected):
     assert select(batch=batch, heads=heads, seqlen_q=seqlen_q)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen_q", "B_r"),
+    [
+        (132, 300, 192),  # 2 of 192 rows, 3 of 128
+        (132, 250, 128),  # 2 of either
+        (132, 100, 128),  # 1 of either, 2 of 64
+        (132, 64, 64),
+        (50, 350, 128),  # 100 of 192 do not fill the GPU, 150 of 128 do
+        (20, 300, 64),
+    ],
+)
+@pytest.mark.usefixtures("fake_library")
+def test_rows_that_would_be_idle_are_left_out(heads, seqlen_q, B_r):
+    chosen, _, reason = select(dtype=DType.BF16, d_head=568, heads=heads, seqlen_q=seqlen_q)
+    assert chosen == f"(BF16, 568, {B_r}, 64, 4): async+load_0_0_0_tiles"
+    idle = "with as few CTAs as a larger B_r, of which more rows would be idle: rank 2, "
+    assert (idle in reason) == ((heads, B_r) == (132, 128))
 
 
 @pytest.mark.usefixtures("fake_library")

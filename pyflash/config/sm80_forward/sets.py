@@ -36,11 +36,11 @@ def _of_each_dtype(*short_forms: str) -> list[FlashForwardKernelConfig]:
 DEFAULTS = _of_each_dtype(
     "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
     "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
-    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2",
     "(FP16, 128, 64, 32, 4): async+eager+swizzled+load_2_2_0_tiles+opt_softmax",
     "(FP16, 64, 128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
     "(FP16, 64, 128, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax",
-    "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2",
     "(FP16, 64, 128, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
     "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
 )
