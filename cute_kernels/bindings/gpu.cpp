@@ -13,8 +13,7 @@ namespace {
 
 Gpu query_current_gpu() {
   KernelLibrary const* const library = any_kernel_library();
-  require(library,
-          "no kernels are built, so nothing runs on a GPU; to build them: pyflash build");
+  require(library, "no kernels are built, so nothing runs on a GPU; to build them: pyflash build");
   Gpu gpu{};
   int const error = library->device_properties(&gpu.sm_arch, &gpu.n_sms);
   if (error != 0) {

@@ -232,8 +232,8 @@ int64_t n_row_blocks(ForwardParams const& params, CpuConfig const& config) {
 }
 
 template <class Element>
-void forward_tasks(ForwardParams const& params, CpuConfig const& config,
-                   int64_t begin, int64_t end) {
+void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t begin,
+                   int64_t end) {
   QBlock<Element> q_block(params, config);
   int64_t const n_blocks = n_row_blocks(params, config);
   for (int64_t task = begin; task < end; ++task) {
@@ -261,8 +261,7 @@ int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config) {
   return n_row_blocks(params, config) * params.heads * params.batch;
 }
 
-void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin,
-                 int64_t end) {
+void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin, int64_t end) {
   auto const run = config.dtype == DType::FP16 ? forward_tasks<Float16> : forward_tasks<BFloat16>;
   run(params, config, begin, end);
 }

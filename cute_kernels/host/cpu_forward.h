@@ -23,7 +23,6 @@ CpuConfig cpu_config(AnyConfig const& config);
 int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config);
 
 // Runs the tasks [begin, end).
-void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin,
-                 int64_t end);
+void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin, int64_t end);
 
 }  // namespace pyflash
