@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import Arch, KernelConfig, rank
-from pyflash.config.features import Features
+from pyflash.config.features import EMULATED, Features
 
 _UNIT = """\
 // {short_form}
@@ -99,7 +99,7 @@ def emit_config(config: KernelConfig, features: Sequence[Features] | None = None
     )
 
 
-def emit_emulated(config: KernelConfig, features: Sequence[Features] | None = None) -> str:
+def emit_emulated(config: KernelConfig, features: Sequence[Features] = EMULATED) -> str:
     """The translation unit of one config for the emulator: the same template, for the host.
 
     Raises ValueError for a config that is not canonical, or of a family that is not emulated.

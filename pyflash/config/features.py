@@ -90,6 +90,22 @@ BUILT = tuple(
 )
 
 
+# The combinations that the emulator runs: every code path of a kernel in fewer instantiations,
+# because the host compiler takes seconds for each.
+EMULATED = tuple(
+    map(
+        Features.parse,
+        (
+            "plain",
+            "right_window",
+            "right_window+left_window",
+            "predicated_head_dim",
+            "right_window+left_window+predicated_head_dim+softcap+sinks",
+        ),
+    )
+)
+
+
 def in_dispatch_order(features: Iterable[Features | str]) -> tuple[Features, ...]:
     """Each combination once, those with fewer features first."""
     unique = dict.fromkeys(map(Features.of, features))
