@@ -146,6 +146,9 @@ char const* refusal(ForwardParams const& problem) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
   }
+  if (problem.sinks != nullptr && problem.seqlen_k == 0) {
+    return "it has sinks and no keys";
+  }
   if (count_tiles<Traits>(problem) > kMaxTiles) {
     return "it has more than 2^30 Q tiles";
   }

@@ -33,6 +33,8 @@ def is_right(refusal: str, config: Any, arguments: tuple[Any, ...]) -> bool:
         return not any(features.covers(Features.parse(match[1])) for features in built)
     if "cannot run this problem: q, k or v has a stride of 0" in refusal:
         return any(has_stride_0(x) for x in arguments[:3])
+    if "cannot run this problem: it has sinks and no keys" in refusal:
+        return arguments[1].numel() == 0
     return False
 
 

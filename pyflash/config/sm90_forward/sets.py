@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import BUILT, Features
+from pyflash.config.features import Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
-from pyflash.config.sm90_forward.rules import RUNS_ON
 
 # At each d_head the best on one H200, best first. At 64, the smaller tile is for grids that the
-# larger one leaves small, and for softcap.
+# larger one leaves small.
 DEFAULTS = [
     FlashForwardSm90Config.parse(short_form).replace(dtype=dtype)
     for short_form in (
@@ -32,13 +30,22 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
 }
 
 
-# Registers that a softcap takes of a consumer thread beside what the model counts.
-SOFTCAP_REGISTERS = 16
+# Built by default: what has run on a GPU. Other problems, with softcap, or with a left window or
+# sinks over a narrower head, run in the SM80 family.
+BUILT = tuple(
+    map(
+        Features.parse,
+        (
+            "plain",
+            "right_window",
+            "right_window+left_window",
+            "predicated_head_dim",
+            "right_window+predicated_head_dim",
+            "right_window+left_window+sinks",
+        ),
+    )
+)
 
 
-def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
-    """Those of `BUILT`; without softcap where it would spill, 150 bytes at (64, 192, 128, 3)."""
-    r = config.resources(RUNS_ON)
-    if r.register_demand + SOFTCAP_REGISTERS <= r.register_limit:
-        return BUILT
-    return tuple(dict.fromkeys(dataclasses.replace(f, softcap=False) for f in BUILT))
+def built_features(_: FlashForwardSm90Config) -> Sequence[Features]:
+    return BUILT
