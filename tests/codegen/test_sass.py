@@ -100,9 +100,7 @@ def test_only_a_cap_takes_a_root_of_each_score(combinations):
         n_scores = config.B_r * config.B_c // config.n_threads  # of a thread, in one block
         for features, instructions in of_config.items():
             n_roots = count(instructions, "MUFU.RSQ")
-            assert n_roots >= n_scores if features.softcap else n_roots == 0, (
-                f"{config}, {features}"
-            )
+            assert (n_roots >= n_scores) == features.softcap, f"{config}, {features}"
 
 
 def test_predicated_columns_cost_little(combinations):
