@@ -23,6 +23,7 @@ from pyflash.distributed.ring import Attention, RingAttention
 from pyflash.distributed.schedule import Geometry
 from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
 from pyflash.op.backward import refuse_what_has_no_gradients
+from pyflash.op.selection import TORCH_DTYPES, Problem, select
 
 _FUNCTIONS = {"ring": RingAttention, "all_to_all": HeadParallelAttention}
 
@@ -264,10 +265,24 @@ def _check_with_op(q: Tensor, k: Tensor, v: Tensor, packed: bool, options: dict[
     on_device = {x.device for x in (q, k, v)}
     if len(on_device) > 1:
         raise ValueError(f"pyflash: q, k and v are on {on_device}: expected one device")
-    shapes = (torch.empty_like(x, device="meta") for x in (q, k, v))
+    shapes = [torch.empty_like(x, device="meta") for x in (q, k, v)]
     if packed:
-        shapes = (x.unsqueeze(0) for x in shapes)
-    torch.ops.pyflash.fwd(*shapes, **options)
+        shapes = [x.unsqueeze(0) for x in shapes]
+    torch.ops.pyflash.fwd(*shapes, **options)  # shapes and dtypes
+    (batch, seqlen_q, heads_q, d_head), (_, seqlen_k, heads_kv, _) = (x.shape for x in shapes[:2])
+    select(  # options
+        Problem(
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            d_head=d_head,
+            dtype=next(name for name, dtype in TORCH_DTYPES.items() if dtype == q.dtype),
+            device="cpu",
+            options=options,
+        )
+    )
 
 
 def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> None:
