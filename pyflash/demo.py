@@ -33,7 +33,7 @@ from pyflash.emulator.table import renderable
 from pyflash.op.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
-COLUMNS = ("registers", "bytes spilled", "bytes of smem")
+COLUMNS = ("registers", "spilled", "smem")  # per thread; bytes
 
 out = Console(highlight=False)
 
@@ -136,7 +136,11 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
     """The model's prediction for the plain kernel, and what ptxas made of each combination of
     features."""
     dynamic_smem = pyflash.built_configs()[config].smem_bytes
-    grid = Table("", *(f"{arch} {what}" for arch in ARCHS for what in COLUMNS), title=str(config))
+    grid = Table(title=str(config))
+    grid.add_column("", overflow="fold")
+    for arch in ARCHS:
+        for what in COLUMNS:
+            grid.add_column(f"{arch} {what}", overflow="fold")
     predicted = [config.resources(arch) for arch in ARCHS]
     spills = ["some" if p.spill_predicted else "0" for p in predicted]
     rows = zip(predicted, spills, strict=True)
