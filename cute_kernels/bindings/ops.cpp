@@ -58,7 +58,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     std::optional<Tensor> partial;
-    if (params.num_splits > 1) {
+    if (params.num_splits > selection.kernel.row->max_cluster) {
       partial = allocate_partial(q, params);
     }
     launch(selection, params, current_cuda_stream(device_index));

@@ -18,10 +18,13 @@ std::pair<DType, int> key_fields(AnyConfig const& config) {
 
 constexpr char const* kNamed = "it was named";
 
-// CTAs of one pass, one per Q block, head and batch.
+// CTAs of one pass, one per Q block, head, or group of them, and batch.
 int64_t count_ctas(ForwardParams const& params, ConfigMapRow const& row) {
-  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + row.B_r - 1) / row.B_r;
-  return n_row_blocks * params.heads * params.batch;
+  int const n_heads = row.packs_heads ? params.heads_kv : params.heads;
+  int const group = n_heads > 0 ? params.heads / n_heads : 1;
+  int const n_queries = std::max(row.B_r / group, 1);
+  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + n_queries - 1) / n_queries;
+  return n_row_blocks * n_heads * params.batch;
 }
 
 std::string archs_of(ConfigMapRow const& row) {
@@ -108,15 +111,27 @@ CandidatesKey key_of(Problem const& problem, int sm_arch) {
 // Rule 1, 2, 3 or 4 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
+  auto const holds_all_packed = [&](Kernel const& kernel) {
+    return kernel.row->packs_heads &&
+           int64_t(params.seqlen_q) * params.heads <= int64_t(kernel.row->B_r) * params.heads_kv;
+  };
+  auto const packing = std::find_if(kernels.begin(), kernels.end(), holds_all_packed);
+  if (packing != kernels.end()) {
+    return {1, *packing};
+  }
+  auto const order = [](Kernel const& kernel) {
+    return std::pair(kernel.row->packs_heads, kernel.row->B_r);
+  };
   Kernel const& smallest =
       *std::min_element(kernels.begin(), kernels.end(),
-                        [](Kernel const& a, Kernel const& b) { return a.row->B_r < b.row->B_r; });
+                        [&](Kernel const& a, Kernel const& b) { return order(a) < order(b); });
   if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
   auto const first_if = [&](auto&& suits) {
-    return std::find_if(kernels.begin(), kernels.end(),
-                        [&](Kernel const& kernel) { return suits(*kernel.row); });
+    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel const& kernel) {
+      return !kernel.row->packs_heads && suits(*kernel.row);
+    });
   };
   auto const filling =
       first_if([&](ConfigMapRow const& row) { return count_ctas(params, row) >= n_sms; });
@@ -209,7 +224,10 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
     selection.num_splits = choose_num_splits({.n_ctas = selection.n_ctas,
                                               .n_slots = count_slots(row, gpu),
                                               .n_key_blocks = selection.n_key_blocks,
-                                              .n_outputs = n_rows * params.d_head});
+                                              .n_outputs = n_rows * params.d_head,
+                                              .B_c = row.B_c,
+                                              .n_sms = gpu.n_sms,
+                                              .max_cluster = row.max_cluster});
   }
   return selection;
 }

@@ -1,7 +1,8 @@
 // Which config runs a problem: the named one, or the call is refused. Without a name, the candidates are the configs of
 // any family that are built for the problem's dtype, have code for the device, cover the problem's features and accept
 // its strides, of the smallest d_head that is not below the problem's, in order of rank:
-//   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+//   1. if all queries, with the heads that share keys, fit in one tile of a config that packs them, the first of those, which
+//      no other rule takes; if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
 //   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
 //   3. but where a smaller B_r gives as many CTAs, the first of those: more rows would be idle;
 //   4. if no grid is that large, the first of those with the smallest B_r: the largest grid.
