@@ -12,14 +12,15 @@ import functools
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyflash
 from pyflash.codegen import emit, toolchain
-from pyflash.codegen.compilation import ROOT, Compilation, compile_all, console, replacing
+from pyflash.codegen.cache_dir import replacing
+from pyflash.codegen.compilation import ROOT, Compilation, compile_all
+from pyflash.codegen.linking import link
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
 from pyflash.config.features import Features, in_dispatch_order
@@ -215,19 +216,6 @@ def _support(archs_of: ArchsOf) -> list[Compilation]:
         Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
         *(Compilation.of_file(path, compiler) for path in sources),
     ]
-
-
-def link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
-    """Links compiled objects into a shared library, which appears at once; returns its path."""
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(library) as partial:
-        files = [str(c.object) for c in objects]
-        command = [*toolchain.cxx(), "-shared", "-o", str(partial), *files, *options]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise RuntimeError(f"linking {library.name} failed:\n{result.stdout}{result.stderr}")
-    console.print(f"{library.name}: linked {len(objects)} objects into {library.parent}")
-    return library
 
 
 def _all_archs(archs_of: ArchsOf) -> list[Arch]:

@@ -16,7 +16,8 @@ from pyflash.codegen.build import (
     legal_archs,
     that_run_on,
 )
-from pyflash.codegen.compilation import write_if_changed
+from pyflash.codegen.cache import object_problem
+from pyflash.codegen.cache_dir import write_if_changed
 from pyflash.config import (
     ARCHS,
     BUILT,
@@ -113,7 +114,7 @@ def _dry_run(configs: list[KernelConfig], archs: list[Arch]) -> None:
     compilations = kernel_compilations(archs_of)
     n_reused = 0
     for config, compilation in compilations.items():
-        reused = compilation.object.exists()
+        reused = object_problem(compilation.object) is None
         n_reused += reused
         names = ",".join(map(str, archs_of[config]))
         print(f"{'reuse' if reused else 'compile':7}  {names}  {config}")

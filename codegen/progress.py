@@ -16,6 +16,7 @@ class BuildProgress:
         self._console = console
         self._total = total
         self._done = 0
+        self._failed = 0
         self._start = time.monotonic()
         columns = (
             BarColumn(),
@@ -40,9 +41,12 @@ class BuildProgress:
         if self._console.is_terminal:
             self._progress.stop()
 
-    def finished(self, label: str) -> None:
+    def finished(self, label: str, failed: bool) -> None:
         self._done += 1
+        self._failed += failed
         rest = self._estimate()
+        if failed:
+            label = f"{label} FAILED"
         if self._console.is_terminal:
             self._progress.update(self._task, advance=1, rest=f"{rest} · {label}")
         else:
@@ -53,6 +57,6 @@ class BuildProgress:
     def _estimate(self) -> str:
         """As if the rest took as long, each, as what is done."""
         if self._done == self._total:
-            return "done"
+            return f"{self._failed} failed" if self._failed else "done"
         seconds = (time.monotonic() - self._start) / self._done * (self._total - self._done)
         return f"about {seconds:.0f} s left"
