@@ -29,17 +29,22 @@ class CacheError(RuntimeError):
     """The cache cannot be used."""
 
 
+def location() -> Path:
+    """Where the cache is, trusted or not. Raises CacheError where there is no such place."""
+    override = os.environ.get("PYFLASH_CACHE_DIR")
+    try:
+        return Path(override or "~/.cache/pyflash").expanduser().resolve()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise CacheError(f"no cache folder ({error}): set PYFLASH_CACHE_DIR to one") from error
+
+
 def cache_dir() -> Path:
     """PYFLASH_CACHE_DIR, or ~/.cache/pyflash; it need not be there.
 
     Raises CacheError for a folder that someone else could write code to, or whose name a shell
     would not take literally.
     """
-    override = os.environ.get("PYFLASH_CACHE_DIR")
-    try:
-        folder = Path(override or "~/.cache/pyflash").expanduser().resolve()
-    except (RuntimeError, OSError, ValueError) as error:
-        raise CacheError(f"no cache folder ({error}): set PYFLASH_CACHE_DIR to one") from error
+    folder = location()
     if not is_safe(folder):
         raise CacheError(
             f"the cache folder is {str(folder)!r}: expected a path of letters, digits, spaces and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -105,6 +106,12 @@ class Compilation:
         return json.loads(self.object.with_suffix(".json").read_text())
 
     @property
+    def n_kernels(self) -> int:
+        """That the compiler generates code for: combinations of features times architectures."""
+        targets = [flag for flag in self.compiler.flags if flag.startswith("-gencode")]
+        return self.text.count("ForwardFeatures{") * len(targets)
+
+    @property
     def command(self) -> list[str]:
         """For codegen.compile_object, which names the output."""
         compiler = self.compiler
@@ -134,12 +141,16 @@ def compile_all(compilations: Sequence[Compilation], what: str) -> list[Compilat
             console.print(f"{what}: all {reused} objects reused")
             return []
         n_jobs = max_jobs()
-        console.print(f"{what}: compiling {len(missing)}, {n_jobs} at a time, reusing {reused}")
+        seconds = expected_seconds(missing, n_jobs)
+        expected = f", about {seconds:.0f} s" if seconds else ""
+        console.print(
+            f"{what}: compiling {len(missing)}, {n_jobs} at a time, reusing {reused}{expected}"
+        )
         for c in missing:
             c.object.parent.mkdir(parents=True, exist_ok=True)
             if c.path is None:
                 write_if_changed(c.source, c.text)
-        _run_ninja(missing, n_jobs, lock)
+        _run_ninja(missing, n_jobs, lock, seconds)
     return [c for c in missing if not c.object.exists()]
 
 
@@ -167,6 +178,30 @@ def _check_paths(compilations: Iterable[Compilation]) -> None:
             f"the path {unsafe[0]!r} goes to nvcc, which passes it to a shell: expected letters, "
             "digits, spaces and /.+-_=@%:~; move it, or set CUDA_HOME, CUTLASS_PATH or TMPDIR"
         )
+
+
+def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | None:
+    """As if each kernel took as long as those that were compiled last; None: nothing is known."""
+    n_kernels = [c.n_kernels for c in missing]
+    records = sorted(cache_dir().glob("objects/*/*/*.json"), key=_written)[-8:]
+    seconds, n_compiled = 0.0, 0
+    for record in records:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            values = json.loads(record.read_text())
+            if n := len(values["kernels"]):
+                seconds += values["seconds"]
+                n_compiled += n
+    if not n_compiled or not all(n_kernels):
+        return None
+    n_rounds = max(sum(n_kernels) / n_jobs, *n_kernels)
+    return seconds / n_compiled * n_rounds
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def max_jobs() -> int:
@@ -214,7 +249,9 @@ def included_headers(
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
-def _run_ninja(missing: Sequence[Compilation], n_jobs: int, lock: int) -> None:
+def _run_ninja(
+    missing: Sequence[Compilation], n_jobs: int, lock: int, seconds: float | None
+) -> None:
     """Runs the commands, whether or not some fail. The build file names no inputs: what has to be
     compiled was decided by the keys, never by times."""
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
@@ -240,7 +277,7 @@ def _run_ninja(missing: Sequence[Compilation], n_jobs: int, lock: int) -> None:
         failed_to_start = []
         with (
             guarded(ninja, lock, **options) as process,
-            BuildProgress(console, len(missing)) as progress,
+            BuildProgress(console, len(missing), seconds) as progress,
         ):
             for line in process.stdout:
                 if line.startswith("@ "):

@@ -93,13 +93,22 @@ struct ConfigDescription<{struct}> {{
 
 def emit_config_header(families: Sequence[Family] = FAMILIES) -> str:
     """The header's text. Pure: the same families give the same bytes."""
-    text = _HEADER.format(
+    text = _text(families)
+    return text + _DIGEST.format(digest=_digest(text))
+
+
+def configs_digest(families: Sequence[Family] = FAMILIES) -> str:
+    """kConfigsDigest of the header."""
+    return _digest(_text(families))
+
+
+def _text(families: Sequence[Family]) -> str:
+    return _HEADER.format(
         enums="\n\n".join(_enum(enum) for enum in _enums(families)),
         families="\n\n".join(_family(family) for family in families),
         structs=", ".join(family.struct for family in families),
         fallbacks="\n".join(_fallbacks(families)),
     )
-    return text + _DIGEST.format(digest=_digest(text))
 
 
 def include_dir() -> Path:

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class BuildProgress:
     """A bar where the console is a terminal, one line per finished object elsewhere."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, seconds: float | None = None) -> None:
+        """`seconds`: how long all may take, where that is known."""
         self._console = console
         self._total = total
         self._done = 0
@@ -25,7 +26,8 @@ class BuildProgress:
             TextColumn("{task.fields[rest]}"),
         )
         self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task("", total=total, rest="")
+        rest = f"about {seconds:.0f} s" if seconds else ""
+        self._task = self._progress.add_task("", total=total, rest=rest)
 
     def __enter__(self) -> BuildProgress:
         if self._console.is_terminal:
