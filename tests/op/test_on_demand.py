@@ -97,6 +97,13 @@ def test_another_value_of_the_variable_is_refused(builds, monkeypatch):
         ensure_built({"config": CONFIG}, Q, compile=False)
 
 
+def test_the_call_then_names_the_canonical_form(builds):
+    arguments = {"config": CONFIG.replace("load_0_0_0_tiles", "load_0_0_0_tiles+buffer")}
+    ensure_built(arguments, Q, compile=True)
+    assert arguments == {"config": CONFIG}
+    assert builds[0][0] == [CONFIG]
+
+
 def test_without_a_config_nothing_is_compiled(builds):
     ensure_built({}, Q, compile=True)
     assert builds == []
