@@ -18,6 +18,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+[ -z "$RUNS" ] || echo "$out" >> "$RUNS"
 printf 'made of ' > "$out"
 {pause}
 cat $files >> "$out"
@@ -25,7 +26,8 @@ cat $files >> "$out"
 
 
 def fake_compiler(folder: Path, seconds: float = 0) -> Compiler:
-    """Takes `seconds` for each object or library; set CXX to its command to link by it."""
+    """Takes `seconds` for each object or library, and writes their names to the file RUNS, where
+    that is set; set CXX to its command to link by it."""
     script = folder / f"fake-compiler-{seconds}"
     pause = f"sh -c 'sleep {seconds}; true'" if seconds else ""
     script.write_text(_SCRIPT.replace("{pause}", pause))
