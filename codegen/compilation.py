@@ -270,13 +270,13 @@ def _run_ninja(
         ninja += ["-j", str(n_jobs)]
         # NOTE: into a pipe, ninja prints one line per command, when it has ended.
         options = {
-            "env": os.environ | {"NINJA_STATUS": "@ "},
+            "env": os.environ | {"NINJA_STATUS": "@ ", "TMPDIR": folder},
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
         }
         failed_to_start = []
         with (
-            guarded(ninja, lock, **options) as process,
+            guarded(ninja, lock, remove=Path(folder), **options) as process,
             BuildProgress(console, len(missing), seconds) as progress,
         ):
             for line in process.stdout:
