@@ -172,7 +172,8 @@ def _reusable(c: Compilation) -> bool:
 def _check_paths(compilations: Iterable[Compilation]) -> None:
     """nvcc passes its arguments on to a shell, as they are."""
     words = {word for c in compilations if c.compiler.suffix == ".cu" for word in c.command}
-    words |= {str(Path(tempfile.gettempdir()))}
+    if words:
+        words.add(tempfile.gettempdir())
     if unsafe := sorted(word for word in words if word.startswith("/") and not is_safe(word)):
         raise ValueError(
             f"the path {unsafe[0]!r} goes to nvcc, which passes it to a shell: expected letters, "
