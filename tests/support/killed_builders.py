@@ -25,7 +25,7 @@ from pyflash.codegen.linking import link, reusable
 
 # An environment variable that all processes of a build inherit.
 MARK = "PYFLASH_TEST_MARK"
-N_OBJECTS = 3
+N_OBJECTS = 2
 
 
 def processes_of(mark: str) -> dict[int, str]:
