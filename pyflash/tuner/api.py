@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -15,13 +12,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import pyflash
-from pyflash.bench.environment import environment
 from pyflash.config import Arch
 from pyflash.op.selection import Problem
 from pyflash.tuner.builder import Builder, KernelBuilder, NoBuilder
 from pyflash.tuner.candidates import AnySpace, Survey, kernels_for, survey
 from pyflash.tuner.contest import Contest
+from pyflash.tuner.facts import facts_of, identity_of
 from pyflash.tuner.journal import Journal, JournalError
 from pyflash.tuner.measurer import Measurer
 from pyflash.tuner.model import Gpu, gpu_of
@@ -166,7 +162,7 @@ def _record_run(
 ) -> None:
     """What was asked. A journal of another GPU or of other kernels is refused: its figures are of
     no use here."""
-    identity = {"gpu": gpu.name, "sm": gpu.arch.sm, "kernels": kernels_digest()}
+    identity = identity_of(gpu)
     for run in journal.of_kind("run"):
         known = {name: run.get(name) for name in identity}
         if known != identity:
@@ -175,15 +171,10 @@ def _record_run(
                 f"{known['kernels']}, this is {gpu.name} (sm_{gpu.arch.sm}) with "
                 f"{identity['kernels']}: name another journal"
             )
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     journal.append(
         "run",
         what="tune",
-        time=now,
-        version=pyflash.__version__,
-        **identity,
-        n_sms=gpu.n_sms,
-        environment=environment(torch.device(device)),
+        **facts_of(gpu, torch.device(device)),
         effort=effort,
         seed=seed,
         problems={contest.name: len(contest.kernels) for contest in contests},
@@ -193,15 +184,3 @@ def _record_run(
         refused=dict(found.refused),
         examples=found.examples,
     )
-
-
-def kernels_digest() -> str:
-    """Of the kernels' sources: with another one, figures are of other kernels."""
-    folder = Path(pyflash.__file__).resolve().parent / "cute_kernels"
-    if not folder.is_dir():
-        folder = folder.parents[1] / "cute_kernels"
-    contents = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".cuh", ".cu")):
-        relative = path.relative_to(folder).as_posix()
-        contents.update(json.dumps([relative, path.read_text()]).encode())
-    return contents.hexdigest()[:16]

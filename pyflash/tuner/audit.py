@@ -8,7 +8,6 @@ turns. The journal has a line for each problem; a run that is started again goes
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import sys
 from collections.abc import Callable
@@ -21,10 +20,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pyflash.bench.environment import environment
 from pyflash.op.library import built_configs
 from pyflash.op.selection import Problem, select
+from pyflash.tuner.facts import facts_of
 from pyflash.tuner.journal import Journal, Record
+from pyflash.tuner.model import gpu_of
 from pyflash.tuner.problems import parse_problem, problem_text, problem_to_json, random_problems
 from pyflash.tuner.workload import Contender, Workload
 
@@ -155,9 +155,8 @@ def main(argv: list[str] | None = None) -> int:
         problems = [parse_problem(text, device) for text in arguments.problem or ()]
         problems = problems or random_problems(arguments.problems, arguments.seed, device)
         with Journal(arguments.out) as journal:
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            facts = environment(torch.device(device))
-            journal.append("run", what="audit", time=now, environment=facts, seed=arguments.seed)
+            facts = facts_of(gpu_of(torch.device(device)), torch.device(device))
+            journal.append("run", what="audit", **facts, seed=arguments.seed)
 
             def report(record: Record) -> None:
                 outcome = f"{record['ratio']:.3f}" if "ratio" in record else record["error"]

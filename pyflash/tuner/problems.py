@@ -82,7 +82,7 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
 
 
 def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
-    """The inverse of `problem_to_json`. Its sinks are on the meta device: they have no values."""
+    """The inverse of `problem_to_json`; sinks are zeros."""
     values = dict(values)
     dtype = DType.of(values.pop("dtype"))
     heads = values.pop("heads")
@@ -91,7 +91,7 @@ def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
     }
     packed = values.pop("packed", False)
     if values.pop("sinks", False):
-        values["sinks"] = torch.empty(heads, device="meta")
+        values["sinks"] = torch.zeros(heads)
     return Problem(
         dtype=dtype, heads_q=heads, packed=packed, device=device, options=values, **extents
     )

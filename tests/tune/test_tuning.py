@@ -238,7 +238,7 @@ def test_budget_is_of_all_runs_of_a_journal(tmp_path, simulated):
 
 def test_a_journal_of_other_kernels_is_refused(tmp_path, simulated, monkeypatch):
     tune(FEW, SMALL, tmp_path / "j", simulated(), effort="quick")
-    monkeypatch.setattr("pyflash.tuner.api.kernels_digest", lambda: "other")
+    monkeypatch.setattr("pyflash.tuner.facts.kernels_digest", lambda: "other")
     with pytest.raises(JournalError, match=r"was measured on cpu .* name another journal"):
         tune(FEW, SMALL, tmp_path / "j", simulated())
 
