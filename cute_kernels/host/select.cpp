@@ -120,21 +120,22 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
   if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
+  auto const is_preferred = [&](Kernel const& kernel) {
+    return kernel.row->config.index() == kernels.front().row->config.index();
+  };
   auto const first_if = [&](auto&& suits) {
-    return std::find_if(kernels.begin(), kernels.end(),
-                        [&](Kernel const& kernel) { return suits(*kernel.row); });
+    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel const& kernel) {
+      return is_preferred(kernel) && suits(*kernel.row);
+    });
   };
   auto const filling =
       first_if([&](ConfigMapRow const& row) { return count_ctas(params, row) >= n_sms; });
   if (filling == kernels.end()) {
-    return {4, *std::min_element(kernels.begin(), kernels.end(), [&](auto& a, auto& b) {
-              auto const order = [&](Kernel const& kernel) {
-                bool const other_family =
-                    kernel.row->config.index() != kernels.front().row->config.index();
-                return std::pair(other_family, kernel.row->B_r);
-              };
-              return order(a) < order(b);
-            })};
+    Kernel const* best = &kernels.front();
+    for (Kernel const& kernel : kernels) {
+      best = is_preferred(kernel) && kernel.row->B_r < best->row->B_r ? &kernel : best;
+    }
+    return {4, *best};
   }
   auto const with_fewer_rows = first_if([&](ConfigMapRow const& row) {
     return row.B_r < filling->row->B_r &&

@@ -6,9 +6,10 @@
 //      number of SMs, if they include those of the config that rules 1 to 4 take.
 // A row whose config is not a candidate is no row. Where no table decides, in order of rank:
 //   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+// then of the preferred family, that of the first in rank,
 //   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
 //   3. but where a smaller B_r gives as many CTAs, the first of those: more rows would be idle;
-//   4. if no grid is that large, the first of those of the preferred family with the smallest B_r: the largest grid.
+//   4. if no grid is that large, the first of those with the smallest B_r: the largest grid.
 // On the CPU every built config is a candidate and the first in rank is taken; without any, the family's fallback.
 #pragma once
 

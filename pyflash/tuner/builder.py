@@ -54,8 +54,12 @@ class Builder(Protocol):
         """Compiles them, after what was submitted before."""
         ...
 
+    def cancel(self) -> None:
+        """Ends what is running; what it was to build fails."""
+        ...
+
     def close(self) -> None:
-        """Ends what is running."""
+        """Ends what is running, and what was submitted after."""
         ...
 
 
@@ -68,6 +72,9 @@ class NoBuilder:
         future: Future[Batch] = Future()
         future.set_result(Batch({kernel: Built() for kernel in kernels}, 0.0))
         return future
+
+    def cancel(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -91,10 +98,13 @@ class KernelBuilder:
         self._n_batches += 1
         return self._thread.submit(self._build, list(kernels), f"tune{self._n_batches}")
 
-    def close(self) -> None:
-        self._closed = True
+    def cancel(self) -> None:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._closed = True
+        self.cancel()
         self._thread.shutdown(cancel_futures=True)
 
     def _build(self, kernels: list[Kernel], name: str) -> Batch:

@@ -91,7 +91,8 @@ class Tuning:
         while pending is not None and self._may_go_on():
             batch = self._result(pending)
             if batch is None:
-                return  # time is up, and compilers go on to the end of the run
+                self.builder.cancel()
+                return
             pending = self._submit(self._next_batch(batch.built))
             self._measure_batch(batch)
 

@@ -163,7 +163,7 @@ def test_a_replay_tells_what_selection_would_choose_now(tmp_path, capsys):
             "seqlen_k": 128, "d_head": 512,
         }  # fmt: skip
         journal.append(
-            "audit", name=name, problem=problem, seconds=dict(zip(names, (2e-6, 1e-6), strict=True)),
+            "audit", name=name, problem=problem, seconds={names[0]: 2e-6, names[1]: 1e-6},
             best=names[1], ratio=1.0, selected=names[1], num_splits=1, selected_seconds=1e-6,
         )  # fmt: skip
     (record,) = audit.replay(tmp_path / "j")
