@@ -1,5 +1,10 @@
 #include "cute_kernels/host/names.h"
 
+#include <algorithm>
+#include <iterator>
+
+#include "cute_kernels/host/errors.h"
+
 namespace pyflash {
 namespace {
 
@@ -29,6 +34,25 @@ std::string name(ForwardFeatures const& features) {
     }
   }
   return text.empty() ? "plain" : text;
+}
+
+ForwardFeatures features_named(std::string_view text) {
+  ForwardFeatures features;
+  if (text == name(features)) {
+    return features;
+  }
+  while (true) {
+    size_t const length = std::min(text.find('+'), text.size());
+    auto const known = std::find_if(std::begin(kFeatures), std::end(kFeatures), [&](auto& feature) {
+      return feature.name == text.substr(0, length);
+    });
+    require(known != std::end(kFeatures), "unknown feature '", text.substr(0, length), "'");
+    features.*known->member = true;
+    if (length == text.size()) {
+      return features;
+    }
+    text.remove_prefix(length + 1);
+  }
 }
 
 }  // namespace pyflash

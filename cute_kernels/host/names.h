@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/features.h"
@@ -13,5 +14,8 @@ char const* name(DType dtype);
 
 // "plain", or the features joined: "right_window+softcap".
 std::string name(ForwardFeatures const& features);
+
+// The inverse. Refuses a word that is no feature.
+ForwardFeatures features_named(std::string_view text);
 
 }  // namespace pyflash

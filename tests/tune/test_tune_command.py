@@ -63,6 +63,12 @@ def test_json_and_install_go_on_from_the_journal(journal, tmp_path, monkeypatch)
     values = json.loads(result.stdout)
     assert values["problems"][NAME]["winner"]["seconds"] > 0
     assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
+    result = run(
+        "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", journal, "--limit", 0,
+        "--install",
+    )  # fmt: skip
+    assert f"{tmp_path / 'tuned' / 'cpu.json'}: 1 classes of problems" in result.output
+    assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
     assert "<svg" in (tmp_path / "tune.svg").read_text()[:1000]
 
 
