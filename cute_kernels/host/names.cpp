@@ -36,23 +36,30 @@ std::string name(ForwardFeatures const& features) {
   return text.empty() ? "plain" : text;
 }
 
-ForwardFeatures features_named(std::string_view text) {
-  ForwardFeatures features;
-  if (text == name(features)) {
-    return features;
-  }
-  while (true) {
-    size_t const length = std::min(text.find('+'), text.size());
-    auto const known = std::find_if(std::begin(kFeatures), std::end(kFeatures), [&](auto& feature) {
-      return feature.name == text.substr(0, length);
-    });
-    require(known != std::end(kFeatures), "unknown feature '", text.substr(0, length), "'");
-    features.*known->member = true;
-    if (length == text.size()) {
-      return features;
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> names;
+  for (std::string_view rest = text;;) {
+    size_t const length = std::min(rest.find(separator), rest.size());
+    names.emplace_back(rest.substr(0, length));
+    if (length == rest.size()) {
+      return names;
     }
-    text.remove_prefix(length + 1);
+    rest.remove_prefix(length + 1);
   }
+}
+
+ForwardFeatures parse_features(std::string_view text) {
+  ForwardFeatures features;
+  for (std::string const& word : split(text, '+')) {
+    for (Feature const& feature : kFeatures) {
+      if (word == feature.name) {
+        features.*feature.member = true;
+      }
+    }
+  }
+  require(name(features) == text, "'", text,
+          "' are no features: expected plain, or names joined by +");
+  return features;
 }
 
 }  // namespace pyflash

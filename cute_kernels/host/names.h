@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/features.h"
@@ -15,7 +16,10 @@ char const* name(DType dtype);
 // "plain", or the features joined: "right_window+softcap".
 std::string name(ForwardFeatures const& features);
 
-// The inverse. Refuses a word that is no feature.
-ForwardFeatures features_named(std::string_view text);
+// Of names joined by `separator`: each.
+std::vector<std::string> split(std::string_view text, char separator);
+
+// The inverse of name. Refuses any other text.
+ForwardFeatures parse_features(std::string_view text);
 
 }  // namespace pyflash

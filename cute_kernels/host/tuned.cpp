@@ -47,7 +47,7 @@ void read_choice(std::istringstream& words, std::string const& line, TunedTable&
     refuse_line(line);
   }
   choice.dtype = static_cast<DType>(dtype);
-  choice.features = features_named(features);
+  choice.features = parse_features(features);
   if (auto const config = config_of(line)) {
     choice.config = *config;
     table.choices.push_back(choice);
