@@ -60,7 +60,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     std::optional<Tensor> partial;
-    if (params.num_splits > 1) {
+    if (params.num_splits > selection.kernel.row->max_cluster) {
       partial = allocate_partial(q, params);
     }
     launch(selection, params, current_cuda_stream(device_index));
@@ -108,6 +108,10 @@ void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*
 
 void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
+}
+
+void library_abi(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, kernel_library_abi());
 }
 
 void config_map(StableIValue* stack, uint64_t, uint64_t) { put_results(stack, config_map_json()); }
@@ -161,7 +165,7 @@ void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   int const num_splits =
       problem.num_splits > 0
           ? problem.num_splits
-          : splits_by_rule(problem.params, kernel.B_r, kernel.B_c, kernel.ctas_per_sm, n_sms);
+          : splits_by_rule(problem.params, {kernel.B_r, kernel.B_c}, kernel.ctas_per_sm, n_sms);
   put_results(stack, expected_time(kernel, problem.params, n_sms, num_splits), int64_t(num_splits));
 }
 
@@ -209,6 +213,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "SymInt max_seqlen_k")
             .c_str());
   m.def("load_kernels(str path) -> int");
+  m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
   m.def("load_tables(str text) -> int");
   m.def(
@@ -235,6 +240,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_kernels", pyflash::load_kernels);
+  m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
   m.impl("load_tables", pyflash::load_tables);
   m.impl("select", pyflash::select);
