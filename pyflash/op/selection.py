@@ -54,7 +54,7 @@ def select(problem: Problem) -> Selection:
 
 def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
     """`select` for a GPU of that compute capability (major * 10 + minor) and number of SMs, which
-    need not be here; sm_arch 0 for the CPU. The problem's device does not matter."""
+    need not be here; sm_arch 0 for the CPU. `backward` is that on the problem's device."""
     short_form, num_splits, reason = torch.ops.pyflash.select(
         **_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
     )
