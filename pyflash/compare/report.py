@@ -8,10 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from pyflash.compare import work
 from pyflash.compare.attention_rows import KIND
 from pyflash.compare.gpus import Gpu
@@ -19,6 +15,9 @@ from pyflash.compare.profiler_csv import Joined, Profile, Row
 from pyflash.compare.work import Gemm
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
     from pyflash.op.selection import Problem
 
 # Kernels by what they are made of: the least compute capability of a profiler's row.
@@ -244,11 +243,16 @@ def _line_dict(line: Line) -> dict[str, Any]:
 
 def renderable(comparison: Comparison) -> Group:
     """For rich: a row for each GEMM, sum and fused kernel, then what fusion saves."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     columns = ("ms", "TFLOP/s", "MB", "GB/s", "roofline ms", "% of it", "kernel")
     table = Table(title=comparison.title, title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for column in columns:
-        table.add_column(column, justify="left" if column == "kernel" else "right")
+        kernel = column == "kernel"
+        table.add_column(column, justify="left" if kernel else "right", no_wrap=not kernel)
     for group in (comparison.gemms, comparison.sums, comparison.fused):
         for line in group:
             table.add_row(*line_cells(line))
@@ -290,6 +294,8 @@ def notes(comparison: Comparison) -> list[str]:
 
 def join_table(joined: Iterable[Joined], first: str, second: str) -> Table:
     """For rich: a row for each operation and problem of two files."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in ("kind", "m", "n", "k", "batch"):
         table.add_column(column, justify="left" if column == "kind" else "right")

@@ -15,6 +15,7 @@ from typing import Any
 from pyflash.compare.report import Comparison, line_cells, notes
 from pyflash.inspect.diff import Diff
 from pyflash.inspect.inspection import Inspection
+from pyflash.inspect.sheet import Sheet
 from pyflash.inspect.tables import Table
 from pyflash.layouts import Layout, plot, plot_threads
 from pyflash.layouts.svg import FILLS, Picture
@@ -62,7 +63,7 @@ main {{ max-width: 75rem; margin: 0 auto; padding: 1rem; box-sizing: border-box;
 </html>
 """
 
-Report = Inspection | Comparison | Diff
+Report = Inspection | Comparison | Diff | Sheet
 
 
 def page(report: Report) -> str:
@@ -82,6 +83,8 @@ def _title(report: Report) -> str:
         return f"Attention beside its GEMMs: {report.title}"
     if isinstance(report, Diff):
         return f"{report.configs[0]} and {report.configs[1]}"
+    if isinstance(report, Sheet):
+        return str(report.config)
     raise TypeError(f"no page for {type(report).__name__}")
 
 
@@ -104,8 +107,16 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
         yield from _of_inspection(report)
     elif isinstance(report, Comparison):
         yield from _of_comparison(report)
+    elif isinstance(report, Sheet):
+        yield "config", scrolling(f"<pre>{escape(report.head)}</pre>", "the config as C++")
+        yield from _tables(report.tables())
     else:
         yield from _of_diff(report)
+
+
+def _tables(tables: Iterable[Table]) -> Iterable[tuple[str, str]]:
+    for table in tables:
+        yield table.title, _table(table)
 
 
 def _of_inspection(found: Inspection) -> Iterable[tuple[str, str]]:
@@ -114,8 +125,7 @@ def _of_inspection(found: Inspection) -> Iterable[tuple[str, str]]:
     if troubles:
         yield "notes", "".join(f'<p class="warn">{escape(text)}</p>' for text in troubles)
     yield from _shared_memory(found)
-    for table in found.tables():
-        yield table.title, _table(table)
+    yield from _tables(found.tables())
     if found.kernels and found.kernels[0].floors:
         floors = {floor.pipe: floor.cycles for floor in found.kernels[0].floors}
         chart = bars(floors, "cycles")
@@ -150,8 +160,7 @@ def _of_comparison(found: Comparison) -> Iterable[tuple[str, str]]:
 
 def _of_diff(found: Diff) -> Iterable[tuple[str, str]]:
     yield "configs", scrolling(f"<pre>{escape(found.heading)}</pre>", "the two configs")
-    for table in found.tables():
-        yield table.title, _table(table)
+    yield from _tables(found.tables())
     code = f"<pre>{escape(found.sass())}</pre>"
     yield "machine code", scrolling(code, "differences of the main loops' machine code")
 

@@ -1,0 +1,116 @@
+"""What is known of a config without compiling it, on every architecture: `pyflash config`.
+
+sheet = Sheet.of("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+sheet.on["sm_86"].violations, sheet.on["sm_90"].resources.num_ctas_per_sm
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from pyflash.config import ARCHS, Arch, KernelConfig, Violation, as_config
+from pyflash.config.resources import Resources
+from pyflash.inspect.tables import Table
+
+
+@dataclass(frozen=True)
+class OnArch:
+    """A config on one architecture."""
+
+    violations: list[Violation]
+    warnings: list[Violation]
+    resources: Resources | None  # None: not legal there, and nothing to predict
+
+
+@dataclass(frozen=True)
+class Sheet:
+    config: KernelConfig
+    on: dict[str, OnArch]  # by the architecture's name
+
+    @classmethod
+    def of(cls, config: KernelConfig | str, archs: Iterable[Arch | str | int] = ARCHS) -> Sheet:
+        """Raises ValueError for text that is no config and for an unknown architecture."""
+        config = as_config(config)
+        on = {}
+        for arch in map(Arch.of, archs):
+            violations = config.violations(arch)
+            on[arch.name] = OnArch(
+                violations,
+                config.warnings(arch) if not violations else [],
+                config.resources(arch) if not violations else None,
+            )
+        return cls(config, on)
+
+    @property
+    def is_legal(self) -> bool:
+        """On any of the architectures."""
+        return any(not found.violations for found in self.on.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "config": str(self.config),
+            "canonical": str(self.config.canonical()),
+            "family": str(self.config.family),
+            "fields": self.config.to_dict(),
+            "cpp": self.config.to_cpp_struct(),
+            "archs": {
+                name: {
+                    "legal": not found.violations,
+                    "violations": [v._asdict() for v in found.violations],
+                    "warnings": [v._asdict() for v in found.warnings],
+                    "resources": found.resources and dataclasses.asdict(found.resources),
+                }
+                for name, found in self.on.items()
+            },
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @property
+    def head(self) -> str:
+        canonical = self.config.canonical()
+        stands = "the canonical form" if canonical == self.config else f"built as {canonical}"
+        about = f"family {self.config.family}, {stands}"
+        return "\n".join([str(self.config), about, self.config.to_cpp_struct()])
+
+    def tables(self) -> list[Table]:
+        """Fields, resources, and the rules that are broken."""
+        note = "" if self.is_legal else "not legal on any of these architectures"
+        tables = [Table.of_pairs("fields", self.config.to_dict()), self._resources(note)]
+        for title, kind in (("broken rules", "violations"), ("warnings", "warnings")):
+            if rows := self._sentences(kind):
+                tables.append(Table.of(title, ("rule", "on", ""), rows))
+        return tables
+
+    def _resources(self, note: str) -> Table:
+        on = self.on.values()
+        rows: list[tuple[Any, ...]] = [("legal", *(not found.violations for found in on))]
+        for field in dataclasses.fields(Resources):
+            values = (getattr(found.resources, field.name, None) for found in on)
+            rows.append((field.name, *values))
+        return Table.of("resources, predicted", ("", *self.on), rows, note)
+
+    def _sentences(self, kind: str) -> list[tuple[str, str, str]]:
+        """A row for each sentence, with the architectures that say it."""
+        archs_of: dict[Violation, list[str]] = {}
+        for name, found in self.on.items():
+            for violation in getattr(found, kind):
+                archs_of.setdefault(violation, []).append(name)
+        return [(v.rule, ", ".join(archs), v.sentence) for v, archs in archs_of.items()]
+
+    def __rich__(self) -> Group:
+        return Group(Text(self.head, no_wrap=True, overflow="ignore"), *self.tables())
+
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)

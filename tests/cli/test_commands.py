@@ -1,0 +1,271 @@
+"""The command line as a person and a program meet it: help, errors, JSON, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import pyflash
+from pyflash import FlashForwardKernelConfig, Space
+from pyflash.cli import app
+from pyflash.commands.app import one_line, show
+from pyflash.commands.configs import space_of
+from pyflash.config import ARCHS
+from pyflash.inspect.tables import Table
+
+BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+ILLEGAL = "(FP16, 128, 64, 64, 4): eager+load_0_0_0_tiles"
+# Of a process that runs a command with a patch applied before.
+_PATCHED = """
+import sys
+from pyflash import cli, codegen, third_party
+{patch}
+cli.app({arguments!r}, prog_name="pyflash")
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    """`pyflash` in a process of its own."""
+    command = [sys.executable, "-m", "pyflash.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def assert_one_line(result) -> None:
+    """An error: one line, and no traceback."""
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: "), result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+
+
+def test_every_command_has_help():
+    names = "demo config space build select emulate info compare inspect diff profile registers"
+    overview = invoke("--help").stdout
+    for name in names.split():
+        assert f"\n  {name} " in overview
+        result = invoke(name, "--help")
+        assert result.exit_code == 0
+        assert name in result.stdout
+        assert "--help" in result.stdout
+
+
+def test_help_imports_neither_torch_nor_a_compiler():
+    """What makes `pyflash --help` quick, told by what is imported instead of by a clock."""
+    code = (
+        "import sys\nfrom pyflash.cli import app\n"
+        "try: app(['--help'])\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    imported = set(result.stderr.split())
+    assert "pyflash.config" in imported
+    for name in ("torch", "numpy", "rich.console", "rich.markdown", "matplotlib", "pygments",
+                 "networkx", "pyflash.codegen.build", "pyflash.op.library"):  # fmt: skip
+        assert name not in imported
+    assert len(imported) < 250
+
+
+def test_no_command_imports_torch_before_it_runs():
+    code = (
+        "import sys\nfrom pyflash.cli import app\n"
+        "try: app([sys.argv[1], '--help'])\nexcept SystemExit: assert 'torch' not in sys.modules"
+    )
+    for name in ("bench", "emulate", "config"):
+        subprocess.run([sys.executable, "-c", code, name], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_config_tells_rules_resources_and_canonical_form():
+    result = invoke("config", BEST, "--json")
+    assert result.exit_code == 0
+    sheet = json.loads(result.stdout)
+    config = FlashForwardKernelConfig.parse(BEST)
+    assert sheet["canonical"] == str(config.canonical())
+    assert sheet["fields"] == config.to_dict()
+    assert list(sheet["archs"]) == [arch.name for arch in ARCHS]
+    resources = sheet["archs"]["sm_90"]["resources"]
+    assert resources["num_ctas_per_sm"] == config.num_ctas_per_sm("sm_90")
+    assert str(resources["register_demand"]) in invoke("config", BEST).stdout
+
+
+def test_config_that_is_not_legal_names_the_rule_and_exits_with_1():
+    result = invoke("config", ILLEGAL, "--arch", "sm_90")
+    assert result.exit_code == 1
+    assert "eager_needs_async" in result.stdout
+    sheet = json.loads(invoke("config", ILLEGAL, "--json").stdout)
+    assert not any(found["legal"] for found in sheet["archs"].values())
+    assert sheet["archs"]["sm_80"]["resources"] is None
+
+
+def test_config_of_the_other_family_and_built_as_another():
+    sm90 = json.loads(invoke("config", "(FP16, 128, 128, 128, 2): sm90+stages_2", "--json").stdout)
+    assert sm90["family"] == "sm90_forward"
+    assert not sm90["archs"]["sm_80"]["legal"]
+    buffered = BEST.replace("load_0_2_2_tiles", "load_0_0_0_tiles+buffer")
+    assert "built as (FP16, 128, 64, 64, 4)" in invoke("config", buffered).stdout
+
+
+def test_space_counts_what_the_rules_refuse():
+    assignments = ["dtype=fp16", "d_head=128", "B_r=64,128", "B_c=64", "n_warps=4"]
+    found = json.loads(invoke("space", *assignments, "--arch", "sm_86", "--json").stdout)
+    space = Space(dtype="FP16", d_head=128, B_r=[64, 128], B_c=64, n_warps=4)
+    assert found["n_configs"] == len(space)
+    assert found["legal"] == [str(config) for config in space.legal("sm_86")]
+    refusals = space.explain("sm_86")
+    assert found["n_legal"] == len(space) - len(refusals)
+    for rule, entry in found["refused"].items():
+        broken = sum(any(v.rule == rule for v in r.violations) for r in refusals)
+        assert entry["configs"] == broken
+    listed = invoke("space", *assignments, "--arch", "sm_86", "--list").stdout.splitlines()
+    assert listed == found["legal"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("B_r", "expected FIELD=VALUE"),
+        ("rows=64", "expected FIELD=VALUE,... with one of dtype, d_head"),
+        ("B_r=many", "'many' is not a number"),
+        ("swizzled=maybe", "'maybe' is neither true nor false"),
+        ("dtype=FP8", "'FP8' is none of FP16, BF16"),
+    ],
+)
+def test_space_refuses_in_words(assignment, message):
+    result = invoke("space", assignment)
+    assert_one_line(result)
+    assert message in result.stderr
+    with pytest.raises(ValueError, match="given twice"):
+        space_of(["B_r=64", "B_r=128"])
+
+
+def test_select_prints_the_choice_and_its_reason():
+    result = invoke("select", "--device", "cpu", "--seqlen-q", "64", "--causal", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert FlashForwardKernelConfig.parse(found["config"])
+    assert found["num_splits"] == 1
+    assert "CPU" in found["reason"]
+    assert_one_line(invoke("select", "--device", "cpu", "--d-head", "257"))
+    assert invoke("select", "--d-head", "0").exit_code == 2
+
+
+def test_info_says_what_is_here_and_what_is_missing(monkeypatch):
+    monkeypatch.setenv("PYFLASH_ARCHS", "80")
+    found = json.loads(invoke("info", "--json").stdout)
+    assert found["versions"]["torch"]
+    assert pyflash.__version__ in found["versions"]["pyflash"]
+    assert found["libraries"]["libpyflash_ops.so"] == "loaded"
+    assert found["environment"]["PYFLASH_ARCHS"] == "80"
+    assert not found["GPUs"] or "GPU" not in found["missing"]
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    assert "set CXX" in json.loads(invoke("info", "--json").stdout)["missing"]["C++"]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "no config"],
+        ["config", BEST, "--arch", "sm_7"],
+        ["inspect", BEST, "--arch", "sm_7"],
+        ["emulate", "(FP16, 128"],
+        ["compare", "missing.csv", "missing.csv"],
+        ["registers", "missing.so"],
+        ["config", BEST, "--html", "/proc/page.html"],
+        ["config", BEST, "--html", "/"],
+    ],
+)
+def test_errors_are_one_line(arguments):
+    assert_one_line(invoke(*arguments))
+
+
+def test_nothing_is_computed_for_a_file_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setattr("pyflash.inspect.sheet.Sheet.of", lambda *_: pytest.fail("computed"))
+    result = invoke("config", BEST, "--html", tmp_path / "file" / "page.html")
+    assert_one_line(result)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_an_error_while_writing_leaves_the_old_file(monkeypatch, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def disk_full(self, text):
+        with self.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", disk_full)
+    result = invoke("config", BEST, "--html", path)
+    monkeypatch.undo()
+    assert_one_line(result)
+    assert "No space left" in result.stderr
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unwritable_cache_and_missing_compiler_are_one_line(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    build = [sys.executable, "-m", "pyflash.cli", "build", BEST, "--arch", "90"]
+    for variables in ({"PYFLASH_CACHE_DIR": f"{tmp_path}/file/cache"}, {"CXX": "/nonexistent/g++"}):
+        environment = os.environ | {"PYFLASH_CACHE_DIR": f"{tmp_path}/cache"} | variables
+        command = [*build, "--out", str(tmp_path / "out")]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+        assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_closed_pipe_is_no_fault():
+    command = [sys.executable, "-m", "pyflash.cli", "space", "B_r=64", "B_c=64", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        stderr = process.stderr.read()
+        process.wait(timeout=120)
+    assert process.returncode == 1
+    assert stderr == b""
+
+
+def test_ctrl_c_exits_with_130_and_a_word():
+    code = _PATCHED.format(
+        patch="from pyflash.inspect.sheet import Sheet\nimport time\n"
+        "Sheet.of = lambda *_: (print('ready', flush=True), time.sleep(60))",
+        arguments=["config", BEST],
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "interrupted\n")
+
+
+def test_messages_become_one_line():
+    assert one_line(ValueError("1 of 2 failed\n\n  a.cu\n")) == "1 of 2 failed; a.cu"
+    assert one_line(FileNotFoundError(2, "No such file", "a.csv")) == "a.csv: No such file"
+    assert one_line(RuntimeError()) == "RuntimeError"
+
+
+def test_numbers_are_whole_in_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    numbers = [123_456_789 + i for i in range(4)]
+    show(Table.of("t", ("", *"abcd"), [("a long name of a row", *numbers)]))
+    shown = capsys.readouterr().out
+    for value in numbers:
+        assert f"{value:,}" in shown
