@@ -21,9 +21,9 @@ from torch import Tensor
 
 import pyflash
 from pyflash import DType, KernelConfig, Problem
-from pyflash.bench.__main__ import table
-from pyflash.bench.contenders import pyflash_configs, torch_backends
-from pyflash.bench.forward import rotated_inputs, run
+from pyflash.bench import records
+from pyflash.bench.contenders import backends, pyflash_configs
+from pyflash.bench.measure import rotated_inputs, run
 from pyflash.codegen import emit
 from pyflash.codegen.build import build_kernels, built_resources
 from pyflash.codegen.emulated import build_emulated
@@ -107,9 +107,10 @@ def demo_on_gpu() -> None:
     except RuntimeError:  # nothing is built for this GPU
         pyflash.build(pyflash.named_set("all")[0])
         config = _select(problem)
-    device = torch.device(problem.device)
-    results = run(problem, [*torch_backends(device), *pyflash_configs([config])], n_samples=25)
-    print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table(results)}")
+    contenders = [*backends(problem, ["flash", "cudnn"]), *pyflash_configs([config])]
+    results = run(problem, contenders, n_samples=25)
+    table = records.table(result.record() for result in results)
+    print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table}")
     ours = results[-1]
     if ours.status != "ok":
         raise RuntimeError(f"{ours.status}: error {ours.error}, bound {ours.bound}")

@@ -51,7 +51,10 @@ def assert_one_line(result) -> None:
 
 
 def test_every_command_has_help():
-    names = "demo config space build select emulate info compare inspect diff profile registers"
+    names = (
+        "demo config space build select bench ladder emulate info "
+        "compare inspect diff profile registers"
+    )
     overview = invoke("--help").stdout
     for name in names.split():
         assert f"\n  {name} " in overview

@@ -217,7 +217,7 @@ def test_a_comparison_with_recorded_gemms():
 def test_a_comparison_with_attention():
     problem = problem_of(1024)
     config = FlashForwardKernelConfig.parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
-    fused = parse(as_text([attention_row(result_of(problem, config, 0.25e-3))]), "pyflash")
+    fused = parse(as_text([attention_row(result_of(problem, config, 0.25e-3).record())]), "pyflash")
     comparison = compare(problem, map(read, FILES), [fused], H200)
     (line,) = comparison.fused
     assert line.kernel == str(config)
@@ -245,7 +245,7 @@ def result_of(
     problem: Problem, config: FlashForwardKernelConfig, seconds: float | None, status="ok"
 ):
     from pyflash.bench.contenders import pyflash_configs
-    from pyflash.bench.forward import Result
+    from pyflash.bench.measure import Result
     from pyflash.bench.timing import Timing
 
     (contender,) = pyflash_configs([config])
@@ -257,7 +257,7 @@ def test_results_without_figures_are_refused_rows():
     problem = problem_of(1024)
     config = FlashForwardKernelConfig.parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
     results = [result_of(problem, config, None, s) for s in ("wrong", "refused: no such kernel")]
-    profile = parse(as_text(map(attention_row, results)), "pyflash")
+    profile = parse(as_text(attention_row(r.record()) for r in results), "pyflash")
     assert profile.rows == ()
     assert [r.reason for r in profile.refused] == ["disposition incorrect", "status not_supported"]
 

@@ -18,9 +18,10 @@ from pyflash.cli import app
 from pyflash.compare import compare, find_gpu, read
 from pyflash.inspect import inspection
 from pyflash.inspect.diff import diff_of
+from pyflash.inspect.html import STYLE
 from pyflash.inspect.inspection import Inspection, conflict_degrees, inspect
 from pyflash.inspect.native import Description, Member, NamedLayout
-from pyflash.inspect.page import STYLE, fragment, page
+from pyflash.inspect.page import fragment, page
 from pyflash.inspect.tables import Table
 from pyflash.layouts.svg import FILLS, INK
 
@@ -102,7 +103,7 @@ def test_cells():
 def test_a_page_needs_no_network():
     for text in (page(looked_into(BEST)), page(comparison()), page(difference())):
         assert text.startswith("<!doctype html>")
-        assert not re.search(r'(src|href)="(?!#)', text)
+        assert not re.search(r'(src|href)="(?!#|data:)', text)
         assert "@import" not in text
         assert "<script" not in text
     for report in (looked_into(BEST), comparison(), difference()):
