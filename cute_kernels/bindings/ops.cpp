@@ -108,6 +108,10 @@ void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
 }
 
+void library_abi(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, kernel_library_abi());
+}
+
 void config_map(StableIValue* stack, uint64_t, uint64_t) { put_results(stack, config_map_json()); }
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
@@ -158,6 +162,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "SymInt max_seqlen_k")
             .c_str());
   m.def("load_kernels(str path) -> int");
+  m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
   m.def(select_schema().c_str());
 }
@@ -174,6 +179,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_kernels", pyflash::load_kernels);
+  m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
   m.impl("select", pyflash::select);
 }

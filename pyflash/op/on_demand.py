@@ -1,0 +1,81 @@
+"""Kernels that are compiled when a call asks for them: `compile=True`, or PYFLASH_JIT=1."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.config import Features, parse
+from pyflash.op import library
+
+_lock = threading.Lock()
+
+
+def ensure_built(arguments: Mapping[str, Any], q: Tensor, compile: bool) -> None:
+    """Compiles the config that the op's `arguments` name, and loads it, if `compile` or PYFLASH_JIT
+    asks for it and no loaded kernel covers the call; what is in the user's cache is only loaded.
+
+    Raises ValueError for a config that breaks rules on q's GPU, RuntimeError for one that does not
+    compile, and without a compiler, with the command that installs one.
+    """
+    if "config" in arguments and _is_on_gpu(q) and (compile or _asked_by_environment()):
+        features = {
+            "right_window": arguments.get("causal", False)
+            or arguments.get("window_right", -1) >= 0,
+            "left_window": arguments.get("window_left", -1) >= 0,
+            "softcap": arguments.get("softcap", 0.0) != 0.0,
+            "sinks": arguments.get("sinks") is not None,
+        }
+        words = "+".join(name for name, needed in features.items() if needed)
+        _ensure(arguments["config"], q.shape[-1], words or "plain", q.device.index)
+
+
+def _is_on_gpu(q: Any) -> bool:
+    return isinstance(q, Tensor) and q.is_cuda
+
+
+def _asked_by_environment() -> bool:
+    value = os.environ.get("PYFLASH_JIT", "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"pyflash: PYFLASH_JIT is {value!r}: expected 0 or 1")
+    return value == "1"
+
+
+def _ensure(config: str, d_head: int, features: str, device_index: int) -> None:
+    with _lock:
+        _ensure_once(config, d_head, features, device_index)
+
+
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+_asked_by_environment._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4096)
+def _ensure_once(text: str, d_head: int, features: str, device_index: int) -> None:
+    """Kernels are never unloaded, so that what was found once is there."""
+    config = parse(text).canonical()
+    needed = Features.parse(features)
+    if d_head != config.d_head:
+        needed = Features.parse(f"{needed}+predicated_head_dim".removeprefix("plain+"))
+    major, minor = torch.cuda.get_device_capability(device_index)
+    sm = 10 * major + minor
+    built = library.built_configs().get(config)
+    if built and built.covers(needed, sm):
+        return
+    # Needs a compiler, which running kernels does not.
+    from pyflash.codegen.build import build_on_demand, nearest_archs
+
+    try:
+        path = build_on_demand([config], nearest_archs([sm]), more_features=[needed])
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"pyflash: config '{text}' is not built, and cannot be compiled: {error}"
+        ) from error
+    library.load(path)
