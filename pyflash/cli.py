@@ -8,13 +8,13 @@ import typer
 
 import pyflash
 from pyflash.bench.cli import app as bench_app
-from pyflash.commands import configs, info, run
+from pyflash.commands import cache, configs, info, run
 from pyflash.commands.app import new_app
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
 
 app = new_app()
-for room in (run.app, configs.app, bench_app, compare_app, inspect_app, info.app):
+for room in (run.app, configs.app, bench_app, compare_app, inspect_app, cache.app, info.app):
     app.add_typer(room)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 from torch import Tensor
 
 import pyflash
@@ -30,6 +29,7 @@ from pyflash.codegen.emulated import build_emulated
 from pyflash.config.arch import Arch
 from pyflash.config.features import BUILT, Features
 from pyflash.emulator.table import renderable
+from pyflash.inspect.tables import Table
 from pyflash.op.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
@@ -72,13 +72,15 @@ def demo_on_cpu() -> None:
     emulate_ladder()
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
-    out.print(Syntax(emit.emit_config(config), "cpp", theme="ansi_dark", word_wrap=True))
+    text = emit.emit_config(config)
+    out.print(Syntax(text, "cpp", theme="ansi_dark").highlight(text), soft_wrap=True)
     names = " and ".join(map(str, ARCHS))
     out.print(f"[bold]Compiled[/bold] for {names}; up to a minute for each, the first time:\n")
     with tempfile.TemporaryDirectory(prefix="pyflash-demo-") as folder:
         library = build_kernels([config], ARCHS, Path(folder), "demo")
         pyflash.load(library)
-        out.print(_resource_table(config, built_resources(library)[config]["kernels"]))
+        table = _resource_table(config, built_resources(library)[config]["kernels"])
+        out.print(table, crop=False)
 
 
 def emulate_ladder() -> None:
@@ -92,7 +94,7 @@ def emulate_ladder() -> None:
         result, lse, report = pyflash.emulate(q, k, v, config)
         report.check()
         error, bound = check(result, q, k, v, lse=lse)
-        out.print(renderable(report))
+        out.print(renderable(report), crop=False)
         out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
 
 
@@ -137,16 +139,14 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
     """The model's prediction for the plain kernel, and what ptxas made of each combination of
     features."""
     dynamic_smem = pyflash.built_configs()[config].smem_bytes
-    grid = Table(title=str(config))
-    grid.add_column("", overflow="fold")
-    for arch in ARCHS:
-        for what in COLUMNS:
-            grid.add_column(f"{arch} {what}", overflow="fold")
     predicted = [config.resources(arch) for arch in ARCHS]
     spills = ["some" if p.spill_predicted else "0" for p in predicted]
-    rows = zip(predicted, spills, strict=True)
-    cells = (str(x) for p, spill in rows for x in (p.registers, spill, p.smem_bytes))
-    grid.add_row("predicted", *cells, end_section=True)
+    cells = [
+        str(x)
+        for p, spill in zip(predicted, spills, strict=True)
+        for x in (p.registers, spill, p.smem_bytes)
+    ]
+    rows = [("predicted", *cells)]
     for features in BUILT:
         of_features = {
             kernel["arch"]: kernel
@@ -156,13 +156,14 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
         ptxas = [of_features[arch.sm] for arch in ARCHS]
         spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in ptxas]
         smem = [k["static_smem_bytes"] + dynamic_smem for k in ptxas]
-        cells = (
+        cells = [
             str(x)
             for k, spill, total in zip(ptxas, spilled, smem, strict=True)
             for x in (k["registers"], spill, total)
-        )
-        grid.add_row(str(features), *cells)
-    return grid
+        ]
+        rows.append((str(features).replace("+", " + "), *cells))
+    columns = ("", *(f"{arch} {what}" for arch in ARCHS for what in COLUMNS))
+    return Table.of(str(config), columns, rows, "per thread: registers, bytes; per CTA: bytes")
 
 
 if __name__ == "__main__":

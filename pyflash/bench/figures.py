@@ -38,7 +38,7 @@ def check_figure(path: Path | None) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """The file appears whole or not at all; the same figure gives the same bytes."""
-    from pyflash.codegen.compilation import replacing
+    from pyflash.codegen.cache_dir import replacing
 
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}

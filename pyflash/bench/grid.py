@@ -52,7 +52,7 @@ def measure_all(wanted: Wanted, samples: int, out: Path | None) -> list[dict[str
             if out is not None:
                 records.append(out, new)
             found += new
-            progress.finished(f"{one}: {records.title(new[0]['problem'])}")
+            progress.finished(f"{one}: {records.title(new[0]['problem'])}", failed=False)
     return found
 
 

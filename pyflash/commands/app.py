@@ -100,7 +100,7 @@ def print_json(value: Any) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """The file appears whole or not at all. Raises OSError where it cannot be written."""
-    from pyflash.codegen.compilation import replacing
+    from pyflash.codegen.cache_dir import replacing
 
     with replacing(path) as partial:
         partial.write_text(text)

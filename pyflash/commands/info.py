@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
@@ -147,14 +148,23 @@ def _tool(name: str) -> str:
 
 
 def _load() -> dict[str, str]:
-    """The libraries of this installation, and how loading them went. Raises ImportError."""
+    """The libraries of this installation and its user, and how loading them went. Raises
+    ImportError where the op library is none."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        library = importlib.import_module("pyflash.op.library")
+        importlib.import_module("pyflash.op.library")
+    import torch
+
+    from pyflash.codegen import kernel_libraries
+    from pyflash.codegen.cache_dir import CacheError
+
     skipped = [str(warning.message) for warning in caught]
-    paths = sorted(Path(library.LIB_DIR).glob("libpyflash_*.so"))
+    paths = [kernel_libraries.LIB_DIR / "libpyflash_ops.so"]
+    paths += kernel_libraries.installed(kernel_libraries.LIB_DIR)
+    with contextlib.suppress(CacheError):
+        paths += kernel_libraries.of_user(torch.ops.pyflash.kernel_library_abi())
     return {
-        path.name: next((text for text in skipped if path.name in text), "loaded") for path in paths
+        str(path): next((text for text in skipped if path.name in text), "loaded") for path in paths
     }
 
 
@@ -170,12 +180,13 @@ def _built() -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    from pyflash.codegen.compilation import cache_dir
+    """Sizes alone: reading all of it to tell what is damaged is for `pyflash cache`."""
+    from pyflash.codegen import cache
+    from pyflash.commands.cache import size
 
-    folder = cache_dir()
-    objects = list(folder.glob("objects/*/*/*.o"))
+    found = cache.entries(verify=False)
     return {
-        "folder": str(folder),
-        "objects": len(objects),
-        "bytes": sum(path.stat().st_size for path in objects),
+        "folder": str(cache.cache_dir()),
+        "entries": len(found),
+        "size": size(sum(entry.bytes for entry in found)),
     }

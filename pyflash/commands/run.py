@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Annotated, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,12 @@ from pyflash.commands.problems import (
     takes_attention_options,
 )
 
+if TYPE_CHECKING:
+    from pyflash.config import KernelConfig
+
 app = new_app()
+# Of one element of Q with one of K: 2 ms for a tile of 64 x 64 at d_head 128.
+_SECONDS_PER_PRODUCT = 2e-3 / (64 * 64 * 128)
 DHead = Annotated[int | None, typer.Option(min=1, help="As the config by default.")]
 
 
@@ -132,7 +138,7 @@ def emulate_command(
         for size in ((seqlen_q, heads), (seqlen_k, heads_kv), (seqlen_k, heads_kv))
     )
     options["sinks"] = torch.randn(heads) if sinks else None
-    with console(stderr=True).status(f"emulating {key}"):
+    with _emulating(key, batch * heads, seqlen_q, seqlen_k):
         out, lse, report = pyflash.emulate(
             q, k, v, key, **options, num_splits=num_splits, order=order, seed=seed
         )
@@ -147,3 +153,15 @@ def emulate_command(
     if not json:
         typer.echo(f"max |error| {error:.2e}")
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _emulating(
+    config: KernelConfig, n_heads: int, seqlen_q: int, seqlen_k: int
+) -> AbstractContextManager[object]:
+    """Tells on stderr that a long run is under way, and about how long it takes."""
+    seconds = _SECONDS_PER_PRODUCT * n_heads * seqlen_q * seqlen_k * config.d_head
+    text = f"emulating {config}, about {max(1, round(seconds))} s"
+    err = console(stderr=True)
+    if not err.is_terminal and seconds >= 2:
+        err.print(text)
+    return err.status(text)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Protocol, runtime_checkable
 
-from pyflash.compare.report import Comparison, line_cells, notes
+from pyflash.compare.report import Comparison, notes, table_of
 from pyflash.inspect.diff import Diff
 from pyflash.inspect.html import STYLE, bars, scrolling, table_html
 from pyflash.inspect.inspection import Inspection
@@ -140,10 +140,7 @@ def _shared_memory(found: Inspection) -> Iterable[tuple[str, str]]:
 
 
 def _of_comparison(found: Comparison) -> Iterable[tuple[str, str]]:
-    columns = ("", "ms", "TFLOP/s", "MB", "GB/s", "roofline ms", "% of it", "kernel")
-    lines = [*found.gemms, *found.sums, *found.fused]
-    table = Table.of(found.title, columns, [line_cells(line) for line in lines])
-    yield "figures", table_html(table)
+    yield "figures", table_html(table_of(found))
     times = {line.what: line.seconds * 1e3 for line in (*found.sums, *found.fused[:1])}
     yield "time", scrolling(bars(times, "ms"), "milliseconds of each")
     items = "".join(f"<li>{escape(text)}</li>" for text in notes(found))

@@ -41,13 +41,15 @@ class Table:
     def __rich__(self) -> Group:
         table = RichTable(box=None, pad_edge=False, show_header=any(self.columns))
         for i, name in enumerate(self.columns):
-            if i > 0 and self.is_number(i):  # whole in the narrowest terminal
-                longest = max(len(row[i]) for row in self.rows)
-                table.add_column(name, justify="right", min_width=longest)
-            else:
-                words = (word for row in self.rows for word in row[i].split())
-                longest = min(_WORD, max(map(len, words), default=0))
-                table.add_column(name, overflow="fold", min_width=longest)
+            words = [word for row in self.rows for word in row[i].split()]
+            number = i > 0 and self.is_number(i)  # whole in the narrowest terminal
+            longest = max(map(len, [*words, *name.split()]), default=0)
+            table.add_column(
+                name,
+                justify="right" if number else "left",
+                overflow="fold",
+                min_width=longest if number else min(_WORD, longest),
+            )
         for row in self.rows:
             table.add_row(*map(Text, row))
         note = [Text(self.note, "dim")] if self.note else []

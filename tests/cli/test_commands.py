@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
 
 import pyflash
@@ -18,8 +20,14 @@ from pyflash import FlashForwardKernelConfig, Space
 from pyflash.cli import app
 from pyflash.commands.app import one_line, show
 from pyflash.commands.configs import space_of
+from pyflash.commands.run import _emulating
+from pyflash.compare import compare, read
+from pyflash.compare.report import line_cells
 from pyflash.config import ARCHS
+from pyflash.emulator.report import Counts, Report, SharedTraffic
+from pyflash.emulator.table import hints, renderable
 from pyflash.inspect.tables import Table
+from pyflash.third_party.cuda import CudaError, find_nvcc
 
 BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 ILLEGAL = "(FP16, 128, 64, 64, 4): eager+load_0_0_0_tiles"
@@ -52,7 +60,7 @@ def assert_one_line(result) -> None:
 
 def test_every_command_has_help():
     names = (
-        "demo config space build select bench ladder emulate info "
+        "demo config space build select bench ladder emulate cache info "
         "compare inspect diff profile registers"
     )
     overview = invoke("--help").stdout
@@ -167,11 +175,52 @@ def test_info_says_what_is_here_and_what_is_missing(monkeypatch):
     found = json.loads(invoke("info", "--json").stdout)
     assert found["versions"]["torch"]
     assert pyflash.__version__ in found["versions"]["pyflash"]
-    assert found["libraries"]["libpyflash_ops.so"] == "loaded"
+    (ops,) = (name for name in found["libraries"] if name.endswith("libpyflash_ops.so"))
+    assert found["libraries"][ops] == "loaded"
     assert found["environment"]["PYFLASH_ARCHS"] == "80"
     assert not found["GPUs"] or "GPU" not in found["missing"]
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     assert "set CXX" in json.loads(invoke("info", "--json").stdout)["missing"]["C++"]
+
+
+def test_cache_shows_and_prunes(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
+    for name, age in (("old", 40), ("new", 1)):
+        folder = tmp_path / "cache" / "objects" / name / "0123456789abcdef"
+        folder.mkdir(parents=True)
+        (folder / f"{name}.o").write_bytes(b"x" * 1000)
+        used = time.time() - age * 86400
+        os.utime(folder, (used, used))
+    (tmp_path / "cache").chmod(0o700)
+    shown = invoke("cache", "--json")
+    assert shown.exit_code == 1  # they have no record
+    listed = json.loads(shown.stdout)["entries"]
+    assert {(e["kind"], e["name"], e["bytes"]) for e in listed} == {
+        ("objects", "new", 1000), ("objects", "old", 1000),
+    }  # fmt: skip
+    assert "1.95 KiB" in invoke("cache").stdout
+    would = json.loads(invoke("cache", "--prune", "--all", "--dry-run", "--json").stdout)
+    assert len(would["entries"]) == 2
+    gone = json.loads(invoke("cache", "--prune", "--older-than", "30d", "--json").stdout)
+    assert [entry["name"] for entry in gone["entries"]] == ["old"]
+    assert [path.name for path in (tmp_path / "cache").glob("objects/*/*/*")] == ["new.o"]
+    assert invoke("cache", "--prune", "--bad").exit_code == 0
+    assert json.loads(invoke("cache", "--json").stdout)["entries"] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--all"],
+        ["--prune", "--all", "--bad"],
+        ["--prune", "--older-than", "soon"],
+        ["--prune", "--keep", "much"],
+        ["--kind", "rubbish"],
+        ["--prune", "--kind", "rubbish"],
+    ],
+)
+def test_cache_refuses_in_words(options):
+    assert_one_line(invoke("cache", *options))
 
 
 # Errors
@@ -272,3 +321,64 @@ def test_numbers_are_whole_in_a_narrow_terminal(monkeypatch, capsys):
     shown = capsys.readouterr().out
     for value in numbers:
         assert f"{value:,}" in shown
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_comparison_cuts_no_number(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    found = compare(problem_of(4096), map(read, sorted(RECORDED.glob("*.csv"))), [], None)
+    show(found)
+    shown = capsys.readouterr().out
+    for line in (*found.gemms, *found.sums):
+        for cell in line_cells(line)[1:5]:
+            assert cell in shown
+    assert "…" not in shown
+
+
+def test_a_report_hints_at_bank_conflicts(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    traffic = {"instructions": 4096, "bytes": 2_097_152, "ideal_wavefronts": 16_384}
+    conflicted = SharedTraffic(
+        **traffic, wavefronts=131_072, min_degree=8, mean_degree=8, max_degree=8
+    )  # fmt: skip
+    report = dataclasses.replace(_report(), sites={"K_s2r": {"shared_load": conflicted}})
+    show(renderable(report))
+    shown = capsys.readouterr().out
+    assert "slow: bank conflicts make K_s2r load take up to 8.0" in " ".join(shown.split())
+    assert "a swizzled layout avoids them" in " ".join(shown.split())
+    for number in ("2,097,152", "131,072", "114,688"):
+        assert number in shown
+    swizzled = dataclasses.replace(report, config=BEST)
+    assert "swizzled layout" not in hints(swizzled)[0]
+    assert hints(_report()) == []
+
+
+def _report() -> Report:
+    """Of a kernel that did nothing."""
+    counts = Counts(*[0] * len(dataclasses.fields(Counts)))
+    extents = {"batch": 1, "heads": 1, "heads_kv": 1, "softmax_scale": 0.1}
+    return Report(
+        config="(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles", problem=extents, order="ascending",
+        seed=0, n_ctas=1, n_threads=128, smem_bytes=0, seconds=0.1, completed=True, sites={},
+        counts=counts, findings=(),
+    )  # fmt: skip
+
+
+def test_a_long_emulation_says_how_long_it_takes(capsys):
+    config = FlashForwardKernelConfig.parse(BEST)
+    _emulating(config, 2, 256, 256)
+    assert capsys.readouterr().err == ""
+    _emulating(config, 2, 8192, 8192)
+    assert f"emulating {BEST}, about 66 s" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_cuda_home_without_a_compiler_is_told(monkeypatch, tmp_path):
+    find_nvcc.cache_clear()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nonexistent"))
+    try:
+        with pytest.warns(UserWarning, match="nonexistent, which has no bin/nvcc: .* is used"):
+            find_nvcc()
+    except CudaError:
+        pytest.skip("no nvcc")
+    finally:
+        find_nvcc.cache_clear()
