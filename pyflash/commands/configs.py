@@ -19,8 +19,7 @@ from pyflash.commands.app import (
 )
 
 if TYPE_CHECKING:
-    from pyflash.config import Arch, Space
-    from pyflash.inspect.tables import Table
+    from pyflash.config import Space
 
 app = new_app()
 
@@ -72,18 +71,18 @@ def space_command(
 
     pyflash space dtype=FP16 d_head=128 B_r=64,128 B_c=64 n_warps=4 swizzled=true --arch sm_86
     """
-    from pyflash.config import Arch
+    from pyflash.inspect.sheet import SpaceSheet
 
     space = space_of(values or [], family)
-    target = Arch.of(arch)
     if list_configs and not json:
-        for config in space.legal(target):
+        for config in space.legal(arch):
             typer.echo(str(config))
         return
+    sheet = SpaceSheet.of(space, arch)
     if json:
-        print_json(_space_dict(space, target))
+        print_json(sheet.to_dict())
     else:
-        show(_space_table(space, target))
+        show(sheet)
 
 
 def space_of(assignments: Iterable[str], family: str = "sm80_forward") -> Space:
@@ -122,41 +121,3 @@ def _value(word: str, kind: type, text: str) -> Any:
     if word.upper() in kind.__members__:
         return kind[word.upper()]
     raise ValueError(f"{text!r}: {word!r} is none of {', '.join(kind.__members__)}")
-
-
-def _refusals(space: Space, arch: Arch) -> dict[str, tuple[int, str]]:
-    """How many configs each rule refuses, most first, with a sentence of the first of them."""
-    found: dict[str, tuple[int, str]] = {}
-    for refusal in space.explain(arch):
-        for rule in {violation.rule for violation in refusal.violations}:
-            sentence = next(v.sentence for v in refusal.violations if v.rule == rule)
-            count, first = found.get(rule, (0, sentence))
-            found[rule] = (count + 1, first)
-    return dict(sorted(found.items(), key=lambda item: (-item[1][0], item[0])))
-
-
-def _space_dict(space: Space, arch: Arch) -> dict[str, Any]:
-    refused = {
-        rule: {"configs": count, "example": sentence}
-        for rule, (count, sentence) in _refusals(space, arch).items()
-    }
-    legal = [str(config) for config in space.legal(arch)]
-    return {
-        "family": str(space.family),
-        "arch": arch.name,
-        "n_configs": len(space),
-        "n_legal": len(legal),
-        "legal": legal,
-        "refused": refused,
-    }
-
-
-def _space_table(space: Space, arch: Arch) -> Table:
-    from pyflash.inspect.tables import Table
-
-    refusals = _refusals(space, arch)
-    rows = [(rule, count, sentence) for rule, (count, sentence) in refusals.items()]
-    n_legal = len(space.legal(arch))
-    title = f"{len(space):,} configs of {space.family}, {n_legal:,} legal on {arch}"
-    note = "a config may break several rules" if rows else ""
-    return Table.of(title, ("rule", "refuses", "for example"), rows, note)

@@ -85,6 +85,17 @@ class Space:
         filters = f" before {n_filters} filter{'s' * (n_filters > 1)}" if n_filters else ""
         return f"<Space of {self.family}: {'; '.join([*named, f'{self._size} configs'])}{filters}>"
 
+    def _repr_html_(self) -> str:
+        """In a notebook, the values of each field. Imported then: spaces need no tools."""
+        from pyflash.inspect.html import notebook, table_html
+        from pyflash.inspect.tables import Table
+
+        texts = {
+            name: ", ".join(getattr(value, "name", str(value)) for value in values)
+            for name, values in self._values.items()
+        }
+        return notebook(table_html(Table.of_pairs("space", texts, repr(self))))
+
     @property
     def _size(self) -> int:
         return math.prod(map(len, self._values.values()))

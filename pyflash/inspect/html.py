@@ -35,6 +35,11 @@ STYLE = """
 """
 
 
+def notebook(body: str) -> str:
+    """For a notebook's cell."""
+    return f'<div class="pyflash"><style>{STYLE}</style>{body}</div>'
+
+
 def bars(values: dict[str, float], unit: str) -> str:
     """Horizontal bars as SVG, each with its value."""
     picture = Picture()

@@ -14,9 +14,8 @@ from typing import Protocol, runtime_checkable
 
 from pyflash.compare.report import Comparison, notes, table_of
 from pyflash.inspect.diff import Diff
-from pyflash.inspect.html import STYLE, bars, scrolling, table_html
+from pyflash.inspect.html import STYLE, bars, notebook, scrolling, table_html
 from pyflash.inspect.inspection import Inspection
-from pyflash.inspect.sheet import Sheet
 from pyflash.inspect.tables import Table
 from pyflash.layouts import Layout, plot, plot_threads
 
@@ -51,7 +50,7 @@ class Paged(Protocol):
         """(heading, HTML)."""
 
 
-Report = Inspection | Comparison | Diff | Sheet | Paged
+Report = Inspection | Comparison | Diff | Paged
 
 
 def page(report: Report) -> str:
@@ -61,7 +60,7 @@ def page(report: Report) -> str:
 
 def fragment(report: Report) -> str:
     """The same for a notebook's cell."""
-    return f'<div class="pyflash"><style>{STYLE}</style>{_body(report)}</div>'
+    return notebook(_body(report))
 
 
 def _title(report: Report) -> str:
@@ -71,8 +70,6 @@ def _title(report: Report) -> str:
         return f"Attention beside its GEMMs: {report.title}"
     if isinstance(report, Diff):
         return f"{report.configs[0]} and {report.configs[1]}"
-    if isinstance(report, Sheet):
-        return str(report.config)
     if isinstance(report, Paged):
         return report.title
     raise TypeError(f"no page for {type(report).__name__}")
@@ -97,9 +94,6 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
         yield from _of_inspection(report)
     elif isinstance(report, Comparison):
         yield from _of_comparison(report)
-    elif isinstance(report, Sheet):
-        yield "config", scrolling(f"<pre>{escape(report.head)}</pre>", "the config as C++")
-        yield from _tables(report.tables())
     elif isinstance(report, Diff):
         yield from _of_diff(report)
     else:

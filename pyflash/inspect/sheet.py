@@ -1,4 +1,4 @@
-"""What is known of a config without compiling it, on every architecture: `pyflash config`.
+"""What is known of a config, or of a space of them, without compiling: `pyflash config | space`.
 
 sheet = Sheet.of("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 sheet.on["sm_86"].violations, sheet.on["sm_90"].resources.num_ctas_per_sm
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from pyflash.config import ARCHS, Arch, KernelConfig, Violation, as_config
+from pyflash.config import ARCHS, Arch, KernelConfig, Space, Violation, as_config
 from pyflash.config.resources import Resources
+from pyflash.inspect.html import scrolling, table_html
 from pyflash.inspect.tables import Table
 
 
@@ -107,8 +109,78 @@ class Sheet:
                 archs_of.setdefault(violation, []).append(name)
         return [(v.rule, ", ".join(archs), v.sentence) for v, archs in archs_of.items()]
 
+    @property
+    def title(self) -> str:
+        return str(self.config)
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """(heading, HTML) of its page."""
+        yield "config", scrolling(f"<pre>{escape(self.head)}</pre>", "the config as C++")
+        for table in self.tables():
+            yield table.title, table_html(table)
+
     def __rich__(self) -> Group:
         return Group(Text(self.head, no_wrap=True, overflow="ignore"), *self.tables())
+
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)
+
+
+@dataclass(frozen=True)
+class SpaceSheet:
+    """How much of a space an architecture can run, and why not the rest."""
+
+    space: Space
+    arch: Arch
+    legal: list[KernelConfig]
+    refused: dict[str, tuple[int, str]]  # by rule: how many configs, a sentence of the first
+
+    @classmethod
+    def of(cls, space: Space, arch: Arch | str | int) -> SpaceSheet:
+        """Raises ValueError for an unknown architecture."""
+        arch = Arch.of(arch)
+        found: dict[str, tuple[int, str]] = {}
+        for refusal in space.explain(arch):
+            sentences = dict(reversed(refusal.violations))
+            for rule, sentence in sentences.items():
+                count, first = found.get(rule, (0, sentence))
+                found[rule] = (count + 1, first)
+        most_first = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+        return cls(space, arch, list(space.legal(arch)), dict(most_first))
+
+    @property
+    def title(self) -> str:
+        n_all, n_legal = len(self.space), len(self.legal)
+        return f"{n_all:,} configs of {self.space.family}, {n_legal:,} legal on {self.arch}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "family": str(self.space.family),
+            "arch": self.arch.name,
+            "n_configs": len(self.space),
+            "n_legal": len(self.legal),
+            "legal": list(map(str, self.legal)),
+            "refused": {
+                rule: {"configs": count, "example": sentence}
+                for rule, (count, sentence) in self.refused.items()
+            },
+        }
+
+    def table(self) -> Table:
+        rows = [(rule, count, sentence) for rule, (count, sentence) in self.refused.items()]
+        note = "a config may break several rules" if rows else ""
+        return Table.of(self.title, ("rule", "refuses", "for example"), rows, note)
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """(heading, HTML) of its page."""
+        yield "space", f"<p>{escape(repr(self.space))}</p>"
+        yield "rules", table_html(self.table())
+
+    def __rich__(self) -> Table:
+        return self.table()
 
     def _repr_html_(self) -> str:
         from pyflash.inspect.page import fragment

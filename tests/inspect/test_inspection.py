@@ -14,6 +14,7 @@ from support.listings import BASE, BEST, recorded_kernel
 from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
 
+from pyflash import Space, named_set
 from pyflash.cli import app
 from pyflash.compare import compare, find_gpu, read
 from pyflash.inspect import inspection
@@ -22,6 +23,7 @@ from pyflash.inspect.html import STYLE
 from pyflash.inspect.inspection import Inspection, conflict_degrees, inspect
 from pyflash.inspect.native import Description, Member, NamedLayout
 from pyflash.inspect.page import fragment, page
+from pyflash.inspect.sheet import Sheet, SpaceSheet
 from pyflash.inspect.tables import Table
 from pyflash.layouts.svg import FILLS, INK
 
@@ -52,6 +54,22 @@ def test_what_needs_no_compiler():
     values = json.loads(found.to_json())
     assert values["config"] == str(BEST)
     assert values["fields"] == BEST.to_dict()
+
+
+def test_a_notebook_shows_configs_and_spaces():
+    shown = BEST._repr_html_()
+    assert shown == fragment(Sheet.of(BEST))
+    assert str(BEST.resources("sm_86").register_demand) in shown
+    sm90 = named_set("all")[-1]
+    assert sm90.family.name == "sm90_forward"
+    assert escape(sm90.violations("sm_80")[0].sentence) in sm90._repr_html_()
+    space = Space(dtype="FP16", d_head=128, B_r=64, B_c=64, n_warps=4)
+    assert escape(repr(space)) in space._repr_html_()
+    assert '<tr><th scope="row">B_c</th><td>64</td></tr>' in space._repr_html_()
+    sheet = SpaceSheet.of(space, "sm_90")
+    assert sheet._repr_html_() == fragment(sheet)
+    for rule in sheet.refused:
+        assert rule in sheet._repr_html_()
 
 
 def test_a_config_that_is_not_legal_says_why():
