@@ -48,7 +48,7 @@ def cxx() -> tuple[str, ...]:
 
 def cpp_compiler() -> Compiler:
     """For host code that knows neither CUDA nor torch."""
-    return Compiler(cxx(), _CPP_FLAGS, _own_headers(), cxx_version(), ".cpp")
+    return Compiler(cxx(), _CPP_FLAGS, _own_headers(), _cxx_version(), ".cpp")
 
 
 def op_compiler() -> Compiler:
@@ -56,7 +56,7 @@ def op_compiler() -> Compiler:
     include = torch_dir() / "include"
     version = (torch_dir() / "version.py").read_text()
     includes = (*_own_headers(), "-isystem", str(include))
-    return Compiler(cxx(), _CPP_FLAGS, includes, f"{cxx_version()}\n{version}", ".cpp")
+    return Compiler(cxx(), _CPP_FLAGS, includes, f"{_cxx_version()}\n{version}", ".cpp")
 
 
 def cuda_compiler(targets: Targets) -> Compiler:
@@ -91,7 +91,7 @@ def emulator_compiler() -> Compiler:
     includes = [*_own_headers()]
     for folder in (include_dir(), *cuda):
         includes += ["-isystem", str(folder)]
-    identity = f"{cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
+    identity = f"{_cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
     return Compiler(cxx(), _EMULATOR_FLAGS, tuple(includes), identity, ".cpp")
 
 
@@ -144,10 +144,10 @@ def _ccbin() -> tuple[str, ...]:
 
 
 def _nvcc_version() -> str:
-    return f"{find_nvcc().version_text}\n{cxx_version()}"
+    return f"{find_nvcc().version_text}\n{_cxx_version()}"
 
 
-def cxx_version() -> str:
+def _cxx_version() -> str:
     command = [*cxx(), "--version"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

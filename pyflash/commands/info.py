@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import os
 import platform
+import shlex
 import shutil
+import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -125,9 +127,14 @@ def _nvcc() -> str:
 
 
 def _cxx() -> str:
-    from pyflash.codegen.toolchain import cxx_version
+    from pyflash.codegen.toolchain import cxx
 
-    return cxx_version().splitlines()[0]
+    command = [*cxx(), "--version"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"`{shlex.join(command)}` failed ({error}): set CXX") from None
+    return f"{result.stdout.splitlines()[0]} {shutil.which(command[0])}"
 
 
 def _cutlass() -> str:
