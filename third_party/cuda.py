@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +63,6 @@ def find_nvcc() -> Nvcc:
             "no CUDA compiler found: neither CUDA_HOME/bin/nvcc, nor nvcc on PATH, nor NVIDIA's "
             f"wheels in this environment. `pip install {' '.join(COMPILER_WHEELS)}` installs one"
         )
-    home = _home()
-    if home and path != Path(home) / "bin" / "nvcc":
-        warnings.warn(f"CUDA_HOME is {home}, which has no bin/nvcc: {path} is used", stacklevel=2)
     version_text = _output(path, "--version")
     # nvcc on PATH may be a link or a wrapper script: its own word on where the toolkit is.
     dryrun = _output(path, "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull)
@@ -111,7 +107,7 @@ def _roots() -> Iterator[Path]:
     """Where a toolkit, or some of one, may be: that of nvcc first."""
     with contextlib.suppress(CudaError):
         yield find_nvcc().root
-    if home := _home():
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         yield Path(home)
     yield from (folder / "cu13" for folder in package_dirs("nvidia"))
 
@@ -136,12 +132,8 @@ def machine_archs() -> list[int]:
     return sorted({int(major) * 10 + int(minor) for major, minor in found})
 
 
-def _home() -> str | None:
-    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-
-
 def _find(name: str) -> Path | None:
-    home = _home()
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     on_path = shutil.which(name)
     candidates = [
         *([Path(home) / "bin" / name] if home else []),

@@ -112,6 +112,10 @@ def _of_inspection(found: Inspection) -> Iterable[tuple[str, str]]:
         yield "notes", "".join(f'<p class="warn">{escape(text)}</p>' for text in troubles)
     yield from _shared_memory(found)
     yield from _tables(found.tables())
+    if found.phases:
+        alive = found.phases | {"limit": found.resources["register_limit"]}
+        chart = bars(alive, "registers")
+        yield "registers alive in each phase", scrolling(chart, "registers alive in each phase")
     if found.kernels and found.kernels[0].floors:
         floors = {floor.pipe: floor.cycles for floor in found.kernels[0].floors}
         chart = bars(floors, "cycles")

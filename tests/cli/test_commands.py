@@ -27,7 +27,6 @@ from pyflash.config import ARCHS
 from pyflash.emulator.report import Counts, Report, SharedTraffic
 from pyflash.emulator.table import hints, renderable
 from pyflash.inspect.tables import Table
-from pyflash.third_party.cuda import CudaError, find_nvcc
 
 BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 ILLEGAL = "(FP16, 128, 64, 64, 4): eager+load_0_0_0_tiles"
@@ -370,15 +369,3 @@ def test_a_long_emulation_says_how_long_it_takes(capsys):
     assert capsys.readouterr().err == ""
     _emulating(config, 2, 8192, 8192)
     assert f"emulating {BEST}, about 66 s" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_cuda_home_without_a_compiler_is_told(monkeypatch, tmp_path):
-    find_nvcc.cache_clear()
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nonexistent"))
-    try:
-        with pytest.warns(UserWarning, match="nonexistent, which has no bin/nvcc: .* is used"):
-            find_nvcc()
-    except CudaError:
-        pytest.skip("no nvcc")
-    finally:
-        find_nvcc.cache_clear()

@@ -49,6 +49,8 @@ def test_what_needs_no_compiler():
     found = inspect(BEST, "sm_90", parts=())
     assert found.resources == dataclasses.asdict(BEST.resources("sm_90"))
     assert found.demand["peak"] == found.resources["register_demand"]
+    assert max(found.phases.values()) == found.demand["peak"]
+    assert list(found.phases) == ["Q K^T", "softmax", "P V"]
     assert found.ctas_per_sm["sm_90"] == BEST.num_ctas_per_sm("sm_90")
     assert (found.missing, found.kernels, found.layouts) == ({}, [], {})
     values = json.loads(found.to_json())
@@ -105,6 +107,9 @@ def test_the_tables_tell_it_all():
     found = looked_into(BEST)
     tables = {table.title: table for table in found.tables()}
     assert ("swizzled", "yes") in tables["config"].rows
+    limit = str(found.resources["register_limit"])
+    live = tables["live registers by phase"].rows
+    assert live == tuple((phase, str(n), limit) for phase, n in found.phases.items())
     assert ("mma", "128", "128") in tables["instructions of the plain kernel"].rows
     assert tables["cycles of the main loop, at least"].rows[0] == ("shared memory", "1,304")
     assert ("K", "64 x 128", "1", found.layouts["K"].text) in tables["layouts"].rows
