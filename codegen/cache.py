@@ -52,6 +52,7 @@ _DEPTHS = {
     "verified": 0,
 }
 KINDS = (*_DEPTHS, "partial")
+_NO_OBJECT = "there is no object: it did not compile, or was stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def used(path: Path) -> None:
 def object_problem(path: Path) -> str | None:
     """Why the object file `path`, or its record beside it, is of no use; None: it is as written."""
     if not path.exists():
-        return "there is no object: it did not compile"
+        return _NO_OBJECT
     try:
         record = json.loads(path.with_suffix(".json").read_text())
         with path.open("rb") as file:
@@ -165,9 +166,10 @@ def _entry(kind: str, path: Path, verify: bool) -> Entry:
     problem = None
     if kind != "verified" and verify:
         check = {"objects": object_problem, "generated": _header_problem}.get(kind, library_problem)
-        missing = "there is no object: it did not compile" if kind == "objects" else "it is empty"
+        missing = _NO_OBJECT if kind == "objects" else "it is empty"
         problem = next(filter(None, map(check, files)), None) if files else missing
-    return Entry(kind, name or (files[0].stem if files else path.name), path, *_size(path), problem)
+    name = name or (files[0].stem.removeprefix("libpyflash_kernels-") if files else path.name)
+    return Entry(kind, name, path, *_size(path), problem)
 
 
 def _header_problem(path: Path) -> str | None:

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         if os.getppid() == int(builder):
-            process = subprocess.Popen(command)
+            process = _start(command)
             while os.getppid() == int(builder):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = process.wait(_POLL_SECONDS)
@@ -64,6 +64,13 @@ def main(argv: Sequence[str]) -> int:
         if status != 0 and remove:
             Path(remove).unlink(missing_ok=True)
     return status
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command)
+    except OSError as error:
+        sys.exit(f"error: {command[0]} cannot be run: {error.strerror}")
 
 
 def end_session() -> None:

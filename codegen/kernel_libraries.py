@@ -3,6 +3,7 @@ command that builds it again. Imports neither torch nor a compiler."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -96,15 +97,25 @@ def record_file(library: Path) -> Path:
 
 def write_record(library: Path, record: Mapping[str, Any]) -> None:
     """Of what is in a library and how it was built, beside it, for people and programs."""
-    write_if_changed(record_file(library), json.dumps(record, indent=1) + "\n")
+    values = {**record, "sha256": _digest(record)}
+    write_if_changed(record_file(library), json.dumps(values, indent=1) + "\n")
 
 
 def read_record(library: Path) -> dict[str, Any]:
-    """Raises OSError or ValueError where there is none, or a damaged one."""
-    record = json.loads(record_file(library).read_text())
-    if not isinstance(record, dict):
-        raise ValueError(f"{record_file(library)} is no record")
+    """Raises OSError where there is none, ValueError for a damaged one."""
+    path = record_file(library)
+    try:
+        record = json.loads(path.read_text())
+        is_whole = record.pop("sha256") == _digest(record)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: build the library again") from error
+    if not is_whole:
+        raise ValueError(f"{path} is damaged: build the library again")
     return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def rebuild_command(

@@ -64,7 +64,8 @@ Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gp
   if (!kernel) {
     refuse("config '", text,
            "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
-           "; to build it: pyflash build '", text, "', and name it as its canonical() does");
+           "; to build it: pyflash build '", text,
+           "', or compile=True in the call; and name it as its canonical() does");
   }
   if (!runs_on(*kernel->row, gpu.sm_arch)) {
     refuse("config '", text, "' is not built for this GPU, sm_", gpu.sm_arch, ": it has ",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,9 +16,10 @@ from pyflash.op import library
 _lock = threading.Lock()
 
 
-def ensure_built(arguments: Mapping[str, Any], q: Tensor, compile: bool) -> None:
+def ensure_built(arguments: dict[str, Any], q: Tensor, compile: bool) -> None:
     """Compiles the config that the op's `arguments` name, and loads it, if `compile` or PYFLASH_JIT
     asks for it and no loaded kernel covers the call; what is in the user's cache is only loaded.
+    The arguments then name the config by its canonical form, under which it is built.
 
     Raises ValueError for a config that breaks rules on q's GPU, RuntimeError for one that does not
     compile, and without a compiler, with the command that installs one.
@@ -33,7 +33,9 @@ def ensure_built(arguments: Mapping[str, Any], q: Tensor, compile: bool) -> None
             "sinks": arguments.get("sinks") is not None,
         }
         words = "+".join(name for name, needed in features.items() if needed)
-        _ensure(arguments["config"], q.shape[-1], words or "plain", q.device.index)
+        arguments["config"] = _ensure(
+            arguments["config"], q.shape[-1], words or "plain", q.device.index
+        )
 
 
 def _is_on_gpu(q: Any) -> bool:
@@ -47,9 +49,9 @@ def _asked_by_environment() -> bool:
     return value == "1"
 
 
-def _ensure(config: str, d_head: int, features: str, device_index: int) -> None:
+def _ensure(config: str, d_head: int, features: str, device_index: int) -> str:
     with _lock:
-        _ensure_once(config, d_head, features, device_index)
+        return _ensure_once(config, d_head, features, device_index)
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
@@ -58,8 +60,8 @@ _ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
-def _ensure_once(text: str, d_head: int, features: str, device_index: int) -> None:
-    """Kernels are never unloaded, so that what was found once is there."""
+def _ensure_once(text: str, d_head: int, features: str, device_index: int) -> str:
+    """The canonical form. Kernels are never unloaded: what was found once is there."""
     config = parse(text).canonical()
     needed = Features.parse(features)
     if d_head != config.d_head:
@@ -68,7 +70,7 @@ def _ensure_once(text: str, d_head: int, features: str, device_index: int) -> No
     sm = 10 * major + minor
     built = library.built_configs().get(config)
     if built and built.covers(needed, sm):
-        return
+        return str(config)
     # Needs a compiler, which running kernels does not.
     from pyflash.codegen.build import build_on_demand, nearest_archs
 
@@ -79,3 +81,4 @@ def _ensure_once(text: str, d_head: int, features: str, device_index: int) -> No
             f"pyflash: config '{text}' is not built, and cannot be compiled: {error}"
         ) from error
     library.load(path)
+    return str(config)

@@ -104,7 +104,7 @@ def test_entries_tell_kind_size_age_and_what_is_bad(folder):
     found = {(e.kind, e.name): e for e in cache.entries()}
     assert {key: e.problem for key, e in found.items()} == {
         ("objects", "bad"): "it is damaged",
-        ("objects", "failed"): "there is no object: it did not compile",
+        ("objects", "failed"): "there is no object: it did not compile, or was stopped",
         ("objects", "good"): None,
         ("emulated", "cut"): (
             "it is cut off, or was not built by this version of pyflash: no seal"
