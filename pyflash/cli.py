@@ -12,9 +12,13 @@ from pyflash.commands import cache, configs, info, run
 from pyflash.commands.app import new_app
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
+from pyflash.tuner.cli import app as tune_app
 
 app = new_app()
-for room in (run.app, configs.app, bench_app, compare_app, inspect_app, cache.app, info.app):
+# In the order of help: from a config to its speed, then the looks inside.
+for room in (
+    run.app, configs.app, tune_app, bench_app, inspect_app, compare_app, cache.app, info.app
+):  # fmt: skip
     app.add_typer(room)
 
 

@@ -14,11 +14,14 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double cost(SplitProblem const& problem, int n) {
   int64_t const waves = ceil_div(problem.n_ctas * n, problem.n_slots);
   double const steps = static_cast<double>(waves * (ceil_div(problem.n_key_blocks, n) + 2));
-  return n == 1 ? steps
-                : steps + 3 + 0.35 * n + static_cast<double>(n * problem.n_outputs) / 375000;
+  return steps + merge_cost(n, problem.n_outputs);
 }
 
 }  // namespace
+
+double merge_cost(int n, int64_t n_outputs) {
+  return n == 1 ? 0 : 3 + 0.35 * n + static_cast<double>(n * n_outputs) / 375000;
+}
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
   int64_t const n_rows = std::min(B_r, params.seqlen_q);

@@ -24,4 +24,7 @@ struct SplitProblem {
 
 int choose_num_splits(SplitProblem const& problem);
 
+// merge(n) above.
+double merge_cost(int n, int64_t n_outputs);
+
 }  // namespace pyflash

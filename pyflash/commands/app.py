@@ -47,15 +47,16 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             _give_up_stdout()
             sys.exit(1)
-        except KeyboardInterrupt:
-            _interrupted()
-        except SystemExit as end:
-            if end.code == 130:
-                _interrupted()
-            raise
         except ERRORS as error:
             typer.echo(f"error: {one_line(error)}", err=True)
             sys.exit(1)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -130,11 +131,6 @@ def chosen_arch(arch: str | None) -> Arch:
     if not here:
         raise ValueError("no GPU on this machine: pass --arch, such as --arch sm_90")
     return here[-1]
-
-
-def _interrupted() -> None:
-    typer.echo("interrupted", err=True)
-    sys.exit(130)
 
 
 def _give_up_stdout() -> None:

@@ -3,7 +3,7 @@
 Importing this module loads pyflash/lib/libpyflash_ops.so, which registers `torch.ops.pyflash`, and
 every kernel library pyflash/lib/libpyflash_kernels-*.so, then those that `pyflash build` left in
 the user's cache. Each is checked before it is mapped; one that cannot be loaded is skipped with a
-warning. `load` and `build` add more at any time.
+warning. `load` and `build` add more at any time. The tuned tables of selection are read, too.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def _load_kernels() -> None:
 _load_ops()
 
 # Autograd, autocast, vmap and the fake implementations need the ops registered.
-from pyflash.op import autograd, fake  # noqa: E402, F401
+from pyflash.op import autograd, fake, tables  # noqa: E402, F401
 
 _load_kernels()
+tables.load_tables()

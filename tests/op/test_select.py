@@ -207,7 +207,7 @@ def test_the_reason_is_told():
     )
     smallest = (
         f"{candidates} none has a grid that fills the 132 SMs; "
-        "the first in rank of those with the smallest B_r: rank 3, 4 CTAs; "
+        "the first in rank of those with the smallest B_r in its family: rank 3, 4 CTAs; "
     )
     assert select(heads=2, seqlen_k=65)[2] == f"{smallest}its 2 blocks of keys in one pass"
     assert select(heads=2, seqlen_k=4096)[2] == (
