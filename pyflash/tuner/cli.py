@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyflash.commands.app import write_file
+
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
     from pyflash.tuner.candidates import AnySpace
@@ -60,6 +62,7 @@ def tune_command(
     picture: Annotated[
         Path | None, typer.Option(help="Draws the journal: speeds, main effects. FILE.png or .svg.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="The journal as a page.")] = None,
     install: Annotated[
         bool,
         typer.Option(
@@ -121,6 +124,11 @@ def tune_command(
             from pyflash.tuner.picture import draw
 
             draw(journal, picture)
+        if html:
+            from pyflash.inspect.page import page
+            from pyflash.tuner.report import TuningReport
+
+            write_file(html, page(TuningReport.of(journal)))
         if install:
             from pyflash.tuner.install import install as install_winners
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from support.bench_records import record, run_of_four
 from support.listings import BASE, BEST, recorded_kernel
 from typer.testing import CliRunner
 
@@ -18,42 +19,6 @@ from pyflash.bench.ladder import Step, climb, what_changed
 from pyflash.bench.report import BenchReport
 from pyflash.cli import app
 from pyflash.inspect.page import page
-
-
-def record(contender="pyflash", seqlen=4096, tflops=400.0, causal=False, what="forward"):
-    """As the bench writes one."""
-    problem = {
-        "batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": seqlen, "seqlen_k": seqlen,
-        "d_head": 128, "dtype": "BF16", "packed": False, "device": "cuda",
-        "options": {"causal": causal},
-    }  # fmt: skip
-    return {
-        "bench": "attention",
-        "time": "2026-11-21T12:00:00+00:00",
-        "environment": {"device": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0"},
-        "problem": problem,
-        "contender": contender,
-        "what": what,
-        "status": "ok",
-        "config": None,
-        "short_form": None,
-        "error": 1e-3,
-        "bound": 2e-3,
-        "timing": {"seconds": 1e-3, "spread": 0.02, "n_samples": 25},
-        "tflops": tflops,
-        "ratio": 1.1,
-        "percent_of_gemm": 60.0,
-        "gb_per_second": tflops / 2 if what == "forward" else None,
-        "host_microseconds": 5.0,
-    }
-
-
-def run_of_four():
-    return [
-        record(name, seqlen, rate * (1 + seqlen / 16384))
-        for seqlen in (512, 4096)
-        for name, rate in (("PyTorch flash", 350.0), ("pyflash", 400.0))
-    ]
 
 
 def test_steps_are_those_of_the_set():

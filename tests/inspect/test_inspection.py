@@ -10,11 +10,14 @@ import subprocess
 from html import escape
 
 import pytest
+from support.bench_records import run_of_four
 from support.listings import BASE, BEST, recorded_kernel
 from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
 
 from pyflash import Space, named_set
+from pyflash.bench.ladder import climb
+from pyflash.bench.report import BenchReport
 from pyflash.cli import app
 from pyflash.compare import compare, find_gpu, read
 from pyflash.inspect import inspection
@@ -184,7 +187,15 @@ def test_pages_do_not_overflow_in_a_browser(tmp_path):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium")
-    pages = {"inspection": looked_into(BEST), "comparison": comparison(), "diff": difference()}
+    pages = {
+        "inspection": looked_into(BEST),
+        "comparison": comparison(),
+        "diff": difference(),
+        "config": Sheet.of(BEST.replace(B_r=128, B_c=128)),
+        "space": SpaceSheet.of(Space(dtype="FP16", d_head=128, B_r=64, B_c=64), "sm_90"),
+        "ladder": climb(parts=()),
+        "bench": BenchReport(run_of_four()),
+    }
     frames = []
     for name, report in pages.items():
         text = escape(page(report).replace("</body>", f"{_MEASURE}</body>"), quote=True)
