@@ -69,6 +69,9 @@ def bench_command(
     form: Annotated[
         str, typer.Option("--format", help=f"On stdout: {', '.join(FORMATS)}.")
     ] = "table",
+    over: Annotated[
+        str, typer.Option(help="Whose speed --format markdown divides by.")
+    ] = "PyTorch flash",
 ) -> None:
     """Times pyflash beside every attention that is importable.
 
@@ -105,7 +108,7 @@ def bench_command(
         )
         found = measure_all(wanted, samples, out)
     _write(found, csv, plot, roofline, html)
-    typer.echo(_as_text(found, form), nl=False)
+    typer.echo(_as_text(found, form, over), nl=False)
 
 
 @app.command("ladder")
@@ -180,7 +183,7 @@ def _write(
         write_file(html, page(BenchReport(found)))
 
 
-def _as_text(found: Sequence[Record], form: str) -> str:
+def _as_text(found: Sequence[Record], form: str, over: str) -> str:
     from itertools import groupby
 
     from pyflash.bench import records
@@ -195,7 +198,7 @@ def _as_text(found: Sequence[Record], form: str) -> str:
 
         return as_text(map(attention_row, found))
     if form == "markdown":
-        return records.markdown(found, "pyflash", "PyTorch flash") + "\n"
+        return records.markdown(found, "pyflash", over) + "\n"
     parts = []
     for title, group in groupby(found, key=lambda r: (r["what"], records.title(r["problem"]))):
         parts.append(f"{': '.join(title)}\n{records.table(group)}\n")

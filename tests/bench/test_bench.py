@@ -301,6 +301,11 @@ def test_markdown_has_a_cell_for_each_length(recorded):
     ]  # fmt: skip
     record = records.read(path)[2]
     assert rows[0].split(" | ")[1] == f"{record['tflops']:.0f} / {record['ratio']:.2f}"
+    over = bench("--read", path, "--format", "markdown", "--over", "PyTorch math").stdout
+    _, math, _ = records.read(path)[:3]
+    assert f"| {record['tflops']:.0f} / {record['tflops'] / math['tflops']:.2f} |" in over
+    refused = bench("--read", path, "--format", "markdown", "--over", "nobody")
+    assert "no figures of pyflash and nobody for the same problem" in refused.stderr
 
 
 def test_decoding_and_configs_of_a_set():
