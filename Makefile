@@ -19,7 +19,7 @@ space := $(empty) $(empty)
 .PHONY: demo test gpu-test bench figures torch-versions lint format build clean
 
 demo: build
-	$(BIN)/python -m pyflash.demo
+	$(BIN)/pyflash demo
 
 test: build
 	$(BIN)/python -m pytest -m "not gpu" tests

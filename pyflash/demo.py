@@ -8,7 +8,6 @@ what ptxas reports for each combination of features beside what the resource mod
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -38,16 +37,15 @@ COLUMNS = ("registers", "spilled", "smem")  # per thread; bytes
 out = Console(highlight=False)
 
 
-def main() -> int:
+def main() -> None:
+    """Raises RuntimeError where something on the way is wrong or cannot be had here."""
     try:
         if torch.cuda.is_available():
             demo_on_gpu()
         else:
             demo_on_cpu()
-    except (AssertionError, RuntimeError) as error:
-        print(f"demo failed: {error}", file=sys.stderr)
-        return 1
-    return 0
+    except AssertionError as error:
+        raise RuntimeError(f"demo failed: {error}") from error
 
 
 def demo_on_cpu() -> None:
@@ -164,7 +162,3 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
         rows.append((str(features).replace("+", " + "), *cells))
     columns = ("", *(f"{arch} {what}" for arch in ARCHS for what in COLUMNS))
     return Table.of(str(config), columns, rows, "per thread: registers, bytes; per CTA: bytes")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

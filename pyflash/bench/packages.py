@@ -33,14 +33,16 @@ def is_installed(name: str) -> bool:
 
 
 def attention(name: str, problem: Problem) -> Attention:
-    """What `name`, a key of `PACKAGES`, runs this problem with.
+    """What `name`, a key of `PACKAGES`, runs this problem with. The package is imported at the
+    first call, which raises what importing it raises.
 
-    Raises ImportError for a package that is not installed or does not load.
+    Raises ImportError for a package that is not installed.
     """
     package = PACKAGES[name]
     if not is_installed(name):
         raise ImportError(f"--backend {name}: the module {package.module} is not installed")
-    return package.make(problem)
+    made = functools.cache(lambda: package.make(problem))
+    return lambda q, k, v: made()(q, k, v)
 
 
 def _is_causal(problem: Problem) -> bool:

@@ -39,7 +39,7 @@ def demo_command() -> None:
     """
     from pyflash.demo import main
 
-    raise typer.Exit(main())
+    main()
 
 
 @app.command(

@@ -224,6 +224,18 @@ def test_other_packages_are_called_as_they_want(monkeypatch, name, causal):
         backends(problem, ["flash_attn_9"])
 
 
+def test_a_package_that_does_not_load_does_not_end_the_run(monkeypatch):
+    def undefined_symbol(name):
+        raise ImportError(f"{name}.so: undefined symbol: _ZN2at4_ops5zeros4callE")
+
+    monkeypatch.setattr(packages, "is_installed", lambda name: name == "xformers")
+    monkeypatch.setattr(packages, "import_module", undefined_symbol)
+    problem = dataclasses.replace(PROBLEM, seqlen_k=48)
+    broken, ours = run(problem, [*backends(problem, ["xformers"]), selected(problem)], 2)
+    assert broken.status == "refused: xformers.ops.so: undefined symbol: _ZN2at4_ops5zeros4callE"
+    assert ours.status == "ok"
+
+
 # The command line
 
 TINY = ("--tokens", "32", "--heads", "1", "--samples", "2", "--device", "cpu", "--dtype", "fp16")
