@@ -42,6 +42,12 @@ def user_dir(abi: str, name: str) -> Path:
     return cache_dir() / "kernels" / f"{pyflash.__version__}-{abi}" / name
 
 
+def find(name: str, abi: str) -> Path:
+    """The library `name`: the user's where there is one, else what comes with the package."""
+    mine = library_file(user_dir(abi, name), name)
+    return mine if mine.exists() else library_file(LIB_DIR, name)
+
+
 def installed(folder: Path) -> list[Path]:
     """The kernel libraries in `folder`, which comes with the package."""
     return sorted(folder.glob(f"{_PREFIX}*.so"))

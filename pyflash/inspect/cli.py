@@ -77,15 +77,16 @@ def profile_command(
 @app.command("registers")
 def registers_command(
     library: Annotated[
-        Path | None, typer.Argument(help="A kernel library; pyflash/lib's default one.")
+        Path | None, typer.Argument(help="A kernel library; by default that of the default set.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
 ) -> None:
     """Predicted registers beside ptxas's, of all kernels of a library."""
-    from pyflash.codegen.build import LIB_DIR
+    from pyflash.codegen.build import abi
+    from pyflash.codegen.kernel_libraries import find
     from pyflash.inspect.registers import register_table, summary, to_markdown
 
-    path = library or LIB_DIR / "libpyflash_kernels-default.so"
+    path = library or find("default", abi())
     table = register_table(path)
     if markdown:
         typer.echo(to_markdown(table))

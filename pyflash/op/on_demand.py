@@ -43,6 +43,12 @@ def _is_on_gpu(q: Any) -> bool:
 
 
 def _asked_by_environment() -> bool:
+    return _environment()
+
+
+@functools.cache
+def _environment() -> bool:
+    """Read once: a look into the environment takes a microsecond."""
     value = os.environ.get("PYFLASH_JIT", "")
     if value not in ("", "0", "1"):
         raise ValueError(f"pyflash: PYFLASH_JIT is {value!r}: expected 0 or 1")

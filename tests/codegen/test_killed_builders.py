@@ -59,9 +59,9 @@ def test_builders_killed_at_random_moments(tmp_path, monkeypatch):
     outcomes = [json.loads(line) for line in printed.splitlines()]
     assert len(outcomes) == N_KILLS
     assert [outcome for outcome in outcomes if outcome["left"]] == []
-    # They were killed at work: while compilers ran, and while their library was linked.
+    # They were killed at work: while compilers ran, and between and after them.
     running = [outcome["running"] for outcome in outcomes]
-    assert sum(any("compiler" in name for name in names) for names in running) >= N_KILLS // 4
+    assert sum(any("compiler" in name for name in names) for names in running) >= N_KILLS // 8
     assert sum(outcome["compiled"] > 0 for outcome in outcomes) >= N_KILLS // 10
     monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
     assert [entry for entry in cache.entries() if entry.problem] == []

@@ -188,7 +188,7 @@ def test_bad_libraries_in_the_cache_take_nothing_else_down(fake, cache):
         assert "pyflash: skipped a library: " in line
         assert line.endswith("; to build it again: pyflash build '(FP16, 512)'")
     assert str(good) not in result.stderr
-    help_ = run_python("-m", "pyflash.codegen", "--help")
+    help_ = run_python("-c", "from pyflash.cli import app; app(['--help'])")
     assert help_.returncode == 0
     assert help_.stderr == ""
 
@@ -209,8 +209,10 @@ def test_libraries_of_another_version_in_the_cache_are_not_looked_at(fake, cache
     other.mkdir(parents=True)
     (other / "libpyflash_kernels-default.so").write_bytes(b"")
     assert kernel_libraries.of_user(abi()) == []
+    assert kernel_libraries.find("default", abi()) == library_file(LIB_DIR, "default")
     path = put(fake, "default")
     assert kernel_libraries.of_user(abi()) == [path]
+    assert kernel_libraries.find("default", abi()) == path
 
 
 def test_users_build_into_the_cache(cache, monkeypatch):

@@ -40,8 +40,10 @@ def builds(monkeypatch, fake):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(pyflash.op.library, "built_configs", lambda: {})
     on_demand._ensure_once.cache_clear()
+    on_demand._environment.cache_clear()
     yield asked
     on_demand._ensure_once.cache_clear()
+    on_demand._environment.cache_clear()
 
 
 class OnGpu:

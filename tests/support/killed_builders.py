@@ -76,19 +76,28 @@ def check(round_: str, objects: list[Compilation]) -> None:
 def main(folder: Path, n_kills: int) -> None:
     compilation.console.quiet = True
     rng = random.Random(0)
-    slow, quick = fake_compiler(folder, 0.1), fake_compiler(folder)
+    endless, slow, quick = (fake_compiler(folder, seconds) for seconds in (600, 0.1, 0))
+    # What a builder waits for that is killed late enough: an object, its library, nothing.
+    cases = [(endless, quick), (quick, endless), (slow, slow)]
+    os.environ["CXX"] = slow.command[0]
+    start = time.monotonic()
+    build("not_killed", slow)
+    seconds = time.monotonic() - start  # as busy as this machine is
     for i in range(n_kills):
         round_ = f"round_{i}"
-        os.environ["CXX"] = slow.command[0]
-        pid = start_builder(round_, slow)
-        time.sleep(rng.uniform(0, 0.7))
+        compiler, linker = cases[i % len(cases)]
+        os.environ["CXX"] = linker.command[0]
+        pid = start_builder(round_, compiler)
+        time.sleep(rng.uniform(0, seconds))
         running = list(processes_of(round_).values())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 10
         while (left := processes_of(round_)) and time.monotonic() < end:
             time.sleep(0.02)
-        compiled = sum(c.object.exists() for c in sources(slow, N_OBJECTS, round_))
+        for process in left:
+            os.kill(process, signal.SIGKILL)
+        compiled = sum(c.object.exists() for c in sources(compiler, N_OBJECTS, round_))
         outcome = {"running": running, "left": list(left.values()), "compiled": compiled}
         print(json.dumps(outcome), flush=True)
         os.environ["CXX"] = quick.command[0]
