@@ -21,11 +21,17 @@ from rich.console import Console
 from rich.table import Table
 
 from pyflash.op.library import built_configs
-from pyflash.op.selection import Problem, select
+from pyflash.op.selection import Problem, select, select_on
 from pyflash.tuner.facts import facts_of
-from pyflash.tuner.journal import Journal, Record
+from pyflash.tuner.journal import Journal, Record, read_journal
 from pyflash.tuner.model import gpu_of
-from pyflash.tuner.problems import parse_problem, problem_text, problem_to_json, random_problems
+from pyflash.tuner.problems import (
+    parse_problem,
+    problem_from_json,
+    problem_text,
+    problem_to_json,
+    random_problems,
+)
 from pyflash.tuner.workload import Contender, Workload
 
 GOOD = 1.03  # the time of the chosen config over the least
@@ -51,6 +57,32 @@ def audit(
         records.append(record)
         report(record)
     return records
+
+
+def replay(journal: Path) -> list[Record]:
+    """The records of an audit with what selection, as it is in this process, would choose, of the
+    times that were measured then. A choice that was not measured is an error.
+
+    Raises ValueError for a journal without an audit, OSError for one that cannot be read.
+    """
+    records = read_journal(journal)
+    gpu = next((r for r in records if r["kind"] == "run" and r["what"] == "audit"), None)
+    if gpu is None:
+        raise ValueError(f"{journal} holds no audit")
+    measured = {r["name"]: r for r in records if r["kind"] == "audit" and "ratio" in r}
+    return [_replayed(record, gpu["sm"], gpu["n_sms"]) for record in measured.values()]
+
+
+def _replayed(record: Record, sm: int, n_sms: int) -> Record:
+    problem = problem_from_json(record["problem"])
+    selection = select_on(problem, sm, n_sms)
+    chosen, seconds = str(selection.config), record["seconds"]
+    facts = {"selected": chosen, "num_splits": selection.num_splits, "reason": selection.reason}
+    if chosen not in seconds:
+        kept = {name: value for name, value in record.items() if name != "ratio"}
+        return kept | facts | {"error": f"{chosen} was not measured"}
+    ratio = seconds[chosen] / seconds[record["best"]]
+    return record | facts | {"selected_seconds": seconds[chosen], "ratio": ratio}
 
 
 def table(records: list[Record]) -> Table:
@@ -142,7 +174,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random problems")
     parser.add_argument("--problem", action="append", metavar="TEXT", help="instead of random ones")
     parser.add_argument("--samples", type=int, default=15, help="of each config (default: 15)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="the journal")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, metavar="FILE.jsonl", help="the journal")
+    where.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="measures nothing: what selection, as it is now, would choose there",
+    )
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="as torch names it"
     )
@@ -152,6 +191,8 @@ def main(argv: list[str] | None = None) -> int:
         console.width = 200
     device = arguments.device
     try:
+        if arguments.replay:
+            return _show(console, replay(arguments.replay))
         problems = [parse_problem(text, device) for text in arguments.problem or ()]
         problems = problems or random_problems(arguments.problems, arguments.seed, device)
         with Journal(arguments.out) as journal:
@@ -166,6 +207,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return _show(console, records)
+
+
+def _show(console: Console, records: list[Record]) -> int:
     console.print(table(records))
     console.print(summary(records))
     return 0
