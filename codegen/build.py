@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyflash
 from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
 from pyflash.codegen.cache_dir import cache_dir, locked
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
@@ -133,7 +134,8 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
-    return link(out_dir / "libpyflash_ops.so", compilations, torch)
+    record = {"version": pyflash.__version__}
+    return link(out_dir / "libpyflash_ops.so", compilations, torch, record)
 
 
 @functools.cache

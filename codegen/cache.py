@@ -124,6 +124,9 @@ def prune(
         if not dry_run:
             for entry in doomed:
                 discard(entry.path)
+                if _DEPTHS.get(entry.kind) == 2:
+                    with contextlib.suppress(OSError):  # others are in it
+                        entry.path.parent.rmdir()
     return doomed
 
 

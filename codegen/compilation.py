@@ -172,7 +172,8 @@ def _reusable(c: Compilation) -> bool:
 def _check_paths(compilations: Iterable[Compilation]) -> None:
     """nvcc passes its arguments on to a shell, as they are."""
     words = {word for c in compilations if c.compiler.suffix == ".cu" for word in c.command}
-    words |= {str(Path(tempfile.gettempdir()))}
+    if words:
+        words.add(tempfile.gettempdir())
     if unsafe := sorted(word for word in words if word.startswith("/") and not is_safe(word)):
         raise ValueError(
             f"the path {unsafe[0]!r} goes to nvcc, which passes it to a shell: expected letters, "
@@ -270,13 +271,13 @@ def _run_ninja(
         ninja += ["-j", str(n_jobs)]
         # NOTE: into a pipe, ninja prints one line per command, when it has ended.
         options = {
-            "env": os.environ | {"NINJA_STATUS": "@ "},
+            "env": os.environ | {"NINJA_STATUS": "@ ", "TMPDIR": folder},
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
         }
         failed_to_start = []
         with (
-            guarded(ninja, lock, **options) as process,
+            guarded(ninja, lock, remove=Path(folder), **options) as process,
             BuildProgress(console, len(missing), seconds) as progress,
         ):
             for line in process.stdout:

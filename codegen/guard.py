@@ -4,9 +4,9 @@
 
 In a session of its own, so that all that the command starts can be found: ninja gives each of its
 commands a process group. When COMMAND ends, when the process BUILDER is gone, as after SIGKILL, or
-at SIGTERM, the rest of the session is killed; then, if COMMAND did not succeed, the file REMOVE is
-removed ("": none). Inherited file descriptors, such as that of the cache's lock, stay open until
-then.
+at SIGTERM, the rest of the session is killed; then, if COMMAND did not succeed, the file or folder
+REMOVE is removed ("": none). Inherited file descriptors, such as that of the cache's lock, stay
+open until then.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_session()
         if status != 0 and remove:
-            Path(remove).unlink(missing_ok=True)
+            _remove(Path(remove))
     return status
 
 
@@ -71,6 +71,15 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command)
     except OSError as error:
         sys.exit(f"error: {command[0]} cannot be run: {error.strerror}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        import shutil  # takes a third of this script's start
+
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def end_session() -> None:

@@ -60,7 +60,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     std::optional<Tensor> partial;
-    if (params.num_splits > 1) {
+    if (params.num_splits > selection.kernel.row->max_cluster) {
       partial = allocate_partial(q, params);
     }
     launch(selection, params, current_cuda_stream(device_index));
@@ -165,7 +165,7 @@ void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   int const num_splits =
       problem.num_splits > 0
           ? problem.num_splits
-          : splits_by_rule(problem.params, kernel.B_r, kernel.B_c, kernel.ctas_per_sm, n_sms);
+          : splits_by_rule(problem.params, {kernel.B_r, kernel.B_c}, kernel.ctas_per_sm, n_sms);
   put_results(stack, expected_time(kernel, problem.params, n_sms, num_splits), int64_t(num_splits));
 }
 

@@ -19,14 +19,21 @@ std::pair<DType, int> key_fields(AnyConfig const& config) {
 
 constexpr char const* kNamed = "it was named";
 
-// CTAs of one pass, one per Q block, head and batch.
-int64_t count_ctas(ForwardParams const& params, int B_r) {
-  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + B_r - 1) / B_r;
-  return n_row_blocks * params.heads * params.batch;
+// CTAs of one pass, one per Q block, head, or group of them, and batch.
+int64_t count_ctas(ForwardParams const& params, Tiling const& tiling) {
+  int const n_heads = tiling.packs_heads ? params.heads_kv : params.heads;
+  int const group = n_heads > 0 ? params.heads / n_heads : 1;
+  int const n_queries = std::max(tiling.B_r / group, 1);
+  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + n_queries - 1) / n_queries;
+  return n_row_blocks * n_heads * params.batch;
+}
+
+Tiling tiling_of(ConfigMapRow const& row) {
+  return {row.B_r, row.B_c, row.packs_heads, row.max_cluster};
 }
 
 int64_t count_ctas(ForwardParams const& params, ConfigMapRow const& row) {
-  return count_ctas(params, row.B_r);
+  return count_ctas(params, tiling_of(row));
 }
 
 std::string archs_of(ConfigMapRow const& row) {
@@ -115,27 +122,40 @@ CandidatesKey key_of(Problem const& problem, Gpu const& gpu) {
 // Rule 1, 2, 3 or 4 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
+  auto const holds_all_packed = [&](Kernel const& kernel) {
+    return kernel.row->packs_heads &&
+           int64_t(params.seqlen_q) * params.heads <= int64_t(kernel.row->B_r) * params.heads_kv;
+  };
+  auto const packing = std::find_if(kernels.begin(), kernels.end(), holds_all_packed);
+  if (packing != kernels.end()) {
+    return {1, *packing};
+  }
+  auto const order = [](Kernel const& kernel) {
+    return std::pair(kernel.row->packs_heads, kernel.row->B_r);
+  };
   Kernel const& smallest =
       *std::min_element(kernels.begin(), kernels.end(),
-                        [](Kernel const& a, Kernel const& b) { return a.row->B_r < b.row->B_r; });
+                        [&](Kernel const& a, Kernel const& b) { return order(a) < order(b); });
   if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
+  auto const is_preferred = [&](Kernel const& kernel) {
+    return kernel.row->config.index() == kernels.front().row->config.index();
+  };
   auto const first_if = [&](auto&& suits) {
-    return std::find_if(kernels.begin(), kernels.end(),
-                        [&](Kernel const& kernel) { return suits(*kernel.row); });
+    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel const& kernel) {
+      return is_preferred(kernel) && !kernel.row->packs_heads && suits(*kernel.row);
+    });
   };
   auto const filling =
       first_if([&](ConfigMapRow const& row) { return count_ctas(params, row) >= n_sms; });
   if (filling == kernels.end()) {
-    return {4, *std::min_element(kernels.begin(), kernels.end(), [&](auto& a, auto& b) {
-              auto const order = [&](Kernel const& kernel) {
-                bool const other_family =
-                    kernel.row->config.index() != kernels.front().row->config.index();
-                return std::pair(other_family, kernel.row->B_r);
-              };
-              return order(a) < order(b);
-            })};
+    Kernel const* best = &smallest;
+    for (Kernel const& kernel : kernels) {
+      bool const is_better = !is_preferred(*best) || order(kernel) < order(*best);
+      best = is_preferred(kernel) && is_better ? &kernel : best;
+    }
+    return {4, *best};
   }
   auto const with_fewer_rows = first_if([&](ConfigMapRow const& row) {
     return row.B_r < filling->row->B_r &&
@@ -156,7 +176,7 @@ int ctas_per_sm(ConfigMapRow const& row, Gpu const& gpu) {
 int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu) {
   return problem.num_splits > 0
              ? problem.num_splits
-             : splits_by_rule(problem.params, row.B_r, row.B_c, ctas_per_sm(row, gpu), gpu.n_sms);
+             : splits_by_rule(problem.params, tiling_of(row), ctas_per_sm(row, gpu), gpu.n_sms);
 }
 
 // Rule 5. Whether it holds.
@@ -207,13 +227,16 @@ void choose_by_costs(Candidates const& candidates, Problem const& problem,
 
 }  // namespace
 
-int splits_by_rule(ForwardParams const& params, int B_r, int B_c, int ctas_per_sm, int n_sms) {
+int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms) {
   int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
                          (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
-  return choose_num_splits({.n_ctas = count_ctas(params, B_r),
+  return choose_num_splits({.n_ctas = count_ctas(params, tiling),
                             .n_slots = int64_t(n_sms) * ctas_per_sm,
-                            .n_key_blocks = count_key_blocks(params, B_r, B_c),
-                            .n_outputs = n_rows * params.d_head});
+                            .n_key_blocks = count_key_blocks(params, tiling.B_r, tiling.B_c),
+                            .n_outputs = n_rows * params.d_head,
+                            .B_c = tiling.B_c,
+                            .n_sms = n_sms,
+                            .max_cluster = tiling.max_cluster});
 }
 
 std::string GpuSelection::reason() const {

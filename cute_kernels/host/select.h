@@ -5,10 +5,12 @@
 //   6. the config with the least expected time, by the costs in the table of the GPU of this architecture with the nearest
 //      number of SMs, if they include those of the config that rules 1 to 4 take.
 // A row whose config is not a candidate is no row. Where no table decides, in order of rank:
-//   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+//   1. if all queries, with the heads that share keys, fit in one tile of a config that packs them, the first of those, which
+//      no other rule takes; if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+// then of the preferred family, that of the first in rank,
 //   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
 //   3. but where a smaller B_r gives as many CTAs, the first of those: more rows would be idle;
-//   4. if no grid is that large, the first of those of the preferred family with the smallest B_r: the largest grid.
+//   4. if no grid is that large, the first of those with the smallest B_r: the largest grid.
 // On the CPU every built config is a candidate and the first in rank is taken; without any, the family's fallback.
 #pragma once
 
@@ -49,8 +51,16 @@ struct CpuSelection {
   char const* reason;
 };
 
+// How a config cuts a problem into CTAs; see ConfigMapRow.
+struct Tiling {
+  int B_r;
+  int B_c;
+  bool packs_heads = false;
+  int max_cluster = 1;
+};
+
 // The number of splits by splits.h for a config of which ctas_per_sm CTAs fit on an SM.
-int splits_by_rule(ForwardParams const& params, int B_r, int B_c, int ctas_per_sm, int n_sms);
+int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms);
 
 // `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
 // listing what is built. On the CPU a named config need not be built, and one pass does what splits would.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
 
@@ -34,19 +35,11 @@ std::optional<AnyConfig> config_of(std::string const& line) {
   }
 }
 
-ForwardFeatures features_of(unsigned bits) {
-  return {.right_window = (bits & 1) != 0,
-          .left_window = (bits & 2) != 0,
-          .predicated_head_dim = (bits & 4) != 0,
-          .softcap = (bits & 8) != 0,
-          .sinks = (bits & 16) != 0};
-}
-
 std::istream& operator>>(std::istream& in, Range& range) { return in >> range.first >> range.last; }
 
 void read_choice(std::istringstream& words, std::string const& line, TunedTable& table) {
   int dtype = 0;
-  unsigned features = 0;
+  std::string features;
   TunedChoice choice{};
   words >> dtype >> choice.d_head >> features >> choice.packed >> choice.pairs >> choice.rows >>
       choice.keys >> choice.num_splits;
@@ -54,7 +47,7 @@ void read_choice(std::istringstream& words, std::string const& line, TunedTable&
     refuse_line(line);
   }
   choice.dtype = static_cast<DType>(dtype);
-  choice.features = features_of(features);
+  choice.features = parse_features(features);
   if (auto const config = config_of(line)) {
     choice.config = *config;
     table.choices.push_back(choice);

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+import pyflash
 from pyflash.codegen import kernel_libraries, seal
 from pyflash.codegen.cache_dir import CacheError
 from pyflash.codegen.kernel_libraries import LIB_DIR
@@ -114,7 +115,11 @@ def _load_ops() -> None:
     if not ops.exists():
         raise ImportError(f"{ops} is missing; to build it: pyflash build --ops")
     try:
-        seal.check(ops)
+        version = seal.check(ops).get("version")
+        if version != pyflash.__version__:
+            raise seal.BadFileError(
+                f"was built for version {version}, expected {pyflash.__version__}"
+            )
         torch.ops.load_library(ops)
     except seal.BadFileError as error:
         raise ImportError(f"{ops} {error}; to build it again: pyflash build --ops") from error

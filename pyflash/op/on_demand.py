@@ -25,17 +25,17 @@ def ensure_built(arguments: dict[str, Any], q: Tensor, compile: bool) -> None:
     compile, and without a compiler, with the command that installs one.
     """
     if "config" in arguments and _is_on_gpu(q) and (compile or _asked_by_environment()):
+        config = arguments["config"]
+        causal, window_right = arguments.get("causal", False), arguments.get("window_right", -1)
         features = {
-            "right_window": arguments.get("causal", False)
-            or arguments.get("window_right", -1) >= 0,
+            "right_window": causal or window_right >= 0,
             "left_window": arguments.get("window_left", -1) >= 0,
+            "predicated_head_dim": q.shape[-1] != _d_head(config),
             "softcap": arguments.get("softcap", 0.0) != 0.0,
             "sinks": arguments.get("sinks") is not None,
         }
         words = "+".join(name for name, needed in features.items() if needed)
-        arguments["config"] = _ensure(
-            arguments["config"], q.shape[-1], words or "plain", q.device.index
-        )
+        arguments["config"] = _ensure(config, words or "plain", q.device.index)
 
 
 def _is_on_gpu(q: Any) -> bool:
@@ -55,23 +55,28 @@ def _environment() -> bool:
     return value == "1"
 
 
-def _ensure(config: str, d_head: int, features: str, device_index: int) -> str:
+def _d_head(config: str) -> int:
+    return _parsed(config).d_head
+
+
+_parsed = functools.lru_cache(maxsize=4096)(parse)
+
+
+def _ensure(config: str, features: str, device_index: int) -> str:
     with _lock:
-        return _ensure_once(config, d_head, features, device_index)
+        return _ensure_once(config, features, device_index)
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
-_asked_by_environment._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _function in (_asked_by_environment, _d_head, _ensure):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
-def _ensure_once(text: str, d_head: int, features: str, device_index: int) -> str:
+def _ensure_once(text: str, features: str, device_index: int) -> str:
     """The canonical form. Kernels are never unloaded: what was found once is there."""
-    config = parse(text).canonical()
+    config = _parsed(text).canonical()
     needed = Features.parse(features)
-    if d_head != config.d_head:
-        needed = Features.parse(f"{needed}+predicated_head_dim".removeprefix("plain+"))
     major, minor = torch.cuda.get_device_capability(device_index)
     sm = 10 * major + minor
     built = library.built_configs().get(config)

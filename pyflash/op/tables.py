@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from pyflash.config import DType, Features
-from pyflash.config.features import NAMES
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "data" / "tuned"
 FORMAT = 1
@@ -106,8 +105,8 @@ def _lines(table: Table) -> list[str]:
     for row in table.get("choices", ()):
         of = row["class"]
         ranges = (f"{int(first)} {int(last)}" for first, last in map(of.get, _CLASS[4:]))
-        bits = _bits(Features.parse(of["features"]))
-        head = f"{int(DType.of(of['dtype']))} {int(of['d_head'])} {bits} {int(of['packed'])}"
+        features = Features.parse(of["features"])
+        head = f"{int(DType.of(of['dtype']))} {int(of['d_head'])} {features} {int(of['packed'])}"
         splits = int(row["num_splits"])
         lines.append(f"choice {head} {' '.join(ranges)} {splits} | {_word(row['config'])}")
     for row in table.get("costs", ()):
@@ -118,10 +117,6 @@ def _lines(table: Table) -> list[str]:
         )
         lines.append(f"costs {row['kind']} {figures} | {_word(row['config'])}")
     return lines
-
-
-def _bits(features: Features) -> int:
-    return sum(getattr(features, name) << i for i, name in enumerate(NAMES))
 
 
 def _word(text: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from pyflash.config import Arch
+from pyflash.op.library import built_configs
 from pyflash.op.selection import Problem
 from pyflash.tuner.builder import Builder, KernelBuilder, NoBuilder
 from pyflash.tuner.candidates import AnySpace, Survey, kernels_for, survey
@@ -144,7 +145,8 @@ def _measuring(device: str, gpu: Gpu, cold: bool, seed: int, journal: Path) -> M
     options = {"device": device, "cold": cold, "seed": seed}
     if torch.device(device).type != "cuda":
         return Measuring(BACKEND, options, NoBuilder())
-    return Measuring(BACKEND, options, KernelBuilder(gpu.arch, _library_folder(journal)))
+    builder = KernelBuilder(gpu.arch, _library_folder(journal), cubins=bool(built_configs()))
+    return Measuring(BACKEND, options, builder)
 
 
 def _library_folder(journal: Path) -> Path:

@@ -13,7 +13,8 @@ from pyflash.op.selection import Problem
 from pyflash.tuner.problems import problem_from_json, problem_text
 from pyflash.tuner.workload import Contender, Workload
 
-Candidate = dict[str, Any]  # config, a short form, and library, a path or None
+# config, a short form, and library, the path of a kernel library or a cubin, or None
+Candidate = dict[str, Any]
 Samples = list[list[float]]
 
 
@@ -50,6 +51,7 @@ class TorchBackend:
     def __init__(self, device: str = "cuda", cold: bool = True, seed: int = 0) -> None:
         self._device, self._cold, self._seed = torch.device(device), cold, seed
         self._workloads: dict[str, Workload] = {}
+        self._cubins: set[str] = set()
 
     def check(self, problem: dict[str, Any], candidate: Candidate) -> tuple[float, float]:
         return self._workload(problem).check(self._load(candidate))
@@ -73,9 +75,14 @@ class TorchBackend:
         return True
 
     def _load(self, candidate: Candidate) -> Contender:
-        """Loads each time: another library may have the config for another problem's features."""
-        if candidate["library"]:
-            library.load(candidate["library"])
+        """Loads a kernel library each time: another one may have the config for another problem's
+        features. A cubin adds its features to those that the config has."""
+        path = candidate["library"]
+        if path and path.endswith(".so"):
+            library.load(path)
+        elif path and path not in self._cubins:
+            library.load_cubin(path)
+            self._cubins.add(path)
         return Contender(candidate["config"])
 
     def _workload(self, values: dict[str, Any]) -> Workload:

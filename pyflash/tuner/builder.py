@@ -35,7 +35,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Built:
-    """`library` where it compiled (None: nothing has to be), else `reason`."""
+    """`library`, a kernel library or a cubin, where it compiled (None: nothing has to be), else
+    `reason`."""
 
     library: str | None = None
     reason: str | None = None
@@ -54,8 +55,12 @@ class Builder(Protocol):
         """Compiles them, after what was submitted before."""
         ...
 
+    def cancel(self) -> None:
+        """Ends what is running; what it was to build fails."""
+        ...
+
     def close(self) -> None:
-        """Ends what is running."""
+        """Ends what is running, and what was submitted after."""
         ...
 
 
@@ -69,19 +74,26 @@ class NoBuilder:
         future.set_result(Batch({kernel: Built() for kernel in kernels}, 0.0))
         return future
 
+    def cancel(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
 class KernelBuilder:
-    """nvcc, as many at a time as the machine has cores and memory for; libraries go to `folder`."""
+    """nvcc, as many at a time as the machine has cores and memory for; libraries go to `folder`.
 
-    def __init__(self, arch: Arch, folder: Path) -> None:
+    `cubins`: whether kernels may come as cubins, which only a process that has a kernel library can
+    launch.
+    """
+
+    def __init__(self, arch: Arch, folder: Path, cubins: bool = True) -> None:
         from pyflash.codegen.compilation import max_jobs
 
         # Two for each job: the wait for the slowest of a batch is shorter.
         self.batch_size = 2 * max_jobs()
-        self._arch, self._folder = arch, folder
+        self._arch, self._folder, self._cubins = arch, folder, cubins
         self._thread = ThreadPoolExecutor(1)
         self._process: subprocess.Popen[str] | None = None
         self._n_batches = 0
@@ -91,10 +103,13 @@ class KernelBuilder:
         self._n_batches += 1
         return self._thread.submit(self._build, list(kernels), f"tune{self._n_batches}")
 
-    def close(self) -> None:
-        self._closed = True
+    def cancel(self) -> None:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._closed = True
+        self.cancel()
         self._thread.shutdown(cancel_futures=True)
 
     def _build(self, kernels: list[Kernel], name: str) -> Batch:
@@ -103,6 +118,7 @@ class KernelBuilder:
             "arch": self._arch.name,
             "folder": str(self._folder),
             "name": name,
+            "cubins": self._cubins,
             "kernels": [[str(k.config), str(k.features)] for k in kernels],
         }
         self._process = subprocess.Popen(
@@ -126,10 +142,41 @@ class KernelBuilder:
 
 
 def build(
-    kernels: Sequence[Kernel], arch: Arch | str | int, folder: Path, name: str
+    kernels: Sequence[Kernel], arch: Arch | str | int, folder: Path, name: str, cubins: bool = True
+) -> dict[Kernel, Built]:
+    """Compiles all: with `cubins`, those of families that have device code by itself as cubins,
+    which takes a fraction of the time; others in kernel libraries. The one place where the tuner
+    asks the build for kernels."""
+    arch = Arch.of(arch)
+    as_cubins = [k for k in kernels if cubins and has_cubins(k.config) and not arch.ptx_of]
+    in_libraries = [k for k in kernels if k not in as_cubins]
+    built = _build_cubins(as_cubins, arch) if as_cubins else {}
+    return built | (_build_libraries(in_libraries, arch, folder, name) if in_libraries else {})
+
+
+def has_cubins(config: KernelConfig) -> bool:
+    """Whether its family's kernels can be compiled without a host's part."""
+    return getattr(config.family, "kernel_header", None) is not None
+
+
+def _build_cubins(kernels: Sequence[Kernel], arch: Arch) -> dict[Kernel, Built]:
+    from pyflash.codegen.kernels import Request, compile_kernels
+
+    requests = {Request(kernel.config, (kernel.features,)): kernel for kernel in kernels}
+    results = compile_kernels(requests, arch)
+    return {
+        requests[request]: Built(library=str(result))
+        if isinstance(result, Path)
+        else Built(reason=result.failures[0].first_errors())
+        for request, result in results.items()
+    }
+
+
+def _build_libraries(
+    kernels: Sequence[Kernel], arch: Arch, folder: Path, name: str
 ) -> dict[Kernel, Built]:
     """Compiles all at once, then links a library for each combination of features, because a
-    library has a config once. The one place where the tuner asks the build for kernels."""
+    library has a config once."""
     from pyflash.codegen.build import build_kernels, kernel_compilations, legal_archs
     from pyflash.codegen.compilation import compile_all
 
@@ -164,7 +211,8 @@ def main() -> int:
     os.nice(NICENESS)
     request: dict[str, Any] = json.load(sys.stdin)
     kernels = [Kernel(parse(text), Features.parse(name)) for text, name in request["kernels"]]
-    built = build(kernels, request["arch"], Path(request["folder"]), request["name"])
+    folder = Path(request["folder"])
+    built = build(kernels, request["arch"], folder, request["name"], request["cubins"])
     json.dump([[built[k].library, built[k].reason] for k in kernels], sys.stdout)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -76,7 +77,8 @@ class Measurer:
         """Ends the worker."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it
+                self._process.wait(timeout=30)
             self._process.stdin.close()
             self._process.stdout.close()
             self._process = None

@@ -46,7 +46,8 @@ def seen_in(records: Sequence[Record]) -> list[Seen]:
 
 def main_effects(problems: Sequence[Seen]) -> dict[tuple[str, str], dict[Any, float]]:
     """By (family, field), of each value: the mean over problems of how much slower the fastest
-    candidate with it is than the fastest of its family. Fields with one value are left out."""
+    candidate with it is than the fastest of its family, where a problem's candidates have several
+    values."""
     found: dict[tuple[str, str], dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     for problem in problems:
         by_family: dict[str, dict[KernelConfig, float]] = defaultdict(dict)
@@ -56,13 +57,12 @@ def main_effects(problems: Sequence[Seen]) -> dict[tuple[str, str], dict[Any, fl
             best = min(times.values())
             for field in next(iter(times)).field_types():
                 values = {getattr(config, field) for config in times}
-                for value in values:
+                for value in values if len(values) > 1 else ():
                     least = min(t for c, t in times.items() if getattr(c, field) == value)
                     found[family, field][value].append(least / best)
     return {
         key: {value: mean(ratios) for value, ratios in sorted(values.items())}
         for key, values in found.items()
-        if len(values) > 1
     }
 
 
@@ -88,10 +88,10 @@ def draw(journal: Path, out: Path) -> None:
     top, bottom = figure.subfigures(2, 1, height_ratios=[2 + 0.45 * len(problems), 2.4 * n_rows])
     _draw_speeds(top.subplots(), problems)
     if effects:
-        axes = bottom.subplots(n_rows, 4, squeeze=False).flat
+        axes = list(bottom.subplots(n_rows, 4, squeeze=False).flat)
         for axis, (key, values) in zip(axes, effects.items(), strict=False):
             _draw_effect(axis, key, values, problems)
-        for axis in list(axes)[len(effects) :]:
+        for axis in axes[len(effects) :]:
             axis.set_visible(False)
     figure.suptitle(f"{journal.name}: {len(problems)} problems", fontsize=12)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -99,31 +99,31 @@ def draw(journal: Path, out: Path) -> None:
 
 
 def _draw_speeds(axis: Any, problems: Sequence[Seen]) -> None:
-    """A row for each problem, a mark for each candidate."""
+    """A row for each problem, with its winner, and a mark for each candidate."""
     families = sorted({k.config.family.name for problem in problems for k in problem.seconds})
     for row, problem in enumerate(problems):
         work = flops(parse_problem(problem.name)) / 1e12
         for i, family in enumerate(families):
             mine = [t for k, t in problem.seconds.items() if k.config.family.name == family]
-            speeds = [work / seconds for seconds in mine]
+            speeds = [100 * min(problem.seconds.values()) / seconds for seconds in mine]
             style = {"color": _COLOURS[i % 4], "marker": _MARKS[i % 4], "linestyle": "none"}
             label = family if row == 0 else None
             axis.plot(speeds, [row] * len(speeds), markersize=4, alpha=0.5, label=label, **style)
-        best = work / min(problem.seconds.values())
-        axis.annotate(
-            f"{best:.3g}", (best, row), textcoords="offset points", xytext=(6, -3), fontsize=8
-        )
-    axis.set_yticks(range(len(problems)), [problem.name for problem in problems], fontsize=8)
+        text = f"{work / min(problem.seconds.values()):.3g} TFLOP/s"
+        axis.annotate(text, (100, row), textcoords="offset points", xytext=(6, -3), fontsize=8)
+    labels = [f"{problem.name}\n{problem.winner or ''}" for problem in problems]
+    axis.set_yticks(range(len(problems)), labels, fontsize=8)
+    axis.set_xlim(0, 112)
     axis.invert_yaxis()
-    axis.set_xlabel("TFLOP/s of every candidate, masked scores not counted")
+    axis.set_xlabel("speed of every candidate, % of the problem's best; masked scores not counted")
     axis.grid(axis="x", alpha=0.3)
-    axis.legend(loc="lower right", fontsize=8)
+    axis.legend(loc="lower left", fontsize=8)
 
 
 def _draw_effect(
     axis: Any, key: tuple[str, str], values: dict[Any, float], problems: Sequence[Seen]
 ) -> None:
-    """Bars; above each, the problems that a config with this value won."""
+    """Bars; above each, how many problems a config with this value won."""
     family, field = key
     won = [
         getattr(problem.winner, field)

@@ -87,13 +87,19 @@ class Tuning:
 
     def _explore(self) -> None:
         """The first rung: while a batch is measured, the next one is compiled."""
+        if not self._may_go_on():
+            return
         pending = self._submit(self._next_batch(()))
-        while pending is not None and self._may_go_on():
+        while pending is not None:
             batch = self._result(pending)
             if batch is None:
-                return  # time is up, and compilers go on to the end of the run
+                self.builder.cancel()
+                return
             pending = self._submit(self._next_batch(batch.built))
             self._measure_batch(batch)
+            if not self._may_go_on():
+                self.builder.cancel()
+                return
 
     def _next_batch(self, in_hand: Iterable[Kernel]) -> list[Kernel]:
         """As many as the builder wants, the problems taking turns; a kernel that one problem takes

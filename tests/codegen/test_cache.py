@@ -163,6 +163,8 @@ def test_pruning_by_age_kind_size_and_state():
     assert cache.prune(dry_run=True) == []
     assert names(cache.prune(bad=True, older_than=1500)) == ["cut", "unused"]
     assert names(cache.entries()) == ["new", "old", "used"]
+    assert names(cache.prune(older_than=500)) == ["old"]
+    assert [path.name for path in (cache_dir() / "objects").iterdir()] == ["new"]
     with pytest.raises(ValueError, match="unknown kinds gemm: expected some of objects"):
         cache.prune(kinds=["gemm"])
 

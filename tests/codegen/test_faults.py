@@ -19,7 +19,7 @@ from pyflash.codegen.config_header import PATH, emit_config_header, include_dir
 from pyflash.codegen.linking import link, reusable
 from pyflash.codegen.seal import BadFileError
 
-N_OBJECTS, N_LIBRARIES, N_HEADERS, N_MARKS = 80, 60, 40, 40
+N_OBJECTS, N_LIBRARIES, N_HEADERS, N_MARKS = 60, 50, 40, 40
 CONFIG = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
 
 

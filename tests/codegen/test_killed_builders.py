@@ -20,11 +20,13 @@ N_KILLS = 50
 
 
 def run(arguments: list[str], folder: Path, mark: str) -> subprocess.Popen[str]:
+    (folder / "tmp").mkdir()
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     environment = {
         **os.environ,
         "PYTHONPATH": path,
         "PYFLASH_CACHE_DIR": str(folder / "cache"),
+        "TMPDIR": str(folder / "tmp"),
         MARK: mark,
     }
     return subprocess.Popen(
@@ -59,6 +61,8 @@ def test_builders_killed_at_random_moments(tmp_path, monkeypatch):
     outcomes = [json.loads(line) for line in printed.splitlines()]
     assert len(outcomes) == N_KILLS
     assert [outcome for outcome in outcomes if outcome["left"]] == []
+    # A kill between the creation of the folder of temporary files and the start of its guard.
+    assert outcomes[-1]["temporary"] <= N_KILLS // 10
     # They were killed at work: while compilers ran, and between and after them.
     running = [outcome["running"] for outcome in outcomes]
     assert sum(any("compiler" in name for name in names) for names in running) >= N_KILLS // 8
@@ -70,7 +74,7 @@ def test_builders_killed_at_random_moments(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_a_real_build_that_is_stopped_leaves_no_compiler(tmp_path, number):
     """The signal goes to the builder alone, not to its process group as Ctrl-C's does."""
-    mark = f"stopped by {number.name}"
+    mark = f"stopped in {tmp_path}"
     process = run(["-m", "codegen", "--ops", "--out", str(tmp_path / "lib")], tmp_path, mark)
     wait_for_compilers(mark)
     process.send_signal(number)
@@ -81,3 +85,4 @@ def test_a_real_build_that_is_stopped_leaves_no_compiler(tmp_path, number):
         assert errors.splitlines()[-1] == "stopped; what is compiled is kept in the cache"
         assert "Traceback" not in errors
     assert not list((tmp_path / "lib").glob("*"))
+    assert not list((tmp_path / "tmp").iterdir())

@@ -29,7 +29,7 @@ from pyflash.codegen.kernel_libraries import (
 from pyflash.codegen.seal import seal
 
 ROOT = Path(__file__).resolve().parents[2]
-N_KERNEL_LIBRARIES, N_OP_LIBRARIES = 280, 40
+N_KERNEL_LIBRARIES, N_OP_LIBRARIES = 320, 40
 
 # Loads every library of a folder, and prints what became of each.
 LOAD_ALL = """if True:

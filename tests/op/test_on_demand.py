@@ -154,6 +154,32 @@ def test_on_the_cpu_nothing_is_compiled(monkeypatch, backend):
     assert torch.equal(out.transpose(1, 2), expected)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_under_torch_compile_it_is_compiled_while_the_graph_is_made(monkeypatch, dynamic):
+    asked = []
+    config = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
+
+    def ensure_once(*arguments):
+        asked.append(arguments)
+        return config
+
+    monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
+    monkeypatch.setattr(on_demand, "_ensure_once", ensure_once)
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager", fullgraph=True, dynamic=dynamic)
+    def call(q, window):
+        options = {"config": config + "+buffer", "window_left": window, "compile": True}
+        return pyflash.attention(q, q, q, causal=True, **options)
+
+    for batch in (2, 2, 3):
+        q = torch.randn(batch, 9, 2, 64, dtype=torch.float16)
+        expected = pyflash.attention(q, q, q, config=config, causal=True, window_left=5)
+        assert torch.equal(call(q, 5), expected)
+    assert set(asked) == {(config + "+buffer", "right_window+left_window", None)}
+    assert len(asked) <= 2
+
+
 @pytest.mark.parametrize(
     ("sm_archs", "ptx_arch", "runs_on"),
     [

@@ -1,7 +1,8 @@
 """python -m support.killed_builders FOLDER N: kills N builders at random moments.
 
 Prints a JSON line for each: the processes that ran when it was killed, those that were left soon
-after, the objects that it had compiled. After each kill another build must make what is right.
+after, the objects that it had compiled, the temporary files of all until then. After each kill
+another build must make what is right.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from support.fake_compiler import fake_compiler, sources
 from pyflash.codegen import compilation
 from pyflash.codegen.cache import object_problem
 from pyflash.codegen.cache_dir import cache_dir, partials
-from pyflash.codegen.compilation import Compilation, compile_all
+from pyflash.codegen.compilation import Compilation, Compiler, compile_all
 from pyflash.codegen.linking import link, reusable
 
 # An environment variable that all processes of a build inherit.
 MARK = "PYFLASH_TEST_MARK"
-N_OBJECTS = 3
+N_OBJECTS = 2
 
 
 def processes_of(mark: str) -> dict[int, str]:
@@ -40,7 +41,7 @@ def processes_of(mark: str) -> dict[int, str]:
     return {pid: line for pid, line in found.items() if line}  # a zombie has none
 
 
-def build(round_: str, compiler) -> None:
+def build(round_: str, compiler: Compiler) -> None:
     objects = sources(compiler, N_OBJECTS, round_)
     assert compile_all(objects, round_) == []
     library = library_of(round_)
@@ -52,13 +53,13 @@ def library_of(round_: str) -> Path:
     return cache_dir() / "emulated" / round_ / f"{round_}.so"
 
 
-def start_builder(round_: str, compiler) -> int:
+def start_builder(round_: str, mark: str, compiler: Compiler) -> int:
     """A copy of this process, so that the kill falls into the build and not into imports."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.environ[MARK] = round_
+            os.environ[MARK] = mark
             build(round_, compiler)
             status = 0
         finally:
@@ -87,18 +88,20 @@ def main(folder: Path, n_kills: int) -> None:
         round_ = f"round_{i}"
         compiler, linker = cases[i % len(cases)]
         os.environ["CXX"] = linker.command[0]
-        pid = start_builder(round_, compiler)
+        mark = f"{round_} in {folder}"
+        pid = start_builder(round_, mark, compiler)
         time.sleep(rng.uniform(0, seconds))
-        running = list(processes_of(round_).values())
+        running = list(processes_of(mark).values())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         end = time.monotonic() + 10
-        while (left := processes_of(round_)) and time.monotonic() < end:
+        while (left := processes_of(mark)) and time.monotonic() < end:
             time.sleep(0.02)
         for process in left:
             os.kill(process, signal.SIGKILL)
         compiled = sum(c.object.exists() for c in sources(compiler, N_OBJECTS, round_))
         outcome = {"running": running, "left": list(left.values()), "compiled": compiled}
+        outcome["temporary"] = len(list(Path(os.environ["TMPDIR"]).iterdir()))
         print(json.dumps(outcome), flush=True)
         os.environ["CXX"] = quick.command[0]
         build(round_, quick)

@@ -1,6 +1,7 @@
 """What orders candidates before anything is measured, and what is learnt from those that were."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_the_surrogate_learns_effects_and_pairs_of_them():
         factor = 1.2 if config.n_warps == 8 else 1.0
         return factor * (0.8 if config.B_r == config.B_c == 64 else 1.0)
 
-    seen = configs[::4]
+    seen = random.Random(1).sample(configs, len(configs) // 4)
     model = surrogate.fit(seen, [truth(config) for config in seen])
     for config in configs:
         assert model.predict(config, 1e-3) == pytest.approx(1e-3 * truth(config), rel=0.05)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -361,15 +362,26 @@ def test_costs_are_found_again_from_times(tmp_path):
         name: expected_microseconds(parse_problem(name), config, 90, 132, **truth) / 1e6
         for name in names
     }
+    # Another config of the same costs per tile of half as many rows: ahead on small grids.
+    half = config.replace(B_r=64)
+    halved = truth | {"tile": 2.9, "step": 0.45}
+    other = {
+        name: expected_microseconds(parse_problem(name), half, 90, 132, **halved) / 1e6
+        for name in names
+    }
     audits = [
-        {"kind": "audit", "name": name, "seconds": {str(config): seconds[name] * noise}}
+        audit_of(name, {config: seconds[name] * noise, half: other[name] / noise}, config)
         for name, noise in zip(names, [1.01, 0.99] * 6, strict=True)
     ]
+    assert {record["best"] for record in audits} == {str(config), str(half)}
     made = making.table_of([journal_of(tmp_path / "j", *audits)])
     assert {row["config"] for row in made["costs"]} == {
-        str(config), str(config.replace(dtype=DType.FP16)),
-    }  # fmt: skip
-    row = made["costs"][0]
+        str(c.replace(dtype=dtype)) for c in (config, half) for dtype in DType
+    }
+    judged = made["made"]["costs"]["full"]
+    assert judged["kept"]
+    assert judged["held_out"] < 1.02 < judged["selected"]
+    row = next(row for row in made["costs"] if row["config"] == str(config))
     assert (row["kind"], row["problems"]) == ("full", 12)
     assert row["error"] < 0.03
     unseen = parse_problem("bf16,batch=3,heads=12,seqlen=1500,d_head=64")
@@ -378,6 +390,40 @@ def test_costs_are_found_again_from_times(tmp_path):
         expected_microseconds(unseen, config, 90, 132, **truth), rel=0.05
     )
     tables.use_tables([made])
+
+
+def audit_of(name, seconds, selected):
+    seconds = {str(config): value for config, value in seconds.items()}
+    best = min(seconds, key=seconds.__getitem__)
+    selected = str(selected)
+    ratio = seconds[selected] / seconds[best]
+    return {
+        "kind": "audit", "name": name, "seconds": seconds, "selected": selected, "best": best,
+        "ratio": ratio,
+    }  # fmt: skip
+
+
+def test_costs_that_choose_worse_than_what_was_selected_are_left_out(tmp_path):
+    """Times that the model does not describe, of two configs; the choice was always right."""
+    configs = [
+        FlashForwardKernelConfig.parse(
+            f"(BF16, 64, {B_r}, 64, 4): async+eager+swizzled+load_2_2_2_tiles"
+        )
+        for B_r in (64, 128)
+    ]
+    rng = random.Random(1)
+    audits = []
+    for i in range(12):
+        seconds = dict(
+            zip(configs, (1e-5 * rng.uniform(1, 9), 1e-5 * rng.uniform(1, 9)), strict=True)
+        )
+        best = min(seconds, key=seconds.__getitem__)
+        audits.append(audit_of(f"bf16,batch={i + 1},heads=4,seqlen=700,d_head=64", seconds, best))
+    journal = journal_of(tmp_path / "j", winner(NAME), *audits)
+    made = making.table_of([journal])
+    assert made["costs"] == []
+    assert made["made"]["costs"]["full"]["selected"] == 1.0
+    assert not made["made"]["costs"]["full"]["kept"]
 
 
 def test_the_shipped_tables_are_tables():

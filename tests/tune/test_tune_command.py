@@ -63,6 +63,12 @@ def test_json_and_install_go_on_from_the_journal(journal, tmp_path, monkeypatch)
     values = json.loads(result.stdout)
     assert values["problems"][NAME]["winner"]["seconds"] > 0
     assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
+    result = run(
+        "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", journal, "--limit", 0,
+        "--install",
+    )  # fmt: skip
+    assert f"{tmp_path / 'tuned' / 'cpu.json'}: 1 classes of problems" in result.output
+    assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
     assert "<svg" in (tmp_path / "tune.svg").read_text()[:1000]
 
 
@@ -163,7 +169,7 @@ def test_a_replay_tells_what_selection_would_choose_now(tmp_path, capsys):
             "seqlen_k": 128, "d_head": 512,
         }  # fmt: skip
         journal.append(
-            "audit", name=name, problem=problem, seconds=dict(zip(names, (2e-6, 1e-6), strict=True)),
+            "audit", name=name, problem=problem, seconds={names[0]: 2e-6, names[1]: 1e-6},
             best=names[1], ratio=1.0, selected=names[1], num_splits=1, selected_seconds=1e-6,
         )  # fmt: skip
     (record,) = audit.replay(tmp_path / "j")
