@@ -44,10 +44,17 @@ def bench_command(
     ] = None,
     passes: Annotated[str, typer.Option("--pass", help="Of forward, backward, both.")] = "forward",
     decode: Annotated[bool, typer.Option("--decode", help="One query; lengths are keys.")] = False,
-    seqlen: Annotated[str, typer.Option(help="Of q and k, such as 512,1024 or 1k.")] = "4096",
-    tokens: Annotated[int, typer.Option(min=1, help="batch is tokens / seqlen.")] = 16384,
+    seqlen: Annotated[
+        str | None, typer.Option(help="Of q and k, such as 512,1k. 4k by default, 512 on the CPU.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="batch is tokens / seqlen. 16384 by default, 512 on the CPU."),
+    ] = None,
     d_head: Annotated[str, typer.Option(help="Such as 64,128.")] = "128",
-    heads: Annotated[int | None, typer.Option(min=1, help="2048 / d_head by default.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="2048 / d_head by default, 256 / d_head on the CPU.")
+    ] = None,
     heads_kv: HeadsKv = None,
     mask: Annotated[
         str, typer.Option(help="Of full and causal, whose FLOPs are counted halved.")
@@ -92,17 +99,20 @@ def bench_command(
     if read is not None:
         found = records.read(read)
     else:
+        target = device_of(device)
+        on_cpu = target.startswith("cpu")
         wanted = Wanted(
             passes=_words(passes, ("forward", "backward", "both"), "--pass"),
             dtypes=_words(dtype.lower(), ("fp16", "bf16"), "--dtype"),
             d_heads=_numbers(d_head, "--d-head"),
             masks=_words(mask, ("full", "causal"), "--mask"),
-            seqlens=_numbers(seqlen, "--seqlen"),
+            seqlens=_numbers(seqlen or ("512" if on_cpu else "4k"), "--seqlen"),
             decode=decode,
-            tokens=tokens,
+            tokens=tokens or (512 if on_cpu else 16384),
+            width=256 if on_cpu else 2048,
             heads=heads,
             heads_kv=heads_kv,
-            device=device_of(device),
+            device=target,
             configs=_configs(configs or [], set_name),
             backends=None if backend is None else _backends(backend),
         )

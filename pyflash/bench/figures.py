@@ -33,7 +33,7 @@ def check_figure(path: Path | None) -> None:
         return
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: expected a name that ends with {' or '.join(SUFFIXES)}")
-    _matplotlib()
+    require_matplotlib()
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -42,13 +42,13 @@ def save(figure: Figure, path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-    with replacing(path) as partial, _matplotlib().rc_context({"svg.hashsalt": "pyflash"}):
+    with replacing(path) as partial, require_matplotlib().rc_context({"svg.hashsalt": "pyflash"}):
         figure.savefig(partial, format=path.suffix[1:], dpi=150, metadata=metadata)
 
 
 def to_svg(figure: Figure) -> str:
     file = io.StringIO()
-    with _matplotlib().rc_context({"svg.hashsalt": "pyflash"}):
+    with require_matplotlib().rc_context({"svg.hashsalt": "pyflash"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
 
@@ -119,7 +119,7 @@ def roofline(records: Sequence[Record], gpu: Gpu | None = None) -> Figure:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter("{x:,.6g}")
         axis.set_minor_formatter("")
-    ax.yaxis.set_major_locator(_matplotlib().ticker.LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_locator(require_matplotlib().ticker.LogLocator(subs=(1, 2, 5)))
     _legend(figure, [ax], _where(timed))
     return figure
 
@@ -178,7 +178,7 @@ def _legend(figure: Figure, axes: Sequence[Axes], where: str) -> None:
 
 
 def _subplots(rows: int, columns: int) -> tuple[Figure, list[Axes]]:
-    matplotlib = _matplotlib()
+    matplotlib = require_matplotlib()
     size = (_PANEL[0] * columns, _PANEL[1] * rows + 0.9)
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
@@ -189,7 +189,7 @@ def _subplots(rows: int, columns: int) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _matplotlib() -> Any:
+def require_matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.figure

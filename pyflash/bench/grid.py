@@ -30,8 +30,9 @@ class Wanted:
     masks: list[str]
     seqlens: list[int]
     decode: bool
-    tokens: int
-    heads: int | None
+    tokens: int  # batch is tokens / seqlen
+    width: int  # heads is width / d_head
+    heads: int | None  # instead
     heads_kv: int | None
     device: str
     configs: list[KernelConfig]  # none: the selected one
@@ -60,7 +61,7 @@ def _problems(wanted: Wanted) -> Iterator[Problem]:
     for dtype in map(dtype_of, wanted.dtypes):
         for d_head in wanted.d_heads:
             _check_fit(wanted, dtype.name, d_head)
-            heads = wanted.heads or max(1, 2048 // d_head)
+            heads = wanted.heads or max(1, wanted.width // d_head)
             for mask in wanted.masks:
                 for seqlen in wanted.seqlens:
                     yield Problem(

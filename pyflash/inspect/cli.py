@@ -15,6 +15,7 @@ from pyflash.commands.app import (
     check_writable,
     chosen_arch,
     new_app,
+    print_json,
     show,
     write_file,
 )
@@ -80,13 +81,17 @@ def registers_command(
         Path | None, typer.Argument(help="A kernel library; by default that of the default set.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Predicted registers beside ptxas's, of all kernels of a library."""
     from pyflash.codegen.build import abi
     from pyflash.codegen.kernel_libraries import find
-    from pyflash.inspect.registers import register_table, summary, to_markdown
+    from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 
     path = library or find("default", abi())
+    if json:
+        print_json([r.to_dict() for r in registers_of(path)])
+        return
     table = register_table(path)
     if markdown:
         typer.echo(to_markdown(table))

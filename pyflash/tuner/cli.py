@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyflash.commands.app import write_file
+from pyflash.commands.app import check_writable, write_file
 
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
@@ -86,12 +86,15 @@ def tune_command(
     try:
         import torch
 
+        from pyflash.bench.figures import check_figure
         from pyflash.config import named_set
         from pyflash.tuner.api import tune
         from pyflash.tuner.model import gpu_of
         from pyflash.tuner.problems import parse_problem
         from pyflash.tuner.spaces import default_space, parse_space
 
+        check_writable(picture, html)
+        check_figure(picture)
         problems = [parse_problem(text) for text in problem or DEFAULT_PROBLEMS]
         asked: list[AnySpace] = [*map(parse_space, space or ()), *(config or ())]
         asked += named_set(kernels) if kernels else []

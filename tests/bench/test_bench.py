@@ -320,6 +320,19 @@ def test_markdown_has_a_cell_for_each_length(recorded):
     assert "no figures of pyflash and nobody for the same problem" in refused.stderr
 
 
+def test_a_cpu_gets_a_problem_of_its_size(monkeypatch):
+    problems = []
+    monkeypatch.setattr("pyflash.bench.cli._write", lambda *_: None)
+    monkeypatch.setattr("pyflash.bench.grid._contenders", lambda wanted, problem: [])
+    monkeypatch.setattr(
+        "pyflash.bench.measure.run", lambda problem, *_: problems.append(problem) or []
+    )
+    CliRunner().invoke(app, ["bench", "--device", "cpu"])
+    (problem,) = problems
+    extents = (problem.batch, problem.seqlen_q, problem.heads_q, problem.d_head)
+    assert extents == (1, 512, 2, 128)
+
+
 def test_decoding_and_configs_of_a_set():
     result = bench("--decode", "--seqlen", "48", "--set", "prog", "--d-head", "128", "--format",
                    "json", "--backend", "math")  # fmt: skip

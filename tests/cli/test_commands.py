@@ -165,7 +165,8 @@ def test_select_prints_the_choice_and_its_reason():
     assert found["num_splits"] == 1
     assert "CPU" in found["reason"]
     assert_one_line(invoke("select", "--device", "cpu", "--d-head", "257"))
-    assert invoke("select", "--d-head", "0").exit_code == 2
+    for command in (["select"], ["emulate", BEST], ["compare"]):
+        assert invoke(*command, "--d-head", "0").exit_code == 2
 
 
 def test_info_says_what_is_here_and_what_is_missing(monkeypatch):
@@ -235,6 +236,12 @@ def test_cache_refuses_in_words(options):
         ["registers", "missing.so"],
         ["config", BEST, "--html", "/proc/page.html"],
         ["config", BEST, "--html", "/"],
+        ["bench", "--out", "/proc/records.jsonl"],
+        ["bench", "--plot", "/proc/figure.svg"],
+        ["ladder", "--html", "/proc/page.html"],
+        ["tune", "--picture", "/proc/figure.svg"],
+        ["tune", "--html", "/proc/page.html"],
+        ["tune", "--picture", "figure.bmp"],
     ],
 )
 def test_errors_are_one_line(arguments):
