@@ -135,7 +135,7 @@ def ladder_command(
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Climbs the optimisation ladder: speed of each step, and what changed.
+    """Climbs the optimisation ladder: what each step brings.
 
     Registers and instructions from the compiled kernels, bank conflicts from the emulator, TFLOP/s
     beside PyTorch's flash backend on a GPU. What this machine cannot do is left out, and said.

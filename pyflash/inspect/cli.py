@@ -83,7 +83,7 @@ def registers_command(
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Predicted registers beside ptxas's, of all kernels of a library."""
+    """Predicted registers beside ptxas's, of each kernel of a library."""
     from pyflash.codegen.build import abi
     from pyflash.codegen.kernel_libraries import find
     from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
