@@ -93,10 +93,10 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """The attention of one layer: query is (batch, heads, seqlen_q, d_head), key and value are
     (batch, heads_kv, seqlen_k, d_head). Returns (batch, seqlen_q, heads, d_head) and None."""
-    _check(attention_mask, dropout, kwargs)
+    pattern = None if attention_mask is None else pattern_of(attention_mask)
+    _check(attention_mask if pattern is None else None, dropout, kwargs)
     query, key, value = _of_one_dtype(module, query, key, value)
     q, k, v, scale = _of_one_d_head(query, key, value, scaling)
-    pattern = pattern_of(attention_mask)
     if pattern is not None:
         causal, sliding_window = pattern
     else:
@@ -129,7 +129,7 @@ def _check(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
             f"pyflash: dropout is {dropout:g}: expected 0; set attention_dropout = 0 in the "
             "model's config, or call model.eval()"
         )
-    if attention_mask is not None and attention_mask.dim() not in (2, 5):
+    if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
             f"pyflash: attention_mask has shape {tuple(attention_mask.shape)}: expected "
             "(batch, seqlen), 0 for padding; attn_implementation='sdpa' takes other masks"
@@ -216,7 +216,7 @@ def _packed_attention(
     """Attention of packed sequences, whose total is the tokens of the batch."""
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise ValueError("pyflash: expected cu_seq_lens_q and cu_seq_lens_k, or neither")
-    if mask is not None and mask.dtype == torch.bool:
+    if mask is not None and mask.dtype != torch.int32:
         raise ValueError(
             "pyflash: attention_mask and cu_seq_lens_q are given: expected one of them, because "
             "packed sequences have no padding"

@@ -1,10 +1,10 @@
 """The masks of transformers: what a model's mask function asks for, as a tensor that it can carry.
 
-A mask is None, for what the layer's own arguments say; (batch, n) for `padding.py`; or such a mask
-expanded to (batch, n, 1, w, c), n = 0 without padding, where the mask function asks for more than a
-layer may pass on: w - 1 is the sliding window, 0 for none, and c - 1 whether it is causal. The
-pattern is in the sizes, because these can be read without waiting for a GPU and in a compiled
-graph.
+A mask is one for `padding.py`, (batch, n), expanded to (batch, n, w + 2, c + 1) in int8, or int32
+where it numbers sequences; n = 0 without padding. w is the sliding window, 0 for none, and c is 1
+if it is causal: what a layer passes on may say less, or something else. They are sizes because
+these can be read without waiting for a GPU and in a compiled graph; a mask of 4 dimensions is one
+that transformers does not make another one of.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Pattern(NamedTuple):
     sliding_window: int | None
 
 
-def pattern_of(mask: Tensor | None) -> Pattern | None:
-    """The pattern in what `make_mask` returned."""
-    if mask is None or mask.dim() != 5:
+def pattern_of(mask: Tensor) -> Pattern | None:
+    """The pattern in what `make_mask` returned; None for other masks."""
+    if mask.dim() != 4 or mask.dtype not in (torch.int8, torch.int32):
         return None
-    return Pattern(mask.shape[4] == 2, mask.shape[3] - 1 or None)
+    return Pattern(causal=mask.shape[3] == 2, sliding_window=mask.shape[2] - 2 or None)
 
 
 def _with_pattern(
@@ -42,8 +42,10 @@ def _with_pattern(
 ) -> Tensor:
     if mask is None:
         mask = torch.empty(batch_size, 0, dtype=torch.bool, device=device)
-    sizes = (1, (pattern.sliding_window or 0) + 1, 2 if pattern.causal else 1)
-    return mask[:, :, None, None, None].expand(-1, -1, *sizes)
+    if mask.dtype == torch.bool:
+        mask = mask.to(torch.int8)
+    sizes = ((pattern.sliding_window or 0) + 2, 2 if pattern.causal else 1)
+    return mask[:, :, None, None].expand(-1, -1, *sizes)
 
 
 def make_mask(
@@ -58,9 +60,8 @@ def make_mask(
     use_vmap: bool = False,
     device: torch.device | str | None = None,
     local_size: int | None = None,
-    config: Any = None,
     **kwargs: Any,
-) -> Tensor | None:
+) -> Tensor:
     """The mask for the layers of a forward pass, as the head of this file says. For causal
     attention its last column is the last query's; keys past it are slots of a static cache that are
     not filled yet.
@@ -71,8 +72,6 @@ def make_mask(
     """
     if use_vmap:
         raise ValueError(_OTHER_MASK)
-    if attention_mask is not None and attention_mask.dim() == 5:  # generate makes some masks twice
-        attention_mask = attention_mask[:, :, 0, 0, 0] if attention_mask.shape[1] else None
     bidirectional = "allow_is_bidirectional_skip" in kwargs
     if bidirectional:
         mask = None if attention_mask is None else attention_mask[:, -kv_length:]
@@ -93,9 +92,6 @@ def make_mask(
         window = local_size
     if window is not None and kv_length <= window:
         window = None
-    overrides_layers = bidirectional and not getattr(config, "is_causal", True)
-    if window is None and not overrides_layers:
-        return mask
     return _with_pattern(mask, Pattern(not bidirectional, window), batch_size, device)
 
 
@@ -145,15 +141,12 @@ def _positions_so_far(
         if filled == kv_length:
             return None
         return torch.ones(batch_size, filled, dtype=torch.bool, device=device)
-    if attention_mask.shape[1] < filled:
+    if attention_mask.shape[1] < end:
         raise ValueError(
             f"pyflash: attention_mask has {attention_mask.shape[1]} columns: expected {end}, one "
             "for each token so far, those in the cache too"
         )
-    # NOTE: with a static cache, generate makes the mask twice, so that it may already be cut to the
-    # columns of a sliding window: they are counted from the right.
-    attention_mask = attention_mask[:, :end]
-    return attention_mask[:, attention_mask.shape[1] - filled :]
+    return attention_mask[:, kv_offset:end]
 
 
 @torch.compiler.disable  # reads the result of mask_function on the host
