@@ -100,9 +100,38 @@ void run(StableIValue* stack, bool packed) {
   put_results(stack, outputs.out, outputs.lse);
 }
 
+// The last refusal of a value in this thread. All exceptions reach Python as RuntimeErrors; pyflash/op/errors.py asks
+// which of them are ValueErrors.
+thread_local std::string last_refusal_of_thread;
+
+template <class Function>
+void noting_refusals(Function&& function) {
+  try {
+    function();
+  } catch (InvalidValue const& refusal) {
+    last_refusal_of_thread = refusal.what();
+    throw;
+  }
+}
+
 // Kernels as torch calls them. They take the arguments off the stack and put the results there.
-void fwd(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/false); }
-void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/true); }
+void fwd(StableIValue* stack, uint64_t, uint64_t) {
+  noting_refusals([=] { run(stack, /*packed=*/false); });
+}
+void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) {
+  noting_refusals([=] { run(stack, /*packed=*/true); });
+}
+
+void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, last_refusal_of_thread);
+}
+
+// The short form of the config that a text names.
+void parse_config(StableIValue* stack, uint64_t, uint64_t) {
+  noting_refusals([=] {
+    put_results(stack, short_form(parse_short_form(Arguments(stack).take<std::string>())));
+  });
+}
 
 void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
@@ -111,7 +140,7 @@ void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
 void config_map(StableIValue* stack, uint64_t, uint64_t) { put_results(stack, config_map_json()); }
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
-void select(StableIValue* stack, uint64_t, uint64_t) {
+void run_select(StableIValue* stack) {
   Arguments arguments(stack);
   Extents extents{};
   auto const dtype = static_cast<DType>(arguments.take<int64_t>());
@@ -131,6 +160,10 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
   GpuSelection const selection = select_on_gpu(problem, gpu, options.config);
   put_results(stack, std::string(selection.kernel.row->short_form), int64_t(selection.num_splits),
               selection.reason());
+}
+
+void select(StableIValue* stack, uint64_t, uint64_t) {
+  noting_refusals([=] { run_select(stack); });
 }
 
 std::string forward_schema(std::string const& name, std::string const& packing) {
@@ -159,6 +192,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   m.def("load_kernels(str path) -> int");
   m.def("config_map() -> str");
+  m.def("last_refusal() -> str");
+  m.def("parse_config(str text) -> str");
   m.def(select_schema().c_str());
 }
 
@@ -175,5 +210,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_kernels", pyflash::load_kernels);
   m.impl("config_map", pyflash::config_map);
+  m.impl("last_refusal", pyflash::last_refusal);
+  m.impl("parse_config", pyflash::parse_config);
   m.impl("select", pyflash::select);
 }

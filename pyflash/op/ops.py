@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from pyflash.config import ARCHS, parse_short_form
 from pyflash.op import library  # noqa: F401  (registers torch.ops.pyflash)
+from pyflash.op.errors import OPTION_KINDS, call, check_type, check_types
 from pyflash.op.options import DEFAULTS, AttentionOptions, refuse_unknown, shows_options
 
 if TYPE_CHECKING:
@@ -73,10 +75,14 @@ def attention(
     `torch.use_deterministic_algorithms(True)` and does not support softcap: raises in forward.
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
-    Raises RuntimeError that names the argument, what was expected and what came; TypeError for an
-    unknown keyword argument, and for a tensor in place of a number.
+    Raises ValueError that names the argument, what was expected and what came; TypeError for an
+    unknown keyword argument and for one of another type; RuntimeError for what this machine, or
+    what is built on it, cannot do. (The op, `torch.ops.pyflash.fwd`, raises RuntimeError for all.)
     """
-    out, lse = torch.ops.pyflash.fwd(q, k, v, **arguments_of("attention", options))
+    arguments = arguments_of("attention", options)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_types({"q": q, "k": k, "v": v}, {})
+    out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
 
@@ -151,7 +157,10 @@ def attention_varlen(
 
     Raises what `attention` raises.
     """
-    out, lse = torch.ops.pyflash.fwd_varlen(
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_types(tensors, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
+    out, lse = call(
+        torch.ops.pyflash.fwd_varlen,
         q,
         k,
         v,
@@ -174,26 +183,27 @@ def arguments_of(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
         default = DEFAULTS[name]
         if value is default:
             continue
-        if isinstance(value, Tensor):
-            if name != "sinks":
-                raise TypeError(
-                    f"pyflash: {name} is a tensor: expected a number, through which no gradient "
-                    "flows; .item() makes one"
-                )
-        elif name == "config":
-            value = value if isinstance(value, str) else _short_form(value)
-        elif value == default:
-            continue
-        arguments[name] = value
+        check_type(name, value, OPTION_KINDS[name])
+        if name == "config":
+            if value != "":
+                arguments[name] = _short_form(value)
+        elif name == "sinks" or value != default:
+            arguments[name] = value
     return arguments
 
 
-def _short_form(config: KernelConfig) -> str:
-    return _known_short_form(config)
+def _short_form(config: KernelConfig | str) -> str:
+    return _checked_short_form(config)
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_short_form(config: KernelConfig) -> str:
+def _checked_short_form(config: KernelConfig | str) -> str:
+    """Of the config that stands for all that compile to the same kernel. Raises ValueError for one
+    that breaks rules on every architecture, as no kernel can be built for it."""
+    config = parse_short_form(config) if isinstance(config, str) else config
+    if not any(config.is_legal(arch) for arch in ARCHS):
+        sentence = min((config.violations(arch) for arch in ARCHS), key=len)[0].sentence
+        raise ValueError(f"pyflash: config '{config}' is legal nowhere: {sentence}")
     return config.canonical().short_form()
 
 

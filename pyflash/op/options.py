@@ -87,6 +87,20 @@ OPTIONS: dict[str, Option] = {
 DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
 
 
+def kinds_of_options() -> dict[str, str]:
+    """What each option may be, as `pyflash.op.errors` names it."""
+    names = {
+        bool: "bool",
+        int: "int",
+        float: "float",
+        float | None: "float or None",
+        "KernelConfig | str": "config",
+        "Tensor | None": "tensor or None",
+    }
+    kinds = {name: hint.__origin__ for name, hint in AttentionOptions.__annotations__.items()}
+    return {name: names[getattr(k, "__forward_arg__", k)] for name, k in kinds.items()}
+
+
 def scalar_options() -> dict[str, tuple[Any, Option]]:
     """The options that are numbers or flags, as a command line can take them: type and option."""
     kinds = {name: hint.__origin__ for name, hint in AttentionOptions.__annotations__.items()}

@@ -4,12 +4,15 @@ cute_kernels/host/select.h and splits.h.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from pyflash.config import DType, KernelConfig, parse
+from pyflash.config.words import shown, type_name
 from pyflash.op import ops
+from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions
 
 TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
@@ -17,7 +20,8 @@ TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A call of `attention`, without its data; device as torch names it. For `attention_varlen`,
+    """A call of `attention`, without its data; device as torch names it; dtype a `DType` or its
+    name. For `attention_varlen`,
     packed is True, batch is the number of sequences, and seqlen_q and seqlen_k are max_seqlen_q and
     max_seqlen_k. The options' sinks may be on any device, meta too."""
 
@@ -32,6 +36,14 @@ class Problem:
     device: str = "cuda"
     options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
 
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head"):
+            check_type(name, getattr(self, name), "int")
+        check_type("packed", self.packed, "bool")
+        if not isinstance(self.options, Mapping):
+            raise TypeError(f"pyflash: options is {type_name(self.options)}: expected a dictionary")
+        object.__setattr__(self, "dtype", DType.of(self.dtype))
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -44,10 +56,14 @@ def select(problem: Problem) -> Selection:
     """The config and the splits that `attention` runs with config = "" and num_splits = 0, or with
     those in the problem's options, and the reason in a sentence.
 
-    Raises RuntimeError where `attention` would refuse the problem.
+    Raises what `attention` would raise for the problem; RuntimeError for a CUDA device that is not
+    there.
     """
-    sm_arch, n_sms = _gpu(torch.device(problem.device))
-    short_form, num_splits, reason = torch.ops.pyflash.select(
+    if not isinstance(problem, Problem):
+        raise TypeError(f"pyflash: problem is {type_name(problem)}: expected a Problem")
+    sm_arch, n_sms = _gpu(problem.device)
+    short_form, num_splits, reason = call(
+        torch.ops.pyflash.select,
         dtype=int(problem.dtype),
         packed=problem.packed,
         batch=problem.batch,
@@ -63,13 +79,29 @@ def select(problem: Problem) -> Selection:
     return Selection(parse(short_form), num_splits, reason)
 
 
-def _gpu(device: torch.device) -> tuple[int, int]:
+def _device(name: str | torch.device) -> torch.device:
+    if not isinstance(name, str | torch.device):
+        raise TypeError(f"pyflash: device is {type_name(name)}: expected a device or its name")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"pyflash: device is {shown(name)}: expected a CUDA device or cpu"
+        ) from None
+
+
+def _gpu(name: str | torch.device) -> tuple[int, int]:
     """(SM architecture, number of SMs), zeros for the CPU."""
+    device = _device(name)
     if device.type == "cpu":
         return 0, 0
     if device.type != "cuda":
-        raise RuntimeError(f"pyflash: device is {device}: expected a CUDA device or cpu")
+        raise ValueError(f"pyflash: device is {device}: expected a CUDA device or cpu")
     if not torch.cuda.is_available():
         raise RuntimeError("pyflash: torch finds no CUDA GPU: expected device 'cpu'")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"pyflash: device is {device}: torch finds {torch.cuda.device_count()} CUDA GPUs"
+        )
     properties = torch.cuda.get_device_properties(device)
     return properties.major * 10 + properties.minor, properties.multi_processor_count

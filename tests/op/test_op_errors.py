@@ -12,7 +12,7 @@ from pyflash.op import library
 
 
 def assert_refused(function, arguments: dict, sentence: str) -> None:
-    with pytest.raises(RuntimeError, match=f"^pyflash: {re.escape(sentence)}$"):
+    with pytest.raises(ValueError, match=f"^pyflash: {re.escape(sentence)}$"):
         function(**arguments)
 
 
@@ -137,7 +137,7 @@ MALFORMED = {
 @pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_configs_are_refused_by_the_part_not_understood(text):
     sentence = f"config '{text}' is not a short form: expected {MALFORMED[text]}"
-    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         attention(**qkv(config=text))
 
 

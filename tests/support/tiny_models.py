@@ -24,7 +24,7 @@ IMAGE, PATCH = 16, 4
 # The first pattern that a field's name matches, in its whole length, tells its value.
 _SMALL: dict[str, Any] = {
     # text
-    r".*vocab_size": VOCABULARY,
+    r".*vocab_size(_per_layer_input)?": VOCABULARY,
     r"max_position_embeddings|max_.*positions|n_positions|n_ctx|max_seq_len.*": 64,
     r"sliding_window|local_attention|local_window_size|attention_window_size": WINDOW,
     r"use_sliding_window": True,
@@ -40,6 +40,8 @@ _SMALL: dict[str, Any] = {
     r".*(num_key_value_heads|num_kv_heads|kv_heads)|.*num_query_groups": 2,
     r".*(num_attention_heads|attention_heads|n_heads?|num_heads|num_head)": 4,
     # layers
+    r"num_kv_shared_layers": 0,
+    r"hidden_size_per_layer_input": 16,
     r".*(num_hidden_layers|num_layers|_layers|n_layers?|num_blocks|n_blocks)|depth": 2,
     # experts: every token goes through each, because rounding may change which
     r"num_experts|num_local_experts|n_routed_experts|moe_num_experts": 2,
@@ -80,17 +82,38 @@ def model_classes() -> Iterator[tuple[str, type[PreTrainedModel]]]:
                     yield folder, item
 
 
-# By config class.
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_MROPE = {"rope_parameters": _ROPE | {"mrope_section": [2, 3, 3]}}
+_HALF_MROPE = {
+    "rope_parameters": _ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+}
+
+# By the name of a config class.
 _OVERRIDES: dict[str, dict[str, Any]] = {
+    "CohereCompassTextConfig": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
+    },
     "DeepseekV2Config": {"num_experts_per_tok": 2},
+    "Dots1Config": {"n_routed_experts": 2, "num_experts_per_tok": 2},
     "EsmConfig": {"vocab_size": VOCABULARY, "pad_token_id": 1},
+    "Gemma3nTextConfig": {"intermediate_size": [96, 96], "activation_sparsity_pattern": [0.0, 0.0]},
+    "Gemma4AssistantConfig": {"hidden_size_per_layer_input": 0},
+    "Glm4vTextConfig": _MROPE,
+    "Glm4vMoeTextConfig": _HALF_MROPE,
+    "GlmImageTextConfig": _MROPE,
+    "GlmOcrTextConfig": _MROPE,
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "LongcatFlashConfig": {"head_dim": 8, "zero_expert_num": 2, "moe_topk": 4},
     "LwDetrViTConfig": {"num_windows": 4},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": 16},
-    "TimesFm2_5Config": {"patch_length": 8, "context_length": 32, "horizon_length": 8},
+    "NemotronHConfig": {"layers_block_type": ["mamba", "attention", "mlp"]},
+    "Qwen3_5TextConfig": {"layer_types": ["linear_attention", "full_attention"]},
+    "Qwen3_5MoeTextConfig": {"layer_types": ["linear_attention", "full_attention"]},
     "WhisperConfig": {"num_mel_bins": 16, "max_source_positions": 64},
     "ZayaConfig": {"num_experts_per_tok": 1},
-    "CohereCompassTextConfig": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 
 
@@ -112,13 +135,14 @@ def tiny_config(config_class: type[PreTrainedConfig], keep_types: bool = True) -
         elif isinstance(old, list) and re.fullmatch(_LAYER_TYPES, name):
             values[name] = _one_of_each(old) if keep_types else None
         elif name in ("rope_parameters", "rope_scaling") and isinstance(old, dict):
-            values[name] = _tiny_rope(config_class, old)
+            values[name] = _tiny_rope(old)
         elif (small := _small(name, old)) is not _KEEP:
             values[name] = small
     types = values.get("layer_types") or values.get("layers_block_type")
     if types and len(types) != 2:
         values |= {n: len(types) for n in ("num_hidden_layers", "num_layers") if n in values}
-    if getattr(default, "num_key_value_heads", None) == getattr(default, "num_attention_heads", 0):
+    heads = [vars(default).get(f"num_{kind}_heads") for kind in ("key_value", "attention")]
+    if heads[0] is not None and heads[0] == heads[1]:
         values["num_key_value_heads"] = values.get("num_attention_heads", 4)
     values |= _OVERRIDES.get(config_class.__name__, {})
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -136,11 +160,8 @@ def _one_of_each(types: list[Any]) -> list[Any]:
     return distinct if len(distinct) > 1 else distinct * 2
 
 
-def _tiny_rope(config_class: type, rope: dict[str, Any]) -> dict[str, Any]:
-    if "mrope_section" not in rope:
-        return rope
-    section = [1, 1, 2] if config_class.__name__.startswith("Glm4vMoe") else [2, 3, 3]
-    return rope | {"mrope_section": section}
+def _tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
+    return rope | {"mrope_section": [2, 3, 3]} if "mrope_section" in rope else rope
 
 
 _KEEP = object()
@@ -155,7 +176,7 @@ def _small(name: str, old: Any) -> Any:
                 return None
             if isinstance(old, bool) != isinstance(value, bool):
                 return _KEEP
-            if old is None and "sliding" not in name:
+            if old is None and "sliding" not in name and name != "head_dim":
                 return _KEEP
             return _KEEP if isinstance(old, list | tuple | dict) else value
     return _KEEP
@@ -170,7 +191,7 @@ def tiny_inputs(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
     parameters = inspect.signature(model.forward).parameters
     main = model.main_input_name
-    main = main if main in parameters else next(iter(parameters))
+    main = main if main in parameters else next(iter(parameters), "")
     ids = torch.randint(3, VOCABULARY // 2, (2, SEQLEN), generator=generator)
     others: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
     if "decoder_input_ids" in parameters and main != "decoder_input_ids":

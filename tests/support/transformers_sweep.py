@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import inspect
 import sys
 import time
 import warnings
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from support.tiny_models import SEQLEN, VOCABULARY, model_classes, tiny_config, tiny_inputs
+from support.tiny_models import SEQLEN, model_classes, tiny_config, tiny_inputs
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -46,7 +45,8 @@ class Outcome:
 
 def sweep(model_class: type[PreTrainedModel], dtype: torch.dtype = torch.float16) -> Outcome:
     """Makes the model three times: fp32 and 16-bit eager, and pyflash."""
-    config = None
+    if not model_class._supports_flash_attn:
+        return _refused_when_made(model_class)
     for keep_types in (True, False):
         try:
             config = tiny_config(model_class.config_class, keep_types)
@@ -55,7 +55,7 @@ def sweep(model_class: type[PreTrainedModel], dtype: torch.dtype = torch.float16
         except Exception as error:
             outcome = Outcome("not made", _words(error))
     else:
-        return outcome if model_class._supports_flash_attn else _make_of_defaults(model_class)
+        return outcome
     try:
         of_pyflash = _make(model_class, config, "pyflash", dtype)
     except Exception as error:
@@ -93,11 +93,15 @@ def _make(
     return model_class._from_config(config, attn_implementation=implementation, dtype=dtype).eval()
 
 
-def _make_of_defaults(model_class: type[PreTrainedModel]) -> Outcome:
-    """A class that is to be refused before its weights are made."""
+def _refused_when_made(model_class: type[PreTrainedModel]) -> Outcome:
+    """A class that is to be refused before it has weights."""
+    try:
+        config = tiny_config(model_class.config_class)
+    except Exception:
+        config = model_class.config_class()
     try:
         with torch.device("meta"):
-            _make(model_class, model_class.config_class(), "pyflash", torch.float16)
+            _make(model_class, config, "pyflash", torch.float16)
     except Exception as error:
         return _refusal_or_failure(error)
     return Outcome("failed", "it was made")
@@ -122,7 +126,7 @@ def _spread(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     for name, weight in model.state_dict().items():
         if weight.is_floating_point():
             if weight.dim() >= 2 and name in dict(model.named_parameters()):
-                fan_in = weight[0].numel() if "embed" not in name else 1
+                fan_in = weight.shape[1:].numel() if "embed" not in name else 1
                 weight = torch.randn(weight.shape, generator=generator) * 1.3 / fan_in**0.5
             weight = weight.to(dtype).float()
         weights[name] = weight
