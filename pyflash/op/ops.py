@@ -71,8 +71,9 @@ def attention(
     and lse = -inf, or the sink.
 
     Gradients: of out with respect to q, k, v and sinks, first derivatives only; lse has none. On a
-    GPU those of q, k and v are PyTorch's flash backward, which is deterministic only under
-    `torch.use_deterministic_algorithms(True)` and does not support softcap: raises in forward.
+    GPU those of q, k and v are PyTorch's cuDNN backward or its flash backward (`pyflash.select`
+    says which), which are deterministic only under `torch.use_deterministic_algorithms(True)` and
+    do not support softcap: raises in forward.
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
     Raises ValueError that names the argument, what was expected and what came; TypeError for an
@@ -200,7 +201,11 @@ def _short_form(config: KernelConfig | str) -> str:
 def _checked_short_form(config: KernelConfig | str) -> str:
     """Of the config that stands for all that compile to the same kernel. Raises ValueError for one
     that breaks rules on every architecture, as no kernel can be built for it."""
-    config = parse_short_form(config) if isinstance(config, str) else config
+    if isinstance(config, str):
+        try:
+            config = parse_short_form(config)
+        except ValueError as error:
+            raise ValueError(f"pyflash: config: {error}") from None
     if not any(config.is_legal(arch) for arch in ARCHS):
         sentence = min((config.violations(arch) for arch in ARCHS), key=len)[0].sentence
         raise ValueError(f"pyflash: config '{config}' is legal nowhere: {sentence}")

@@ -326,7 +326,7 @@ for d_head in range(8, 257, 8):
     ],
 )
 def test_select_refuses_what_attention_refuses(changes, sentence):
-    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         pyflash.select(problem(**changes))
 
 
