@@ -90,9 +90,13 @@ constexpr std::string_view kBlanks = " \t\r\n";
 // The start of a text, in one line.
 std::string shown(std::string_view text) {
   constexpr size_t kMost = 80;
-  std::string line(text.substr(0, kMost));
+  size_t end = std::min(kMost, text.size());
+  while (end < text.size() && (text[end] & 0xc0) == 0x80) {
+    --end;  // not within a character of UTF-8
+  }
+  std::string line(text.substr(0, end));
   std::replace_if(line.begin(), line.end(), [](unsigned char c) { return c < ' '; }, ' ');
-  return text.size() > kMost ? line + "..." : line;
+  return text.size() > end ? line + "..." : line;
 }
 
 // Reads a text from left to right.

@@ -110,8 +110,12 @@ EMULATED = tuple(
 )
 
 
-def in_dispatch_order(features: Iterable[Features | str]) -> tuple[Features, ...]:
+def in_dispatch_order(features: Features | str | Iterable[Features | str]) -> tuple[Features, ...]:
     """Each combination once, those with fewer features first."""
+    if isinstance(features, Features | str):
+        features = [features]
+    if not isinstance(features, Iterable):
+        raise TypeError(f"features are {type_name(features)}: expected Features or their names")
     unique = dict.fromkeys(map(Features.of, features))
     return tuple(sorted(unique, key=lambda f: sum(getattr(f, name) for name in NAMES)))
 

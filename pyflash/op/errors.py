@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from pyflash.config import KernelConfig
-from pyflash.config.words import type_name
+from pyflash.config.words import shown, type_name
 from pyflash.op.options import kinds_of_options
+
+LARGEST = 2**63 - 1
 
 # What an argument may be, by its kind, and in words.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -31,9 +33,12 @@ OPTION_KINDS = kinds_of_options()
 
 
 def check_type(name: str, value: Any, kind: str) -> None:
-    """Raises TypeError for what an argument of this kind cannot be."""
+    """Raises TypeError for what an argument of this kind cannot be, ValueError for an int that
+    torch cannot pass on."""
     types, words = _KINDS[kind]
     if isinstance(value, types) and not (kind == "int" and isinstance(value, bool)):
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise ValueError(f"pyflash: {name} = {shown(value)}: expected a number of 64 bits")
         return
     if isinstance(value, Tensor):
         raise TypeError(
@@ -55,7 +60,23 @@ def call(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """A call of one of our ops, whose refusals of values are ValueErrors here."""
     try:
         return op(*arguments, **options)
+    except NotImplementedError as error:  # torch's, of kilobytes
+        raise _not_dense(arguments, error) from None
     except RuntimeError as error:
         if str(error) == torch.ops.pyflash.last_refusal():
             raise ValueError(str(error)) from None
         raise
+
+
+def _not_dense(arguments: tuple[Any, ...], error: Exception) -> Exception:
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    for x in tensors:
+        if x.layout != torch.strided:
+            layout = str(x.layout).removeprefix("torch.")
+            return ValueError(f"pyflash: a tensor has layout {layout}: expected strided tensors")
+    devices = {x.device.type for x in tensors} - {"cpu", "cuda", "meta"}
+    if devices:
+        return ValueError(
+            f"pyflash: tensors are on {', '.join(sorted(devices))}: expected a CUDA device or cpu"
+        )
+    return error

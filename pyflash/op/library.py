@@ -17,7 +17,9 @@ from pathlib import Path
 
 import torch
 
-from pyflash.config import Arch, Features, KernelConfig, parse
+from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse
+from pyflash.config.arch import archs_of
+from pyflash.config.features import in_dispatch_order
 from pyflash.op import registration
 
 LIB_DIR = Path(__file__).resolve().parents[1] / "lib"
@@ -54,8 +56,8 @@ def built_configs() -> dict[KernelConfig, BuiltConfig]:
 
 def build(
     configs: KernelConfig | str | Iterable[KernelConfig | str],
-    archs: Iterable[Arch | str | int] | None = None,
-    features: Iterable[Features | str] | None = None,
+    archs: Arch | str | int | Iterable[Arch | str | int] | None = None,
+    features: Features | str | Iterable[Features | str] | None = None,
 ) -> int:
     """Compiles configs of any family and adds them to the config map of this process; returns the
     number of kernels: configs with the same `canonical` share one.
@@ -64,7 +66,8 @@ def build(
     combinations that each config is compiled with, such as ["plain", "right_window+softcap"], by
     default those of its family.
     Objects are cached, so a second build is only a link; `pyflash build` builds for every process.
-    Raises ValueError for configs that break rules, with every rule, and
+    Configs, architectures and features are values or text, one or several.
+    Raises TypeError for other types, ValueError for configs that break rules, and
     `pyflash.codegen.build.BuildError` for those that do not compile.
     """
     # Needs a compiler, which running kernels does not.
@@ -72,10 +75,26 @@ def build(
 
     if isinstance(configs, KernelConfig | str):
         configs = [configs]
+    configs = [as_config(config) for config in configs]
+    archs = None if archs is None else archs_of(archs)
+    for config in configs:
+        _refuse_illegal(config, archs or ARCHS)
+    if features is not None:
+        features = in_dispatch_order(features)
     # A new path each time: for a known one the loader returns what it has loaded before.
     with tempfile.TemporaryDirectory(prefix="pyflash-") as folder:
         library = build_kernels(configs, archs, Path(folder), name="session", features=features)
         return load(library)
+
+
+def _refuse_illegal(config: KernelConfig, archs: Iterable[Arch]) -> None:
+    """In one sentence, where `build_kernels` lists all that is wrong with all configs."""
+    violations = [config.violations(arch) for arch in archs]
+    if all(violations):
+        raise ValueError(
+            f"pyflash: config '{config}' is legal on none of {', '.join(map(str, archs))}: "
+            f"{violations[0][0].sentence}"
+        )
 
 
 def _built_config(config: str, features: list[str], sm_archs: str, **values: int) -> BuiltConfig:

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, TypeVar
 
+from pyflash.config.words import shown
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -131,7 +133,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in OPTIONS:
             raise TypeError(
-                f"pyflash: {function} got an unexpected keyword argument '{name}': expected "
+                f"pyflash: {function} got an unexpected keyword argument {shown(name)}: expected "
                 f"{', '.join(OPTIONS)}"
             )
 

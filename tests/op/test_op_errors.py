@@ -120,7 +120,9 @@ MALFORMED = {
     "(FP16, 128, 64, 64, 4, 1): load_0_0_0_tiles": "')' at ', 1)",
     "(FP16, 128, 0, 64, 4): load_0_0_0_tiles": "a number from 1 to 2147483647 at '0, 64",
     "(FP16, 128, -64, 64, 4): load_0_0_0_tiles": "a number from 1 to 2147483647 at '-64",
-    "(FP16, 128, 99999999999, 64, 4): load_0_0_0_tiles": "a number from 1 to 2147483647 at '99999999999",
+    "(FP16, 128, 99999999999, 64, 4): load_0_0_0_tiles": (
+        "a number from 1 to 2147483647 at '99999999999"
+    ),
     "(FP16, 128, 64, 64, 4) async+load_0_0_0_tiles": "':' at 'async",
     "(FP16, 128, 64, 64, 4): async+": "load_Q_K_V_tiles at ''",
     "(FP16, 128, 64, 64, 4): eager+async+load_0_0_0_tiles": "load_Q_K_V_tiles at 'async",

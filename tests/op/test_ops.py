@@ -149,7 +149,7 @@ def test_configs_that_no_machine_could_run_are_refused(config, device):
 @pytest.mark.parametrize("config", ILLEGAL[:2])
 def test_the_op_itself_bounds_its_blocks_on_the_cpu(config):
     q = torch.randn(1, 46400, 1, 8).half()
-    with pytest.raises(RuntimeError, match="has B_r = .*: expected a multiple of 16 up to 256"):
+    with pytest.raises(RuntimeError, match=r"has B_r = .*: expected a multiple of 16 up to 256"):
         torch.ops.pyflash.fwd(q, q, q, config=config)
 
 

@@ -177,7 +177,7 @@ REFUSED = {
     "negative dropout": (
         (X, X, X),
         {"dropout_p": -1.0},
-        "dropout_p = -1: expected 0, dropout is not supported",
+        "dropout_p = -1.0: expected 0, dropout is not supported",
     ),
     "dropout that is no number": (
         (X, X, X),
