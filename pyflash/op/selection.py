@@ -32,7 +32,7 @@ class Problem:
     seqlen_q: int
     seqlen_k: int
     d_head: int
-    dtype: DType
+    dtype: DType | str
     packed: bool = False
     device: str = "cuda"
     options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
@@ -66,7 +66,7 @@ def select(problem: Problem) -> Selection:
     sm_arch, n_sms = _gpu(problem.device)
     short_form, num_splits, reason = call(
         torch.ops.pyflash.select,
-        dtype=int(problem.dtype),
+        dtype=int(DType.of(problem.dtype)),
         packed=problem.packed,
         batch=problem.batch,
         heads=problem.heads_q,
