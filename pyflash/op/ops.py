@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pyflash.config import ARCHS, parse_short_form
-from pyflash.op import library  # noqa: F401  (registers torch.ops.pyflash)
 from pyflash.op.errors import OPTION_KINDS, call, check_type, check_types
+from pyflash.op.on_demand import ensure_built  # its import of library registers the ops
 from pyflash.op.options import DEFAULTS, AttentionOptions, refuse_unknown, shows_options
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: Literal[False] = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -40,11 +41,18 @@ def attention(
     v: Tensor,
     *,
     return_lse: Literal[True],
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[AttentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    compile: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
 def attention(
@@ -53,6 +61,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: bool = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v of each batch and head, over the keys that are not masked.
@@ -64,6 +73,10 @@ def attention(
     of 16 bytes.
 
     {options}
+
+    compile: on a GPU, `config` is compiled if it is not built; minutes or less the first time, and
+    kept in the user's cache, so that later processes only load it. PYFLASH_JIT=1 in the environment
+    asks for it in every call. Needs nvcc and CUTLASS's headers.
 
     Returns out, (batch, seqlen_q, heads, d_head), contiguous, in the dtype of q; with `return_lse`
     also lse, (batch, heads, seqlen_q), float32, contiguous: ln(sum(exp(s))) of the scores s, scaled
@@ -83,6 +96,7 @@ def attention(
     arguments = arguments_of("attention", options)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_types({"q": q, "k": k, "v": v}, {})
+    ensure_built(arguments, q, compile)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
@@ -98,6 +112,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: Literal[False] = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -111,6 +126,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: Literal[True],
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -124,6 +140,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: bool,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -137,6 +154,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: bool = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of variable-length sequences, packed one after the other without padding.
@@ -153,13 +171,17 @@ def attention_varlen(
 
     {options}
 
+    compile: as for `attention`.
+
     Returns out, (total_q, heads, d_head), contiguous, in the dtype of q; with `return_lse` also
     lse, (heads, total_q), float32, contiguous.
 
     Raises what `attention` raises.
     """
+    arguments = arguments_of("attention_varlen", options)
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     check_types(tensors, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
+    ensure_built(arguments, q, compile)
     out, lse = call(
         torch.ops.pyflash.fwd_varlen,
         q,
@@ -169,7 +191,7 @@ def attention_varlen(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        **arguments_of("attention_varlen", options),
+        **arguments,
     )
     return (out, lse) if return_lse else out
 
