@@ -23,9 +23,9 @@ TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A call of `attention`, without its data; device as torch names it; dtype a `DType` or its
-    name. For `attention_varlen`,
-    packed is True, batch is the number of sequences, and seqlen_q and seqlen_k are max_seqlen_q and
-    max_seqlen_k. The options' sinks may be on any device, meta too."""
+    name, a `DType` from then on. For `attention_varlen`, packed is True, batch is the number of
+    sequences, and seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k. The options' sinks may
+    be on any device, meta too."""
 
     batch: int
     heads_q: int
@@ -69,7 +69,7 @@ def select(problem: Problem) -> Selection:
 
 def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
     """`select` for a GPU of that compute capability (major * 10 + minor) and number of SMs, which
-    need not be here; sm_arch 0 for the CPU. The problem's device does not matter."""
+    need not be here; sm_arch 0 for the CPU. `backward` is that on the problem's device."""
     short_form, num_splits, reason = call(
         torch.ops.pyflash.select, **_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
     )
