@@ -2,7 +2,7 @@
 // memory.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
 #include "cute_kernels/params.h"
@@ -72,13 +72,13 @@ CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total
   return {begin, end - begin};
 }
 
-// One head of one sequence as a matrix, (rows,kHeadDim).
-template <class Traits, class Element>
-CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head,
+// One head of one sequence as a matrix, (rows,columns).
+template <class Element, class Pointer>
+CUTE_DEVICE auto head_matrix(Pointer* base, TensorStrides const& strides, int batch, int head,
                              Rows const& rows) {
-  Element* const first =
-      base + batch * strides.batch + head * strides.head + rows.begin * strides.row;
-  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, Int<Traits::kHeadDim>{}),
+  Element* const first = static_cast<Element*>(base) + batch * strides.batch + head * strides.head +
+                         rows.begin * strides.row;
+  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, int{}),
                      make_stride(strides.row, _1{}));
 }
 
