@@ -15,7 +15,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, features.h or params.h changes its layout. Configs have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 3;
+inline constexpr int kKernelLibraryAbi = 4;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.
@@ -67,6 +67,12 @@ struct KernelLibrary {
   char const* (*error_string)(int error);
   // Combines the partial results of num_splits > 1 into o and lse, after the kernel that wrote them, on the same stream.
   int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
+  // Of kernels that were compiled as device code alone. load_cubin: finds the kernel with the mangled name `symbol` in a
+  // cubin, of which it keeps no copy. launch_cubin: launches it for a row of the SM80 family as that row's own launcher
+  // would. Both return a cudaError_t.
+  int (*load_cubin)(void const* image, char const* symbol, void** kernel);
+  int (*launch_cubin)(void* kernel, ConfigMapRow const& row, ForwardParams const& params,
+                      void* stream);
 };
 
 }  // namespace pyflash

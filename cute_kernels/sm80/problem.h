@@ -19,14 +19,7 @@ struct BlockCoord {
   int batch;
 };
 
-// The grid: one CTA per (Q block, split, head, batch).
-template <class Traits>
-int64_t n_ctas(ForwardParams const& params) {
-  int64_t const n_m_blocks = ceil_div(params.seqlen_q, Traits::kBlockM);
-  return n_m_blocks * params.num_splits * params.heads * params.batch;
-}
-
-// Neighbouring CTAs share a head, so that its K and V stay in L2.
+// Which part of the grid (grid.h) this CTA is. Neighbouring CTAs share a head, so that its K and V stay in L2.
 //
 // With kLongestFirst, for masks that leave the last Q blocks the most to do: the CTAs of a section of heads, as many as
 // have their K and V in L2 together, go from the last Q block to the first, so that the short ones fill up the SMs at the

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from pyflash.config import Arch, Features, KernelConfig, parse
+from pyflash.config import Arch, Features, KernelConfig, parse, rank
 from pyflash.op import registration
 
 LIB_DIR = Path(__file__).resolve().parents[1] / "lib"
@@ -44,6 +44,30 @@ def load(path: str | os.PathLike[str]) -> int:
     that cannot be loaded or that was built for another version of pyflash.
     """
     return torch.ops.pyflash.load_kernels(str(Path(path).resolve()))
+
+
+def load_cubin(path: str | os.PathLike[str]) -> None:
+    """Adds the kernels of a cubin, as `pyflash.codegen.kernels.compile_kernel` makes them, to those
+    that the config map of the process has for their config; those with the same features are
+    replaced. From then on the config runs on the cubin's architecture alone.
+
+    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError for one of
+    another family than SM80, and where no kernel library is loaded, which is what launches it.
+    """
+    path = Path(path).resolve()
+    record = json.loads(path.with_suffix(".row.json").read_text())
+    config, arch = parse(record["config"]), Arch.of(record["arch"])
+    torch.ops.pyflash.load_cubin(
+        str(path),
+        str(config),
+        ",".join(record["kernels"]),
+        ",".join(record["kernels"].values()),
+        config.family.nvcc_arch(arch),
+        n_threads=config.n_threads,
+        smem_bytes=config.smem_bytes,
+        ctas_per_sm=config.num_ctas_per_sm(arch),
+        rank=rank(config),
+    )
 
 
 def built_configs() -> dict[KernelConfig, BuiltConfig]:

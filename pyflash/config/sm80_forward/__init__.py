@@ -18,6 +18,7 @@ SM80_FORWARD = Family(
     traits_header="cute_kernels/sm80/tiled.h",
     launch_header="cute_kernels/sm80/launch.h",
     kernel="flash_forward_kernel",
+    kernel_header="cute_kernels/sm80/kernel.h",
     emulation_header="cute_kernels/sm80/emulated.h",
     fallback=fallback,
 )
