@@ -182,8 +182,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
                                                                  n_block);
     }
-    constexpr bool kMasked = masked.value && (kMaskEnds || kMaskBegins);
-    softmax.template update<first.value && Traits::kOptimizedSoftmax, kMasked>(acc_S, acc_O);
+    softmax.template update<first.value && Traits::kOptimizedSoftmax>(acc_S, acc_O);
     Tensor tOrP = as_operand_A<Element>(acc_S);  // (MMA,MMA_M,MMA_K)
 
     if constexpr (!Traits::kEagerLoadBlocks) {

@@ -16,6 +16,10 @@ using namespace cute;
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
+// What m starts at. Scores of -inf, masked or by value, are as far below it as below any other m: the exponentials of a row
+// that has no others are 0, where from -inf they would be NaN.
+inline constexpr float kLeastMax = -1e30f;
+
 template <class Reduce>
 CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
   value = reduce(value, device::shfl_xor(value, 2));
@@ -38,13 +42,13 @@ struct Softmax {
 
   // The state before any block.
   CUTE_DEVICE void reset() {
-    cute::fill(row_max, -INFINITY);
+    cute::fill(row_max, float{kLeastMax});
     cute::clear(row_sum);
   }
 
   // Turns a block of scores into P and brings m, l and O up to date with it. kFirst: nothing came before, so nothing is
-  // rescaled and the state is written, not updated. kMasked: a row may have attended nothing so far.
-  template <bool kFirst, bool kMasked, class AccS, class AccO>
+  // rescaled and the state is written, not updated.
+  template <bool kFirst, class AccS, class AccO>
   CUTE_DEVICE void update(AccS& acc_S, AccO& acc_O) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
@@ -63,12 +67,10 @@ struct Softmax {
         block_max = fmaxf(block_max, S(r, c));
       }
       block_max = reduce_quad(block_max, [](float a, float b) { return fmaxf(a, b); });
-      float const new_max = kFirst ? block_max : fmaxf(row_max[r], block_max);
-      // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
-      float const shift = kMasked && new_max == -INFINITY ? 0.f : new_max;
+      float const new_max = fmaxf(block_max, kFirst ? kLeastMax : row_max[r]);
       if constexpr (!kFirst) {
-        float const correction = kOptimized ? device::exp2((row_max[r] - shift) * scale_log2)
-                                            : device::exp(row_max[r] - shift);
+        float const correction = kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2)
+                                            : device::exp(row_max[r] - new_max);
         row_sum[r] *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
@@ -77,11 +79,11 @@ struct Softmax {
       }
       row_max[r] = new_max;
       float block_sum = 0.f;
-      float const offset = shift * scale_log2;
+      float const offset = new_max * scale_log2;
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) =
-            kOptimized ? device::exp2(S(r, c) * scale_log2 - offset) : device::exp(S(r, c) - shift);
+        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset)
+                             : device::exp(S(r, c) - new_max);
         block_sum += S(r, c);
       }
       row_sum[r] = kFirst ? block_sum : row_sum[r] + block_sum;

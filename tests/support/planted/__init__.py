@@ -374,8 +374,10 @@ BUGS = [
     ),
     Bug(
         "rows_that_attended_nothing_so_far",
-        (condition("kMasked && new_max == -INFINITY", "kMasked && !BUG && new_max == -INFINITY",
-                   "sm80/softmax.h"),),
+        (condition("kFirst ? kLeastMax :", "kFirst ? (BUG ? -INFINITY : kLeastMax) :",
+                   "sm80/softmax.h"),
+         condition("cute::fill(row_max, float{kLeastMax});",
+                   "cute::fill(row_max, BUG ? -INFINITY : kLeastMax);", "sm80/softmax.h")),
         configs=("eager", "sync"),
         problem="causal",
     ),
