@@ -19,7 +19,7 @@ constexpr auto kConfig = {struct};
 // By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
 constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, std::size(kTable)}};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
 
 ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
   return forward_row<
@@ -33,7 +33,7 @@ ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
 
 _DEVICE_UNIT = """\
 // {short_form}, device code alone
-#include "{kernel_header}"
+{define}#include "{kernel_header}"
 
 namespace pyflash {{
 
@@ -42,7 +42,7 @@ constexpr auto kConfig = {struct};
 // For __launch_bounds__, as in {launch_header}.
 constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, std::size(kTable)}};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
 
 // To name a kernel is to compile it.
 void const* const kernels[] = {{
@@ -117,6 +117,7 @@ def emit_config(config: KernelConfig, features: Sequence[Features] | None = None
         stem=file_stem(config),
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),
+        n_archs=len(config.ctas_table()),
         features=_features(config, features),
     )
 
@@ -130,10 +131,12 @@ def emit_device_code(config: KernelConfig, features: Sequence[Features]) -> str:
     family = config.family
     return _DEVICE_UNIT.format(
         short_form=config.short_form(),
+        define="#define PYFLASH_DEVICE_CODE\n" if family.kernel_header else "",
         kernel_header=family.kernel_header or family.launch_header,
         launch_header=family.launch_header,
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),
+        n_archs=len(config.ctas_table()),
         kernels=",\n    ".join(
             f"reinterpret_cast<void const*>({family.kernel}<kConfig, {f.to_cpp()}>)"
             for f in features

@@ -6,9 +6,8 @@
 // more configs can be compiled and added while a process runs.
 #pragma once
 
-#include <cstddef>
-
 #include "cute_kernels/config.h"
+#include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 
@@ -23,21 +22,6 @@ using ForwardLauncher = int (*)(ForwardParams const& params, void* stream);
 
 // Why a kernel that has the features cannot run a problem all the same; nullptr: it can.
 using ProblemRefusal = char const* (*)(ForwardParams const& params);
-
-// CTAs that fit on a multiprocessor by the resource model; 0 where the config is not legal.
-struct ArchCtas {
-  int sm_arch;  // major * 10 + minor
-  int ctas;
-};
-
-template <class T>
-struct Span {
-  T const* data;
-  size_t size;
-
-  constexpr T const* begin() const { return data; }
-  constexpr T const* end() const { return data + size; }
-};
 
 struct ConfigMapRow {
   AnyConfig config;

@@ -1,6 +1,7 @@
 // From a config to its row of the config map. Included by the emitted translation units only.
 #pragma once
 
+#include "cute_kernels/row.h"
 #include "cute_kernels/sm80/kernel.h"
 #include "cute_kernels/sm80/launcher.h"
 

@@ -65,7 +65,8 @@ struct KernelTraits {
   // Registers of a thread: accumulators hold 4 fp32 of each 16 x 8 tile, 2 rows by 2 columns; operands hold pairs of
   // elements, 4 of each 16 x 16 tile of A, 2 of each 8 x 16 tile of B.
   template <int kRegisters, int kTilesMN, int kTilesK>
-  using Fragment = Layout<Shape<Int<kRegisters>, Int<kTilesMN>, Int<kTilesK>>>;
+  using Fragment = Layout<Shape<Int<kRegisters>, Int<kTilesMN>, Int<kTilesK>>,
+                          Stride<_1, Int<kRegisters>, Int<kRegisters * kTilesMN>>>;
   using FragmentS = Fragment<4, kTilesM, kBlockN / 8>;            // (MMA,MMA_M,MMA_N)
   using FragmentO = Fragment<4, kTilesM, kHeadDim / 8>;           // (MMA,MMA_M,MMA_K)
   using FragmentQ = Fragment<4, kTilesM, kHeadDim / kMmaK>;       // (MMA,MMA_M,MMA_K)
