@@ -14,8 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pyflash.codegen import emit, toolchain
-from pyflash.codegen.build import BuildError, link
-from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_all
+from pyflash.codegen.build import BuildError
+from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
+from pyflash.codegen.linking import link, reusable
 from pyflash.config import ARCHS, KernelConfig, as_config
 
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
@@ -48,13 +50,15 @@ def build_emulated(
         for config in configs
     }
     libraries = {config: _library([kernels[config], *machine]) for config in configs}
-    missing = [config for config in configs if not libraries[config].exists()]
+    missing = [config for config in configs if not reusable(libraries[config])]
     if missing:
-        objects = [*(kernels[config] for config in missing), *machine]
-        if failures := compile_all(objects, "kernels for the CPU"):
-            raise BuildError(failures, len(objects))
-        for config in missing:
-            link(libraries[config], [kernels[config], *machine], ["-Wl,--no-undefined"])
+        with locked(waiting):  # another may have built them meanwhile
+            missing = [config for config in missing if not reusable(libraries[config])]
+            objects = [*(kernels[config] for config in missing), *machine]
+            if missing and (failures := compile_all(objects, "kernels for the CPU")):
+                raise BuildError(failures, len(objects))
+            for config in missing:
+                link(libraries[config], [kernels[config], *machine], ["-Wl,--no-undefined"])
     return libraries
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
-from pyflash.codegen.compilation import Compilation, compile_all, write_if_changed
+from pyflash.codegen.cache_dir import write_if_changed
+from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.config import KernelConfig, as_config
 from pyflash.config.arch import Arch
 from pyflash.config.features import Features, in_dispatch_order

@@ -79,6 +79,8 @@ void load_cubin(Cubin const& cubin) {
   generation.fetch_add(1, std::memory_order_release);
 }
 
+std::string kernel_library_abi() { return sentence(kKernelLibraryAbi, "-", kConfigsDigest); }
+
 uint64_t config_map_generation() { return generation.load(std::memory_order_acquire); }
 
 std::optional<Kernel> find_kernel(AnyConfig const& config) {

@@ -21,6 +21,9 @@ int64_t load_kernel_library(std::string const& path);
 // where no kernel library is loaded: it is these that know CUDA.
 void load_cubin(Cubin const& cubin);
 
+// What a kernel library must have been built for: "3-0123456789abcdef", of kKernelLibraryAbi and kConfigsDigest.
+std::string kernel_library_abi();
+
 // Changes whenever the map does.
 uint64_t config_map_generation();
 

@@ -85,7 +85,9 @@ CubinRow::CubinRow(Cubin const& cubin, KernelLibrary const& library, Kernel cons
           .refusal = before_.row ? before_.row->refusal : nullptr,
           .sm_archs = sm_arch_.c_str(),
           .ptx_arch = 0,
-          .rank = cubin.rank};
+          .rank = cubin.rank,
+          .packs_heads = false,
+          .max_cluster = 1};
   std::visit(
       [&](auto const& config) {
         row_.dtype = config.dtype;

@@ -104,7 +104,7 @@ bool encode_tensor_map(CUtensorMap& map, void const* base, DType dtype, int colu
       dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return tensor_map_encoder()(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
                               element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -165,15 +165,15 @@ char const* refusal(ForwardParams const& problem) {
   return nullptr;
 }
 
-// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
+// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles. cluster: CTAs that share a tile.
 template <class Traits>
-void set_order(KernelParams& params, int64_t n_ctas) {
+void set_order(KernelParams& params, int64_t n_ctas, int cluster) {
   ForwardParams const& problem = params.problem;
   TileOrder& order = params.order;
   int const group = rows_per_query<Traits>(problem);
   int const n_heads = problem.heads / group;
   int64_t const n_m_blocks = count_m_blocks<Traits>(problem);
-  int64_t const n_rest = int64_t(n_heads) * problem.num_splits * problem.batch;
+  int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
   constexpr int64_t kL2Bytes = 36 << 20;
   int64_t const bytes_per_head = std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim *
                                  sizeof(typename Traits::Element);
@@ -187,6 +187,7 @@ void set_order(KernelParams& params, int64_t n_ctas) {
   }
   section = std::min(section, n_rest);
   order.n_tiles = int(n_m_blocks * n_rest);
+  order.cluster = cluster;
   order.section = int(section);
   order.last_section = int((n_rest - 1) / section);
   order.by_m_blocks = FastDivmod(int(n_m_blocks));
@@ -202,7 +203,7 @@ void set_order(KernelParams& params, int64_t n_ctas) {
 
 template <FlashForwardSm90Config kConfig, ForwardFeatures kFeatures>
 __global__ void __launch_bounds__(sm90::KernelTraits<kConfig>::kNThreads,
-                                  of_this_arch(kCtasPerSm<kConfig>))
+                                  sm90::KernelTraits<kConfig>::kCtasPerSm)
     flash_forward_sm90_kernel(__grid_constant__ sm90::KernelParams const params) {
   sm90::forward_cta<sm90::KernelTraits<kConfig>, kFeatures>(params);
 }
@@ -220,15 +221,41 @@ cudaError_t count_resident_ctas(int64_t& n_ctas) {
   return error;
 }
 
+// n_ctas: a multiple of cluster.
+template <class Kernel>
+cudaError_t launch_clusters(Kernel kernel, uint32_t n_ctas, uint32_t cluster, int n_threads,
+                            int smem_bytes, cudaStream_t stream, sm90::KernelParams const& params) {
+  constexpr uint32_t kPortableCluster = 8;
+  if (cluster > kPortableCluster) {
+    cudaError_t const error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(n_ctas);
+  launch.blockDim = dim3(n_threads);
+  launch.dynamicSmemBytes = smem_bytes;
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
 template <FlashForwardSm90Config kConfig, ForwardFeatures kFeatures>
 int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   using Traits = sm90::KernelTraits<kConfig>;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  int64_t const n_tiles = sm90::count_tiles<Traits>(problem) * problem.num_splits;
+  int const cluster = problem.num_splits <= Traits::kMaxCluster ? problem.num_splits : 1;
+  int64_t const n_tiles = sm90::count_tiles<Traits>(problem) * (problem.num_splits / cluster);
   if (n_tiles == 0 || (problem.cu_seqlens_q != nullptr && problem.total_q == 0)) {
     return cudaSuccess;
   }
-  if (n_tiles > sm90::kMaxTiles) {
+  if (n_tiles * cluster > sm90::kMaxTiles) {
     return cudaErrorInvalidConfiguration;
   }
   int64_t n_resident = 0;
@@ -238,7 +265,7 @@ int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   }
   sm90::KernelParams params{};
   params.problem = problem;
-  sm90::set_order<Traits>(params, n_resident);
+  sm90::set_order<Traits>(params, n_resident, cluster);
   error = sm90::set_tensor_maps<Traits>(params, kConfig.dtype);
   if (error != cudaSuccess) {
     return error;
@@ -249,9 +276,13 @@ int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   if (error != cudaSuccess) {
     return error;
   }
-  int64_t const n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles;
-  kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(params);
-  return cudaGetLastError();
+  int64_t const n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles * cluster;
+  if (cluster == 1) {
+    kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(params);
+    return cudaGetLastError();
+  }
+  return launch_clusters(kernel, uint32_t(n_ctas), uint32_t(cluster), Traits::kNThreads, kSmemBytes,
+                         stream, params);
 }
 
 // With the first combination that covers the problem; where none does, the host has refused it.
@@ -267,9 +298,10 @@ int launch_forward(ForwardParams const& params, void* stream) {
 template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
 ConfigMapRow forward_row(char const* short_form, BuiltFor const& built_for) {
   using Traits = sm90::KernelTraits<kConfig>;
-  return make_row<kConfig, kBuilt...>(short_form, built_for, Traits::kNThreads,
-                                      sizeof(typename Traits::SharedStorage),
-                                      launch_forward<kConfig, kBuilt...>, sm90::refusal<Traits>);
+  return make_row<kConfig, kBuilt...>(
+      short_form, built_for, Traits::kNThreads, sizeof(typename Traits::SharedStorage),
+      launch_forward<kConfig, kBuilt...>, sm90::refusal<Traits>,
+      {.packs_heads = Traits::kPackGqa, .max_cluster = Traits::kMaxCluster});
 }
 
 }  // namespace pyflash

@@ -85,6 +85,17 @@ class Space:
         filters = f" before {n_filters} filter{'s' * (n_filters > 1)}" if n_filters else ""
         return f"<Space of {self.family}: {'; '.join([*named, f'{self._size} configs'])}{filters}>"
 
+    def _repr_html_(self) -> str:
+        """In a notebook, the values of each field. Imported then: spaces need no tools."""
+        from pyflash.inspect.html import notebook, table_html
+        from pyflash.inspect.tables import Table
+
+        texts = {
+            name: ", ".join(getattr(value, "name", str(value)) for value in values)
+            for name, values in self._values.items()
+        }
+        return notebook(table_html(Table.of_pairs("space", texts, repr(self))))
+
     @property
     def _size(self) -> int:
         return math.prod(map(len, self._values.values()))
@@ -100,3 +111,39 @@ class Space:
         space = Space(family=self.family, **values)
         space._predicates = (*self._predicates, predicate)
         return space
+
+
+_FORM = "'sm90_forward d_head=128 B_c=64,128 overlap=true'"
+
+
+def parse_space(text: str) -> Space:
+    """A family, if it is not the first one, and FIELD=VALUE,VALUE... for the fields that are not to
+    take all their values. Raises ValueError naming the word that was not understood."""
+    words = text.split()
+    family = FAMILIES[0]
+    if words and "=" not in words[0]:
+        family = find_family(words.pop(0))
+    kinds = family.config_type.field_types()
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, listed = word.partition("=")
+        if name not in kinds or not listed:
+            raise ValueError(
+                f"unknown word {word!r} in space {text!r}: expected FIELD=VALUE,VALUE with a field "
+                f"of {family}, {', '.join(kinds)}; for instance {_FORM}"
+            )
+        if name in values:
+            raise ValueError(f"{word!r} in space {text!r}: {name} is given twice")
+        values[name] = [_value(word, value, kinds[name]) for value in listed.split(",")]
+    return Space(family=family, **values)
+
+
+def _value(word: str, text: str, kind: type) -> object:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        return int(text) if kind is int else kind[text.upper()]
+    except (KeyError, ValueError):
+        names = {bool: "true or false", int: "a number"}
+        expected = names.get(kind) or f"one of {', '.join(kind.__members__)}"
+        raise ValueError(f"{word!r}: {text!r} is not {expected}") from None
