@@ -102,9 +102,32 @@ void run(StableIValue* stack, bool packed) {
   put_results(stack, outputs.out, outputs.lse);
 }
 
+// The last refusal of a value in this thread. All exceptions reach Python as RuntimeErrors; pyflash/op/errors.py asks
+// which of them are ValueErrors.
+thread_local std::string last_refusal_of_thread;
+
+template <void (*kFunction)(StableIValue*, uint64_t, uint64_t)>
+void noted(StableIValue* stack, uint64_t n_arguments, uint64_t n_results) {
+  try {
+    kFunction(stack, n_arguments, n_results);
+  } catch (InvalidValue const& refusal) {
+    last_refusal_of_thread = refusal.what();
+    throw;
+  }
+}
+
 // Kernels as torch calls them. They take the arguments off the stack and put the results there.
 void fwd(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/false); }
 void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/true); }
+
+void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, last_refusal_of_thread);
+}
+
+// The short form of the config that a text names.
+void parse_config(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, short_form(parse_short_form(Arguments(stack).take<std::string>())));
+}
 
 void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
@@ -238,6 +261,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
       "int smem_bytes, int ctas_per_sm, int rank) -> ()");
   m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
+  m.def("last_refusal() -> str");
+  m.def("parse_config(str text) -> str");
   m.def("load_tables(str text) -> int");
   m.def(
       problem_schema("select", "int sm_arch, int n_sms, ", "str config, int num_splits, str reason")
@@ -252,13 +277,13 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
-  m.impl("fwd", pyflash::fwd);
-  m.impl("fwd_varlen", pyflash::fwd_varlen);
+  m.impl("fwd", pyflash::noted<pyflash::fwd>);
+  m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
-  m.impl("fwd", pyflash::fwd);
-  m.impl("fwd_varlen", pyflash::fwd_varlen);
+  m.impl("fwd", pyflash::noted<pyflash::fwd>);
+  m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
@@ -266,8 +291,10 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_cubin", pyflash::load_cubin_file);
   m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
+  m.impl("last_refusal", pyflash::last_refusal);
+  m.impl("parse_config", pyflash::noted<pyflash::parse_config>);
   m.impl("load_tables", pyflash::load_tables);
-  m.impl("select", pyflash::select);
-  m.impl("problem_class", pyflash::problem_class);
-  m.impl("expect_time", pyflash::expect_time);
+  m.impl("select", pyflash::noted<pyflash::select>);
+  m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
+  m.impl("expect_time", pyflash::noted<pyflash::expect_time>);
 }
