@@ -1,8 +1,6 @@
 // The places where a kernel touches memory, by tensor and path (global, shared, registers); reports are given per site.
 #pragma once
 
-#include <iterator>
-
 namespace pyflash::device {
 
 enum class Site {
@@ -22,6 +20,6 @@ enum class Site {
 inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s",   "V_g2s",    "Q_s2r",
                                              "K_s2r", "V_s2r",   "O_r2s",    "O_s2g",
                                              "O_r2g", "lse_r2g", "sinks_g2r"};
-static_assert(std::size(kSiteNames) == static_cast<int>(Site::sinks_g2r) + 1);
+static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::sinks_g2r) + 1));
 
 }  // namespace pyflash::device

@@ -53,8 +53,8 @@ void* current_cuda_stream(int32_t device_index) {
 }
 
 void launch(GpuSelection const& selection, ForwardParams const& params, void* stream) {
-  auto const& [row, library] = selection.kernel;
-  int error = row->launch(params, stream);
+  auto const& [row, library, cubins] = selection.kernel;
+  int error = selection.kernel.launch(params, stream);
   if (error == 0 && params.num_splits > row->max_cluster) {
     error = library->merge_splits(params, row->dtype, stream);
   }

@@ -133,6 +133,26 @@ void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
 }
 
+// path, config, features and symbols joined by commas, sm_arch, n_threads, smem_bytes, ctas_per_sm, rank.
+void load_cubin_file(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Cubin cubin{.path = arguments.take<std::string>()};
+  cubin.config = parse_short_form(arguments.take<std::string>());
+  for (std::string const& text : split(arguments.take<std::string>(), ',')) {
+    cubin.features.push_back(parse_features(text));
+  }
+  cubin.symbols = split(arguments.take<std::string>(), ',');
+  require(cubin.symbols.size() == cubin.features.size(), "cubin '", cubin.path, "' has ",
+          cubin.symbols.size(), " kernels for ", cubin.features.size(),
+          " combinations of features");
+  cubin.sm_arch = arguments.take<std::string>();
+  for (int Cubin::* const value :
+       {&Cubin::n_threads, &Cubin::smem_bytes, &Cubin::ctas_per_sm, &Cubin::rank}) {
+    cubin.*value = static_cast<int>(arguments.take<int64_t>());
+  }
+  load_cubin(cubin);
+}
+
 void library_abi(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, kernel_library_abi());
 }
@@ -236,6 +256,9 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "SymInt max_seqlen_k")
             .c_str());
   m.def("load_kernels(str path) -> int");
+  m.def(
+      "load_cubin(str path, str config, str features, str symbols, str sm_arch, int n_threads, "
+      "int smem_bytes, int ctas_per_sm, int rank) -> ()");
   m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
   m.def("last_refusal() -> str");
@@ -265,6 +288,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_kernels", pyflash::load_kernels);
+  m.impl("load_cubin", pyflash::load_cubin_file);
   m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
   m.impl("last_refusal", pyflash::last_refusal);

@@ -4,6 +4,7 @@
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/sm80/forward_kernel.cuh"
+#include "cute_kernels/sm80/grid.h"
 #include "cute_kernels/sm80/traits.h"
 
 namespace pyflash::emulator {
@@ -19,12 +20,17 @@ void run_thread(ForwardParams const& params) {
   }
 }
 
+template <class Traits>
+int64_t n_ctas(ForwardParams const& params) {
+  return sm80::n_ctas(params, Traits::kBlockM);
+}
+
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 EmulatedKernel const* forward_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
-                                         .n_ctas = sm80::n_ctas<Traits>,
+                                         .n_ctas = n_ctas<Traits>,
                                          .attach = [](Machine* m) { machine = m; },
                                          .run_thread = run_thread<kConfig, kBuilt...>};
   return &kernel;

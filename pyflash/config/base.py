@@ -238,6 +238,8 @@ class Family:
     launch_header: str
     kernel: str
     first_rank: int = 0
+    # Of the __global__ function alone, for device code without a host's; None: the launch header.
+    kernel_header: str | None = None
     emulation_header: str | None = None  # None: the emulator does not run it
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
     # ones does not have.

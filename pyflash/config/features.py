@@ -86,7 +86,6 @@ BUILT = tuple(
             "right_window+left_window",
             "predicated_head_dim",
             "right_window+predicated_head_dim",
-            "right_window+left_window+softcap",
             "right_window+left_window+sinks",
             "right_window+left_window+predicated_head_dim+softcap+sinks",
         ),

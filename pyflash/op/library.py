@@ -21,7 +21,7 @@ import pyflash
 from pyflash.codegen import kernel_libraries, seal
 from pyflash.codegen.cache_dir import CacheError
 from pyflash.codegen.kernel_libraries import LIB_DIR
-from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse
+from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse, rank
 from pyflash.config.arch import archs_of
 from pyflash.config.features import in_dispatch_order
 from pyflash.op import registration
@@ -65,6 +65,30 @@ def load(path: str | os.PathLike[str]) -> int:
     resolved = Path(path).resolve()
     kernel_libraries.check(resolved, torch.ops.pyflash.kernel_library_abi())
     return torch.ops.pyflash.load_kernels(str(resolved))
+
+
+def load_cubin(path: str | os.PathLike[str]) -> None:
+    """Adds the kernels of a cubin, as `pyflash.codegen.kernels.compile_kernel` makes them, to those
+    that the config map of the process has for their config; those with the same features are
+    replaced. From then on the config runs on the cubin's architecture alone.
+
+    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError for one of
+    another family than SM80, and where no kernel library is loaded, which is what launches it.
+    """
+    path = Path(path).resolve()
+    record = json.loads(path.with_suffix(".row.json").read_text())
+    config, arch = parse(record["config"]), Arch.of(record["arch"])
+    torch.ops.pyflash.load_cubin(
+        str(path),
+        str(config),
+        ",".join(record["kernels"]),
+        ",".join(record["kernels"].values()),
+        config.family.nvcc_arch(arch),
+        n_threads=config.n_threads,
+        smem_bytes=config.smem_bytes,
+        ctas_per_sm=config.num_ctas_per_sm(arch),
+        rank=rank(config),
+    )
 
 
 def built_configs() -> dict[KernelConfig, BuiltConfig]:

@@ -44,7 +44,7 @@ constexpr auto kConfig = FlashForwardKernelConfig{
 // By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
 constexpr ArchCtas kTable[] = {{80, @}, {86, @}, {89, @}, {90, @}, {100, @}, {120, @}};
 template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, std::size(kTable)};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, 6};
 
 ConfigMapRow row_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax(BuiltFor const& built_for) {
   return forward_row<

@@ -100,7 +100,7 @@ def test_a_module_is_emitted_for_the_canonical_config():
     text = emit_module(BASE)
     assert text == emit_module(BASE)
     assert text.startswith(f"// {BASE}\n")
-    assert '#include "cute_kernels/sm80/traits.h"' in text
+    assert '#include "cute_kernels/sm80/tiled.h"' in text
     assert f"pyflash::sm80::KernelTraits<{BASE.to_cpp_struct()}>" in text
 
 
