@@ -43,7 +43,7 @@ def build_emulated(
             label=f"{config} for the CPU",
             stem=f"emulated_{emit.file_stem(config)}",
             text=emit.emit_emulated(config),
-            compiler=compiler,
+            compiler=toolchain.emulator_compiler(config.family.emulation_watches_registers),
         )
         for config in configs
     }

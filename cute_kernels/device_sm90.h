@@ -1,7 +1,8 @@
 // The device primitives of SM90 kernels, beside those of device.h: mbarriers, named barriers, TMA, warpgroup MMA order,
-// register reallocation. For nvcc alone: no CPU runs these kernels.
+// register reallocation.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include <cuda.h>
@@ -17,6 +18,10 @@
 namespace pyflash::device {
 
 using TensorMap = CUtensorMap;
+// A phase completes when the expected arrivals, and the bytes of transactions, have come.
+using Mbarrier = uint64_t;
+
+#if defined(__CUDACC__)
 
 // The warp, and the warpgroup, of this thread, in a register that the compiler knows to be uniform.
 CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
@@ -28,9 +33,6 @@ CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
 
 // Whether a lane of the warp says so.
 CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
-
-// mbarriers. A phase completes when the expected arrivals, and the bytes of transactions, have come.
-using Mbarrier = uint64_t;
 
 CUTE_DEVICE void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
   asm volatile(
@@ -115,5 +117,57 @@ CUTE_DEVICE void registers_claim() {
 
 CUTE_DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
 CUTE_DEVICE float from_bits(uint32_t x) { return __uint_as_float(x); }
+
+#else
+
+int warp_idx();
+int warpgroup_idx();
+int grid_size();
+
+bool elect_one();
+bool any_lane(bool value);
+
+void mbarrier_init(Mbarrier& barrier, int n_arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(Mbarrier& barrier);
+void mbarrier_arrive_and_expect(Mbarrier& barrier, int bytes);
+void mbarrier_wait(Mbarrier& barrier, uint32_t parity);
+
+void named_barrier_sync(int id, int n_threads);
+void named_barrier_arrive(int id, int n_threads);
+
+void fence_async_proxy();
+
+void prefetch_tensor_map(TensorMap const& map);
+void tma_load(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords, int n_coords);
+template <class T, class... Coords>
+void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
+  int const values[] = {static_cast<int>(coords)...};
+  tma_load(map, barrier, static_cast<void*>(smem), values, int(sizeof...(coords)));
+}
+
+void mma_fence();
+void mma_commit();
+void mma_wait(int n_pending);
+template <int kPending>
+void mma_wait() {
+  mma_wait(kPending);
+}
+
+void registers_release(int n_registers);
+void registers_claim(int n_registers);
+template <int kRegisters>
+void registers_release() {
+  registers_release(kRegisters);
+}
+template <int kRegisters>
+void registers_claim() {
+  registers_claim(kRegisters);
+}
+
+inline uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
+inline float from_bits(uint32_t x) { return std::bit_cast<float>(x); }
+
+#endif
 
 }  // namespace pyflash::device

@@ -25,21 +25,24 @@ Emulator* running = nullptr;
 Emulator::Emulator(EmulatedKernel const& kernel, Order order, uint64_t seed)
     : Scheduler(order, seed, kNSites),
       kernel_(kernel),
-      shared_(kernel.smem_bytes, findings_),
-      traffic_(kNSites + 1) {}
+      shared_(kernel.smem_bytes, kernel.access_bytes, kernel.n_threads, findings_),
+      traffic_(kNSites + 1),
+      mbarriers_(kernel.rings),
+      issued_(kernel.n_threads / kLanes / kWarpgroupWarps + 1) {}
 
-bool Emulator::run_cta(ForwardParams const& params, int64_t cta) {
-  params_ = &params;
+bool Emulator::run_cta(Launch const& launch, int64_t cta) {
+  launch_ = &launch;
   cta_ = findings_.cta = cta;
-  shared_.reset();
+  begin_cta();
   kernel_.attach(this);
   running = this;
   bool ended;
   {
     FaultsGoTo const faults(*this);
-    ended = run_threads(kernel_.n_threads, thread_main);
+    ended = run_threads(kernel_.n_threads, kernel_.watches_registers, thread_main);
   }
   running = nullptr;
+  kernel_.attach(nullptr);
   for (Warp& warp : warps()) {
     warp.traffic.flush(traffic_);
   }
@@ -49,8 +52,23 @@ bool Emulator::run_cta(ForwardParams const& params, int64_t cta) {
   return ended;
 }
 
+void Emulator::begin_cta() {
+  shared_.reset();
+  mbarriers_.reset();
+  loads_.clear();
+  named_ = {};
+  for (auto& instructions : issued_) {
+    instructions.clear();
+  }
+  free_registers_ = 0;
+}
+
 void Emulator::end_cta() {
-  counts_.barriers += n_barriers();
+  counts_.barriers += named_[0].n_completed;
+  end_barriers();
+  for (Warp& warp : warps()) {
+    end_mmas(warp);
+  }
   for (Thread const& thread : threads()) {
     for (AsyncCopy const& copy : thread.copies) {
       findings_.add({.kind = "copy_never_awaited",
@@ -63,12 +81,13 @@ void Emulator::end_cta() {
 }
 
 void Emulator::thread_main() {
-  running->kernel_.run_thread(*running->params_);
+  running->kernel_.run_thread(running->launch_->params.get());
   running->stop(Stop::kEnd);
 }
 
 Accessor Emulator::accessor(Thread const& thread, int site) {
-  return {thread.index, site, n_barriers(), warps()[thread.index / kLanes].n_syncs};
+  Warp const& warp = warps()[thread.index / kLanes];
+  return {thread.index, site, warp.epoch, warp.n_syncs, &warp.known};
 }
 
 void Emulator::count_traffic(Path path, void const* address, int bytes) {
@@ -81,6 +100,7 @@ void Emulator::count_traffic(Path path, void const* address, int bytes) {
 void Emulator::at(int site) { current().site = site; }
 int Emulator::thread_idx() { return current().index; }
 int Emulator::block_idx() { return static_cast<int>(cta_); }
+int Emulator::grid_size() { return static_cast<int>(launch_->n_ctas); }
 void* Emulator::dynamic_smem() { return shared_.address(); }
 
 void Emulator::sync_threads() { stop(Stop::kSyncThreads); }
@@ -102,7 +122,7 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
     from = shared_.read(shared_.offset(source), bytes, accessor(thread, thread.site));
   } else if (global_.contains(source)) {
     count_traffic(Path::kGlobalLoad, source, bytes);
-    from = global_.translate(source, bytes, -1, access, findings_);
+    from = global_.translate(source, bytes, bytes, -1, access, findings_);
   }
   auto* to = static_cast<std::byte*>(destination);
   if (shared_.contains(destination)) {
@@ -111,7 +131,7 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
   } else if (global_.contains(destination)) {
     count_traffic(Path::kGlobalStore, destination, bytes);
     int64_t const writer = cta_ * kernel_.n_threads + thread.index;
-    to = global_.translate(destination, bytes, writer, {thread.site, thread.index, "write"},
+    to = global_.translate(destination, bytes, bytes, writer, {thread.site, thread.index, "write"},
                            findings_);
   }
   if (to != nullptr) {
@@ -130,7 +150,7 @@ void Emulator::async_copy(void const* source, void* destination, int bytes, bool
       fail("cp.async from an address that is not in global memory");
     }
     count_traffic(Path::kGlobalLoad, source, bytes);
-    if (auto const* read = global_.translate(source, bytes, -1, access, findings_)) {
+    if (auto const* read = global_.translate(source, bytes, bytes, -1, access, findings_)) {
       from = read;
     }
   }
@@ -192,6 +212,14 @@ void Emulator::fail(char const* what) {
   Thread const& thread = current();
   findings_.add({.kind = "unsupported", .access = {thread.site, thread.index, ""}, .detail = what});
   abort();
+}
+
+void Emulator::switched_to(Thread& thread) { watch = &thread.watch; }
+
+Clock Emulator::release(Warp& warp) {
+  Clock clock = warp.known;
+  clock.warps[warp.index()] = warp.epoch++;
+  return clock;
 }
 
 void Emulator::diverged(Thread const& a, Thread const& b, std::string const& detail) {

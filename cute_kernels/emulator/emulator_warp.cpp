@@ -1,4 +1,5 @@
 // What the lanes of a warp do together.
+#include <algorithm>
 #include <cstring>
 
 #include "cute_kernels/emulator/emulator.h"
@@ -6,23 +7,68 @@
 
 namespace pyflash::emulator {
 
-void Emulator::meet(Warp& warp) {
+bool Emulator::meet(Warp& warp) {
   warp.traffic.flush(traffic_);
-  switch (warp.lanes[0]->stop) {
+  Thread const& first = *warp.lanes[0];
+  switch (first.stop) {
     case Stop::kMma:
-      return meet_mma(warp);
+      meet_mma(warp);
+      return true;
     case Stop::kLdmatrix:
-      return meet_ldmatrix(warp);
+      meet_ldmatrix(warp);
+      return true;
     case Stop::kShuffle:
-      return meet_shuffle(warp);
+      meet_shuffle(warp);
+      return true;
     case Stop::kSyncWarp:
       ++counts_.warp_syncs;
       ++warp.n_syncs;
-      return;
+      return true;
+    case Stop::kElect:
+      for (Thread* lane : warp.lanes) {
+        lane->vote = lane == warp.lanes[0];
+      }
+      return true;
+    case Stop::kAny:
+      meet_any(warp);
+      return true;
     case Stop::kSyncThreads:
+      return meet_barrier(warp, 0, kernel_.n_threads, true);
+    case Stop::kNamedBarrier:
+      ++(first.barrier.waits ? counts_.named_syncs : counts_.named_arrivals);
+      return meet_barrier(warp, first.barrier.id, first.barrier.n_threads, first.barrier.waits);
+    case Stop::kRegisters:
+      return meet_registers(warp);
+    case Stop::kWarpgroupMma:
+      meet_warpgroup_mma(warp);
+      return true;
+    case Stop::kMmaFence:
+      ++counts_.wgmma_fences;
+      for (Thread* lane : warp.lanes) {
+        ++lane->watch.n_fences;
+      }
+      return true;
+    case Stop::kMmaCommit:
+      ++counts_.wgmma_commits;
+      warp.mmas.groups.push_back(warp.mmas.n_uncommitted);
+      warp.mmas.n_uncommitted = 0;
+      return true;
+    case Stop::kMmaWait:
+      meet_mma_wait(warp);
+      return true;
+    case Stop::kMbarrier:
     case Stop::kEnd:
     case Stop::kNone:
-      return;
+      return true;
+  }
+  return true;
+}
+
+void Emulator::meet_any(Warp& warp) {
+  bool const any = std::any_of(warp.lanes.begin(), warp.lanes.end(),
+                               [](Thread const* lane) { return lane->vote; });
+  for (Thread* lane : warp.lanes) {
+    lane->vote = any;
   }
 }
 

@@ -147,6 +147,21 @@ void write(Json& json, Counts const& counts) {
   json.member("cp_async_waits", counts.cp_async_waits);
   json.member("exponentials", counts.exponentials);
   json.member("reciprocals", counts.reciprocals);
+  json.member("wgmma_ss", counts.wgmma_ss);
+  json.member("wgmma_rs", counts.wgmma_rs);
+  json.member("wgmma_flops_ss", counts.wgmma_flops_ss);
+  json.member("wgmma_flops_rs", counts.wgmma_flops_rs);
+  json.member("wgmma_fences", counts.wgmma_fences);
+  json.member("wgmma_commits", counts.wgmma_commits);
+  json.member("wgmma_waits", counts.wgmma_waits);
+  json.member("tma_boxes", counts.tma_boxes);
+  json.member("tma_bytes", counts.tma_bytes);
+  json.member("mbarrier_arrivals", counts.mbarrier_arrivals);
+  json.member("mbarrier_expects", counts.mbarrier_expects);
+  json.member("mbarrier_waits", counts.mbarrier_waits);
+  json.member("proxy_fences", counts.proxy_fences);
+  json.member("named_syncs", counts.named_syncs);
+  json.member("named_arrivals", counts.named_arrivals);
   json.close('}');
 }
 

@@ -1,6 +1,8 @@
 // From a config to its kernels for the emulator. Included by the emitted translation units only.
 #pragma once
 
+#include <memory>
+
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/sm80/forward_kernel.cuh"
@@ -9,10 +11,11 @@
 namespace pyflash::emulator {
 
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
-void run_thread(ForwardParams const& params) {
-  bool const covered =
-      run_first_that_covers<kBuilt...>(features_needed(params, kConfig.d_head), [&](auto features) {
-        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(params);
+void run_thread(void const* params) {
+  auto const& problem = *static_cast<ForwardParams const*>(params);
+  bool const covered = run_first_that_covers<kBuilt...>(
+      features_needed(problem, kConfig.d_head), [&](auto features) {
+        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(problem);
       });
   if (!covered) {
     machine->fail("no built combination of features covers the problem");
@@ -24,9 +27,21 @@ EmulatedKernel const* forward_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
-                                         .n_ctas = sm80::n_ctas<Traits>,
+                                         .access_bytes = 4,
+                                         .watches_registers = false,
+                                         .registers = 0,
+                                         .tiles = {},
+                                         .rings = {},
+                                         .refusal = nullptr,
+                                         .launch = [](ForwardParams const& params, int) -> Launch {
+                                           return {
+                                               .n_ctas = sm80::n_ctas<Traits>(params),
+                                               .params = std::make_shared<ForwardParams>(params),
+                                               .error = nullptr};
+                                         },
                                          .attach = [](Machine* m) { machine = m; },
-                                         .run_thread = run_thread<kConfig, kBuilt...>};
+                                         .run_thread = run_thread<kConfig, kBuilt...>,
+                                         .role = [](int) { return ""; }};
   return &kernel;
 }
 

@@ -59,6 +59,7 @@ CUTE_DEVICE RowOut row_out(KernelParams const& params, Tile const& tile, int fir
 template <class Traits, class CoordTensor, class Sinks>
 CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, int first_query,
                             CoordTensor const& coords, Sinks& sinks) {
+  device::at(device::Site::sinks_g2r);
   Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   CUTE_UNROLL
@@ -87,8 +88,10 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
     RowOut const out = row_out<Traits, kFeatures>(params, tile, first_query, get<0>(by_rows(r, 0)));
     int64_t const partial = tile.split * problem.lse_strides.split + out.lse;
     if (out.exists && lane == 0) {
+      device::at(device::Site::lse_r2g);
       device::store(is_partial ? problem.lse_partial + partial : problem.lse + out.lse, lse(r));
     }
+    device::at(device::Site::O_r2g);
     if (is_partial) {
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); c += 2) {

@@ -71,6 +71,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   };
 
   if (warp == 0) {
+    device::at(Site::Q_g2s);
     int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
     int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
     int const bytes = group * n_queries * Traits::kHeadDim * sizeof(Element);
@@ -92,8 +93,10 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
       write.advance();
     }
   } else if (warp == 1) {
+    device::at(Site::K_g2s);
     load_blocks(params.k_map, smem.pipeline_K, sK);
   } else if (warp == 2) {
+    device::at(Site::V_g2s);
     load_blocks(params.v_map, smem.pipeline_V, sV);
   }
 }
@@ -162,6 +165,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
 
   auto finalise_and_store = [&](Tile const& tile, TileSoftmax const& softmax, auto& O) {
+    device::at(Site::O_rescale);
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
     if constexpr (kFeatures.sinks) {
@@ -176,6 +180,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
     if (problem.cu_seqlens_k != nullptr && n_rows < kBlockN) {
+      device::at(Site::V_r2s);
       smem.pipeline_V.wait(read_V);
       constexpr int kVector = 8;
       for (int i = tidx; i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
@@ -190,10 +195,12 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
 
   auto issue_QK = [&](auto& acc_S) {
+    device::at(Site::QK);
     smem.pipeline_K.wait(read_K);
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
+    device::at(Site::PV);
     smem.pipeline_V.wait(read_V);
     gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   };
@@ -231,6 +238,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   // S to P, in place. Returns whether O is to be rescaled.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
                            int n_block) {
+    device::at(Site::softmax);
     if (is_capped) {
       cap_scores(acc_S, problem.softmax_scale / problem.softcap);
     }
@@ -348,6 +356,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         release_V();
       }
       if (rescale) {
+        device::at(Site::O_rescale);
         TileSoftmax::rescale(acc_O, correction);
       }
       convert_P<Element>(acc_S, tOrP);

@@ -229,6 +229,8 @@ class Family:
     kernel: str
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
+    # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
+    emulation_watches_registers: bool = False
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
     # ones does not have.
     arch_specific: bool = False

@@ -122,6 +122,25 @@ class Counts:
     cp_async_waits: int
     exponentials: int
     reciprocals: int
+    # Of warpgroups: WGMMAs by where A is, in shared memory (ss) or registers (rs).
+    wgmma_ss: int = 0
+    wgmma_rs: int = 0
+    wgmma_flops_ss: int = 0
+    wgmma_flops_rs: int = 0
+    # Of warps.
+    wgmma_fences: int = 0
+    wgmma_commits: int = 0
+    wgmma_waits: int = 0
+    tma_boxes: int = 0
+    tma_bytes: int = 0  # into shared memory, zeros outside a tensor among them
+    # Of threads.
+    mbarrier_arrivals: int = 0
+    mbarrier_expects: int = 0  # arrivals that announce bytes
+    mbarrier_waits: int = 0
+    proxy_fences: int = 0
+    # Of warps.
+    named_syncs: int = 0
+    named_arrivals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
