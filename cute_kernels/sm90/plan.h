@@ -72,13 +72,13 @@ char const* refusal_of_map(std::array<MapDimension, kRank> const& dimensions) {
   return nullptr;
 }
 
-// A tensor map over rows of `columns` contiguous elements, in boxes of 64 columns; what of a box lies outside reads as 0.
-template <size_t kRank>
+// A tensor map over rows of `columns` contiguous elements, in boxes of kSlab columns; what of a box lies outside reads as 0.
+template <int kSlab, size_t kRank>
 bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* base, DType dtype,
                        int columns, std::array<MapDimension, kRank> const& dimensions) {
   cuuint64_t extents[kRank + 1] = {cuuint64_t(columns)};
   cuuint64_t strides[kRank];
-  cuuint32_t box[kRank + 1] = {64};
+  cuuint32_t box[kRank + 1] = {kSlab};
   cuuint32_t element_strides[kRank + 1] = {1};
   for (size_t i = 0; i < kRank; ++i) {
     extents[i + 1] = dimensions[i].extent;
@@ -87,10 +87,11 @@ bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* b
     box[i + 1] = dimensions[i].box;
     element_strides[i + 1] = 1;
   }
+  constexpr auto kSwizzle = kSlab == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   auto const type =
       dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
-                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -103,8 +104,8 @@ cudaError_t set_tensor_maps(KernelParams& params, DType dtype, TensorMapEncoder 
   ForwardParams const& problem = params.problem;
   auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without keys.
-    return encode_tensor_map(encoder, map, base ? base : problem.q, dtype, problem.d_head,
-                             dimensions);
+    return encode_tensor_map<Traits::kSlab>(encoder, map, base ? base : problem.q, dtype,
+                                            problem.d_head, dimensions);
   };
   bool const encoded =
       encode(params.q_map, problem.q, map_dimensions_Q<Traits>(problem)) &&

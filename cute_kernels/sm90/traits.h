@@ -37,7 +37,7 @@ struct KernelTraits {
 
   static constexpr int kMmaM = 64;  // rows of a warpgroup's MMA atom, and of a warpgroup
   static_assert(kBlockM == kMmaM * kNConsumers, "each consumer warpgroup owns 64 rows");
-  static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 64 == 0 && kHeadDim <= 256);
+  static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 32 == 0 && kHeadDim <= 256);
   static_assert(!kPingpong || kNConsumers > 1, "turns are taken between consumer warpgroups");
 
   using Element =
@@ -61,12 +61,13 @@ struct KernelTraits {
                            GMMA::Major::K, GMMA::Major::MN>()));
   static_assert(size(TiledMmaQK{}) == kWarpgroup && size(TiledMmaPV{}) == kWarpgroup);
 
-  // Shared memory: slabs of 64 columns, 128 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and the MMAs
-  // agree to. A slab is a TMA box.
-  static constexpr int kSlab = 64;
-  static constexpr int kNSlabs = kHeadDim / kSlab;
-  using RowMajorAtom = GMMA::Layout_K_SW128_Atom<Element>;
-  using TransposedAtom = GMMA::Layout_MN_SW128_Atom<Element>;
+  // Shared memory: slabs of 64 or 32 columns, 128 or 64 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and
+  // the MMAs agree to. A slab is a TMA box.
+  static constexpr int kSlab = kHeadDim % 64 == 0 ? 64 : 32;
+  using RowMajorAtom = std::conditional_t<kSlab == 64, GMMA::Layout_K_SW128_Atom<Element>,
+                                          GMMA::Layout_K_SW64_Atom<Element>>;
+  using TransposedAtom = std::conditional_t<kSlab == 64, GMMA::Layout_MN_SW128_Atom<Element>,
+                                            GMMA::Layout_MN_SW64_Atom<Element>>;
   using SmemLayoutQ = decltype(tile_to_shape(  // (kMmaM,kHeadDim,kNConsumers)
       RowMajorAtom{}, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kNConsumers>>{}));
   using SmemLayoutKV = decltype(tile_to_shape(  // (kBlockN,kHeadDim,kStages)

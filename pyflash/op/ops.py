@@ -69,8 +69,9 @@ def attention(
     and lse = -inf, or the sink.
 
     Gradients: of out with respect to q, k, v and sinks, first derivatives only; lse has none. On a
-    GPU those of q, k and v are PyTorch's flash backward, which is deterministic only under
-    `torch.use_deterministic_algorithms(True)` and does not support softcap: raises in forward.
+    GPU those of q, k and v are PyTorch's cuDNN backward or its flash backward (`pyflash.select`
+    says which), which are deterministic only under `torch.use_deterministic_algorithms(True)` and
+    do not support softcap: raises in forward.
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
     Raises RuntimeError that names the argument, what was expected and what came; TypeError for an

@@ -10,7 +10,8 @@ import torch
 
 from pyflash.config import DType, KernelConfig, parse
 from pyflash.op import ops
-from pyflash.op.options import AttentionOptions
+from pyflash.op.backward import cudnn
+from pyflash.op.options import AttentionOptions, windows_of
 
 TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -38,6 +39,7 @@ class Selection:
     config: KernelConfig
     num_splits: int  # 1: no split-KV
     reason: str
+    backward: str  # whose kernels compute the gradients of q, k and v, and why
 
 
 def select(problem: Problem) -> Selection:
@@ -60,7 +62,19 @@ def select(problem: Problem) -> Selection:
         n_sms=n_sms,
         **ops.arguments_of("Problem", problem.options),
     )
-    return Selection(parse(short_form), num_splits, reason)
+    return Selection(parse(short_form), num_splits, reason, _backward(problem))
+
+
+def _backward(problem: Problem) -> str:
+    device = torch.device(problem.device)
+    if device.type == "cpu":
+        return "the formula in float32"
+    if problem.options.get("softcap"):
+        return "none: softcap has no gradients on a GPU"
+    lengths = problem.seqlen_q, problem.seqlen_k
+    windows = windows_of(problem.options, *lengths)
+    refusal = cudnn.refusal(device, *lengths, problem.d_head, windows, problem.packed)
+    return "PyTorch's cuDNN backward" if refusal is None else f"PyTorch's flash backward: {refusal}"
 
 
 def _gpu(device: torch.device) -> tuple[int, int]:

@@ -40,7 +40,7 @@ def test_text_of_a_config():
 BROKEN = [
     ("rows_per_warpgroup", {"n_consumers": 1, "pingpong": False, "B_c": 64}, "not B_r = 128"),
     ("mma_columns", {"B_c": 120}, "B_c = 120 is N of the WGMMA of Q K^T, at most 256"),
-    ("slabs", {"d_head": 96}, "TMA boxes of 64 columns"),
+    ("slabs", {"d_head": 80}, "TMA boxes of 32 columns"),
     ("pingpong_needs_two", {"B_r": 64, "n_consumers": 1}, "use n_consumers = 2 or 3"),
     ("smem", {"stages": 4}, "295936 bytes of shared memory, more than the 232448 that sm_90"),
     (
@@ -48,7 +48,7 @@ BROKEN = [
         {"B_r": 192, "n_consumers": 3, "B_c": 112, "d_head": 192, "stages": 1},
         "S (56), P (28) and O (96) take 180 registers of a consumer thread, which has 160",
     ),
-    ("supported_values", {"d_head": 192, "B_c": 64}, "d_head = 192 is not supported: use 64 or"),
+    ("supported_values", {"d_head": 160, "B_c": 64}, "d_head = 160 is not supported: use 64, 96"),
 ]
 
 

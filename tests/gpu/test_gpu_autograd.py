@@ -3,8 +3,10 @@
 import pytest
 import torch
 from support.problems import Mask, Packed, Shape, make_inputs, make_packed
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyflash import attention, attention_varlen, built_configs
+from pyflash import DType, Problem, attention, attention_varlen, built_configs, select
+from pyflash.op.backward import cudnn
 from pyflash.op.reference import attention_ref, attention_varlen_ref, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -193,3 +195,57 @@ def test_training_step_under_autocast():
     for ours, reference in zip(*grads, strict=True):
         scale = reference.abs().max().item()
         torch.testing.assert_close(ours, reference, atol=0.02 * scale, rtol=0)
+
+
+@pytest.mark.skipif(
+    cudnn.refusal(torch.device("cuda"), 64, 64, 64, (-1, -1)) is not None,
+    reason="cuDNN's backward is not used on this machine",
+)
+@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)
+@pytest.mark.parametrize("d_head", [8, 40, 64, 96, 128])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("square", 2, 515, 515, 3),
+        Shape("gqa", 2, 384, 384, 6, heads_kv=2),
+        Shape("packed_qkv", 1, 1021, 1021, 2, "packed"),
+    ],
+    ids=str,
+)
+def test_cudnn_computes_what_flash_does(shape, d_head, mask):
+    q, k, v = make_inputs(shape, torch.bfloat16, d_head, "cuda")
+    sinks = torch.randn(shape.heads, device="cuda")
+    problem = Problem(
+        batch=shape.batch, heads_q=shape.heads, heads_kv=k.shape[2], seqlen_q=q.shape[1],
+        seqlen_k=k.shape[1], d_head=d_head, dtype=DType.BF16, options=mask.options,
+    )  # fmt: skip
+    assert select(problem).backward == "PyTorch's cuDNN backward"
+    check_gradients(
+        lambda *x: attend(*x, **mask.options),
+        lambda q, k, v, dtype: attention_ref(q, k, v, dtype=dtype, **mask.options),
+        (q, k, v),
+    )
+    upstream = torch.randn_like(q)
+
+    def with_sinks(*leaves):
+        return attend(*leaves, sinks=sinks, **mask.options)
+
+    by_cudnn = gradients(with_sinks, (q, k, v), upstream)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert "flash" in select(problem).backward
+        by_flash = gradients(with_sinks, (q, k, v), upstream)
+    for a, b in zip(by_cudnn, by_flash, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * b.abs().max().item())
+
+
+def test_deterministic_algorithms_give_the_same_gradients_each_time():
+    inputs = make_inputs(Shape("square", 2, 1024, 1024, 4), torch.float16, 128, "cuda")
+    upstream = torch.randn_like(inputs[0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = (gradients(attend, inputs, upstream) for _ in range(3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in others:
+        assert all(map(torch.equal, first, other))

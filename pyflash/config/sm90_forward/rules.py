@@ -15,11 +15,11 @@ from pyflash.config.sm90_forward.resources import budgets, register_demand
 MMA_ROWS = 64  # of a WGMMA, one per warpgroup
 MMA_MAX_COLUMNS = 256  # its N; also the rows of a TMA box
 MMA_DEPTH = 16  # its K, of 16-bit elements
-SLAB_COLUMNS = 64  # 16-bit elements in the 128 bytes of a swizzled row: the width of a TMA box
+SLAB_COLUMNS = 32  # 16-bit elements in the 64 bytes of a swizzled row, the narrower TMA box
 
 # What the kernels are written and tested for.
 SUPPORTED = {
-    "d_head": (64, 128),
+    "d_head": (64, 96, 128, 192, 256),
     "B_r": (64, 128, 192),
     "n_consumers": (1, 2, 3),
     "stages": (1, 2, 3, 4),
@@ -64,9 +64,9 @@ def mma_columns(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
 def slabs(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
     if c.d_head % SLAB_COLUMNS or c.d_head > MMA_MAX_COLUMNS:
         yield (
-            f"d_head = {c.d_head} is loaded in TMA boxes of {SLAB_COLUMNS} columns, 128 bytes, the "
-            f"width of the swizzle, and is N of the WGMMA of P V: make d_head a multiple of "
-            f"{SLAB_COLUMNS}, at most {MMA_MAX_COLUMNS}"
+            f"d_head = {c.d_head} is loaded in TMA boxes of {SLAB_COLUMNS} columns, or of "
+            f"{2 * SLAB_COLUMNS}, the widths of a swizzle, and is N of the WGMMA of P V: make "
+            f"d_head a multiple of {SLAB_COLUMNS}, at most {MMA_MAX_COLUMNS}"
         )
 
 

@@ -8,25 +8,41 @@ from pyflash.config.base import DType
 from pyflash.config.features import Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
-# At each d_head the best on one H200, best first. At 64, the smaller tile is for grids that the
-# larger one leaves small.
-DEFAULTS = [
-    FlashForwardSm90Config.parse(short_form).replace(dtype=dtype)
-    for short_form in (
-        "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
-        "(FP16, 64, 192, 128, 3): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
-        "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
-    )
-    for dtype in DType
-]
+
+def _of_each_dtype(*tiles: str) -> list[FlashForwardSm90Config]:
+    words = "overlap+pingpong+persistent+rescale_threshold"
+    return [
+        FlashForwardSm90Config.parse(f"{tile}+{words}").replace(dtype=dtype)
+        for tile in tiles
+        for dtype in DType
+    ]
+
+
+# At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
+# 64, the smaller one for grids that the larger one leaves small.
+DEFAULTS = _of_each_dtype(
+    "(FP16, 128, 128, 128, 2): sm90+stages_2",
+    "(FP16, 128, 192, 80, 3): sm90+stages_3",
+    "(FP16, 64, 192, 128, 3): sm90+stages_2",
+    "(FP16, 64, 128, 128, 2): sm90+stages_2",
+)
+
+# Of the head dimensions that are built on request.
+HEAD_DIMS = _of_each_dtype(
+    "(FP16, 96, 192, 96, 3): sm90+stages_2",
+    "(FP16, 96, 128, 128, 2): sm90+stages_2",
+    "(FP16, 192, 128, 96, 2): sm90+stages_2",
+    "(FP16, 256, 128, 64, 2): sm90+stages_2",
+)
 
 # What selection prefers, best first; before any config of the SM80 family.
-RANKED = tuple(DEFAULTS)
+RANKED = (*DEFAULTS, *HEAD_DIMS)
 FIRST_RANK = -100
 
 SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
     "all": lambda: DEFAULTS,
     "sm90": lambda: DEFAULTS,
+    "head_dims": lambda: HEAD_DIMS,
 }
 
 

@@ -1,6 +1,6 @@
-"""Gradients on a GPU, by PyTorch's flash backward.
+"""Gradients on a GPU, by PyTorch's flash backward, or on a Hopper by cuDNN's where that suits.
 
-It recomputes P = exp(S - lse) from the given lse, so sinks, which are in lse, need nothing more;
+They recompute P = exp(S - lse) from the given lse, so sinks, which are in lse, need nothing more;
 rowsum(dO * O) is the same with and without them.
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyflash.op.backward import cudnn
 from pyflash.op.options import AttentionOptions, windows_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def bwd(
                 whole[part] = values
         return gradients
     left, right = windows = windows_of(options, seqlen_q, seqlen_k)
+    if cudnn.refusal(q.device, seqlen_q, seqlen_k, q.shape[-1], windows) is None:
+        return cudnn.bwd(grad_out, out, lse, q, k, v, windows, options)
     if seqlen_q > seqlen_k + 1 and (right >= seqlen_k or (left >= 0 and right < 0)):
         # PyTorch replaces a right window of seqlen_k or more, and a missing one beside a left
         # window, by seqlen_k, which masks keys here. For packed sequences it uses max_seqlen_k.
