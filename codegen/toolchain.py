@@ -39,8 +39,8 @@ _EMULATOR_FLAGS = (
     "-fno-strict-aliasing",
     "-ffp-contract=off",
 )
-# A call before each access to a variable whose address is known elsewhere, which the emulator answers
-# in place of the sanitizer's library; and no two variables in one place.
+# A call before each access to a variable whose address is known elsewhere, which the emulator
+# answers in place of the sanitizer's library; and no two variables in one place.
 _WATCH_FLAGS = ("-fsanitize=thread", "-fstack-reuse=none")
 
 

@@ -127,7 +127,8 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
   auto* to = static_cast<std::byte*>(destination);
   if (shared_.contains(destination)) {
     count_traffic(Path::kSharedStore, destination, bytes);
-    to = shared_.write(shared_.offset(destination), bytes, accessor(thread, thread.site));
+    to = shared_.write(shared_.offset(destination), bytes,
+                       from != nullptr ? from : kPoisoned.data(), accessor(thread, thread.site));
   } else if (global_.contains(destination)) {
     count_traffic(Path::kGlobalStore, destination, bytes);
     int64_t const writer = cta_ * kernel_.n_threads + thread.index;

@@ -152,7 +152,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void meet_warpgroup_mma(Warp& warp);
   void check_same_in_warpgroup(Warp& warp, WarpgroupMma const& mma);
   void check_fences(Warp& warp);
-  void check_operand(Warp& warp, uint64_t descriptor, bool mn_major, int first_row, int rows);
+  void check_operand(Warp& warp, uint64_t descriptor, bool mn_major, bool is_a, int first_row,
+                     int rows);
   void check_tile(int64_t offset, int bytes, Access const& access);
   static std::shared_ptr<Accumulator> accumulator_of(Warp& warp);
   static void watch_registers(Warp& warp);
@@ -163,6 +164,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // mbarriers and TMA.
   Mbarrier& mbarrier_at(void* address, char const* what);
   void check_visible(Mbarrier const& barrier, Warp const& warp, Access const& access, bool async);
+  void check_parity(Mbarrier const& barrier, uint32_t parity, Warp const& warp,
+                    Access const& access);
   void check_ring(Mbarrier& barrier, Warp const& warp, Access const& access);
   void finish_phase(Mbarrier& barrier);
   void land(TmaLoad const& load);

@@ -101,7 +101,9 @@ void Emulator::mbarrier_wait(void* address, uint32_t parity) {
   Thread& thread = current();
   ++counts_.mbarrier_waits;
   Mbarrier& barrier = mbarrier_at(address, "waits");
-  check_visible(barrier, current_warp(), {thread.site, thread.index, "wait"}, false);
+  Access const access{thread.site, thread.index, "wait"};
+  check_visible(barrier, current_warp(), access, false);
+  check_parity(barrier, parity, current_warp(), access);
   thread.mbarrier = {&barrier, parity};
   if (!passes(thread)) {
     stop(Stop::kMbarrier);
@@ -120,15 +122,6 @@ bool Emulator::passes(Thread& thread) {
     return true;  // the phase before the first: it counts as complete
   }
   barrier.awaited = true;
-  if (barrier.empty != nullptr && barrier.empty->arrived[w] >= barrier.phase) {
-    findings_.add({.kind = "phase_awaited_twice",
-                   .memory = barrier.name,
-                   .offset = barrier.offset,
-                   .bytes = 8,
-                   .access = {thread.site, thread.index, "wait"},
-                   .detail = "phase " + std::to_string(barrier.phase - 1) +
-                             ", whose stage its warp has released"});
-  }
   barrier.waited[w] = std::max(barrier.waited[w], barrier.phase);
   warp.known.join(barrier.complete);
   uint32_t& known = warp.known.phases[barrier.index];
@@ -191,6 +184,29 @@ void Emulator::check_ring(Mbarrier& barrier, Warp const& warp, Access const& acc
                    .bytes = 8,
                    .access = access,
                    .detail = "its warp did not wait for phase " + std::to_string(phase)});
+  }
+}
+
+// Who reads a stage waits for the fill that comes after those that it has released; who fills it, for the release of the
+// fill before.
+void Emulator::check_parity(Mbarrier const& barrier, uint32_t parity, Warp const& warp,
+                            Access const& access) {
+  int const w = warp.index();
+  bool const reads = barrier.empty != nullptr;
+  if (!reads && barrier.full == nullptr) {
+    return;
+  }
+  uint32_t const n = reads ? barrier.empty->arrived[w] : barrier.full->arrived[w] + 1;
+  if ((n & 1) != parity) {
+    uint32_t const done = reads ? n : n - 1;
+    findings_.add({.kind = "wrong_phase",
+                   .memory = barrier.name,
+                   .offset = barrier.offset,
+                   .bytes = 8,
+                   .access = access,
+                   .detail = "for parity " + std::to_string(parity) + ", and its warp has " +
+                             (reads ? "released " : "filled ") + "the stage " +
+                             std::to_string(done) + " times"});
   }
 }
 

@@ -69,9 +69,9 @@ void Emulator::meet_warpgroup_mma(Warp& warp) {
   ++op.accumulator->n_in_flight;
   if (mma.a == nullptr) {
     int const first_row = warp.index() % kWarpgroupWarps * kMmaRows;
-    check_operand(warp, mma.a_desc, mma.a_is_mn_major, first_row, kMmaRows);
+    check_operand(warp, mma.a_desc, mma.a_is_mn_major, true, first_row, kMmaRows);
   }
-  check_operand(warp, mma.b_desc, mma.b_is_mn_major, 0, mma.n);
+  check_operand(warp, mma.b_desc, mma.b_is_mn_major, false, 0, mma.n);
   watch_registers(warp);
   warp.mmas.in_flight.push_back(op);
   ++warp.mmas.n_uncommitted;
@@ -139,7 +139,8 @@ void Emulator::check_tile(int64_t offset, int bytes, Access const& access) {
 }
 
 // A matrix operand in shared memory: all of it inside, and in one stage of one tile; every byte there and complete.
-void Emulator::check_operand(Warp& warp, uint64_t bits, bool mn_major, int first_row, int rows) {
+void Emulator::check_operand(Warp& warp, uint64_t bits, bool mn_major, bool is_a, int first_row,
+                             int rows) {
   Thread const& first = *warp.lanes[0];
   Access const access{first.site, first.index, "wgmma"};
   Descriptor const descriptor(bits);
@@ -152,16 +153,25 @@ void Emulator::check_operand(Warp& warp, uint64_t bits, bool mn_major, int first
   int64_t lowest = shared_.size();
   int64_t highest = 0;
   bool inside = true;
+  auto const offset_of = [&](int i, int j) {
+    return int64_t{descriptor.chunk(mn_major, i, j)} - kSharedBase;
+  };
+  auto const is_inside = [&](int64_t offset) {
+    return offset >= 0 && offset + kChunkBytes <= shared_.size();
+  };
+  // A row of A is that of D and no other: a tile whose first row is there may leave out the last ones.
+  bool const may_be_unwritten =
+      is_a && is_inside(offset_of(0, 0)) && shared_.is_written(offset_of(0, 0));
   auto const visit = [&](int i, int j) {
-    int64_t const offset = int64_t{descriptor.chunk(mn_major, i, j)} - kSharedBase;
-    if (offset < 0 || offset + kChunkBytes > shared_.size()) {
+    int64_t const offset = offset_of(i, j);
+    if (!is_inside(offset)) {
       inside = false;
       lowest = offset;
       return;
     }
     lowest = std::min(lowest, offset);
     highest = std::max(highest, offset + kChunkBytes);
-    shared_.begin_mma_read(offset, number, who);
+    shared_.begin_mma_read(offset, number, may_be_unwritten, who);
   };
   int const per_chunk = kChunkBytes / 2;
   if (mn_major) {

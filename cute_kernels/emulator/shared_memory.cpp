@@ -47,11 +47,12 @@ std::byte const* SharedMemory::read(int64_t offset, int bytes, Accessor const& w
   return data_.get() + offset;
 }
 
-std::byte* SharedMemory::write(int64_t offset, int bytes, Accessor const& who) {
+std::byte* SharedMemory::write(int64_t offset, int bytes, void const* value, Accessor const& who) {
   if (!check_range(offset, bytes, who, "write")) {
     return nullptr;
   }
-  note_writes(offset, bytes, who, By::kThread);
+  bool const changes = std::memcmp(data_.get() + offset, value, bytes) != 0;
+  note_writes(offset, bytes, who, By::kThread, changes);
   return data_.get() + offset;
 }
 
@@ -93,13 +94,14 @@ std::byte* SharedMemory::end_tma_write(int64_t offset, int bytes) {
   return data_.get() + offset;
 }
 
-void SharedMemory::begin_mma_read(int64_t offset, uint32_t number, Accessor const& who) {
+void SharedMemory::begin_mma_read(int64_t offset, uint32_t number, bool may_be_unwritten,
+                                  Accessor const& who) {
   if (mma_reads_.empty()) {
     mma_reads_.resize(cells_.size() * n_warps_);
   }
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, kMmaBytes); ++i) {
-    if (problem.kind == nullptr) {
+    if (problem.kind == nullptr && !(may_be_unwritten && cells_[i].write.thread == kNobody)) {
       problem = check_async_read(cells_[i], who);
     }
     mma_reads_[i * n_warps_ + warp_of(who.thread)] = {number, static_cast<int8_t>(who.site)};
@@ -145,13 +147,26 @@ Access SharedMemory::writer(Cell const& cell) {
 }
 
 // Whether a fence of the async proxy stands between a thread's store and now: its own, or that of another who knew of it.
-bool SharedMemory::fenced(Cell const& cell, Accessor const& who) const {
-  int const warp = warp_of(cell.write.thread);
-  auto const& fences = fences_[cell.write.thread];
-  if (cell.detail < fences.size()) {
-    return warp == warp_of(who.thread) || fences[cell.detail] <= who.known->warps[warp];
+bool SharedMemory::fenced(Event const& write, uint32_t n_fences, Accessor const& who) const {
+  int const warp = warp_of(write.thread);
+  auto const& fences = fences_[write.thread];
+  if (n_fences < fences.size()) {
+    return warp == warp_of(who.thread) || fences[n_fences] <= who.known->warps[warp];
   }
-  return warp != warp_of(who.thread) && cell.write.epoch <= who.known->fenced[warp];
+  return warp != warp_of(who.thread) && write.epoch <= who.known->fenced[warp];
+}
+
+// Whether one of the stores of the same bytes is known. async: to the async proxy.
+bool SharedMemory::knows_equal(Cell const& cell, Accessor const& who, bool async) const {
+  return std::any_of(cell.equal.begin(), cell.equal.end(), [&](EqualWriter const& writer) {
+    if (writer.event.thread == kNobody) {
+      return false;
+    }
+    bool const own_warp = warp_of(writer.event.thread) == warp_of(who.thread);
+    return async ? (own_warp || ordered(writer.event, who)) &&
+                       fenced(writer.event, writer.n_fences, who)
+                 : ordered(writer.event, who);
+  });
 }
 
 SharedMemory::Problem SharedMemory::check_read(Cell const& cell, Accessor const& who) const {
@@ -161,7 +176,7 @@ SharedMemory::Problem SharedMemory::check_read(Cell const& cell, Accessor const&
   if (!complete(cell, who)) {
     return {"in_flight_read", writer(cell)};
   }
-  if (cell.by != By::kTma && !ordered(cell.write, who)) {
+  if (cell.by != By::kTma && !ordered(cell.write, who) && !knows_equal(cell, who, false)) {
     return {"race", writer(cell)};
   }
   return {};
@@ -176,11 +191,22 @@ SharedMemory::Problem SharedMemory::check_async_read(Cell const& cell, Accessor 
       return problem;
     }
   }
-  return fenced(cell, who) ? Problem{} : Problem{"missing_proxy_fence", writer(cell)};
+  if (fenced(cell.write, cell.detail, who) || knows_equal(cell, who, true)) {
+    return {};
+  }
+  return {"missing_proxy_fence", writer(cell)};
 }
 
-SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who) const {
+SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who, bool changes) const {
   Cell const& cell = cells_[i];
+  if (!changes && cell.write.thread != kNobody && cell.by == By::kThread) {
+    return {};
+  }
+  for (EqualWriter const& other : cell.equal) {
+    if (other.event.thread != kNobody && !ordered(other.event, who)) {
+      return {"race", {other.event.site, other.event.thread, "write"}};
+    }
+  }
   if (cell.write.thread != kNobody &&
       (!complete(cell, who) || (cell.by != By::kTma && !ordered(cell.write, who)))) {
     return {"race", writer(cell)};
@@ -222,21 +248,38 @@ void SharedMemory::note_read(Cell& cell, Accessor const& who) {
   }
 }
 
-void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, By by) {
+void SharedMemory::note_write(Cell& cell, Accessor const& who, By by, bool changes) const {
+  bool const equal = !changes && cell.write.thread != kNobody && cell.by == By::kThread;
+  if (!equal) {
+    cell.equal = {};
+  } else if (!ordered(cell.write, who)) {
+    auto* const slot =
+        std::find_if(cell.equal.begin(), cell.equal.end(),
+                     [](EqualWriter const& writer) { return writer.event.thread == kNobody; });
+    if (slot != cell.equal.end()) {
+      *slot = {cell.write, cell.detail};
+    }
+  }
+  cell.write = event(who);
+  cell.detail = static_cast<uint32_t>(fences_[who.thread].size());
+  cell.by = by;
+  cell.in_flight = by != By::kThread;
+}
+
+void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, By by,
+                               bool changes) {
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell& cell = cells_[i];
     if (problem.kind == nullptr) {
-      problem = check_write(i, who);
+      problem = check_write(i, who, changes);
       bool const by_generic_proxy = cell.write.thread != kNobody && cell.by != By::kTma;
-      if (problem.kind == nullptr && by == By::kTma && by_generic_proxy && !fenced(cell, who)) {
+      if (problem.kind == nullptr && by == By::kTma && by_generic_proxy &&
+          !fenced(cell.write, cell.detail, who)) {
         problem = {"missing_proxy_fence", writer(cell)};
       }
     }
-    cell.write = event(who);
-    cell.detail = static_cast<uint32_t>(fences_[who.thread].size());
-    cell.by = by;
-    cell.in_flight = by != By::kThread;
+    note_write(cell, who, by, changes);
   }
   constexpr char const* kWhat[] = {"write", "cp.async", "TMA load"};
   report(problem, offset, bytes, who, kWhat[static_cast<int>(by)]);

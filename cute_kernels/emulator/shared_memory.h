@@ -5,8 +5,10 @@
 // different threads, one of them a write, are a race unless one of these stands between them: clock.h. A cp.async writes at
 // some time from its issue until its thread has waited for it, TMA until the phase of its mbarrier is complete, and a
 // warpgroup MMA reads until it has been waited for; what others do with the bytes in between is wrong whatever they see.
+// Threads that store the same bytes to one place do not race: whoever knows of one of these stores sees its bytes.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,7 +47,8 @@ class SharedMemory {
 
   // Each returns where the bytes are, or nullptr, with a finding, where they are not all inside.
   std::byte const* read(int64_t offset, int bytes, Accessor const& who);
-  std::byte* write(int64_t offset, int bytes, Accessor const& who);
+  // value: that the caller is about to put there.
+  std::byte* write(int64_t offset, int bytes, void const* value, Accessor const& who);
   bool begin_async_write(int64_t offset, int bytes, Accessor const& who);
   std::byte* end_async_write(int64_t offset, int bytes, Accessor const& who);
 
@@ -54,8 +57,11 @@ class SharedMemory {
                        Accessor const& who);
   std::byte* end_tma_write(int64_t offset, int bytes);
 
-  // 16 bytes that the warp's MMA of this number reads; they are inside.
-  void begin_mma_read(int64_t offset, uint32_t number, Accessor const& who);
+  // 16 bytes that the warp's MMA of this number reads; they are inside. may_be_unwritten: the product makes no use of them.
+  void begin_mma_read(int64_t offset, uint32_t number, bool may_be_unwritten, Accessor const& who);
+  bool is_written(int64_t offset) const {
+    return cells_[first_cell(offset)].write.thread != kNobody;
+  }
   std::byte const* data(int64_t offset) const { return data_.get() + offset; }
 
   // The thread's stores so far become visible to the async proxy.
@@ -72,8 +78,16 @@ class SharedMemory {
     int8_t site = -1;
   };
 
+  // Other threads whose stores of the same bytes neither know of each other nor of the last.
+  static constexpr int kEqualWriters = 3;
+  struct EqualWriter {
+    Event event;
+    uint32_t n_fences = 0;
+  };
+
   struct Cell {
     Event write;
+    std::array<EqualWriter, kEqualWriters> equal;
     Event read;           // the first that others need not know of
     Event other_read;     // one more, of another warp if there is one
     uint32_t detail = 0;  // of the last write: by TMA the phase, else the thread's fences before it
@@ -97,13 +111,15 @@ class SharedMemory {
   static bool ordered(Event const& before, Accessor const& now);
   static bool complete(Cell const& cell, Accessor const& who);
   static Access writer(Cell const& cell);
-  bool fenced(Cell const& cell, Accessor const& who) const;
+  bool fenced(Event const& write, uint32_t n_fences, Accessor const& who) const;
+  bool knows_equal(Cell const& cell, Accessor const& who, bool async) const;
   Problem check_read(Cell const& cell, Accessor const& who) const;
   Problem check_async_read(Cell const& cell, Accessor const& who) const;
-  Problem check_write(size_t i, Accessor const& who) const;
+  Problem check_write(size_t i, Accessor const& who, bool changes) const;
   Problem check_mma_reads(size_t i, Accessor const& who) const;
   static void note_read(Cell& cell, Accessor const& who);
-  void note_writes(int64_t offset, int bytes, Accessor const& who, By by);
+  void note_writes(int64_t offset, int bytes, Accessor const& who, By by, bool changes = true);
+  void note_write(Cell& cell, Accessor const& who, By by, bool changes) const;
   void report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
               char const* what);
 
