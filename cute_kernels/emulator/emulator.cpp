@@ -53,6 +53,7 @@ bool Emulator::run_cta(Launch const& launch, int64_t cta) {
 }
 
 void Emulator::begin_cta() {
+  timeline_.set_on(timeline_.events().empty());
   shared_.reset();
   mbarriers_.reset();
   loads_.clear();
@@ -64,6 +65,11 @@ void Emulator::begin_cta() {
 }
 
 void Emulator::end_cta() {
+  if (mbarrier_names_.empty()) {
+    for (Mbarrier const& barrier : mbarriers_.all()) {
+      mbarrier_names_.push_back(barrier.name);
+    }
+  }
   counts_.barriers += named_[0].n_completed;
   end_barriers();
   for (Warp& warp : warps()) {
@@ -206,7 +212,12 @@ void Emulator::mma(MmaRegisters& registers, DType dtype) {
   stop(Stop::kMma);
 }
 
-void Emulator::count_exponential() { ++counts_.exponentials; }
+void Emulator::count_exponential() {
+  ++counts_.exponentials;
+  if (current().index % kLanes == 0) {
+    timeline_.add_exponential(current().index / kLanes);
+  }
+}
 void Emulator::count_reciprocal() { ++counts_.reciprocals; }
 
 void Emulator::fail(char const* what) {
@@ -216,6 +227,13 @@ void Emulator::fail(char const* what) {
 }
 
 void Emulator::switched_to(Thread& thread) { watch = &thread.watch; }
+
+void Emulator::log(Thread const& thread, TimelineEvent::Kind kind, int64_t a, int64_t b,
+                   int64_t c) {
+  if (thread.index % kLanes == 0) {
+    timeline_.add({thread.index / kLanes, kind, thread.site, a, b, c});
+  }
+}
 
 Clock Emulator::release(Warp& warp) {
   Clock clock = warp.known;

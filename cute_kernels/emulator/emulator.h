@@ -17,6 +17,7 @@
 #include "cute_kernels/emulator/scheduler.h"
 #include "cute_kernels/emulator/shared_memory.h"
 #include "cute_kernels/emulator/tensor_map.h"
+#include "cute_kernels/emulator/timeline.h"
 #include "cute_kernels/emulator/traffic.h"
 
 namespace pyflash::emulator {
@@ -91,6 +92,10 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   Findings const& findings() const { return findings_; }
   TrafficTable const& traffic() const { return traffic_; }
   Counts const& counts() const { return counts_; }
+  // Of the first CTA.
+  Timeline const& timeline() const { return timeline_; }
+  EmulatedKernel const& kernel() const { return kernel_; }
+  std::vector<std::string> const& mbarrier_names() const { return mbarrier_names_; }
 
   // Machine
   void at(int site) override;
@@ -178,6 +183,10 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   std::string role_of(Warp const& warp) const;
   void switched_to(Thread& thread) override;
 
+  // Of a lane; others than the first of a warp do the same.
+  void log(Thread const& thread, TimelineEvent::Kind kind, int64_t a = 0, int64_t b = 0,
+           int64_t c = 0);
+
   // What the warp did so far becomes known to whom this clock goes.
   Clock release(Warp& warp);
 
@@ -200,6 +209,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // By warpgroup, the instructions that its first warp to come there issued, and where.
   std::vector<std::vector<std::pair<WarpgroupMma, int>>> issued_;
   int free_registers_ = 0;  // of the CTA
+  Timeline timeline_;
+  std::vector<std::string> mbarrier_names_;  // of the first CTA
 };
 
 }  // namespace pyflash::emulator

@@ -94,6 +94,7 @@ void Emulator::mbarrier_arrive(void* address, int bytes) {
     --barrier.n_pending;
   }
   barrier.gathering.join(release(warp));
+  log(thread, TimelineEvent::kArrive, barrier.index, barrier.phase);
   finish_phase(barrier);
 }
 
@@ -122,6 +123,7 @@ bool Emulator::passes(Thread& thread) {
     return true;  // the phase before the first: it counts as complete
   }
   barrier.awaited = true;
+  log(thread, TimelineEvent::kWait, barrier.index, barrier.phase - 1);
   barrier.waited[w] = std::max(barrier.waited[w], barrier.phase);
   warp.known.join(barrier.complete);
   uint32_t& known = warp.known.phases[barrier.index];
@@ -255,6 +257,8 @@ bool Emulator::meet_barrier(Warp& warp, int id, int n_threads, bool waits) {
     give_up();
     return false;
   }
+  log(first, waits ? TimelineEvent::kNamedSync : TimelineEvent::kNamedArrive, id,
+      barrier.n_completed);
   barrier.n_arrived += kLanes;
   barrier.clock.join(release(warp));
   if (waits) {

@@ -73,6 +73,7 @@ void Emulator::meet_warpgroup_mma(Warp& warp) {
   }
   check_operand(warp, mma.b_desc, mma.b_is_mn_major, false, 0, mma.n);
   watch_registers(warp);
+  log(first, TimelineEvent::kMma, mma.n);
   warp.mmas.in_flight.push_back(op);
   ++warp.mmas.n_uncommitted;
 }
@@ -246,6 +247,7 @@ void Emulator::watch_registers(Warp& warp) {
 void Emulator::meet_mma_wait(Warp& warp) {
   ++counts_.wgmma_waits;
   auto const n_pending = static_cast<size_t>(warp.lanes[0]->n_pending);
+  log(*warp.lanes[0], TimelineEvent::kMmaWait, static_cast<int64_t>(n_pending));
   while (warp.mmas.groups.size() > n_pending) {
     complete_group(warp);
   }

@@ -76,6 +76,7 @@ void Emulator::tma_load(void const* map, void* barrier, void* smem, int const* c
   ++counts_.tma_boxes;
   counts_.tma_bytes += load.bytes;
   loads_.push_back(load);
+  log(thread, TimelineEvent::kLoad, mbarrier.index, mbarrier.phase, load.bytes);
 }
 
 // The oldest first, or the newest, or any.

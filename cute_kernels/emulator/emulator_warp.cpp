@@ -50,6 +50,7 @@ bool Emulator::meet(Warp& warp) {
       return true;
     case Stop::kMmaCommit:
       ++counts_.wgmma_commits;
+      log(first, TimelineEvent::kCommit);
       warp.mmas.groups.push_back(warp.mmas.n_uncommitted);
       warp.mmas.n_uncommitted = 0;
       return true;

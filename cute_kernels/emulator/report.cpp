@@ -2,7 +2,9 @@
 
 #include <iterator>
 #include <sstream>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cute_kernels/sites.h"
 
@@ -165,6 +167,38 @@ void write(Json& json, Counts const& counts) {
   json.close('}');
 }
 
+void write_names(Json& json, std::string_view key, std::vector<std::string> const& names) {
+  json.key(key);
+  json.open('[');
+  for (std::string const& name : names) {
+    json.value(std::string_view(name));
+  }
+  json.close(']');
+}
+
+// [warp, kind, site, a, b, c] for each event.
+void write_timeline(Json& json, Emulator const& emulator) {
+  std::vector<std::string> roles;
+  for (int warp = 0; warp < emulator.kernel().n_threads / kLanes; ++warp) {
+    roles.emplace_back(emulator.kernel().role(warp));
+  }
+  write_names(json, "roles", roles);
+  write_names(json, "mbarriers", emulator.mbarrier_names());
+  json.key("timeline");
+  json.open('[');
+  for (TimelineEvent const& event : emulator.timeline().events()) {
+    json.open('[');
+    json.value(event.warp);
+    json.value(std::string_view(kTimelineKinds[event.kind]));
+    json.value(site_name(event.site));
+    json.value(event.a);
+    json.value(event.b);
+    json.value(event.c);
+    json.close(']');
+  }
+  json.close(']');
+}
+
 }  // namespace
 
 std::string report(Emulator const& emulator) {
@@ -186,6 +220,7 @@ std::string report(Emulator const& emulator) {
     write(json, finding);
   }
   json.close(']');
+  write_timeline(json, emulator);
   json.close('}');
   return json.text();
 }

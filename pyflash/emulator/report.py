@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pyflash.emulator.timeline import Event
+
 
 class KernelError(AssertionError):
     """A kernel did something that is wrong whatever values came out."""
@@ -171,6 +173,10 @@ class Report:
     sites: dict[str, dict[str, Traffic]]  # by site, then "shared_load", "global_store" and so on
     counts: Counts
     findings: tuple[Finding, ...]
+    # Of the first CTA of a kernel whose warps have roles; else empty. See `timeline`.
+    roles: tuple[str, ...] = ()  # by warp
+    mbarriers: tuple[str, ...] = ()
+    timeline: tuple[Event, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -198,7 +204,7 @@ class Report:
 
 
 def parse(values: dict[str, Any]) -> dict[str, Any]:
-    """`sites`, `counts` and `findings` of a decoded JSON object as the values they stand for."""
+    """What a decoded JSON object has of a report's structures, as the values they stand for."""
     return {
         "sites": {
             site: {path: _traffic(path, numbers) for path, numbers in paths.items()}
@@ -208,6 +214,12 @@ def parse(values: dict[str, Any]) -> dict[str, Any]:
         "findings": tuple(
             Finding(**{**f, "access": _access(f["access"]), "other": _access(f["other"])})
             for f in values["findings"]
+        ),
+        "roles": tuple(values["roles"]),
+        "mbarriers": tuple(values["mbarriers"]),
+        "timeline": tuple(
+            Event(**event) if isinstance(event, dict) else Event(*event)
+            for event in values["timeline"]
         ),
     }
 

@@ -7,8 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pyflash.emulator.report import GlobalTraffic, Report, SharedTraffic
+from pyflash.emulator.timeline import as_text as timeline_text
 
 _WIDTH = 110
+_ROLE = 14  # of a row of the time line
 
 
 def as_text(report: Report) -> str:
@@ -29,8 +31,10 @@ def renderable(report: Report) -> Group:
     if report.findings:
         lines = "\n".join(map(str, report.findings))
         verdict = Text(f"{len(report.findings)} findings\n{lines}", "red")
-    parts = [Text(head), _shared(report), _global(report), Text(_counts(report)), verdict]
-    return Group(*parts)
+    parts = [Text(head), _shared(report), _global(report), Text(_counts(report))]
+    if report.timeline:
+        parts.append(Text(timeline_text(report, _WIDTH - _ROLE), no_wrap=True))
+    return Group(*parts, verdict)
 
 
 def _problem(report: Report) -> str:
@@ -94,10 +98,27 @@ def _row(table: Table, *cells: int | str) -> None:
 
 def _counts(report: Report) -> str:
     c = report.counts
+    if c.wgmma_ss or c.tma_boxes:
+        return _counts_sm90(report)
     return (
         f"of warps: {c.mma:,} mma, {c.ldmatrix:,} ldmatrix, {c.shuffles:,} shuffles, "
         f"{c.warp_syncs:,} warp syncs; of CTAs: {c.barriers:,} barriers; "
         f"of threads: {c.cp_async:,} cp.async, {c.cp_async_commits:,} commits, "
         f"{c.cp_async_waits:,} waits, {c.exponentials:,} exponentials, "
+        f"{c.reciprocals:,} reciprocals"
+    )
+
+
+def _counts_sm90(report: Report) -> str:
+    c = report.counts
+    return (
+        f"of warpgroups: {c.wgmma_ss:,} wgmma with A in shared memory, {c.wgmma_flops_ss:,} FLOPs, "
+        f"and {c.wgmma_rs:,} with A in registers, {c.wgmma_flops_rs:,} FLOPs; "
+        f"of warps: {c.wgmma_fences:,} fences, {c.wgmma_commits:,} commits, {c.wgmma_waits:,} "
+        f"waits, {c.named_syncs:,} named barriers synced, {c.named_arrivals:,} arrived at, "
+        f"{c.shuffles:,} shuffles; of CTAs: {c.barriers:,} barriers; TMA: {c.tma_boxes:,} boxes, "
+        f"{c.tma_bytes:,} bytes; of threads: {c.mbarrier_expects:,} expect_tx, "
+        f"{c.mbarrier_arrivals:,} arrivals, {c.mbarrier_waits:,} waits at mbarriers, "
+        f"{c.proxy_fences:,} proxy fences, {c.exponentials:,} exponentials, "
         f"{c.reciprocals:,} reciprocals"
     )

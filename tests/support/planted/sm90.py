@@ -185,8 +185,8 @@ BUGS = [
     _bug(
         "P_overwritten_while_MMAs_read_it",
         condition("if constexpr (Traits::kOverlap) { gemm_wait<0>(acc_O); release_V(); }",
-                  "if (BUG) { release_V(); } else { gemm_wait<0>(acc_O); release_V(); }",
-                  _KERNEL),
+                  "if constexpr (Traits::kOverlap) { if (!BUG) { gemm_wait<0>(acc_O); }"
+                  " release_V(); }", _KERNEL),
         finds=[found("register_in_flight", "P_convert", "PV", memory="A registers"),
                found("race", "V_g2s", "PV")],
     ),
