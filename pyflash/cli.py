@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -84,6 +85,10 @@ def emulate(
         str, typer.Option(help="Of warps and lanes: ascending, descending, random.")
     ] = "ascending",
     seed: Annotated[int, typer.Option(help="Of the inputs, and of the order 'random'.")] = 0,
+    resident_ctas: Annotated[int, typer.Option(help="Of a persistent kernel, at most.")] = 132,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write an SM90 kernel's time line there, as SVG.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     **options: Any,
 ) -> None:
@@ -95,6 +100,7 @@ def emulate(
     from rich.console import Console
 
     from pyflash.emulator.table import renderable
+    from pyflash.emulator.timeline import as_svg
     from pyflash.op.reference import expect
     from pyflash.op.selection import TORCH_DTYPES
 
@@ -108,11 +114,14 @@ def emulate(
         )
         options["sinks"] = torch.randn(heads) if sinks else None
         out, lse, report = pyflash.emulate(
-            q, k, v, key, **options, num_splits=num_splits, order=order, seed=seed
-        )
+            q, k, v, key, **options, num_splits=num_splits, order=order, seed=seed,
+            resident_ctas=resident_ctas,
+        )  # fmt: skip
     except (ValueError, RuntimeError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
+    if timeline is not None:
+        timeline.write_text(as_svg(report))
     if json:
         typer.echo(report.to_json(indent=1))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -33,8 +33,18 @@ def renderable(report: Report) -> Group:
         verdict = Text(f"{len(report.findings)} findings\n{lines}", "red")
     parts = [Text(head), _shared(report), _global(report), Text(_counts(report))]
     if report.timeline:
-        parts.append(Text(timeline_text(report, _WIDTH - _ROLE), no_wrap=True))
+        parts.append(_TimeLine(report))
     return Group(*parts, verdict)
+
+
+class _TimeLine:
+    """As wide as the console."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(timeline_text(self.report, options.max_width - _ROLE))
 
 
 def _problem(report: Report) -> str:

@@ -168,8 +168,8 @@ def as_text(report: Report, width: int = _WIDTH) -> str:
         return ""
     total = max(span.end for span in all_spans)
     lines = [
-        f"time line of the first CTA, {total:,.0f} nominal cycles in dependency order; s: "
-        "exponentials, -: loads, .: waits, a digit: MMAs of that consumer"
+        f"time line of the first CTA, {total:,.0f} nominal cycles in dependency order",
+        "s: exponentials, -: loads, .: waits, a digit: MMAs of that consumer",
     ]
     for row, members in _rows(all_spans).items():
         line = [" "] * width

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 
 import pyflash
-from pyflash.config import KernelConfig, parse
+from pyflash.config import Arch, KernelConfig, parse
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -42,6 +43,18 @@ CONFIGS = [
             "(FP16, 64, 128, 32, 8): async+eager+load_2_2_2_tiles+opt_softmax",
         ),
     ),
+]
+# Both schedules, every number of consumers, both kinds of swizzle.
+SM90_CONFIGS = [
+    parse(short_form).canonical()
+    for short_form in (
+        "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(BF16, 64, 192, 128, 3): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(BF16, 96, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(FP16, 128, 128, 64, 2): sm90+stages_3",
+        "(BF16, 64, 64, 128, 1): sm90+stages_2+overlap+pack_gqa",
+    )
 ]
 
 
@@ -102,6 +115,8 @@ COUNTERS = [
         for op in ("ld", "st", "ldsm", "ldgsts")
     ),
     *(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum" for op in ("ld", "st")),
+    # What comes from L2 to the SMs, loads of TMA among it.
+    "l1tex__m_xbar2l1tex_read_sectors.sum",
     *(
         f"smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{op}.sum"
         for op in ("ld", "st", "ldgsts")
@@ -123,13 +138,16 @@ def cases() -> Iterable[tuple[str, KernelConfig, Problem]]:
         problems = PROBLEMS | (VARIANT_PROBLEMS if config in VARIANT_CONFIGS else {})
         for name, problem in problems.items():
             yield f"{config} | {name}", config, problem
+    for config in SM90_CONFIGS:
+        for name, problem in PROBLEMS.items():
+            yield f"{config} | {name}", config, problem
 
 
 def predict(folder: Path, arch: str) -> None:
     from pyflash.codegen.build import build_kernels
     from pyflash.codegen.emulated import build_emulated
 
-    build_emulated(CONFIGS)
+    build_emulated([*CONFIGS, *SM90_CONFIGS])
     folder.mkdir(parents=True, exist_ok=True)
     reports, tensors = {}, {}
     torch.manual_seed(0)
@@ -142,7 +160,8 @@ def predict(folder: Path, arch: str) -> None:
         tensors[name] = (inputs, out, lse)
     (folder / "predicted.json").write_text(json.dumps(reports, indent=1) + "\n")
     torch.save(tensors, folder / "tensors.pt")
-    build_kernels(CONFIGS, [arch], name="truth")
+    configs = [c for c in (*CONFIGS, *SM90_CONFIGS) if c.is_legal(Arch.of(arch))]
+    build_kernels(configs, [arch], name="truth")
 
 
 def launch(folder: Path) -> None:
@@ -168,7 +187,7 @@ def measure(folder: Path) -> None:
     while True:
         command = [
             "ncu", "--force-overwrite", "--clock-control", "none", "--section", "SourceCounters",
-            "--kernel-name", "regex:flash_forward_kernel", "--metrics", ",".join(names),
+            "--kernel-name", "regex:flash_forward(_sm90)?_kernel", "--metrics", ",".join(names),
             "--export", str(report), sys.executable, "-m", "pyflash.inspect.ncu_truth", "launch",
             str(folder),
         ]  # fmt: skip
@@ -225,6 +244,7 @@ def _opcode(sass: str) -> str:
 def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """What the emulator said and what ncu counted, by quantity."""
     config = parse(report.config)
+    sm90 = config in SM90_CONFIGS
 
     def gpu(pattern: str, *metrics: str) -> float:
         """The first metric's sum over the opcodes that match, less the others'."""
@@ -253,6 +273,30 @@ def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, 
     copies = [g2s] if config.async_copy else []
     excess = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
     counts = report.counts
+    if sm90:
+        n_warps = config.n_threads // 32
+        return {
+            "HGMMA": (4 * (counts.wgmma_ss + counts.wgmma_rs), gpu("HGMMA", "inst_executed")),
+            "UTMALDG": (counts.tma_boxes, gpu("UTMALDG", "inst_executed")),
+            "sectors from L2": (
+                emulated(GlobalTraffic, "sectors", "[QKV]_g2s global_load"),
+                measured["counters"].get("l1tex__m_xbar2l1tex_read_sectors.sum", math.nan),
+            ),
+            "SYNCS.ARRIVE": (
+                counts.mbarrier_arrivals + counts.mbarrier_expects,
+                gpu(r"SYNCS\.ARRIVE", "inst_executed"),
+            ),
+            "BAR.SYNC": (
+                counts.barriers * n_warps + counts.named_syncs,
+                gpu(r"BAR\.SYNC", "inst_executed"),
+            ),
+            "BAR.ARV": (counts.named_arrivals, gpu(r"BAR\.ARV", "inst_executed")),
+            "MUFU.EX2": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),
+            "sectors stored": (
+                emulated(GlobalTraffic, "sectors", ".* global_store"),
+                gpu(r"STG\b", "memory_l2_theoretical_sectors_global"),
+            ),
+        }
     rows = {
         "mma": (counts.mma, gpu("HMMA", "inst_executed")),
         "ldmatrix": (counts.ldmatrix, gpu("LDSM", "inst_executed")),
@@ -286,20 +330,25 @@ def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, 
 
 
 def table(folder: Path) -> str:
-    """Markdown: a row per launch; a cell is one number where both agree, else emulated / ncu."""
+    """Markdown: a row per launch, a table for each family; a cell is one number where both agree,
+    else emulated / ncu."""
     predicted = json.loads((folder / "predicted.json").read_text())
     measured = json.loads((folder / "measured.json").read_text())
     differences = json.loads((folder / "differences.json").read_text())
     lines = []
+    columns = None
     for name, _, _ in cases():
         rows = compare(Report.from_json(predicted[name]), measured[name])
-        if not lines:
+        if columns != list(rows):
+            columns = list(rows)
             header = ["config", *rows, "max difference of out", "of lse"]
-            lines += [header, ["---"] * len(header)]
+            lines += (
+                [[], header, ["---"] * len(header)] if lines else [header, ["---"] * len(header)]
+            )
         cells = [f"{a:g}" if a == b else f"**{a:g} / {b:g}**" for a, b in rows.values()]
         apart = [f"{differences[name][key]:.1e}" for key in ("out", "lse")]
         lines.append([name.replace("|", "·"), *cells, *apart])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" if line else "" for line in lines)
 
 
 def main() -> None:
