@@ -195,7 +195,8 @@ void Emulator::check_parity(Mbarrier const& barrier, uint32_t parity, Warp const
                             Access const& access) {
   int const w = warp.index();
   bool const reads = barrier.empty != nullptr;
-  if (!reads && barrier.full == nullptr) {
+  // NOTE: of the lane that is elected; others may run ahead of its arrivals.
+  if (access.thread % kLanes != 0 || (!reads && barrier.full == nullptr)) {
     return;
   }
   uint32_t const n = reads ? barrier.empty->arrived[w] : barrier.full->arrived[w] + 1;
