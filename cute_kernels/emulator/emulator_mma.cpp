@@ -6,13 +6,6 @@
 
 namespace pyflash::emulator {
 
-namespace {
-
-size_t bytes_of_d(WarpgroupMma const& mma) { return mma.n / 2 * sizeof(float); }
-constexpr size_t kBytesOfA = 4 * sizeof(uint32_t);
-
-}  // namespace
-
 void Emulator::warpgroup_mma(WarpgroupMma const& mma) {
   current().warpgroup_mma = &mma;
   stop(Stop::kWarpgroupMma);
@@ -36,24 +29,6 @@ void Emulator::fence_async_proxy() {
 
 uint32_t Emulator::shared_address(void const* address) {
   return static_cast<uint32_t>(kSharedBase + shared_.offset(address));
-}
-
-void Emulator::register_touched(void const* address, int bytes, bool write) {
-  Thread const& thread = current();
-  RegisterWatch const& watch = thread.watch;
-  auto const* const begin = static_cast<std::byte const*>(address);
-  for (int i = 0; i < watch.n_ranges; ++i) {
-    auto const& range = watch.ranges[i];
-    if (begin < range.end && begin + bytes > range.begin) {
-      findings_.add({.kind = "register_in_flight",
-                     .memory = range.accumulator ? "accumulators" : "A registers",
-                     .offset = begin - range.begin,
-                     .bytes = bytes,
-                     .access = {thread.site, thread.index, write ? "write" : "read"},
-                     .other = {range.site, thread.index, "wgmma"}});
-      return;
-    }
-  }
 }
 
 void Emulator::meet_warpgroup_mma(Warp& warp) {
@@ -93,31 +68,6 @@ void Emulator::check_same_in_warpgroup(Warp& warp, WarpgroupMma const& mma) {
                    .access = {first.site, first.index, "wgmma"},
                    .other = {first.site, issued[i].second, "wgmma"},
                    .detail = "the warps of a warpgroup issue different MMAs"});
-  }
-}
-
-// Registers that were written since the thread's last fence.
-void Emulator::check_fences(Warp& warp) {
-  for (Thread const* lane : warp.lanes) {
-    RegisterWatch const& watch = lane->watch;
-    WarpgroupMma const& mma = *lane->warpgroup_mma;
-    auto const check = [&](void const* registers, size_t bytes, char const* what) {
-      auto const offset =
-          static_cast<size_t>(static_cast<std::byte const*>(registers) - watch.stack);
-      if (registers == nullptr || offset + bytes > watch.stack_bytes) {
-        return;
-      }
-      auto const* const first = watch.written + offset / sizeof(uint32_t);
-      auto const* const last = first + bytes / sizeof(uint32_t);
-      if (std::find(first, last, watch.n_fences) != last) {
-        findings_.add({.kind = "missing_mma_fence",
-                       .memory = what,
-                       .access = {lane->site, lane->index, "wgmma"},
-                       .detail = "written after the last wgmma.fence"});
-      }
-    };
-    check(mma.a, kBytesOfA, "A registers");
-    check(mma.d, bytes_of_d(mma), "accumulators");
   }
 }
 
@@ -214,34 +164,6 @@ std::shared_ptr<Accumulator> Emulator::accumulator_of(Warp& warp) {
   }
   emulator::take_registers(*accumulator);
   return accumulator;
-}
-
-void Emulator::watch_registers(Warp& warp) {
-  for (Thread* lane : warp.lanes) {
-    RegisterWatch& watch = lane->watch;
-    WarpgroupMma const& mma = *lane->warpgroup_mma;
-    auto const add = [&](void const* registers, size_t bytes, bool accumulator) {
-      auto const* const begin = static_cast<std::byte const*>(registers);
-      for (int i = 0; i < watch.n_ranges; ++i) {
-        RegisterWatch::Range& range = watch.ranges[i];
-        if (begin >= range.begin && begin + bytes <= range.end) {
-          return;
-        }
-        // The A operands of one product follow each other.
-        if (!accumulator && !range.accumulator && begin == range.end) {
-          range.end += bytes;
-          return;
-        }
-      }
-      if (watch.n_ranges < RegisterWatch::kMaxRanges) {
-        watch.ranges[watch.n_ranges++] = {begin, begin + bytes, accumulator, lane->site};
-      }
-    };
-    if (mma.a != nullptr) {
-      add(mma.a, kBytesOfA, false);
-    }
-    add(mma.d, bytes_of_d(mma), true);
-  }
 }
 
 void Emulator::meet_mma_wait(Warp& warp) {
