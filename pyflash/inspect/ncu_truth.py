@@ -12,8 +12,8 @@ was counted, as it was counted. `table` sets the two side by side.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 import pyflash
-from pyflash.config import Arch, KernelConfig, parse
+from pyflash.config import Arch, FlashForwardKernelConfig, KernelConfig, parse
+from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -99,6 +100,8 @@ VARIANT_PROBLEMS = {
 }
 VARIANT_CONFIGS = [CONFIGS[i] for i in (6, 8, 9)]
 
+# What comes from L2 to the SMs, loads of TMA among it.
+L2_SECTORS = "l1tex__m_xbar2l1tex_read_sectors.sum"
 # Of the hardware; what this ncu does not know is left out.
 COUNTERS = [
     "smsp__inst_executed_op_ldsm.sum",
@@ -115,8 +118,7 @@ COUNTERS = [
         for op in ("ld", "st", "ldsm", "ldgsts")
     ),
     *(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum" for op in ("ld", "st")),
-    # What comes from L2 to the SMs, loads of TMA among it.
-    "l1tex__m_xbar2l1tex_read_sectors.sum",
+    L2_SECTORS,
     *(
         f"smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{op}.sum"
         for op in ("ld", "st", "ldgsts")
@@ -244,59 +246,73 @@ def _opcode(sass: str) -> str:
 def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """What the emulator said and what ncu counted, by quantity."""
     config = parse(report.config)
-    sm90 = config in SM90_CONFIGS
+    if isinstance(config, FlashForwardSm90Config):
+        return _compare_sm90(config, report, measured)
+    return _compare_sm80(config, report, measured)
 
-    def gpu(pattern: str, *metrics: str) -> float:
-        """The first metric's sum over the opcodes that match, less the others'."""
-        first, *others = (
-            sum(
-                values.get(metric, 0)
-                for opcode, values in measured["by_opcode"].items()
-                if re.match(pattern, opcode)
-            )
-            for metric in metrics
-        )
-        return first - sum(others)
 
-    def emulated(kind: type, attribute: str, *paths: str) -> int:
-        """Summed over what matches 'site path'."""
-        return sum(
-            getattr(traffic, attribute)
-            for site, by_path in report.sites.items()
-            for path, traffic in by_path.items()
-            if isinstance(traffic, kind)
-            and any(re.fullmatch(pattern, f"{site} {path}") for pattern in paths)
+def _gpu(measured: dict[str, Any], pattern: str, *metrics: str) -> float:
+    """The first metric's sum over the opcodes that match, less the others'."""
+    first, *others = (
+        sum(
+            values.get(metric, 0)
+            for opcode, values in measured["by_opcode"].items()
+            if re.match(pattern, opcode)
         )
+        for metric in metrics
+    )
+    return first - sum(others)
+
+
+def _emulated(report: Report, kind: type, attribute: str, *paths: str) -> int:
+    """Summed over what matches 'site path'."""
+    return sum(
+        getattr(traffic, attribute)
+        for site, by_path in report.sites.items()
+        for path, traffic in by_path.items()
+        if isinstance(traffic, kind)
+        and any(re.fullmatch(pattern, f"{site} {path}") for pattern in paths)
+    )
+
+
+def _compare_sm90(
+    config: FlashForwardSm90Config, report: Report, measured: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    counts = report.counts
+    executed = {
+        "HGMMA": 4 * (counts.wgmma_ss + counts.wgmma_rs),
+        "UTMALDG": counts.tma_boxes,
+        "SYNCS.ARRIVE": counts.mbarrier_arrivals + counts.mbarrier_expects,
+        "BAR.SYNC": counts.barriers * (config.n_threads // 32) + counts.named_syncs,
+        "BAR.ARV": counts.named_arrivals,
+        "MUFU.EX2": counts.exponentials / 32,
+        "SHFL.BFLY": counts.shuffles,
+    }
+    rows = {
+        opcode: (predicted, _gpu(measured, re.escape(opcode), "inst_executed"))
+        for opcode, predicted in executed.items()
+    }
+    rows["sectors stored"] = (
+        _emulated(report, GlobalTraffic, "sectors", ".* global_store"),
+        _gpu(measured, r"STG\b", "memory_l2_theoretical_sectors_global"),
+    )
+    if L2_SECTORS in measured["counters"]:
+        loaded = _emulated(report, GlobalTraffic, "sectors", ".* global_load")
+        rows["sectors from L2"] = (loaded, measured["counters"][L2_SECTORS])
+    return rows
+
+
+def _compare_sm80(
+    config: FlashForwardKernelConfig, report: Report, measured: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    gpu = functools.partial(_gpu, measured)
+    emulated = functools.partial(_emulated, report)
 
     g2s = "[QKV]_g2s shared_store"
     stores = ["O_r2s shared_store"] if config.async_copy else ["O_r2s shared_store", g2s]
     copies = [g2s] if config.async_copy else []
     excess = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
     counts = report.counts
-    if sm90:
-        n_warps = config.n_threads // 32
-        return {
-            "HGMMA": (4 * (counts.wgmma_ss + counts.wgmma_rs), gpu("HGMMA", "inst_executed")),
-            "UTMALDG": (counts.tma_boxes, gpu("UTMALDG", "inst_executed")),
-            "sectors from L2": (
-                emulated(GlobalTraffic, "sectors", "[QKV]_g2s global_load"),
-                measured["counters"].get("l1tex__m_xbar2l1tex_read_sectors.sum", math.nan),
-            ),
-            "SYNCS.ARRIVE": (
-                counts.mbarrier_arrivals + counts.mbarrier_expects,
-                gpu(r"SYNCS\.ARRIVE", "inst_executed"),
-            ),
-            "BAR.SYNC": (
-                counts.barriers * n_warps + counts.named_syncs,
-                gpu(r"BAR\.SYNC", "inst_executed"),
-            ),
-            "BAR.ARV": (counts.named_arrivals, gpu(r"BAR\.ARV", "inst_executed")),
-            "MUFU.EX2": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),
-            "sectors stored": (
-                emulated(GlobalTraffic, "sectors", ".* global_store"),
-                gpu(r"STG\b", "memory_l2_theoretical_sectors_global"),
-            ),
-        }
     rows = {
         "mma": (counts.mma, gpu("HMMA", "inst_executed")),
         "ldmatrix": (counts.ldmatrix, gpu("LDSM", "inst_executed")),
