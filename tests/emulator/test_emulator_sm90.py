@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import pyflash
 from pyflash.cli import app
+from pyflash.codegen import emit, toolchain
+from pyflash.codegen.compilation import included_headers
 from pyflash.emulator import ORDERS, Report, timeline
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -173,3 +175,10 @@ def test_the_command_prints_the_report_and_writes_the_time_line(libraries, tmp_p
     assert "with A in registers" in " ".join(result.output.split())
     assert "tensor cores" in result.output
     assert svg.read_text().startswith("<svg")
+
+
+def test_kernels_for_gpus_do_not_know_of_the_emulator():
+    include_dirs = toolchain.cpp_compiler().include_dirs
+    headers = included_headers(emit.emit_config(BEST), include_dirs=include_dirs)
+    assert any(path.name == "plan.h" for path in headers)
+    assert not [path for path in headers if "emulator" in path.parts]

@@ -24,15 +24,18 @@ D_HEAD = 128
 # Two tiles of one CTA, several blocks of K for each stage, the last of each ragged. One head, so
 # that what lies past the end of its rows belongs to nobody.
 PROBLEMS = {
-    "ragged": make_inputs(Shape("", 1, 141, 173, 1), torch.float16, D_HEAD),
-    "packed": make_packed(Packed("", (70, 33), (41, 141), 1, 1), torch.float16, D_HEAD),
-    "narrow_heads": make_inputs(Shape("", 1, 141, 109, 1), torch.float16, 72),
+    "ragged": (make_inputs(Shape("", 1, 141, 173, 1), torch.float16, D_HEAD), {}),
+    "packed": (make_packed(Packed("", (70, 33), (41, 141), 1, 1), torch.float16, D_HEAD), {}),
+    "narrow_heads": (make_inputs(Shape("", 1, 141, 109, 1), torch.float16, 72), {}),
+    "causal": (make_inputs(Shape("", 1, 300, 300, 1), torch.float16, D_HEAD), {"causal": True}),
 }
 
 
 def run(library, config, problem, order):
-    inputs = PROBLEMS[problem]
-    return run_library(library, inputs, CONFIGS[config], order=order, seed=1, resident_ctas=1)
+    inputs, options = PROBLEMS[problem]
+    return run_library(
+        library, inputs, CONFIGS[config], order=order, seed=1, resident_ctas=1, **options
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -41,8 +44,9 @@ def run(library, config, problem, order):
 def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem, order):
     out, lse, report = run(planted_libraries[config], config, problem, order)
     report.check()
-    inputs = PROBLEMS[problem]
-    expected = expect_varlen(*inputs[:5]) if len(inputs) > 3 else expect(*inputs)
+    inputs, options = PROBLEMS[problem]
+    packed = len(inputs) > 3
+    expected = expect_varlen(*inputs[:5]) if packed else expect(*inputs, **options)
     expected.check(out, lse)
 
 
