@@ -132,7 +132,7 @@ def test_a_time_line_shows_what_overlaps(libraries):
     others = [s for s in mmas if s.what.endswith("consumer 1")]
     assert any(a.start < b.end and b.start < a.end for a in softmax for b in others)
     waits = {s.what for s in spans if s.row == "consumer 0" and s.kind == "wait"}
-    assert any("K full" in what for what in waits)
+    assert any("full" in what for what in waits)
     assert any("named barrier" in what for what in waits)
 
 
