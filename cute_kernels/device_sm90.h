@@ -97,6 +97,18 @@ CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coor
   cute::SM90_TMA_LOAD::copy(&map, &barrier, kCache, smem, coords...);
 }
 
+// Stores the map's box to these coordinates, innermost first; what of it lies outside is left out. This thread's stores since
+// the last commit are a group; the wait is for reads of shared memory, by all but the kPending newest groups.
+template <class T, class... Coords>
+CUTE_DEVICE void tma_store(TensorMap const& map, T const* smem, Coords... coords) {
+  cute::SM90_TMA_STORE::copy(&map, smem, coords...);
+}
+CUTE_DEVICE void tma_store_commit() { cute::tma_store_arrive(); }
+template <int kPending>
+CUTE_DEVICE void tma_store_wait() {
+  cute::tma_store_wait<kPending>();
+}
+
 // Order of warpgroup MMAs.
 CUTE_DEVICE void mma_fence() { cute::warpgroup_arrive(); }
 CUTE_DEVICE void mma_commit() { cute::warpgroup_commit_batch(); }
@@ -144,6 +156,19 @@ template <class T, class... Coords>
 void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
   int const values[] = {static_cast<int>(coords)...};
   tma_load(map, barrier, static_cast<void*>(smem), values, int(sizeof...(coords)));
+}
+
+void tma_store(TensorMap const& map, void const* smem, int const* coords, int n_coords);
+template <class T, class... Coords>
+void tma_store(TensorMap const& map, T const* smem, Coords... coords) {
+  int const values[] = {static_cast<int>(coords)...};
+  tma_store(map, static_cast<void const*>(smem), values, int(sizeof...(coords)));
+}
+void tma_store_commit();
+void tma_store_wait(int n_pending);
+template <int kPending>
+void tma_store_wait() {
+  tma_store_wait(kPending);
 }
 
 void mma_fence();

@@ -16,12 +16,14 @@ struct Clock {
   std::array<uint32_t, kMaxWarps> warps{};   // epochs that have ended
   std::array<uint32_t, kMaxWarps> fenced{};  // of these, those before a fence of the async proxy
   std::array<uint32_t, kMaxWarps> mmas{};    // of each warp, warpgroup MMAs that are complete
+  std::array<uint32_t, kMaxWarps> stores{};  // and stores of TMA that have read shared memory
   std::array<uint32_t, kMaxMbarriers> phases{};  // of each mbarrier, phases that are complete
 
   void join(Clock const& other) {
     join(warps, other.warps);
     join(fenced, other.fenced);
     join(mmas, other.mmas);
+    join(stores, other.stores);
     join(phases, other.phases);
   }
 

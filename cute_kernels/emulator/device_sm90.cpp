@@ -35,6 +35,12 @@ void tma_load(TensorMap const& map, Mbarrier& barrier, void* smem, int const* co
   machine->tma_load(&map, &barrier, smem, coords, n_coords);
 }
 
+void tma_store(TensorMap const& map, void const* smem, int const* coords, int n_coords) {
+  machine->tma_store(&map, smem, coords, n_coords);
+}
+void tma_store_commit() { machine->tma_store_commit(); }
+void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
+
 void mma_fence() { machine->mma_fence(); }
 void mma_commit() { machine->mma_commit(); }
 void mma_wait(int n_pending) { machine->mma_wait(n_pending); }

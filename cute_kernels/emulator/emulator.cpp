@@ -83,6 +83,13 @@ void Emulator::end_cta() {
                      .bytes = copy.bytes,
                      .access = {copy.site, thread.index, "cp.async"}});
     }
+    for (TmaBox const& box : thread.stores) {
+      findings_.add({.kind = "copy_never_awaited",
+                     .memory = "shared",
+                     .offset = int64_t{box.smem_address} - kSharedBase,
+                     .bytes = box.bytes,
+                     .access = box.access});
+    }
   }
 }
 

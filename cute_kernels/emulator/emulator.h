@@ -23,8 +23,6 @@
 namespace pyflash::emulator {
 
 inline constexpr int kWarpgroupWarps = 4;
-// Where dynamic shared memory begins in the shared window of a CTA: what the system keeps lies before it.
-inline constexpr int kSharedBase = 1024;
 
 // How often each operation ran, in all CTAs.
 struct Counts {
@@ -46,7 +44,9 @@ struct Counts {
   int64_t wgmma_commits = 0;
   int64_t wgmma_waits = 0;
   int64_t tma_boxes = 0;
-  int64_t tma_bytes = 0;          // into shared memory
+  int64_t tma_bytes = 0;  // into shared memory
+  int64_t tma_stores = 0;
+  int64_t tma_stored_bytes = 0;   // out of shared memory
   int64_t mbarrier_arrivals = 0;  // of threads, as are the next three
   int64_t mbarrier_expects = 0;   // that announce bytes
   int64_t mbarrier_waits = 0;
@@ -65,16 +65,10 @@ struct NamedBarrier {
   Access first;
 };
 
-// A box of TMA that has not landed.
+// A load of TMA that has not landed.
 struct TmaLoad {
-  MapDescription map;
-  std::array<int, kMaxMapRank> coords;
-  uint32_t smem_address;
-  int bytes;
-  bool inside;  // shared memory
+  TmaBox box;
   Mbarrier* barrier;
-  uint32_t phase;  // of the barrier, when it was issued
-  Access access;
 };
 
 class Emulator final : public Machine, private Scheduler, private FaultHandler {
@@ -124,6 +118,9 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void fence_async_proxy() override;
   void tma_load(void const* map, void* barrier, void* smem, int const* coords,
                 int n_coords) override;
+  void tma_store(void const* map, void const* smem, int const* coords, int n_coords) override;
+  void tma_store_commit() override;
+  void tma_store_wait(int n_pending) override;
   void warpgroup_mma(WarpgroupMma const& mma) override;
   void mma_fence() override;
   void mma_commit() override;
@@ -173,8 +170,17 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
                     Access const& access);
   void check_ring(Mbarrier& barrier, Warp const& warp, Access const& access);
   void finish_phase(Mbarrier& barrier);
-  void land(TmaLoad const& load);
-  void read_row(TmaLoad const& load, int64_t row, std::byte* bytes, Traffic& traffic);
+  // A row of a box in global memory; no data: none of it is inside the map's extents, or, with a finding, of a tensor.
+  struct BoxRow {
+    std::byte* data = nullptr;
+    int first = 0;  // byte of the row that lies there
+    int bytes = 0;  // inside the extents
+  };
+  TmaBox box_of(void const* map, void const* smem, int const* coords, int n_coords,
+                char const* what);
+  BoxRow row_of(TmaBox const& box, int64_t row, int64_t writer, Traffic& traffic);
+  void land(TmaBox const& box);
+  void store(TmaBox const& box, int64_t writer);
   bool passes(Thread& thread) override;
   size_t n_work() const override { return loads_.size(); }
   void do_work() override;

@@ -122,7 +122,7 @@ void Emulator::check_operand(Warp& warp, uint64_t bits, bool mn_major, bool is_a
     }
     lowest = std::min(lowest, offset);
     highest = std::max(highest, offset + kChunkBytes);
-    shared_.begin_mma_read(offset, number, may_be_unwritten, who);
+    shared_.begin_async_read(offset, SharedMemory::Reader::kMma, number, may_be_unwritten, who);
   };
   int const per_chunk = kChunkBytes / 2;
   if (mn_major) {

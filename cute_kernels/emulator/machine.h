@@ -96,6 +96,9 @@ class Machine {
   virtual void fence_async_proxy() = 0;
   virtual void tma_load(void const* map, void* barrier, void* smem, int const* coords,
                         int n_coords) = 0;
+  virtual void tma_store(void const* map, void const* smem, int const* coords, int n_coords) = 0;
+  virtual void tma_store_commit() = 0;
+  virtual void tma_store_wait(int n_pending) = 0;
   virtual void warpgroup_mma(WarpgroupMma const& mma) = 0;
   virtual void mma_fence() = 0;
   virtual void mma_commit() = 0;

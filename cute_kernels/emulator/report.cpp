@@ -158,6 +158,8 @@ void write(Json& json, Counts const& counts) {
   json.member("wgmma_waits", counts.wgmma_waits);
   json.member("tma_boxes", counts.tma_boxes);
   json.member("tma_bytes", counts.tma_bytes);
+  json.member("tma_stores", counts.tma_stores);
+  json.member("tma_stored_bytes", counts.tma_stored_bytes);
   json.member("mbarrier_arrivals", counts.mbarrier_arrivals);
   json.member("mbarrier_expects", counts.mbarrier_expects);
   json.member("mbarrier_waits", counts.mbarrier_waits);

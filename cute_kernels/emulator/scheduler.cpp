@@ -70,6 +70,8 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
     thread.stop = Stop::kNone;
     thread.copies.clear();
     thread.group_copies.clear();
+    thread.stores.clear();
+    thread.group_stores.clear();
     if (watch_registers) {
       start_watch(thread);
     }
@@ -85,6 +87,7 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
     warp.epoch = 1;
     warp.known = {};
     warp.mmas = {};
+    warp.n_stores = 0;
   }
   aborted_ = false;
 }

@@ -17,6 +17,7 @@
 #include "cute_kernels/emulator/fiber.h"
 #include "cute_kernels/emulator/findings.h"
 #include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/emulator/tensor_map.h"
 #include "cute_kernels/emulator/traffic.h"
 #include "cute_kernels/emulator/warpgroup_mma.h"
 
@@ -50,6 +51,16 @@ struct AsyncCopy {
   int64_t offset;  // in shared memory
   int bytes;
   int site;
+};
+
+// A box between global and shared memory.
+struct TmaBox {
+  MapDescription map;
+  std::array<int, kMaxMapRank> coords;
+  uint32_t smem_address;
+  int bytes;
+  bool inside;  // shared memory
+  Access access;
 };
 
 struct Mbarrier;
@@ -92,6 +103,8 @@ struct Thread {
   std::vector<AsyncCopy> copies;  // oldest first
   std::vector<size_t>
       group_copies;  // of each committed group, oldest first; what is left is not committed
+  std::vector<TmaBox> stores;        // that have not read shared memory, oldest first
+  std::vector<size_t> group_stores;  // of each committed group
   RegisterWatch watch;
   std::unique_ptr<uint32_t[], decltype(&std::free)> written{nullptr, &std::free};  // of the watch
 };
@@ -106,6 +119,7 @@ struct Warp {
   Clock known;
   int registers;  // of a thread
   WarpMmas mmas;
+  uint32_t n_stores;  // of TMA
   WarpTraffic traffic;
 
   int index() const { return lanes[0]->index / kLanes; }

@@ -7,7 +7,8 @@ namespace pyflash::emulator {
 
 namespace {
 
-constexpr int kMmaBytes = 16;
+constexpr int kAsyncReadBytes = 16;
+constexpr char const* kReaderNames[] = {"wgmma", "TMA store"};
 
 constexpr int warp_of(int thread) { return thread / 32; }
 
@@ -26,7 +27,8 @@ SharedMemory::SharedMemory(int bytes, int cell_bytes, int n_threads, Findings& f
 void SharedMemory::reset() {
   std::memset(data_.get(), std::to_integer<int>(kPoison), bytes_);
   std::fill(cells_.begin(), cells_.end(), Cell{});
-  std::fill(mma_reads_.begin(), mma_reads_.end(), MmaRead{});
+  std::fill(async_reads_.begin(), async_reads_.end(), AsyncRead{});
+  equal_.clear();
   for (auto& fences : fences_) {
     fences.clear();
   }
@@ -39,7 +41,7 @@ std::byte const* SharedMemory::read(int64_t offset, int bytes, Accessor const& w
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     if (problem.kind == nullptr) {
-      problem = check_read(cells_[i], who);
+      problem = check_read(i, who);
     }
     note_read(cells_[i], who);
   }
@@ -94,19 +96,19 @@ std::byte* SharedMemory::end_tma_write(int64_t offset, int bytes) {
   return data_.get() + offset;
 }
 
-void SharedMemory::begin_mma_read(int64_t offset, uint32_t number, bool may_be_unwritten,
-                                  Accessor const& who) {
-  if (mma_reads_.empty()) {
-    mma_reads_.resize(cells_.size() * n_warps_);
+void SharedMemory::begin_async_read(int64_t offset, Reader reader, uint32_t number,
+                                    bool may_be_unwritten, Accessor const& who) {
+  if (async_reads_.empty()) {
+    async_reads_.resize(cells_.size() * n_warps_ * kReaders);
   }
   Problem problem;
-  for (size_t i = first_cell(offset); i < end_cell(offset, kMmaBytes); ++i) {
+  for (size_t i = first_cell(offset); i < end_cell(offset, kAsyncReadBytes); ++i) {
     if (problem.kind == nullptr && !(may_be_unwritten && cells_[i].write.thread == kNobody)) {
-      problem = check_async_read(cells_[i], who);
+      problem = check_async_read(i, who);
     }
-    mma_reads_[i * n_warps_ + warp_of(who.thread)] = {number, static_cast<int8_t>(who.site)};
+    async_read(i, warp_of(who.thread), reader) = {number, static_cast<int8_t>(who.site)};
   }
-  report(problem, offset, kMmaBytes, who, "wgmma");
+  report(problem, offset, kAsyncReadBytes, who, kReaderNames[static_cast<int>(reader)]);
 }
 
 bool SharedMemory::check_range(int64_t offset, int bytes, Accessor const& who, char const* what) {
@@ -157,11 +159,12 @@ bool SharedMemory::fenced(Event const& write, uint32_t n_fences, Accessor const&
 }
 
 // Whether one of the stores of the same bytes is known. async: to the async proxy.
-bool SharedMemory::knows_equal(Cell const& cell, Accessor const& who, bool async) const {
-  return std::any_of(cell.equal.begin(), cell.equal.end(), [&](EqualWriter const& writer) {
-    if (writer.event.thread == kNobody) {
-      return false;
-    }
+bool SharedMemory::knows_equal(size_t i, Accessor const& who, bool async) const {
+  if (!cells_[i].has_equal) {
+    return false;
+  }
+  auto const& writers = equal_.at(i);
+  return std::any_of(writers.begin(), writers.end(), [&](EqualWriter const& writer) {
     bool const own_warp = warp_of(writer.event.thread) == warp_of(who.thread);
     return async ? (own_warp || ordered(writer.event, who)) &&
                        fenced(writer.event, writer.n_fences, who)
@@ -169,29 +172,31 @@ bool SharedMemory::knows_equal(Cell const& cell, Accessor const& who, bool async
   });
 }
 
-SharedMemory::Problem SharedMemory::check_read(Cell const& cell, Accessor const& who) const {
+SharedMemory::Problem SharedMemory::check_read(size_t i, Accessor const& who) const {
+  Cell const& cell = cells_[i];
   if (cell.write.thread == kNobody) {
     return {"uninitialised_read", {}};
   }
   if (!complete(cell, who)) {
     return {"in_flight_read", writer(cell)};
   }
-  if (cell.by != By::kTma && !ordered(cell.write, who) && !knows_equal(cell, who, false)) {
+  if (cell.by != By::kTma && !ordered(cell.write, who) && !knows_equal(i, who, false)) {
     return {"race", writer(cell)};
   }
   return {};
 }
 
 // NOTE: a warpgroup MMA is for all lanes of a warp at once, after all that any of them did.
-SharedMemory::Problem SharedMemory::check_async_read(Cell const& cell, Accessor const& who) const {
+SharedMemory::Problem SharedMemory::check_async_read(size_t i, Accessor const& who) const {
+  Cell const& cell = cells_[i];
   if (cell.by == By::kTma || cell.write.thread == kNobody ||
       warp_of(cell.write.thread) != warp_of(who.thread)) {
-    Problem const problem = check_read(cell, who);
+    Problem const problem = check_read(i, who);
     if (problem.kind != nullptr || cell.by == By::kTma) {
       return problem;
     }
   }
-  if (fenced(cell.write, cell.detail, who) || knows_equal(cell, who, true)) {
+  if (fenced(cell.write, cell.detail, who) || knows_equal(i, who, true)) {
     return {};
   }
   return {"missing_proxy_fence", writer(cell)};
@@ -202,9 +207,11 @@ SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who, b
   if (!changes && cell.write.thread != kNobody && cell.by == By::kThread) {
     return {};
   }
-  for (EqualWriter const& other : cell.equal) {
-    if (other.event.thread != kNobody && !ordered(other.event, who)) {
-      return {"race", {other.event.site, other.event.thread, "write"}};
+  if (cell.has_equal) {
+    for (EqualWriter const& other : equal_.at(i)) {
+      if (!ordered(other.event, who)) {
+        return {"race", {other.event.site, other.event.thread, "write"}};
+      }
     }
   }
   if (cell.write.thread != kNobody &&
@@ -216,16 +223,21 @@ SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who, b
       return {"race", {read.site, read.thread, "read"}};
     }
   }
-  return check_mma_reads(i, who);
+  return check_async_reads(i, who);
 }
 
-SharedMemory::Problem SharedMemory::check_mma_reads(size_t i, Accessor const& who) const {
-  if (!mma_reads_.empty()) {
-    for (int warp = 0; warp < n_warps_; ++warp) {
-      MmaRead const& read = mma_reads_[i * n_warps_ + warp];
-      if (read.number > who.known->mmas[warp]) {
-        return {"race", {read.site, 32 * warp, "wgmma"}};
+SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& who) const {
+  if (async_reads_.empty()) {
+    return {};
+  }
+  AsyncRead const* read = &async_reads_[i * n_warps_ * kReaders];
+  for (int warp = 0; warp < n_warps_; ++warp) {
+    for (uint32_t const complete : {who.known->mmas[warp], who.known->stores[warp]}) {
+      if (read->number > complete) {
+        auto const reader = (read - async_reads_.data()) % kReaders;
+        return {"race", {read->site, 32 * warp, kReaderNames[reader]}};
       }
+      ++read;
     }
   }
   return {};
@@ -248,17 +260,16 @@ void SharedMemory::note_read(Cell& cell, Accessor const& who) {
   }
 }
 
-void SharedMemory::note_write(Cell& cell, Accessor const& who, By by, bool changes) const {
-  bool const equal = !changes && cell.write.thread != kNobody && cell.by == By::kThread;
-  if (!equal) {
-    cell.equal = {};
+void SharedMemory::note_write(size_t i, Accessor const& who, By by, bool changes) {
+  Cell& cell = cells_[i];
+  if (changes || cell.write.thread == kNobody || cell.by != By::kThread) {
+    cell.has_equal = false;
   } else if (!ordered(cell.write, who)) {
-    auto* const slot =
-        std::find_if(cell.equal.begin(), cell.equal.end(),
-                     [](EqualWriter const& writer) { return writer.event.thread == kNobody; });
-    if (slot != cell.equal.end()) {
-      *slot = {cell.write, cell.detail};
+    if (!cell.has_equal) {
+      equal_[i].clear();
     }
+    cell.has_equal = true;
+    equal_[i].push_back({cell.write, cell.detail});
   }
   cell.write = event(who);
   cell.detail = static_cast<uint32_t>(fences_[who.thread].size());
@@ -270,7 +281,7 @@ void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, B
                                bool changes) {
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
-    Cell& cell = cells_[i];
+    Cell const& cell = cells_[i];
     if (problem.kind == nullptr) {
       problem = check_write(i, who, changes);
       bool const by_generic_proxy = cell.write.thread != kNobody && cell.by != By::kTma;
@@ -279,7 +290,7 @@ void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, B
         problem = {"missing_proxy_fence", writer(cell)};
       }
     }
-    note_write(cell, who, by, changes);
+    note_write(i, who, by, changes);
   }
   constexpr char const* kWhat[] = {"write", "cp.async", "TMA load"};
   report(problem, offset, bytes, who, kWhat[static_cast<int>(by)]);

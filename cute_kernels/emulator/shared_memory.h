@@ -8,10 +8,10 @@
 // Threads that store the same bytes to one place do not race: whoever knows of one of these stores sees its bytes.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "cute_kernels/emulator/clock.h"
@@ -57,8 +57,11 @@ class SharedMemory {
                        Accessor const& who);
   std::byte* end_tma_write(int64_t offset, int bytes);
 
-  // 16 bytes that the warp's MMA of this number reads; they are inside. may_be_unwritten: the product makes no use of them.
-  void begin_mma_read(int64_t offset, uint32_t number, bool may_be_unwritten, Accessor const& who);
+  // 16 bytes that the warp's MMA, or TMA store, of this number reads; they are inside. may_be_unwritten: nothing is made
+  // of them.
+  enum class Reader { kMma, kTmaStore };
+  void begin_async_read(int64_t offset, Reader reader, uint32_t number, bool may_be_unwritten,
+                        Accessor const& who);
   bool is_written(int64_t offset) const {
     return cells_[first_cell(offset)].write.thread != kNobody;
   }
@@ -79,21 +82,27 @@ class SharedMemory {
   };
 
   // Other threads whose stores of the same bytes neither know of each other nor of the last.
-  static constexpr int kEqualWriters = 3;
   struct EqualWriter {
     Event event;
-    uint32_t n_fences = 0;
+    uint32_t n_fences;
   };
 
   struct Cell {
     Event write;
-    std::array<EqualWriter, kEqualWriters> equal;
     Event read;           // the first that others need not know of
     Event other_read;     // one more, of another warp if there is one
     uint32_t detail = 0;  // of the last write: by TMA the phase, else the thread's fences before it
     int8_t mbarrier = -1;
     By by = By::kThread;
     bool in_flight = false;
+    bool has_equal = false;
+  };
+
+  static constexpr int kReaders = 2;
+  // The last MMA, or store, of a warp that reads a cell.
+  struct AsyncRead {
+    uint32_t number = 0;
+    int8_t site = -1;
   };
 
   // What is wrong with an access to a cell, and who is on the other side; no kind: nothing.
@@ -112,22 +121,19 @@ class SharedMemory {
   static bool complete(Cell const& cell, Accessor const& who);
   static Access writer(Cell const& cell);
   bool fenced(Event const& write, uint32_t n_fences, Accessor const& who) const;
-  bool knows_equal(Cell const& cell, Accessor const& who, bool async) const;
-  Problem check_read(Cell const& cell, Accessor const& who) const;
-  Problem check_async_read(Cell const& cell, Accessor const& who) const;
+  bool knows_equal(size_t i, Accessor const& who, bool async) const;
+  Problem check_read(size_t i, Accessor const& who) const;
+  Problem check_async_read(size_t i, Accessor const& who) const;
   Problem check_write(size_t i, Accessor const& who, bool changes) const;
-  Problem check_mma_reads(size_t i, Accessor const& who) const;
+  Problem check_async_reads(size_t i, Accessor const& who) const;
+  AsyncRead& async_read(size_t i, int warp, Reader reader) {
+    return async_reads_[(i * n_warps_ + warp) * kReaders + static_cast<int>(reader)];
+  }
   static void note_read(Cell& cell, Accessor const& who);
   void note_writes(int64_t offset, int bytes, Accessor const& who, By by, bool changes = true);
-  void note_write(Cell& cell, Accessor const& who, By by, bool changes) const;
+  void note_write(size_t i, Accessor const& who, By by, bool changes);
   void report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
               char const* what);
-
-  // The last MMA of a warp that reads a cell.
-  struct MmaRead {
-    uint32_t number = 0;
-    int8_t site = -1;
-  };
 
   Findings& findings_;
   int bytes_;
@@ -136,7 +142,8 @@ class SharedMemory {
   Window window_;
   std::unique_ptr<std::byte[]> data_;
   std::vector<Cell> cells_;
-  std::vector<MmaRead> mma_reads_;             // by cell and warp; empty before the first
+  std::unordered_map<size_t, std::vector<EqualWriter>> equal_;  // by cell
+  std::vector<AsyncRead> async_reads_;         // by cell, warp and reader; empty before the first
   std::vector<std::vector<uint32_t>> fences_;  // by thread: the epochs of its fences
 };
 

@@ -30,6 +30,9 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
                            CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                            CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill);
 
+// Where dynamic shared memory begins in the shared window of a CTA: what the system keeps lies before it.
+inline constexpr int kSharedBase = 1024;
+
 // nullptr: nothing was encoded there.
 MapDescription const* description_of(void const* map);
 

@@ -149,6 +149,8 @@ class Counts:
     wgmma_waits: int = 0
     tma_boxes: int = 0
     tma_bytes: int = 0  # into shared memory, zeros outside a tensor among them
+    tma_stores: int = 0  # boxes, too
+    tma_stored_bytes: int = 0  # out of shared memory
     # Of threads.
     mbarrier_arrivals: int = 0
     mbarrier_expects: int = 0  # arrivals that announce bytes
