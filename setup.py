@@ -11,8 +11,9 @@ from setuptools import Command, Distribution, find_namespace_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
-from pyflash.codegen.build import LIB_DIR, build_kernels, build_ops, default_archs
+from pyflash.codegen.build import LIB_DIR, build_kernels, build_ops, default_archs, that_run_on
 from pyflash.config import from_environment
+from pyflash.config.sets import set_of_environment
 
 
 class BuildLibraries(Command):
@@ -34,7 +35,10 @@ class BuildLibraries(Command):
             shutil.rmtree(out_dir, ignore_errors=True)
         build_ops(out_dir)
         if archs := default_archs():
-            build_kernels(from_environment(), archs, out_dir)
+            rebuild = ["pyflash", "build", "--set", set_of_environment(), "--name", "default"]
+            rebuild += ["--arch", ",".join(str(arch.sm) for arch in archs)]
+            configs = that_run_on(from_environment(), archs)
+            build_kernels(configs, archs, out_dir, rebuild=rebuild)
         else:
             print("no GPU and no PYFLASH_ARCHS: no CUDA kernels are built; the op runs on the CPU")
 

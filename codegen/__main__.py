@@ -4,4 +4,4 @@ import sys
 
 from pyflash.codegen.cli import main
 
-sys.exit(main())
+sys.exit(main(prog="python -m codegen"))

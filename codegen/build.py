@@ -1,6 +1,7 @@
 """Builds the two kinds of shared libraries: the op's, and those of kernels.
 
     library = build_kernels(named_set("tune"), ["sm_90"], name="tune")
+    library = build_on_demand(["(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"])
 
 Objects are compiled once (codegen.compilation); a library is linked from them, with a record of
 what is inside beside it: libpyflash_kernels-tune.so and libpyflash_kernels-tune.json.
@@ -9,24 +10,23 @@ what is inside beside it: libpyflash_kernels-tune.so and libpyflash_kernels-tune
 from __future__ import annotations
 
 import functools
-import json
+import hashlib
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyflash
-from pyflash.codegen import emit, toolchain
-from pyflash.codegen.compilation import ROOT, Compilation, compile_all, console, replacing
+from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
+from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
+from pyflash.codegen.kernel_libraries import LIB_DIR
+from pyflash.codegen.linking import link, reusable
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
 from pyflash.config.features import Features, in_dispatch_order
 from pyflash.third_party.cuda import find_nvcc, machine_archs
-
-# Where pyflash looks for libraries when it is imported.
-LIB_DIR = Path(pyflash.__file__).resolve().parent / "lib"
 
 ArchsOf = Mapping[KernelConfig, Sequence[Arch]]
 
@@ -45,33 +45,77 @@ class BuildError(RuntimeError):
 def build_kernels(
     configs: Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
-    out_dir: Path = LIB_DIR,
+    out_dir: Path | None = None,
     name: str = "default",
     keep_going: bool = False,
     features: Iterable[Features | str] | None = None,
     more_features: Iterable[Features | str] = (),
+    rebuild: Sequence[str] = (),
 ) -> Path:
-    """Builds out_dir/libpyflash_kernels-<name>.so and returns its path.
+    """Builds out_dir/libpyflash_kernels-<name>.so and returns its path; by default in the user's
+    cache, from where every process loads it. `rebuild` is the command line, but for `--out`, that
+    does the same.
 
     It holds the canonical configs that stand for `configs`, which may be of several families, each
     for those of `archs` (default: `default_archs()`) on which it is legal, with a kernel for each
     of these combinations of features: `features`, by default those that the config's family builds,
     and `more_features`.
 
-    Raises ValueError before any compiler runs: no configs, no archs, or configs that are legal on
-    none of the archs, each with its violations. Raises BuildError with each config that did not
-    compile; the library is then left as it was, or, with `keep_going`, holds the others.
+    Raises ValueError before any compiler runs: no configs, no archs, a name that is none, or
+    configs that are legal on none of the archs, each with its violations. Raises BuildError with
+    each config that did not compile; the library is then left as it was, or, with `keep_going`,
+    holds the others.
+    """
+    folder = kernel_libraries.user_dir(abi(), name) if out_dir is None else out_dir
+    path = kernel_libraries.library_file(folder, name)
+    archs_of = legal_archs(configs, default_archs() if archs is None else archs)
+    all_archs = _all_archs(archs_of)
+    more_features = list(map(Features.of, more_features))
+    rebuild = rebuild or kernel_libraries.rebuild_command(
+        name,
+        [config.short_form() for config in archs_of],
+        [arch.sm for arch in all_archs],
+        [str(features) for features in more_features],
+    )
+    with locked(waiting):
+        kernels = kernel_compilations(archs_of, features, more_features)
+        what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
+        failures = compile_all(list(kernels.values()), what)
+        good = {config: c for config, c in kernels.items() if c not in failures}
+        library = None
+        if good and (keep_going or not failures):
+            support = _support({config: archs_of[config] for config in good})
+            library = _link_kernels(path, good, support, rebuild)
+    if failures:
+        raise BuildError(failures, len(kernels), library)
+    return library
+
+
+def build_on_demand(
+    configs: Iterable[KernelConfig | str],
+    archs: Iterable[Arch | str | int] | None = None,
+    features: Iterable[Features | str] | None = None,
+    more_features: Iterable[Features | str] = (),
+) -> Path:
+    """A kernel library of `configs`, from the cache where it is in it: kept under a hash of all
+    that it is made of, so that its path is its contents. Of many processes that want it one builds,
+    and the others wait. Arguments and errors are those of `build_kernels`.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     kernels = kernel_compilations(archs_of, features, more_features)
-    what = f"kernel library {name} for {', '.join(map(str, _all_archs(archs_of)))}"
-    failures = compile_all(list(kernels.values()), what)
-    good = {config: c for config, c in kernels.items() if c not in failures}
-    library = None
-    if good and (keep_going or not failures):
-        library = _link_kernels({config: archs_of[config] for config in good}, good, out_dir, name)
-    if failures:
-        raise BuildError(failures, len(kernels), library)
+    support = _support(archs_of)
+    keys = [c.key for c in (*kernels.values(), *support)]
+    key = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
+    name = next(iter(kernels.values())).stem if len(kernels) == 1 else f"{len(kernels)}_configs"
+    library = kernel_libraries.library_file(cache_dir() / "jit" / key, name)
+    if not reusable(library):
+        with locked(waiting):
+            if not reusable(library):
+                what = f"config {name}" if len(kernels) == 1 else f"{len(kernels)} configs"
+                what += f" for {', '.join(map(str, _all_archs(archs_of)))}"
+                if failures := compile_all(list(kernels.values()), what):
+                    raise BuildError(failures, len(kernels))
+                _link_kernels(library, kernels, support, ())
     return library
 
 
@@ -90,7 +134,17 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
-    return link(out_dir / "libpyflash_ops.so", compilations, torch)
+    record = {"version": pyflash.__version__}
+    return link(out_dir / "libpyflash_ops.so", compilations, torch, record)
+
+
+@functools.cache
+def abi() -> str:
+    """What a kernel library and the op library have in common, as torch.ops.pyflash has it:
+    kernel_library_abi()."""
+    registry = (ROOT / "cute_kernels" / "registry.h").read_text()
+    (number,) = re.findall(r"kKernelLibraryAbi = (\d+);", registry)
+    return f"{number}-{config_header.configs_digest()}"
 
 
 def legal_archs(
@@ -122,15 +176,19 @@ def legal_archs(
 
 
 def default_archs() -> list[Arch]:
-    """PYFLASH_ARCHS, such as "80,90", or "" for none; without it those of this machine's
-    GPUs: for a GPU that is not known the nearest older one, whose code or PTX it runs."""
+    """PYFLASH_ARCHS, such as "80,90", or "" for none; without it `nearest_archs` of this machine's
+    GPUs."""
     override = os.environ.get("PYFLASH_ARCHS")
     if override is not None:
         return [Arch.of(sm) for sm in re.findall(r"[^,; ]+", override)]
+    return nearest_archs(machine_archs())
+
+
+def nearest_archs(sms: Iterable[int]) -> list[Arch]:
+    """Of GPUs of these compute capabilities, those to build for, ascending: for one that is not
+    known the nearest older one, whose code or PTX it runs."""
     known = [arch.sm for arch in ARCHS]
-    usable = {
-        max(sm for sm in known if sm <= found) for found in machine_archs() if found >= min(known)
-    }
+    usable = {max(sm for sm in known if sm <= found) for found in sms if found >= min(known)}
     return [Arch.of(sm) for sm in sorted(usable)]
 
 
@@ -177,33 +235,33 @@ def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:
     - kernels: a record per architecture and __global__ function, ascending: arch, function,
       registers (per thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
       A config has a function for each combination of features, which its mangled name shows.
+
+    Raises OSError where there is no record beside the library, ValueError for a damaged one.
     """
-    record = json.loads(library.with_suffix(".json").read_text())
+    record = kernel_libraries.read_record(library)
     return {parse(short_form): values for short_form, values in record["configs"].items()}
 
 
 def _link_kernels(
-    archs_of: ArchsOf,
+    library: Path,
     kernels: Mapping[KernelConfig, Compilation],
-    out_dir: Path,
-    name: str,
+    support: Sequence[Compilation],
+    rebuild: Sequence[str],
 ) -> Path:
-    support = _support(archs_of)
-    if failures := compile_all(support, f"config map of {name}"):
+    if failures := compile_all(support, f"config map of {library.stem}"):
         raise BuildError(failures, len(support))
     folders = [f"-L{folder}" for folder in find_nvcc().library_dirs]
     runtime = [*folders, "-l:libcudart_static.a", "-lrt", "-lpthread", "-ldl"]
     exports = ROOT / "cute_kernels" / "kernel_library.map"
     options = [*runtime, f"-Wl,--version-script={exports}", "-Wl,--no-undefined"]
-    library = out_dir / f"libpyflash_kernels-{name}.so"
     record = {
         "nvcc": find_nvcc().version_text.splitlines()[-1],
         "configs": {c.label: c.record for c in kernels.values()},
+        "rebuild": list(rebuild),
     }
-    link(library, [*kernels.values(), *support], options)
-    with replacing(library.with_suffix(".json")) as partial:
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-    return library
+    # The record first: a library that is there has one.
+    kernel_libraries.write_record(library, record)
+    return link(library, [*kernels.values(), *support], options, {"abi": abi()})
 
 
 def _support(archs_of: ArchsOf) -> list[Compilation]:
@@ -215,19 +273,6 @@ def _support(archs_of: ArchsOf) -> list[Compilation]:
         Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
         *(Compilation.of_file(path, compiler) for path in sources),
     ]
-
-
-def link(library: Path, objects: Sequence[Compilation], options: Sequence[str]) -> Path:
-    """Links compiled objects into a shared library, which appears at once; returns its path."""
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(library) as partial:
-        files = [str(c.object) for c in objects]
-        command = [*toolchain.cxx(), "-shared", "-o", str(partial), *files, *options]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise RuntimeError(f"linking {library.name} failed:\n{result.stdout}{result.stderr}")
-    console.print(f"{library.name}: linked {len(objects)} objects into {library.parent}")
-    return library
 
 
 def _all_archs(archs_of: ArchsOf) -> list[Arch]:

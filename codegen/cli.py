@@ -1,8 +1,11 @@
-"""The command line of `pyflash build` and `python -m codegen`."""
+"""The command line of `pyflash build` and `python -m codegen`, which differ in where they put
+kernels."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from pyflash.codegen.build import (
     legal_archs,
     that_run_on,
 )
-from pyflash.codegen.compilation import write_if_changed
+from pyflash.codegen.cache import object_problem
+from pyflash.codegen.cache_dir import write_if_changed
+from pyflash.codegen.compilation import ROOT
 from pyflash.config import (
     ARCHS,
     BUILT,
@@ -28,29 +33,44 @@ from pyflash.config import (
     named_set,
     parse,
 )
+from pyflash.config.sets import set_of_environment
 
 
-def main(argv: list[str] | None = None, prog: str = "python -m codegen") -> int:
-    """Runs the command line `argv`, by default that of the process; returns the exit status.
+def main(argv: list[str] | None = None, prog: str = "pyflash build") -> int:
+    """Runs the command line `argv`, by default that of the process; returns the exit status: 0, 130
+    for Ctrl-C, 1 for what is wrong with configs, architectures, the toolchain, folders or a
+    compilation, which it prints.
 
-    Prints what is wrong with configs, architectures, the toolchain or a compilation, and returns 1.
-    Raises SystemExit for options that do not parse.
+    Raises SystemExit for options that do not parse. As `python -m codegen` in a checkout it builds
+    kernels into pyflash/lib, else into the user's cache.
     """
+    argv = sys.argv[1:] if argv is None else argv
     parser = _parser(prog)
     arguments = parser.parse_args(argv)
     if arguments.configs and (arguments.set or arguments.ops):
         parser.error("configs, --set and --ops exclude each other")
     try:
         _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; what is compiled is kept in the cache", file=sys.stderr)
+        return 130
     return 0
 
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.ops:
-        build_ops(arguments.out)
+        build_ops(arguments.out or LIB_DIR)
         return
     archs = arguments.arch or default_archs()
     configs = _configs(arguments, archs or list(ARCHS))
@@ -61,15 +81,17 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.dry_run:
         _dry_run(configs, archs)
     else:
-        name = arguments.name or _default_name(arguments)
-        build_kernels(
+        name = arguments.name or _default_name(arguments.set, configs if arguments.configs else [])
+        library = build_kernels(
             configs,
             archs,
             arguments.out,
             name,
             arguments.keep_going,
             more_features=arguments.features or (),
+            rebuild=_command(arguments, name, archs),
         )
+        print(library)
 
 
 def _configs(arguments: argparse.Namespace, archs: list[Arch]) -> list[KernelConfig]:
@@ -78,10 +100,23 @@ def _configs(arguments: argparse.Namespace, archs: list[Arch]) -> list[KernelCon
     return that_run_on(named_set(arguments.set) if arguments.set else from_environment(), archs)
 
 
-def _default_name(arguments: argparse.Namespace) -> str:
-    if arguments.configs:
-        return "custom"
-    return arguments.set.replace(",", "x") if arguments.set else "default"
+def _default_name(named_set: str | None, configs: list[KernelConfig]) -> str:
+    """Of the set; for configs, of what they are, so that one build leaves others alone."""
+    if not configs:
+        return named_set.replace(",", "x") if named_set else "default"
+    first, *others = emit.canonical_configs(configs)
+    if not others:
+        return emit.file_stem(first)
+    digest = hashlib.sha256("; ".join(map(str, [first, *others])).encode()).hexdigest()
+    return f"{len(others) + 1}_configs_{digest[:8]}"
+
+
+def _command(arguments: argparse.Namespace, name: str, archs: list[Arch]) -> list[str]:
+    """What builds the same library wherever and whenever it is run, but for --out."""
+    command = ["pyflash", "build", "--name", name, "--arch", ",".join(str(a.sm) for a in archs)]
+    if arguments.features:
+        command += ["--features", ",".join(map(str, arguments.features))]
+    return [*command, *(arguments.configs or ["--set", arguments.set or set_of_environment()])]
 
 
 def _list(configs: list[KernelConfig], archs: list[Arch]) -> None:
@@ -113,7 +148,7 @@ def _dry_run(configs: list[KernelConfig], archs: list[Arch]) -> None:
     compilations = kernel_compilations(archs_of)
     n_reused = 0
     for config, compilation in compilations.items():
-        reused = compilation.object.exists()
+        reused = object_problem(compilation.object) is None
         n_reused += reused
         names = ",".join(map(str, archs_of[config]))
         print(f"{'reuse' if reused else 'compile':7}  {names}  {config}")
@@ -165,7 +200,15 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="combinations of features to build besides the default ones: "
         + ", ".join(map(str, BUILT)),
     )
-    parser.add_argument("--out", type=Path, default=LIB_DIR, metavar="DIR", help="for the library")
+    in_checkout = prog != "pyflash build" and (ROOT / "pyproject.toml").exists()
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=LIB_DIR if in_checkout else None,
+        metavar="DIR",
+        help=f"for the library (default: {'pyflash/lib' if in_checkout else 'the cache'}, from "
+        "where every process loads it)",
+    )
     parser.add_argument("--name", help="of the library: libpyflash_kernels-NAME.so")
     parser.add_argument(
         "--keep-going", action="store_true", help="link what compiled even if some did not"

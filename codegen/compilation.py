@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
@@ -11,8 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,10 @@ from typing import Any
 from rich.console import Console
 
 from pyflash.codegen import compile_object
+from pyflash.codegen.cache import object_problem, used
+from pyflash.codegen.cache_dir import cache_dir, is_safe, locked, write_if_changed
 from pyflash.codegen.compile_object import digest, phases_file
+from pyflash.codegen.guard import guarded
 from pyflash.codegen.progress import BuildProgress
 
 # Holds codegen/ and cute_kernels/: a checkout, or pyflash/ in site-packages.
@@ -30,12 +32,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BYTES_PER_JOB = 4 << 30
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def cache_dir() -> Path:
-    """Where objects are kept between builds: PYFLASH_CACHE_DIR, or ~/.cache/pyflash."""
-    override = os.environ.get("PYFLASH_CACHE_DIR")
-    return Path(override).expanduser().resolve() if override else Path.home() / ".cache" / "pyflash"
 
 
 @dataclass(frozen=True)
@@ -110,6 +106,12 @@ class Compilation:
         return json.loads(self.object.with_suffix(".json").read_text())
 
     @property
+    def n_kernels(self) -> int:
+        """That the compiler generates code for: combinations of features times architectures."""
+        targets = [flag for flag in self.compiler.flags if flag.startswith("-gencode")]
+        return self.text.count("ForwardFeatures{") * len(targets)
+
+    @property
     def command(self) -> list[str]:
         """For codegen.compile_object, which names the output."""
         compiler = self.compiler
@@ -125,25 +127,82 @@ class Compilation:
 
 
 def compile_all(compilations: Sequence[Compilation], what: str) -> list[Compilation]:
-    """Compiles those whose object is not in the cache, `what` being their name in messages.
+    """Compiles those whose object is not in the cache, or not as it was written, `what` being their
+    name in messages.
 
     Several at once, as many as cores and memory allow, going on after a failure. Returns the
-    compilations that failed.
+    compilations that failed. However this process ends, no compiler outlives it.
     """
-    with _lock(cache_dir()):
-        missing = [c for c in compilations if not c.object.exists()]
+    _check_paths(compilations)
+    with locked(waiting) as lock:
+        missing = [c for c in compilations if not _reusable(c)]
         reused = len(compilations) - len(missing)
         if not missing:
             console.print(f"{what}: all {reused} objects reused")
             return []
         n_jobs = max_jobs()
-        console.print(f"{what}: compiling {len(missing)}, {n_jobs} at a time, reusing {reused}")
+        seconds = expected_seconds(missing, n_jobs)
+        expected = f", about {seconds:.0f} s" if seconds else ""
+        console.print(
+            f"{what}: compiling {len(missing)}, {n_jobs} at a time, reusing {reused}{expected}"
+        )
         for c in missing:
             c.object.parent.mkdir(parents=True, exist_ok=True)
             if c.path is None:
                 write_if_changed(c.source, c.text)
-        _run_ninja(missing, n_jobs)
+        _run_ninja(missing, n_jobs, lock, seconds)
     return [c for c in missing if not c.object.exists()]
+
+
+def waiting(lock: Path) -> None:
+    console.print(f"waiting for another build that holds {lock}")
+
+
+def _reusable(c: Compilation) -> bool:
+    """Whether the object is in the cache and as it was written; what is left of another goes."""
+    problem = object_problem(c.object)
+    if problem is None:
+        used(c.object.parent)
+    elif c.object.exists():
+        console.print(f"{c.label}: {c.object}: {problem}; it is compiled again")
+        c.object.unlink()
+    return problem is None
+
+
+def _check_paths(compilations: Iterable[Compilation]) -> None:
+    """nvcc passes its arguments on to a shell, as they are."""
+    words = {word for c in compilations if c.compiler.suffix == ".cu" for word in c.command}
+    if words:
+        words.add(tempfile.gettempdir())
+    if unsafe := sorted(word for word in words if word.startswith("/") and not is_safe(word)):
+        raise ValueError(
+            f"the path {unsafe[0]!r} goes to nvcc, which passes it to a shell: expected letters, "
+            "digits, spaces and /.+-_=@%:~; move it, or set CUDA_HOME, CUTLASS_PATH or TMPDIR"
+        )
+
+
+def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | None:
+    """As if each kernel took as long as those that were compiled last; None: nothing is known."""
+    n_kernels = [c.n_kernels for c in missing]
+    records = sorted(cache_dir().glob("objects/*/*/*.json"), key=_written)[-8:]
+    seconds, n_compiled = 0.0, 0
+    for record in records:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            values = json.loads(record.read_text())
+            if n := len(values["kernels"]):
+                seconds += values["seconds"]
+                n_compiled += n
+    if not n_compiled or not all(n_kernels):
+        return None
+    n_rounds = max(sum(n_kernels) / n_jobs, *n_kernels)
+    return seconds / n_compiled * n_rounds
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def max_jobs() -> int:
@@ -165,27 +224,6 @@ def available_memory() -> int:
     except OSError:
         pass  # no control group of version 2
     return min(limits)
-
-
-def write_if_changed(path: Path, text: str) -> bool:
-    """Whether it was written. The file appears at once, never half-written."""
-    if path.exists() and path.read_text() == text:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        partial.write_text(text)
-    return True
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to, which takes the place of `path` when all went well."""
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def included_headers(
@@ -212,54 +250,44 @@ def included_headers(
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Of two builders with one cache the second waits, and then reuses what the first made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print(f"waiting for another build that holds {folder / 'lock'}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _run_ninja(missing: Sequence[Compilation], n_jobs: int) -> None:
+def _run_ninja(
+    missing: Sequence[Compilation], n_jobs: int, lock: int, seconds: float | None
+) -> None:
     """Runs the commands, whether or not some fail. The build file names no inputs: what has to be
     compiled was decided by the keys, never by times."""
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
-        lines = ["rule object", "  command = $command", "  description = $label"]
-        for c in missing:
+        lines = ["rule object", "  command = $command", "  description = $number"]
+        for i, c in enumerate(missing):
             command = [sys.executable, compile_object.__file__, str(c.object), c.digest]
             command += [*map(str, c.files), "--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",
                 f"  command = {_ninja_text(shlex.join(command))}",
-                f"  label = {_ninja_text(c.label)}",
+                f"  number = {i}",
             ]
         build_file = Path(folder) / "build.ninja"
         build_file.write_text(f"builddir = {_ninja_text(folder)}\n" + "\n".join(lines) + "\n")
-        ninja = [sys.executable, "-m", "ninja", "-f", build_file, "-k", "0", "-j", str(n_jobs)]
+        ninja = [sys.executable, "-m", "ninja", "-f", str(build_file), "-k", "0"]
+        ninja += ["-j", str(n_jobs)]
         # NOTE: into a pipe, ninja prints one line per command, when it has ended.
-        status = "@ "
-        process = subprocess.Popen(
-            ninja,
-            env=os.environ | {"NINJA_STATUS": status},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        options = {
+            "env": os.environ | {"NINJA_STATUS": "@ ", "TMPDIR": folder},
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         failed_to_start = []
-        with BuildProgress(console, len(missing)) as progress:
+        with (
+            guarded(ninja, lock, remove=Path(folder), **options) as process,
+            BuildProgress(console, len(missing), seconds) as progress,
+        ):
             for line in process.stdout:
-                if line.startswith("@"):
-                    progress.finished(line.rstrip().partition(" ")[2])
+                if line.startswith("@ "):
+                    c = missing[int(line.split()[1])]
+                    progress.finished(c.label, failed=not c.object.exists())
                 elif line.startswith("ninja: error"):
-                    failed_to_start.append(line)
-        process.wait()
+                    failed_to_start.append(line.strip())
         if failed_to_start:
-            raise RuntimeError("".join(failed_to_start))
+            raise RuntimeError("; ".join(failed_to_start))
 
 
 def _ninja_text(text: str) -> str:

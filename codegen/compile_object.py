@@ -3,8 +3,9 @@
     python compile_object.py OBJECT DIGEST FILES... -- COMPILER ARGUMENTS...
 
 The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The
-object appears last and at once, so that one that is there is whole and has its record; it does not
-appear if FILES, the sources, no longer have the DIGEST that it is kept under.
+object appears last and at once, so that one that is there is whole and has its record, with its
+size and hash; it does not appear if FILES, the sources, no longer have the DIGEST that it is kept
+under.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +28,7 @@ def main(argv: list[str]) -> int:
     target, expected, *files = argv[:separator]
     command = argv[separator + 1 :]
     target = Path(target)
-    partial = target.with_suffix(f".{os.getpid()}.o")
+    partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
     phases = phases_file(target)
     start = time.monotonic()
     result = subprocess.run(
@@ -45,7 +47,10 @@ def main(argv: list[str]) -> int:
         "seconds": round(seconds, 2),
         "seconds_by_arch": seconds_by_arch(phases.read_text()) if phases.exists() else {},
         "kernels": parse_ptxas(log),
+        "bytes": partial.stat().st_size,
     }
+    with partial.open("rb") as file:
+        record["sha256"] = content_digest(file, record)
     phases.unlink(missing_ok=True)
     target.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     partial.rename(target)
@@ -57,6 +62,19 @@ def digest(files: Iterable[Path]) -> str:
     contents = hashlib.sha256()
     for path in files:
         contents.update(hashlib.sha256(path.read_bytes()).digest())
+    return contents.hexdigest()
+
+
+def content_digest(file: BinaryIO, record: Mapping[str, Any]) -> str:
+    """Of the first record["bytes"] bytes of a file, and of its record but for "sha256"."""
+    contents = hashlib.sha256()
+    file.seek(0)
+    left = record["bytes"]
+    while left > 0 and (block := file.read(min(left, 1 << 20))):
+        contents.update(block)
+        left -= len(block)
+    others = {name: value for name, value in record.items() if name != "sha256"}
+    contents.update(json.dumps(others, sort_keys=True).encode())
     return contents.hexdigest()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from pyflash.codegen.compilation import cache_dir, write_if_changed
+from pyflash.codegen.cache_dir import cache_dir, locked, write_if_changed
 from pyflash.config import FAMILIES, DType, Family, KernelConfig
 from pyflash.config.fields import Field, Word, cpp_value, describe
 
@@ -93,21 +93,40 @@ struct ConfigDescription<{struct}> {{
 
 def emit_config_header(families: Sequence[Family] = FAMILIES) -> str:
     """The header's text. Pure: the same families give the same bytes."""
-    text = _HEADER.format(
+    text = _text(families)
+    return text + _DIGEST.format(digest=_digest(text))
+
+
+def configs_digest(families: Sequence[Family] = FAMILIES) -> str:
+    """kConfigsDigest of the header."""
+    return _digest(_text(families))
+
+
+def _text(families: Sequence[Family]) -> str:
+    return _HEADER.format(
         enums="\n\n".join(_enum(enum) for enum in _enums(families)),
         families="\n\n".join(_family(family) for family in families),
         structs=", ".join(family.struct for family in families),
         fallbacks="\n".join(_fallbacks(families)),
     )
-    return text + _DIGEST.format(digest=_digest(text))
 
 
 def include_dir() -> Path:
     """The folder in the cache that holds the header of `FAMILIES`, which is written if missing."""
     text = emit_config_header()
     folder = cache_dir() / "generated" / _digest(text)
-    write_if_changed(folder / PATH, text)
+    if not is_whole(folder / PATH):
+        with locked():
+            write_if_changed(folder / PATH, text)
     return folder
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a header in the cache holds what was written there, for whatever families."""
+    try:
+        return _digest(path.read_text()) == path.parents[2].name
+    except (OSError, ValueError):
+        return False
 
 
 def _digest(text: str) -> str:

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyflash.codegen import emit, toolchain
-from pyflash.codegen.build import BuildError, link
-from pyflash.codegen.compilation import ROOT, Compilation, cache_dir, compile_all
+from pyflash.codegen.build import BuildError
+from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
+from pyflash.codegen.linking import link, reusable
 from pyflash.config import ARCHS, KernelConfig, as_config
 
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
@@ -56,15 +58,17 @@ def link_with_machine(kernels: Sequence[Compilation]) -> list[Path]:
     sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
     sources += [ROOT / "cute_kernels" / "host" / f"{name}.cpp" for name in _HOST]
     machine = [Compilation.of_file(path, compiler) for path in sources]
-    libraries = [_library([kernel, *machine]) for kernel in kernels]
-    missing = [(k, p) for k, p in zip(kernels, libraries, strict=True) if not p.exists()]
+    libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
+    missing = [library for library in libraries if not reusable(library)]
     if missing:
-        objects = [*(kernel for kernel, _ in missing), *machine]
-        if failures := compile_all(objects, "kernels for the CPU"):
-            raise BuildError(failures, len(objects))
-        for kernel, library in missing:
-            link(library, [kernel, *machine], ["-Wl,--no-undefined"])
-    return libraries
+        with locked(waiting):  # another may have built them meanwhile
+            missing = [library for library in missing if not reusable(library)]
+            objects = [*(libraries[library] for library in missing), *machine]
+            if missing and (failures := compile_all(objects, "kernels for the CPU")):
+                raise BuildError(failures, len(objects))
+            for library in missing:
+                link(library, [libraries[library], *machine], ["-Wl,--no-undefined"])
+    return list(libraries)
 
 
 def _check_legal(configs: Iterable[KernelConfig]) -> None:

@@ -12,10 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class BuildProgress:
     """A bar where the console is a terminal, one line per finished object elsewhere."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, seconds: float | None = None) -> None:
+        """`seconds`: how long all may take, where that is known."""
         self._console = console
         self._total = total
         self._done = 0
+        self._failed = 0
         self._start = time.monotonic()
         columns = (
             BarColumn(),
@@ -24,7 +26,8 @@ class BuildProgress:
             TextColumn("{task.fields[rest]}"),
         )
         self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task("", total=total, rest="")
+        rest = f"about {seconds:.0f} s" if seconds else ""
+        self._task = self._progress.add_task("", total=total, rest=rest)
 
     def __enter__(self) -> BuildProgress:
         if self._console.is_terminal:
@@ -40,9 +43,12 @@ class BuildProgress:
         if self._console.is_terminal:
             self._progress.stop()
 
-    def finished(self, label: str) -> None:
+    def finished(self, label: str, failed: bool) -> None:
         self._done += 1
+        self._failed += failed
         rest = self._estimate()
+        if failed:
+            label = f"{label} FAILED"
         if self._console.is_terminal:
             self._progress.update(self._task, advance=1, rest=f"{rest} · {label}")
         else:
@@ -53,6 +59,6 @@ class BuildProgress:
     def _estimate(self) -> str:
         """As if the rest took as long, each, as what is done."""
         if self._done == self._total:
-            return "done"
+            return f"{self._failed} failed" if self._failed else "done"
         seconds = (time.monotonic() - self._start) / self._done * (self._total - self._done)
         return f"about {seconds:.0f} s left"

@@ -2,7 +2,6 @@
 // register reallocation.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include <cuda.h>
@@ -20,6 +19,8 @@ namespace pyflash::device {
 using TensorMap = CUtensorMap;
 // A phase completes when the expected arrivals, and the bytes of transactions, have come.
 using Mbarrier = uint64_t;
+// What L2 does with what is loaded: it goes first where it is read once.
+enum class CacheHint { kNormal, kReadOnce };
 
 #if defined(__CUDACC__)
 
@@ -27,6 +28,14 @@ using Mbarrier = uint64_t;
 CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 CUTE_DEVICE int warpgroup_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 CUTE_DEVICE int grid_size() { return gridDim.x; }
+
+// The index of this thread, read here and now: what depends on it is not computed ahead of time, and takes no registers in
+// between.
+CUTE_DEVICE int fresh_thread_idx() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  return index;
+}
 
 // One lane of the warp.
 CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
@@ -91,10 +100,47 @@ CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
 }
 
 // Loads the map's box at these coordinates, innermost first, and completes its bytes on `barrier`.
-template <class T, class... Coords>
+template <CacheHint kHint, class T, class... Coords>
 CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
-  constexpr auto kCache = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  cute::SM90_TMA_LOAD::copy(&map, &barrier, kCache, smem, coords...);
+  constexpr auto kPolicy = kHint == CacheHint::kReadOnce ? cute::TMA::CacheHintSm90::EVICT_FIRST
+                                                         : cute::TMA::CacheHintSm90::EVICT_NORMAL;
+  cute::SM90_TMA_LOAD::copy(&map, &barrier, static_cast<uint64_t>(kPolicy), smem, coords...);
+}
+
+// The cluster of this CTA: CTAs that run at the same time and can read each other's shared memory.
+CUTE_DEVICE int cluster_size() { return static_cast<int>(cute::cluster_shape().x); }
+CUTE_DEVICE int cluster_rank() { return static_cast<int>(cute::block_rank_in_cluster()); }
+// Of all threads of its CTAs that have not exited; what they wrote to shared memory before is visible after.
+CUTE_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
+}
+
+// Reads where the CTA of this rank has what this one has at `address`, in shared memory.
+CUTE_DEVICE float load_from_rank(float const* address, int rank) {
+  uint32_t const remote = cute::set_block_rank(cute::cast_smem_ptr_to_uint(address), rank);
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(value) : "r"(remote) : "memory");
+  return value;
+}
+CUTE_DEVICE float4 load_from_rank(float4 const* address, int rank) {
+  uint32_t const remote = cute::set_block_rank(cute::cast_smem_ptr_to_uint(address), rank);
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(remote)
+               : "memory");
+  return value;
+}
+
+// Stores four 8x8 matrices of 16-bit elements to shared memory: of matrix i, lane l has columns 2 (l % 4) and the next of row
+// l / 4 in words[i]; lanes 8 i to 8 i + 7 have the addresses of its rows.
+template <class Element>
+CUTE_DEVICE void store_matrices(uint32_t const (&words)[4], Element* row) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(
+                   cute::cast_smem_ptr_to_uint(row)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
 }
 
 // Stores the map's box to these coordinates, innermost first; what of it lies outside is left out. This thread's stores since
@@ -127,14 +173,12 @@ CUTE_DEVICE void registers_claim() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-CUTE_DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
-CUTE_DEVICE float from_bits(uint32_t x) { return __uint_as_float(x); }
-
 #else
 
 int warp_idx();
 int warpgroup_idx();
 int grid_size();
+int fresh_thread_idx();
 
 bool elect_one();
 bool any_lane(bool value);
@@ -152,12 +196,11 @@ void fence_async_proxy();
 
 void prefetch_tensor_map(TensorMap const& map);
 void tma_load(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords, int n_coords);
-template <class T, class... Coords>
+template <CacheHint, class T, class... Coords>
 void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
   int const values[] = {static_cast<int>(coords)...};
   tma_load(map, barrier, static_cast<void*>(smem), values, int(sizeof...(coords)));
 }
-
 void tma_store(TensorMap const& map, void const* smem, int const* coords, int n_coords);
 template <class T, class... Coords>
 void tma_store(TensorMap const& map, T const* smem, Coords... coords) {
@@ -170,6 +213,15 @@ template <int kPending>
 void tma_store_wait() {
   tma_store_wait(kPending);
 }
+
+// NOTE: clusters are of one CTA here, and what needs more of them ends the launch.
+int cluster_size();
+int cluster_rank();
+void cluster_sync();
+float load_from_rank(float const* address, int rank);
+float4 load_from_rank(float4 const* address, int rank);
+
+void store_matrices(uint32_t const (&words)[4], void* row);
 
 void mma_fence();
 void mma_commit();
@@ -189,9 +241,6 @@ template <int kRegisters>
 void registers_claim() {
   registers_claim(kRegisters);
 }
-
-inline uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
-inline float from_bits(uint32_t x) { return std::bit_cast<float>(x); }
 
 #endif
 

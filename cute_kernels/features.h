@@ -27,7 +27,7 @@ struct ForwardFeatures {
 
 namespace pyflash {
 
-// With num_splits > 1 it is merge_splits that adds the sinks.
+// With num_splits > 1 whoever merges the splits adds the sinks.
 inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
   return {.right_window = params.window_right < kNoWindow,
           .left_window = params.window_left < kNoWindow,

@@ -15,7 +15,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, features.h or params.h changes its layout. Configs have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 3;
+inline constexpr int kKernelLibraryAbi = 4;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.
@@ -56,6 +56,8 @@ struct ConfigMapRow {
       sm_archs;  // targets of the machine code inside, comma separated, ascending: "80,90", "90a"
   int ptx_arch;  // PTX inside, for devices newer than all of sm_archs: 90; 0 = none
   int rank;      // the selection rule's order of preference: smaller first
+  bool packs_heads;  // the query heads of a head of K and V are rows of one tile
+  int max_cluster;   // up to so many splits the kernel merges itself
 };
 
 struct KernelLibrary {
@@ -65,7 +67,7 @@ struct KernelLibrary {
   // Of the current device: compute capability as major * 10 + minor, number of multiprocessors; returns a cudaError_t.
   int (*device_properties)(int* sm_arch, int* n_sms);
   char const* (*error_string)(int error);
-  // Combines the partial results of num_splits > 1 into o and lse, after the kernel that wrote them, on the same stream.
+  // Combines the partial results of more splits than the row's max_cluster into o and lse, after the kernel that wrote them, on the same stream.
   int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
 };
 

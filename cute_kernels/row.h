@@ -37,10 +37,17 @@ struct BuiltFor {
   int rank;
 };
 
+// What a family's kernel does beside attention.
+struct KernelTraitsOfRow {
+  bool packs_heads = false;
+  int max_cluster = 1;
+};
+
 // The row of a config that was built with these features, in the order of dispatch.
 template <auto kConfig, ForwardFeatures... kBuilt>
 ConfigMapRow make_row(char const* short_form, BuiltFor const& built_for, int n_threads,
-                      int smem_bytes, ForwardLauncher launch, ProblemRefusal refusal = nullptr) {
+                      int smem_bytes, ForwardLauncher launch, ProblemRefusal refusal = nullptr,
+                      KernelTraitsOfRow traits = {}) {
   static constexpr ForwardFeatures kFeatures[] = {kBuilt...};
   return {.config = kConfig,
           .short_form = short_form,
@@ -56,7 +63,9 @@ ConfigMapRow make_row(char const* short_form, BuiltFor const& built_for, int n_t
           .refusal = refusal,
           .sm_archs = built_for.sm_archs,
           .ptx_arch = built_for.ptx_arch,
-          .rank = built_for.rank};
+          .rank = built_for.rank,
+          .packs_heads = traits.packs_heads,
+          .max_cluster = traits.max_cluster};
 }
 
 }  // namespace pyflash

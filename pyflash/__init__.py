@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyflash.op.library import BuiltConfig, build, built_configs, load
     from pyflash.op.ops import attention, attention_varlen
     from pyflash.op.selection import Problem, Selection, select
+    from pyflash.tuner.api import tune
 
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
 _LAZY = {
@@ -47,6 +48,7 @@ _LAZY = {
     "Selection": "pyflash.op.selection",
     "select": "pyflash.op.selection",
     "sdpa": "pyflash.op.functional",
+    "tune": "pyflash.tuner.api",
 }
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "named_set",
     "sdpa",
     "select",
+    "tune",
 ]
 
 if not TYPE_CHECKING:  # to a type checker an unknown name stays an error

@@ -14,10 +14,12 @@ import pyflash
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
 from pyflash.op.options import scalar_options
+from pyflash.tuner.cli import app as tune_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(compare_app)
 app.add_typer(inspect_app)
+app.add_typer(tune_app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -56,7 +56,14 @@ class Nvcc:
 
 @functools.cache
 def find_nvcc() -> Nvcc:
-    """The CUDA compiler. Raises CudaError where there is none or it is too old for C++20."""
+    """The CUDA compiler. Raises CudaError where there is none, where CUDA_HOME names another place
+    than its toolkit, or where it is too old for C++20."""
+    home = _home()
+    if home and not os.access(home / "bin" / "nvcc", os.X_OK):
+        raise CudaError(
+            f"CUDA_HOME is {home}, but {home}/bin/nvcc is not there: set it to the root of a CUDA "
+            "toolkit, or unset it to use nvcc on PATH or NVIDIA's wheels"
+        )
     path = _find("nvcc")
     if path is None:
         raise CudaError(
@@ -105,10 +112,11 @@ def include_dirs() -> list[Path]:
 
 def _roots() -> Iterator[Path]:
     """Where a toolkit, or some of one, may be: that of nvcc first."""
+    home = _home()
     with contextlib.suppress(CudaError):
         yield find_nvcc().root
-    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
-        yield Path(home)
+    if home:
+        yield home
     yield from (folder / "cu13" for folder in package_dirs("nvidia"))
 
 
@@ -132,11 +140,22 @@ def machine_archs() -> list[int]:
     return sorted({int(major) * 10 + int(minor) for major, minor in found})
 
 
-def _find(name: str) -> Path | None:
+def _home() -> Path | None:
+    """The toolkit that the environment names. Raises CudaError where there is no such folder."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home and not Path(home).is_dir():
+        raise CudaError(
+            f"CUDA_HOME is {home}, which is no folder: set it to the root of a CUDA toolkit, or "
+            "unset it to use nvcc on PATH or NVIDIA's wheels"
+        )
+    return Path(home) if home else None
+
+
+def _find(name: str) -> Path | None:
+    home = _home()
     on_path = shutil.which(name)
     candidates = [
-        *([Path(home) / "bin" / name] if home else []),
+        *([home / "bin" / name] if home else []),
         *([Path(on_path)] if on_path else []),
         *(folder / "cu13" / "bin" / name for folder in package_dirs("nvidia")),
     ]

@@ -54,7 +54,7 @@ void* current_cuda_stream(int32_t device_index) {
 void launch(GpuSelection const& selection, ForwardParams const& params, void* stream) {
   auto const& [row, library] = selection.kernel;
   int error = row->launch(params, stream);
-  if (error == 0 && params.num_splits > 1) {
+  if (error == 0 && params.num_splits > row->max_cluster) {
     error = library->merge_splits(params, row->dtype, stream);
   }
   if (error != 0) {

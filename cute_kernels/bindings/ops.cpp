@@ -12,8 +12,10 @@
 #include "cute_kernels/host/cpu_forward.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/extents.h"
+#include "cute_kernels/host/names.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/short_form.h"
+#include "cute_kernels/host/tuned.h"
 
 namespace pyflash {
 namespace {
@@ -58,7 +60,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     std::optional<Tensor> partial;
-    if (params.num_splits > 1) {
+    if (params.num_splits > selection.kernel.row->max_cluster) {
       partial = allocate_partial(q, params);
     }
     launch(selection, params, current_cuda_stream(device_index));
@@ -108,21 +110,73 @@ void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
 }
 
+void library_abi(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, kernel_library_abi());
+}
+
 void config_map(StableIValue* stack, uint64_t, uint64_t) { put_results(stack, config_map_json()); }
+
+void load_tables(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, set_tuned_tables(Arguments(stack).take<std::string>()));
+}
+
+// A problem without data, as the first arguments of an op.
+struct Asked {
+  explicit Asked(Arguments& arguments)
+      : dtype(static_cast<DType>(arguments.take<int64_t>())), packed(arguments.take<bool>()) {
+    for (auto const& [name, extent] : kExtents) {
+      extents.*extent = arguments.take<int64_t>();
+    }
+  }
+  Problem problem(Options const& options) const {
+    return problem_like(dtype, packed, extents, options);
+  }
+
+  DType dtype;
+  bool packed;
+  Extents extents{};
+};
+
+// The class of a problem in tuned tables.
+void problem_class(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Asked const asked(arguments);
+  ForwardParams const params = asked.problem(arguments.take_options()).params;
+  ProblemSize const size = size_of(params);
+  put_results(stack, name(features_needed(params, params.d_head)), size.pairs, size.rows, size.keys,
+              std::string(name(kind_of(params))));
+}
+
+// What tuned tables expect of a problem with these costs, in microseconds, and the number of splits by the rule.
+void expect_time(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Asked const asked(arguments);
+  auto const take_int = [&] { return static_cast<int>(arguments.take<int64_t>()); };
+  auto const take_double = [&] { return arguments.take<double>(); };
+  int const n_sms = take_int();
+  CostedKernel const kernel{.B_r = take_int(),
+                            .B_c = take_int(),
+                            .ctas_per_sm = take_int(),
+                            .costs = {.launch = take_double(),
+                                      .tile = take_double(),
+                                      .step = take_double(),
+                                      .share = take_double()}};
+  Problem const problem = asked.problem(arguments.take_options());
+  int const num_splits =
+      problem.num_splits > 0
+          ? problem.num_splits
+          : splits_by_rule(problem.params, {kernel.B_r, kernel.B_c}, kernel.ctas_per_sm, n_sms);
+  put_results(stack, expected_time(kernel, problem.params, n_sms, num_splits), int64_t(num_splits));
+}
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
 void select(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  Extents extents{};
-  auto const dtype = static_cast<DType>(arguments.take<int64_t>());
-  bool const packed = arguments.take<bool>();
-  for (auto const& [name, extent] : kExtents) {
-    extents.*extent = arguments.take<int64_t>();
-  }
+  Asked const asked(arguments);
   Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
                 .n_sms = static_cast<int>(arguments.take<int64_t>())};
   Options const options = arguments.take_options();
-  Problem const problem = problem_like(dtype, packed, extents, options);
+  Problem const problem = asked.problem(options);
   if (gpu.sm_arch == 0) {
     CpuSelection const selection = select_on_cpu(problem, options.config);
     put_results(stack, short_form(selection.config), int64_t(1), std::string(selection.reason));
@@ -138,13 +192,14 @@ std::string forward_schema(std::string const& name, std::string const& packing) 
          ") -> (Tensor out, Tensor lse)";
 }
 
-std::string select_schema() {
-  std::string schema = "select(*, int dtype, bool packed";
-  for (auto const& [name, extent] : kExtents) {
-    schema += sentence(", int ", name);
+// Of an op that takes a problem without data and these arguments.
+std::string problem_schema(std::string const& name, std::string const& arguments,
+                           std::string const& results) {
+  std::string schema = name + "(*, int dtype, bool packed";
+  for (auto const& [extent_name, extent] : kExtents) {
+    schema += sentence(", int ", extent_name);
   }
-  return schema + ", int sm_arch, int n_sms, " + options_schema() +
-         ") -> (str config, int num_splits, str reason)";
+  return schema + ", " + arguments + options_schema() + ") -> (" + results + ")";
 }
 
 }  // namespace
@@ -158,8 +213,19 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "SymInt max_seqlen_k")
             .c_str());
   m.def("load_kernels(str path) -> int");
+  m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
-  m.def(select_schema().c_str());
+  m.def("load_tables(str text) -> int");
+  m.def(
+      problem_schema("select", "int sm_arch, int n_sms, ", "str config, int num_splits, str reason")
+          .c_str());
+  m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
+            .c_str());
+  m.def(problem_schema("expect_time",
+                       "int n_sms, int B_r, int B_c, int ctas_per_sm, float launch, float tile, "
+                       "float step, float share, ",
+                       "float microseconds, int num_splits")
+            .c_str());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
@@ -174,6 +240,10 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_kernels", pyflash::load_kernels);
+  m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
+  m.impl("load_tables", pyflash::load_tables);
   m.impl("select", pyflash::select);
+  m.impl("problem_class", pyflash::problem_class);
+  m.impl("expect_time", pyflash::expect_time);
 }

@@ -10,6 +10,7 @@ using emulator::machine;
 int warp_idx() { return machine->thread_idx() / 32; }
 int warpgroup_idx() { return machine->thread_idx() / 128; }
 int grid_size() { return machine->grid_size(); }
+int fresh_thread_idx() { return machine->thread_idx(); }
 
 bool elect_one() { return machine->elect_one(); }
 bool any_lane(bool value) { return machine->any_lane(value); }
@@ -40,6 +41,23 @@ void tma_store(TensorMap const& map, void const* smem, int const* coords, int n_
 }
 void tma_store_commit() { machine->tma_store_commit(); }
 void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
+
+int cluster_size() { return 1; }
+int cluster_rank() { return 0; }
+namespace {
+constexpr char const* kNoCluster = "a cluster of more than one CTA";
+}
+void cluster_sync() { machine->fail(kNoCluster); }
+float load_from_rank(float const*, int) {
+  machine->fail(kNoCluster);
+  return 0;
+}
+float4 load_from_rank(float4 const*, int) {
+  machine->fail(kNoCluster);
+  return {};
+}
+
+void store_matrices(uint32_t const (&words)[4], void* row) { machine->stmatrix(words, row); }
 
 void mma_fence() { machine->mma_fence(); }
 void mma_commit() { machine->mma_commit(); }

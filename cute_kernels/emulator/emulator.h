@@ -53,6 +53,7 @@ struct Counts {
   int64_t proxy_fences = 0;
   int64_t named_syncs = 0;  // of warps, as is the next
   int64_t named_arrivals = 0;
+  int64_t stmatrix = 0;
 };
 
 // A named barrier of the CTA; 0 is that of sync_threads.
@@ -118,6 +119,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void fence_async_proxy() override;
   void tma_load(void const* map, void* barrier, void* smem, int const* coords,
                 int n_coords) override;
+  void stmatrix(uint32_t const* words, void* row) override;
   void tma_store(void const* map, void const* smem, int const* coords, int n_coords) override;
   void tma_store_commit() override;
   void tma_store_wait(int n_pending) override;
@@ -144,6 +146,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   bool meet(Warp& warp) override;
   void meet_mma(Warp& warp);
   void meet_ldmatrix(Warp& warp);
+  void meet_stmatrix(Warp& warp);
   void meet_shuffle(Warp& warp);
   void meet_any(Warp& warp);
   bool meet_barrier(Warp& warp, int id, int n_threads, bool waits);

@@ -23,6 +23,11 @@ bool Emulator::any_lane(bool value) {
   return current().vote;
 }
 
+void Emulator::stmatrix(uint32_t const* words, void* row) {
+  current().stmatrix = {words, row};
+  stop(Stop::kStmatrix);
+}
+
 void Emulator::named_barrier(int id, int n_threads, bool waits) {
   if (id < 0 || id >= static_cast<int>(named_.size()) || n_threads % kLanes != 0 ||
       n_threads <= 0) {

@@ -17,6 +17,9 @@ bool Emulator::meet(Warp& warp) {
     case Stop::kLdmatrix:
       meet_ldmatrix(warp);
       return true;
+    case Stop::kStmatrix:
+      meet_stmatrix(warp);
+      return true;
     case Stop::kShuffle:
       meet_shuffle(warp);
       return true;
@@ -116,6 +119,34 @@ void Emulator::meet_ldmatrix(Warp& warp) {
           ldmatrix_register(&rows[8 * i], lane, first.ldmatrix.transposed);
     }
   }
+}
+
+// Of matrix i, lane l has columns 2 (l % 4) and the next of row l / 4; lanes 8 i and on have the addresses of its rows.
+void Emulator::meet_stmatrix(Warp& warp) {
+  ++counts_.stmatrix;
+  Thread const& first = *warp.lanes[0];
+  Request request{.lanes = ~uint32_t{0}, .addresses = {}};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    Thread const& thread = *warp.lanes[lane];
+    void* const address = thread.stmatrix.row;
+    request.addresses[lane] = reinterpret_cast<uint64_t>(address);
+    std::array<uint32_t, 4> row;
+    for (int pair = 0; pair < 4; ++pair) {
+      row[pair] = warp.lanes[lane % 8 * 4 + pair]->stmatrix.words[lane / 8];
+    }
+    if (!shared_.contains(address)) {
+      findings_.add({.kind = "out_of_bounds",
+                     .memory = "shared",
+                     .access = {thread.site, thread.index, "write"},
+                     .detail = "stmatrix to an address that is not in shared memory"});
+      continue;
+    }
+    int64_t const offset = shared_.offset(address);
+    if (auto* to = shared_.write(offset, sizeof row, row.data(), accessor(thread, thread.site))) {
+      std::memcpy(to, row.data(), sizeof row);
+    }
+  }
+  traffic_.add(first.site, Path::kSharedStore, request, sizeof(std::array<uint32_t, 4>));
 }
 
 void Emulator::meet_shuffle(Warp& warp) {

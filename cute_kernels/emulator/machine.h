@@ -96,6 +96,8 @@ class Machine {
   virtual void fence_async_proxy() = 0;
   virtual void tma_load(void const* map, void* barrier, void* smem, int const* coords,
                         int n_coords) = 0;
+  // Four 8 x 8 matrices; `row` is the address that this lane gives.
+  virtual void stmatrix(uint32_t const* words, void* row) = 0;
   virtual void tma_store(void const* map, void const* smem, int const* coords, int n_coords) = 0;
   virtual void tma_store_commit() = 0;
   virtual void tma_store_wait(int n_pending) = 0;

@@ -166,6 +166,7 @@ void write(Json& json, Counts const& counts) {
   json.member("proxy_fences", counts.proxy_fences);
   json.member("named_syncs", counts.named_syncs);
   json.member("named_arrivals", counts.named_arrivals);
+  json.member("stmatrix", counts.stmatrix);
   json.close('}');
 }
 

@@ -10,10 +10,10 @@ namespace pyflash::emulator {
 namespace {
 
 constexpr char const* kStopNames[] = {
-    "running",    "the end", "sync_threads", "sync_warp",          "shfl_xor",
-    "ldmatrix",   "mma",     "elect_one",    "any_lane",           "a named barrier",
-    "setmaxnreg", "wgmma",   "wgmma.fence",  "wgmma.commit_group", "wgmma.wait_group",
-    "an mbarrier"};
+    "running",    "the end",    "sync_threads", "sync_warp",          "shfl_xor",
+    "ldmatrix",   "mma",        "elect_one",    "any_lane",           "a named barrier",
+    "setmaxnreg", "wgmma",      "wgmma.fence",  "wgmma.commit_group", "wgmma.wait_group",
+    "stmatrix",   "an mbarrier"};
 static_assert(std::size(kStopNames) == static_cast<int>(Stop::kMbarrier) + 1);
 
 // Whether both take part in one instruction.
@@ -30,6 +30,8 @@ bool together(Thread const& a, Thread const& b) {
     case Stop::kNamedBarrier:
       return a.barrier.id == b.barrier.id && a.barrier.n_threads == b.barrier.n_threads &&
              a.barrier.waits == b.barrier.waits;
+    case Stop::kStmatrix:
+      return a.site == b.site;
     case Stop::kRegisters:
       return a.registers.n == b.registers.n && a.registers.claim == b.registers.claim;
     case Stop::kWarpgroupMma:

@@ -42,6 +42,7 @@ enum class Stop {
   kMmaFence,
   kMmaCommit,
   kMmaWait,
+  kStmatrix,
   kMbarrier  // of each lane alone
 };
 
@@ -80,6 +81,10 @@ struct Thread {
       int n_matrices;
       bool transposed;
     } ldmatrix;
+    struct {
+      uint32_t const* words;
+      void* row;
+    } stmatrix;
     struct {
       float value;
       int lane_mask;

@@ -1,6 +1,7 @@
 #include "cute_kernels/host/candidates.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
@@ -18,6 +19,47 @@ bool can_run(ConfigMapRow const& row, CandidatesKey const& key) {
   return key.sm_arch == 0 || (runs_on(row, key.sm_arch) && covers(row, needed));
 }
 
+// The table whose costs count: of the same architecture, that of the GPU with the nearest number of SMs.
+TunedTable const* table_of_costs(TunedTables const& tables, CandidatesKey const& key) {
+  TunedTable const* nearest = nullptr;
+  for (TunedTable const& table : tables) {
+    auto const distance = [&](TunedTable const& t) { return std::abs(t.n_sms - key.n_sms); };
+    if (table.sm_arch == key.sm_arch && !table.costs.empty() &&
+        (nearest == nullptr || distance(table) < distance(*nearest))) {
+      nearest = &table;
+    }
+  }
+  return nearest;
+}
+
+// `kernels`: all that are candidates.
+void look_up(std::vector<Kernel> const& kernels, CandidatesKey const& key, Candidates& candidates) {
+  auto const find = [&](AnyConfig const& config) {
+    return std::find_if(kernels.begin(), kernels.end(),
+                        [&](Kernel const& kernel) { return kernel.row->config == config; });
+  };
+  candidates.tables = tuned_tables();
+  for (TunedTable const& table : *candidates.tables) {
+    if (table.sm_arch != key.sm_arch || table.n_sms != key.n_sms) {
+      continue;
+    }
+    for (TunedChoice const& choice : table.choices) {
+      auto const kernel = find(choice.config);
+      if (choice.dtype == key.dtype && choice.d_head == key.d_head &&
+          choice.features == key.features && kernel != kernels.end()) {
+        candidates.choices.push_back({*kernel, &choice, &table});
+      }
+    }
+  }
+  if (TunedTable const* const table = table_of_costs(*candidates.tables, key)) {
+    for (TunedCosts const& row : table->costs) {
+      if (auto const kernel = find(row.config); kernel != kernels.end()) {
+        candidates.priced.push_back({*kernel, row.kind, row.costs, table});
+      }
+    }
+  }
+}
+
 Candidates find_candidates(CandidatesKey const& key) {
   std::vector<Kernel> kernels = all_kernels();
   std::erase_if(kernels, [&](Kernel const& kernel) { return !can_run(*kernel.row, key); });
@@ -28,7 +70,9 @@ Candidates find_candidates(CandidatesKey const& key) {
   std::erase_if(kernels, [=](Kernel const& kernel) { return kernel.row->d_head != d_head; });
   std::stable_sort(kernels.begin(), kernels.end(), rank_before);
 
-  Candidates candidates{.count = static_cast<int>(kernels.size()), .kernels = {}};
+  Candidates candidates;
+  candidates.count = static_cast<int>(kernels.size());
+  look_up(kernels, key, candidates);
   for (Kernel const& kernel : kernels) {
     bool const is_shadowed =
         std::any_of(candidates.kernels.begin(), candidates.kernels.end(), [&](Kernel const& first) {
@@ -41,7 +85,7 @@ Candidates find_candidates(CandidatesKey const& key) {
   return candidates;
 }
 
-// What a thread found in a generation of the config map.
+// What a thread found in a generation of the config map and the tables.
 struct Cache {
   uint64_t generation = 0;
   std::vector<std::pair<CandidatesKey, Candidates>> found;
@@ -51,8 +95,8 @@ struct Cache {
 
 Candidates const& candidates_for(CandidatesKey const& key) {
   thread_local Cache cache;
-  // NOTE: read before the map is: a change in between is then seen at the next call.
-  uint64_t const generation = config_map_generation();
+  // NOTE: read before the map and the tables are: a change in between is then seen at the next call.
+  uint64_t const generation = config_map_generation() + tuned_generation();
   if (cache.generation != generation) {
     cache = {.generation = generation, .found = {}};
   }

@@ -1,11 +1,26 @@
 // The built configs that selection chooses among, kept from call to call.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "cute_kernels/host/config_map.h"
+#include "cute_kernels/host/tuned.h"
 
 namespace pyflash {
+
+struct TunedKernel {
+  Kernel kernel;
+  TunedChoice const* choice;
+  TunedTable const* table;
+};
+
+struct PricedKernel {
+  Kernel kernel;
+  ProblemKind kind;
+  Costs costs;
+  TunedTable const* table;
+};
 
 // sm_arch 0: the CPU, on which any config runs.
 struct CandidatesKey {
@@ -13,16 +28,22 @@ struct CandidatesKey {
   int d_head;
   ForwardFeatures features;  // that the problem needs, predicated_head_dim aside
   int sm_arch;
+  int n_sms;
 
   friend bool operator==(CandidatesKey const&, CandidatesKey const&) = default;
 };
 
 // The configs of the smallest d_head that is not below the one asked for and for which a built config runs on the device
 // and covers the features, in order of rank. Of several with the same B_r that accept any problem (no `refusal`), the
-// first stands for all, because selection looks at nothing else.
+// first stands for all in `kernels`, because rules look at nothing else.
 struct Candidates {
   int count = 0;
   std::vector<Kernel> kernels;
+
+  // What tables say of any of them: choices in the order of precedence, and costs, all of one table.
+  std::shared_ptr<TunedTables const> tables;  // which these point into
+  std::vector<TunedKernel> choices;
+  std::vector<PricedKernel> priced;
 };
 
 // Valid until this thread asks again.

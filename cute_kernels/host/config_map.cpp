@@ -60,6 +60,8 @@ int64_t load_kernel_library(std::string const& path) {
   return static_cast<int64_t>(library.rows.size);
 }
 
+std::string kernel_library_abi() { return sentence(kKernelLibraryAbi, "-", kConfigsDigest); }
+
 uint64_t config_map_generation() { return generation.load(std::memory_order_acquire); }
 
 std::optional<Kernel> find_kernel(AnyConfig const& config) {

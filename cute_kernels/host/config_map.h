@@ -22,6 +22,9 @@ struct Kernel {
 // Thread-safe, as are the readers below.
 int64_t load_kernel_library(std::string const& path);
 
+// What a kernel library must have been built for: "3-0123456789abcdef", of kKernelLibraryAbi and kConfigsDigest.
+std::string kernel_library_abi();
+
 // Changes whenever the map does.
 uint64_t config_map_generation();
 

@@ -1,6 +1,7 @@
 #include "cute_kernels/host/select.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "cute_kernels/host/candidates.h"
@@ -18,10 +19,21 @@ std::pair<DType, int> key_fields(AnyConfig const& config) {
 
 constexpr char const* kNamed = "it was named";
 
-// CTAs of one pass, one per Q block, head and batch.
+// CTAs of one pass, one per Q block, head, or group of them, and batch.
+int64_t count_ctas(ForwardParams const& params, Tiling const& tiling) {
+  int const n_heads = tiling.packs_heads ? params.heads_kv : params.heads;
+  int const group = n_heads > 0 ? params.heads / n_heads : 1;
+  int const n_queries = std::max(tiling.B_r / group, 1);
+  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + n_queries - 1) / n_queries;
+  return n_row_blocks * n_heads * params.batch;
+}
+
+Tiling tiling_of(ConfigMapRow const& row) {
+  return {row.B_r, row.B_c, row.packs_heads, row.max_cluster};
+}
+
 int64_t count_ctas(ForwardParams const& params, ConfigMapRow const& row) {
-  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + row.B_r - 1) / row.B_r;
-  return n_row_blocks * params.heads * params.batch;
+  return count_ctas(params, tiling_of(row));
 }
 
 std::string archs_of(ConfigMapRow const& row) {
@@ -64,7 +76,8 @@ Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gp
   if (!kernel) {
     refuse("config '", text,
            "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
-           "; to build it: pyflash build '", text, "', and name it as its canonical() does");
+           "; to build it: pyflash build '", text,
+           "', or compile=True in the call; and name it as its canonical() does");
   }
   if (!runs_on(*kernel->row, gpu.sm_arch)) {
     refuse("config '", text, "' is not built for this GPU, sm_", gpu.sm_arch, ": it has ",
@@ -82,15 +95,16 @@ Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gp
   return *kernel;
 }
 
-CandidatesKey key_of(Problem const& problem, int sm_arch) {
+CandidatesKey key_of(Problem const& problem, Gpu const& gpu) {
   ForwardParams const& params = problem.params;
-  return {problem.dtype, params.d_head, features_needed(params, params.d_head), sm_arch};
+  return {problem.dtype, params.d_head, features_needed(params, params.d_head), gpu.sm_arch,
+          gpu.n_sms};
 }
 
 [[noreturn]] void refuse_without_candidates(Problem const& problem, Gpu const& gpu) {
   auto const wanted =
       sentence(name(problem.dtype), " with d_head ", problem.params.d_head, " or more");
-  CandidatesKey key = key_of(problem, gpu.sm_arch);
+  CandidatesKey key = key_of(problem, gpu);
   auto const features = name(key.features);
   key.features = {};
   if (candidates_for(key).count > 0) {
@@ -108,20 +122,40 @@ CandidatesKey key_of(Problem const& problem, int sm_arch) {
 // Rule 1, 2, 3 or 4 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
+  auto const holds_all_packed = [&](Kernel const& kernel) {
+    return kernel.row->packs_heads &&
+           int64_t(params.seqlen_q) * params.heads <= int64_t(kernel.row->B_r) * params.heads_kv;
+  };
+  auto const packing = std::find_if(kernels.begin(), kernels.end(), holds_all_packed);
+  if (packing != kernels.end()) {
+    return {1, *packing};
+  }
+  auto const order = [](Kernel const& kernel) {
+    return std::pair(kernel.row->packs_heads, kernel.row->B_r);
+  };
   Kernel const& smallest =
       *std::min_element(kernels.begin(), kernels.end(),
-                        [](Kernel const& a, Kernel const& b) { return a.row->B_r < b.row->B_r; });
+                        [&](Kernel const& a, Kernel const& b) { return order(a) < order(b); });
   if (params.seqlen_q <= smallest.row->B_r) {
     return {1, smallest};
   }
+  auto const is_preferred = [&](Kernel const& kernel) {
+    return kernel.row->config.index() == kernels.front().row->config.index();
+  };
   auto const first_if = [&](auto&& suits) {
-    return std::find_if(kernels.begin(), kernels.end(),
-                        [&](Kernel const& kernel) { return suits(*kernel.row); });
+    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel const& kernel) {
+      return is_preferred(kernel) && !kernel.row->packs_heads && suits(*kernel.row);
+    });
   };
   auto const filling =
       first_if([&](ConfigMapRow const& row) { return count_ctas(params, row) >= n_sms; });
   if (filling == kernels.end()) {
-    return {4, smallest};
+    Kernel const* best = &smallest;
+    for (Kernel const& kernel : kernels) {
+      bool const is_better = !is_preferred(*best) || order(kernel) < order(*best);
+      best = is_preferred(kernel) && is_better ? &kernel : best;
+    }
+    return {4, *best};
   }
   auto const with_fewer_rows = first_if([&](ConfigMapRow const& row) {
     return row.B_r < filling->row->B_r &&
@@ -130,16 +164,80 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
   return with_fewer_rows == kernels.end() ? std::pair{2, *filling} : std::pair{3, *with_fewer_rows};
 }
 
-// CTAs that run at a time. An architecture that the resource model does not know is taken for the next older one.
-int64_t count_slots(ConfigMapRow const& row, Gpu const& gpu) {
+// CTAs that run on an SM at a time. An architecture that the resource model does not know is taken for the next older one.
+int ctas_per_sm(ConfigMapRow const& row, Gpu const& gpu) {
   int per_sm = 0;
   for (ArchCtas const& known : row.ctas_per_sm) {
     per_sm = known.sm_arch <= gpu.sm_arch ? known.ctas : per_sm;
   }
-  return int64_t(gpu.n_sms) * std::max(per_sm, 1);
+  return std::max(per_sm, 1);
+}
+
+int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu) {
+  return problem.num_splits > 0
+             ? problem.num_splits
+             : splits_by_rule(problem.params, tiling_of(row), ctas_per_sm(row, gpu), gpu.n_sms);
+}
+
+// Rule 5. Whether it holds.
+bool choose_by_class(Candidates const& candidates, Problem const& problem,
+                     GpuSelection& selection) {
+  ProblemSize const size = size_of(problem.params);
+  for (auto const& [kernel, choice, table] : candidates.choices) {
+    if (choice->holds_for(size) && !refusal(*kernel.row, problem.params)) {
+      selection.rule = 5;
+      selection.kernel = kernel;
+      selection.table = table;
+      selection.num_splits = choice->num_splits;
+      return true;
+    }
+  }
+  return false;
+}
+
+// Rule 6, which improves on the kernel that rules 1 to 4 took.
+void choose_by_costs(Candidates const& candidates, Problem const& problem,
+                     GpuSelection& selection) {
+  ForwardParams const& params = problem.params;
+  ProblemKind const kind = kind_of(params);
+  PricedKernel const* best = nullptr;
+  double least = 0;
+  bool knows_rule = false;
+  for (PricedKernel const& priced : candidates.priced) {
+    ConfigMapRow const& row = *priced.kernel.row;
+    if (priced.kind != kind || refusal(row, params)) {
+      continue;
+    }
+    knows_rule = knows_rule || &row == selection.kernel.row;
+    CostedKernel const costed{row.B_r, row.B_c, ctas_per_sm(row, selection.gpu), priced.costs};
+    double const time =
+        expected_time(costed, params, selection.gpu.n_sms, splits_of(problem, row, selection.gpu));
+    if (best == nullptr || time < least) {
+      best = &priced;
+      least = time;
+    }
+  }
+  if (knows_rule) {
+    selection.rule = 6;
+    selection.kernel = best->kernel;
+    selection.table = best->table;
+    selection.expected_time = least;
+  }
 }
 
 }  // namespace
+
+int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms) {
+  int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
+                         (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
+  return choose_num_splits({.n_ctas = count_ctas(params, tiling),
+                            .n_slots = int64_t(n_sms) * ctas_per_sm,
+                            .n_key_blocks = count_key_blocks(params, tiling.B_r, tiling.B_c),
+                            .n_outputs = n_rows * params.d_head,
+                            .B_c = tiling.B_c,
+                            .n_sms = n_sms,
+                            .max_cluster = tiling.max_cluster});
+}
 
 std::string GpuSelection::reason() const {
   std::string const splits = num_splits == 1
@@ -166,9 +264,16 @@ std::string GpuSelection::reason() const {
       return sentence(
           candidates, " the first in rank whose grid fills the ", gpu.n_sms,
           " SMs with as few CTAs as a larger B_r, of which more rows would be idle: ", chosen);
-    default:
+    case 4:
       return sentence(candidates, " none has a grid that fills the ", gpu.n_sms,
-                      " SMs; the first in rank of those with the smallest B_r: ", chosen);
+                      " SMs; the first in rank of those with the smallest B_r",
+                      " in its family: ", chosen);
+    case 5:
+      return sentence(candidates, " the fastest measured for this class of problems, by the table ",
+                      table->name, ": ", chosen);
+    default:
+      return sentence(candidates, " the least expected time, ", std::llround(expected_time),
+                      " us, by the costs in the table ", table->name, ": ", chosen);
   }
 }
 
@@ -178,7 +283,7 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
   if (!named.empty()) {
     selection.kernel = named_kernel(named, problem, gpu);
   } else {
-    Candidates const& candidates = candidates_for(key_of(problem, gpu.sm_arch));
+    Candidates const& candidates = candidates_for(key_of(problem, gpu));
     auto const refuses = [&](Kernel const& kernel) { return refusal(*kernel.row, params); };
     auto const refusing =
         std::find_if(candidates.kernels.begin(), candidates.kernels.end(), refuses);
@@ -196,20 +301,16 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
       refuse_without_candidates(problem, gpu);
     }
     selection.n_candidates = candidates.count;
-    std::tie(selection.rule, selection.kernel) = choose(kernels, params, gpu.n_sms);
+    if (!choose_by_class(candidates, problem, selection)) {
+      std::tie(selection.rule, selection.kernel) = choose(kernels, params, gpu.n_sms);
+      choose_by_costs(candidates, problem, selection);
+    }
   }
   ConfigMapRow const& row = *selection.kernel.row;
   selection.n_ctas = count_ctas(params, row);
   selection.n_key_blocks = count_key_blocks(params, row.B_r, row.B_c);
-  if (problem.num_splits > 0) {
-    selection.num_splits = problem.num_splits;
-  } else {
-    int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
-                           (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
-    selection.num_splits = choose_num_splits({.n_ctas = selection.n_ctas,
-                                              .n_slots = count_slots(row, gpu),
-                                              .n_key_blocks = selection.n_key_blocks,
-                                              .n_outputs = n_rows * params.d_head});
+  if (selection.num_splits == 0 || selection.splits_asked_for) {
+    selection.num_splits = splits_of(problem, row, gpu);
   }
   return selection;
 }
@@ -218,7 +319,7 @@ CpuSelection select_on_cpu(Problem const& problem, std::string_view named) {
   if (!named.empty()) {
     return {named_config(named, problem), kNamed};
   }
-  Candidates const& candidates = candidates_for(key_of(problem, /*sm_arch=*/0));
+  Candidates const& candidates = candidates_for(key_of(problem, Gpu{}));
   if (candidates.count > 0) {
     return {
         candidates.kernels.front().row->config,

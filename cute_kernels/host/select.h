@@ -1,7 +1,13 @@
 // Which config runs a problem: the named one, or the call is refused. Without a name, the candidates are the configs of
 // any family that are built for the problem's dtype, have code for the device, cover the problem's features and accept
-// its strides, of the smallest d_head that is not below the problem's, in order of rank:
-//   1. if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+// its strides, of the smallest d_head that is not below the problem's. Tuned tables (tuned.h) decide first:
+//   5. the first row of a table of this GPU (architecture and number of SMs) that is for the problem's class;
+//   6. the config with the least expected time, by the costs in the table of the GPU of this architecture with the nearest
+//      number of SMs, if they include those of the config that rules 1 to 4 take.
+// A row whose config is not a candidate is no row. Where no table decides, in order of rank:
+//   1. if all queries, with the heads that share keys, fit in one tile of a config that packs them, the first of those, which
+//      no other rule takes; if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
+// then of the preferred family, that of the first in rank,
 //   2. the first whose grid of batch * heads * ceil(seqlen_q / B_r) CTAs gives every SM at least one;
 //   3. but where a smaller B_r gives as many CTAs, the first of those: more rows would be idle;
 //   4. if no grid is that large, the first of those with the smallest B_r: the largest grid.
@@ -14,6 +20,7 @@
 
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/problem.h"
+#include "cute_kernels/host/tuned.h"
 
 namespace pyflash {
 
@@ -34,6 +41,8 @@ struct GpuSelection {
   int n_candidates;         // 0: the config was named
   std::string passed_over;  // a config of better rank that refuses this problem, and why
   int rule;                 // that chose it, by its number above
+  TunedTable const* table;  // of rules 5 and 6; valid until this thread selects again
+  double expected_time;     // of rule 6, in microseconds
   bool splits_asked_for;
 };
 
@@ -41,6 +50,17 @@ struct CpuSelection {
   AnyConfig config;
   char const* reason;
 };
+
+// How a config cuts a problem into CTAs; see ConfigMapRow.
+struct Tiling {
+  int B_r;
+  int B_c;
+  bool packs_heads = false;
+  int max_cluster = 1;
+};
+
+// The number of splits by splits.h for a config of which ctas_per_sm CTAs fit on an SM.
+int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms);
 
 // `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
 // listing what is built. On the CPU a named config need not be built, and one pass does what splits would.

@@ -1,6 +1,7 @@
 #include "cute_kernels/host/splits.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cute_kernels/host/problem.h"
 
@@ -14,11 +15,29 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double cost(SplitProblem const& problem, int n) {
   int64_t const waves = ceil_div(problem.n_ctas * n, problem.n_slots);
   double const steps = static_cast<double>(waves * (ceil_div(problem.n_key_blocks, n) + 2));
-  return n == 1 ? steps
-                : steps + 3 + 0.35 * n + static_cast<double>(n * problem.n_outputs) / 375000;
+  return steps + merge_cost(n, problem.n_outputs);
+}
+
+// The largest cluster that pays, and whether it is enough: it leaves few SMs idle, or its splits are short.
+std::pair<int, bool> splits_of_cluster(SplitProblem const& problem) {
+  constexpr int kMinKeys = 128;
+  int n = 1;
+  while (2 * n <= problem.max_cluster && 2 * n * problem.n_ctas <= problem.n_sms &&
+         2 * n * kMinKeys <= problem.n_key_blocks * problem.B_c) {
+    n *= 2;
+  }
+  // NOTE: where the hardware places the CTAs of the largest clusters two to an SM, longer ones suffer.
+  constexpr int kLong = 64;
+  bool const largest = n == problem.max_cluster;
+  bool const fills = 2 * n * problem.n_ctas > problem.n_sms;
+  return {n, !largest || (fills && problem.n_key_blocks < n * kLong)};
 }
 
 }  // namespace
+
+double merge_cost(int n, int64_t n_outputs) {
+  return n == 1 ? 0 : 3 + 0.35 * n + static_cast<double>(n * n_outputs) / 375000;
+}
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
   int64_t const n_rows = std::min(B_r, params.seqlen_q);
@@ -31,6 +50,11 @@ int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
 int choose_num_splits(SplitProblem const& problem) {
   if (problem.n_ctas == 0 || 5 * problem.n_ctas >= 4 * problem.n_slots) {
     return 1;
+  }
+  if (problem.max_cluster > 1) {
+    if (auto const [n, suffices] = splits_of_cluster(problem); suffices) {
+      return n;
+    }
   }
   int const most = std::min(kMaxSplits, problem.n_key_blocks / kMinSteps);
   int cheapest = 1;

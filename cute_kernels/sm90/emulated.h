@@ -33,8 +33,8 @@ Launch launch_sm90(ForwardParams const& params, DType dtype, int n_sms) {
             .params = nullptr,
             .error = "no built combination of features covers the problem"};
   }
-  // NOTE: a CTA per multiprocessor, as shared memory and registers allow one.
-  if (sm90::make_plan<Traits>(launch->plan, params, dtype, n_sms, encode_tensor_map) !=
+  // NOTE: a CTA per multiprocessor, and clusters of one.
+  if (sm90::make_plan<Traits>(launch->plan, params, dtype, n_sms, 1, encode_tensor_map) !=
       cudaSuccess) {
     return {.n_ctas = 0,
             .params = nullptr,
@@ -87,11 +87,10 @@ EmulatedKernel const* forward_kernel() {
   static constexpr EmulatedKernel kernel{
       .n_threads = Traits::kNThreads,
       .smem_bytes = sizeof(typename Traits::SharedStorage),
-      .access_bytes = 16,
+      .access_bytes = Traits::kMaxCluster > 1 ? 4 : 16,
       .watches_registers = true,
-      .registers = Traits::kMovesRegisters
-                       ? kRegisterFile / Traits::kNThreads / kRegisterUnit * kRegisterUnit
-                       : 0,
+      .registers =
+          kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
       .refusal = sm90::refusal<Traits>,

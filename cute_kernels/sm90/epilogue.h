@@ -1,5 +1,5 @@
-// O and lse from registers to global memory. A quad of lanes holds 8 adjacent columns, two in a lane; four lanes exchange
-// those of four such groups, so that each stores 16 bytes.
+// O and lse from registers to global memory. The accumulator of a warp's 16 rows goes through shared memory, a slab of
+// columns at a time, so that every store instruction writes whole rows of the slab.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,25 +12,6 @@
 namespace pyflash::sm90 {
 
 using namespace cute;
-
-// words[i] of lane p of a quad becomes words[p] of lane i.
-CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
-  CUTE_UNROLL
-  for (int distance = 2; distance > 0; distance /= 2) {
-    bool const upper = lane & distance;
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if ((i & distance) == 0) {
-        uint32_t& low = words[i];
-        uint32_t& high = words[i + distance];
-        uint32_t const received =
-            device::bits(device::shfl_xor(device::from_bits(upper ? low : high), distance));
-        low = upper ? received : low;
-        high = upper ? high : received;
-      }
-    }
-  }
-}
 
 // Where a row of O and lse goes, or that it does not exist.
 struct RowOut {
@@ -73,51 +54,109 @@ CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, int fi
   }
 }
 
-// Stores a finished tile, or, where keys are split, its part of one in fp32. coords: (row, column), partitioned like acc_O.
+// lse of a finished tile. coords: (row, column), partitioned like acc_O.
+template <class Traits, ForwardFeatures kFeatures, class Lse, class CoordTensor>
+CUTE_DEVICE void store_lse(KernelParams const& params, Tile const& tile, int first_query,
+                           Lse const& lse, CoordTensor const& coords) {
+  device::at(device::Site::lse_r2g);
+  Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    RowOut const out = row_out<Traits, kFeatures>(params, tile, first_query, get<0>(by_rows(r, 0)));
+    if (out.exists && get<1>(by_rows(0, 0)) == 0) {
+      device::store(params.problem.lse + out.lse, lse(r));
+    }
+  }
+}
+
+// Where keys are split: a part of a tile, O and lse in fp32.
 template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
-CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first_query,
-                         AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
-  using Element = typename Traits::Element;
+CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int first_query,
+                               AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
   ForwardParams const& problem = params.problem;
-  Tensor O = rows_by_columns(acc_O);           // ((2,MMA_M),(2,V,MMA_K))
-  Tensor by_rows = rows_by_columns(coords);    // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
-  int const lane = get<1>(by_rows(0, 0)) / 2;  // in the quad
-  bool const is_partial = problem.num_splits > 1;
+  Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
+  Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     RowOut const out = row_out<Traits, kFeatures>(params, tile, first_query, get<0>(by_rows(r, 0)));
     int64_t const partial = tile.split * problem.lse_strides.split + out.lse;
-    if (out.exists && lane == 0) {
+    if (out.exists && get<1>(by_rows(0, 0)) == 0) {
       device::at(device::Site::lse_r2g);
-      device::store(is_partial ? problem.lse_partial + partial : problem.lse + out.lse, lse(r));
+      device::store(problem.lse_partial + partial, lse(r));
     }
     device::at(device::Site::O_r2g);
-    if (is_partial) {
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(O); c += 2) {
-        int const column = get<1>(by_rows(0, c));
-        if (out.exists && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
-          device::store(
-              reinterpret_cast<float2*>(problem.o_partial + partial * problem.d_head + column),
-              float2{O(r, c), O(r, c + 1)});
-        }
-      }
-      continue;
-    }
     CUTE_UNROLL
-    for (int c = 0; c < size<1>(O); c += 8) {  // 8 of this lane's columns are 32 of the quad's
+    for (int c = 0; c < size<1>(O); c += 2) {
+      int const column = get<1>(by_rows(0, c));
+      if (out.exists && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
+        device::store(
+            reinterpret_cast<float2*>(problem.o_partial + partial * problem.d_head + column),
+            float2{O(r, c), O(r, c + 1)});
+      }
+    }
+  }
+}
+
+// A finished tile. memory: shared, of the warpgroup.
+template <class Traits, ForwardFeatures kFeatures, class AccO>
+CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first_query,
+                         AccO const& acc_O, typename Traits::Element* memory) {
+  using Element = typename Traits::Element;
+  constexpr int kSlab = Traits::kSlab;
+  constexpr int kWarpRows = Traits::kWarpRows;
+  constexpr int kVector = 8;                       // columns in 16 bytes
+  constexpr int kLanesPerRow = kSlab / kVector;    // of a slab
+  constexpr int kRowsAtATime = 32 / kLanesPerRow;  // that a warp stores
+  constexpr int kPasses = kWarpRows / kRowsAtATime;
+  ForwardParams const& problem = params.problem;
+  int const tidx = device::fresh_thread_idx();
+  int const lane = tidx % 32;
+  int const warp = tidx % kWarpgroup / 32;
+  Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,V,MMA_K))
+  Tensor sO = make_tensor(make_smem_ptr(memory + warp * kWarpRows * kSlab),
+                          typename Traits::SmemLayoutO{});  // (kWarpRows,kSlab)
+
+  int const column = lane % kLanesPerRow * kVector;  // in the slab
+  int const first_row = warp * kWarpRows + lane / kLanesPerRow;
+  RowOut const first = row_out<Traits, kFeatures>(params, tile, first_query, first_row);
+  // Of a later pass. Packed rows lie anywhere.
+  auto out_of = [&](int pass) {
+    int const row = first_row + pass * kRowsAtATime;
+    if constexpr (Traits::kPackGqa) {
+      return row_out<Traits, kFeatures>(params, tile, first_query, row);
+    }
+    return RowOut{.exists = first_query + row < tile.q_rows.length,
+                  .o = first.o + pass * kRowsAtATime * problem.o_strides.row,
+                  .lse = 0};
+  };
+  CUTE_UNROLL
+  for (int slab = 0; slab < Traits::kHeadDim; slab += kSlab) {
+    device::at(device::Site::O_r2s);
+    // Two of the MMA's 8-column groups, by rows 0-7 and 8-15 each, are the four matrices of a store.
+    CUTE_UNROLL
+    for (int c = 0; c < kSlab; c += 16) {
       uint32_t words[4];
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        words[i] = device::pack2(O(r, c + 2 * i), O(r, c + 2 * i + 1), Element{});
+        int const pair = (slab + c) / 4 + i / 2 * 2;  // of this lane's columns
+        words[i] = device::pack2(O(i % 2, pair), O(i % 2, pair + 1), Element{});
       }
-      transpose_quad(words, lane);
-      int const column = 4 * c + 8 * lane;
-      if (out.exists && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
-        device::store(reinterpret_cast<uint4*>(static_cast<Element*>(problem.o) + out.o + column),
-                      uint4{words[0], words[1], words[2], words[3]});
+      device::store_matrices(words, &sO(lane % 16, c + lane / 16 * 8));
+    }
+    device::sync_warp();
+    device::at(device::Site::O_s2g);
+    CUTE_UNROLL
+    for (int pass = 0; pass < kPasses; ++pass) {
+      uint4 const values = device::load(
+          reinterpret_cast<uint4 const*>(&sO(pass * kRowsAtATime + lane / kLanesPerRow, column)));
+      RowOut const out = out_of(pass);
+      if (out.exists && (!kFeatures.predicated_head_dim || slab + column < problem.d_head)) {
+        device::store(
+            reinterpret_cast<uint4*>(static_cast<Element*>(problem.o) + out.o + slab + column),
+            values);
       }
     }
+    device::sync_warp();  // the slab is free
   }
 }
 

@@ -8,9 +8,9 @@
 //   m, l, P = online softmax(S)  in registers; where a mask cuts a block, it is applied first
 //   O = diag(correction) O + P V[j]
 // last block first. The loop is a software pipeline: a step issues QK^T of the next block, then PV of this one, and works on
-// the softmax of the next block while PV runs. At the end of a tile, the next block is the first of the next tile.
-// Then O / l and lse = m + ln(l) are stored. Where the keys are split, a tile has a share of the blocks, and stores its O and
-// lse in fp32, to be merged by merge_splits.
+// the softmax of the next block while PV runs. At the end of a tile, PV runs while the next tile is found, and QK^T of its
+// first block while O / l and lse = m + ln(l) are stored. Where the keys are split, a tile has a share of the blocks, and
+// stores its O and lse in fp32, to be merged by merge_splits, or, where its splits are a cluster of CTAs, by these.
 #pragma once
 
 // NOTE: first, because it decides which MMA shapes CuTe defines.
@@ -24,6 +24,7 @@
 #include "cute_kernels/sm90/epilogue.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/mask.h"
+#include "cute_kernels/sm90/merge.h"
 #include "cute_kernels/sm90/problem.h"
 #include "cute_kernels/sm90/softmax.h"
 
@@ -42,6 +43,9 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kSlab = Traits::kSlab;
   constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(Element);
+  // With packed heads a block of keys is one tile's alone, where there are few queries.
+  constexpr auto kHintKV =
+      Traits::kPackGqa ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
 
   Tensor sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
@@ -62,8 +66,8 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
         CUTE_UNROLL
         for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
-          device::tma_load(map, full, raw_pointer_cast(&sKV(0, column, write.stage)), column,
-                           tile.k_rows.begin + n_block * kBlockN, head_kv, batch);
+          device::tma_load<kHintKV>(map, full, raw_pointer_cast(&sKV(0, column, write.stage)),
+                                    column, tile.k_rows.begin + n_block * kBlockN, head_kv, batch);
         }
         write.advance();
       }
@@ -85,9 +89,10 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
         device::Mbarrier& full = smem.pipeline_Q[warpgroup].acquire(write, bytes);
         CUTE_UNROLL
         for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
-          device::tma_load(params.q_map, full, raw_pointer_cast(&sQ(0, column, warpgroup)), column,
-                           0, tile.q_rows.begin + tile.first_query + warpgroup * n_queries,
-                           tile.head, packed_q ? 0 : tile.batch);
+          device::tma_load<device::CacheHint::kNormal>(
+              params.q_map, full, raw_pointer_cast(&sQ(0, column, warpgroup)), column, 0,
+              tile.q_rows.begin + tile.first_query + warpgroup * n_queries, tile.head,
+              packed_q ? 0 : tile.batch);
         }
       }
       write.advance();
@@ -137,7 +142,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));     // (MMA,MMA_M,MMA_K)
   Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);             // (MMA,MMA_M,MMA_N)
   Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
-  Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));  // (MMA,MMA_M,MMA_N)
 
   using TileMask = Mask<Traits, kFeatures>;
   // A cap leaves nothing but itself to scale.
@@ -164,17 +168,33 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     }
   };
 
-  auto finalise_and_store = [&](Tile const& tile, TileSoftmax const& softmax, auto& O) {
+  // may_be_split: false where the kernel was launched without splits.
+  bool const is_split = problem.num_splits > 1;
+  auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
+                                auto& O) {
     device::at(Site::O_rescale);
+    auto const thr_PV = mma_PV.get_slice(device::fresh_thread_idx() % kWarpgroup);
+    Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));  // (MMA,MMA_M,MMA_N)
+    int const first_query = tile.first_query + first_row_query;
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
     if constexpr (kFeatures.sinks) {
-      if (problem.sinks != nullptr && problem.num_splits == 1) {  // else merge_splits joins them
-        load_sinks<Traits>(params, tile, tile.first_query + first_row_query, tOcO, sinks);
+      if (problem.sinks != nullptr && !is_split) {  // else they join when the splits are merged
+        load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
     auto const lse = softmax.finalise(O, sinks);
-    store_O<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, O, lse, tOcO);
+    if (may_be_split.value && is_split) {
+      if (Traits::kMaxCluster > 1 && params.order.cluster > 1) {
+        merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
+                                            reinterpret_cast<float*>(smem.k));
+      } else {
+        store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
+      }
+    } else {
+      store_lse<Traits, kFeatures>(params, tile, first_query, lse, tOcO);
+      store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
+    }
   };
   // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
   auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
@@ -242,7 +262,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     if (is_capped) {
       cap_scores(acc_S, problem.softmax_scale / problem.softcap);
     }
-    if (mask.cuts(n_block)) {
+    // With a right window the first block is nearly always cut.
+    if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
       mask.apply(acc_S, tScS, n_block);
       return softmax.template update<first.value, true>(acc_S, correction);
     }
@@ -253,81 +274,105 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Schedule schedule(params);
   Tile tile{};
   Blocks blocks{};  // of the tile, that this warpgroup attends something of
+  TileMask mask;
   TileSoftmax softmax(scale);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
   int n_skip = 0;           // blocks between the last one attended and the next
-  if (warpgroup + 1 == kNConsumers) {
-    pass_turn(warpgroup);
-  }
-  while (true) {
-    // Between tiles: QK^T of the next tile's first block beside PV of this one's last.
-    bool const finish = has_P;
-    TileSoftmax const done_softmax = softmax;
-    Tile const done = tile;
+  auto next_tile = [&] {
     tile = schedule.next();
     blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
-    TileMask const mask(params, tile, tile.first_query + first_row_query, tScS);
-    // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
-    bool const beside = finish && has_P && n_skip < Traits::kStages;
-    if (finish && !beside) {
-      issue_PV(accumulate);
-      gemm_wait<0>(acc_O);
-      release_V();
-    }
-    for (; n_skip > 0 && !beside; --n_skip) {
-      skip_K();
-      skip_V();
-    }
+    mask = TileMask(params, tile, tile.first_query + first_row_query, tScS);
+  };
+  // The tile's first block, from its QK^T in flight to P.
+  auto first_softmax = [&](auto& acc_S) {
+    gemm_wait<0>(acc_S);
+    finish_QK(blocks.size() == 1);
+    softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
+    convert_P<Element>(acc_S, tOrP);
+  };
+  if (warpgroup + 1 == kNConsumers) {
+    pass_turn(warpgroup);
+  }
+  Tile done{};               // the tile before
+  bool is_unstored = false;  // its O is complete
+  while (true) {
+    bool is_first_pending = true;
     if (has_P) {
-      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
-      for (int i = 0; i < n_skip; ++i) {
-        skip_K();
-      }
-      pipeline_Q.wait(read_Q);
-      wait_for_turn();
-      // NOTE: two branches, because where MMAs may or may not be in flight the compiler waits for them.
-      auto first_softmax = [&] {
-        finish_QK(blocks.size() == 1);
-        softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
-      };
-      if (beside) {
+      // Between tiles: PV of the last block while the next tile is found, and QK^T of that one's first block while O is
+      // stored.
+      done = tile;
+      TileSoftmax const done_softmax = softmax;
+      issue_PV(accumulate);
+      next_tile();
+      // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
+      if (has_P && n_skip < Traits::kStages && !is_split) {
+        Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+        CUTE_NO_UNROLL
+        for (int i = 0; i < n_skip; ++i) {
+          skip_K();
+        }
+        pipeline_Q.wait(read_Q);
+        wait_for_turn();
         issue_QK(acc_S);
-        issue_PV(accumulate);
         pass_turn(warpgroup);
-        gemm_wait<1>(acc_S);
-        first_softmax();
+        auto store_done = [&] {
+          release_V();
+          CUTE_NO_UNROLL
+          for (; n_skip > 0; --n_skip) {
+            skip_V();
+          }
+          finalise_and_store(false_type{}, done, done_softmax, acc_O);
+        };
+        if constexpr (Traits::kStoresDuringQK) {
+          gemm_wait<1>(acc_O);
+          store_done();
+          first_softmax(acc_S);
+        } else {
+          first_softmax(acc_S);
+          store_done();
+        }
+        is_first_pending = false;
+      } else {
         gemm_wait<0>(acc_O);
         release_V();
-        for (; n_skip > 0; --n_skip) {
-          skip_V();
+        is_unstored = true;
+      }
+    } else {
+      next_tile();
+    }
+    if (is_first_pending) {
+      if (is_unstored) {
+        finalise_and_store(true_type{}, done, softmax, acc_O);
+        is_unstored = false;
+      }
+      CUTE_NO_UNROLL
+      for (; n_skip > 0; --n_skip) {
+        skip_K();
+        skip_V();
+      }
+      if (!tile.exists) {
+        break;
+      }
+      if (!has_P) {
+        done = tile;
+        clear(acc_O);
+        softmax.reset();
+        is_unstored = true;
+        if (tile.blocks.size() > 0) {
+          pipeline_Q.wait(read_Q);
+          release_Q();
         }
-        convert_P<Element>(acc_S, tOrP);
-      } else {
-        issue_QK(acc_S);
-        pass_turn(warpgroup);
-        gemm_wait<0>(acc_S);
-        first_softmax();
-        convert_P<Element>(acc_S, tOrP);
+        continue;
       }
-    }
-    if (finish) {
-      finalise_and_store(done, done_softmax, acc_O);
-    }
-    if (!tile.exists) {
-      break;
-    }
-    if (!has_P) {
-      clear(acc_O);
-      softmax.reset();
-      finalise_and_store(tile, softmax, acc_O);
-      if (tile.blocks.size() > 0) {
-        pipeline_Q.wait(read_Q);
-        release_Q();
-      }
-      continue;
+      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      pipeline_Q.wait(read_Q);
+      wait_for_turn();
+      issue_QK(acc_S);
+      pass_turn(warpgroup);
+      first_softmax(acc_S);
     }
 
     // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
@@ -389,16 +434,12 @@ CUTE_DEVICE void forward_cta(KernelParams const& params) {
   device::sync_threads();  // the mbarriers are visible
 
   if (warpgroup == 0) {
-    if constexpr (Traits::kMovesRegisters) {
-      device::registers_release<Traits::kProducerRegisters>();
-    }
+    device::registers_release<Traits::kProducerRegisters>();
     if (device::elect_one()) {
       load_tiles<Traits, kFeatures>(params, smem, warp);
     }
   } else {
-    if constexpr (Traits::kMovesRegisters) {
-      device::registers_claim<Traits::kConsumerRegisters>();
-    }
+    device::registers_claim<Traits::kConsumerRegisters>();
     compute_tiles<Traits, kFeatures>(params, smem, warpgroup - 1);
   }
 }

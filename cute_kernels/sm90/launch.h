@@ -32,7 +32,7 @@ inline TensorMapEncoder tensor_map_encoder() {
 
 template <FlashForwardSm90Config kConfig, ForwardFeatures kFeatures>
 __global__ void __launch_bounds__(sm90::KernelTraits<kConfig>::kNThreads,
-                                  of_this_arch(kCtasPerSm<kConfig>))
+                                  sm90::KernelTraits<kConfig>::kCtasPerSm)
     flash_forward_sm90_kernel(__grid_constant__ sm90::KernelParams const params) {
   sm90::forward_cta<sm90::KernelTraits<kConfig>, kFeatures>(params);
 }
@@ -50,6 +50,31 @@ cudaError_t count_resident_ctas(int64_t& n_ctas) {
   return error;
 }
 
+// n_ctas: a multiple of cluster.
+template <class Kernel>
+cudaError_t launch_clusters(Kernel kernel, uint32_t n_ctas, uint32_t cluster, int n_threads,
+                            int smem_bytes, cudaStream_t stream, sm90::KernelParams const& params) {
+  constexpr uint32_t kPortableCluster = 8;
+  if (cluster > kPortableCluster) {
+    cudaError_t const error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(n_ctas);
+  launch.blockDim = dim3(n_threads);
+  launch.dynamicSmemBytes = smem_bytes;
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
 template <FlashForwardSm90Config kConfig, ForwardFeatures kFeatures>
 int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   using Traits = sm90::KernelTraits<kConfig>;
@@ -63,8 +88,8 @@ int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
     return error;
   }
   sm90::Plan plan;
-  error =
-      sm90::make_plan<Traits>(plan, problem, kConfig.dtype, n_resident, sm90::tensor_map_encoder());
+  error = sm90::make_plan<Traits>(plan, problem, kConfig.dtype, n_resident, Traits::kMaxCluster,
+                                  sm90::tensor_map_encoder());
   if (error != cudaSuccess) {
     return error;
   }
@@ -74,8 +99,14 @@ int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   if (error != cudaSuccess) {
     return error;
   }
-  kernel<<<dim3(uint32_t(plan.n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(plan.params);
-  return cudaGetLastError();
+  auto const n_ctas = static_cast<uint32_t>(plan.n_ctas);
+  auto const cluster = static_cast<uint32_t>(plan.params.order.cluster);
+  if (cluster == 1) {
+    kernel<<<dim3(n_ctas), dim3(Traits::kNThreads), kSmemBytes, stream>>>(plan.params);
+    return cudaGetLastError();
+  }
+  return launch_clusters(kernel, n_ctas, cluster, Traits::kNThreads, kSmemBytes, stream,
+                         plan.params);
 }
 
 // With the first combination that covers the problem; where none does, the host has refused it.
@@ -91,9 +122,10 @@ int launch_forward(ForwardParams const& params, void* stream) {
 template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
 ConfigMapRow forward_row(char const* short_form, BuiltFor const& built_for) {
   using Traits = sm90::KernelTraits<kConfig>;
-  return make_row<kConfig, kBuilt...>(short_form, built_for, Traits::kNThreads,
-                                      sizeof(typename Traits::SharedStorage),
-                                      launch_forward<kConfig, kBuilt...>, sm90::refusal<Traits>);
+  return make_row<kConfig, kBuilt...>(
+      short_form, built_for, Traits::kNThreads, sizeof(typename Traits::SharedStorage),
+      launch_forward<kConfig, kBuilt...>, sm90::refusal<Traits>,
+      {.packs_heads = Traits::kPackGqa, .max_cluster = Traits::kMaxCluster});
 }
 
 }  // namespace pyflash

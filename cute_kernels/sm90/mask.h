@@ -24,6 +24,8 @@ struct Mask {
   int row_begin[2];  // keys that a row attends, counted from the thread's first column
   int row_end[2];
 
+  Mask() = default;
+
   // first_query: the warpgroup's. coords: (row, column) in the block, partitioned like acc_S.
   template <class CoordTensor>
   CUTE_DEVICE Mask(KernelParams const& params, Tile const& tile, int first_query,

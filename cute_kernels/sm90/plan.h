@@ -92,7 +92,7 @@ bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* b
       dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
                  element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -153,15 +153,15 @@ char const* refusal(ForwardParams const& problem) {
   return nullptr;
 }
 
-// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
+// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles. cluster: CTAs that share a tile.
 template <class Traits>
-void set_order(KernelParams& params, int64_t n_ctas) {
+void set_order(KernelParams& params, int64_t n_ctas, int cluster) {
   ForwardParams const& problem = params.problem;
   TileOrder& order = params.order;
   int const group = rows_per_query<Traits>(problem);
   int const n_heads = problem.heads / group;
   int64_t const n_m_blocks = count_m_blocks<Traits>(problem);
-  int64_t const n_rest = int64_t(n_heads) * problem.num_splits * problem.batch;
+  int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
   constexpr int64_t kL2Bytes = 36 << 20;
   int64_t const bytes_per_head = std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim *
                                  sizeof(typename Traits::Element);
@@ -175,6 +175,7 @@ void set_order(KernelParams& params, int64_t n_ctas) {
   }
   section = std::min(section, n_rest);
   order.n_tiles = int(n_m_blocks * n_rest);
+  order.cluster = cluster;
   order.section = int(section);
   order.last_section = int((n_rest - 1) / section);
   order.by_m_blocks = FastDivmod(int(n_m_blocks));
@@ -198,21 +199,22 @@ bool is_empty(ForwardParams const& problem) {
          (problem.cu_seqlens_q != nullptr && problem.total_q == 0);
 }
 
-// n_resident: CTAs that run at a time.
+// n_resident: CTAs that run at a time. max_cluster: of the splits of a tile that may be a cluster.
 template <class Traits>
 cudaError_t make_plan(Plan& plan, ForwardParams const& problem, DType dtype, int64_t n_resident,
-                      TensorMapEncoder encoder) {
-  int64_t const n_tiles = count_tiles<Traits>(problem) * problem.num_splits;
-  if (n_tiles > kMaxTiles) {
-    return cudaErrorInvalidConfiguration;
-  }
+                      int max_cluster, TensorMapEncoder encoder) {
   plan = {};
   if (is_empty<Traits>(problem)) {
     return cudaSuccess;
   }
+  int const cluster = problem.num_splits <= max_cluster ? problem.num_splits : 1;
+  int64_t const n_tiles = count_tiles<Traits>(problem) * (problem.num_splits / cluster);
+  if (n_tiles * cluster > kMaxTiles) {
+    return cudaErrorInvalidConfiguration;
+  }
   plan.params.problem = problem;
-  plan.n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles;
-  set_order<Traits>(plan.params, n_resident);
+  plan.n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles * cluster;
+  set_order<Traits>(plan.params, n_resident, cluster);
   return set_tensor_maps<Traits>(plan.params, dtype, encoder);
 }
 

@@ -19,6 +19,7 @@ using cutlass::FastDivmod;
 // the tiles of a section of heads, as many as have their K and V in L2 together, go from the last Q block to the first.
 struct TileOrder {
   int n_tiles;
+  int cluster;       // CTAs of a tile, a split each, which merge them; 1: splits are tiles
   int section;       // heads, batches and splits in a section; the last may be smaller
   int last_section;  // the number of the last section
   FastDivmod by_m_blocks;
@@ -87,10 +88,7 @@ struct TileSchedule {
 
   CUTE_DEVICE Tile next() {
     while (Traits::kPersistent || round == 0) {
-      int const cta = device::block_idx();
-      int const n_ctas = device::grid_size();
-      int const index =
-          Traits::kPersistent ? round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta) : cta;
+      int const index = index_of_round();
       if (index >= params.order.n_tiles) {
         break;
       }
@@ -104,6 +102,15 @@ struct TileSchedule {
   }
 
  private:
+  CUTE_DEVICE int index_of_round() const {
+    int const cta = device::block_idx();
+    if constexpr (Traits::kPersistent) {
+      int const n_ctas = device::grid_size();
+      return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
+    }
+    return Traits::kMaxCluster > 1 ? cta / params.order.cluster : cta;
+  }
+
   CUTE_DEVICE Tile at(int index) const {
     TileOrder const& order = params.order;
     ForwardParams const& problem = params.problem;
@@ -125,7 +132,11 @@ struct TileSchedule {
     }
     Tile tile;
     tile.exists = true;
-    order.by_splits(rest, tile.split, rest);
+    if (Traits::kMaxCluster > 1 && order.cluster > 1) {
+      tile.split = device::cluster_rank();
+    } else {
+      order.by_splits(rest, tile.split, rest);
+    }
     order.by_heads(tile.batch, tile.head, rest);
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;

@@ -43,13 +43,15 @@ struct KernelTraits {
   using Element =
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
 
-  // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter, but
-  // for a single one, which has enough from the start. The budgets are those of pyflash/config/sm90_forward/resources.py.
+  // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter. With
+  // one of them two CTAs share an SM. The budgets are those of pyflash/config/sm90_forward/resources.py.
   static constexpr int kNThreads = kWarpgroup * (1 + kNConsumers);
   static_assert(kNConsumers <= 3, "budgets and named barriers are for three at most");
-  static constexpr bool kMovesRegisters = kNConsumers > 1;
+  static constexpr int kCtasPerSm = kNConsumers == 1 ? 2 : 1;
   static constexpr int kProducerRegisters = kNConsumers == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kNConsumers == 3 ? 160 : 240;
+  static constexpr int kConsumerRegisters = kNConsumers == 3 ? 160 : kNConsumers == 2 ? 240 : 232;
+  // Whether there are enough for S and a tile of O on its way out together.
+  static constexpr bool kStoresDuringQK = kNConsumers < 3;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
@@ -75,13 +77,32 @@ struct KernelTraits {
   using SmemLayoutVt = decltype(tile_to_shape(  // (kHeadDim,kBlockN,kStages)
       TransposedAtom{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{}, Step<_2, _1, _3>{}));
 
+  // A warp's 16 rows of O on their way out, a slab at a time. Where there is no next tile, in place of Q.
+  static constexpr int kWarpRows = 16;
+  using SmemLayoutO = decltype(tile_to_shape(  // (kWarpRows,kSlab)
+      RowMajorAtom{}, Shape<Int<kWarpRows>, Int<kSlab>>{}));
+  static constexpr int kEpilogue = kPersistent ? kMmaM * kSlab : 0;  // elements, per warpgroup
+
+  // Splits of a tile that a cluster of CTAs merges through shared memory: each leaves its part, O and lse in fp32, where K
+  // was. Rows are padded so that a store of the accumulator has no bank conflicts.
+  using SmemLayoutPart = Layout<Shape<Int<kMmaM>, Int<kHeadDim>>, Stride<Int<kHeadDim + 8>, _1>>;
+  static constexpr bool kPartFits = (cosize_v<SmemLayoutPart> + kMmaM) * sizeof(float) <=
+                                    cosize_v<SmemLayoutKV> * sizeof(Element);
+  static constexpr int kMaxCluster = kNConsumers == 1 && !kPersistent && kPartFits ? 16 : 1;
+
   struct SharedStorage {
-    alignas(1024) Element q[cosize_v<SmemLayoutQ>];
+    alignas(1024) Element q[cosize_v<SmemLayoutQ> + kNConsumers * kEpilogue];
     alignas(1024) Element k[cosize_v<SmemLayoutKV>];
     alignas(1024) Element v[cosize_v<SmemLayoutKV>];
     Pipeline<1> pipeline_Q[kNConsumers];  // each warpgroup's rows
     Pipeline<kStages> pipeline_K;
     Pipeline<kStages> pipeline_V;
+
+    // Of a warpgroup: a SmemLayoutO for each warp.
+    CUTE_DEVICE Element* epilogue(int warpgroup) {
+      return kPersistent ? q + cosize_v<SmemLayoutQ> + warpgroup * kEpilogue
+                         : q + warpgroup * kMmaM * kHeadDim;
+    }
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024);
 };

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyflash.codegen import toolchain
-from pyflash.codegen.build import BuildError, link
-from pyflash.codegen.compilation import Compilation, cache_dir, compile_all
+from pyflash.codegen.build import BuildError
+from pyflash.codegen.cache_dir import cache_dir
+from pyflash.codegen.compilation import Compilation, compile_all
+from pyflash.codegen.linking import link, reusable
 from pyflash.compare import profiler_csv
 from pyflash.compare.profiler_csv import Profile, measured_cells
 from pyflash.compare.work import DTYPE_NAMES, Gemm
@@ -208,7 +210,7 @@ def build(operations: Sequence[Any], arch: Arch) -> dict[str, Path]:
     for compiled in objects:
         key = hashlib.sha256(f"{compiled.key} {shlex.join(options)}".encode()).hexdigest()[:16]
         library = cache_dir() / "gemms" / key / f"{compiled.stem}.so"
-        if not library.exists():
+        if not reusable(library):
             link(library, [compiled], [*options, "-Wl,--no-undefined"])
         libraries[compiled.label] = library
     return libraries

@@ -26,8 +26,12 @@ def named_set(name: str) -> list[KernelConfig]:
 
 def from_environment() -> list[KernelConfig]:
     """The set that PYFLASH_KERNELS names, or else KERNELS, or else `all`."""
-    name = os.environ.get("PYFLASH_KERNELS") or os.environ.get("KERNELS") or "all"
-    return named_set(name)
+    return named_set(set_of_environment())
+
+
+def set_of_environment() -> str:
+    """The name of the set of `from_environment`."""
+    return os.environ.get("PYFLASH_KERNELS") or os.environ.get("KERNELS") or "all"
 
 
 def rank(config: KernelConfig | str) -> int:

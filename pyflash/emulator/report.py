@@ -159,6 +159,7 @@ class Counts:
     # Of warps.
     named_syncs: int = 0
     named_arrivals: int = 0
+    stmatrix: int = 0
 
 
 @dataclass(frozen=True, slots=True)

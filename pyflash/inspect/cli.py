@@ -80,16 +80,17 @@ def profile_command(
 @app.command("registers")
 def registers_command(
     library: Annotated[
-        Path | None, typer.Argument(help="A kernel library; pyflash/lib's default one.")
+        Path | None, typer.Argument(help="A kernel library; by default that of the default set.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
 ) -> None:
     """Registers that the resource model predicts beside ptxas's, for every kernel of a library."""
-    from pyflash.codegen.build import LIB_DIR
+    from pyflash.codegen.build import abi
+    from pyflash.codegen.kernel_libraries import find
     from pyflash.inspect.registers import register_table, summary, to_markdown
 
-    path = library or LIB_DIR / "libpyflash_kernels-default.so"
     try:
+        path = library or find("default", abi())
         table = register_table(path)
     except (OSError, *ErrorTypes) as error:
         typer.echo(f"error: {error}", err=True)

@@ -22,8 +22,10 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 from pyflash.codegen import emit, toolchain
-from pyflash.codegen.build import BuildError, link
-from pyflash.codegen.compilation import ROOT, Compilation, Compiler, cache_dir, compile_all
+from pyflash.codegen.build import BuildError
+from pyflash.codegen.cache_dir import cache_dir
+from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all
+from pyflash.codegen.linking import link, reusable
 from pyflash.config import KernelConfig, as_config
 from pyflash.layouts import Layout
 from pyflash.third_party.packages import package_dirs
@@ -142,7 +144,7 @@ def build_module(stem: str, compilations: Sequence[Compilation]) -> Path:
     """Compiles and links a module, or finds it in the cache. Raises BuildError."""
     key = hashlib.sha256("".join(c.key for c in compilations).encode()).hexdigest()[:16]
     path = cache_dir() / "native" / key / f"{stem}.so"
-    if not path.exists():
+    if not reusable(path):
         if failures := compile_all(compilations, f"native module {stem}"):
             raise BuildError(failures, len(compilations))
         link(path, compilations, [])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Size, Tensor
 
 from pyflash.op.ops import attention
+
+if TYPE_CHECKING:
+    from pyflash.config import KernelConfig
 
 
 def sdpa(
@@ -18,11 +21,15 @@ def sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    config: KernelConfig | str = "",
+    compile: bool = False,
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention by pyflash; raises where it cannot.
 
     query is (batch, heads, seqlen_q, d_head), key and value are (batch, heads_kv, seqlen_k,
-    d_head); all three may lack the batch dimension. scale: default 1 / sqrt(d_head).
+    d_head); all three may lack the batch dimension. scale: default 1 / sqrt(d_head). config and
+    compile: as for `pyflash.attention`.
 
     Returns (batch, heads, seqlen_q, d_head), a transposed view of the output of
     `pyflash.attention`; nothing is copied.
@@ -38,10 +45,11 @@ def sdpa(
     _check_others(attn_mask, dropout_p, scale)
     _check_shapes(query.shape, key.shape, value.shape, is_causal, enable_gqa)
     q, k, v = (x.transpose(-2, -3) for x in (query, key, value))
+    options = {"softmax_scale": scale, "causal": is_causal, "config": config, "compile": compile}
     if query.dim() == 3:
-        out = attention(q[None], k[None], v[None], softmax_scale=scale, causal=is_causal)[0]
+        out = attention(q[None], k[None], v[None], **options)[0]
     else:
-        out = attention(q, k, v, softmax_scale=scale, causal=is_causal)
+        out = attention(q, k, v, **options)
     return out.transpose(-2, -3)
 
 

@@ -1,15 +1,15 @@
 """The compiled libraries: the op library, and the config map of the process.
 
 Importing this module loads pyflash/lib/libpyflash_ops.so, which registers `torch.ops.pyflash`, and
-every kernel library pyflash/lib/libpyflash_kernels-*.so; one that cannot be loaded is skipped with
-a warning. `load` and `build` add more at any time.
+every kernel library pyflash/lib/libpyflash_kernels-*.so, then those that `pyflash build` left in
+the user's cache. Each is checked before it is mapped; one that cannot be loaded is skipped with a
+warning. `load` and `build` add more at any time. The tuned tables of selection are read, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,10 +17,13 @@ from pathlib import Path
 
 import torch
 
+import pyflash
+from pyflash.codegen import kernel_libraries, seal
+from pyflash.codegen.cache_dir import CacheError
+from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.config import Arch, Features, KernelConfig, parse
 from pyflash.op import registration
 
-LIB_DIR = Path(__file__).resolve().parents[1] / "lib"
 OLDEST_TORCH = (2, 10)
 
 
@@ -36,14 +39,30 @@ class BuiltConfig:
     smem_bytes: int  # per CTA
     rank: int  # the selection rule's order of preference, smaller first
 
+    def covers(self, needed: Features, sm: int) -> bool:
+        """Whether a problem that needs these features runs on a GPU of compute capability `sm`."""
+        return any(built.covers(needed) for built in self.features) and (
+            any(_machine_code_runs(target, sm) for target in self.sm_archs)
+            or 0 < self.ptx_arch <= sm
+        )
+
+
+def _machine_code_runs(target: str, sm: int) -> bool:
+    """Of the same major version and no newer minor one; "90a" on 90 alone."""
+    built = int(target.rstrip("a"))
+    return built == sm if target.endswith("a") else built // 10 == sm // 10 and built <= sm
+
 
 def load(path: str | os.PathLike[str]) -> int:
     """Adds a kernel library to the config map of the process; returns how many configs it holds.
 
     Its kernels replace those of configs that the map holds already. Raises RuntimeError for a file
-    that cannot be loaded or that was built for another version of pyflash.
+    that is no kernel library, is damaged, or was built for another version of pyflash, with the
+    command that builds it again; the map is then as it was.
     """
-    return torch.ops.pyflash.load_kernels(str(Path(path).resolve()))
+    resolved = Path(path).resolve()
+    kernel_libraries.check(resolved, torch.ops.pyflash.kernel_library_abi())
+    return torch.ops.pyflash.load_kernels(str(resolved))
 
 
 def built_configs() -> dict[KernelConfig, BuiltConfig]:
@@ -63,19 +82,18 @@ def build(
     `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. `features`: the
     combinations that each config is compiled with, such as ["plain", "right_window+softcap"], by
     default those of its family.
-    Objects are cached, so a second build is only a link; `pyflash build` builds for every process.
-    Raises ValueError for configs that break rules, with every rule, and
-    `pyflash.codegen.build.BuildError` for those that do not compile.
+
+    What is compiled is kept in the user's cache: a second build, in whatever process, only loads
+    it. `pyflash build` builds for every process from its start. Raises ValueError for configs that
+    break rules, with every rule, `pyflash.codegen.build.BuildError` for those that do not compile,
+    RuntimeError without a compiler, with the command that installs one.
     """
     # Needs a compiler, which running kernels does not.
-    from pyflash.codegen.build import build_kernels
+    from pyflash.codegen.build import build_on_demand
 
     if isinstance(configs, KernelConfig | str):
         configs = [configs]
-    # A new path each time: for a known one the loader returns what it has loaded before.
-    with tempfile.TemporaryDirectory(prefix="pyflash-") as folder:
-        library = build_kernels(configs, archs, Path(folder), name="session", features=features)
-        return load(library)
+    return load(build_on_demand(configs, archs, features))
 
 
 def _built_config(config: str, features: list[str], sm_archs: str, **values: int) -> BuiltConfig:
@@ -97,7 +115,14 @@ def _load_ops() -> None:
     if not ops.exists():
         raise ImportError(f"{ops} is missing; to build it: pyflash build --ops")
     try:
+        version = seal.check(ops).get("version")
+        if version != pyflash.__version__:
+            raise seal.BadFileError(
+                f"was built for version {version}, expected {pyflash.__version__}"
+            )
         torch.ops.load_library(ops)
+    except seal.BadFileError as error:
+        raise ImportError(f"{ops} {error}; to build it again: pyflash build --ops") from error
     except OSError as error:
         raise ImportError(
             f"{ops} cannot be loaded ({error}); to build it again: pyflash build --ops"
@@ -106,16 +131,24 @@ def _load_ops() -> None:
 
 
 def _load_kernels() -> None:
-    for path in sorted(LIB_DIR.glob("libpyflash_kernels-*.so")):
+    """What comes with the package first: kernels that its user built replace them."""
+    libraries = kernel_libraries.installed(LIB_DIR)
+    try:
+        libraries += kernel_libraries.of_user(torch.ops.pyflash.kernel_library_abi())
+    except CacheError as error:
+        warnings.warn(f"pyflash: the kernels in the cache are skipped: {error}", stacklevel=2)
+    for path in libraries:
         try:
             load(path)
         except RuntimeError as error:
-            warnings.warn(f"pyflash: {path} is skipped: {error}", stacklevel=2)
+            sentence = str(error).removeprefix("pyflash: ")
+            warnings.warn(f"pyflash: skipped a library: {sentence}", stacklevel=2)
 
 
 _load_ops()
 
 # Autograd, autocast, vmap and the fake implementations need the ops registered.
-from pyflash.op import autograd, fake  # noqa: E402, F401
+from pyflash.op import autograd, fake, tables  # noqa: E402, F401
 
 _load_kernels()
+tables.load_tables()

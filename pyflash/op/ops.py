@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from pyflash.op import library  # noqa: F401  (registers torch.ops.pyflash)
+from pyflash.op.on_demand import ensure_built  # its import of library registers the ops
 from pyflash.op.options import DEFAULTS, AttentionOptions, refuse_unknown, shows_options
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: Literal[False] = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -38,11 +39,18 @@ def attention(
     v: Tensor,
     *,
     return_lse: Literal[True],
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[AttentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    compile: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
 def attention(
@@ -51,6 +59,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: bool = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v of each batch and head, over the keys that are not masked.
@@ -62,6 +71,10 @@ def attention(
     of 16 bytes.
 
     {options}
+
+    compile: on a GPU, `config` is compiled if it is not built; minutes or less the first time, and
+    kept in the user's cache, so that later processes only load it. PYFLASH_JIT=1 in the environment
+    asks for it in every call. Needs nvcc and CUTLASS's headers.
 
     Returns out, (batch, seqlen_q, heads, d_head), contiguous, in the dtype of q; with `return_lse`
     also lse, (batch, heads, seqlen_q), float32, contiguous: ln(sum(exp(s))) of the scores s, scaled
@@ -77,7 +90,9 @@ def attention(
     Raises RuntimeError that names the argument, what was expected and what came; TypeError for an
     unknown keyword argument, and for a tensor in place of a number.
     """
-    out, lse = torch.ops.pyflash.fwd(q, k, v, **arguments_of("attention", options))
+    arguments = arguments_of("attention", options)
+    ensure_built(arguments, q, compile)
+    out, lse = torch.ops.pyflash.fwd(q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
 
@@ -92,6 +107,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: Literal[False] = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -105,6 +121,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: Literal[True],
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -118,6 +135,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: bool,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -131,6 +149,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: bool = False,
+    compile: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of variable-length sequences, packed one after the other without padding.
@@ -147,11 +166,15 @@ def attention_varlen(
 
     {options}
 
+    compile: as for `attention`.
+
     Returns out, (total_q, heads, d_head), contiguous, in the dtype of q; with `return_lse` also
     lse, (heads, total_q), float32, contiguous.
 
     Raises what `attention` raises.
     """
+    arguments = arguments_of("attention_varlen", options)
+    ensure_built(arguments, q, compile)
     out, lse = torch.ops.pyflash.fwd_varlen(
         q,
         k,
@@ -160,7 +183,7 @@ def attention_varlen(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        **arguments_of("attention_varlen", options),
+        **arguments,
     )
     return (out, lse) if return_lse else out
 

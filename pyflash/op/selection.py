@@ -1,10 +1,11 @@
 """The config and the number of splits that run a problem by default, and why. The rules are in
-cute_kernels/host/select.h and splits.h.
+cute_kernels/host/select.h and splits.h, what was measured in tuned tables (pyflash/op/tables.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,19 +49,14 @@ def select(problem: Problem) -> Selection:
 
     Raises RuntimeError where `attention` would refuse the problem.
     """
-    sm_arch, n_sms = _gpu(torch.device(problem.device))
+    return select_on(problem, *_gpu(torch.device(problem.device)))
+
+
+def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
+    """`select` for a GPU of that compute capability (major * 10 + minor) and number of SMs, which
+    need not be here; sm_arch 0 for the CPU. The problem's device does not matter."""
     short_form, num_splits, reason = torch.ops.pyflash.select(
-        dtype=int(problem.dtype),
-        packed=problem.packed,
-        batch=problem.batch,
-        heads=problem.heads_q,
-        heads_kv=problem.heads_kv,
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        d_head=problem.d_head,
-        sm_arch=sm_arch,
-        n_sms=n_sms,
-        **ops.arguments_of("Problem", problem.options),
+        **_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
     )
     return Selection(parse(short_form), num_splits, reason, _backward(problem))
 
@@ -75,6 +71,52 @@ def _backward(problem: Problem) -> str:
     windows = windows_of(problem.options, *lengths)
     refusal = cudnn.refusal(device, *lengths, problem.d_head, windows, problem.packed)
     return "PyTorch's cuDNN backward" if refusal is None else f"PyTorch's flash backward: {refusal}"
+
+
+class ProblemClass(NamedTuple):
+    """What tuned tables tell problems apart by: the extents as kernels see them, where the heads
+    that share keys are the rows of one query."""
+
+    features: str  # that the problem needs, predicated_head_dim aside
+    pairs: int  # of batch and head
+    rows: int
+    keys: int
+    kind: str  # "full", "masked", "few": at most 64 rows
+
+
+def class_of(problem: Problem) -> ProblemClass:
+    """Raises RuntimeError where `attention` would refuse the problem."""
+    return ProblemClass(*torch.ops.pyflash.problem_class(**_arguments(problem)))
+
+
+def expected_microseconds(
+    problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int, **costs: float
+) -> float:
+    """The time that a tuned table with these costs (launch, tile, step, share) expects of a config
+    that need not be built, with the splits of the rule or those in the problem's options."""
+    microseconds, _ = torch.ops.pyflash.expect_time(
+        **_arguments(problem),
+        n_sms=n_sms,
+        B_r=config.B_r,
+        B_c=config.B_c,
+        ctas_per_sm=max(1, config.num_ctas_per_sm(sm_arch)),
+        **costs,
+    )
+    return microseconds
+
+
+def _arguments(problem: Problem) -> dict[str, Any]:
+    return {
+        "dtype": int(problem.dtype),
+        "packed": problem.packed,
+        "batch": problem.batch,
+        "heads": problem.heads_q,
+        "heads_kv": problem.heads_kv,
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "d_head": problem.d_head,
+        **ops.arguments_of("Problem", problem.options),
+    }
 
 
 def _gpu(device: torch.device) -> tuple[int, int]:

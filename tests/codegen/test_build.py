@@ -182,6 +182,31 @@ def test_one_error_is_its_own_and_the_others_go_on(counting):
     assert "the good one" not in message
 
 
+def test_what_failed_is_not_said_to_be_done(counting, monkeypatch):
+    said = []
+    monkeypatch.setattr(compilation.console, "print", lambda line, **_: said.append(line))
+    compiler, _ = counting
+    compile_all([source(BAD_CPP, compiler, "the bad one")], "test")
+    assert re.fullmatch(r"\[1/1\] \d+ s, 1 failed: the bad one FAILED", said[-1])
+
+
+def test_how_long_a_build_may_take_is_told_from_what_was_compiled(monkeypatch):
+    said = []
+    monkeypatch.setattr(compilation.console, "print", lambda line, **_: said.append(line))
+    monkeypatch.setattr(compilation, "_run_ninja", lambda *_: None)
+    monkeypatch.setattr(compilation, "max_jobs", lambda: 2)
+    (of_config,) = build.kernel_compilations({BEST: [Arch.of(80), Arch.of(90)]}).values()
+    assert of_config.n_kernels == 2 * len(BUILT)
+    compile_all([of_config], "test")
+    assert said.pop() == "test: compiling 1, 2 at a time, reusing 0"
+    for i, seconds in enumerate((4.0, 8.0)):  # of two kernels each
+        record = compilation.cache_dir() / "objects" / "x" / str(i) / "x.json"
+        record.parent.mkdir(parents=True)
+        record.write_text(json.dumps({"seconds": seconds, "kernels": [{}, {}]}))
+    compile_all([of_config], "test")
+    assert said.pop() == f"test: compiling 1, 2 at a time, reusing 0, about {3 * 2 * len(BUILT)} s"
+
+
 def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
     tmp_path, monkeypatch
 ):

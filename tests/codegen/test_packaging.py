@@ -97,6 +97,30 @@ def test_the_op_runs_outside_the_checkout(installed: Path, tmp_path: Path):
     assert run_installed(installed, ["-c", code], tmp_path).startswith(str(installed))
 
 
+@pytest.mark.parametrize("pyflash_is", ["installed", "a checkout"])
+def test_a_project_may_have_packages_of_the_same_names(installed, tmp_path, pyflash_is):
+    for name in ("codegen", "third_party", "cute_kernels"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('of the project')\n")
+    code = """if True:
+        import pyflash, torch
+        from pyflash.codegen.build import kernel_compilations, legal_archs
+        from pyflash.codegen.emulated import build_emulated
+        from pyflash.third_party import cutlass
+        pyflash.build, pyflash.emulate
+        archs_of = legal_archs(pyflash.named_set("prog")[:1], [90])
+        (compilation,) = kernel_compilations(archs_of).values()
+        print(*compilation.files, sep="\\n")
+    """
+    where = installed if pyflash_is == "installed" else ROOT
+    path = os.pathsep.join(map(str, (tmp_path, where)))
+    env = {**os.environ, "PYTHONPATH": path, "PYFLASH_CACHE_DIR": str(tmp_path / "cache")}
+    files = run([sys.executable, "-c", code], cwd=tmp_path, env=env).splitlines()
+    assert len(files) > 10
+    roots = (f"{where}/", f"{tmp_path / 'cache'}/generated/")
+    assert [file for file in files if not file.startswith(roots)] == []
+
+
 def test_codegen_runs_outside_the_checkout(installed: Path, tmp_path: Path):
     arguments = ["-m", "pyflash.codegen", "--ops", "--out", str(tmp_path / "lib")]
     run_installed(installed, arguments, tmp_path)

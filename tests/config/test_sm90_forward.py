@@ -81,7 +81,7 @@ def test_shared_memory_is_the_tiles_and_the_barriers():
 
 
 def test_registers_are_moved_to_the_consumers():
-    assert budgets(1, SM90) == Budgets(entry=255, producer=255, consumer=255)
+    assert budgets(1, SM90) == Budgets(entry=128, producer=24, consumer=232)
     assert budgets(2, SM90) == Budgets(entry=168, producer=24, consumer=240)
     assert budgets(3, SM90) == Budgets(entry=128, producer=32, consumer=160)
     for n in (2, 3):

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from support.gpu_calls import attend, check
-from support.problems import NO_MASK, Mask, Shape, inputs_and_expected
+from support.problems import NO_MASK, Mask, Shape, inputs_and_expected, make_inputs
 
-from pyflash import attention
+from pyflash import DType, attention, built_configs
+from pyflash.op.reference import expect
 
 pytestmark = pytest.mark.gpu
 
@@ -90,3 +91,40 @@ def test_numbers_of_splits_that_are_refused(num_splits):
     inputs, _ = on_gpu(Shape("few", 1, 1, 64, 8, heads_kv=2))
     with pytest.raises(RuntimeError, match=f"pyflash: num_splits = {num_splits}"):
         attention(*inputs, num_splits=num_splits)
+
+
+PACKING = [c for c in built_configs() if getattr(c, "pack_gqa", False) and c.dtype is DType.BF16]
+
+
+@pytest.mark.parametrize("config", PACKING, ids=str)
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 5, 8, 13, 16, 17, 40])
+def test_clusters_merge_their_splits(config, num_splits):
+    """Up to 16 splits without temporary memory; splits with nothing to attend among them."""
+    for seqlen_q, seqlen_k, mask in (
+        (1, 1031, NO_MASK),
+        (3, 1031, CAUSAL),
+        (5, 300, Mask("window", causal=True, window_left=100)),
+        (16, 70, CAUSAL),
+    ):
+        shape = Shape("few", 3, seqlen_q, seqlen_k, 12, heads_kv=3)
+        for d_head in (config.d_head, config.d_head - 8):
+            inputs, expected = on_gpu(shape, d_head, mask)
+            options = {"config": config, "num_splits": num_splits, **mask.options}
+            results = attend(inputs, **options)
+            check(expected, results, shape, d_head, options)
+            for a, b in zip(results, attend(inputs, **options), strict=True):
+                assert torch.equal(a, b)
+    takes_memory = temporary_bytes(inputs, **options) > 0
+    assert takes_memory == (num_splits > 16)
+
+
+@pytest.mark.parametrize("config", PACKING, ids=str)
+@pytest.mark.parametrize("num_splits", [1, 4, 16, 20])
+def test_sinks_join_splits_once(config, num_splits):
+    shape = Shape("few", 2, 3, 519, 12, heads_kv=3)
+    q, k, v = make_inputs(shape, DTYPE, config.d_head, "cuda")
+    sinks = torch.randn(shape.heads, device="cuda") + 3
+    options = {"causal": True, "sinks": sinks}
+    expected = expect(q, k, v, **options)
+    results = attend((q, k, v), config=config, num_splits=num_splits, **options)
+    check(expected, results, shape, num_splits)

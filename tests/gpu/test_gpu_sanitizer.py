@@ -45,7 +45,7 @@ for config in configs():
         check(out, q, k, v, lse=lse)
 print("checked", len(sys.argv) - 1, "configs")
 """
-# Groups of heads and fewer columns than the kernel has, too.
+# Groups of heads and fewer columns than the kernel has, too; what a config is built for.
 MASKED_AND_SPLIT = """
 masks = ({"causal": True}, {"window_left": 40, "window_right": 3}, {"causal": True, "softcap": 3.0})
 for config in configs():
@@ -55,7 +55,11 @@ for config in configs():
         for mask in masks:
             for num_splits in (1, 3):
                 options = {"config": config, "num_splits": num_splits}
-                out, lse = attention(q, k, v, return_lse=True, **options, **mask)
+                try:
+                    out, lse = attention(q, k, v, return_lse=True, **options, **mask)
+                except RuntimeError as error:
+                    assert mask is not masks[0] and "is built without" in str(error), error
+                    continue
                 check(out, q, k, v, lse=lse, **mask)
 print("checked", len(sys.argv) - 1, "configs")
 """

@@ -8,6 +8,7 @@ import torch
 from support.refusals import CASES, REFUSED_VALUES, half, packed, qkv
 
 from pyflash import attention, attention_varlen
+from pyflash.codegen.seal import seal
 from pyflash.op import library
 
 
@@ -161,10 +162,18 @@ def test_an_op_library_that_cannot_be_loaded_says_how_to_build_it(monkeypatch, t
         library._load_ops()
 
 
+def test_an_op_library_of_another_version_says_how_to_build_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "LIB_DIR", tmp_path)
+    (tmp_path / "libpyflash_ops.so").write_bytes(b"never mapped")
+    seal(tmp_path / "libpyflash_ops.so", {"version": "0.0.1"})
+    with pytest.raises(ImportError, match=r"for version 0\.0\.1, expected .*pyflash build --ops"):
+        library._load_ops()
+
+
 def test_a_kernel_library_that_cannot_be_loaded_is_skipped(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "LIB_DIR", tmp_path)
     (tmp_path / "libpyflash_kernels-bad.so").write_bytes(b"not a library")
-    with pytest.warns(UserWarning, match=r"libpyflash_kernels-bad\.so is skipped: pyflash: "):
+    with pytest.warns(UserWarning, match=r"skipped a library: .*kernels-bad\.so' is cut off"):
         library._load_kernels()
 
 

@@ -92,6 +92,7 @@ def test_a_missing_op_library_is_explained_at_the_first_use(tmp_path):
     package = ROOT / "pyflash"
     ignored = shutil.ignore_patterns("lib", "__pycache__")
     shutil.copytree(package, tmp_path / "pyflash", ignore=ignored)
+    shutil.copytree(ROOT / "codegen", tmp_path / "codegen", ignore=ignored)
     printed = run_python(code, tmp_path, LIB=str(package / "lib"))
     missing, explained, registered = printed.splitlines()
     assert missing == f"torch.ops.pyflash.fwd is not registered: {explained}"

@@ -54,8 +54,9 @@ char const* refusal(pyflash::ForwardParams const&) { return "it is " REFUSES; }
 constexpr pyflash::ProblemRefusal refusal = nullptr;
 #endif
 
-pyflash::ConfigMapRow row(FlashForwardKernelConfig const& config, char const* short_form,
-                          char const* sm_archs, int ptx_arch, int rank) {
+template <class Config>
+pyflash::ConfigMapRow row(Config const& config, char const* short_form, char const* sm_archs,
+                          int ptx_arch, int rank) {
   return {.config = config,
           .short_form = short_form,
           .dtype = config.dtype,
@@ -77,6 +78,15 @@ pyflash::ConfigMapRow row(FlashForwardKernelConfig const& config, char const* sh
 
 extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* ENTRY() {
   static pyflash::ConfigMapRow const rows[] = {
+#ifdef HOPPER
+      row(FlashForwardSm90Config{.dtype = DType::FP16,
+                                 .d_head = 512,
+                                 .B_r = 128,
+                                 .B_c = 64,
+                                 .n_consumers = 2,
+                                 .stages = 2},
+          "(FP16, 512, 128, 64, 2): sm90+stages_2", "90a", 0, -9),
+#endif
       row(config(DType::FP16, 512, 128, 64), FIRST_NAME, "80,90", 90, 2),
       row(config(DType::FP16, 512, 128, 32), "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles",
           "80,90", 90, 1),

@@ -47,9 +47,17 @@ class FlashForwardSm90Config(KernelConfig):
         return WARPGROUP * (1 + self.n_consumers)
 
     @property
+    def slab_columns(self) -> int:
+        """Columns of a TMA box, and of a swizzled row in smem: 128 bytes, or 64."""
+        return 64 if self.d_head % 64 == 0 else 32
+
+    @property
     def smem_bytes(self) -> int:
-        """Per CTA: a tile of Q, `stages` blocks of K and of V, and the mbarriers of a pipeline for
-        K, one for V, and one of a single stage for each consumer warpgroup's rows of Q."""
+        """Per CTA: a tile of Q, `stages` blocks of K and of V, a slab of O for each consumer
+        warpgroup (a CTA with one tile has it in place of Q), and the mbarriers of a pipeline for K,
+        one for V, and one of a single stage for each consumer warpgroup's rows of Q."""
         tiles = (self.B_r + 2 * self.stages * self.B_c) * self.d_head * 2
+        if self.persistent:
+            tiles += self.B_r * self.slab_columns * 2
         barriers = (self.n_consumers + 2 * self.stages) * _PIPELINE_STAGE
         return -(-(tiles + barriers) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT

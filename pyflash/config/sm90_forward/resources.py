@@ -1,9 +1,8 @@
 """The resource model of the SM90 forward family: what a config takes, before any compiler runs.
 
-With several consumer warpgroups a CTA starts with the same number of registers in every thread, the
-most that its size allows, and `setmaxnreg` moves registers from the producer to the consumers. A
-single consumer has as many as a thread can address from the start, and nothing is moved. Only the
-consumers' budget is tight: it holds accumulators and the softmax.
+A CTA starts with the same number of registers in every thread, the most that its size allows, and
+`setmaxnreg` moves registers from the producer to the consumers. CTAs with a single consumer are two
+to an SM. Only the consumers' budget is tight: it holds accumulators and the softmax.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ class Budgets:
     producer: int  # after setmaxnreg
     consumer: int
 
-    @property
-    def are_moved(self) -> bool:
-        return self.consumer != self.entry
-
 
 @dataclass(frozen=True, slots=True)
 class RegisterDemand:
@@ -52,12 +47,10 @@ class RegisterDemand:
 
 
 def budgets(n_consumers: int, arch: Arch) -> Budgets:
-    """How the registers of a CTA that has an SM to itself are shared out: as many as fit to the
-    consumers, the rest to the producer. The same as in cute_kernels/sm90/traits.h."""
+    """How the registers of a CTA are shared out: as many as fit to the consumers, the rest to the
+    producer. The same as in cute_kernels/sm90/traits.h."""
     n_warpgroups = 1 + n_consumers
-    entry = register_limit(WARPGROUP * n_warpgroups, 1, arch)
-    if n_consumers == 1:
-        return Budgets(entry, entry, entry)
+    entry = register_limit(WARPGROUP * n_warpgroups, 2 if n_consumers == 1 else 1, arch)
     pool = entry * n_warpgroups
     consumer = min((pool - MIN_REGISTERS) // n_consumers // UNIT * UNIT, MAX_REGISTERS)
     return Budgets(entry, min(pool - n_consumers * consumer, entry), consumer)
@@ -76,7 +69,7 @@ def resources(config: FlashForwardSm90Config, arch: Arch) -> Resources:
     budget = budgets(config.n_consumers, arch)
     demand = register_demand(config).peak
     at_entry = occupancy(
-        budget.entry if budget.are_moved else demand,
+        budget.entry,
         config.smem_bytes,
         config.n_threads // 32,
         arch,

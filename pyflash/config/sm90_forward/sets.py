@@ -9,26 +9,34 @@ from pyflash.config.features import Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
-def _of_each_dtype(*tiles: str) -> list[FlashForwardSm90Config]:
-    words = "overlap+pingpong+persistent+rescale_threshold"
+def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
     return [
-        FlashForwardSm90Config.parse(f"{tile}+{words}").replace(dtype=dtype)
+        FlashForwardSm90Config.parse(f"{tile}+overlap+{words}").replace(dtype=dtype)
         for tile in tiles
         for dtype in DType
     ]
 
 
+_LONG = "pingpong+persistent+rescale_threshold"
+_DECODING = "rescale_threshold+pack_gqa"
+
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
-# 64, the smaller one for grids that the larger one leaves small.
+# 64, the smaller one for grids that the larger one leaves small. The smallest are for few queries.
 DEFAULTS = _of_each_dtype(
+    _LONG,
     "(FP16, 128, 128, 128, 2): sm90+stages_2",
     "(FP16, 128, 192, 80, 3): sm90+stages_3",
     "(FP16, 64, 192, 128, 3): sm90+stages_2",
     "(FP16, 64, 128, 128, 2): sm90+stages_2",
+) + _of_each_dtype(
+    _DECODING,
+    "(FP16, 128, 64, 64, 1): sm90+stages_3",
+    "(FP16, 64, 64, 128, 1): sm90+stages_3",
 )
 
 # Of the head dimensions that are built on request.
 HEAD_DIMS = _of_each_dtype(
+    _LONG,
     "(FP16, 96, 192, 96, 3): sm90+stages_2",
     "(FP16, 96, 128, 128, 2): sm90+stages_2",
     "(FP16, 192, 128, 96, 2): sm90+stages_2",
@@ -46,8 +54,8 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
 }
 
 
-# Built by default: what has run on a GPU. Other problems, with softcap, or with a left window or
-# sinks over a narrower head, run in the SM80 family.
+# Built by default. Three consumers have no registers for all features at once: problems with
+# softcap, and narrower heads with left windows or sinks, run in other configs.
 BUILT = tuple(
     map(
         Features.parse,
@@ -61,7 +69,8 @@ BUILT = tuple(
         ),
     )
 )
+_ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
 
 
-def built_features(_: FlashForwardSm90Config) -> Sequence[Features]:
-    return BUILT
+def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
+    return BUILT if config.n_consumers == 3 else (*BUILT, _ALL)

@@ -1,0 +1,109 @@
+// The splits of a tile, merged by the cluster of CTAs that computed them, through each other's shared memory:
+//   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
+// Splits are summed in order, so that the result is the same every time.
+#pragma once
+
+#include <cmath>
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/epilogue.h"
+#include "cute_kernels/sm90/softmax.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+// acc_O, lse: this split's, normalised, partitioned like coords. memory: for a SmemLayoutPart and a lse for each row; all
+// that was loaded there has been used.
+template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
+CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, AccO const& acc_O,
+                                  Lse const& lse, CoordTensor const& coords, float* memory) {
+  using Element = typename Traits::Element;
+  constexpr int kVector = 4;  // columns at a time
+  constexpr int kVectors = Traits::kHeadDim / kVector;
+  ForwardParams const& problem = params.problem;
+  int const tidx = device::fresh_thread_idx() % kWarpgroup;
+  int const rank = device::cluster_rank();
+  int const n_splits = device::cluster_size();
+  Tensor part_O = make_tensor(make_smem_ptr(memory), typename Traits::SmemLayoutPart{});
+  float* const part_lse = memory + cosize_v<typename Traits::SmemLayoutPart>;
+
+  Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
+  Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    int const row = get<0>(by_rows(r, 0));
+    if (row_out<Traits, kFeatures>(params, tile, tile.first_query, row).exists) {
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(O); c += 2) {
+        device::store(reinterpret_cast<float2*>(&part_O(row, get<1>(by_rows(0, c)))),
+                      float2{O(r, c), O(r, c + 1)});
+      }
+      if (get<1>(by_rows(0, 0)) == 0) {
+        device::store(part_lse + row, lse(r));
+      }
+    }
+  }
+  device::cluster_sync();  // the parts are visible
+
+  // Each thread of the cluster merges some columns of a row.
+  for (int i = tidx * n_splits + rank; i < Traits::kMmaM * kVectors; i += kWarpgroup * n_splits) {
+    int const row = i / kVectors;
+    int const column = i % kVectors * kVector;
+    RowOut const out = row_out<Traits, kFeatures>(params, tile, tile.first_query, row);
+    if (!out.exists || (kFeatures.predicated_head_dim && column >= problem.d_head)) {
+      continue;
+    }
+    float sink = -INFINITY;
+    if (problem.sinks != nullptr) {  // which are no feature where keys are split
+      PackedRow const unpacked = unpack_row<Traits>(params, row);
+      int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+      sink = load_sink<Element>(problem, tile.head * group + unpacked.head,
+                                tile.first_query + unpacked.query);
+    }
+    float weights[Traits::kMaxCluster];
+    float4 values[Traits::kMaxCluster];
+    auto const* const address = reinterpret_cast<float4 const*>(&part_O(row, column));
+    CUTE_UNROLL
+    for (int split = 0; split < Traits::kMaxCluster; ++split) {
+      weights[split] = -INFINITY;
+      values[split] = {};
+      if (split < n_splits) {
+        weights[split] = device::load_from_rank(part_lse + row, split);
+        values[split] = device::load_from_rank(address, split);
+      }
+    }
+    float maximum = sink;
+    CUTE_UNROLL
+    for (float weight : weights) {
+      maximum = fmaxf(maximum, weight);
+    }
+    float const shift = maximum == -INFINITY ? 0.f : maximum;  // so that -inf - shift is no NaN
+    float sum = device::exp2((sink - shift) * kLog2e);
+    CUTE_UNROLL
+    for (float& weight : weights) {
+      weight = device::exp2((weight - shift) * kLog2e);
+      sum += weight;
+    }
+    float4 merged{};
+    CUTE_UNROLL
+    for (int split = 0; split < Traits::kMaxCluster; ++split) {
+      merged.x = fmaf(weights[split], values[split].x, merged.x);
+      merged.y = fmaf(weights[split], values[split].y, merged.y);
+      merged.z = fmaf(weights[split], values[split].z, merged.z);
+      merged.w = fmaf(weights[split], values[split].w, merged.w);
+    }
+    float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+    device::store(reinterpret_cast<uint2*>(static_cast<Element*>(problem.o) + out.o + column),
+                  uint2{device::pack2(merged.x * inverse, merged.y * inverse, Element{}),
+                        device::pack2(merged.z * inverse, merged.w * inverse, Element{})});
+    if (column == 0) {
+      device::store(problem.lse + out.lse, sum == 0.f ? -INFINITY : maximum + device::log(sum));
+    }
+  }
+  device::cluster_sync();  // no CTA ends while others read its shared memory
+}
+
+}  // namespace pyflash::sm90

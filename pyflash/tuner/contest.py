@@ -1,0 +1,108 @@
+"""One problem's candidates: what is known of each, and which to try next."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyflash.op.selection import Problem
+from pyflash.tuner import surrogate
+from pyflash.tuner.builder import Kernel
+from pyflash.tuner.journal import Record
+from pyflash.tuner.model import Gpu, predict
+from pyflash.tuner.problems import problem_text, problem_to_json
+
+LAST_RUNG = 2
+# Of the choices, so many are drawn from the better half instead of being the best expected: what
+# the model is wrong about has to be seen.
+_EXPLORED = 0.2
+
+
+@dataclass
+class Standing:
+    """A candidate's seconds per call, corrected by the anchor, in each rung that it has reached."""
+
+    by_rung: dict[int, float] = field(default_factory=dict)
+    spread: float = 0.0  # in the last of them: interquartile range over the median
+
+    @property
+    def rung(self) -> int:
+        return max(self.by_rung)
+
+    @property
+    def seconds(self) -> float:
+        """In the last one."""
+        return self.by_rung[self.rung]
+
+
+@dataclass
+class Contest:
+    """The candidates for one problem."""
+
+    problem: Problem
+    kernels: list[Kernel]
+    gpu: Gpu
+    rng: random.Random
+    standings: dict[Kernel, Standing] = field(default_factory=dict)
+    failed: dict[Kernel, str] = field(default_factory=dict)
+    n_samples: int = 0
+    winner: Record | None = None
+
+    def __post_init__(self) -> None:
+        self.name = problem_text(self.problem)
+        self.json: dict[str, Any] = problem_to_json(self.problem)
+        self.modelled = {k: predict(k.config, self.problem, self.gpu) for k in self.kernels}
+
+    @property
+    def tried(self) -> Collection[Kernel]:
+        return self.standings.keys() | self.failed.keys()
+
+    def ranking(self, rung: int | None = None) -> list[Kernel]:
+        """The candidates that were measured, best first; with a rung, by the figures of that."""
+        if rung is None:
+            return sorted(self.standings, key=lambda k: self.standings[k].seconds)
+        able = [k for k, standing in self.standings.items() if rung in standing.by_rung]
+        return sorted(able, key=lambda k: self.standings[k].by_rung[rung])
+
+    def next_choices(self, taken: Collection[Kernel]) -> list[Kernel]:
+        """Those that are neither tried nor taken, in the order to try them: by the model, as
+        corrected by what was measured, with some of the better half drawn at random."""
+        model = self._surrogate()
+        known = {*taken, *self.tried}
+        rest = [k for k in self.kernels if k not in known]
+        expected = {k: model.predict(k.config, self.modelled[k]) for k in rest}
+        by_time = sorted(rest, key=expected.__getitem__)
+        return _shuffled_in(by_time, self.rng)
+
+    def expected_best(self) -> float:
+        """Seconds that the model expects of the best candidate."""
+        return min(self.modelled.values())
+
+    def restore(self, record: Record, kernel: Kernel) -> None:
+        """What a journal's record says of a candidate."""
+        if record["kind"] == "failed":
+            self.failed[kernel] = record["reason"]
+            self.standings.pop(kernel, None)
+        else:
+            self.n_samples += len(record["samples"])
+            standing = self.standings.setdefault(kernel, Standing())
+            standing.by_rung[record["rung"]] = record["seconds"]
+            standing.spread = record["spread"]
+
+    def _surrogate(self) -> surrogate.Surrogate:
+        measured: Sequence[Kernel] = list(self.standings)
+        ratios = [self.standings[k].seconds / self.modelled[k] for k in measured]
+        return surrogate.fit([k.config for k in measured], ratios)
+
+
+def _shuffled_in(ordered: list[Kernel], rng: random.Random) -> list[Kernel]:
+    """The same with some places given to random ones of the better half."""
+    rest, result = list(ordered), []
+    while rest:
+        better = math.ceil(len(rest) / 2)
+        at = rng.randrange(better) if rng.random() < _EXPLORED else 0
+        result.append(rest.pop(at))
+    return result

@@ -1,0 +1,164 @@
+"""What a config is expected to take for a problem, before anything is compiled: it orders the
+candidates, nothing else. Grid and waves by the resource model, tensor cores, exponentials and
+memory by their peak rates, and what fields gained where they were measured.
+
+The emulator's counts are not asked: compiling a kernel for the CPU takes longer than for a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pyflash.compare.gpus import GPUS, find_gpu
+from pyflash.config import Arch, Features, KernelConfig
+from pyflash.op.options import windows_of
+from pyflash.op.selection import Problem
+
+ELEMENT_BYTES = 2
+_CLOCK = 1.7e9
+_EXPONENTIALS_PER_CYCLE = 16  # of an SM
+_STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row maximum's chain
+_TILE_CYCLES = 2500  # of a CTA beside its steps: prologue, Q, epilogue
+_LAUNCH_SECONDS = 3e-6
+_SPILL = 1.3
+# On sm_90 the mma of SM80 has this share of the rate of warpgroup MMAs.
+_MMA_SYNC_ON_HOPPER = 0.62
+
+# Time with this value of a field over time without, at long sequences: the ladder on an A100
+# (swizzled, eager_load_blocks, optimized_softmax), docs/hopper.md. A field that is not here starts
+# even; what is measured in a run takes over.
+_FACTORS: dict[str, dict[str, dict[Any, float]]] = {
+    "sm80_forward": {
+        "swizzled": {False: 3.0},
+        "eager_load_blocks": {False: 1.08},
+        "async_copy": {False: 1.15},
+        "optimized_softmax": {False: 1.04},
+    },
+    "sm90_forward": {
+        "overlap": {False: 1.04},
+        "pingpong": {False: 1.04},
+        "rescale_threshold": {False: 1.02},
+        "stages": {1: 1.3},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    arch: Arch
+    n_sms: int
+    flops: float  # per second, of 16-bit tensor instructions
+    bytes_per_second: float
+
+
+def gpu_of(device: torch.device, arch: Arch | str | int | None = None) -> Gpu:
+    """The GPU of a device; for the CPU, which has no tensor cores, that of an H200 or, with `arch`,
+    the first known one of that architecture. Raises ValueError for an unknown architecture."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        sm = properties.major * 10 + properties.minor
+        name, n_sms = properties.name, properties.multi_processor_count
+    else:
+        sm, name, n_sms = Arch.of(arch or 90).sm, "cpu", 132
+    known = find_gpu(name) or next((gpu for gpu in GPUS if gpu.sm == sm), GPUS[0])
+    return Gpu(
+        name=name,
+        arch=Arch.of(arch or sm),
+        n_sms=n_sms,
+        flops=known.tflops * 1e12,
+        bytes_per_second=known.gb_per_second * 1e9,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """A problem as kernels see it: with one query, the heads that share keys are its rows."""
+
+    pairs: int  # of batch and head
+    rows: int
+    keys: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> Extents:
+        if problem.seqlen_q == 1 and not problem.packed:
+            group = problem.heads_q // max(1, problem.heads_kv)
+            return cls(problem.batch * problem.heads_kv, group, problem.seqlen_k)
+        return cls(problem.batch * problem.heads_q, problem.seqlen_q, problem.seqlen_k)
+
+
+def features_needed(problem: Problem, d_head_of_config: int) -> Features:
+    """Those that a kernel of this d_head needs to have. As cute_kernels/features.h."""
+    left, right = windows_of(problem.options, problem.seqlen_q, problem.seqlen_k)
+    one_query = problem.seqlen_q == 1 and not problem.packed  # its window is fewer keys
+    return Features(
+        right_window=right >= 0,
+        left_window=left >= 0 and not one_query,
+        predicated_head_dim=problem.d_head < d_head_of_config,
+        softcap=bool(problem.options.get("softcap")),
+        sinks=problem.options.get("sinks") is not None,
+    )
+
+
+def scores(problem: Problem) -> int:
+    """Pairs of a query and a key that it attends, of one head of one sequence."""
+    n, keys = problem.seqlen_q, problem.seqlen_k
+    left, right = windows_of(problem.options, n, keys)
+    first = keys - n  # the key that is aligned with the first query
+    ends = _sum_clamped(first + right + 1, n, keys) if right >= 0 else n * keys
+    return ends - (_sum_clamped(first - left, n, keys) if left >= 0 else 0)
+
+
+def _sum_clamped(first: int, n: int, most: int) -> int:
+    """The sum of n successive integers, each clamped to [0, most]."""
+
+    def up_to(last: int) -> int:
+        inside = max(0, min(last, most))
+        return inside * (inside + 1) // 2 + max(0, last - most) * most
+
+    return up_to(first + n - 1) - up_to(first - 1)
+
+
+def flops(problem: Problem) -> int:
+    """Of both GEMMs, for the scores that are not masked."""
+    return 4 * problem.batch * problem.heads_q * scores(problem) * problem.d_head
+
+
+def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
+    """Seconds, by the model. `config` is legal on the GPU's architecture."""
+    extents = Extents.of(problem)
+    resources = config.resources(gpu.arch)
+    per_sm = max(1, resources.num_ctas_per_sm)
+    tiles = extents.pairs * math.ceil(extents.rows / config.B_r)
+    mean_keys = scores(problem) / max(1, problem.seqlen_q)
+    steps = max(1.0, mean_keys / config.B_c + (mean_keys < extents.keys) / 2)
+    slots = gpu.n_sms * per_sm
+    splits = max(1.0, min(slots / max(1, tiles), steps / 4))
+    ctas, steps = tiles * splits, steps / splits
+
+    rate = gpu.flops / gpu.n_sms / _CLOCK  # FLOPs per cycle of an SM
+    if gpu.arch.sm == 90 and not config.family.arch_specific:
+        rate *= _MMA_SYNC_ON_HOPPER
+    mma = 4 * config.B_r * config.B_c * config.d_head / rate
+    softmax = config.B_r * config.B_c / _EXPONENTIALS_PER_CYCLE
+    busy = max(mma, softmax) + 0.4 * min(mma, softmax)  # of the SM, per step
+    # CTAs of an SM hide each other's latency, and share its units.
+    waves = max(1.0, ctas / slots) if mean_keys < extents.keys else math.ceil(ctas / slots)
+    sharing = min(per_sm, math.ceil(ctas / gpu.n_sms))
+    step = max(busy * sharing, busy + _STEP_CYCLES)
+    cycles = waves * (steps * step + _TILE_CYCLES)
+    compute = cycles / _CLOCK * _factor(config) * (_SPILL if resources.spill_predicted else 1)
+
+    elements = 2 * problem.batch * problem.heads_kv * mean_keys * problem.d_head
+    elements += 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.d_head
+    memory = ELEMENT_BYTES * elements / gpu.bytes_per_second
+    return _LAUNCH_SECONDS + max(compute, memory) + 0.1 * min(compute, memory)
+
+
+def _factor(config: KernelConfig) -> float:
+    fields = _FACTORS.get(config.family.name, {})
+    return math.prod(values.get(getattr(config, name), 1.0) for name, values in fields.items())

@@ -1,0 +1,165 @@
+"""A problem with data on its device: what configs are checked and timed on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.bench.timing import Calls, seconds_per_call
+from pyflash.op.ops import attention, attention_varlen
+from pyflash.op.reference import Expected, expect, expect_varlen
+from pyflash.op.selection import TORCH_DTYPES, Problem
+
+SECONDS_PER_SAMPLE = 1e-3
+_MOST_CALLS = 200  # of a sample, which a CUDA graph holds
+_HOST_BOUND = 60e-6  # calls that take less may take the host longer than the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A config by its short form, "" for the selected one; num_splits 0: chosen by the rule."""
+
+    config: str
+    num_splits: int = 0
+
+
+class Workload:
+    """Normal random inputs of a problem; in so many buffers, where `cold`, that L2 does not hold
+    one until its next use. Packed sequences have lengths from half of max_seqlen to all of it."""
+
+    def __init__(self, problem: Problem, seed: int = 0, cold: bool = True) -> None:
+        self.problem = problem
+        self.device = torch.device(problem.device)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._lengths = self._draw_lengths(seed) if problem.packed else ()
+        self._options = dict(problem.options)
+        if problem.options.get("sinks") is not None:
+            self._options["sinks"] = torch.randn(
+                problem.heads_q, generator=self._generator, device=self.device
+            )
+        self._buffers = [self._draw_inputs()]
+        n_buffers = 1
+        if cold and self.device.type == "cuda":
+            l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+            n_bytes = sum(x.numel() * x.element_size() for x in self._buffers[0])
+            n_buffers = 2 + 2 * l2_bytes // n_bytes
+        self._buffers += [self._draw_inputs() for _ in range(n_buffers - 1)]
+        self._expected: Expected | None = None
+
+    def call(self, contender: Contender, inputs: tuple[Tensor, ...] | None = None) -> Any:
+        """(out, lse). Raises what attention raises."""
+        function = attention_varlen if self.problem.packed else attention
+        options = {"config": contender.config, "num_splits": contender.num_splits}
+        inputs = inputs or self._buffers[0]
+        return function(*inputs, *self._lengths, return_lse=True, **self._options | options)
+
+    def check(self, contender: Contender) -> tuple[float, float]:
+        """(error of out, its bound) by the project's tolerance rule. Raises AssertionError for a
+        wrong out or lse, in words, and what attention raises."""
+        out, lse = self.call(contender)
+        expected = self.expected()
+        return expected.check(out, lse), expected.bound
+
+    def expected(self) -> Expected:
+        """The fp32 reference of the first inputs, computed once."""
+        if self._expected is None:
+            if self.problem.packed:
+                arguments = (*self._buffers[0], *self._lengths[:2])
+                self._expected = expect_varlen(*arguments, **self._options)
+            else:
+                self._expected = expect(*self._buffers[0], **self._options)
+        return self._expected
+
+    def sample(self, contenders: list[Contender], n_samples: int) -> list[list[float]]:
+        """Seconds per call: `n_samples` of each contender, in turns, after it has warmed up."""
+        calls = [self._calls(contender) for contender in contenders]
+        counts = [n for _, n in calls]
+        samples: list[list[float]] = [[] for _ in contenders]
+        for turn in range(-1, n_samples):  # the first warms up
+            order = list(range(len(calls)))
+            first = turn % len(calls)
+            for i in order[first:] + order[:first]:
+                seconds = seconds_per_call(calls[i][0], self.device, 1) / counts[i]
+                if turn >= 0:
+                    samples[i].append(seconds)
+        return samples
+
+    def warm_up(self, contender: Contender, seconds: float) -> None:
+        """Runs until the clocks are up."""
+        run, _ = self._calls(contender)
+        spent = 0.0
+        while spent < seconds:
+            spent += max(seconds_per_call(run, self.device, 1), 1e-6)
+
+    def _calls(self, contender: Contender) -> tuple[Calls, int]:
+        """What runs a sample of a contender, and how many calls of attention that is.
+
+        On a GPU these are a CUDA graph: a call takes the host longer than many kernels run.
+        """
+        inputs = itertools.cycle(self._buffers)
+
+        def run(n: int) -> None:
+            for _ in range(n):
+                self.call(contender, next(inputs))
+
+        one = median(seconds_per_call(run, self.device, 1) for _ in range(3))
+        n = max(1, min(_MOST_CALLS, round(SECONDS_PER_SAMPLE / one)))
+        if self.device.type != "cuda":
+            return lambda _: run(n), n
+        if one < _HOST_BOUND:  # of which nothing can be told before they are in a graph
+            n = _MOST_CALLS
+        n = max(n, min(len(self._buffers), _MOST_CALLS))
+        graph = self._capture(lambda: run(n))
+        return lambda _: graph.replay(), n
+
+    def _capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """NOTE: `torch.cuda.graph` would collect garbage and empty the allocator's cache each time,
+        which takes longer than a sample."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            try:
+                run()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        return graph
+
+    def _draw_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        problem = self.problem
+        q = (problem.seqlen_q, problem.heads_q)
+        kv = (problem.seqlen_k, problem.heads_kv)
+        rows = self._totals if problem.packed else ((problem.batch, q[0]), (problem.batch, kv[0]))
+        sizes = ((*rows[0], q[1]), (*rows[1], kv[1]), (*rows[1], kv[1]))
+        return tuple(
+            torch.randn(
+                *size,
+                problem.d_head,
+                generator=self._generator,
+                device=self.device,
+                dtype=TORCH_DTYPES[problem.dtype],
+            )
+            for size in sizes
+        )
+
+    def _draw_lengths(self, seed: int) -> tuple[Tensor, Tensor, int, int]:
+        """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; the first sequence is longest."""
+        problem = self.problem
+        rng = random.Random(seed)
+        shares = [1.0, *(rng.uniform(0.5, 1) for _ in range(problem.batch - 1))]
+        longest = (problem.seqlen_q, problem.seqlen_k)
+        lengths = [[math.ceil(n * share) for share in shares] for n in longest]
+        self._totals = tuple((sum(values),) for values in lengths)
+        starts = [list(itertools.accumulate(values, initial=0)) for values in lengths]
+        cu_seqlens = (torch.tensor(x, dtype=torch.int32, device=self.device) for x in starts)
+        return (*cu_seqlens, *longest)

@@ -1,0 +1,92 @@
+"""Kernels compiled by the call that names them; needs nvcc and CUTLASS's headers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
+
+# No named set has it.
+CONFIG = "(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles"
+
+CALL = """if True:
+    import sys, time
+    import torch, pyflash
+    from pyflash.op.reference import check
+    config = sys.argv[1]
+    assert pyflash.config.parse(config) not in pyflash.built_configs()
+    q, k, v = (torch.randn(2, 129, 4, 64, dtype=torch.float16, device="cuda") for _ in range(3))
+    try:
+        pyflash.attention(q, k, v, config=config)
+    except RuntimeError as error:
+        assert "compile=True" in str(error), error
+    else:
+        raise AssertionError("it is built")
+    start = time.monotonic()
+    out = pyflash.attention(q, k, v, config=config, causal=True, compile=True)
+    print(f"seconds {time.monotonic() - start:.2f}")
+    check(out, q, k, v, causal=True)
+    check(pyflash.attention(q, k, v, config=config), q, k, v)
+    compiled = torch.compile(pyflash.attention, fullgraph=True)
+    capped = compiled(q, k, v, config=config, softcap=5.0, compile=True)
+    check(capped, q, k, v, softcap=5.0)
+    start = time.monotonic()
+    for _ in range(1000):
+        pyflash.attention(q, k, v, config=config, compile=True)
+    torch.cuda.synchronize()
+    print(f"us per call {1e3 * (time.monotonic() - start):.1f}")
+"""
+
+
+def call(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CALL, CONFIG],
+        cwd=ROOT,
+        env={**os.environ, "PYFLASH_CACHE_DIR": str(folder), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[float, str]:
+    """Seconds of the first call, and what the build said."""
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    print(printed)
+    return float(printed.split()[1]), errors
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_compiler():
+    from pyflash.third_party import cuda, cutlass
+
+    try:
+        cuda.find_nvcc()
+        cutlass.include_dir()
+    except (cuda.CudaError, cutlass.CutlassError) as error:
+        pytest.skip(str(error))
+
+
+def test_a_call_compiles_its_config_and_later_processes_load_it(tmp_path):
+    processes = [call(tmp_path / "cache"), call(tmp_path / "cache")]
+    said = [finish(process)[1] for process in processes]
+    assert sum("compiling 1" in words and "config fp16_64" in words for words in said) == 1
+    seconds, errors = finish(call(tmp_path / "cache"))
+    assert "compiling" not in errors
+    assert seconds < 5
+
+
+def test_without_a_compiler_the_error_says_how_to_get_one(tmp_path):
+    process = call(tmp_path / "cache", CUDA_HOME=str(tmp_path))
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert "is not built, and cannot be compiled: CUDA_HOME is " in last
+    assert "set it to the root of a CUDA toolkit" in last

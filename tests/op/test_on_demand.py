@@ -1,0 +1,200 @@
+"""Kernels that a call has compiled. GPU and nvcc are played here; tests/gpu has the real ones."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from support.fake_library import build_fake_library
+
+import pyflash
+from pyflash.codegen import build
+from pyflash.config import Features
+from pyflash.config.arch import Arch
+from pyflash.op import on_demand
+from pyflash.op.on_demand import ensure_built
+
+# Of the fake library: for sm_80 and sm_90, with and without windows and a predicated head_dim.
+CONFIG = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
+ARCH_80_ONLY = "(FP16, 8, 64, 32, 4): async+load_0_0_0_tiles"
+
+
+@pytest.fixture
+def fake(tmp_path) -> Path:
+    return build_fake_library(tmp_path)
+
+
+@pytest.fixture
+def builds(monkeypatch, fake):
+    """What is asked of the compiler, on a machine with an H100."""
+    asked = []
+
+    def build_on_demand(configs, archs, more_features):
+        asked.append((list(map(str, configs)), archs, [str(f) for f in more_features]))
+        return fake
+
+    monkeypatch.setattr(build, "build_on_demand", build_on_demand)
+    monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(pyflash.op.library, "built_configs", lambda: {})
+    on_demand._ensure_once.cache_clear()
+    on_demand._environment.cache_clear()
+    yield asked
+    on_demand._ensure_once.cache_clear()
+    on_demand._environment.cache_clear()
+
+
+class OnGpu:
+    """Of q: all that is looked at."""
+
+    device = torch.device("cuda:0")
+
+    def __init__(self, d_head: int) -> None:
+        self.shape = (1, 2, 2, d_head)
+
+
+Q = OnGpu(512)
+
+
+def test_a_config_is_compiled_once_for_the_gpu_and_what_the_call_needs(builds):
+    ensure_built({"config": CONFIG}, Q, compile=True)
+    ensure_built({"config": CONFIG}, Q, compile=True)
+    assert builds == [([CONFIG], [Arch.of(90)], ["plain"])]
+    ensure_built({"config": CONFIG, "causal": True, "softcap": 2.0}, Q, compile=True)
+    assert builds[1:] == [([CONFIG], [Arch.of(90)], ["right_window+softcap"])]
+    ensure_built({"config": CONFIG}, OnGpu(504), compile=True)
+    assert builds[2:] == [([CONFIG], [Arch.of(90)], ["predicated_head_dim"])]
+
+
+def test_what_is_built_is_not_compiled(builds, monkeypatch, fake):
+    monkeypatch.undo()
+    monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(
+        build, "build_on_demand", lambda configs, *_, **__: builds.append(configs) or fake
+    )
+    pyflash.load(fake)
+    ensure_built({"config": CONFIG, "window_left": 3}, Q, compile=True)
+    assert builds == []
+    ensure_built({"config": CONFIG, "softcap": 2.0}, Q, compile=True)  # built without
+    ensure_built({"config": ARCH_80_ONLY}, OnGpu(8), compile=True)  # built for another GPU
+    assert len(builds) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "compile", "n_builds"),
+    [("", False, 0), ("0", False, 0), ("1", False, 1), ("0", True, 1), ("", True, 1)],
+)
+def test_who_asks(builds, monkeypatch, value, compile, n_builds):
+    monkeypatch.setenv("PYFLASH_JIT", value)
+    ensure_built({"config": CONFIG}, Q, compile)
+    assert len(builds) == n_builds
+
+
+def test_another_value_of_the_variable_is_refused(builds, monkeypatch):
+    monkeypatch.setenv("PYFLASH_JIT", "yes")
+    with pytest.raises(ValueError, match=r"^pyflash: PYFLASH_JIT is 'yes': expected 0 or 1$"):
+        ensure_built({"config": CONFIG}, Q, compile=False)
+
+
+def test_the_call_then_names_the_canonical_form(builds):
+    arguments = {"config": CONFIG.replace("load_0_0_0_tiles", "load_0_0_0_tiles+buffer")}
+    ensure_built(arguments, Q, compile=True)
+    assert arguments == {"config": CONFIG}
+    assert builds[0][0] == [CONFIG]
+
+
+def test_without_a_config_nothing_is_compiled(builds):
+    ensure_built({}, Q, compile=True)
+    assert builds == []
+
+
+def test_threads_compile_once(builds):
+    threads = [
+        threading.Thread(target=ensure_built, args=({"config": CONFIG}, Q, True)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(builds) == 1
+
+
+def test_a_failure_names_the_config_and_is_tried_again(builds, monkeypatch, fake):
+    attempts = []
+
+    def fail(*_, **__):
+        attempts.append(1)
+        raise RuntimeError("no CUDA compiler found; `pip install nvidia-cuda-nvcc` installs one")
+
+    monkeypatch.setattr(build, "build_on_demand", fail)
+    sentence = r"^pyflash: config '.*' is not built, and cannot be compiled: no CUDA compiler.*pip"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=sentence):
+            ensure_built({"config": CONFIG}, Q, compile=True)
+    assert len(attempts) == 2
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_on_the_cpu_nothing_is_compiled(monkeypatch, backend):
+    monkeypatch.setattr(build, "build_on_demand", lambda *_, **__: pytest.fail("compiled"))
+    q = torch.randn(1, 9, 2, 64, dtype=torch.float16)
+    config = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
+
+    def call(q):
+        return pyflash.attention(q, q, q, config=config, compile=True)
+
+    expected = pyflash.attention(q, q, q, config=config)
+    function = call if backend is None else torch.compile(call, backend=backend, fullgraph=True)
+    assert torch.equal(function(q), expected)
+    transposed = q.transpose(1, 2)
+    out = pyflash.sdpa(transposed, transposed, transposed, config=config, compile=True)
+    assert torch.equal(out.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_under_torch_compile_it_is_compiled_while_the_graph_is_made(monkeypatch, dynamic):
+    asked = []
+    config = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
+
+    def ensure_once(*arguments):
+        asked.append(arguments)
+        return config
+
+    monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
+    monkeypatch.setattr(on_demand, "_ensure_once", ensure_once)
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager", fullgraph=True, dynamic=dynamic)
+    def call(q, window):
+        options = {"config": config + "+buffer", "window_left": window, "compile": True}
+        return pyflash.attention(q, q, q, causal=True, **options)
+
+    for batch in (2, 2, 3):
+        q = torch.randn(batch, 9, 2, 64, dtype=torch.float16)
+        expected = pyflash.attention(q, q, q, config=config, causal=True, window_left=5)
+        assert torch.equal(call(q, 5), expected)
+    assert set(asked) == {(config + "+buffer", "right_window+left_window", None)}
+    assert len(asked) <= 2
+
+
+@pytest.mark.parametrize(
+    ("sm_archs", "ptx_arch", "runs_on"),
+    [
+        (("80",), 0, {80, 86, 89}),
+        (("86",), 0, {86, 89}),
+        (("90a",), 0, {90}),
+        (("80",), 90, {80, 86, 89, 90, 100, 120}),
+        ((), 0, set()),
+    ],
+)
+def test_where_a_built_config_runs(sm_archs, ptx_arch, runs_on):
+    config = pyflash.config.parse(CONFIG)
+    built = pyflash.BuiltConfig(
+        config, (Features(), Features(right_window=True)), sm_archs, ptx_arch, 128, 1024, 0
+    )
+    found = {sm for sm in (80, 86, 89, 90, 100, 120) if built.covers(Features(), sm)}
+    assert found == runs_on
+    assert not any(built.covers(Features(softcap=True), sm) for sm in runs_on)

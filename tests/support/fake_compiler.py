@@ -1,0 +1,42 @@
+"""A compiler and linker of a few milliseconds: what it makes is what it read, joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyflash.codegen.compilation import Compilation, Compiler
+
+_SCRIPT = """\
+#!/bin/sh
+# As nvcc does, in a process of its own, which writes in two parts; then nothing is half-written.
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -o) out=$2; shift ;;
+    -c) files=$2; shift ;;
+    -*) ;;
+    *) files="$files $1" ;;
+  esac
+  shift
+done
+[ -z "$RUNS" ] || echo "$out" >> "$RUNS"
+printf 'made of ' > "$out"
+{pause}
+cat $files >> "$out"
+"""
+
+
+def fake_compiler(folder: Path, seconds: float = 0) -> Compiler:
+    """Takes `seconds` for each object or library, and writes their names to the file RUNS, where
+    that is set; set CXX to its command to link by it."""
+    script = folder / f"fake-compiler-{seconds}"
+    pause = f"sh -c 'sleep {seconds}; true'" if seconds else ""
+    script.write_text(_SCRIPT.replace("{pause}", pause))
+    script.chmod(0o755)
+    return Compiler((str(script),), (), (), "fake", ".cpp")
+
+
+def sources(compiler: Compiler, count: int, stem: str = "source") -> list[Compilation]:
+    return [
+        Compilation(f"{stem} {i}", f"{stem}_{i}", f"// {stem} {i}\n" + "x" * 200, compiler)
+        for i in range(count)
+    ]

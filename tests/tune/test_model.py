@@ -1,0 +1,92 @@
+"""What orders candidates before anything is measured, and what is learnt from those that were."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyflash import FlashForwardKernelConfig, Space, named_set
+from pyflash.config import parse
+from pyflash.op.options import windows_of
+from pyflash.op.reference import attended
+from pyflash.tuner import surrogate
+from pyflash.tuner.model import features_needed, flops, gpu_of, predict, scores
+from pyflash.tuner.problems import parse_problem
+
+GPU = gpu_of(torch.device("cpu"))
+LADDER_BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(-1, 45), st.integers(-1, 45)
+)
+def test_scores_are_what_the_masks_leave(seqlen_q, seqlen_k, causal, left, right):
+    words = ["causal"] if causal else [f"window_right={right}"]
+    problem = parse_problem(
+        ",".join(["fp16,heads=1,d_head=64", f"seqlen_q={seqlen_q},seqlen_k={seqlen_k}", *words])
+        + f",window_left={left}"
+    )
+    windows = windows_of(problem.options, seqlen_q, seqlen_k)
+    expected = attended(torch.arange(seqlen_q), seqlen_q, seqlen_k, *windows).sum().item()
+    assert scores(problem) == expected
+    assert flops(problem) == 4 * 64 * expected
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("seqlen=100", "plain"),
+        ("seqlen=100,causal", "right_window"),
+        ("seqlen_q=1,seqlen_k=100,causal", "plain"),
+        ("seqlen=100,causal,window_left=9", "right_window+left_window"),
+        ("seqlen=100,causal,window_left=99", "right_window"),
+        ("seqlen_q=1,seqlen_k=100,window_left=9", "plain"),  # fewer keys
+        ("seqlen_q=1,seqlen_k=100,window_left=9,packed", "left_window"),
+        ("seqlen=100,softcap=3,sinks", "softcap+sinks"),
+    ],
+)
+def test_the_features_that_a_problem_needs(words, needed):
+    problem = parse_problem(f"fp16,heads=4,d_head=64,{words}")
+    assert str(features_needed(problem, 64)) == needed
+    narrower = features_needed(problem, 128)
+    assert narrower.predicated_head_dim
+
+
+def test_the_model_knows_what_is_known():
+    long = parse_problem("fp16,batch=4,heads=16,seqlen=4096,d_head=128")
+    best = FlashForwardKernelConfig.parse(LADDER_BEST)
+    seconds = predict(best, long, GPU)
+    assert predict(best.replace(swizzled=False), long, GPU) > 2 * seconds
+    hopper = parse(
+        "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+    )
+    assert predict(hopper, long, GPU) < seconds
+    # A grid of half the size on a GPU that it fills takes half as long; no grid takes no time.
+    half = parse_problem("fp16,batch=2,heads=16,seqlen=4096,d_head=128")
+    assert predict(best, half, GPU) == pytest.approx(seconds / 2, rel=0.1)
+    causal = parse_problem("fp16,batch=4,heads=16,seqlen=4096,d_head=128,causal")
+    assert predict(best, causal, GPU) == pytest.approx(seconds / 2, rel=0.15)
+    # No model beats memory: decoding reads every key and value once.
+    decoding = parse_problem("fp16,batch=64,heads=8,seqlen_q=1,seqlen_k=8192,d_head=128")
+    n_bytes = 2 * 2 * 64 * 8 * 8192 * 128
+    assert predict(best, decoding, GPU) > n_bytes / GPU.bytes_per_second
+    for config in named_set("all"):
+        assert math.isfinite(predict(config, parse_problem("fp16,heads=1,seqlen=1,d_head=64"), GPU))
+
+
+def test_the_surrogate_learns_effects_and_pairs_of_them():
+    space = Space(dtype="FP16", d_head=128, async_copy=True, eager_load_blocks=True, swizzled=True)
+    configs = [c for c in space.legal("sm_90") if c == c.canonical()]
+
+    def truth(config):
+        factor = 1.2 if config.n_warps == 8 else 1.0
+        return factor * (0.8 if config.B_r == config.B_c == 64 else 1.0)
+
+    seen = random.Random(1).sample(configs, len(configs) // 4)
+    model = surrogate.fit(seen, [truth(config) for config in seen])
+    for config in configs:
+        assert model.predict(config, 1e-3) == pytest.approx(1e-3 * truth(config), rel=0.05)
+    assert surrogate.fit([], []).predict(configs[0], 1e-3) == 1e-3
