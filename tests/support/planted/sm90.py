@@ -82,8 +82,10 @@ BUGS = [
     ),
     _bug(
         "Q_not_waited_for",
-        condition("pipeline_Q.wait(read_Q); wait_for_turn();",
-                  "if (!BUG) { pipeline_Q.wait(read_Q); } wait_for_turn();", _KERNEL),
+        condition("pipeline_Q.wait(read_Q); wait_for_turn(); issue_QK(acc_S); pass_turn(warpgroup);"
+                  " first_softmax",
+                  "if (!BUG) { pipeline_Q.wait(read_Q); } wait_for_turn(); issue_QK(acc_S);"
+                  " pass_turn(warpgroup); first_softmax", _KERNEL),
         finds=[found("in_flight_read or uninitialised_read", "QK")],
     ),
     _bug(
@@ -113,8 +115,8 @@ BUGS = [
     ),
     _bug(
         "V_held_while_blocks_are_skipped",
-        condition("finish && has_P && n_skip < Traits::kStages;",
-                  "finish && has_P && n_skip < Traits::kStages + 64 * BUG;", _KERNEL),
+        condition("if (has_P && n_skip < Traits::kStages &&",
+                  "if (has_P && n_skip < Traits::kStages + 64 * BUG &&", _KERNEL),
         finds=[found("deadlock", memory="", detail="waits for phase")],
         problem="causal",
     ),
@@ -266,14 +268,14 @@ BUGS = [
     ),
     _bug(
         "boxes_that_are_not_aligned",
-        condition("device::tma_load(map, full, raw_pointer_cast(",
-                  "device::tma_load(map, full, 32 * BUG + raw_pointer_cast(", _KERNEL),
+        condition("device::tma_load<kHintKV>(map, full, raw_pointer_cast(",
+                  "device::tma_load<kHintKV>(map, full, 32 * BUG + raw_pointer_cast(", _KERNEL),
         finds=[found("misaligned", "K_g2s")],
     ),
     _bug(
         "boxes_past_the_end",
-        condition("device::tma_load(map, full,",
-                  "device::tma_load(map, full, (BUG << 16) +", _KERNEL),
+        condition("device::tma_load<kHintKV>(map, full,",
+                  "device::tma_load<kHintKV>(map, full, (BUG << 16) +", _KERNEL),
         finds=[found("out_of_bounds", "V_g2s", detail="overruns")],
     ),
     _bug(
@@ -326,24 +328,36 @@ BUGS = [
     ),
     # Stores.
     _bug(
-        "lse_written_by_every_lane_of_a_quad",
-        condition("if (out.exists && lane == 0) {", "if (out.exists && (lane == 0 || BUG)) {",
+        "O_loaded_before_the_warp_has_stored_it",
+        condition("device::sync_warp(); device::at(device::Site::O_s2g);",
+                  "if (!BUG) { device::sync_warp(); } device::at(device::Site::O_s2g);",
                   _EPILOGUE),
+        finds=[found("race", "O_r2s", "O_s2g")],
+    ),
+    _bug(
+        "a_slab_of_O_stored_before_the_last_is_loaded",
+        without("device::sync_warp();  // the slab is free", _EPILOGUE),
+        finds=[found("race", "O_r2s", "O_s2g")],
+    ),
+    _bug(
+        "lse_written_by_every_lane_of_a_quad",
+        condition("if (out.exists && get<1>(by_rows(0, 0)) == 0) { device::store(params.problem.lse",
+                  "if (out.exists && (get<1>(by_rows(0, 0)) == 0 || BUG)) {"
+                  " device::store(params.problem.lse", _EPILOGUE),
         finds=[found("written_twice", "lse_r2g", memory="lse")],
     ),
     _bug(
         "O_stored_past_the_last_row",
-        condition("query < tile.q_rows.length, .o =", "query < tile.q_rows.length + BUG, .o =",
-                  _EPILOGUE),
-        finds=[found("out_of_bounds", "O_r2g", memory="o")],
+        condition("first_query + row < tile.q_rows.length,",
+                  "first_query + row < tile.q_rows.length + BUG,", _EPILOGUE),
+        finds=[found("out_of_bounds", "O_s2g", memory="o")],
     ),
     _bug(
         "columns_past_narrow_heads_stored",
-        condition("int const column = 4 * c + 8 * lane; if (out.exists && (!kFeatures.predicated_"
-                  "head_dim || column < problem.d_head)) {",
-                  "int const column = 4 * c + 8 * lane; if (out.exists && (BUG || !kFeatures."
-                  "predicated_head_dim || column < problem.d_head)) {", _EPILOGUE),
-        finds=[found("out_of_bounds or written_twice", "O_r2g", memory="o")],
+        condition("!kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
+                  "BUG || !kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
+                  _EPILOGUE),
+        finds=[found("out_of_bounds or written_twice", "O_s2g", memory="o")],
         problem="narrow_heads",
     ),
 ]  # fmt: skip
