@@ -341,7 +341,8 @@ BUGS = [
     ),
     _bug(
         "lse_written_by_every_lane_of_a_quad",
-        condition("if (out.exists && get<1>(by_rows(0, 0)) == 0) { device::store(params.problem.lse",
+        condition("if (out.exists && get<1>(by_rows(0, 0)) == 0) {"
+                  " device::store(params.problem.lse",
                   "if (out.exists && (get<1>(by_rows(0, 0)) == 0 || BUG)) {"
                   " device::store(params.problem.lse", _EPILOGUE),
         finds=[found("written_twice", "lse_r2g", memory="lse")],
