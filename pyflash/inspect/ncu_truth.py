@@ -287,6 +287,7 @@ def _compare_sm90(
         "BAR.ARV": counts.named_arrivals,
         "MUFU.EX2": counts.exponentials / 32,
         "SHFL.BFLY": counts.shuffles,
+        "STSM": counts.stmatrix,
     }
     rows = {
         opcode: (predicted, _gpu(measured, re.escape(opcode), "inst_executed"))
