@@ -195,17 +195,18 @@ void named_barrier_arrive(int id, int n_threads);
 void fence_async_proxy();
 
 void prefetch_tensor_map(TensorMap const& map);
-void tma_load(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords, int n_coords);
+void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
+                  int n_coords);
 template <CacheHint, class T, class... Coords>
 void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
   int const values[] = {static_cast<int>(coords)...};
-  tma_load(map, barrier, static_cast<void*>(smem), values, int(sizeof...(coords)));
+  tma_load_box(map, barrier, smem, values, int(sizeof...(coords)));
 }
-void tma_store(TensorMap const& map, void const* smem, int const* coords, int n_coords);
+void tma_store_box(TensorMap const& map, void const* smem, int const* coords, int n_coords);
 template <class T, class... Coords>
 void tma_store(TensorMap const& map, T const* smem, Coords... coords) {
   int const values[] = {static_cast<int>(coords)...};
-  tma_store(map, static_cast<void const*>(smem), values, int(sizeof...(coords)));
+  tma_store_box(map, smem, values, int(sizeof...(coords)));
 }
 void tma_store_commit();
 void tma_store_wait(int n_pending);

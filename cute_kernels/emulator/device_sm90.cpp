@@ -31,12 +31,12 @@ void named_barrier_arrive(int id, int n_threads) { machine->named_barrier(id, n_
 void fence_async_proxy() { machine->fence_async_proxy(); }
 
 void prefetch_tensor_map(TensorMap const&) {}
-void tma_load(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
-              int n_coords) {
+void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
+                  int n_coords) {
   machine->tma_load(&map, &barrier, smem, coords, n_coords);
 }
 
-void tma_store(TensorMap const& map, void const* smem, int const* coords, int n_coords) {
+void tma_store_box(TensorMap const& map, void const* smem, int const* coords, int n_coords) {
   machine->tma_store(&map, smem, coords, n_coords);
 }
 void tma_store_commit() { machine->tma_store_commit(); }

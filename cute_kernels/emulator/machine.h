@@ -149,7 +149,8 @@ struct EmulatedKernel {
   Span<SmemTile> tiles;    // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;
   char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
-  Launch (*launch)(ForwardParams const& params, int n_sms);
+  // n_resident: CTAs of a persistent kernel.
+  Launch (*launch)(ForwardParams const& params, int n_resident);
   void (*attach)(Machine* machine);        // to run its threads
   void (*run_thread)(void const* params);  // one thread of one CTA, from start to end
   char const* (*role)(int warp);           // of a warp, in words

@@ -23,7 +23,7 @@ struct Sm90Launch {
 };
 
 template <class Traits, ForwardFeatures... kBuilt>
-Launch launch_sm90(ForwardParams const& params, DType dtype, int n_sms) {
+Launch launch_sm90(ForwardParams const& params, DType dtype, int n_resident) {
   auto launch = std::make_shared<Sm90Launch>();
   bool const covered = run_first_that_covers<kBuilt...>(
       features_needed(params, Traits::kHeadDim),
@@ -34,7 +34,7 @@ Launch launch_sm90(ForwardParams const& params, DType dtype, int n_sms) {
             .error = "no built combination of features covers the problem"};
   }
   // NOTE: a CTA per multiprocessor, and clusters of one.
-  if (sm90::make_plan<Traits>(launch->plan, params, dtype, n_sms, 1, encode_tensor_map) !=
+  if (sm90::make_plan<Traits>(launch->plan, params, dtype, n_resident, 1, encode_tensor_map) !=
       cudaSuccess) {
     return {.n_ctas = 0,
             .params = nullptr,
@@ -95,8 +95,8 @@ EmulatedKernel const* forward_kernel() {
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
       .refusal = sm90::refusal<Traits>,
       .launch =
-          [](ForwardParams const& params, int n_sms) {
-            return launch_sm90<Traits, kBuilt...>(params, kConfig.dtype, n_sms);
+          [](ForwardParams const& params, int n_resident) {
+            return launch_sm90<Traits, kBuilt...>(params, kConfig.dtype, n_resident);
           },
       .attach = [](Machine* m) { machine = m; },
       .run_thread =
