@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | bench | torch-versions | lint | format | clean
+# make demo | test | gpu-test | bench | figures | torch-versions | lint | format | clean
 #
 # Needs Python >= 3.10 with venv, g++ and make; the rest is installed into .venv. TORCH is what pip is
 # told to install: a machine without a GPU is served better, and much sooner, by a CPU build:
@@ -9,17 +9,17 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # The CUDA compiler comes from PyPI where there is none.
 CUDA := $(if $(shell command -v nvcc 2>/dev/null),,cuda)
-EXTRAS := test lint inspect $(CUDA)
+EXTRAS := test lint inspect plot $(CUDA)
 CPP = $(shell find cute_kernels -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
 empty :=
 comma := ,
 space := $(empty) $(empty)
 
-.PHONY: demo test gpu-test bench torch-versions lint format build clean
+.PHONY: demo test gpu-test bench figures torch-versions lint format build clean
 
 demo: build
-	$(BIN)/python -m pyflash.demo
+	$(BIN)/pyflash demo
 
 test: build
 	$(BIN)/python -m pytest -m "not gpu" tests
@@ -31,7 +31,14 @@ gpu-test: build
 
 bench: build
 	$(BIN)/python -m codegen --set prog
-	$(BIN)/python -m pyflash.bench
+	$(BIN)/pyflash bench --set prog --dtype fp16
+
+# The README's figures and table of speed, on this machine's GPU.
+figures: build
+	$(BIN)/python -m codegen
+	$(BIN)/pyflash bench --seqlen 512,1k,2k,4k,8k,16k --d-head 64,128 --mask full,causal \
+		--out build/speed.jsonl --plot docs/pictures/speed.svg \
+		--roofline docs/pictures/roofline.svg --format markdown --over "PyTorch cudnn"
 
 torch-versions: build
 	$(BIN)/python tests/support/torch_versions.py

@@ -120,11 +120,16 @@ def _command(arguments: argparse.Namespace, name: str, archs: list[Arch]) -> lis
 
 
 def _list(configs: list[KernelConfig], archs: list[Arch]) -> None:
-    """One config a line, on stdout; what does not follow from the name, behind it."""
+    """One config a line, on stdout; behind it what it takes, and what speaks against it."""
     for config in configs:
-        notes = [f"{arch}: {sentence}" for arch in archs for _, sentence in config.violations(arch)]
-        if config != config.canonical():
-            notes.insert(0, f"built as {config.canonical()}")
+        notes = [] if config == config.canonical() else [f"built as {config.canonical()}"]
+        legal = [arch for arch in archs if config.is_legal(arch)]
+        if legal:
+            registers = config.resources(legal[0]).registers
+            ctas = ", ".join(f"{config.num_ctas_per_sm(arch)} on {arch}" for arch in legal)
+            notes.append(f"{registers} registers, CTAs per SM: {ctas}")
+        for sentences in (config.violations, config.warnings):
+            notes += [f"{arch}: {sentence}" for arch in archs for _, sentence in sentences(arch)]
         print("  # ".join([str(config), *notes]))
     print(f"{len(configs)} configs", file=sys.stderr)
 

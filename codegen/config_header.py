@@ -26,26 +26,34 @@ _HEADER = """\
 #pragma once
 
 #include <compare>
-#include <tuple>
-#include <variant>
-
-#include "cute_kernels/config_description.h"
 
 // NOTE: the config types are outside namespace pyflash because nvcc 13.0 writes a host stub that
 // does not compile for a kernel whose class-type template argument lives in a namespace.
 
 {enums}
 
-{families}
+{structs}
+
+// Device code that is compiled by itself needs no more.
+#if !defined(PYFLASH_DEVICE_CODE)
+
+#include <tuple>
+#include <variant>
+
+#include "cute_kernels/config_description.h"
+
+{descriptions}
 
 // In the order of the families, which is that of the configs of different families.
-using AnyConfig = std::variant<{structs}>;
+using AnyConfig = std::variant<{names}>;
 
 // What the CPU names, and what is proposed for building, where nothing is built: by family, dtype
 // and d_head, ascending.
 inline constexpr AnyConfig kFallbackConfigs[] = {{
 {fallbacks}
 }};
+
+#endif
 """
 
 _DIGEST = """
@@ -53,22 +61,24 @@ _DIGEST = """
 inline constexpr char kConfigsDigest[] = "{digest}";
 """
 
-_ENUM = """\
-{comment}enum class {name} : int {{ {members} }};
+_ENUM = "{comment}enum class {name} : int {{ {members} }};"
 
+_ENUM_DESCRIPTION = """\
 template <>
 struct EnumDescription<{name}> {{
   static constexpr pyflash::description::EnumValue<{name}> values[] = {{{values}}};
 }};"""
 
-_FAMILY = """\
+_STRUCT = """\
 // {family}
 struct {struct} {{
 {members}
 
   friend auto operator<=>({struct} const&, {struct} const&) = default;
-}};
+}};"""
 
+_DESCRIPTION = """\
+// {family}
 template <>
 struct ConfigDescription<{struct}> {{
   using C = {struct};
@@ -104,9 +114,12 @@ def configs_digest(families: Sequence[Family] = FAMILIES) -> str:
 
 def _text(families: Sequence[Family]) -> str:
     return _HEADER.format(
-        enums="\n\n".join(_enum(enum) for enum in _enums(families)),
-        families="\n\n".join(_family(family) for family in families),
-        structs=", ".join(family.struct for family in families),
+        enums="\n\n".join(map(_enum, _enums(families))),
+        structs="\n\n".join(map(_struct, families)),
+        descriptions="\n\n".join(
+            [*map(_enum_description, _enums(families)), *map(_description, families)]
+        ),
+        names=", ".join(family.struct for family in families),
         fallbacks="\n".join(_fallbacks(families)),
     )
 
@@ -143,19 +156,31 @@ def _enum(enum: type[IntEnum]) -> str:
         name=enum.__name__,
         comment="// c10::ScalarType ids.\n" if enum is DType else "",
         members=", ".join(f"{member.name} = {int(member)}" for member in enum),
+    )
+
+
+def _enum_description(enum: type[IntEnum]) -> str:
+    return _ENUM_DESCRIPTION.format(
+        name=enum.__name__,
         values=", ".join(f'{{"{member.name}", {cpp_value(member)}}}' for member in enum),
     )
 
 
-def _family(family: Family) -> str:
+def _struct(family: Family) -> str:
+    fields = describe(family.config_type).fields.values()
+    return _STRUCT.format(
+        family=family.name, struct=family.struct, members="\n".join(map(_member, fields))
+    )
+
+
+def _description(family: Family) -> str:
     description = describe(family.config_type)
     words = [_word(word) for word in description.words if word.fields]
-    return _FAMILY.format(
+    return _DESCRIPTION.format(
         family=family.name,
         struct=family.struct,
         tag=family.tag,
         form=description.form,
-        members="\n".join(_member(field) for field in description.fields.values()),
         tile=",\n      ".join(_value(field) for field in description.tile),
         words=",\n      ".join(words),
     )

@@ -19,7 +19,7 @@ constexpr auto kConfig = {struct};
 // By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
 constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, std::size(kTable)}};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
 
 ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
   return forward_row<
@@ -27,6 +27,26 @@ ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
       {features}>(
       "{short_form}", built_for);
 }}
+
+}}  // namespace pyflash
+"""
+
+_DEVICE_UNIT = """\
+// {short_form}, device code alone
+{define}#include "{kernel_header}"
+
+namespace pyflash {{
+
+constexpr auto kConfig = {struct};
+
+// For __launch_bounds__, as in {launch_header}.
+constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
+template <>
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
+
+// To name a kernel is to compile it.
+void const* const kernels[] = {{
+    {kernels}}};
 
 }}  // namespace pyflash
 """
@@ -64,7 +84,9 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
                                      .rows = {{rows, std::size(rows)}},
                                      .device_properties = device_properties,
                                      .error_string = error_string,
-                                     .merge_splits = merge_splits}};
+                                     .merge_splits = merge_splits,
+                                     .load_cubin = load_cubin,
+                                     .launch_cubin = launch_cubin}};
   return &library;
 }}
 """
@@ -94,8 +116,31 @@ def emit_config(config: KernelConfig, features: Sequence[Features] | None = None
         launch_header=config.family.launch_header,
         stem=file_stem(config),
         struct=_struct_lines(config, indent=4),
-        ctas_per_sm=", ".join(f"{{{sm}, {ctas}}}" for sm, ctas in config.ctas_table()),
+        ctas_per_sm=_ctas_table(config),
+        n_archs=len(config.ctas_table()),
         features=_features(config, features),
+    )
+
+
+def emit_device_code(config: KernelConfig, features: Sequence[Features]) -> str:
+    """The translation unit of one config's kernels without host code, one for each of `features`.
+
+    Raises ValueError for a config that is not canonical.
+    """
+    _require_canonical(config)
+    family = config.family
+    return _DEVICE_UNIT.format(
+        short_form=config.short_form(),
+        define="#define PYFLASH_DEVICE_CODE\n" if family.kernel_header else "",
+        kernel_header=family.kernel_header or family.launch_header,
+        launch_header=family.launch_header,
+        struct=_struct_lines(config, indent=4),
+        ctas_per_sm=_ctas_table(config),
+        n_archs=len(config.ctas_table()),
+        kernels=",\n    ".join(
+            f"reinterpret_cast<void const*>({family.kernel}<kConfig, {f.to_cpp()}>)"
+            for f in features
+        ),
     )
 
 
@@ -134,6 +179,10 @@ def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
             )
         )
     return _MAP.format(declarations="\n".join(declarations), rows="\n".join(rows))
+
+
+def _ctas_table(config: KernelConfig) -> str:
+    return ", ".join(f"{{{sm}, {ctas}}}" for sm, ctas in config.ctas_table())
 
 
 def _features(config: KernelConfig, features: Sequence[Features] | None) -> str:

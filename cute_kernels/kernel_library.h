@@ -14,4 +14,8 @@ char const* error_string(int error);
 // cudaError_t.
 int merge_splits(ForwardParams const& params, DType dtype, void* stream);
 
+// As KernelLibrary says.
+int load_cubin(void const* image, char const* symbol, void** kernel);
+int launch_cubin(void* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream);
+
 }  // namespace pyflash

@@ -6,16 +6,15 @@
 // more configs can be compiled and added while a process runs.
 #pragma once
 
-#include <cstddef>
-
 #include "cute_kernels/config.h"
+#include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
 
 // Bumped whenever a struct in this file, features.h or params.h changes its layout. Configs have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 4;
+inline constexpr int kKernelLibraryAbi = 5;
 
 // Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
 // cudaError_t.
@@ -23,21 +22,6 @@ using ForwardLauncher = int (*)(ForwardParams const& params, void* stream);
 
 // Why a kernel that has the features cannot run a problem all the same; nullptr: it can.
 using ProblemRefusal = char const* (*)(ForwardParams const& params);
-
-// CTAs that fit on a multiprocessor by the resource model; 0 where the config is not legal.
-struct ArchCtas {
-  int sm_arch;  // major * 10 + minor
-  int ctas;
-};
-
-template <class T>
-struct Span {
-  T const* data;
-  size_t size;
-
-  constexpr T const* begin() const { return data; }
-  constexpr T const* end() const { return data + size; }
-};
 
 struct ConfigMapRow {
   AnyConfig config;
@@ -69,6 +53,12 @@ struct KernelLibrary {
   char const* (*error_string)(int error);
   // Combines the partial results of more splits than the row's max_cluster into o and lse, after the kernel that wrote them, on the same stream.
   int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
+  // Of kernels that were compiled as device code alone. load_cubin: finds the kernel with the mangled name `symbol` in a
+  // cubin, of which it keeps no copy. launch_cubin: launches it for a row of the SM80 family as that row's own launcher
+  // would. Both return a cudaError_t.
+  int (*load_cubin)(void const* image, char const* symbol, void** kernel);
+  int (*launch_cubin)(void* kernel, ConfigMapRow const& row, ForwardParams const& params,
+                      void* stream);
 };
 
 }  // namespace pyflash

@@ -2,8 +2,6 @@
 // or works on their registers; reports are given per site.
 #pragma once
 
-#include <iterator>
-
 namespace pyflash::device {
 
 enum class Site {
@@ -29,6 +27,6 @@ enum class Site {
 inline constexpr char const* kSiteNames[] = {
     "Q_g2s",   "K_g2s",     "V_g2s", "Q_s2r", "K_s2r", "V_s2r",   "O_r2s",     "O_s2g",    "O_r2g",
     "lse_r2g", "sinks_g2r", "V_r2s", "QK",    "PV",    "softmax", "O_rescale", "P_convert"};
-static_assert(std::size(kSiteNames) == static_cast<int>(Site::P_convert) + 1);
+static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::P_convert) + 1));
 
 }  // namespace pyflash::device

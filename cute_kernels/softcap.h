@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
 

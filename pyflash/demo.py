@@ -1,4 +1,4 @@
-"""python -m pyflash.demo: the way of one config from Python to results.
+"""`pyflash demo`: the way of one config from Python to results.
 
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
 Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a
@@ -8,7 +8,6 @@ what ptxas reports for each combination of features beside what the resource mod
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,20 +15,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 from torch import Tensor
 
 import pyflash
 from pyflash import DType, KernelConfig, Problem
-from pyflash.bench.__main__ import table
-from pyflash.bench.contenders import pyflash_configs, torch_backends
-from pyflash.bench.forward import rotated_inputs, run
+from pyflash.bench import records
+from pyflash.bench.contenders import backends, pyflash_configs
+from pyflash.bench.measure import rotated_inputs, run
 from pyflash.codegen import emit
 from pyflash.codegen.build import build_kernels, built_resources
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config.arch import Arch
 from pyflash.config.features import BUILT, Features
 from pyflash.emulator.table import renderable
+from pyflash.inspect.tables import Table
 from pyflash.op.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
@@ -39,16 +38,15 @@ COLUMNS = ("registers", "spilled", "smem")  # per thread; bytes
 out = Console(highlight=False)
 
 
-def main() -> int:
+def main() -> None:
+    """Raises RuntimeError where something on the way is wrong or cannot be had here."""
     try:
         if torch.cuda.is_available():
             demo_on_gpu()
         else:
             demo_on_cpu()
-    except (AssertionError, RuntimeError) as error:
-        print(f"demo failed: {error}", file=sys.stderr)
-        return 1
-    return 0
+    except AssertionError as error:
+        raise RuntimeError(f"demo failed: {error}") from error
 
 
 def demo_on_cpu() -> None:
@@ -74,13 +72,15 @@ def demo_on_cpu() -> None:
     emulate_hopper()
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
-    out.print(Syntax(emit.emit_config(config), "cpp", theme="ansi_dark", word_wrap=True))
+    text = emit.emit_config(config)
+    out.print(Syntax(text, "cpp", theme="ansi_dark").highlight(text), soft_wrap=True)
     names = " and ".join(map(str, ARCHS))
     out.print(f"[bold]Compiled[/bold] for {names}; up to a minute for each, the first time:\n")
     with tempfile.TemporaryDirectory(prefix="pyflash-demo-") as folder:
         library = build_kernels([config], ARCHS, Path(folder), "demo")
         pyflash.load(library)
-        out.print(_resource_table(config, built_resources(library)[config]["kernels"]))
+        table = _resource_table(config, built_resources(library)[config]["kernels"])
+        out.print(table, crop=False)
 
 
 def emulate_ladder() -> None:
@@ -106,7 +106,7 @@ def _emulate(config: KernelConfig, seqlen: int, heads: int = 2, **options: int) 
     result, lse, report = pyflash.emulate(q, k, v, config, **options)
     report.check()
     error, bound = check(result, q, k, v, lse=lse)
-    out.print(renderable(report))
+    out.print(renderable(report), crop=False)
     out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
 
 
@@ -121,9 +121,10 @@ def demo_on_gpu() -> None:
     except RuntimeError:  # nothing is built for this GPU
         pyflash.build(pyflash.named_set("all")[0])
         config = _select(problem)
-    device = torch.device(problem.device)
-    results = run(problem, [*torch_backends(device), *pyflash_configs([config])], n_samples=25)
-    print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table(results)}")
+    contenders = [*backends(problem, ["flash", "cudnn"]), *pyflash_configs([config])]
+    results = run(problem, contenders, n_samples=25)
+    table = records.table(result.record() for result in results)
+    print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table}")
     ours = results[-1]
     if ours.status != "ok":
         raise RuntimeError(f"{ours.status}: error {ours.error}, bound {ours.bound}")
@@ -150,16 +151,14 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
     """The model's prediction for the plain kernel, and what ptxas made of each combination of
     features."""
     dynamic_smem = pyflash.built_configs()[config].smem_bytes
-    grid = Table(title=str(config))
-    grid.add_column("", overflow="fold")
-    for arch in ARCHS:
-        for what in COLUMNS:
-            grid.add_column(f"{arch} {what}", overflow="fold")
     predicted = [config.resources(arch) for arch in ARCHS]
     spills = ["some" if p.spill_predicted else "0" for p in predicted]
-    rows = zip(predicted, spills, strict=True)
-    cells = (str(x) for p, spill in rows for x in (p.registers, spill, p.smem_bytes))
-    grid.add_row("predicted", *cells, end_section=True)
+    cells = [
+        str(x)
+        for p, spill in zip(predicted, spills, strict=True)
+        for x in (p.registers, spill, p.smem_bytes)
+    ]
+    rows = [("predicted", *cells)]
     for features in BUILT:
         of_features = {
             kernel["arch"]: kernel
@@ -169,14 +168,11 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
         ptxas = [of_features[arch.sm] for arch in ARCHS]
         spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in ptxas]
         smem = [k["static_smem_bytes"] + dynamic_smem for k in ptxas]
-        cells = (
+        cells = [
             str(x)
             for k, spill, total in zip(ptxas, spilled, smem, strict=True)
             for x in (k["registers"], spill, total)
-        )
-        grid.add_row(str(features), *cells)
-    return grid
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        ]
+        rows.append((str(features).replace("+", " + "), *cells))
+    columns = ("", *(f"{arch} {what}" for arch in ARCHS for what in COLUMNS))
+    return Table.of(str(config), columns, rows, "per thread: registers, bytes; per CTA: bytes")

@@ -13,12 +13,13 @@ namespace {
 
 Gpu query_current_gpu() {
   KernelLibrary const* const library = any_kernel_library();
-  require(library, "no kernels are built, so nothing runs on a GPU; to build them: pyflash build");
+  require_able(library,
+               "no kernels are built, so nothing runs on a GPU; to build them: pyflash build");
   Gpu gpu{};
   int const error = library->device_properties(&gpu.sm_arch, &gpu.n_sms);
   if (error != 0) {
-    refuse("the properties of the current CUDA device cannot be read: ",
-           library->error_string(error));
+    fail("the properties of the current CUDA device cannot be read: ",
+         library->error_string(error));
   }
   return gpu;
 }
@@ -45,20 +46,20 @@ void* current_cuda_stream(int32_t device_index) {
   using Getter = AOTITorchError (*)(int32_t, void**);
   static auto const getter = reinterpret_cast<Getter>(
       dlsym(dlopen("libtorch.so", RTLD_LAZY | RTLD_NOLOAD), "aoti_torch_get_current_cuda_stream"));
-  require(getter, "q is on a CUDA device, but this torch was built without CUDA");
+  require_able(getter, "q is on a CUDA device, but this torch was built without CUDA");
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(getter(device_index, &stream));
   return stream;
 }
 
 void launch(GpuSelection const& selection, ForwardParams const& params, void* stream) {
-  auto const& [row, library] = selection.kernel;
-  int error = row->launch(params, stream);
+  auto const& [row, library, cubins] = selection.kernel;
+  int error = selection.kernel.launch(params, stream);
   if (error == 0 && params.num_splits > row->max_cluster) {
     error = library->merge_splits(params, row->dtype, stream);
   }
   if (error != 0) {
-    refuse("launching ", row->short_form, " failed: ", library->error_string(error));
+    fail("launching ", row->short_form, " failed: ", library->error_string(error));
   }
 }
 

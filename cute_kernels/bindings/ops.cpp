@@ -102,12 +102,55 @@ void run(StableIValue* stack, bool packed) {
   put_results(stack, outputs.out, outputs.lse);
 }
 
+// The last refusal of a value in this thread. All exceptions reach Python as RuntimeErrors; pyflash/op/errors.py asks
+// which of them are ValueErrors.
+thread_local std::string last_refusal_of_thread;
+
+template <void (*kFunction)(StableIValue*, uint64_t, uint64_t)>
+void noted(StableIValue* stack, uint64_t n_arguments, uint64_t n_results) {
+  try {
+    kFunction(stack, n_arguments, n_results);
+  } catch (InvalidValue const& refusal) {
+    last_refusal_of_thread = refusal.what();
+    throw;
+  }
+}
+
 // Kernels as torch calls them. They take the arguments off the stack and put the results there.
 void fwd(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/false); }
 void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/true); }
 
+void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, last_refusal_of_thread);
+}
+
+// The short form of the config that a text names.
+void parse_config(StableIValue* stack, uint64_t, uint64_t) {
+  put_results(stack, short_form(parse_short_form(Arguments(stack).take<std::string>())));
+}
+
 void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
+}
+
+// path, config, features and symbols joined by commas, sm_arch, n_threads, smem_bytes, ctas_per_sm, rank.
+void load_cubin_file(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Cubin cubin{.path = arguments.take<std::string>()};
+  cubin.config = parse_short_form(arguments.take<std::string>());
+  for (std::string const& text : split(arguments.take<std::string>(), ',')) {
+    cubin.features.push_back(parse_features(text));
+  }
+  cubin.symbols = split(arguments.take<std::string>(), ',');
+  require(cubin.symbols.size() == cubin.features.size(), "cubin '", cubin.path, "' has ",
+          cubin.symbols.size(), " kernels for ", cubin.features.size(),
+          " combinations of features");
+  cubin.sm_arch = arguments.take<std::string>();
+  for (int Cubin::* const value :
+       {&Cubin::n_threads, &Cubin::smem_bytes, &Cubin::ctas_per_sm, &Cubin::rank}) {
+    cubin.*value = static_cast<int>(arguments.take<int64_t>());
+  }
+  load_cubin(cubin);
 }
 
 void library_abi(StableIValue* stack, uint64_t, uint64_t) {
@@ -213,8 +256,13 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "SymInt max_seqlen_k")
             .c_str());
   m.def("load_kernels(str path) -> int");
+  m.def(
+      "load_cubin(str path, str config, str features, str symbols, str sm_arch, int n_threads, "
+      "int smem_bytes, int ctas_per_sm, int rank) -> ()");
   m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
+  m.def("last_refusal() -> str");
+  m.def("parse_config(str text) -> str");
   m.def("load_tables(str text) -> int");
   m.def(
       problem_schema("select", "int sm_arch, int n_sms, ", "str config, int num_splits, str reason")
@@ -229,21 +277,24 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
-  m.impl("fwd", pyflash::fwd);
-  m.impl("fwd_varlen", pyflash::fwd_varlen);
+  m.impl("fwd", pyflash::noted<pyflash::fwd>);
+  m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
-  m.impl("fwd", pyflash::fwd);
-  m.impl("fwd_varlen", pyflash::fwd_varlen);
+  m.impl("fwd", pyflash::noted<pyflash::fwd>);
+  m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_kernels", pyflash::load_kernels);
+  m.impl("load_cubin", pyflash::load_cubin_file);
   m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
+  m.impl("last_refusal", pyflash::last_refusal);
+  m.impl("parse_config", pyflash::noted<pyflash::parse_config>);
   m.impl("load_tables", pyflash::load_tables);
-  m.impl("select", pyflash::select);
-  m.impl("problem_class", pyflash::problem_class);
-  m.impl("expect_time", pyflash::expect_time);
+  m.impl("select", pyflash::noted<pyflash::select>);
+  m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
+  m.impl("expect_time", pyflash::noted<pyflash::expect_time>);
 }

@@ -20,6 +20,7 @@ namespace {
 
 std::shared_mutex map_mutex;
 std::map<AnyConfig, Kernel> config_map;
+KernelLibrary const* newest_library = nullptr;
 std::atomic<uint64_t> generation = 1;
 
 KernelLibrary const& open_kernel_library(std::string const& path) {
@@ -54,10 +55,28 @@ int64_t load_kernel_library(std::string const& path) {
   KernelLibrary const& library = open_kernel_library(path);
   std::unique_lock const lock(map_mutex);
   for (ConfigMapRow const& row : library.rows) {
-    config_map.insert_or_assign(row.config, Kernel{&row, &library});
+    config_map.insert_or_assign(row.config, Kernel{.row = &row, .library = &library});
   }
+  newest_library = &library;
   generation.fetch_add(1, std::memory_order_release);
   return static_cast<int64_t>(library.rows.size);
+}
+
+void load_cubin(Cubin const& cubin) {
+  require(
+      std::holds_alternative<FlashForwardKernelConfig>(cubin.config), "cubin '", cubin.path,
+      "' is of ", short_form(cubin.config),
+      ", and cubins of the SM80 family alone are launched; build a kernel library: pyflash build");
+  std::unique_lock const lock(map_mutex);
+  require(newest_library, "cubin '", cubin.path,
+          "' cannot be launched: a kernel library does that, and none is loaded; to build one: "
+          "pyflash build");
+  auto const before = config_map.find(cubin.config);
+  // NOTE: never freed, as no kernel is.
+  auto const* const row =
+      new CubinRow(cubin, *newest_library, before == config_map.end() ? nullptr : &before->second);
+  config_map.insert_or_assign(cubin.config, row->kernel());
+  generation.fetch_add(1, std::memory_order_release);
 }
 
 std::string kernel_library_abi() { return sentence(kKernelLibraryAbi, "-", kConfigsDigest); }
@@ -81,7 +100,7 @@ std::vector<Kernel> all_kernels() {
 
 KernelLibrary const* any_kernel_library() {
   std::shared_lock const lock(map_mutex);
-  return config_map.empty() ? nullptr : config_map.begin()->second.library;
+  return newest_library;
 }
 
 bool runs_on(ConfigMapRow const& row, int sm_arch) {

@@ -6,21 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "cute_kernels/host/cubins.h"
 #include "cute_kernels/registry.h"
 
 namespace pyflash {
-
-// A row and the library it came from. Both live as long as the process: kernel libraries are never unloaded, because
-// captured CUDA graphs may hold their kernels.
-struct Kernel {
-  ConfigMapRow const* row;
-  KernelLibrary const* library;
-};
 
 // Loads a kernel library and returns the number of its rows. A config that the map already holds from then on means the
 // new library's kernel. Refuses a file that is not a kernel library of this version, and then changes nothing.
 // Thread-safe, as are the readers below.
 int64_t load_kernel_library(std::string const& path);
+
+// Adds the kernels of a cubin of the SM80 family to those of its config, which from then on runs on the cubin's
+// architecture alone; those with the same features are replaced. Refuses a file that cannot be read, other families, and
+// where no kernel library is loaded: it is these that know CUDA.
+void load_cubin(Cubin const& cubin);
 
 // What a kernel library must have been built for: "3-0123456789abcdef", of kKernelLibraryAbi and kConfigsDigest.
 std::string kernel_library_abi();
@@ -33,7 +32,7 @@ std::optional<Kernel> find_kernel(AnyConfig const& config);
 // In ascending order of config.
 std::vector<Kernel> all_kernels();
 
-// Any loaded library, to ask about the GPU; nullptr: none is.
+// A loaded library, to ask about the GPU; nullptr: none is.
 KernelLibrary const* any_kernel_library();
 
 // Whether the row holds code for a device of compute capability sm_arch (major * 10 + minor): machine code of the same

@@ -12,17 +12,24 @@
 #include <vector>
 
 #include "cute_kernels/host/cpu_matrix.h"
+#include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/float16.h"
+#include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
-// A Q block of more rows, which no kernel has, runs in parts: that bounds its tiles. Rows do not depend on each other.
-constexpr int kMaxRows = 256;
+// The rules of configs that mean something on the CPU: a block is of whole mma tiles, and not larger than any kernel's,
+// which bounds what a thread allocates.
+constexpr int kBlockMultiple = 16;
+constexpr int kMaxBlock = 256;
 
-int rows_per_task(CpuConfig const& config) { return std::min(config.B_r, kMaxRows); }
+void check_block(AnyConfig const& config, char const* name, int rows) {
+  require(rows % kBlockMultiple == 0 && rows <= kMaxBlock, "config '", short_form(config), "' has ",
+          name, " = ", rows, ": expected a multiple of ", kBlockMultiple, " up to ", kMaxBlock);
+}
 
 struct Range {
   int begin;
@@ -44,7 +51,7 @@ class QBlock {
       : params_(params),
         config_(config),
         scale_(params.softcap > 0 ? params.softcap : params.softmax_scale),
-        B_r_(std::min(rows_per_task(config), params.seqlen_q)),
+        B_r_(std::min(config.B_r, params.seqlen_q)),
         B_c_(std::min(config.B_c, std::max(params.seqlen_k, 1))),
         Q_(B_r_, params.d_head),
         Kt_(params.d_head, B_c_),
@@ -227,8 +234,7 @@ class QBlock {
 };
 
 int64_t n_row_blocks(ForwardParams const& params, CpuConfig const& config) {
-  int64_t const n_rows = rows_per_task(config);
-  return (params.seqlen_q + n_rows - 1) / n_rows;
+  return (int64_t(params.seqlen_q) + config.B_r - 1) / config.B_r;
 }
 
 template <class Element>
@@ -239,7 +245,7 @@ void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t
   for (int64_t task = begin; task < end; ++task) {
     int64_t const head_and_batch = task / n_blocks;
     q_block.forward(head_and_batch / params.heads, head_and_batch % params.heads,
-                    task % n_blocks * rows_per_task(config));
+                    static_cast<int>(task % n_blocks * config.B_r));
   }
 }
 
@@ -247,7 +253,9 @@ void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t
 
 CpuConfig cpu_config(AnyConfig const& config) {
   return std::visit(
-      [](auto const& c) {
+      [&](auto const& c) {
+        check_block(config, "B_r", c.B_r);
+        check_block(config, "B_c", c.B_c);
         bool optimized_softmax = true;
         if constexpr (requires { c.optimized_softmax; }) {
           optimized_softmax = c.optimized_softmax;

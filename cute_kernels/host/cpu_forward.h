@@ -17,6 +17,7 @@ struct CpuConfig {
   bool optimized_softmax;  // of families that have no such field: true
 };
 
+// Refuses blocks that no kernel could have.
 CpuConfig cpu_config(AnyConfig const& config);
 
 // Tasks, one for each Q block, head and sequence; they may run in any order and at the same time.

@@ -74,23 +74,22 @@ Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gp
   AnyConfig const config = named_config(text, problem);
   std::optional<Kernel> const kernel = find_kernel(config);
   if (!kernel) {
-    refuse("config '", text,
-           "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
-           "; to build it: pyflash build '", text,
-           "', or compile=True in the call; and name it as its canonical() does");
+    fail("config '", text,
+         "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
+         "; to build it: pyflash build '", text,
+         "', or compile=True in the call; and name it as its canonical() does");
   }
   if (!runs_on(*kernel->row, gpu.sm_arch)) {
-    refuse("config '", text, "' is not built for this GPU, sm_", gpu.sm_arch, ": it has ",
-           archs_of(*kernel->row), "; to build it: pyflash build '", text, "' --arch ",
-           gpu.sm_arch);
+    fail("config '", text, "' is not built for this GPU, sm_", gpu.sm_arch, ": it has ",
+         archs_of(*kernel->row), "; to build it: pyflash build '", text, "' --arch ", gpu.sm_arch);
   }
   ForwardFeatures const needed = features_needed(problem.params, kernel->row->d_head);
   if (!covers(*kernel->row, needed)) {
-    refuse("config '", text, "' is built without ", name(needed), "; to build it: pyflash build '",
-           text, "' --features ", name(needed));
+    fail("config '", text, "' is built without ", name(needed), "; to build it: pyflash build '",
+         text, "' --features ", name(needed));
   }
   if (char const* const reason = refusal(*kernel->row, problem.params)) {
-    refuse("config '", text, "' cannot run this problem: ", reason);
+    fail("config '", text, "' cannot run this problem: ", reason);
   }
   return *kernel;
 }
@@ -108,15 +107,15 @@ CandidatesKey key_of(Problem const& problem, Gpu const& gpu) {
   auto const features = name(key.features);
   key.features = {};
   if (candidates_for(key).count > 0) {
-    refuse("no config for ", wanted, " is built with ", features,
-           how_to_build(problem, " --features " + features));
+    fail("no config for ", wanted, " is built with ", features,
+         how_to_build(problem, " --features " + features));
   }
   key.sm_arch = 0;
   if (candidates_for(key).count > 0) {
-    refuse("no config for ", wanted, " is built for this GPU, sm_", gpu.sm_arch,
-           "; to build for it: pyflash build --arch ", gpu.sm_arch);
+    fail("no config for ", wanted, " is built for this GPU, sm_", gpu.sm_arch,
+         "; to build for it: pyflash build --arch ", gpu.sm_arch);
   }
-  refuse("no config is built for ", wanted, ": ", built_head_dims(), how_to_build(problem));
+  fail("no config is built for ", wanted, ": ", built_head_dims(), how_to_build(problem));
 }
 
 // Rule 1, 2, 3 or 4 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
@@ -296,8 +295,8 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
     }
     auto const& kernels = selection.passed_over.empty() ? candidates.kernels : accepting;
     if (kernels.empty()) {
-      require(candidates.count == 0, "none of the configs built for ", name(problem.dtype),
-              " with d_head ", params.d_head, " runs this problem", selection.passed_over);
+      require_able(candidates.count == 0, "none of the configs built for ", name(problem.dtype),
+                   " with d_head ", params.d_head, " runs this problem", selection.passed_over);
       refuse_without_candidates(problem, gpu);
     }
     selection.n_candidates = candidates.count;

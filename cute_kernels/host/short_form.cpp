@@ -1,6 +1,8 @@
 #include "cute_kernels/host/short_form.h"
 
+#include <algorithm>
 #include <charconv>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -82,6 +84,21 @@ std::string print(Config const& config) {
 
 // Reading.
 
+// Around tokens; pyflash/config/parsing.py has the same.
+constexpr std::string_view kBlanks = " \t\r\n";
+
+// The start of a text, in one line.
+std::string shown(std::string_view text) {
+  constexpr size_t kMost = 80;
+  size_t end = std::min(kMost, text.size());
+  while (end < text.size() && (text[end] & 0xc0) == 0x80) {
+    --end;  // not within a character of UTF-8
+  }
+  std::string line(text.substr(0, end));
+  std::replace_if(line.begin(), line.end(), [](unsigned char c) { return c < ' '; }, ' ');
+  return text.size() > end ? line + "..." : line;
+}
+
 // Reads a text from left to right.
 class Scanner {
  public:
@@ -106,8 +123,8 @@ class Scanner {
   int expect_number(int least) {
     int number = 0;
     auto const [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), number);
-    if (error != std::errc{} || number < least) {
-      fail(sentence("a number not below ", least));
+    if (rest_.starts_with('-') || error != std::errc{} || number < least) {
+      fail(sentence("a number from ", least, " to ", std::numeric_limits<int>::max()));
     }
     rest_.remove_prefix(end - rest_.data());
     return number;
@@ -124,17 +141,15 @@ class Scanner {
   }
 
   void skip_blanks() {
-    while (rest_.starts_with(' ') || rest_.starts_with('\t') || rest_.starts_with('\n')) {
-      rest_.remove_prefix(1);
-    }
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(kBlanks), rest_.size()));
   }
 
   std::string_view rest() const { return rest_; }
   void return_to(std::string_view rest) { rest_ = rest; }
 
   [[noreturn]] void fail(std::string_view expected) const {
-    refuse("config '", text_, "' is not a short form: expected ", expected, " at '", rest_,
-           "'; the form is '", form_, "'");
+    refuse("config '", shown(text_), "' is not a short form: expected ", expected, " at '",
+           shown(rest_), "'; the form is '", form_, "'");
   }
 
  private:
@@ -237,8 +252,8 @@ AnyConfig read(std::string_view text) {
 std::string_view first_word(std::string_view text) {
   size_t const colon = text.find(':');
   text = colon == std::string_view::npos ? "" : text.substr(colon + 1);
-  text.remove_prefix(std::min(text.find_first_not_of(" \t\n"), text.size()));
-  return text.substr(0, text.find_first_of("+ \t\n"));
+  text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+  return text.substr(0, text.find_first_of("+ \t\r\n"));
 }
 
 template <size_t kFamily = 0>

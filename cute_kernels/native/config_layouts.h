@@ -2,7 +2,8 @@
 //
 // Whatever a family's KernelTraits have under these names is described, and what they do not have is left out: shared
 // memory (SmemLayoutQ, ...; SharedStorage), thread-value layouts of MMAs (TiledMma, ...) and copies (TiledCopyG2S, and from
-// shared memory to registers). A new family needs nothing here if it keeps to the names.
+// shared memory to registers: TiledCopyQ, ...), in the traits or in their struct Tiled. A new family needs nothing here if it
+// keeps to the names.
 #pragma once
 
 #include <cstddef>
@@ -82,6 +83,36 @@ void describe_copy(std::vector<NamedLayout>& layouts, std::string const& name,
       describe(name + " destination", "threads", copy.get_layoutD_TV(), product_each(shape(tile))));
 }
 
+// Where the traits have their TiledMMAs and TiledCopies.
+template <class Traits>
+struct TiledOf {
+  using type = Traits;
+};
+template <class Traits>
+  requires requires { typename Traits::Tiled; }
+struct TiledOf<Traits> {
+  using type = typename Traits::Tiled;
+};
+
+template <class Tiled>
+void describe_tiled(std::vector<NamedLayout>& layouts) {
+  if constexpr (requires { typename Tiled::TiledMma; }) {
+    describe_mma<typename Tiled::TiledMma>(layouts, "MMA");
+  }
+  if constexpr (requires { typename Tiled::TiledMmaQK; }) {
+    describe_mma<typename Tiled::TiledMmaQK>(layouts, "MMA QK^T");
+    describe_mma<typename Tiled::TiledMmaPV>(layouts, "MMA PV");
+  }
+  if constexpr (requires { typename Tiled::TiledCopyG2S; }) {
+    describe_copy(layouts, "copy g2s", typename Tiled::TiledCopyG2S{});
+  }
+  if constexpr (requires { typename Tiled::TiledCopyQ; }) {
+    describe_copy(layouts, "copy s2r Q", typename Tiled::TiledCopyQ{});
+    describe_copy(layouts, "copy s2r K", typename Tiled::TiledCopyK{});
+    describe_copy(layouts, "copy s2r V", typename Tiled::TiledCopyV{});
+  }
+}
+
 template <class Traits>
 Description describe() {
   Description result;
@@ -105,24 +136,7 @@ Description describe() {
   if constexpr (requires { typename Traits::SmemLayoutO; }) {
     smem("O", typename Traits::SmemLayoutO{});
   }
-  if constexpr (requires { typename Traits::TiledMma; }) {
-    describe_mma<typename Traits::TiledMma>(layouts, "MMA");
-  }
-  if constexpr (requires { typename Traits::TiledMmaQK; }) {
-    describe_mma<typename Traits::TiledMmaQK>(layouts, "MMA QK^T");
-    describe_mma<typename Traits::TiledMmaPV>(layouts, "MMA PV");
-  }
-  if constexpr (requires { typename Traits::TiledCopyG2S; }) {
-    describe_copy(layouts, "copy g2s", typename Traits::TiledCopyG2S{});
-  }
-  if constexpr (
-      requires { typename Traits::SmemCopyAtom; } && requires { typename Traits::TiledMma; }) {
-    typename Traits::TiledMma mma;
-    describe_copy(layouts, "copy s2r Q", make_tiled_copy_A(typename Traits::SmemCopyAtom{}, mma));
-    describe_copy(layouts, "copy s2r K", make_tiled_copy_B(typename Traits::SmemCopyAtom{}, mma));
-    describe_copy(layouts, "copy s2r V",
-                  make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma));
-  }
+  describe_tiled<typename TiledOf<Traits>::type>(layouts);
   using Storage = typename Traits::SharedStorage;
   result.smem_bytes = sizeof(Storage);
 #define PYFLASH_MEMBER(member)                                                            \

@@ -6,6 +6,7 @@
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/sm80/forward_kernel.cuh"
+#include "cute_kernels/sm80/grid.h"
 #include "cute_kernels/sm80/traits.h"
 
 namespace pyflash::emulator {
@@ -22,6 +23,13 @@ void run_thread(void const* params) {
   }
 }
 
+template <class Traits>
+Launch launch_sm80(ForwardParams const& params, int) {
+  return {.n_ctas = sm80::n_ctas(params, Traits::kBlockM),
+          .params = std::make_shared<ForwardParams>(params),
+          .error = nullptr};
+}
+
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 EmulatedKernel const* forward_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
@@ -33,12 +41,7 @@ EmulatedKernel const* forward_kernel() {
                                          .tiles = {},
                                          .rings = {},
                                          .refusal = nullptr,
-                                         .launch = [](ForwardParams const& params, int) -> Launch {
-                                           return {
-                                               .n_ctas = sm80::n_ctas<Traits>(params),
-                                               .params = std::make_shared<ForwardParams>(params),
-                                               .error = nullptr};
-                                         },
+                                         .launch = launch_sm80<Traits>,
                                          .attach = [](Machine* m) { machine = m; },
                                          .run_thread = run_thread<kConfig, kBuilt...>,
                                          .role = [](int) { return ""; }};

@@ -12,7 +12,8 @@
 // V[j-n+1] and K[j-n], so that they may take n blocks' time to arrive. Otherwise each load is waited for where it is needed.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <cute/algorithm/clear.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
 #include "cute_kernels/features.h"
@@ -32,9 +33,11 @@ using device::Site;
 template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using Element = typename Traits::Element;
+  using MmaAtom = typename Traits::MmaAtom;
+  using Ldmatrix = typename Traits::SmemCopyAtom;
+  using LdmatrixTransposed = typename Traits::SmemCopyAtomTransposed;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kBlockN = Traits::kBlockN;
-  constexpr int kHeadDim = Traits::kHeadDim;
   constexpr int kKVStages = Traits::kKVStages;
 
   constexpr bool kMaskEnds = kFeatures.right_window;
@@ -58,66 +61,40 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   int const begin_block = mask.begin_block() + coord.split * blocks_per_split;
   int const end_block = min(begin_block + blocks_per_split, mask.end_block());
 
-  // Global tensors.
+  // Global tensors, partitioned by the threads that copy them: (CPY_M,CPY_K,n_blocks).
   int const head_kv = coord.head / (params.heads / params.heads_kv);
-  Tensor mQ = head_matrix<Traits>(static_cast<Element const*>(params.q), params.q_strides,
-                                  coord.batch, coord.head, q_rows);
-  Tensor mK = head_matrix<Traits>(static_cast<Element const*>(params.k), params.k_strides,
-                                  coord.batch, head_kv, k_rows);
-  Tensor mV = head_matrix<Traits>(static_cast<Element const*>(params.v), params.v_strides,
-                                  coord.batch, head_kv, k_rows);
-  Tensor mO = head_matrix<Traits>(static_cast<Element*>(params.o), params.o_strides, coord.batch,
-                                  coord.head, q_rows);
-  auto const block_shape_M = Shape<Int<kBlockM>, Int<kHeadDim>>{};
-  auto const block_shape_N = Shape<Int<kBlockN>, Int<kHeadDim>>{};
-  auto const block_shape_S = Shape<Int<kBlockM>, Int<kBlockN>>{};
-  Tensor gQ = local_tile(mQ, block_shape_M, make_coord(m_block, 0));  // (kBlockM,kHeadDim)
-  Tensor gK = local_tile(mK, block_shape_N, make_coord(_, 0));        // (kBlockN,kHeadDim,n_blocks)
-  Tensor gV = local_tile(mV, block_shape_N, make_coord(_, 0));        // (kBlockN,kHeadDim,n_blocks)
-  Tensor gO = local_tile(mO, block_shape_M, make_coord(m_block, 0));  // (kBlockM,kHeadDim)
+  BlockCopy<Traits, kBlockM> const copy_M;
+  BlockCopy<Traits, kBlockN> const copy_N;
+  Tensor tQgQ = copy_M.partition(
+      head_matrix<Element const>(params.q, params.q_strides, coord.batch, coord.head, q_rows));
+  Tensor tKgK = copy_N.partition(
+      head_matrix<Element const>(params.k, params.k_strides, coord.batch, head_kv, k_rows));
+  Tensor tVgV = copy_N.partition(
+      head_matrix<Element const>(params.v, params.v_strides, coord.batch, head_kv, k_rows));
+  Tensor tOgO = copy_M.partition(
+      head_matrix<Element>(params.o, params.o_strides, coord.batch, coord.head, q_rows));
 
-  // Shared memory.
+  // Shared memory, and this lane's rows of its 16 x 16 tiles: of Q (M,K), of K and V^T (N,K).
+  // NOTE: a stage by its address: an index inside of a swizzled layout would put its XOR into the loop.
   auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
-  auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
-  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{});       // (kBlockM,kHeadDim)
-  Tensor sK = block(smem.k[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim), stage 0
-  Tensor sV = block(smem.v[0], typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim), stage 0
-  Tensor sVt = block(smem.v[0], typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN), stage 0
-  Tensor sO = block(smem.o, typename Traits::SmemLayoutO{});       // (kBlockM,kHeadDim)
+  auto stage_of = [](int n_block) {
+    return kKVStages == 1 ? 0 : static_cast<uint32_t>(n_block) % kKVStages;
+  };
+  int const warp_row = tidx / 32 * Traits::kMmaM;
+  ThreadOffsets<typename Traits::SmemLayoutQ, Traits::kRowStep, 16> const q_tiles(
+      lane_coord<typename Traits::LanesQ>(warp_row));
+  ThreadOffsets<typename Traits::SmemLayoutKV, 16, 16> const k_tiles(
+      lane_coord<typename Traits::LanesK>());
+  ThreadOffsets<typename Traits::SmemLayoutVt, 16, 16> const v_tiles(
+      lane_coord<typename Traits::LanesVt>());
 
-  // Copy partitions, global <-> shared.
-  typename Traits::TiledCopyG2S g2s;
-  auto const thr_g2s = g2s.get_slice(tidx);
-  Tensor tQgQ = thr_g2s.partition_S(gQ);  // (CPY,CPY_M,CPY_K)
-  Tensor tQsQ = thr_g2s.partition_D(sQ);  // (CPY,CPY_M,CPY_K)
-  Tensor tKgK = thr_g2s.partition_S(gK);  // (CPY,CPY_N,CPY_K,n_blocks)
-  Tensor tKsK = thr_g2s.partition_D(sK);  // (CPY,CPY_N,CPY_K)
-  Tensor tVgV = thr_g2s.partition_S(gV);  // (CPY,CPY_N,CPY_K,n_blocks)
-  Tensor tVsV = thr_g2s.partition_D(sV);  // (CPY,CPY_N,CPY_K)
-  Tensor tQcQ = thr_g2s.partition_S(make_identity_tensor(block_shape_M));    // (CPY,CPY_M,CPY_K)
-  Tensor tKVcKV = thr_g2s.partition_S(make_identity_tensor(block_shape_N));  // (CPY,CPY_N,CPY_K)
-
-  // MMA partitions and the copies that feed them.
-  typename Traits::TiledMma tiled_mma;
-  auto const thr_mma = tiled_mma.get_slice(tidx);
-  auto const block_shape_Vt = Shape<Int<kHeadDim>, Int<kBlockN>>{};
-  Tensor tSrQ =
-      make_tensor<Element>(partition_shape_A(tiled_mma, block_shape_M));  // (MMA,MMA_M,MMA_K)
-  Tensor tSrK =
-      make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_N));  // (MMA,MMA_N,MMA_K)
-  Tensor tOrVt =
-      make_tensor<Element>(partition_shape_B(tiled_mma, block_shape_Vt));  // (MMA,MMA_K,MMA_N)
-  Tensor acc_O = partition_fragment_C(tiled_mma, block_shape_M);           // (MMA,MMA_M,MMA_K)
-  Tensor tScS = thr_mma.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
-  auto const s2r_Q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, tiled_mma);
-  auto const s2r_K = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, tiled_mma);
-  auto const s2r_V = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
-  Tensor tSsQ = s2r_Q.get_slice(tidx).partition_S(sQ);        // (CPY,MMA_M,MMA_K)
-  Tensor tSsK = s2r_K.get_slice(tidx).partition_S(sK);        // (CPY,MMA_N,MMA_K)
-  Tensor tOsVt = s2r_V.get_slice(tidx).partition_S(sVt);      // (CPY,MMA_K,MMA_N)
-  Tensor tSrQ_copy = s2r_Q.get_slice(tidx).retile_D(tSrQ);    // (CPY,MMA_M,MMA_K)
-  Tensor tSrK_copy = s2r_K.get_slice(tidx).retile_D(tSrK);    // (CPY,MMA_N,MMA_K)
-  Tensor tOrVt_copy = s2r_V.get_slice(tidx).retile_D(tOrVt);  // (CPY,MMA_K,MMA_N)
+  // MMA fragments, and where in a block an accumulator's first row and column are.
+  Tensor tSrQ = make_tensor<uint32_t>(typename Traits::FragmentQ{});    // (MMA,MMA_M,MMA_K)
+  Tensor tSrK = make_tensor<uint32_t>(typename Traits::FragmentK{});    // (MMA,MMA_N,MMA_K)
+  Tensor tOrVt = make_tensor<uint32_t>(typename Traits::FragmentVt{});  // (MMA,MMA_K,MMA_N)
+  Tensor acc_O = make_tensor<float>(typename Traits::FragmentO{});      // (MMA,MMA_M,MMA_K)
+  using AccRows = typename Traits::AccRows;
+  Coord const acc_coord = lane_coord<typename Traits::AccLanes>(warp_row);
 
   // A cap leaves nothing but itself to scale.
   bool const is_capped = kFeatures.softcap && params.softcap != 0;
@@ -131,15 +108,15 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   };
   auto load_K = [&](int n_block, auto ragged) {
     device::at(Site::K_g2s);
-    copy_g2s<Traits, ragged.value, kPredicatedColumns>(
-        g2s, tKgK(_, _, _, n_block), at_stage<Traits>(tKsK, n_block), tKVcKV,
+    copy_N.template g2s<ragged.value, kPredicatedColumns>(
+        tKgK(_, _, n_block), smem.k[stage_of(n_block)],
         {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
   auto load_V = [&](int n_block, auto ragged) {
     device::at(Site::V_g2s);
-    copy_g2s<Traits, ragged.value, kPredicatedColumns>(
-        g2s, tVgV(_, _, _, n_block), at_stage<Traits>(tVsV, n_block), tKVcKV,
+    copy_N.template g2s<ragged.value, kPredicatedColumns>(
+        tVgV(_, _, n_block), smem.v[stage_of(n_block)],
         {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
@@ -175,18 +152,18 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       load_V(n_block, first);
     }
 
-    Tensor tSsK_block = at_stage<Traits>(tSsK, n_block);            // (CPY,MMA_N,MMA_K)
-    Tensor tOsVt_block = at_stage<Traits>(tOsVt, n_block);          // (CPY,MMA_K,MMA_N)
-    Tensor acc_S = partition_fragment_C(tiled_mma, block_shape_S);  // (MMA,MMA_M,MMA_N)
+    Element const* const sK = smem.k[stage_of(n_block)];              // (kBlockN,kHeadDim)
+    Element const* const sV = smem.v[stage_of(n_block)];              // (kBlockN,kHeadDim)
+    Tensor acc_S = make_tensor<float>(typename Traits::FragmentS{});  // (MMA,MMA_M,MMA_N)
     clear(acc_S);
-    gemm_staged<Traits::kStageStepsQK, Traits::kDoubleBuffer>(
-        tiled_mma, acc_S, tSrQ, tSrK, [&](int k) {
+    gemm_staged<MmaAtom, Traits::kStageStepsQK, Traits::kDoubleBuffer>(
+        acc_S, tSrQ, tSrK, [&](int k) {
           if constexpr (!Traits::kQInRegisters) {
             device::at(Site::Q_s2r);
-            copy(s2r_Q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
+            load_A<Ldmatrix>(tSrQ, smem.q, q_tiles, k);
           }
           device::at(Site::K_s2r);
-          copy(s2r_K, tSsK_block(_, _, k), tSrK_copy(_, _, k));
+          load_B<Ldmatrix>(tSrK, sK, k_tiles, k);
         });
 
     if constexpr (Traits::kEagerLoadBlocks) {
@@ -202,21 +179,20 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       cap_scores(acc_S, params.softmax_scale / params.softcap);
     }
     if constexpr (masked.value) {
-      mask.apply(acc_S, tScS, n_block);
+      mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
+                                                                 n_block);
     }
-    constexpr bool kMasked = masked.value && (kMaskEnds || kMaskBegins);
-    softmax.template update<first.value && Traits::kOptimizedSoftmax, kMasked>(acc_S, acc_O);
-    Tensor rP = convert<Element>(acc_S);  // (MMA,MMA_M,MMA_N)
-    Tensor tOrP = as_operand_A(rP);       // (MMA,MMA_M,MMA_N/2)
+    softmax.template update<first.value && Traits::kOptimizedSoftmax>(acc_S, acc_O);
+    Tensor tOrP = as_operand_A<Element>(acc_S);  // (MMA,MMA_M,MMA_K)
 
     if constexpr (!Traits::kEagerLoadBlocks) {
       load_V(n_block, first);
       wait_and_sync(_0{});  // V[n_block] is visible
     }
-    gemm_staged<Traits::kStageStepsPV, Traits::kDoubleBuffer>(
-        tiled_mma, acc_O, tOrP, tOrVt, [&](int k) {
+    gemm_staged<MmaAtom, Traits::kStageStepsPV, Traits::kDoubleBuffer>(
+        acc_O, tOrP, tOrVt, [&](int k) {
           device::at(Site::V_s2r);
-          copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k));
+          load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
         });
   };
 
@@ -224,7 +200,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   if (begin_block < end_block) {
     // Prologue.
     device::at(Site::Q_g2s);
-    copy_g2s<Traits, true, kPredicatedColumns>(g2s, tQgQ, tQsQ, tQcQ, {rows_left, params.d_head});
+    copy_M.template g2s<true, kPredicatedColumns>(tQgQ(_, _, m_block), smem.q,
+                                                  {rows_left, params.d_head});
     commit();
     if constexpr (Traits::kEagerLoadBlocks) {
       load_K(end_block - 1, true_type{});
@@ -237,7 +214,10 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       // Q is visible; K and V may still be in flight.
       wait_and_sync(Int<Traits::kEagerLoadBlocks ? 1 + kNewerGroups : 0>{});
       device::at(Site::Q_s2r);
-      copy(s2r_Q, tSsQ, tSrQ_copy);
+      CUTE_UNROLL
+      for (int k = 0; k < size<2>(tSrQ); ++k) {
+        load_A<Ldmatrix>(tSrQ, smem.q, q_tiles, k);
+      }
     }
 
     // Blocks at the end and at the beginning may be cut by the mask, those between are not.
@@ -264,14 +244,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   }
 
   // Finalise.
-  Tensor lse = softmax.finalise(acc_O);  // (2,MMA_M)
-  Tensor rows = rows_by_columns(tScS);   // ((2,MMA_M),(2,MMA_N)) of (row, column)
+  auto lse = softmax.finalise(acc_O);  // of each row
   bool const is_partial = params.num_splits > 1;
   if constexpr (kFeatures.sinks) {
     if (params.sinks != nullptr && !is_partial) {  // partial results get them when they are merged
       device::at(Site::sinks_g2r);
       join_sinks(acc_O, lse, [&](int r) {
-        int const m = get<0>(rows(r, 0));
+        int const m = acc_coord.row + AccRows{}(r);
         return m < rows_left ? load_sink<Element>(params, coord.head, m_block * kBlockM + m)
                              : -INFINITY;
       });
@@ -284,33 +263,32 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
                              m_block * kBlockM;
   int64_t const partial_offset = coord.split * params.lse_strides.split + lse_offset;
   device::at(Site::lse_r2g);
-  if (get<1>(rows(0, 0)) == 0) {
+  if (acc_coord.column == 0) {
     float* const lse_block =
         is_partial ? params.lse_partial + partial_offset : params.lse + lse_offset;
     CUTE_UNROLL
-    for (int r = 0; r < size(lse); ++r) {
-      int const row = get<0>(rows(r, 0));
+    for (int r = 0; r < Traits::kRowsPerThread; ++r) {
+      int const row = acc_coord.row + AccRows{}(r);
       if (row < rows_left) {
-        device::store(lse_block + row, lse(r));
+        device::store(lse_block + row, lse[r]);
       }
     }
   }
   if (is_partial) {
     device::at(Site::O_r2g);
-    store_partial(acc_O, thr_mma.partition_C(make_identity_tensor(block_shape_M)),
-                  params.o_partial + partial_offset * params.d_head, {rows_left, params.d_head});
+    store_partial<AccRows, typename Traits::AccColumnsO>(
+        rows_by_columns(acc_O), acc_coord, params.o_partial + partial_offset * params.d_head,
+        {rows_left, params.d_head});
     return;
   }
 
   // O passes through the rows of sQ that this warp alone has read.
-  Tensor rO = convert<Element>(acc_O);  // (MMA,MMA_M,MMA_K)
   device::at(Site::O_r2s);
   device::sync_warp();
-  copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));
+  store_packed<Traits>(as_operand_A<Element>(acc_O), acc_coord, smem.o);
   device::sync_threads();  // O is visible
   device::at(Site::O_s2g);
-  copy_s2g(typename Traits::VectorCopyAtom{}, thr_g2s.partition_D(sO), thr_g2s.partition_S(gO),
-           tQcQ, {rows_left, params.d_head});
+  copy_M.s2g(smem.o, tOgO(_, _, m_block), {rows_left, params.d_head});
 }
 
 }  // namespace pyflash::sm80

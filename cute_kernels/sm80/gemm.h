@@ -1,8 +1,9 @@
-// The warp-level GEMM with operands loaded from shared memory in stages, and the views that lead from the accumulator of
-// one GEMM to the operand of the next.
+// The warp-level GEMM with operands loaded from shared memory in stages, and what leads from the accumulator of one GEMM to
+// the operand of the next.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <cute/atom/mma_traits_sm80.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
 
@@ -10,12 +11,26 @@ namespace pyflash::sm80 {
 
 using namespace cute;
 
+// acc += A B^T for step k of the K dimension. Every other column of tiles is walked upwards: neighbours share an operand.
+template <class MmaAtom, class Acc, class A, class B>
+CUTE_DEVICE void gemm_step(Acc& acc, A const& rA, B const& rB, int k) {
+  constexpr int kTilesM = size<1>(Acc{});
+  CUTE_UNROLL
+  for (int n = 0; n < size<2>(Acc{}); ++n) {
+    CUTE_UNROLL
+    for (int i = 0; i < kTilesM; ++i) {
+      int const m = n % 2 ? kTilesM - 1 - i : i;
+      Tensor tile = acc(_, m, n);  // (MMA)
+      mma_unpack(MMA_Traits<MmaAtom>{}, tile, rA(_, m, k), rB(_, n, k), tile);
+    }
+  }
+}
+
 // acc += A B^T. The K dimension is walked in stages of kStageSteps MMA steps; load_step(k) brings the operands of step k
 // to registers. With kDoubleBuffer the loads of the next stage are issued before the MMAs of the current one.
-template <int kStageSteps, bool kDoubleBuffer, class TiledMma, class Acc, class A, class B,
+template <class MmaAtom, int kStageSteps, bool kDoubleBuffer, class Acc, class A, class B,
           class LoadStep>
-CUTE_DEVICE void gemm_staged(TiledMma const& tiled_mma, Acc& acc, A const& rA, B const& rB,
-                             LoadStep&& load_step) {
+CUTE_DEVICE void gemm_staged(Acc& acc, A const& rA, B const& rB, LoadStep&& load_step) {
   constexpr int kStages = size<2>(B{}) / kStageSteps;
   auto load_stage = [&](int stage) {
     CUTE_UNROLL
@@ -33,7 +48,7 @@ CUTE_DEVICE void gemm_staged(TiledMma const& tiled_mma, Acc& acc, A const& rA, B
     }
     CUTE_UNROLL
     for (int k = stage * kStageSteps; k < (stage + 1) * kStageSteps; ++k) {
-      gemm(tiled_mma, rA(_, _, k), rB(_, _, k), acc);
+      gemm_step<MmaAtom>(acc, rA, rB, k);
     }
     if constexpr (!kDoubleBuffer) {
       if (stage + 1 < kStages) {
@@ -45,30 +60,26 @@ CUTE_DEVICE void gemm_staged(TiledMma const& tiled_mma, Acc& acc, A const& rA, B
 
 // An accumulator by rows and columns: (MMA=4,MMA_M,MMA_N) -> ((2,MMA_M),(2,MMA_N)).
 template <class Acc>
-CUTE_DEVICE auto rows_by_columns(Acc&& acc) {
-  auto const split = logical_divide(acc.layout(), Shape<_2>{});  // ((2,2),MMA_M,MMA_N)
-  return make_tensor(acc.data(), make_layout(make_layout(get<0, 1>(split), get<1>(split)),
-                                             make_layout(get<0, 0>(split), get<2>(split))));
+CUTE_DEVICE auto rows_by_columns(Acc& acc) {
+  constexpr int kM = size<1>(Acc{});
+  constexpr int kN = size<2>(Acc{});
+  return make_tensor(acc.data(), Layout<Shape<Shape<_2, Int<kM>>, Shape<_2, Int<kN>>>,
+                                        Stride<Stride<_2, _4>, Stride<_1, Int<4 * kM>>>>{});
 }
 
-// An accumulator of 16-bit elements as the A operand of m16n8k16: (MMA=4,MMA_M,MMA_N) -> ((4,2),MMA_M,MMA_N/2).
-template <class P>
-CUTE_DEVICE auto as_operand_A(P&& rP) {
-  auto const split = logical_divide(rP.layout(), Shape<Underscore, Underscore, _2>{});
-  return make_tensor(rP.data(), make_layout(make_layout(get<0>(split), get<2, 0>(split)),
-                                            get<1>(split), get<2, 1>(split)));
-}
-
-// fp32 registers rounded to 16-bit ones of the same layout, two at a time.
-template <class Element, class Fragment>
-CUTE_DEVICE auto convert(Fragment const& source) {
-  Tensor result = make_fragment_like<Element>(source);
-  Tensor pairs = recast<uint32_t>(result);
+// An accumulator rounded to pairs of 16-bit elements, two neighbouring tiles of it being one of the A operand of m16n8k16:
+// (MMA=4,MMA_M,MMA_N) -> ((2,2),MMA_M,MMA_N/2).
+template <class Element, class Acc>
+CUTE_DEVICE auto as_operand_A(Acc const& acc) {
+  constexpr int kM = size<1>(Acc{});
+  constexpr int kK = size<2>(Acc{}) / 2;
+  Tensor pairs = make_tensor<uint32_t>(Layout<Shape<Shape<_2, _2>, Int<kM>, Int<kK>>,
+                                              Stride<Stride<_1, Int<2 * kM>>, _2, Int<4 * kM>>>{});
   CUTE_UNROLL
-  for (int i = 0; i < size(pairs); ++i) {
-    pairs(i) = device::pack2(source(2 * i), source(2 * i + 1), Element{});
+  for (int i = 0; i < size(acc) / 2; ++i) {
+    pairs.data()[i] = device::pack2(acc(2 * i), acc(2 * i + 1), Element{});
   }
-  return result;
+  return pairs;
 }
 
 }  // namespace pyflash::sm80

@@ -1,47 +1,24 @@
-// From a config to a launched kernel: the __global__ wrapper, its launcher and its row of the config map. Included by the
-// emitted translation units only.
+// From a config to its row of the config map. Included by the emitted translation units only.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "cute_kernels/row.h"
-#include "cute_kernels/sm80/forward_kernel.cuh"
+#include "cute_kernels/sm80/kernel.h"
+#include "cute_kernels/sm80/launcher.h"
 
 namespace pyflash {
-
-template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
-__global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
-                                  of_this_arch(kCtasPerSm<kConfig>))
-    flash_forward_kernel(__grid_constant__ ForwardParams const params) {
-  sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
-}
-
-// All CTAs in grid.x: no limit of 65535 on heads or batches.
-template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
-int launch_kernel(ForwardParams const& params, cudaStream_t stream) {
-  using Traits = sm80::KernelTraits<kConfig>;
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  auto const kernel = flash_forward_kernel<kConfig, kFeatures>;
-  // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
-  cudaError_t const error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  if (error != cudaSuccess) {
-    return error;
-  }
-  int64_t const n_ctas = sm80::n_ctas<Traits>(params);
-  if (n_ctas > INT32_MAX) {
-    return cudaErrorInvalidConfiguration;
-  }
-  kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(params);
-  return cudaGetLastError();
-}
 
 // With the first combination that covers the problem; where none does, the host has refused it.
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 int launch_forward(ForwardParams const& params, void* stream) {
+  using Traits = sm80::KernelTraits<kConfig>;
   int error = cudaErrorNotSupported;
   run_first_that_covers<kBuilt...>(features_needed(params, kConfig.d_head), [&](auto features) {
-    error = launch_kernel<kConfig, features.value>(params, static_cast<cudaStream_t>(stream));
+    auto const kernel = flash_forward_kernel<kConfig, features.value>;
+    sm80::LaunchShape const shape{.block_rows = Traits::kBlockM,
+                                  .n_threads = Traits::kNThreads,
+                                  .smem_bytes = sizeof(typename Traits::SharedStorage)};
+    error = sm80::launch(reinterpret_cast<void const*>(kernel), shape, params,
+                         static_cast<cudaStream_t>(stream));
   });
   return error;
 }

@@ -5,9 +5,10 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/params.h"
+#include "cute_kernels/sm80/copy.h"
 
 namespace pyflash::sm80 {
 
@@ -42,18 +43,22 @@ struct Mask {
   }
   CUTE_DEVICE int uncut_end_block() const { return max(min(first_end, n_keys), 0) / kBlockN; }
 
-  // Sets the scores that do not count to -inf. coords: (row, column) in the block, partitioned like acc_S.
-  template <class AccS, class CoordTensor>
-  CUTE_DEVICE void apply(AccS& acc_S, CoordTensor const& coords, int n_block) const {
-    int const first_key = n_block * kBlockN;
+  // Sets the scores that do not count to -inf. S: by rows and columns, whose places in the block are `first` and, from there,
+  // Rows and Columns.
+  template <class Rows, class Columns, class S>
+  CUTE_DEVICE void apply(S&& scores, Coord const& first, int n_block) const {
+    int const first_key = n_block * kBlockN + first.column;
     CUTE_UNROLL
-    for (int i = 0; i < size(acc_S); ++i) {
-      int const row = get<0>(coords(i));
-      int const column = get<1>(coords(i));
+    for (int r = 0; r < size<0>(scores); ++r) {
+      int const row = first.row + Rows{}(r);
       int const end = kEnds ? min(first_end + row, n_keys) : n_keys;
-      bool const too_early = kBegins && column < first_begin + row - first_key;
-      if (too_early || column >= end - first_key) {
-        acc_S(i) = -INFINITY;
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(scores); ++c) {
+        int const column = Columns{}(c);
+        bool const too_early = kBegins && column < first_begin + row - first_key;
+        if (too_early || column >= end - first_key) {
+          scores(r, c) = -INFINITY;
+        }
       }
     }
   }

@@ -2,7 +2,7 @@
 // memory.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
 #include "cute_kernels/params.h"
@@ -19,14 +19,7 @@ struct BlockCoord {
   int batch;
 };
 
-// The grid: one CTA per (Q block, split, head, batch).
-template <class Traits>
-int64_t n_ctas(ForwardParams const& params) {
-  int64_t const n_m_blocks = ceil_div(params.seqlen_q, Traits::kBlockM);
-  return n_m_blocks * params.num_splits * params.heads * params.batch;
-}
-
-// Neighbouring CTAs share a head, so that its K and V stay in L2.
+// Which part of the grid (grid.h) this CTA is. Neighbouring CTAs share a head, so that its K and V stay in L2.
 //
 // With kLongestFirst, for masks that leave the last Q blocks the most to do: the CTAs of a section of heads, as many as
 // have their K and V in L2 together, go from the last Q block to the first, so that the short ones fill up the SMs at the
@@ -72,13 +65,13 @@ CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total
   return {begin, end - begin};
 }
 
-// One head of one sequence as a matrix, (rows,kHeadDim).
-template <class Traits, class Element>
-CUTE_DEVICE auto head_matrix(Element* base, TensorStrides const& strides, int batch, int head,
+// One head of one sequence as a matrix, (rows,columns).
+template <class Element, class Pointer>
+CUTE_DEVICE auto head_matrix(Pointer* base, TensorStrides const& strides, int batch, int head,
                              Rows const& rows) {
-  Element* const first =
-      base + batch * strides.batch + head * strides.head + rows.begin * strides.row;
-  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, Int<Traits::kHeadDim>{}),
+  Element* const first = static_cast<Element*>(base) + batch * strides.batch + head * strides.head +
+                         rows.begin * strides.row;
+  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, int{}),
                      make_stride(strides.row, _1{}));
 }
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
 #include "cute_kernels/sm80/gemm.h"
@@ -15,6 +15,10 @@ namespace pyflash::sm80 {
 using namespace cute;
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
+
+// What m starts at. Scores of -inf, masked or by value, are as far below it as below any other m: the exponentials of a row
+// that has no others are 0, where from -inf they would be NaN.
+inline constexpr float kLeastMax = -1e30f;
 
 template <class Reduce>
 CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
@@ -27,8 +31,8 @@ CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
 template <int kRows, bool kOptimized>
 struct Softmax {
   float softmax_scale;
-  Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>> row_max;  // of S; scaled unless kOptimized
-  Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>> row_sum;  // this thread's share of l
+  cute::array<float, kRows> row_max;  // of S; scaled unless kOptimized
+  cute::array<float, kRows> row_sum;  // this thread's share of l
 
   CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {
     if constexpr (!kOptimized) {
@@ -38,13 +42,13 @@ struct Softmax {
 
   // The state before any block.
   CUTE_DEVICE void reset() {
-    fill(row_max, -INFINITY);
-    clear(row_sum);
+    cute::fill(row_max, float{kLeastMax});
+    cute::clear(row_sum);
   }
 
   // Turns a block of scores into P and brings m, l and O up to date with it. kFirst: nothing came before, so nothing is
-  // rescaled and the state is written, not updated. kMasked: a row may have attended nothing so far.
-  template <bool kFirst, bool kMasked, class AccS, class AccO>
+  // rescaled and the state is written, not updated.
+  template <bool kFirst, class AccS, class AccO>
   CUTE_DEVICE void update(AccS& acc_S, AccO& acc_O) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
@@ -63,28 +67,26 @@ struct Softmax {
         block_max = fmaxf(block_max, S(r, c));
       }
       block_max = reduce_quad(block_max, [](float a, float b) { return fmaxf(a, b); });
-      float const new_max = kFirst ? block_max : fmaxf(row_max(r), block_max);
-      // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
-      float const shift = kMasked && new_max == -INFINITY ? 0.f : new_max;
+      float const new_max = fmaxf(block_max, kFirst ? kLeastMax : row_max[r]);
       if constexpr (!kFirst) {
-        float const correction = kOptimized ? device::exp2((row_max(r) - shift) * scale_log2)
-                                            : device::exp(row_max(r) - shift);
-        row_sum(r) *= correction;
+        float const correction = kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2)
+                                            : device::exp(row_max[r] - new_max);
+        row_sum[r] *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
           O(r, c) *= correction;
         }
       }
-      row_max(r) = new_max;
+      row_max[r] = new_max;
       float block_sum = 0.f;
-      float const offset = shift * scale_log2;
+      float const offset = new_max * scale_log2;
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) =
-            kOptimized ? device::exp2(S(r, c) * scale_log2 - offset) : device::exp(S(r, c) - shift);
+        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset)
+                             : device::exp(S(r, c) - new_max);
         block_sum += S(r, c);
       }
-      row_sum(r) = kFirst ? block_sum : row_sum(r) + block_sum;
+      row_sum[r] = kFirst ? block_sum : row_sum[r] + block_sum;
     }
   }
 
@@ -92,13 +94,13 @@ struct Softmax {
   template <class AccO>
   CUTE_DEVICE auto finalise(AccO& acc_O) {
     Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
-    Tensor lse = make_fragment_like(row_sum);
+    cute::array<float, kRows> lse;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
+      float const sum = reduce_quad(row_sum[r], [](float a, float b) { return a + b; });
       float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = kOptimized ? row_max(r) * softmax_scale : row_max(r);
-      lse(r) = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
+      float const scaled_max = kOptimized ? row_max[r] * softmax_scale : row_max[r];
+      lse[r] = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); ++c) {
         O(r, c) *= inverse;
@@ -113,15 +115,15 @@ template <class AccO, class Lse, class SinkOf>
 CUTE_DEVICE void join_sinks(AccO& acc_O, Lse& lse, SinkOf&& sink_of) {
   Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
   CUTE_UNROLL
-  for (int r = 0; r < size(lse); ++r) {
+  for (int r = 0; r < lse.size(); ++r) {
     float const sink = sink_of(r);
     if (sink == -INFINITY) {
       continue;
     }
-    float const larger = fmaxf(lse(r), sink);
-    float const weight = device::exp(lse(r) - larger);
+    float const larger = fmaxf(lse[r], sink);
+    float const weight = device::exp(lse[r] - larger);
     float const sum = weight + device::exp(sink - larger);
-    lse(r) = larger + device::log(sum);
+    lse[r] = larger + device::log(sum);
     float const correction = weight / sum;
     CUTE_UNROLL
     for (int c = 0; c < size<1>(O); ++c) {

@@ -1,11 +1,19 @@
-// Expands the configuration key to compile-time types: tile shapes, shared-memory layouts, copy and MMA atoms. The only
-// place that speaks both languages: the paper's (B_r, B_c, d_head) above, CuTe's (kBlockM, kBlockN, kHeadDim) below.
+// Expands the configuration key to compile-time types: tile shapes, shared-memory layouts, thread-value layouts, copy and
+// MMA atoms. The only place that speaks both languages: the paper's (B_r, B_c, d_head) above, CuTe's (kBlockM, kBlockN,
+// kHeadDim) below.
+//
+// NOTE: layouts are spelled out, not computed: the algebra that computes them took most of a kernel's compile time. That
+// they are what CuTe's TiledMMA and TiledCopy compute of the same atoms, tiled.h asserts.
 #pragma once
 
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm80.hpp>
+#include <cute/atom/mma_traits_sm80.hpp>
+#include <cute/swizzle_layout.hpp>
+#include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/config.h"
 
@@ -19,8 +27,10 @@ struct KernelTraits {
   static constexpr int kBlockN = kConfig.B_c;
   static constexpr int kHeadDim = kConfig.d_head;
   static constexpr int kNWarps = kConfig.n_warps;
+  static constexpr int kNThreads = 32 * kNWarps;
   static constexpr bool kAsyncCopy = kConfig.async_copy;
   static constexpr bool kEagerLoadBlocks = kConfig.eager_load_blocks;
+  static constexpr bool kSwizzled = kConfig.swizzled;
   static constexpr bool kDoubleBuffer = kConfig.mma_double_buffer_loads;
   static constexpr bool kOptimizedSoftmax = kConfig.optimized_softmax;
   static constexpr int kKVStages = kConfig.kv_stages;
@@ -38,10 +48,9 @@ struct KernelTraits {
   // GEMMs. A warp owns kBlockM / kNWarps whole rows, so that softmax never leaves a quad of lanes.
   using MmaAtom = std::conditional_t<kConfig.dtype == DType::FP16, SM80_16x8x16_F32F16F16F32_TN,
                                      SM80_16x8x16_F32BF16BF16F32_TN>;
-  using TiledMma = TiledMMA<MMA_Atom<MmaAtom>, Layout<Shape<Int<kNWarps>, _1, _1>>,
-                            Tile<Int<kMmaM * kNWarps>, _16, Int<kMmaK>>>;
-  static constexpr int kNThreads = size(TiledMma{});
-  static constexpr int kRowsPerThread = 2 * kBlockM / (kMmaM * kNWarps);
+  static constexpr int kRowStep = kMmaM * kNWarps;  // of the CTA: a tile of 16 rows for each warp
+  static constexpr int kTilesM = kBlockM / kRowStep;
+  static constexpr int kRowsPerThread = 2 * kTilesM;
 
   // MMA steps for which operands are loaded at a time; the whole K dimension where the config says 0. Q is either resident
   // in registers for the whole kernel or loaded stage by stage along with K.
@@ -53,34 +62,54 @@ struct KernelTraits {
   static constexpr int kStageStepsPV = stage_steps(kConfig.V_mma_load_K_tiles, kBlockN);
   static_assert(kHeadDim / kMmaK % kStageStepsQK == 0 && kBlockN / kMmaK % kStageStepsPV == 0);
 
+  // Registers of a thread: accumulators hold 4 fp32 of each 16 x 8 tile, 2 rows by 2 columns; operands hold pairs of
+  // elements, 4 of each 16 x 16 tile of A, 2 of each 8 x 16 tile of B.
+  template <int kRegisters, int kTilesMN, int kTilesK>
+  using Fragment = Layout<Shape<Int<kRegisters>, Int<kTilesMN>, Int<kTilesK>>,
+                          Stride<_1, Int<kRegisters>, Int<kRegisters * kTilesMN>>>;
+  using FragmentS = Fragment<4, kTilesM, kBlockN / 8>;            // (MMA,MMA_M,MMA_N)
+  using FragmentO = Fragment<4, kTilesM, kHeadDim / 8>;           // (MMA,MMA_M,MMA_K)
+  using FragmentQ = Fragment<4, kTilesM, kHeadDim / kMmaK>;       // (MMA,MMA_M,MMA_K)
+  using FragmentK = Fragment<2, kBlockN / 8, kHeadDim / kMmaK>;   // (MMA,MMA_N,MMA_K)
+  using FragmentVt = Fragment<2, kHeadDim / 8, kBlockN / kMmaK>;  // (MMA,MMA_K,MMA_N)
+  // Where an accumulator's rows and columns are in the block, from the first of the thread on, and where that is.
+  using AccRows = Layout<Shape<_2, Int<kTilesM>>, Stride<_8, Int<kRowStep>>>;
+  using AccColumnsS = Layout<Shape<_2, Int<kBlockN / 8>>, Stride<_1, _8>>;
+  using AccColumnsO = Layout<Shape<_2, Int<kHeadDim / 8>>, Stride<_1, _8>>;
+  using AccLanes = Layout<Shape<_4, _8>, Stride<_32, _1>>;  // lane -> row + 16 * column
+
   // Shared memory: row-major blocks, plain or with the 16-byte chunks of 8 consecutive rows permuted, so that ldmatrix
   // finds 8 rows of one chunk column in 32 different banks.
   static constexpr int kSwizzleColumns = kHeadDim % 64 == 0 ? 64 : 32;
-  using SwizzleAtom = decltype(composition(
-      Swizzle<kSwizzleColumns == 64 ? 3 : 2, 3, 3>{},
-      Layout<Shape<_8, Int<kSwizzleColumns>>, Stride<Int<kSwizzleColumns>, _1>>{}));
+  using SmemSwizzle = Swizzle<kSwizzleColumns == 64 ? 3 : 2, 3, 3>;
   template <int kRows>
-  static constexpr auto smem_layout() {
-    using BlockShape = Shape<Int<kRows>, Int<kHeadDim>>;
-    if constexpr (kConfig.swizzled) {
-      return tile_to_shape(SwizzleAtom{}, BlockShape{});
-    } else {
-      return Layout<BlockShape, Stride<Int<kHeadDim>, _1>>{};
-    }
-  }
-  using SmemLayoutQ = decltype(smem_layout<kBlockM>());   // (kBlockM,kHeadDim)
-  using SmemLayoutKV = decltype(smem_layout<kBlockN>());  // (kBlockN,kHeadDim)
-  using SmemLayoutVt = decltype(composition(              // (kHeadDim,kBlockN)
-      SmemLayoutKV{}, Layout<Shape<Int<kHeadDim>, Int<kBlockN>>, Stride<Int<kBlockN>, _1>>{}));
+  using PlainLayout = Layout<Shape<Int<kRows>, Int<kHeadDim>>, Stride<Int<kHeadDim>, _1>>;
+  // Atoms of 8 x kSwizzleColumns, down the rows first.
+  template <int kRows>
+  using AtomRows =
+      Layout<Shape<_8, Int<kRows / 8>>, Stride<Int<kSwizzleColumns>, Int<8 * kSwizzleColumns>>>;
+  template <int kRows>
+  using AtomColumns = Layout<Shape<Int<kSwizzleColumns>, Int<kHeadDim / kSwizzleColumns>>,
+                             Stride<_1, Int<kRows * kSwizzleColumns>>>;
+  template <class... Modes>
+  using Swizzled = ComposedLayout<SmemSwizzle, _0, decltype(make_layout(Modes{}...))>;
+  template <int kRows>
+  using SmemLayout = std::conditional_t<kSwizzled, Swizzled<AtomRows<kRows>, AtomColumns<kRows>>,
+                                        PlainLayout<kRows>>;
+  using SmemLayoutQ = SmemLayout<kBlockM>;   // (kBlockM,kHeadDim)
+  using SmemLayoutKV = SmemLayout<kBlockN>;  // (kBlockN,kHeadDim)
+  using SmemLayoutVt =                       // (kHeadDim,kBlockN)
+      std::conditional_t<kSwizzled, Swizzled<AtomColumns<kBlockN>, AtomRows<kBlockN>>,
+                         Layout<Shape<Int<kHeadDim>, Int<kBlockN>>, Stride<_1, Int<kHeadDim>>>>;
   using SmemLayoutO = SmemLayoutQ;
 
   struct SharedStorage {
     union {  // O leaves through the space of Q
-      alignas(1024) Element q[cosize_v<SmemLayoutQ>];
-      alignas(1024) Element o[cosize_v<SmemLayoutO>];
+      alignas(1024) Element q[kBlockM * kHeadDim];
+      alignas(1024) Element o[kBlockM * kHeadDim];
     };
-    alignas(1024) Element k[kKVStages][cosize_v<SmemLayoutKV>];
-    alignas(1024) Element v[kKVStages][cosize_v<SmemLayoutKV>];
+    alignas(1024) Element k[kKVStages][kBlockN * kHeadDim];
+    alignas(1024) Element v[kKVStages][kBlockN * kHeadDim];
   };
   static_assert(sizeof(SharedStorage{}.k[0]) % 1024 == 0, "a swizzle atom begins every stage");
 
@@ -89,21 +118,23 @@ struct KernelTraits {
   static constexpr int kVectorElements = sizeof(Vector) / sizeof(Element);
   static constexpr int kThreadsPerRow = kSwizzleColumns / kVectorElements;
   static_assert(kNThreads % kThreadsPerRow == 0);
-  using G2SThreads = Layout<Shape<Int<kNThreads / kThreadsPerRow>, Int<kThreadsPerRow>>,
-                            Stride<Int<kThreadsPerRow>, _1>>;
-  template <class CopyAtom>
-  using TiledCopyVectors = decltype(make_tiled_copy(CopyAtom{}, G2SThreads{},
-                                                    Layout<Shape<_1, Int<kVectorElements>>>{}));
-  using VectorCopyAtom = Copy_Atom<UniversalCopy<Vector>, Element>;
-  using AsyncCopyAtom = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL<Vector>, Element>;
-  using AsyncCopyAtomOrZeros = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Vector>, Element>;
-  using TiledCopyG2S =
-      TiledCopyVectors<std::conditional_t<kAsyncCopy, AsyncCopyAtom, VectorCopyAtom>>;
+  static constexpr int kCopyRows = kNThreads / kThreadsPerRow;  // of all threads at a time
+  template <int kRows>
+  using CopySteps = Shape<Int<kRows / kCopyRows>, Int<kHeadDim / kSwizzleColumns>>;
+  using VectorCopyAtom = UniversalCopy<Vector>;
+  using AsyncCopyAtom = SM80_CP_ASYNC_CACHEGLOBAL<Vector>;
+  using AsyncCopyAtomOrZeros = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Vector>;
 
-  // Shared -> registers: ldmatrix for Q and K, transposing for V. Registers -> shared: two elements a thread.
-  using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
-  using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;
-  using SmemCopyAtomO = Copy_Atom<UniversalCopy<uint32_t>, Element>;
+  // Shared -> registers: ldmatrix of 16 x 16 tiles for Q and K, transposing for V; a lane gives the address of 8 elements,
+  // those at row + 16 * column of the tile. Registers -> shared: two elements a thread.
+  using SmemCopyAtom = SM75_U32x4_LDSM_N;
+  using SmemCopyAtomTransposed = SM75_U16x8_LDSM_T;
+  using SmemCopyAtomO = UniversalCopy<uint32_t>;
+  using LanesQ = Layout<Shape<_16, _2>, Stride<_1, Int<16 * 8>>>;         // of (M,K)
+  using LanesK = Layout<Shape<_8, _2, _2>, Stride<_1, Int<16 * 8>, _8>>;  // of (N,K)
+  using LanesVt = Layout<Shape<_16, _2>, Stride<_16, _8>>;                // of (N,K)
+
+  struct Tiled;  // the same by TiledMMA and TiledCopy: tiled.h
 };
 
 }  // namespace pyflash::sm80

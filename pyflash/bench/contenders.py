@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
+from pyflash.bench import packages
 from pyflash.config import KernelConfig
 from pyflash.op.ops import attention
+from pyflash.op.selection import Problem, select
 
 BASELINE = "PyTorch flash"
+
+# PyTorch's own backends, in the order of tables; the first is the baseline.
+_SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+BACKENDS = (*_SDPA, *packages.PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -38,25 +50,56 @@ def pyflash_configs(configs: Iterable[KernelConfig], causal: bool = False) -> li
     ]
 
 
-def torch_backends(device: torch.device, causal: bool = False) -> list[Contender]:
-    """PyTorch's own attention, each backend by itself; the first is the baseline."""
-    backends = {BASELINE: SDPBackend.FLASH_ATTENTION}
-    if device.type == "cuda" and torch.backends.cudnn.is_available():
-        backends["PyTorch cudnn"] = SDPBackend.CUDNN_ATTENTION
-    return [
-        Contender(
-            name=name,
+def selected(problem: Problem) -> Contender:
+    """pyflash as a caller has it who names no config. Raises RuntimeError where it refuses the
+    problem, or has no kernel for it."""
+    run = functools.partial(attention, causal=bool(problem.options.get("causal")))
+    return Contender("pyflash", run, select(problem).config)
+
+
+def backends(problem: Problem, names: Sequence[str] | None = None) -> list[Contender]:
+    """The attention of others, by the names in `BACKENDS`; by default every one that is importable
+    and meant for the problem's device. The first is the baseline.
+
+    Raises ValueError for an unknown name, ImportError for a named one that is not installed.
+    """
+    device = torch.device(problem.device)
+    if names is None:
+        names = [name for name in BACKENDS if _is_default(name, device)]
+    if unknown := set(names) - set(BACKENDS):
+        raise ValueError(f"unknown backends {sorted(unknown)}: expected {', '.join(BACKENDS)}")
+    return [_backend(name, problem) for name in BACKENDS if name in names]
+
+
+def _is_default(name: str, device: torch.device) -> bool:
+    """Efficient and math write or recompute every score, which on a CPU is all there is."""
+    if device.type == "cpu":
+        return name in ("flash", "math")
+    if name == "cudnn":
+        return torch.backends.cudnn.is_available()
+    return name != "math" and (name in _SDPA or packages.is_installed(name))
+
+
+def _backend(name: str, problem: Problem) -> Contender:
+    causal = bool(problem.options.get("causal"))
+    if name in _SDPA:
+        return Contender(
+            name=f"PyTorch {name}",
             run=functools.partial(_scaled_dot_product, causal=causal),
-            context=functools.partial(sdpa_kernel, backend),
+            context=functools.partial(sdpa_kernel, _SDPA[name]),
         )
-        for name, backend in backends.items()
-    ]
+    return Contender(packages.PACKAGES[name].title, packages.attention(name, problem))
 
 
 def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """NOTE: its causal mask is top-left aligned, so q and k must have the same length."""
+    """NOTE: its flag is_causal is top-left aligned; what is bottom-right aligned is a bias."""
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    same_length = q.shape[1] == k.shape[1]
+    bias = causal_lower_right(q.shape[1], k.shape[1]) if causal and not same_length else None
     out = torch.nn.functional.scaled_dot_product_attention(
-        *heads_first, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]
+        *heads_first,
+        attn_mask=bias,
+        is_causal=causal and same_length,
+        enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(device: torch.device) -> dict[str, str | None]:
     """GPU (or CPU), driver, CUDA and torch versions, commit of the checkout; None: not known."""
+    import torch
+
     facts: dict[str, str | None] = {
-        "device": platform.processor() or platform.machine(),
+        "device": _cpu(),
         "driver": None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _output("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": commit(),
     }
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
@@ -26,10 +32,25 @@ def environment(device: torch.device) -> dict[str, str | None]:
     return facts
 
 
-def _output(*command: str) -> str | None:
-    here = Path(__file__).resolve().parent
+def commit() -> str | None:
+    """Of the checkout; None for an installation, also for one inside of another repository."""
+    if not (_ROOT / ".git").exists():
+        return None
+    return _output("git", "describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _cpu() -> str:
     try:
-        result = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _output(*command: str) -> str | None:
+    try:
+        result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return result.stdout.strip() or None

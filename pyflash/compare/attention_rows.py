@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from pyflash.compare.profiler_csv import measured_cells
 from pyflash.compare.work import DTYPE_NAMES, attention_flops, fused_bytes, is_causal
-
-if TYPE_CHECKING:
-    from pyflash.bench.forward import Result
-    from pyflash.op.selection import Problem
+from pyflash.config import DType, KernelConfig, from_dict
 
 PROVIDER = "pyflash"
 KIND = "attention"
 
 
-def attention_row(result: Result) -> dict[str, str]:
-    """A benchmark's result as cells: Provider pyflash (or PyTorch), OperationKind attention,
-    Operation the config's short form; m, n, k are seqlen_q, seqlen_k, d_head, and batch_count is
-    batch * heads_q. FLOPs are halved for causal, as everywhere in pyflash.
+def attention_row(record: Mapping[str, Any]) -> dict[str, str]:
+    """A benchmark's record (`Result.record()`) as cells: Provider pyflash (or PyTorch, ...),
+    OperationKind attention, Operation the config's short form; m, n, k are seqlen_q, seqlen_k,
+    d_head, and batch_count is batch * heads_q. FLOPs are halved for causal, as everywhere in
+    pyflash.
 
-    A result that was refused or wrong has no figures, and says so as the profiler does.
+    A result that was refused or wrong has no figures, and says so as the profiler does. Raises
+    ValueError for a backward pass, which the columns cannot tell from a forward pass.
     """
-    problem = result.problem
-    config = result.contender.config
-    provider, _, name = result.contender.name.partition(" ")
+    from pyflash.op.selection import Problem
+
+    if record["what"] != "forward":
+        raise ValueError(f"a {record['what']} pass: the profiler's columns hold forward passes")
+    values = record["problem"]
+    problem = Problem(**{**values, "dtype": DType[values["dtype"]]})
+    config = from_dict(record["config"]) if record["config"] else None
+    provider, _, name = record["contender"].partition(" ")
     cells = _problem_cells(problem) | {
         "Provider": PROVIDER if config else provider,
         "OperationKind": KIND,
-        "Operation": str(config) if config else name,
-        "Status": "success" if result.timing or result.status == "wrong" else "not_supported",
-        "Disposition": {"ok": "passed", "wrong": "incorrect"}.get(result.status, "not_run"),
+        "Operation": str(config) if config else name or "attention",
+        "Status": "success" if record["status"] in ("ok", "wrong") else "not_supported",
+        "Disposition": {"ok": "passed", "wrong": "incorrect"}.get(record["status"], "not_run"),
     }
     if config is not None:
         cells |= _config_cells(config)
-    if result.timing:
-        seconds = result.timing.seconds
+    if record["timing"]:
+        seconds = record["timing"]["seconds"]
         cells |= measured_cells(fused_bytes(problem), attention_flops(problem), seconds)
     return cells
 
 
-def _problem_cells(problem: Problem) -> dict[str, str]:
+def _problem_cells(problem) -> dict[str, str]:
     element = DTYPE_NAMES[problem.dtype]
     return {
         "gemm_kind": "causal" if is_causal(problem) else "full",
@@ -54,7 +59,7 @@ def _problem_cells(problem: Problem) -> dict[str, str]:
     }
 
 
-def _config_cells(config) -> dict[str, str]:
+def _config_cells(config: KernelConfig) -> dict[str, str]:
     """The tile: what one CTA computes of S, and the extent of its first GEMM's K dimension."""
     tile = {"cta_m": config.B_r, "cta_n": config.B_c, "cta_k": config.d_head}
     return {name: str(value) for name, value in tile.items()}

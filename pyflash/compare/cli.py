@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from pyflash.compare import profiler_csv
-from pyflash.compare.gpus import Gpu, find_gpu
-from pyflash.compare.profiler import ProfilerError, find_profiler
-from pyflash.compare.profiler_csv import COLUMNS, Joined, Profile, Row
-from pyflash.compare.report import Comparison, compare, join_table
-from pyflash.config import DType
+from pyflash.commands.app import (
+    HtmlOption,
+    JsonOption,
+    check_writable,
+    new_app,
+    print_json,
+    show,
+    write_file,
+)
+from pyflash.commands.problems import Dtype, HeadsKv, dtype_of
 
-app = typer.Typer(add_completion=False)
+if TYPE_CHECKING:
+    from pyflash.compare.gpus import Gpu
+    from pyflash.compare.profiler_csv import Joined, Profile, Row
+    from pyflash.compare.report import Comparison
+    from pyflash.op.selection import Problem
+
+app = new_app()
 
 
 @app.command("compare")
@@ -34,12 +42,12 @@ def compare_command(
             "CUTLASS_PROFILER or on PATH, and without one by kernels of cutlass_library.",
         ),
     ] = False,
-    seqlen: Annotated[int | None, typer.Option(help="Of q, k and v.")] = None,
-    tokens: Annotated[int, typer.Option(help="batch is tokens / seqlen.")] = 16384,
-    d_head: int = 128,
-    heads: Annotated[int | None, typer.Option(help="2048 / d_head by default.")] = None,
-    heads_kv: Annotated[int | None, typer.Option(help="As heads by default.")] = None,
-    dtype: Annotated[str, typer.Option(help="fp16 or bf16.")] = "bf16",
+    seqlen: Annotated[int | None, typer.Option(min=1, help="Of q, k and v.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="batch is tokens / seqlen.")] = 16384,
+    d_head: Annotated[int, typer.Option(min=1)] = 128,
+    heads: Annotated[int | None, typer.Option(min=1, help="2048 / d_head by default.")] = None,
+    heads_kv: HeadsKv = None,
+    dtype: Dtype = "bf16",
     causal: Annotated[bool, typer.Option("--causal")] = False,
     config: Annotated[
         list[str] | None, typer.Option(help="Fused kernel; may be repeated. The selected one.")
@@ -48,64 +56,73 @@ def compare_command(
     verify: Annotated[bool, typer.Option("--verify", help="The profiler checks results.")] = False,
     gpu: Annotated[str | None, typer.Option(help="For rooflines of files, such as H200.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Writes all rows that were measured.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Attention beside its two GEMMs, in figures of the CUTLASS profiler.
+    """Attention beside its two GEMMs of the CUTLASS profiler.
 
     Two CSV files are joined. With --seqlen, files are searched for QK^T, PV and attention of that
     problem, which are compared. With --cutlass-profiler all are measured here.
     """
+    from pyflash.compare import profiler_csv
+    from pyflash.compare.report import compare
+
     paths = paths or []
-    console = Console(highlight=False, soft_wrap=True)
-    try:
-        if cutlass_profiler:
-            if len(paths) > 1:
-                raise ValueError("--cutlass-profiler takes one path, that of the program")
-            problem = _problem(seqlen or 4096, tokens, d_head, heads, heads_kv, dtype, causal)
-            result, profiles = _measure(problem, paths, config or [], kernels, verify)
-            if csv is not None:
-                cells = [_of_4_2(row) for p in profiles for row in p.rows]
-                csv.write_text(profiler_csv.as_text(cells))
-            _show(console, result, as_json, html)
-        elif seqlen is not None:
-            problem = _problem(seqlen, tokens, d_head, heads, heads_kv, dtype, causal)
-            profiles = _read(paths)
-            _show(console, compare(problem, profiles, profiles, _gpu(gpu)), as_json, html)
-        elif len(paths) == 2:
-            first, second = _read(paths)
-            _show_joined(console, first, second, as_json)
-        else:
-            raise ValueError("expected two CSV files, --seqlen with files, or --cutlass-profiler")
-    except (ValueError, RuntimeError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    check_writable(csv, html)
+    if cutlass_profiler:
+        if len(paths) > 1:
+            raise ValueError("--cutlass-profiler takes one path, that of the program")
+        problem = _problem(seqlen or 4096, tokens, d_head, heads, heads_kv, dtype, causal)
+        result, profiles = _measure(problem, paths, config or [], kernels, verify)
+        if csv is not None:
+            cells = [_of_4_2(row) for p in profiles for row in p.rows]
+            write_file(csv, profiler_csv.as_text(cells))
+        _show(result, as_json, html)
+    elif seqlen is not None:
+        problem = _problem(seqlen, tokens, d_head, heads, heads_kv, dtype, causal)
+        profiles = _read(paths)
+        _show(compare(problem, profiles, profiles, _gpu(gpu)), as_json, html)
+    elif len(paths) == 2:
+        _show_joined(*_read(paths), as_json)
+    else:
+        raise ValueError("expected two CSV files, --seqlen with files, or --cutlass-profiler")
 
 
-def _problem(seqlen, tokens, d_head, heads, heads_kv, dtype, causal):
+def _problem(
+    seqlen: int,
+    tokens: int,
+    d_head: int,
+    heads: int | None,
+    heads_kv: int | None,
+    dtype: str,
+    causal: bool,
+) -> Problem:
     from pyflash.op.selection import Problem
 
-    if dtype.upper() not in DType.__members__:
-        raise ValueError(f"--dtype {dtype}: expected fp16 or bf16")
     heads = heads or max(1, 2048 // d_head)
     return Problem(
         batch=max(1, tokens // seqlen),
         heads_q=heads,
-        heads_kv=heads_kv or heads,
+        heads_kv=heads if heads_kv is None else heads_kv,
         seqlen_q=seqlen,
         seqlen_k=seqlen,
         d_head=d_head,
-        dtype=DType[dtype.upper()],
+        dtype=dtype_of(dtype),
         options={"causal": True} if causal else {},
     )
 
 
 def _measure(
-    problem, paths: Sequence[Path], configs: Sequence[str], kernels: str | None, verify: bool
+    problem: Problem,
+    paths: Sequence[Path],
+    configs: Sequence[str],
+    kernels: str | None,
+    verify: bool,
 ) -> tuple[Comparison, list[Profile]]:
     import torch
 
     from pyflash.compare.live import compare_on_gpu
+    from pyflash.compare.profiler import ProfilerError, find_profiler
     from pyflash.config import parse as parse_config
 
     if not torch.cuda.is_available():
@@ -123,16 +140,22 @@ def _measure(
 
 def _of_4_2(row: Row) -> dict[str, str]:
     """The columns that CUTLASS 4.2.0 has too, but for the number of the problem."""
+    from pyflash.compare.profiler_csv import COLUMNS
+
     return {name: row.cells[name] for name in COLUMNS[1:] if name in row.cells}
 
 
 def _read(paths: Sequence[Path]) -> list[Profile]:
+    from pyflash.compare import profiler_csv
+
     if not paths:
         raise ValueError("no CSV files")
     return [profiler_csv.read(path) for path in paths]
 
 
 def _gpu(name: str | None) -> Gpu | None:
+    from pyflash.compare.gpus import find_gpu
+
     if name is None:
         return None
     found = find_gpu(name)
@@ -141,25 +164,27 @@ def _gpu(name: str | None) -> Gpu | None:
     return found
 
 
-def _show(console: Console, comparison: Comparison, as_json: bool, html: Path | None) -> None:
+def _show(comparison: Comparison, as_json: bool, html: Path | None) -> None:
     if html is not None:
         from pyflash.inspect.page import page
 
-        html.write_text(page(comparison))
+        write_file(html, page(comparison))
     if as_json:
         typer.echo(comparison.to_json(indent=1))
     else:
-        console.print(comparison)
+        show(comparison)
 
 
-def _show_joined(console: Console, first: Profile, second: Profile, as_json: bool) -> None:
-    joined = profiler_csv.join(first, second)
+def _show_joined(first: Profile, second: Profile, as_json: bool) -> None:
+    from pyflash.compare.profiler_csv import join
+    from pyflash.compare.report import join_table
+
+    joined = join(first, second)
     refused = [f"{p.name}: {r}" for p in (first, second) for r in p.refused]
     if as_json:
-        record = {"joined": [_joined_dict(j) for j in joined], "refused": refused}
-        typer.echo(json.dumps(record, indent=1))
+        print_json({"joined": [_joined_dict(j) for j in joined], "refused": refused})
         return
-    console.print(join_table(joined, first.name, second.name))
+    show(join_table(joined, first.name, second.name))
     for profile in (first, second):
         if profile.note:
             typer.echo(f"{profile.name}: {profile.note}")

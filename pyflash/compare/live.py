@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from pyflash.bench.contenders import pyflash_configs
-from pyflash.bench.forward import run
+from pyflash.bench.measure import run
 from pyflash.compare import profiler_csv, work
 from pyflash.compare.attention_rows import PROVIDER, attention_row
 from pyflash.compare.generated import run_generated
@@ -40,7 +40,7 @@ def measure_fused(problem: Problem, configs: Sequence = (), n_samples: int = 25)
     """pyflash's own rows, each checked and then timed; by default of the config that `attention`
     selects."""
     contenders = pyflash_configs(configs or [select(problem).config], work.is_causal(problem))
-    rows = map(attention_row, run(problem, contenders, n_samples))
+    rows = (attention_row(result.record()) for result in run(problem, contenders, n_samples))
     return profiler_csv.parse(profiler_csv.as_text(rows), PROVIDER)
 
 

@@ -8,10 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from pyflash.compare import work
 from pyflash.compare.attention_rows import KIND
 from pyflash.compare.gpus import Gpu
@@ -19,6 +15,9 @@ from pyflash.compare.profiler_csv import Joined, Profile, Row
 from pyflash.compare.work import Gemm
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
+    from pyflash.inspect.tables import Table
     from pyflash.op.selection import Problem
 
 # Kernels by what they are made of: the least compute capability of a profiler's row.
@@ -244,16 +243,18 @@ def _line_dict(line: Line) -> dict[str, Any]:
 
 def renderable(comparison: Comparison) -> Group:
     """For rich: a row for each GEMM, sum and fused kernel, then what fusion saves."""
-    columns = ("ms", "TFLOP/s", "MB", "GB/s", "roofline ms", "% of it", "kernel")
-    table = Table(title=comparison.title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "kernel" else "right")
-    for group in (comparison.gemms, comparison.sums, comparison.fused):
-        for line in group:
-            table.add_row(*line_cells(line))
-        table.add_section()
-    return Group(table, *map(Text, notes(comparison)))
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(table_of(comparison), *map(Text, notes(comparison)))
+
+
+def table_of(comparison: Comparison) -> Table:
+    from pyflash.inspect.tables import Table
+
+    columns = ("", "ms", "TFLOP/s", "MB", "GB/s", "roofline ms", "% of it", "kernel")
+    lines = [*comparison.gemms, *comparison.sums, *comparison.fused]
+    return Table.of(comparison.title, columns, [line_cells(line) for line in lines])
 
 
 def line_cells(line: Line) -> list[str]:
@@ -289,20 +290,17 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def join_table(joined: Iterable[Joined], first: str, second: str) -> Table:
-    """For rich: a row for each operation and problem of two files."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("kind", "m", "n", "k", "batch"):
-        table.add_column(column, justify="left" if column == "kind" else "right")
-    for name in (first, second):
-        table.add_column(f"{name} ms", justify="right")
-        table.add_column("TFLOP/s", justify="right")
-    table.add_column("speedup", justify="right")
-    table.add_column("operation")
+    """A row for each operation and problem of two files."""
+    from pyflash.inspect.tables import Table
+
+    of_each = (part for name in (first, second) for part in (f"{name} ms", "TFLOP/s"))
+    columns = ("kind", "m", "n", "k", "batch", *of_each, "speedup", "operation")
+    rows = []
     for j in joined:
-        sides = [_side(row) for row in (j.first, j.second)]
-        speedup = f"{j.speedup:.3f}" if j.speedup else ""
-        table.add_row(*map(str, j.problem), *sides[0], *sides[1], speedup, j.operation)
-    return table
+        sides = (cell for row in (j.first, j.second) for cell in _side(row))
+        rows.append((*map(str, j.problem), *sides, f"{j.speedup:.3f}" if j.speedup else "",
+                     j.operation))  # fmt: skip
+    return Table.of(f"{first} and {second}", columns, rows)
 
 
 def _side(row: Row | None) -> tuple[str, str]:

@@ -2,7 +2,15 @@
 
 from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.base import DType, Family, KernelConfig
-from pyflash.config.family import FAMILIES, as_config, family_of, find_family, from_dict, parse
+from pyflash.config.family import (
+    FAMILIES,
+    as_config,
+    family_of,
+    find_family,
+    from_dict,
+    parse,
+    parse_short_form,
+)
 from pyflash.config.features import BUILT, Features, first_covering
 from pyflash.config.rules import Violation
 from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
@@ -32,5 +40,6 @@ __all__ = [
     "from_environment",
     "named_set",
     "parse",
+    "parse_short_form",
     "rank",
 ]

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyflash.config.words import shown, type_name
+
 KB = 1024
 
 
@@ -44,16 +46,20 @@ class Arch:
     def of(cls, arch: Arch | str | int) -> Arch:
         """The architecture meant by an `Arch`, "sm_90", "90" or 90.
 
-        Raises ValueError, listing the known ones, for any other.
+        Raises ValueError, listing the known ones, for any other; TypeError for another type.
         """
         if isinstance(arch, Arch):
             return arch
+        if isinstance(arch, bool) or not isinstance(arch, str | int):
+            raise TypeError(
+                f"an architecture is {type_name(arch)}: expected an Arch, 'sm_90', '90' or 90"
+            )
         number = str(arch).removeprefix("sm_")
         for known in ARCHS:
             if number == str(known.sm):
                 return known
         names = ", ".join(known.name for known in ARCHS)
-        raise ValueError(f"unknown architecture {arch!r}: the known ones are {names}")
+        raise ValueError(f"unknown architecture {shown(arch)}: the known ones are {names}")
 
 
 ARCHS = (
@@ -65,6 +71,15 @@ ARCHS = (
     Arch(100, 227 * KB, 228 * KB, max_warps_per_sm=64, max_ctas_per_sm=32, ptx_of=90),  # B200
     Arch(120, 99 * KB, 100 * KB, max_warps_per_sm=48, max_ctas_per_sm=24, ptx_of=90),  # RTX 50
 )
+
+
+def archs_of(archs: Arch | str | int | Iterable[Arch | str | int]) -> list[Arch]:
+    """One architecture or several, each as `Arch.of` takes it."""
+    if isinstance(archs, Arch | str | int):
+        archs = [archs]
+    if not isinstance(archs, Iterable):
+        raise TypeError(f"archs is {type_name(archs)}: expected architectures, such as 'sm_90'")
+    return [Arch.of(arch) for arch in archs]
 
 
 class Targets(NamedTuple):

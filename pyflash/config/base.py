@@ -17,6 +17,7 @@ from pyflash.config.features import BUILT, Features
 from pyflash.config.fields import Field, describe
 from pyflash.config.resources import Resources
 from pyflash.config.rules import Rules, Violation
+from pyflash.config.words import shown, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,14 +31,17 @@ class DType(IntEnum):
 
     @classmethod
     def of(cls, dtype: DType | str | int) -> DType:
-        """The type meant by a `DType`, its name or its number. Raises ValueError for any other."""
+        """The type meant by a `DType`, its name or its number. Raises ValueError for any other,
+        TypeError for another type."""
+        names = ", ".join(f"{member.name} ({int(member)})" for member in cls)
+        if isinstance(dtype, bool) or not isinstance(dtype, str | int):
+            raise TypeError(f"dtype is {type_name(dtype)}: expected one of {names}")
         if isinstance(dtype, str):
             if dtype in cls.__members__:
                 return cls[dtype]
         elif dtype in tuple(cls):
             return cls(dtype)
-        names = ", ".join(f"{member.name} ({int(member)})" for member in cls)
-        raise ValueError(f"unknown dtype {dtype!r}: expected one of {names}")
+        raise ValueError(f"unknown dtype {shown(dtype)}: expected one of {names}")
 
 
 @total_ordering
@@ -83,6 +87,12 @@ class KernelConfig(ABC):
 
     def __str__(self) -> str:
         return self.short_form()
+
+    def _repr_html_(self) -> str:
+        """In a notebook, what `pyflash config` shows. Imported then: configs need no tools."""
+        from pyflash.inspect.sheet import Sheet
+
+        return Sheet.of(self)._repr_html_()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -228,6 +238,8 @@ class Family:
     launch_header: str
     kernel: str
     first_rank: int = 0
+    # Of the __global__ function alone, for device code without a host's; None: the launch header.
+    kernel_header: str | None = None
     emulation_header: str | None = None  # None: the emulator does not run it
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
     emulation_watches_registers: bool = False

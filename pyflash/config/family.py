@@ -7,8 +7,10 @@ from typing import Any
 
 from pyflash.config import parsing
 from pyflash.config.base import Family, KernelConfig
+from pyflash.config.fields import describe
 from pyflash.config.sm80_forward import SM80_FORWARD
 from pyflash.config.sm90_forward import SM90_FORWARD
+from pyflash.config.words import shown, type_name
 
 # In the order of their configs, which is that of the tags; the first has none.
 FAMILIES: tuple[Family, ...] = tuple(
@@ -31,21 +33,42 @@ def find_family(family: Family | str) -> Family:
         if family in (known, known.name, known.tag, known.struct):
             return known
     names = ", ".join(known.name for known in FAMILIES)
-    raise ValueError(f"unknown family {family!r}: the known ones are {names}")
+    if not isinstance(family, str | Family):
+        raise TypeError(f"family is {type_name(family)}: expected a Family or one of {names}")
+    raise ValueError(f"unknown family {shown(family)}: the known ones are {names}")
 
 
 def parse(text: str) -> KernelConfig:
     """The config, of any family, that `text` names: a short form (alone, or the first cell of a `|`
     table row), a demangled kernel symbol as nvcc, cu++filt and ncu print it, or a C++ literal.
 
+    Raises ValueError naming the offending text, TypeError for what is no text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"config is {type_name(text)}: expected text")
+    for family in FAMILIES:
+        if parsing.names_struct(text, family.struct):
+            return family.config_type.parse(text)
+    return _family_of_short_form(parsing.first_cell(text)).config_type.parse(text)
+
+
+def parse_short_form(text: str) -> KernelConfig:
+    """The config, of any family, of a short form: what the op takes, and nothing else.
+
     Raises ValueError naming the offending text.
     """
-    return _family_named_in(text).config_type.parse(text)
+    config_type = _family_of_short_form(text).config_type
+    return config_type(**parsing.parse_short_form(text, describe(config_type)))
 
 
 def as_config(config: KernelConfig | str) -> KernelConfig:
-    """The config itself, or the one that a text names. Raises ValueError naming the text."""
-    return parse(config) if isinstance(config, str) else config
+    """The config itself, or the one that a text names. Raises ValueError naming the text, TypeError
+    for another type."""
+    if isinstance(config, KernelConfig):
+        return config
+    if not isinstance(config, str):
+        raise TypeError(f"config is {type_name(config)}: expected a KernelConfig or text")
+    return parse(config)
 
 
 def from_dict(values: Mapping[str, Any]) -> KernelConfig:
@@ -53,12 +76,11 @@ def from_dict(values: Mapping[str, Any]) -> KernelConfig:
 
     Raises ValueError for an unknown family or dtype, TypeError for unknown or missing fields.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"config is {type_name(values)}: expected a dictionary")
     return find_family(values.get("family", "")).config_type.from_dict(values)
 
 
-def _family_named_in(text: str) -> Family:
-    for family in FAMILIES:
-        if parsing.names_struct(text, family.struct):
-            return family
+def _family_of_short_form(text: str) -> Family:
     word = parsing.first_word(text)
     return next((f for f in FAMILIES if f.tag == word), FAMILIES[0])

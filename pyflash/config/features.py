@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pyflash.config.words import shown, type_name
+
 PLAIN = "plain"
 
 
@@ -32,19 +34,21 @@ class Features:
     def parse(cls, text: str) -> Features:
         """The inverse of `str`, for names in any order.
 
-        Raises ValueError naming a word that is unknown or repeated.
+        Raises ValueError naming a word that is unknown or repeated, TypeError for what is no text.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"features are {type_name(text)}: expected Features or their names")
         if text.strip() == PLAIN:
             return cls()
         words = [word.strip() for word in text.split("+")]
         for i, word in enumerate(words):
             if word not in NAMES:
                 raise ValueError(
-                    f"unknown feature {word!r} in {text!r}: expected {PLAIN}, or some of "
+                    f"unknown feature {shown(word)} in {shown(text)}: expected {PLAIN}, or some of "
                     f"{', '.join(NAMES)} joined by +"
                 )
             if word in words[:i]:
-                raise ValueError(f"{word!r} is repeated in {text!r}")
+                raise ValueError(f"{word!r} is repeated in {shown(text)}")
         return cls(**dict.fromkeys(words, True))
 
     @classmethod
@@ -82,7 +86,6 @@ BUILT = tuple(
             "right_window+left_window",
             "predicated_head_dim",
             "right_window+predicated_head_dim",
-            "right_window+left_window+softcap",
             "right_window+left_window+sinks",
             "right_window+left_window+predicated_head_dim+softcap+sinks",
         ),
@@ -106,8 +109,12 @@ EMULATED = tuple(
 )
 
 
-def in_dispatch_order(features: Iterable[Features | str]) -> tuple[Features, ...]:
+def in_dispatch_order(features: Features | str | Iterable[Features | str]) -> tuple[Features, ...]:
     """Each combination once, those with fewer features first."""
+    if isinstance(features, Features | str):
+        features = [features]
+    if not isinstance(features, Iterable):
+        raise TypeError(f"features are {type_name(features)}: expected Features or their names")
     unique = dict.fromkeys(map(Features.of, features))
     return tuple(sorted(unique, key=lambda f: sum(getattr(f, name) for name in NAMES)))
 

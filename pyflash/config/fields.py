@@ -27,7 +27,11 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Final, get_type_hints
 
+from pyflash.config.words import shown
+
 REQUIRED: Final = dataclasses.MISSING  # the default of a field that has none
+
+LARGEST: Final = 2**31 - 1  # that a field of the C++ struct can hold
 
 _KEY = "pyflash.config.fields"
 
@@ -84,15 +88,19 @@ class Field:
     def check(self, value: Any) -> None:
         """Raises TypeError or ValueError where the field cannot hold `value`."""
         if type(value) is not self.kind:
-            raise TypeError(f"{self.name} must be {self.kind.__name__}, not {value!r}")
-        if self.kind is int and value < self.least:
-            raise ValueError(f"{self.name} = {value}: expected at least {self.least}")
+            raise TypeError(f"{self.name} must be {self.kind.__name__}, not {shown(value)}")
+        if self.kind is int and not self.least <= value <= LARGEST:
+            raise ValueError(
+                f"{self.name} = {shown(value)}: expected at least {self.least}"
+                if value < self.least
+                else f"{self.name} = {shown(value)}: expected at most {LARGEST}"
+            )
 
     def value_of(self, text: str) -> Any:
         """The member of an enumeration by its name. Raises ValueError listing the names."""
         if text not in self.kind.__members__:
             names = ", ".join(self.kind.__members__)
-            raise ValueError(f"unknown {self.name} {text!r}: expected one of {names}")
+            raise ValueError(f"unknown {self.name} {shown(text)}: expected one of {names}")
         return self.kind[text]
 
     @property
@@ -144,7 +152,7 @@ class Word:
             return None
         if self.is_flag:
             return {self.fields[0].name: True}
-        return {f.name: int(v) for f, v in zip(self.fields, match.groups(), strict=True)}
+        return {f.name: number_in(v) for f, v in zip(self.fields, match.groups(), strict=True)}
 
     @property
     def absent(self) -> dict[str, Any]:
@@ -196,6 +204,14 @@ class Description:
             f".{field.name} = {cpp_value(v)}" for field, v in values if v != field.default
         )
         return f"{self.struct}{{{initialisers}}}"
+
+
+def number_in(digits: str) -> int:
+    """Raises ValueError for one that no field can hold, however long."""
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > len(str(LARGEST)):
+        raise ValueError(f"{shown(digits)} is too large: expected at most {LARGEST}")
+    return int(digits)
 
 
 def cpp_value(value: IntEnum | bool | int) -> str:

@@ -6,9 +6,12 @@ import re
 from enum import IntEnum
 from typing import Any
 
-from pyflash.config.fields import Description, Field
+from pyflash.config.fields import Description, Field, number_in
+from pyflash.config.words import shown
 
-_SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:\s*(\S.*)", re.DOTALL)
+# Around the tokens of a short form; cute_kernels/host/short_form.cpp has the same.
+_BLANKS = " \t\r\n"
+_SHORT_FORM = re.compile(rf"\(([^()]*)\)[{_BLANKS}]*:(.*)", re.DOTALL)
 _ANY_STRUCT = re.compile(r"\b(\w*Config)\)?\s*\{")
 
 # A value of a C++ initialiser, by the type of its field.
@@ -28,8 +31,8 @@ def parse_fields(text: str, description: Description) -> dict[str, Any]:
     if names_struct(text, description.struct):
         return _parse_struct(text, description)
     if other := _ANY_STRUCT.search(text):
-        raise ValueError(f"{other[1]} is not {description.struct} in {text!r}")
-    return _parse_short_form(_first_cell(text), description)
+        raise ValueError(f"{other[1][:100]} is not {description.struct} in {shown(text)}")
+    return parse_short_form(first_cell(text), description)
 
 
 def names_struct(text: str, struct: str) -> bool:
@@ -37,13 +40,14 @@ def names_struct(text: str, struct: str) -> bool:
 
 
 def first_word(text: str) -> str:
-    """The first word of a short form, alone or as the first cell of a table row; "" without."""
-    match = _SHORT_FORM.fullmatch(_first_cell(text))
-    return match[2].split("+")[0].strip() if match else ""
+    """The first word of a short form; "" without."""
+    match = _SHORT_FORM.fullmatch(text.strip(_BLANKS))
+    return match[2].split("+")[0].strip(_BLANKS) if match else ""
 
 
-def _first_cell(text: str) -> str:
-    return text.strip().removeprefix("|").split("|")[0].strip()
+def first_cell(text: str) -> str:
+    """Of a `|` table row; of other text all."""
+    return text.strip(_BLANKS).removeprefix("|").split("|")[0]
 
 
 # C++
@@ -53,7 +57,7 @@ def _parse_struct(text: str, description: Description) -> dict[str, Any]:
     name = description.struct
     struct = re.search(rf"\b{name}\)?\s*\{{([^{{}}]*)\}}", text)
     if not struct:
-        raise ValueError(f"no {name}{{...}} with its closing brace in {text!r}")
+        raise ValueError(f"no {name}{{...}} with its closing brace in {shown(text)}")
     items = [item.strip() for item in struct[1].split(",")]
     fields = list(description.fields.values())
     if items[0].startswith("."):
@@ -61,7 +65,7 @@ def _parse_struct(text: str, description: Description) -> dict[str, Any]:
     n_required = sum(field.required for field in fields)
     if not n_required <= len(items) <= len(fields):
         expected = f"{n_required} to {len(fields)}" if n_required < len(fields) else len(fields)
-        raise ValueError(f"{struct[0]!r} has {len(items)} values, expected {expected}")
+        raise ValueError(f"{shown(struct[0])} has {len(items)} values, expected {expected}")
     return {
         field.name: _cpp_value(item, item, field)
         for item, field in zip(items, fields, strict=False)
@@ -80,10 +84,10 @@ def _parse_designated(items: list[str], fields: list[Field], struct: str) -> dic
             item = next(rest, "")
         elif field.required:
             if not item:
-                raise ValueError(f".{field.name} is missing in {struct!r}")
-            raise ValueError(f"{item!r} stands where .{field.name} was expected")
+                raise ValueError(f".{field.name} is missing in {shown(struct)}")
+            raise ValueError(f"{shown(item)} stands where .{field.name} was expected")
     if item:
-        raise ValueError(f"{item!r} is unknown, repeated or out of order in {struct!r}")
+        raise ValueError(f"{shown(item)} is unknown, repeated or out of order in {shown(struct)}")
     return values
 
 
@@ -93,7 +97,7 @@ def _cpp_value(item: str, value: str, field: Field) -> Any:
     match = _CPP_VALUES[field.kind].fullmatch(value)
     if not match:
         raise _not_a_value(item, field)
-    return match[1] in ("1", "true") if field.kind is bool else int(match[1])
+    return match[1] in ("1", "true") if field.kind is bool else number_in(match[1])
 
 
 def _cpp_enumerator(item: str, value: str, field: Field) -> IntEnum:
@@ -106,45 +110,50 @@ def _cpp_enumerator(item: str, value: str, field: Field) -> IntEnum:
     if match["name"]:
         return field.value_of(match["name"])
     known = {int(member): member for member in field.kind}
-    if int(match[1]) not in known:
+    number = number_in(match[1])
+    if number not in known:
         numbers = ", ".join(f"{number} ({known[number].name})" for number in known)
         raise ValueError(f"unknown {field.name} {match[1]!r}: expected one of {numbers}")
-    return known[int(match[1])]
+    return known[number]
 
 
 def _not_a_value(item: str, field: Field) -> ValueError:
-    return ValueError(f"{item!r} is not a value of {field.name}, which is {field.kind.__name__}")
+    return ValueError(
+        f"{shown(item)} is not a value of {field.name}, which is {field.kind.__name__}"
+    )
 
 
 # The short form
 
 
-def _parse_short_form(cell: str, description: Description) -> dict[str, Any]:
-    match = _SHORT_FORM.fullmatch(cell)
+def parse_short_form(text: str, description: Description) -> dict[str, Any]:
+    """The fields of a short form, and of no other text. Accepts what the op library accepts: blanks
+    around tokens, fields with defaults left out. Raises ValueError naming the offending text."""
+    match = _SHORT_FORM.fullmatch(text.strip(_BLANKS))
     if not match:
         raise ValueError(
-            f"{cell!r} is not a {description.struct}: expected the form {description.form!r}"
+            f"{shown(text)} is not a {description.struct}: expected the form {description.form!r}"
         )
     fields = description.tile
-    values = [value.strip() for value in match[1].split(",")]
+    values = [value.strip(_BLANKS) for value in match[1].split(",")]
     if len(values) != len(fields):
         names = ", ".join(field.name for field in fields)
         raise ValueError(
-            f"({match[1]}) has {len(values)} values, expected {len(fields)}: ({names})"
+            f"{shown(f'({match[1]})')} has {len(values)} values, expected {len(fields)}: ({names})"
         )
     tile = {
-        field.name: _tile_value(value, field, cell)
+        field.name: _tile_value(value, field, text)
         for value, field in zip(values, fields, strict=True)
     }
     return tile | _parse_words(match[2], description)
 
 
-def _tile_value(text: str, field: Field, cell: str) -> Any:
+def _tile_value(value: str, field: Field, text: str) -> Any:
     if field.is_enum:
-        return field.value_of(text)
-    if not re.fullmatch(r"[0-9]+", text):
-        raise ValueError(f"{field.name} is {text!r} in {cell!r}: expected a number")
-    return int(text)
+        return field.value_of(value)
+    if not re.fullmatch(r"[0-9]+", value):
+        raise ValueError(f"{field.name} is {shown(value)} in {shown(text)}: expected a number")
+    return number_in(value)
 
 
 def _parse_words(text: str, description: Description) -> dict[str, Any]:
@@ -152,18 +161,21 @@ def _parse_words(text: str, description: Description) -> dict[str, Any]:
     order = "+".join(word.label for word in words)
     values: dict[str, Any] = {}
     expected = 0  # the first word that may come next
-    for item in (item.strip() for item in text.split("+")):
+    for item in (item.strip(_BLANKS) for item in text.split("+")):
         position, parsed = next(
             ((i, found) for i, w in enumerate(words) if (found := w.parse(item)) is not None),
             (None, {}),
         )
         if position is None:
             raise ValueError(
-                f"unknown word {item!r} in {text!r}: the words of {description.struct} are {order}"
+                f"unknown word {shown(item)} in {shown(text)}: the words of {description.struct} "
+                f"are {order}"
             )
         label = words[position].label
         if position < expected:
-            raise ValueError(f"{label!r} is repeated or out of order in {text!r}: write {order}")
+            raise ValueError(
+                f"{label!r} is repeated or out of order in {shown(text)}: write {order}"
+            )
         values |= _left_out(words[expected:position], text) | parsed
         expected = position + 1
     return values | _left_out(words[expected:], text)
@@ -173,6 +185,6 @@ def _left_out(words: Any, text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in words:
         if word.required:
-            raise ValueError(f"{word.label} is missing in {text!r}")
+            raise ValueError(f"{word.label} is missing in {shown(text)}")
         values |= word.absent
     return values

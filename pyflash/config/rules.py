@@ -6,7 +6,7 @@ the numbers and says what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pyflash.config.arch import Arch
@@ -52,6 +52,18 @@ class Rules:
 
     def warnings(self, config: Any, arch: Arch) -> list[Violation]:
         return _broken(self.cautions, config, arch)
+
+    def undecided(self, partial: Any, arch: Arch, rules: Sequence[Rule]) -> Sequence[Rule] | None:
+        """Which of `rules` are not decided by the fields that `partial` has, a config whose other
+        fields raise AttributeError when read; None where one is broken already."""
+        left = []
+        for rule in rules:
+            try:
+                if any(True for _ in rule(partial, arch)):
+                    return None
+            except AttributeError:
+                left.append(rule)
+        return left
 
     def are_kept(self, config: Any, arch: Arch) -> bool:
         """Whether there are no violations; stops at the first."""

@@ -6,6 +6,7 @@ import os
 
 from pyflash.config.base import KernelConfig
 from pyflash.config.family import FAMILIES, as_config
+from pyflash.config.words import shown, type_name
 
 SET_NAMES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.sets))
 UNRANKED = 1_000_000
@@ -17,10 +18,14 @@ def named_set(name: str) -> list[KernelConfig]:
     the ladder at every block size, `tune` what a tuning run tries, "B_r,B_c" the part of `tune` at
     that block size, `head_dims` the head dimensions 32, 96, 192 and 256, which `all` lacks.
 
-    Raises ValueError, listing the names, for any other.
+    Raises ValueError, listing the names, for any other; TypeError for what is no text.
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"the name of a set is {type_name(name)}: expected one of {list(SET_NAMES)}"
+        )
     if name not in SET_NAMES:
-        raise ValueError(f"unknown set of kernels {name!r}: expected one of {list(SET_NAMES)}")
+        raise ValueError(f"unknown set of kernels {shown(name)}: expected one of {list(SET_NAMES)}")
     return [config for family in FAMILIES if name in family.sets for config in family.sets[name]()]
 
 

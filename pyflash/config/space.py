@@ -17,6 +17,7 @@ from pyflash.config.arch import Arch
 from pyflash.config.base import Family, KernelConfig
 from pyflash.config.family import FAMILIES, find_family
 from pyflash.config.rules import Violation
+from pyflash.config.words import type_name
 
 Predicate = Callable[[Any], bool]
 
@@ -47,19 +48,17 @@ class Space:
             name: config_type.values_of(name, values.get(name, every[name])) for name in every
         }
         self._predicates: tuple[Predicate, ...] = ()
+        self._archs: tuple[Arch, ...] = ()  # on which the configs are legal
 
     def filter(self, predicate: Predicate) -> Space:
+        if not callable(predicate):
+            raise TypeError(f"predicate is {type_name(predicate)}: expected a function of a config")
         return self._with(self._values, predicate)
 
     def legal(self, arch: Arch | str | int) -> Space:
-        """The configs without violations on `arch`."""
-        arch = Arch.of(arch)
-        supported = self.family.supported
-        values = {
-            name: tuple(v for v in values if v in supported.get(name, values))
-            for name, values in self._values.items()
-        }
-        return self._with(values, lambda config: config.is_legal(arch))
+        """The configs without violations on `arch`. Each rule is asked as soon as the fields that
+        it reads are chosen, so that what it refuses is never made."""
+        return self._with(self._values, arch=Arch.of(arch))
 
     def explain(self, arch: Arch | str | int) -> list[Refusal]:
         """The restriction log: each config that `arch` refuses, with every rule it breaks."""
@@ -68,10 +67,10 @@ class Space:
         return [refusal for refusal in refusals if refusal.violations]
 
     def __iter__(self) -> Iterator[KernelConfig]:
-        return iter(self._configs) if self._predicates else self._product()
+        return iter(self._configs) if self._is_filtered else self._product()
 
     def __len__(self) -> int:
-        return len(self._configs) if self._predicates else self._size
+        return len(self._configs) if self._is_filtered else self._size
 
     def __repr__(self) -> str:
         """The fields whose values are not those of `Family.choices`, and how many configs."""
@@ -82,8 +81,21 @@ class Space:
             if set(values) != set(every[name])
         ]
         n_filters = len(self._predicates)
-        filters = f" before {n_filters} filter{'s' * (n_filters > 1)}" if n_filters else ""
-        return f"<Space of {self.family}: {'; '.join([*named, f'{self._size} configs'])}{filters}>"
+        filters = [f"{n_filters} filter{'s' * (n_filters > 1)}"] * bool(n_filters)
+        filters = [f"legal on {arch}" for arch in self._archs] + filters
+        before = f" before: {', '.join(filters)}" if filters else ""
+        return f"<Space of {self.family}: {'; '.join([*named, f'{self._size} configs'])}{before}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook, the values of each field. Imported then: spaces need no tools."""
+        from pyflash.inspect.html import notebook, table_html
+        from pyflash.inspect.tables import Table
+
+        texts = {
+            name: ", ".join(getattr(value, "name", str(value)) for value in values)
+            for name, values in self._values.items()
+        }
+        return notebook(table_html(Table.of_pairs("space", texts, repr(self))))
 
     @property
     def _size(self) -> int:
@@ -92,11 +104,83 @@ class Space:
     def _product(self) -> Iterator[KernelConfig]:
         return self.family.config_type.product(**self._values)
 
+    @property
+    def _is_filtered(self) -> bool:
+        return bool(self._predicates or self._archs)
+
     @cached_property
     def _configs(self) -> list[KernelConfig]:
-        return [c for c in self._product() if all(holds(c) for holds in self._predicates)]
+        candidates = self._legal_product() if self._archs else self._product()
+        return [c for c in candidates if all(holds(c) for holds in self._predicates)]
 
-    def _with(self, values: dict[str, tuple[Any, ...]], predicate: Predicate) -> Space:
+    def _legal_product(self) -> Iterator[KernelConfig]:
+        """The product without what breaks rules, field by field."""
+        rules = self.family.rules
+        asked = [(arch, (*rules.supports, *rules.rules)) for arch in self._archs]
+        config_type = self.family.config_type
+        partial = object.__new__(config_type)
+        # Those of one value first: rules then know them, and the order stays that of the fields.
+        names = sorted(self._values, key=lambda name: len(self._values[name]) > 1)
+
+        def choose(i: int, asked: list[Any]) -> Iterator[KernelConfig]:
+            if i == len(names):
+                for arch, undecided in asked:
+                    for rule in undecided:
+                        list(rule(partial, arch))  # raises what is no field's AttributeError
+                yield config_type(**{name: getattr(partial, name) for name in self._values})
+                return
+            for value in self._values[names[i]]:
+                object.__setattr__(partial, names[i], value)
+                left = [(arch, rules.undecided(partial, arch, those)) for arch, those in asked]
+                if all(those is not None for _, those in left):
+                    yield from choose(i + 1, left)
+            object.__delattr__(partial, names[i])
+
+        return choose(0, asked)
+
+    def _with(
+        self,
+        values: dict[str, tuple[Any, ...]],
+        predicate: Predicate | None = None,
+        arch: Arch | None = None,
+    ) -> Space:
         space = Space(family=self.family, **values)
-        space._predicates = (*self._predicates, predicate)
+        space._predicates = self._predicates + ((predicate,) if predicate else ())
+        space._archs = self._archs + ((arch,) if arch else ())
         return space
+
+
+_FORM = "'sm90_forward d_head=128 B_c=64,128 overlap=true'"
+
+
+def parse_space(text: str) -> Space:
+    """A family, if it is not the first one, and FIELD=VALUE,VALUE... for the fields that are not to
+    take all their values. Raises ValueError naming the word that was not understood."""
+    words = text.split()
+    family = FAMILIES[0]
+    if words and "=" not in words[0]:
+        family = find_family(words.pop(0))
+    kinds = family.config_type.field_types()
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, listed = word.partition("=")
+        if name not in kinds or not listed:
+            raise ValueError(
+                f"unknown word {word!r} in space {text!r}: expected FIELD=VALUE,VALUE with a field "
+                f"of {family}, {', '.join(kinds)}; for instance {_FORM}"
+            )
+        if name in values:
+            raise ValueError(f"{word!r} in space {text!r}: {name} is given twice")
+        values[name] = [_value(word, value, kinds[name]) for value in listed.split(",")]
+    return Space(family=family, **values)
+
+
+def _value(word: str, text: str, kind: type) -> object:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        return int(text) if kind is int else kind[text.upper()]
+    except (KeyError, ValueError):
+        names = {bool: "true or false", int: "a number"}
+        expected = names.get(kind) or f"one of {', '.join(kind.__members__)}"
+        raise ValueError(f"{word!r}: {text!r} is not {expected}") from None

@@ -84,7 +84,7 @@ class Machine:
         """Checks a call of the op and normalises it, as the op does; `config` is the kernel's.
         Returns the numbers that the kernel gets. The tensors must outlive the run.
 
-        Raises RuntimeError where the op refuses the call, TypeError for what it does not take.
+        Raises ValueError where the op refuses the call, TypeError for what it does not take.
         """
         for name, value in arguments.items():
             if value is not None:
@@ -92,7 +92,7 @@ class Machine:
         short_form = config.short_form().encode()
         refusal = self._call("prepare", short_form, config.dtype, config.d_head)
         if refusal is not None:
-            raise RuntimeError(refusal.decode())
+            raise ValueError(refusal.decode())
         return json.loads(self._call("problem"))
 
     def _set_argument(self, name: str, value: Tensor | int | float) -> None:

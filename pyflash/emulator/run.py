@@ -56,8 +56,8 @@ def emulate(
     they agree with a GPU's up to the order of sums. Races and the like do not raise: they are in
     `report.findings`, and `report.check()` raises them.
 
-    Raises RuntimeError for arguments that attention refuses, in the same words; ValueError for an
-    unknown order, num_splits < 1, text that is not a config and a config that breaks a rule;
+    Raises ValueError for arguments that attention refuses, in the same words, for an unknown order,
+    num_splits < 1, text that is not a config and a config that breaks a rule;
     `pyflash.codegen.build.BuildError` where the kernel does not compile.
     """
     return _emulate(
@@ -165,7 +165,7 @@ def _check(
         raise ValueError(f"resident_ctas = {n}: expected at least 1")
     for name, value in {**dict(zip(_INPUTS, inputs, strict=False)), **options}.items():
         if isinstance(value, Tensor) and value.device.type != "cpu":
-            raise RuntimeError(f"pyflash: {name} is on {value.device}: emulate runs on the CPU")
+            raise ValueError(f"pyflash: {name} is on {value.device}: emulate runs on the CPU")
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:

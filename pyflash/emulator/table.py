@@ -6,6 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from pyflash.config import parse as parse_config
 from pyflash.emulator.report import GlobalTraffic, Report, SharedTraffic
 from pyflash.emulator.timeline import as_text as timeline_text
 
@@ -31,10 +32,10 @@ def renderable(report: Report) -> Group:
     if report.findings:
         lines = "\n".join(map(str, report.findings))
         verdict = Text(f"{len(report.findings)} findings\n{lines}", "red")
-    parts = [Text(head), _shared(report), _global(report), Text(_counts(report))]
-    if report.timeline:
-        parts.append(_TimeLine(report))
-    return Group(*parts, verdict)
+    tables = [_whole_numbers(_shared(report)), _whole_numbers(_global(report))]
+    slow = [Text(text, "yellow") for text in hints(report)]
+    timeline = [_TimeLine(report)] if report.timeline else []
+    return Group(Text(head), *tables, Text(_counts(report)), *timeline, verdict, *slow)
 
 
 class _TimeLine:
@@ -45,6 +46,23 @@ class _TimeLine:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(timeline_text(self.report, options.max_width - _ROLE))
+
+
+def hints(report: Report) -> list[str]:
+    """What is right and slow: accesses that bank conflicts make take twice as long and longer."""
+    degrees = {
+        f"{site} {path}": t.wavefronts / t.ideal_wavefronts
+        for site, path, t in _traffic(report, SharedTraffic)
+        if t.wavefronts >= 2 * t.ideal_wavefronts > 0
+    }
+    if not degrees:
+        return []
+    plain = not getattr(parse_config(report.config), "swizzled", True)
+    advice = "; a swizzled layout avoids them" if plain else ""
+    return [
+        f"slow: bank conflicts make {', '.join(degrees)} take up to {max(degrees.values()):.1f} "
+        f"times as long{advice}"
+    ]
 
 
 def _problem(report: Report) -> str:
@@ -99,6 +117,13 @@ def _table(title: str, *columns: str) -> Table:
     table.add_column("")
     for column in ("instructions", *columns):
         table.add_column(column, justify="right")
+    return table
+
+
+def _whole_numbers(table: Table) -> Table:
+    """No narrow terminal cuts them."""
+    for column in table.columns[2:]:
+        column.min_width = max(map(len, [str(column.header), *column.cells]))
     return table
 
 

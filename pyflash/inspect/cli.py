@@ -6,21 +6,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from pyflash.config.arch import Arch
+from pyflash.commands.app import (
+    ArchOption,
+    ConfigArgument,
+    HtmlOption,
+    JsonOption,
+    check_writable,
+    chosen_arch,
+    new_app,
+    print_json,
+    show,
+    write_file,
+)
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
-
-ArchOption = Annotated[
-    str | None, typer.Option(help="Such as sm_90; that of this machine's GPU by default.")
-]
-ErrorTypes = (ValueError, RuntimeError)
+app = new_app()
 
 
 @app.command("inspect")
 def inspect_command(
-    config: Annotated[str, typer.Argument(help="A config's short form, of any family.")],
+    config: ConfigArgument,
     arch: ArchOption = None,
     part: Annotated[
         list[str] | None, typer.Option(help="layouts, traffic or compiled; all by default.")
@@ -28,10 +33,10 @@ def inspect_command(
     features: Annotated[
         list[str] | None, typer.Option(help="Of the kernels to compile; plain by default.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
-    json: Annotated[bool, typer.Option("--json")] = False,
+    html: HtmlOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Looks inside a config: resources, layouts, memory traffic, machine code.
+    """Looks inside a config: layouts, traffic, machine code.
 
     Compiles what is not cached; what this machine cannot do is left out, and said. Exits with 1 if
     the config is not legal on the architecture.
@@ -39,17 +44,14 @@ def inspect_command(
     from pyflash.inspect.inspection import PARTS, inspect
     from pyflash.inspect.page import page
 
-    try:
-        found = inspect(config, chosen_arch(arch), part or PARTS, features or ("plain",))
-    except ErrorTypes as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    check_writable(html)
+    found = inspect(config, chosen_arch(arch), part or PARTS, features or ("plain",))
     if html is not None:
-        html.write_text(page(found))
+        write_file(html, page(found))
     if json:
         typer.echo(found.to_json(indent=1))
     elif html is None:
-        Console(highlight=False).print(found)
+        show(found)
     raise typer.Exit(1 if found.violations else 0)
 
 
@@ -57,23 +59,19 @@ def inspect_command(
 def profile_command(
     config: Annotated[str, typer.Argument(help="A config's short form; it has to be built.")],
     seqlen: Annotated[int, typer.Option(help="Queries and keys.")] = 256,
-    json: Annotated[bool, typer.Option("--json")] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Runs a config under Nsight Compute: predicted beside measured. Needs a GPU and ncu.
+    """Runs a config under Nsight Compute: predicted beside measured.
 
-    Exits with 1 where a count differs from the emulator's.
+    Needs a GPU and ncu. Exits with 1 where a count differs from the emulator's.
     """
     from pyflash.inspect.profile import profile
 
-    try:
-        result = profile(config, seqlen)
-    except ErrorTypes as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    result = profile(config, seqlen)
     if json:
         typer.echo(result.to_json(indent=1))
     else:
-        Console(highlight=False).print(result)
+        show(result)
     raise typer.Exit(1 if result.wrong else 0)
 
 
@@ -83,22 +81,22 @@ def registers_command(
         Path | None, typer.Argument(help="A kernel library; by default that of the default set.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Registers that the resource model predicts beside ptxas's, for every kernel of a library."""
+    """Predicted registers beside ptxas's, of each kernel of a library."""
     from pyflash.codegen.build import abi
     from pyflash.codegen.kernel_libraries import find
-    from pyflash.inspect.registers import register_table, summary, to_markdown
+    from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 
-    try:
-        path = library or find("default", abi())
-        table = register_table(path)
-    except (OSError, *ErrorTypes) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    path = library or find("default", abi())
+    if json:
+        print_json([r.to_dict() for r in registers_of(path)])
+        return
+    table = register_table(path)
     if markdown:
         typer.echo(to_markdown(table))
     else:
-        Console(highlight=False).print(table)
+        show(table)
     typer.echo(summary(path))
 
 
@@ -112,35 +110,23 @@ def diff_command(
         bool, typer.Option("--emulate", help="Count bank conflicts, on the emulator.")
     ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="And the main loops' machine code.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Writes a self-contained page.")] = None,
-    json: Annotated[bool, typer.Option("--json")] = False,
+    html: HtmlOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Two configs side by side: fields, resources, instructions. Compiles what is not cached."""
+    """Two configs side by side: fields, resources, instructions.
+
+    Compiles what is not cached.
+    """
     from pyflash.inspect.diff import diff
     from pyflash.inspect.page import page
 
-    try:
-        result = diff(first, second, chosen_arch(arch), features, emulate)
-    except ErrorTypes as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    check_writable(html)
+    result = diff(first, second, chosen_arch(arch), features, emulate)
     if html is not None:
-        html.write_text(page(result))
+        write_file(html, page(result))
     if json:
         typer.echo(result.to_json(indent=1))
         return
-    Console(highlight=False).print(result)
+    show(result)
     if sass:
         typer.echo(result.sass())
-
-
-def chosen_arch(arch: str | None) -> Arch:
-    """The one named, else the newest of this machine's GPUs. Raises ValueError without either."""
-    from pyflash.codegen.build import default_archs
-
-    if arch is not None:
-        return Arch.of(arch)
-    here = default_archs()
-    if not here:
-        raise ValueError("no GPU on this machine: pass --arch, such as --arch sm_90")
-    return here[-1]

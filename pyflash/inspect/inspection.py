@@ -46,6 +46,7 @@ class Inspection:
     warnings: list[str]
     resources: dict[str, Any]  # by the resource model
     demand: dict[str, int]  # registers per thread by what they hold, and the peak; {}: not told
+    phases: dict[str, int]  # registers per thread that are alive in each phase of an iteration
     ctas_per_sm: dict[str, int]  # by architecture, by the model; 0: not legal there
     description: Description | None = None
     traffic: Report | None = None
@@ -75,6 +76,7 @@ class Inspection:
             "warnings": self.warnings,
             "resources": self.resources,
             "demand": self.demand,
+            "phases": self.phases,
             "ctas_per_sm": self.ctas_per_sm,
             "layouts": layouts,
             "smem": smem,
@@ -93,6 +95,11 @@ class Inspection:
             limit = self.resources["register_limit"]
             note = f"per thread; the limit for {self.resources['num_ctas_per_sm']} CTAs is {limit}"
             tables.append(Table.of_pairs("registers, as the model counts them", self.demand, note))
+            live = [(phase, n, limit) for phase, n in self.phases.items()]
+            columns = ("", "alive", "limit")
+            tables.append(
+                Table.of("live registers by phase", columns, live, "per thread, predicted")
+            )
         tables.append(_occupancy(self))
         if self.description:
             tables += [_smem(self.description), _layouts(self.description)]
@@ -148,6 +155,7 @@ def inspect(
     attempt("layouts", lambda: describe(config))
     attempt("traffic", lambda: emulated_traffic(config))
     degrees = conflict_degrees(found["traffic"]) if "traffic" in found else None
+    demand = register_demand(config)
     attempt("compiled", lambda: compiled_kernels(config, arch, degrees, features))
     return Inspection(
         config=config,
@@ -155,7 +163,8 @@ def inspect(
         violations=violations,
         warnings=[sentence for _, sentence in config.warnings(arch)],
         resources=dataclasses.asdict(config.resources(arch)),
-        demand=register_demand(config),
+        demand=dataclasses.asdict(demand) | {"peak": demand.peak} if demand else {},
+        phases=demand.phases if demand else {},
         ctas_per_sm={
             str(known): config.num_ctas_per_sm(known) if config.is_legal(known) else 0
             for known in ARCHS
@@ -167,14 +176,11 @@ def inspect(
     )
 
 
-def register_demand(config: KernelConfig) -> dict[str, int]:
-    """Registers per thread by what they hold, and the most that are alive at one time, where the
-    family's resource model tells; else {}."""
+def register_demand(config: KernelConfig) -> Any:
+    """The `RegisterDemand` of the family's resource model: registers per thread by what they hold,
+    those alive in each phase, and the peak. None where the model tells only sums."""
     model = importlib.import_module(f"pyflash.config.{config.family.name}.resources")
-    if not hasattr(model, "register_demand"):
-        return {}
-    demand = model.register_demand(config)
-    return dataclasses.asdict(demand) | {"peak": demand.peak}
+    return model.register_demand(config) if hasattr(model, "register_demand") else None
 
 
 def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:

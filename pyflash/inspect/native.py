@@ -152,7 +152,12 @@ def build_module(stem: str, compilations: Sequence[Compilation]) -> Path:
 
 
 def load_module(name: str, path: Path) -> ModuleType:
-    """The extension module `name` in the file `path`."""
+    """The extension module `name` in the file `path`, whose folder is named by its key.
+
+    NOTE: pybind11 returns the module that it has under a name, whatever file it came from: all are
+    called `name`, so each is loaded into a package of its own.
+    """
+    name = f"_{path.parent.name}.{name}"
     loader = ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     module = importlib.util.module_from_spec(spec)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyflash.codegen.build import built_resources
 from pyflash.config import KernelConfig
@@ -28,6 +30,11 @@ class Registers:
     def percent_off(self) -> float:
         """Of ptxas's figure; above 0 where the model predicts too many."""
         return 100 * (self.predicted - self.compiled) / self.compiled
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        of_config = {"config": str(self.config), "percent_off": self.percent_off}
+        return dataclasses.asdict(self) | of_config
 
 
 def registers_of(library: Path) -> list[Registers]:

@@ -10,6 +10,8 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+_WORD = 20  # characters; longer ones are folded
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -39,8 +41,15 @@ class Table:
     def __rich__(self) -> Group:
         table = RichTable(box=None, pad_edge=False, show_header=any(self.columns))
         for i, name in enumerate(self.columns):
-            right = i > 0 and self.is_number(i)
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
+            words = [word for row in self.rows for word in row[i].split()]
+            number = i > 0 and self.is_number(i)  # whole in the narrowest terminal
+            longest = max(map(len, [*words, *name.split()]), default=0)
+            table.add_column(
+                name,
+                justify="right" if number else "left",
+                overflow="fold",
+                min_width=longest if number else min(_WORD, longest),
+            )
         for row in self.rows:
             table.add_row(*map(Text, row))
         note = [Text(self.note, "dim")] if self.note else []

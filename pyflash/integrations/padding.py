@@ -1,7 +1,7 @@
 """Attention of padded batches: packs the tokens and calls `attention_varlen`.
 
-A mask is (batch, seqlen_k); 0 or False is padding. Other integers number the sequences of a row;
-tokens attend their own sequence only.
+A mask is (batch, seqlen_k), or that expanded in more dimensions; 0 or False is padding. int32 and
+int64 number the sequences of a row; tokens attend their own sequence only.
 """
 
 from __future__ import annotations
@@ -104,11 +104,12 @@ def packing_of(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
 
 
 def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
+    mask = mask[(..., *[0] * (mask.dim() - 2))]
     batch, seqlen_k = mask.shape
     tokens = mask != 0
     queries = None
     keys = tokens.nonzero(as_tuple=True)
-    if mask.dtype != torch.bool and seqlen_q == seqlen_k:
+    if mask.dtype in (torch.int32, torch.int64) and seqlen_q == seqlen_k:
         queries, lengths_k = keys, _lengths_of_numbered(mask, keys)
         lengths_q = lengths_k
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import parse
+from pyflash.config import parse_short_form
 
 _DTYPES = {torch.float16: "FP16", torch.bfloat16: "BF16"}
 
@@ -73,7 +73,7 @@ def _check_options(q: Tensor, config: str = "", sinks: Tensor | None = None, **o
         _check_device(q, sinks=sinks)
     if not config:
         return
-    parsed, d_head = parse(config), q.shape[-1]
+    parsed, d_head = parse_short_form(config), q.shape[-1]
     _check(
         parsed.dtype.name == _DTYPES[q.dtype],
         f"config '{config}' is for {parsed.dtype.name}, q is {_DTYPES[q.dtype]}",
@@ -86,7 +86,7 @@ def _check_options(q: Tensor, config: str = "", sinks: Tensor | None = None, **o
 
 def _check(condition: bool, sentence: str) -> None:
     if not condition:
-        raise RuntimeError(f"pyflash: {sentence}")
+        raise ValueError(f"pyflash: {sentence}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Size, Tensor
 
+from pyflash.config.words import shown, type_name
 from pyflash.op.ops import attention
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ def sdpa(
     Raises ValueError for what PyTorch supports and pyflash does not: attn_mask, dropout_p above 0,
     is_causal with seqlen_q != seqlen_k, broadcast batches, a d_head of value other than query's;
     TypeError for an argument that is no tensor, and for a tensor as scale. Dtypes, devices and
-    strides are those of `pyflash.attention`, which raises RuntimeError for others.
+    strides are those of `pyflash.attention`, which raises ValueError for others.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"pyflash.sdpa: {name} is {_type(x)}: expected a tensor")
+            raise TypeError(f"pyflash.sdpa: {name} is {type_name(x)}: expected a tensor")
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"pyflash.sdpa: {name} is {type_name(flag)}: expected a bool")
     _check_others(attn_mask, dropout_p, scale)
     _check_shapes(query.shape, key.shape, value.shape, is_causal, enable_gqa)
     q, k, v = (x.transpose(-2, -3) for x in (query, key, value))
@@ -56,15 +60,17 @@ def sdpa(
 def _check_others(attn_mask: Any, dropout_p: float, scale: Any) -> None:
     if attn_mask is not None:
         if not isinstance(attn_mask, Tensor):
-            raise TypeError(f"pyflash.sdpa: attn_mask is {_type(attn_mask)}: expected None")
+            raise TypeError(f"pyflash.sdpa: attn_mask is {type_name(attn_mask)}: expected None")
         raise ValueError(
             f"pyflash.sdpa: attn_mask has shape {tuple(attn_mask.shape)}: expected None; use "
             "is_causal, the windows of pyflash.attention, or, for padded batches, "
             "pyflash.attention_varlen"
         )
+    if not isinstance(dropout_p, int | float):
+        raise TypeError(f"pyflash.sdpa: dropout_p is {type_name(dropout_p)}: expected 0")
     if dropout_p != 0:
         raise ValueError(
-            f"pyflash.sdpa: dropout_p = {dropout_p:g}: expected 0, dropout is not supported"
+            f"pyflash.sdpa: dropout_p = {shown(dropout_p)}: expected 0, dropout is not supported"
         )
     if isinstance(scale, Tensor):
         raise TypeError("pyflash.sdpa: scale is a tensor: expected a number, as PyTorch does")
@@ -104,7 +110,3 @@ def _check_shapes(q: Size, k: Size, v: Size, is_causal: bool, enable_gqa: bool) 
 
 def _mismatch(name: str, shape: Size, expected: str) -> ValueError:
     return ValueError(f"pyflash.sdpa: {name} has shape {tuple(shape)}: expected {expected}")
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__

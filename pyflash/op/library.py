@@ -21,7 +21,9 @@ import pyflash
 from pyflash.codegen import kernel_libraries, seal
 from pyflash.codegen.cache_dir import CacheError
 from pyflash.codegen.kernel_libraries import LIB_DIR
-from pyflash.config import Arch, Features, KernelConfig, parse
+from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse, rank
+from pyflash.config.arch import archs_of
+from pyflash.config.features import in_dispatch_order
 from pyflash.op import registration
 
 OLDEST_TORCH = (2, 10)
@@ -65,6 +67,30 @@ def load(path: str | os.PathLike[str]) -> int:
     return torch.ops.pyflash.load_kernels(str(resolved))
 
 
+def load_cubin(path: str | os.PathLike[str]) -> None:
+    """Adds the kernels of a cubin, as `pyflash.codegen.kernels.compile_kernel` makes them, to those
+    that the config map of the process has for their config; those with the same features are
+    replaced. From then on the config runs on the cubin's architecture alone.
+
+    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError for one of
+    another family than SM80, and where no kernel library is loaded, which is what launches it.
+    """
+    path = Path(path).resolve()
+    record = json.loads(path.with_suffix(".row.json").read_text())
+    config, arch = parse(record["config"]), Arch.of(record["arch"])
+    torch.ops.pyflash.load_cubin(
+        str(path),
+        str(config),
+        ",".join(record["kernels"]),
+        ",".join(record["kernels"].values()),
+        config.family.nvcc_arch(arch),
+        n_threads=config.n_threads,
+        smem_bytes=config.smem_bytes,
+        ctas_per_sm=config.num_ctas_per_sm(arch),
+        rank=rank(config),
+    )
+
+
 def built_configs() -> dict[KernelConfig, BuiltConfig]:
     """The config map, in ascending order: every config that `attention` can run on a GPU."""
     rows = [_built_config(**row) for row in json.loads(torch.ops.pyflash.config_map())]
@@ -73,8 +99,8 @@ def built_configs() -> dict[KernelConfig, BuiltConfig]:
 
 def build(
     configs: KernelConfig | str | Iterable[KernelConfig | str],
-    archs: Iterable[Arch | str | int] | None = None,
-    features: Iterable[Features | str] | None = None,
+    archs: Arch | str | int | Iterable[Arch | str | int] | None = None,
+    features: Features | str | Iterable[Features | str] | None = None,
 ) -> int:
     """Compiles configs of any family and adds them to the config map of this process; returns the
     number of kernels: configs with the same `canonical` share one.
@@ -82,18 +108,35 @@ def build(
     `archs`: default PYFLASH_ARCHS, or the architectures of this machine's GPUs. `features`: the
     combinations that each config is compiled with, such as ["plain", "right_window+softcap"], by
     default those of its family.
+    Configs, architectures and features are values or text, one or several.
 
     What is compiled is kept in the user's cache: a second build, in whatever process, only loads
-    it. `pyflash build` builds for every process from its start. Raises ValueError for configs that
-    break rules, with every rule, `pyflash.codegen.build.BuildError` for those that do not compile,
-    RuntimeError without a compiler, with the command that installs one.
+    it. `pyflash build` builds for every process from its start. Raises TypeError for other types,
+    ValueError for configs that break rules, `pyflash.codegen.build.BuildError` for those that do
+    not compile, RuntimeError without a compiler, with the command that installs one.
     """
     # Needs a compiler, which running kernels does not.
     from pyflash.codegen.build import build_on_demand
 
     if isinstance(configs, KernelConfig | str):
         configs = [configs]
+    configs = [as_config(config) for config in configs]
+    archs = None if archs is None else archs_of(archs)
+    for config in configs:
+        _refuse_illegal(config, archs or ARCHS)
+    if features is not None:
+        features = in_dispatch_order(features)
     return load(build_on_demand(configs, archs, features))
+
+
+def _refuse_illegal(config: KernelConfig, archs: Iterable[Arch]) -> None:
+    """In one sentence, where `build_kernels` lists all that is wrong with all configs."""
+    violations = [config.violations(arch) for arch in archs]
+    if all(violations):
+        raise ValueError(
+            f"pyflash: config '{config}' is legal on none of {', '.join(map(str, archs))}: "
+            f"{violations[0][0].sentence}"
+        )
 
 
 def _built_config(config: str, features: list[str], sm_archs: str, **values: int) -> BuiltConfig:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from pyflash.config import ARCHS, parse_short_form
+from pyflash.op.errors import OPTION_KINDS, call, check_type, check_types
 from pyflash.op.on_demand import ensure_built  # its import of library registers the ops
 from pyflash.op.options import DEFAULTS, AttentionOptions, refuse_unknown, shows_options
 
@@ -87,12 +89,15 @@ def attention(
     do not support softcap: raises in forward.
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
-    Raises RuntimeError that names the argument, what was expected and what came; TypeError for an
-    unknown keyword argument, and for a tensor in place of a number.
+    Raises ValueError that names the argument, what was expected and what came; TypeError for an
+    unknown keyword argument and for one of another type; RuntimeError for what this machine, or
+    what is built on it, cannot do. (The op, `torch.ops.pyflash.fwd`, raises RuntimeError for all.)
     """
     arguments = arguments_of("attention", options)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_types({"q": q, "k": k, "v": v}, {})
     ensure_built(arguments, q, compile)
-    out, lse = torch.ops.pyflash.fwd(q, k, v, **arguments)
+    out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
 
@@ -174,8 +179,11 @@ def attention_varlen(
     Raises what `attention` raises.
     """
     arguments = arguments_of("attention_varlen", options)
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_types(tensors, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
     ensure_built(arguments, q, compile)
-    out, lse = torch.ops.pyflash.fwd_varlen(
+    out, lse = call(
+        torch.ops.pyflash.fwd_varlen,
         q,
         k,
         v,
@@ -198,26 +206,31 @@ def arguments_of(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
         default = DEFAULTS[name]
         if value is default:
             continue
-        if isinstance(value, Tensor):
-            if name != "sinks":
-                raise TypeError(
-                    f"pyflash: {name} is a tensor: expected a number, through which no gradient "
-                    "flows; .item() makes one"
-                )
-        elif name == "config":
-            value = value if isinstance(value, str) else _short_form(value)
-        elif value == default:
-            continue
-        arguments[name] = value
+        check_type(name, value, OPTION_KINDS[name])
+        if name == "config":
+            if value != "":
+                arguments[name] = _short_form(value)
+        elif name == "sinks" or value != default:
+            arguments[name] = value
     return arguments
 
 
-def _short_form(config: KernelConfig) -> str:
-    return _known_short_form(config)
+def _short_form(config: KernelConfig | str) -> str:
+    return _checked_short_form(config)
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_short_form(config: KernelConfig) -> str:
+def _checked_short_form(config: KernelConfig | str) -> str:
+    """Of the config that stands for all that compile to the same kernel. Raises ValueError for one
+    that breaks rules on every architecture, as no kernel can be built for it."""
+    if isinstance(config, str):
+        try:
+            config = parse_short_form(config)
+        except ValueError as error:
+            raise ValueError(f"pyflash: config: {error}") from None
+    if not any(config.is_legal(arch) for arch in ARCHS):
+        sentence = min((config.violations(arch) for arch in ARCHS), key=len)[0].sentence
+        raise ValueError(f"pyflash: config '{config}' is legal nowhere: {sentence}")
     return config.canonical().short_form()
 
 

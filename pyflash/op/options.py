@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, TypeVar
 
+from pyflash.config.words import shown
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -87,6 +89,20 @@ OPTIONS: dict[str, Option] = {
 DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
 
 
+def kinds_of_options() -> dict[str, str]:
+    """What each option may be, as `pyflash.op.errors` names it."""
+    names = {
+        bool: "bool",
+        int: "int",
+        float: "float",
+        float | None: "float or None",
+        "KernelConfig | str": "config",
+        "Tensor | None": "tensor or None",
+    }
+    kinds = {name: hint.__origin__ for name, hint in AttentionOptions.__annotations__.items()}
+    return {name: names[getattr(k, "__forward_arg__", k)] for name, k in kinds.items()}
+
+
 def scalar_options() -> dict[str, tuple[Any, Option]]:
     """The options that are numbers or flags, as a command line can take them: type and option."""
     kinds = {name: hint.__origin__ for name, hint in AttentionOptions.__annotations__.items()}
@@ -117,7 +133,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in OPTIONS:
             raise TypeError(
-                f"pyflash: {function} got an unexpected keyword argument '{name}': expected "
+                f"pyflash: {function} got an unexpected keyword argument {shown(name)}: expected "
                 f"{', '.join(OPTIONS)}"
             )
 

@@ -4,14 +4,17 @@ cute_kernels/host/select.h and splits.h, what was measured in tuned tables (pyfl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from pyflash.config import DType, KernelConfig, parse
+from pyflash.config.words import shown, type_name
 from pyflash.op import ops
 from pyflash.op.backward import cudnn
+from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions, windows_of
 
 TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
@@ -19,9 +22,10 @@ TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A call of `attention`, without its data; device as torch names it. For `attention_varlen`,
-    packed is True, batch is the number of sequences, and seqlen_q and seqlen_k are max_seqlen_q and
-    max_seqlen_k. The options' sinks may be on any device, meta too."""
+    """A call of `attention`, without its data; device as torch names it; dtype a `DType` or its
+    name, a `DType` from then on. For `attention_varlen`, packed is True, batch is the number of
+    sequences, and seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k. The options' sinks may
+    be on any device, meta too."""
 
     batch: int
     heads_q: int
@@ -29,10 +33,18 @@ class Problem:
     seqlen_q: int
     seqlen_k: int
     d_head: int
-    dtype: DType
+    dtype: DType | str
     packed: bool = False
     device: str = "cuda"
     options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head"):
+            check_type(name, getattr(self, name), "int")
+        check_type("packed", self.packed, "bool")
+        if not isinstance(self.options, Mapping):
+            raise TypeError(f"pyflash: options is {type_name(self.options)}: expected a dictionary")
+        object.__setattr__(self, "dtype", DType.of(self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +59,25 @@ def select(problem: Problem) -> Selection:
     """The config and the splits that `attention` runs with config = "" and num_splits = 0, or with
     those in the problem's options, and the reason in a sentence.
 
-    Raises RuntimeError where `attention` would refuse the problem.
+    Raises what `attention` would raise for the problem; RuntimeError for a CUDA device that is not
+    there.
     """
-    return select_on(problem, *_gpu(torch.device(problem.device)))
+    if not isinstance(problem, Problem):
+        raise TypeError(f"pyflash: problem is {type_name(problem)}: expected a Problem")
+    return select_on(problem, *_gpu(problem.device))
 
 
 def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
     """`select` for a GPU of that compute capability (major * 10 + minor) and number of SMs, which
-    need not be here; sm_arch 0 for the CPU. The problem's device does not matter."""
-    short_form, num_splits, reason = torch.ops.pyflash.select(
-        **_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
+    need not be here; sm_arch 0 for the CPU. `backward` is that on the problem's device."""
+    short_form, num_splits, reason = call(
+        torch.ops.pyflash.select, **_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
     )
     return Selection(parse(short_form), num_splits, reason, _backward(problem))
 
 
 def _backward(problem: Problem) -> str:
-    device = torch.device(problem.device)
+    device = _device(problem.device)
     if device.type == "cpu":
         return "the formula in float32"
     if problem.options.get("softcap"):
@@ -85,8 +100,8 @@ class ProblemClass(NamedTuple):
 
 
 def class_of(problem: Problem) -> ProblemClass:
-    """Raises RuntimeError where `attention` would refuse the problem."""
-    return ProblemClass(*torch.ops.pyflash.problem_class(**_arguments(problem)))
+    """Raises what `attention` would raise for the problem."""
+    return ProblemClass(*call(torch.ops.pyflash.problem_class, **_arguments(problem)))
 
 
 def expected_microseconds(
@@ -94,7 +109,8 @@ def expected_microseconds(
 ) -> float:
     """The time that a tuned table with these costs (launch, tile, step, share) expects of a config
     that need not be built, with the splits of the rule or those in the problem's options."""
-    microseconds, _ = torch.ops.pyflash.expect_time(
+    microseconds, _ = call(
+        torch.ops.pyflash.expect_time,
         **_arguments(problem),
         n_sms=n_sms,
         B_r=config.B_r,
@@ -107,7 +123,7 @@ def expected_microseconds(
 
 def _arguments(problem: Problem) -> dict[str, Any]:
     return {
-        "dtype": int(problem.dtype),
+        "dtype": int(DType.of(problem.dtype)),
         "packed": problem.packed,
         "batch": problem.batch,
         "heads": problem.heads_q,
@@ -119,13 +135,29 @@ def _arguments(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _gpu(device: torch.device) -> tuple[int, int]:
+def _device(name: str | torch.device) -> torch.device:
+    if not isinstance(name, str | torch.device):
+        raise TypeError(f"pyflash: device is {type_name(name)}: expected a device or its name")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"pyflash: device is {shown(name)}: expected a CUDA device or cpu"
+        ) from None
+
+
+def _gpu(name: str | torch.device) -> tuple[int, int]:
     """(SM architecture, number of SMs), zeros for the CPU."""
+    device = _device(name)
     if device.type == "cpu":
         return 0, 0
     if device.type != "cuda":
-        raise RuntimeError(f"pyflash: device is {device}: expected a CUDA device or cpu")
+        raise ValueError(f"pyflash: device is {device}: expected a CUDA device or cpu")
     if not torch.cuda.is_available():
         raise RuntimeError("pyflash: torch finds no CUDA GPU: expected device 'cpu'")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"pyflash: device is {device}: torch finds {torch.cuda.device_count()} CUDA GPUs"
+        )
     properties = torch.cuda.get_device_properties(device)
     return properties.major * 10 + properties.minor, properties.multi_processor_count

@@ -77,7 +77,7 @@ def tune(
 
     Raises ValueError for an unknown effort, texts that are no problem or config, problems without a
     candidate and a journal of another device or of other kernels; RuntimeError where the worker
-    process does not start.
+    process does not start or nothing can be compiled.
     """
     if effort not in EFFORTS:
         raise ValueError(f"unknown effort {effort!r}: expected one of {', '.join(EFFORTS)}")

@@ -48,15 +48,19 @@ class Batch:
     seconds: float  # of the wall clock
 
 
+class BuilderError(RuntimeError):
+    """No candidate's fault: nothing can be compiled."""
+
+
 class Builder(Protocol):
     batch_size: int
 
     def submit(self, kernels: Sequence[Kernel]) -> Future[Batch]:
-        """Compiles them, after what was submitted before."""
+        """Compiles them, after what was submitted before. The result raises BuilderError."""
         ...
 
     def cancel(self) -> None:
-        """Ends what is running; what it was to build fails."""
+        """Ends what is running, which raises BuilderError."""
         ...
 
     def close(self) -> None:
@@ -134,8 +138,9 @@ class KernelBuilder:
         reply, messages = self._process.communicate(json.dumps(request))
         if self._process.returncode != 0:
             last = (messages.strip().splitlines() or ["no message"])[-1]
-            reason = f"the builder ended with status {self._process.returncode}: {last}"
-            return Batch({k: Built(reason=reason) for k in kernels}, time.monotonic() - start)
+            raise BuilderError(
+                f"candidates cannot be compiled (status {self._process.returncode}): {last}"
+            )
         answers = (Built(*answer) for answer in json.loads(reply))
         built = dict(zip(kernels, answers, strict=True))
         return Batch(built, time.monotonic() - start)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyflash.commands.app import check_writable, write_file
+
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
     from pyflash.tuner.candidates import AnySpace
@@ -60,6 +62,7 @@ def tune_command(
     picture: Annotated[
         Path | None, typer.Option(help="Draws the journal: speeds, main effects. FILE.png or .svg.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="The journal as a page.")] = None,
     install: Annotated[
         bool,
         typer.Option(
@@ -83,12 +86,15 @@ def tune_command(
     try:
         import torch
 
+        from pyflash.bench.figures import check_figure
         from pyflash.config import named_set
         from pyflash.tuner.api import tune
         from pyflash.tuner.model import gpu_of
         from pyflash.tuner.problems import parse_problem
         from pyflash.tuner.spaces import default_space, parse_space
 
+        check_writable(picture, html)
+        check_figure(picture)
         problems = [parse_problem(text) for text in problem or DEFAULT_PROBLEMS]
         asked: list[AnySpace] = [*map(parse_space, space or ()), *(config or ())]
         asked += named_set(kernels) if kernels else []
@@ -121,6 +127,11 @@ def tune_command(
             from pyflash.tuner.picture import draw
 
             draw(journal, picture)
+        if html:
+            from pyflash.inspect.page import page
+            from pyflash.tuner.report import TuningReport
+
+            write_file(html, page(TuningReport.of(journal)))
         if install:
             from pyflash.tuner.install import install as install_winners
 

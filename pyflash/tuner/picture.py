@@ -11,14 +11,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from pyflash.bench.figures import COLOURS, require_matplotlib, save
 from pyflash.config import Features, KernelConfig, parse
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
 from pyflash.tuner.problems import parse_problem
 
-# Okabe and Ito's, for colour-blind readers; families differ in marks as well.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+# Families differ in marks as well.
+_COLOURS = COLOURS[:4]
 _MARKS = ("o", "^", "s", "D")
 
 
@@ -67,24 +68,18 @@ def main_effects(problems: Sequence[Seen]) -> dict[tuple[str, str], dict[Any, fl
 
 
 def draw(journal: Path, out: Path) -> None:
-    """Writes the picture; the format is that of the name, such as .png or .svg.
+    """Writes the picture, PNG or SVG by the file's name.
 
     Raises ValueError where the journal holds no samples, ImportError without matplotlib.
     """
     problems = seen_in(read_journal(journal))
     if not problems:
         raise ValueError(f"{journal} holds no measured candidate: nothing to draw")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"a picture needs matplotlib: pip install matplotlib ({error})") from None
     effects = main_effects(problems)
     n_rows = max(1, math.ceil(len(effects) / 4))
-    figure = Figure(
+    figure = require_matplotlib().figure.Figure(
         figsize=(14, 1.2 + 0.45 * len(problems) + 2.4 * n_rows + 2), layout="constrained"
     )
-    FigureCanvasAgg(figure)
     top, bottom = figure.subfigures(2, 1, height_ratios=[2 + 0.45 * len(problems), 2.4 * n_rows])
     _draw_speeds(top.subplots(), problems)
     if effects:
@@ -94,8 +89,7 @@ def draw(journal: Path, out: Path) -> None:
         for axis in axes[len(effects) :]:
             axis.set_visible(False)
     figure.suptitle(f"{journal.name}: {len(problems)} problems", fontsize=12)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
+    save(figure, out)
 
 
 def _draw_speeds(axis: Any, problems: Sequence[Seen]) -> None:

@@ -1,15 +1,14 @@
-"""Spaces as text, and the one that is searched where none is named."""
+"""The space that is searched where none is named; `parse_space` reads those that are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from pyflash.config import FAMILIES, Arch, Space
-from pyflash.config.family import find_family
-from pyflash.config.fields import describe
+from pyflash.config.space import parse_space
 from pyflash.op.selection import Problem
 
-FORM = "'sm90_forward d_head=128 B_c=64,128 overlap=true'"
+__all__ = ["default_space", "parse_space"]
 
 # What has won on every problem measured: the copies and layouts that steps 2, 3 and 6 of the ladder
 # bring. The rest of a family's fields is searched.
@@ -23,27 +22,6 @@ _SETTLED = {
     },
     "sm90_forward": {"stages": (1, 2, 3)},
 }
-
-
-def parse_space(text: str) -> Space:
-    """A family, if it is not the first one, and FIELD=VALUE,VALUE... for the fields that are not to
-    take all their values. Raises ValueError naming the word that was not understood."""
-    words = text.split()
-    family = FAMILIES[0]
-    if words and "=" not in words[0]:
-        family = find_family(words.pop(0))
-    fields = describe(family.config_type).fields
-    values = {}
-    for word in words:
-        name, _, listed = word.partition("=")
-        if name not in fields or not listed:
-            raise ValueError(
-                f"unknown word {word!r} in space {text!r}: expected FIELD=VALUE,VALUE with a field "
-                f"of {family}, {', '.join(fields)}; for instance {FORM}"
-            )
-        kind = fields[name].kind
-        values[name] = [_value(word, value, kind) for value in listed.split(",")]
-    return Space(family=family, **values)
 
 
 def default_space(problems: Iterable[Problem], arch: Arch) -> list[Space]:
@@ -61,13 +39,3 @@ def default_space(problems: Iterable[Problem], arch: Arch) -> list[Space]:
             settled = _SETTLED.get(family.name, {})
             spaces.append(Space(family=family, dtype=dtypes, d_head=sorted(d_heads), **settled))
     return spaces
-
-
-def _value(word: str, text: str, kind: type) -> object:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
-        return int(text) if kind is int else text
-    except (KeyError, ValueError):
-        expected = "true or false" if kind is bool else "a number"
-        raise ValueError(f"{word!r}: {text!r} is not {expected}") from None

@@ -127,7 +127,7 @@ class Workload:
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            graph.capture_begin()
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 run()
             finally:

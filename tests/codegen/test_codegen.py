@@ -44,7 +44,7 @@ constexpr auto kConfig = FlashForwardKernelConfig{
 // By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
 constexpr ArchCtas kTable[] = {{80, @}, {86, @}, {89, @}, {90, @}, {100, @}, {120, @}};
 template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, std::size(kTable)};
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, 6};
 
 ConfigMapRow row_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax(BuiltFor const& built_for) {
   return forward_row<
@@ -159,8 +159,14 @@ def test_list_names_every_config_of_the_set(capsys):
     from pyflash.codegen.cli import main
 
     assert main(["--set", "prog", "--list", "--arch", "90"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert listed == [str(config) for config in named_set("prog")]
+    listed = [line.split("  # ") for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, *_ in listed] == [str(config) for config in named_set("prog")]
+    for config, (_, takes, *warnings) in zip(named_set("prog"), listed, strict=True):
+        registers = config.resources(90).registers
+        ctas = config.num_ctas_per_sm(90)
+        assert takes == f"{registers} registers, CTAs per SM: {ctas} on sm_90"
+        assert warnings == [f"sm_90: {sentence}" for _, sentence in config.warnings(90)]
+    assert any(config.warnings(90) for config in named_set("prog_all"))
 
 
 def test_list_says_what_speaks_against_a_config(capsys):

@@ -168,9 +168,15 @@ def test_an_architecture_has_several_names(arch):
     assert LADDER_BEST.violations(arch) == []
 
 
-@pytest.mark.parametrize("arch", ["sm_87", 110, "hopper", (9, 0)])
+@pytest.mark.parametrize("arch", ["sm_87", 110, "hopper"])
 def test_an_unknown_architecture_lists_the_known_ones(arch):
     with pytest.raises(ValueError, match="sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"):
+        Arch.of(arch)
+
+
+@pytest.mark.parametrize("arch", [(9, 0), 90.0, None, True])
+def test_an_architecture_of_another_type_is_a_type_error(arch):
+    with pytest.raises(TypeError, match="expected an Arch, 'sm_90', '90' or 90"):
         Arch.of(arch)
 
 

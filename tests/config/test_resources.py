@@ -49,6 +49,16 @@ def test_peak_is_the_fullest_moment():
     assert based.peak == demand.peak + 20 + 3 * 2  # each thread owns 2 of a warp's 16 rows
 
 
+def test_what_is_alive_in_each_phase():
+    """O and the kept Q are always; S and P never together."""
+    always = 64 + 32
+    assert register_demand(LADDER_BEST, EXACT).phases == {
+        "Q K^T": always + 32 + 16, "softmax": always + 32, "P V": always + 16 + 32,
+    }  # fmt: skip
+    sync = LADDER_BEST.replace(async_copy=False, eager_load_blocks=False)
+    assert register_demand(sync, EXACT).phases["softmax"] == always + 32 + 32
+
+
 @pytest.mark.parametrize(("registers", "allocated"), [(1, 8), (168, 168), (169, 176), (255, 256)])
 def test_registers_are_allocated_by_units(registers, allocated):
     assert allocated_registers(registers, Arch.of(80)) == allocated

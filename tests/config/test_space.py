@@ -5,6 +5,7 @@ from support.strategies import LADDER_BEST
 
 from pyflash import DType, Space, from_environment, named_set
 from pyflash.codegen.build import that_run_on
+from pyflash.config import FAMILIES
 from pyflash.config.arch import ARCHS
 from pyflash.config.sets import SET_NAMES, UNRANKED, rank
 from pyflash.config.sm80_forward.rules import SUPPORTED
@@ -18,8 +19,8 @@ COUNTS = {
     "64,32": 16,
     "128,32": 16,
     "128,64": 16,
-    "all": 33,
-    "sm90": 8,
+    "all": 37,
+    "sm90": 12,
     "head_dims": 24,
 }
 
@@ -178,6 +179,30 @@ def test_legal_looks_at_supported_values_only():
     assert len(wide.explain(90)) == 6
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_legal_makes_no_config_that_breaks_rules(family, monkeypatch):
+    values = {"dtype": "FP16", "d_head": [64, 128]}
+    space = Space(family=family, **values)
+    expected = [config for config in space if config.is_legal(90)]
+    made = []
+    check = family.config_type.__post_init__
+    monkeypatch.setattr(
+        family.config_type, "__post_init__", lambda config: made.append(config) or check(config)
+    )
+    assert list(space.legal(90)) == expected == made
+    assert len(expected) < len(space) / 4
+
+
+def test_an_error_in_a_rule_is_no_field_that_is_missing(monkeypatch):
+    def broken(config, arch):
+        yield config.no_such_field
+
+    rules = FAMILIES[0].rules
+    monkeypatch.setattr(rules, "rules", [*rules.rules, broken])
+    with pytest.raises(AttributeError, match="no_such_field"):
+        len(SPACE.legal(90))
+
+
 def test_the_size_of_a_whole_space_is_known_without_its_configs():
     assert len(Space()) == 2 * 6 * 2 * 3 * 2 * 2**3 * 4**3 * 2**2
 
@@ -188,8 +213,11 @@ def test_repr_tells_what_was_chosen_and_how_many_configs():
     n = len(chosen)
     text = "dtype=FP16; d_head=64; B_c=32, 64; swizzled=True"
     assert repr(chosen) == f"<Space of sm80_forward: {text}; {n} configs>"
-    assert repr(chosen.legal(90)).endswith(f"; {n} configs before 1 filter>")
-    assert repr(chosen.legal(90).legal(80)).endswith(f"; {n} configs before 2 filters>")
+    assert repr(chosen.legal(90)).endswith(f"; {n} configs before: legal on sm_90>")
+    filtered = chosen.legal(90).filter(bool).legal(80).filter(bool)
+    assert repr(filtered).endswith(
+        f"; {n} configs before: legal on sm_90, legal on sm_80, 2 filters>"
+    )
 
 
 def test_explain_tells_every_refusal():

@@ -88,6 +88,22 @@ def test_a_cap_keeps_what_is_not_a_number(libraries):
     assert torch.equal(lse[0, 0].isnan(), is_nan)
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("infinite", [slice(64), slice(128, 192)], ids=["first", "last"])
+@pytest.mark.parametrize("config", [BEST, CONFIGS[0]], ids=str)
+def test_keys_whose_scores_are_minus_infinity_count_nothing(
+    libraries, config, infinite, num_splits
+):
+    """By value, not by a mask; whole blocks of them, so that a split may have no others."""
+    q, k, v = (x.abs() + 0.1 for x in make_inputs(Shape("", 1, 64, 192, 1), torch.float16, 128))
+    finite = torch.ones(192, dtype=torch.bool)
+    finite[infinite] = False
+    k[:, infinite] = -torch.inf
+    out, lse, report = emulate(libraries, config, (q, k, v), num_splits=num_splits)
+    assert not report.findings
+    expect(q, k[:, finite], v[:, finite]).check(out, lse)
+
+
 def test_a_sink_of_minus_infinity_changes_no_bit(libraries):
     inputs = make_inputs(Shape("", 1, 67, 131, 2), torch.float16, 128)
     options = {"causal": True, "window_left": 50}

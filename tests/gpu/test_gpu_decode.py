@@ -89,7 +89,7 @@ def test_the_same_bits_with_splits():
 @pytest.mark.parametrize("num_splits", [-1, 129])
 def test_numbers_of_splits_that_are_refused(num_splits):
     inputs, _ = on_gpu(Shape("few", 1, 1, 64, 8, heads_kv=2))
-    with pytest.raises(RuntimeError, match=f"pyflash: num_splits = {num_splits}"):
+    with pytest.raises(ValueError, match=f"pyflash: num_splits = {num_splits}"):
         attention(*inputs, num_splits=num_splits)
 
 

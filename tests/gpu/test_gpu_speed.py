@@ -5,7 +5,7 @@ import torch
 
 import pyflash
 from pyflash import DType, Problem
-from pyflash.bench.forward import rotated_inputs
+from pyflash.bench.measure import rotated_inputs
 from pyflash.bench.timing import time_in_turns
 
 pytestmark = pytest.mark.gpu

@@ -14,6 +14,7 @@ import pytest
 from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
 
+from pyflash.cli import app
 from pyflash.compare import (
     COLUMNS,
     ProfileError,
@@ -29,7 +30,6 @@ from pyflash.compare import (
     run_profiler,
 )
 from pyflash.compare.attention_rows import attention_row
-from pyflash.compare.cli import app
 from pyflash.compare.profiler import command
 from pyflash.compare.profiler_csv import number
 from pyflash.config import FlashForwardKernelConfig
@@ -217,7 +217,7 @@ def test_a_comparison_with_recorded_gemms():
 def test_a_comparison_with_attention():
     problem = problem_of(1024)
     config = FlashForwardKernelConfig.parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
-    fused = parse(as_text([attention_row(result_of(problem, config, 0.25e-3))]), "pyflash")
+    fused = parse(as_text([attention_row(result_of(problem, config, 0.25e-3).record())]), "pyflash")
     comparison = compare(problem, map(read, FILES), [fused], H200)
     (line,) = comparison.fused
     assert line.kernel == str(config)
@@ -245,7 +245,7 @@ def result_of(
     problem: Problem, config: FlashForwardKernelConfig, seconds: float | None, status="ok"
 ):
     from pyflash.bench.contenders import pyflash_configs
-    from pyflash.bench.forward import Result
+    from pyflash.bench.measure import Result
     from pyflash.bench.timing import Timing
 
     (contender,) = pyflash_configs([config])
@@ -257,7 +257,7 @@ def test_results_without_figures_are_refused_rows():
     problem = problem_of(1024)
     config = FlashForwardKernelConfig.parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
     results = [result_of(problem, config, None, s) for s in ("wrong", "refused: no such kernel")]
-    profile = parse(as_text(map(attention_row, results)), "pyflash")
+    profile = parse(as_text(attention_row(r.record()) for r in results), "pyflash")
     assert profile.rows == ()
     assert [r.reason for r in profile.refused] == ["disposition incorrect", "status not_supported"]
 
@@ -341,13 +341,13 @@ def test_a_run_that_fails_says_so(mode, message, tmp_path):
 def test_the_command_compares_and_joins_files():
     runner = CliRunner()
     qk, pv = (str(RECORDED / f"{name}_4096.gemm.csv") for name in ("qk", "pv"))
-    result = runner.invoke(app, [qk, pv, "--seqlen", "4096", "--gpu", "H200", "--json"])
+    result = runner.invoke(app, ["compare", qk, pv, "--seqlen", "4096", "--gpu", "H200", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["sums"][0]["bytes"] == 2 * 2281701376
-    joined = runner.invoke(app, [qk, qk])
+    joined = runner.invoke(app, ["compare", qk, qk])
     assert joined.exit_code == 0
     assert joined.stdout.count("1.000") == 4
     for arguments in ([], [qk], [qk, "--seqlen", "4096", "--gpu", "Voodoo 2"]):
-        refused = runner.invoke(app, arguments)
-        assert refused.exit_code == 2
+        refused = runner.invoke(app, ["compare", *arguments])
+        assert refused.exit_code == 1
         assert "error: " in refused.output

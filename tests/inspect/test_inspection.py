@@ -10,17 +10,23 @@ import subprocess
 from html import escape
 
 import pytest
+from support.bench_records import run_of_four
 from support.listings import BASE, BEST, recorded_kernel
 from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
 
+from pyflash import Space, named_set
+from pyflash.bench.ladder import climb
+from pyflash.bench.report import BenchReport
+from pyflash.cli import app
 from pyflash.compare import compare, find_gpu, read
 from pyflash.inspect import inspection
-from pyflash.inspect.cli import app
 from pyflash.inspect.diff import diff_of
+from pyflash.inspect.html import STYLE
 from pyflash.inspect.inspection import Inspection, conflict_degrees, inspect
 from pyflash.inspect.native import Description, Member, NamedLayout
-from pyflash.inspect.page import STYLE, fragment, page
+from pyflash.inspect.page import fragment, page
+from pyflash.inspect.sheet import Sheet, SpaceSheet
 from pyflash.inspect.tables import Table
 from pyflash.layouts.svg import FILLS, INK
 
@@ -46,11 +52,29 @@ def test_what_needs_no_compiler():
     found = inspect(BEST, "sm_90", parts=())
     assert found.resources == dataclasses.asdict(BEST.resources("sm_90"))
     assert found.demand["peak"] == found.resources["register_demand"]
+    assert max(found.phases.values()) == found.demand["peak"]
+    assert list(found.phases) == ["Q K^T", "softmax", "P V"]
     assert found.ctas_per_sm["sm_90"] == BEST.num_ctas_per_sm("sm_90")
     assert (found.missing, found.kernels, found.layouts) == ({}, [], {})
     values = json.loads(found.to_json())
     assert values["config"] == str(BEST)
     assert values["fields"] == BEST.to_dict()
+
+
+def test_a_notebook_shows_configs_and_spaces():
+    shown = BEST._repr_html_()
+    assert shown == fragment(Sheet.of(BEST))
+    assert str(BEST.resources("sm_86").register_demand) in shown
+    sm90 = named_set("all")[-1]
+    assert sm90.family.name == "sm90_forward"
+    assert escape(sm90.violations("sm_80")[0].sentence) in sm90._repr_html_()
+    space = Space(dtype="FP16", d_head=128, B_r=64, B_c=64, n_warps=4)
+    assert escape(repr(space)) in space._repr_html_()
+    assert '<tr><th scope="row">B_c</th><td>64</td></tr>' in space._repr_html_()
+    sheet = SpaceSheet.of(space, "sm_90")
+    assert sheet._repr_html_() == fragment(sheet)
+    for rule in sheet.refused:
+        assert rule in sheet._repr_html_()
 
 
 def test_a_config_that_is_not_legal_says_why():
@@ -86,6 +110,9 @@ def test_the_tables_tell_it_all():
     found = looked_into(BEST)
     tables = {table.title: table for table in found.tables()}
     assert ("swizzled", "yes") in tables["config"].rows
+    limit = str(found.resources["register_limit"])
+    live = tables["live registers by phase"].rows
+    assert live == tuple((phase, str(n), limit) for phase, n in found.phases.items())
     assert ("mma", "128", "128") in tables["instructions of the plain kernel"].rows
     assert tables["cycles of the main loop, at least"].rows[0] == ("shared memory", "1,304")
     assert ("K", "64 x 128", "1", found.layouts["K"].text) in tables["layouts"].rows
@@ -102,7 +129,7 @@ def test_cells():
 def test_a_page_needs_no_network():
     for text in (page(looked_into(BEST)), page(comparison()), page(difference())):
         assert text.startswith("<!doctype html>")
-        assert not re.search(r'(src|href)="(?!#)', text)
+        assert not re.search(r'(src|href)="(?!#|data:)', text)
         assert "@import" not in text
         assert "<script" not in text
     for report in (looked_into(BEST), comparison(), difference()):
@@ -160,7 +187,15 @@ def test_pages_do_not_overflow_in_a_browser(tmp_path):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium")
-    pages = {"inspection": looked_into(BEST), "comparison": comparison(), "diff": difference()}
+    pages = {
+        "inspection": looked_into(BEST),
+        "comparison": comparison(),
+        "diff": difference(),
+        "config": Sheet.of(BEST.replace(B_r=128, B_c=128)),
+        "space": SpaceSheet.of(Space(dtype="FP16", d_head=128, B_r=64, B_c=64), "sm_90"),
+        "ladder": climb(parts=()),
+        "bench": BenchReport(run_of_four()),
+    }
     frames = []
     for name, report in pages.items():
         text = escape(page(report).replace("</body>", f"{_MEASURE}</body>"), quote=True)
@@ -190,5 +225,5 @@ def test_the_command(tmp_path):
     assert "not legal on sm_86" in path.read_text()
     for wrong in (["inspect", "no config"], ["inspect", str(BEST), "--arch", "sm_7"]):
         refused = runner.invoke(app, wrong)
-        assert refused.exit_code == 2
+        assert refused.exit_code == 1
         assert "error: " in refused.output

@@ -7,11 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.listings import BASE, BEST
 
+from pyflash import FlashForwardSm90Config
 from pyflash.inspect import native
 from pyflash.inspect.native import NativeError, describe, emit_module
 from pyflash.layouts import Layout, Swizzle, composition, tile_to_shape
 from pyflash.third_party.cuda import CudaError
 from pyflash.third_party.cutlass import CutlassError
+
+SM90 = FlashForwardSm90Config.parse("(FP16, 64, 64, 96, 1): sm90+stages_2")
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +25,13 @@ def algebra(uncaptured):
 @pytest.fixture(scope="module")
 def description(uncaptured):
     return _built(uncaptured, lambda: describe(BEST))
+
+
+@pytest.fixture(scope="module")
+def sm90_description(uncaptured, description):
+    if SM90.family.emulation_header is None:
+        pytest.skip("the SM90 traits compile for the CPU once the emulator runs their kernels")
+    return _built(uncaptured, lambda: describe(SM90))
 
 
 def _built(uncaptured, build):
@@ -50,11 +60,47 @@ def test_pycute_computes_them_as_cute_does(description):
         assert tuple(layout.layout.offsets()) == layout.offsets, layout.name
 
 
+def test_the_sm90_traits_keep_to_the_names(sm90_description):
+    """What config_layouts.h does not find under its names it leaves out, silently."""
+    for layout in sm90_description.layouts.values():
+        assert tuple(layout.layout.offsets()) == layout.offsets, layout.name
+    smem = {n: x.extents for n, x in sm90_description.layouts.items() if x.kind == "smem"}
+    stages, consumers = SM90.stages, SM90.n_consumers
+    block = (SM90.B_c, SM90.d_head, stages)
+    assert smem == {
+        "Q": (64, SM90.d_head, consumers),
+        "K": block,
+        "V": block,
+        "V^T": (SM90.d_head, SM90.B_c, stages),
+    }
+    threads = {n: x.extents for n, x in sm90_description.layouts.items() if x.kind == "threads"}
+    assert threads == {
+        **{f"MMA QK^T {o}": e for o, e in (("A", (64, 16)), ("B", (SM90.B_c, 16)))},
+        "MMA QK^T C": (64, SM90.B_c),
+        **{f"MMA PV {o}": e for o, e in (("A", (64, 16)), ("B", (SM90.d_head, 16)))},
+        "MMA PV C": (64, SM90.d_head),
+    }
+    bytes_of_kv = 2 * SM90.B_c * SM90.d_head * stages
+    assert [(m.name, m.offset, m.bytes) for m in sm90_description.smem] == [
+        ("q", 0, 2 * SM90.B_r * SM90.d_head),
+        ("k", 2 * SM90.B_r * SM90.d_head, bytes_of_kv),
+        ("v", 2 * SM90.B_r * SM90.d_head + bytes_of_kv, bytes_of_kv),
+    ]
+    assert sm90_description.smem_bytes == SM90.smem_bytes
+
+
+def test_each_config_has_its_own_module_in_one_process(description, uncaptured):
+    plain = _built(uncaptured, lambda: describe(BASE))
+    assert plain.layouts["K"].text == "(_64,_128):(_128,_1)"
+    assert plain.layouts["K"].text != description.layouts["K"].text
+    assert describe(BEST).layouts["K"].text == description.layouts["K"].text
+
+
 def test_a_module_is_emitted_for_the_canonical_config():
     text = emit_module(BASE)
     assert text == emit_module(BASE)
     assert text.startswith(f"// {BASE}\n")
-    assert '#include "cute_kernels/sm80/traits.h"' in text
+    assert '#include "cute_kernels/sm80/tiled.h"' in text
     assert f"pyflash::sm80::KernelTraits<{BASE.to_cpp_struct()}>" in text
 
 

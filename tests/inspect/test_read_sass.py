@@ -7,6 +7,7 @@ import json
 import pytest
 from support.listings import BASE, BEST, recorded, recorded_kernel
 
+from pyflash.codegen.kernel_libraries import write_record
 from pyflash.config import Arch
 from pyflash.inspect import sass
 from pyflash.inspect.compiled import feature_name
@@ -206,10 +207,11 @@ def test_predicted_registers_beside_ptxas(tmp_path):
     kernel = {"arch": 90, "function": function, "registers": 200, "spill_store_bytes": 4,
               "spill_load_bytes": 8}  # fmt: skip
     record = {"configs": {str(BASE): {"kernels": [kernel]}}}
-    (tmp_path / "some.json").write_text(json.dumps(record))
+    write_record(tmp_path / "some.so", record)
     (found,) = registers_of(tmp_path / "some.so")
     assert (found.config, found.features, found.spilled_bytes) == (BASE, "plain", 12)
     predicted = BASE.resources(90).registers
+    assert json.loads(json.dumps(found.to_dict()))["config"] == str(BASE)
     assert found.percent_off == (predicted - 200) / 2
     text = to_markdown(register_table(tmp_path / "some.so"))
     assert text.splitlines()[2].startswith(f"| {BASE} | sm_90 | plain | {predicted} | 200 |")

@@ -13,7 +13,7 @@ from pyflash.op import library
 
 
 def assert_refused(function, arguments: dict, sentence: str) -> None:
-    with pytest.raises(RuntimeError, match=f"^pyflash: {re.escape(sentence)}$"):
+    with pytest.raises(ValueError, match=f"^pyflash: {re.escape(sentence)}$"):
         function(**arguments)
 
 
@@ -119,14 +119,16 @@ MALFORMED = {
     "(FP32, 128, 64, 64, 4): load_0_0_0_tiles": "FP16 or BF16 at 'FP32, 128",
     "(FP16, 128, 64, 64): load_0_0_0_tiles": "',' at '): load",
     "(FP16, 128, 64, 64, 4, 1): load_0_0_0_tiles": "')' at ', 1)",
-    "(FP16, 128, 0, 64, 4): load_0_0_0_tiles": "a number not below 1 at '0, 64",
-    "(FP16, 128, -64, 64, 4): load_0_0_0_tiles": "a number not below 1 at '-64",
-    "(FP16, 128, 99999999999, 64, 4): load_0_0_0_tiles": "a number not below 1 at '99999999999",
+    "(FP16, 128, 0, 64, 4): load_0_0_0_tiles": "a number from 1 to 2147483647 at '0, 64",
+    "(FP16, 128, -64, 64, 4): load_0_0_0_tiles": "a number from 1 to 2147483647 at '-64",
+    "(FP16, 128, 99999999999, 64, 4): load_0_0_0_tiles": (
+        "a number from 1 to 2147483647 at '99999999999"
+    ),
     "(FP16, 128, 64, 64, 4) async+load_0_0_0_tiles": "':' at 'async",
     "(FP16, 128, 64, 64, 4): async+": "load_Q_K_V_tiles at ''",
     "(FP16, 128, 64, 64, 4): eager+async+load_0_0_0_tiles": "load_Q_K_V_tiles at 'async",
     "(FP16, 128, 64, 64, 4): asinc+load_0_0_0_tiles": "load_Q_K_V_tiles at 'asinc",
-    "(FP16, 128, 64, 64, 4): load_0_0_tiles": "a number not below 0 at 'tiles'",
+    "(FP16, 128, 64, 64, 4): load_0_0_tiles": "a number from 0 to 2147483647 at 'tiles'",
     "(FP16, 128, 64, 64, 4): load_0_0_0": "'_tiles' at ''",
     "(FP16, 128, 64, 64, 4): load_0_0_0_tiles+opt_softmax+buffer": (
         "a word of the form, in its order at 'buffer'"
@@ -139,7 +141,10 @@ MALFORMED = {
 def test_malformed_configs_are_refused_by_the_part_not_understood(text):
     sentence = f"config '{text}' is not a short form: expected {MALFORMED[text]}"
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
-        attention(**qkv(config=text))
+        torch.ops.pyflash.fwd(**qkv(config=text))
+    for device in ("cpu", "meta"):
+        with pytest.raises(ValueError, match=r"^pyflash: config: [^\n]{1,490}$"):
+            attention(**moved(qkv(config=text), device))
 
 
 def test_nothing_runs_on_a_torch_that_is_too_old(monkeypatch):
@@ -195,5 +200,5 @@ def test_names_that_are_no_options_are_refused(function, arguments):
 @pytest.mark.parametrize("name", ["softmax_scale", "softcap", "window_left", "causal"])
 def test_tensors_in_place_of_numbers_are_refused(name):
     """They would lose their gradients, and make the host wait for a GPU."""
-    with pytest.raises(TypeError, match=f"^pyflash: {name} is a tensor: expected a number"):
+    with pytest.raises(TypeError, match=f"^pyflash: {name} is a tensor: expected an? "):
         attention(**qkv(**{name: torch.tensor(1.0, requires_grad=True)}))

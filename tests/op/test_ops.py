@@ -120,14 +120,37 @@ def test_4096_rows_take_seconds():
 
 @pytest.mark.parametrize("softmax", ["", "+opt_softmax"])
 def test_blocks_larger_than_the_problem(softmax):
-    """Tiles are no larger than the problem, and no product of sizes overflows."""
-    inputs = make_inputs(Shape("", 1, 300, 401, 2), torch.float16, 64)
-    huge = 2**31 - 1
+    """Tiles are no larger than the problem."""
+    inputs = make_inputs(Shape("", 1, 30, 31, 2), torch.float16, 64)
     results = [
         attention(*inputs, config=f"(FP16, 64, {B_r}, {B_c}, 4): load_0_0_0_tiles{softmax}")
-        for B_r, B_c in ((64, 401), (huge, 401), (300, huge), (huge, huge))
+        for B_r, B_c in ((64, 32), (128, 32), (64, 128), (128, 64))
     ]
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+ILLEGAL = [
+    "(FP16, 64, 2147483647, 2147483647, 4): load_0_0_0_tiles",
+    "(FP16, 64, 7, 3, 4): load_0_0_0_tiles",
+    "(FP16, 64, 64, 64, 4): load_1000000000_7_9_tiles",
+    "(FP16, 64, 64, 64, 4): eager+load_0_0_0_tiles",
+]
+
+
+@pytest.mark.parametrize("config", ILLEGAL)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_configs_that_no_machine_could_run_are_refused(config, device):
+    q = torch.randn(1, 46400, 1, 8).half().to(device)
+    for named in (config, FlashForwardKernelConfig.parse(config)):
+        with pytest.raises(ValueError, match=r"^pyflash: config '.*' is legal nowhere: "):
+            attention(q, q, q, config=named)
+
+
+@pytest.mark.parametrize("config", ILLEGAL[:2])
+def test_the_op_itself_bounds_its_blocks_on_the_cpu(config):
+    q = torch.randn(1, 46400, 1, 8).half()
+    with pytest.raises(RuntimeError, match=r"has B_r = .*: expected a multiple of 16 up to 256"):
+        torch.ops.pyflash.fwd(q, q, q, config=config)
 
 
 # The schema.
@@ -195,7 +218,7 @@ def test_cpu_goes_through_the_blocks_as_a_kernel_does(config):
 def test_what_a_config_says_of_copies_and_registers_changes_no_bit():
     inputs = make_inputs(RAGGED, torch.float16, 128)
     out = attention(*inputs, config=BASE)
-    copies = BASE.replace(async_copy=False, eager_load_blocks=False, swizzled=False, n_warps=2)
+    copies = BASE.replace(async_copy=False, eager_load_blocks=False, swizzled=False)
     registers = BASE.replace(Q_mma_load_K_tiles=2, V_mma_load_K_tiles=0)
     assert torch.equal(out, attention(*inputs, config=copies))
     assert torch.equal(out, attention(*inputs, config=registers))

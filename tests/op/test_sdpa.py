@@ -180,7 +180,7 @@ REFUSED = {
     "negative dropout": (
         (X, X, X),
         {"dropout_p": -1.0},
-        "dropout_p = -1: expected 0, dropout is not supported",
+        "dropout_p = -1.0: expected 0, dropout is not supported",
     ),
     "dropout that is no number": (
         (X, X, X),
@@ -262,5 +262,5 @@ def test_refuses_wrong_types(tensors, options, sentence):
 
 def test_float32_is_refused():
     x = torch.zeros(1, 2, 5, 64)
-    with pytest.raises(RuntimeError, match="q is float32: expected float16 or bfloat16"):
+    with pytest.raises(ValueError, match="q is float32: expected float16 or bfloat16"):
         pyflash.sdpa(x, x, x)

@@ -303,8 +303,8 @@ REFUSED = {
 def test_refuses(case):
     sinks, sentence = REFUSED[case]
     q, k, v = make_inputs(SHAPES[3], torch.float16, 16)
-    with pytest.raises(RuntimeError, match=f"^pyflash: {re.escape(sentence)}$"):
+    with pytest.raises(ValueError, match=f"^pyflash: {re.escape(sentence)}$"):
         attention(q, k, v, sinks=sinks)
     *packed, max_q, max_k = make_packed(RAGGED, torch.float16, 16)
-    with pytest.raises(RuntimeError, match=f"^pyflash: {re.escape(sentence)}$"):
+    with pytest.raises(ValueError, match=f"^pyflash: {re.escape(sentence)}$"):
         attention_varlen(*packed, max_q, max_k, sinks=sinks)

@@ -99,7 +99,7 @@ def test_dropout_is_refused_in_training_only():
 
 def test_float32_is_refused():
     model = make_models("llama", torch.float16, "cpu").pyflash.float()
-    with pytest.raises(RuntimeError, match="q is float32: expected float16 or bfloat16"):
+    with pytest.raises(ValueError, match="q is float32: expected float16 or bfloat16"):
         model(make_ids("cpu"))
 
 

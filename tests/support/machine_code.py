@@ -3,13 +3,12 @@ the time that all combinations of features take."""
 
 from __future__ import annotations
 
-import dataclasses
-
-from pyflash import DType, Features, FlashForwardKernelConfig, named_set
-from pyflash.codegen import emit, toolchain
+from pyflash import DType, FlashForwardKernelConfig, named_set
+from pyflash.codegen import toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import Compilation, compile_all
-from pyflash.config.arch import Arch, Targets
+from pyflash.codegen.kernels import Request, cubin_compilation
+from pyflash.config.arch import Arch
 
 PROG = named_set("prog")
 BEST = PROG[-1]
@@ -37,24 +36,11 @@ CONFIGS = sorted(
     }
 )
 
-# Device code alone: the host passes of nvcc take a third of the time.
-_CUBIN = ("-cubin",)
-
 
 def compile_plain_kernels(arch: Arch) -> dict[FlashForwardKernelConfig, Compilation]:
     """The objects, of the cache where they are in it."""
-    machine_code = Targets((arch.sm,), ptx=0)
-    compiler = toolchain.kernel_compiler(machine_code, toolchain.cutlass_identity())
-    compiler = dataclasses.replace(compiler, flags=(*compiler.flags, *_CUBIN))
-    compilations = {
-        config: Compilation(
-            label=f"{config}, plain",
-            stem=f"plain_{emit.file_stem(config)}",
-            text=emit.emit_config(config, [Features()]),
-            compiler=compiler,
-        )
-        for config in CONFIGS
-    }
+    cutlass = toolchain.cutlass_identity()
+    compilations = {c: cubin_compilation(Request(c), arch, cutlass) for c in CONFIGS}
     if failures := compile_all(list(compilations.values()), f"plain kernels for {arch}"):
         raise BuildError(failures, len(compilations))
     return compilations

@@ -20,9 +20,9 @@ from support.headers import ROOT
 from support.simulated import true_seconds
 
 import pyflash
-from pyflash.config import Arch, DType, Space, named_set
+from pyflash.config import Arch, DType, Features, Space, named_set, parse
 from pyflash.tuner.api import Measuring
-from pyflash.tuner.builder import Batch, Built, NoBuilder
+from pyflash.tuner.builder import Batch, BuilderError, Built, Kernel, KernelBuilder, NoBuilder
 from pyflash.tuner.candidates import kernels_for, survey
 from pyflash.tuner.journal import JournalError, read_journal
 from pyflash.tuner.problems import parse_problem, problem_to_json
@@ -206,6 +206,17 @@ def test_each_kernel_is_compiled_once_with_the_features_that_its_problems_need(t
     for name in names:
         assert set(result.coverage[name].failed) == {"error: ptxas"}
         assert result.winners[name].config.B_c == 64
+
+
+def test_compilers_that_cannot_run_are_no_candidates_fault(tmp_path):
+    """They would be failures that a journal keeps."""
+    illegal = Kernel(parse("(FP16, 512, 64, 64, 4): async+load_0_0_0_tiles"), Features())
+    builder = KernelBuilder(Arch.of(90), tmp_path)
+    try:
+        with pytest.raises(BuilderError, match=r"cannot be compiled \(status 1\): .*512"):
+            builder.submit([illegal]).result()
+    finally:
+        builder.close()
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ SM80_FORWARD = Family(
     explored=dict.fromkeys(LOAD_COUNTS, (0, 2, 4, 8)),
     sets=SETS,
     ranked=RANKED,
-    traits_header="cute_kernels/sm80/traits.h",
+    traits_header="cute_kernels/sm80/tiled.h",
     launch_header="cute_kernels/sm80/launch.h",
     kernel="flash_forward_kernel",
+    kernel_header="cute_kernels/sm80/kernel.h",
     emulation_header="cute_kernels/sm80/emulated.h",
     fallback=fallback,
 )

@@ -48,13 +48,19 @@ class RegisterDemand:
     base: int
 
     @property
+    def phases(self) -> dict[str, int]:
+        """What is alive in each phase of an iteration: in Q K^T, while V, whose loads ptxas moves
+        before the softmax, is copied beside S, and in P V."""
+        always = self.base + self.O + self.Q_kept
+        return {
+            "Q K^T": always + self.S + self.Q_stage + self.K_stage,
+            "softmax": always + self.S + self.copy,
+            "P V": always + self.P + self.V_stage,
+        }
+
+    @property
     def peak(self) -> int:
-        """The largest sum alive at one time: in Q K^T, in P V, or while V, whose loads ptxas moves
-        before the softmax, is copied beside S."""
-        qk = self.S + self.Q_stage + self.K_stage
-        pv = self.P + self.V_stage
-        copying = self.S + self.copy
-        return self.base + self.O + self.Q_kept + max(qk, pv, copying)
+        return max(self.phases.values())
 
 
 def register_demand(

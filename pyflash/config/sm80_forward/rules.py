@@ -11,7 +11,7 @@ from pyflash.config.arch import Arch
 from pyflash.config.resources import allocated_registers
 from pyflash.config.rules import Rules
 from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
-from pyflash.config.sm80_forward.resources import register_demand, resources
+from pyflash.config.sm80_forward.resources import resources
 
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80, along the rows of Q
 MMA_COLUMNS = 16  # along the GEMM's K dimension: two tiles of 8
@@ -158,11 +158,11 @@ def smem(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def accumulators(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    demand = register_demand(c)
-    taken = demand.S + demand.O
+    S, O = (c.B_r * columns // c.n_threads for columns in (c.B_c, c.d_head))  # noqa: E741
+    taken = S + O
     if taken > arch.max_registers_per_thread:
         yield (
-            f"the accumulators of S ({demand.S}) and O ({demand.O}) alone take {taken} "
+            f"the accumulators of S ({S}) and O ({O}) alone take {taken} "
             f"registers a thread, more than {arch.max_registers_per_thread}: use more warps, or a "
             f"smaller B_r or B_c"
         )
@@ -170,6 +170,9 @@ def accumulators(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def register_file(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
+    most = allocated_registers(arch.max_registers_per_thread, arch)
+    if most * c.n_threads <= arch.registers_per_sm:
+        return
     registers = allocated_registers(resources(c, arch).registers, arch)
     if registers * c.n_threads > arch.registers_per_sm:
         yield (

@@ -41,9 +41,17 @@ class RegisterDemand:
     base: int = BASE
 
     @property
+    def phases(self) -> dict[str, int]:
+        """What is alive in each phase of an iteration: P is made of S in place, and the next S is
+        computed beside P where the config overlaps them, for which all are budgeted."""
+        return {
+            "Q K^T of the next block beside P V": self.base + self.O + self.S + self.P,
+            "softmax": self.base + self.O + self.S,
+        }
+
+    @property
     def peak(self) -> int:
-        """All are alive while both GEMMs run."""
-        return self.S + self.P + self.O + self.base
+        return max(self.phases.values())
 
 
 def budgets(n_consumers: int, arch: Arch) -> Budgets:

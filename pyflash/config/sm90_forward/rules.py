@@ -83,9 +83,9 @@ def pingpong_needs_two(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
 def smem(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
     if c.smem_bytes > arch.smem_per_cta:
         yield (
-            f"(B_r + 2 * stages * B_c) * d_head * 2 bytes and the mbarriers are {c.smem_bytes} "
-            f"bytes of shared memory, more than the {arch.smem_per_cta} that {arch} gives a CTA: "
-            f"use fewer stages, or a smaller B_r or B_c"
+            f"(B_r + 2 * stages * B_c) * d_head * 2 bytes, a slab of O and the mbarriers are "
+            f"{c.smem_bytes} bytes of shared memory, more than the {arch.smem_per_cta} that "
+            f"{arch} gives a CTA: use fewer stages, or a smaller B_r or B_c"
         )
 
 

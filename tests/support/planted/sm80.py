@@ -48,7 +48,7 @@ _WAIT_AFTER_QK = (
 )
 _WAIT_FOR_ONE_LESS = "wait_and_sync(Int<kNewerGroups + 1>{});"
 _PLAIN_VT = (
-    "Layout<Shape<Int<kHeadDim>, Int<kBlockN>>, Stride<_1, Int<kHeadDim>>>{}"  # as if not swizzled
+    "Layout<Shape<Int<Traits::kHeadDim>, Int<kBlockN>>, Stride<_1, Int<Traits::kHeadDim>>>"  # plain
 )
 
 BUGS = [
@@ -128,7 +128,7 @@ BUGS = [
     ),
     Bug(
         "K_of_another_stage",
-        (condition("at_stage<Traits>(tSsK, n_block);", "at_stage<Traits>(tSsK, n_block + BUG);"),),
+        (condition("smem.k[stage_of(n_block)];", "smem.k[stage_of(n_block + BUG)];"),),
         configs=("ring",),
     ),
     Bug(
@@ -146,20 +146,25 @@ BUGS = [
     ),
     Bug(
         "V_of_the_block_before",
-        (_edit("load_V(n_block, first); } Tensor tSsK_block",
-              "if (!BUG) { load_V(n_block, first); } } Tensor tSsK_block"),
-         _edit("copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k)); }); };",
-              "copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k)); });"
+        (_edit("load_V(n_block, first); } Element const* const sK",
+              "if (!BUG) { load_V(n_block, first); } } Element const* const sK"),
+         _edit("load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k); }); };",
+              "load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k); });"
               " if (BUG) { load_V(n_block, first); } };")),
         (found("uninitialised_read", "V_s2r"),),
     ),
     Bug(
         "swizzle_left_out_where_V_is_read",
-        (instead("copy(s2r_V, tOsVt_block(_, _, k), tOrVt_copy(_, _, k));",
-                 "auto sVt_plain = s2r_V.get_slice(tidx).partition_S("
-                 f"make_tensor(make_smem_ptr(smem.v[0]), {_PLAIN_VT}));"
-                 "copy(s2r_V, sVt_plain(_, _, k), tOrVt_copy(_, _, k));"),),
+        (instead("load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);",
+                 f"ThreadOffsets<{_PLAIN_VT}, 16, 16> const plain("
+                 "lane_coord<typename Traits::LanesVt>());"
+                 "load_B<LdmatrixTransposed>(tOrVt, sV, plain, k);"),),
         conflicts_at="V_s2r",
+    ),
+    Bug(
+        "steps_added_where_the_swizzle_needs_an_XOR",
+        (condition("(first ^ (step & kMask))",
+                   "(BUG ? first + (step & kMask) : first ^ (step & kMask))", "sm80/copy.h"),),
     ),
     Bug(
         "K_loaded_past_the_first_block",
@@ -178,8 +183,8 @@ BUGS = [
     ),
     Bug(
         "one_row_too_many_loaded",
-        (condition("(!kRagged || get<0>(coords(0, m, 0)) < extent.rows);",
-                   "(!kRagged || get<0>(coords(0, m, 0)) < extent.rows + BUG);",
+        (condition("(!kRagged || row(m) < extent.rows);",
+                   "(!kRagged || row(m) < extent.rows + BUG);",
                    "sm80/copy.h"),),
         (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
          found("out_of_bounds", "V_g2s", memory="v")),
@@ -187,8 +192,8 @@ BUGS = [
     ),
     Bug(
         "columns_past_narrow_heads_loaded",
-        (condition("!kPredicatedColumns || get<1>(coords(0, 0, k)) < extent.columns;",
-                   "!kPredicatedColumns || BUG || get<1>(coords(0, 0, k)) < extent.columns;",
+        (condition("!kPredicatedColumns || column(k) < extent.columns;",
+                   "!kPredicatedColumns || BUG || column(k) < extent.columns;",
                    "sm80/copy.h"),),
         (found("out_of_bounds", "Q_g2s", memory="q"), found("out_of_bounds", "K_g2s", memory="k"),
          found("out_of_bounds", "V_g2s", memory="v")),
@@ -197,7 +202,7 @@ BUGS = [
     ),
     Bug(
         "columns_past_narrow_heads_not_cleared",
-        (condition("copy(copy_or_zeros.with(exists), src(_, m, k), dst(_, m, k));",
+        (condition("issue<typename Traits::AsyncCopyAtomOrZeros>(vector, destination, exists);",
                    "if (!BUG || column_exists) { {original} }", "sm80/copy.h"),),
         (found("uninitialised_read", "Q_s2r"), found("uninitialised_read", "K_s2r"),
          found("uninitialised_read", "V_s2r")),
@@ -205,16 +210,16 @@ BUGS = [
     ),
     Bug(
         "columns_past_narrow_heads_stored",
-        (condition("&& get<1>(coords(0, 0, k)) < extent.columns) {",
-                   "&& get<1>(coords(0, 0, k)) < (BUG ? 64 : extent.columns)) {", "sm80/copy.h"),),
+        (condition("&& column(k) < extent.columns) {",
+                   "&& column(k) < (BUG ? 64 : extent.columns)) {", "sm80/copy.h"),),
         (found("out_of_bounds", "O_s2g", memory="o"),
          found("written_twice", "O_s2g", memory="o")),
         problem="narrow_heads",
     ),
     Bug(
         "store_of_one_row_too_many",
-        (condition("if (get<0>(coords(0, m, 0)) < extent.rows &&",
-                   "if (get<0>(coords(0, m, 0)) < extent.rows + BUG &&", "sm80/copy.h"),),
+        (condition("if (row(m) < extent.rows &&",
+                   "if (row(m) < extent.rows + BUG &&", "sm80/copy.h"),),
         (found("out_of_bounds", "O_s2g", memory="o"),),
         silent=True,
     ),
@@ -226,32 +231,32 @@ BUGS = [
     ),
     Bug(
         "lse_of_one_row_too_few",
-        (instead("device::store(lse_block + row, lse(r));",
-                 "if (row + 1 < rows_left) { device::store(lse_block + row, lse(r)); }"),),
+        (instead("device::store(lse_block + row, lse[r]);",
+                 "if (row + 1 < rows_left) { device::store(lse_block + row, lse[r]); }"),),
         (found("not_written", memory="lse"),),
     ),
     Bug(
         "lse_written_by_every_lane_of_a_quad",
-        (condition("if (get<1>(rows(0, 0)) == 0) {", "if (get<1>(rows(0, 0)) == 0 || BUG) {"),),
+        (condition("if (acc_coord.column == 0) {", "if (acc_coord.column == 0 || BUG) {"),),
         (found("written_twice", "lse_r2g", memory="lse"),),
         silent=True,
     ),
     Bug(
         "shared_memory_past_the_device_layer",
-        (instead("copy(typename Traits::SmemCopyAtomO{}, rO, thr_mma.partition_C(sO));",
-                 "sO(tidx % kBlockM, 0) = Element(0.f);"),),
+        (instead("store_packed<Traits>(as_operand_A<Element>(acc_O), acc_coord, smem.o);",
+                 "smem.o[tidx % kBlockM * Traits::kHeadDim] = Element(0.f);"),),
         (found("unhooked_access", "O_r2s"),),
     ),
     Bug(
         "global_memory_past_the_device_layer",
-        (condition("int const row = get<0>(rows(r, 0));",
-                   "{original} if (BUG) { lse_block[row] = lse(r); }"),),
+        (condition("int const row = acc_coord.row + AccRows{}(r);",
+                   "{original} if (BUG) { lse_block[row] = lse[r]; }"),),
         (found("unhooked_access", "lse_r2g", memory="lse"),),
     ),
     Bug(
         "an_address_of_no_tensor",
-        (condition("int const row = get<0>(rows(r, 0));",
-                   "{original} if (BUG) { *reinterpret_cast<float volatile*>(16) = lse(r); }"),),
+        (condition("int const row = acc_coord.row + AccRows{}(r);",
+                   "{original} if (BUG) { *reinterpret_cast<float volatile*>(16) = lse[r]; }"),),
         (found("unhooked_access", "lse_r2g", memory=""),),
     ),
     Bug(
@@ -309,8 +314,10 @@ BUGS = [
     ),
     Bug(
         "rows_that_attended_nothing_so_far",
-        (condition("kMasked && new_max == -INFINITY", "kMasked && !BUG && new_max == -INFINITY",
-                   "sm80/softmax.h"),),
+        (condition("kFirst ? kLeastMax :", "kFirst ? (BUG ? -INFINITY : kLeastMax) :",
+                   "sm80/softmax.h"),
+         condition("cute::fill(row_max, float{kLeastMax});",
+                   "cute::fill(row_max, BUG ? -INFINITY : kLeastMax);", "sm80/softmax.h")),
         configs=("eager", "sync"),
         problem="causal",
     ),
@@ -359,8 +366,8 @@ BUGS = [
     ),
     Bug(
         "pairs_of_columns_from_an_odd_one",
-        (condition("int const column = get<1>(coords(i));",
-                   "int const column = get<1>(coords(i)) + BUG;", "sm80/copy.h"),),
+        (condition("int const column = first.column + Columns{}(c);",
+                   "int const column = first.column + Columns{}(c) + BUG;", "sm80/copy.h"),),
         (found("misaligned", "O_r2g", memory="o_partial"),),
         problem="splits",
     ),

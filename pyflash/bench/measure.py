@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyflash.bench.contenders import BASELINE, Contender
+from pyflash.bench.passes import Errors, Inputs, Pass, calls, checker
 from pyflash.bench.timing import Calls, Timing, time_in_turns
-from pyflash.op.reference import Expected, expect
+from pyflash.compare.work import attention_flops, fused_bytes
 from pyflash.op.selection import TORCH_DTYPES, Problem
 
 GEMM = "GEMM"
-Inputs = tuple[Tensor, Tensor, Tensor]
+_HOST_CALLS = 20  # as many fit into the queue of a GPU
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,15 @@ class Result:
     problem: Problem
     contender: Contender
     status: str
-    error: float | None = None  # max|out - reference|
+    what: Pass = Pass.FORWARD
+    error: float | None = None  # max|out - reference|, or of a gradient
     bound: float | None = None
     timing: Timing | None = None
     tflops: float | None = None
     ratio: float | None = None  # of its speed to the baseline's
     percent_of_gemm: float | None = None  # of the TFLOP/s of a bf16 GEMM
+    gb_per_second: float | None = None  # forward: q, k and v read once, out and lse written once
+    host_microseconds: float | None = None  # of a call, on a GPU
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -42,31 +45,32 @@ class Result:
         return values | {
             "problem": dataclasses.asdict(self.problem) | {"dtype": self.problem.dtype.name},
             "contender": self.contender.name,
+            "what": self.what.value,
             "config": config.to_dict() if config else None,
+            "short_form": str(config) if config else None,
             "timing": dataclasses.asdict(self.timing) if self.timing else None,
         }
 
 
-def flops(problem: Problem) -> int:
-    """Of the two GEMMs: 4 * batch * heads * seqlen_q * seqlen_k * d_head, halved for causal."""
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    factor = 2 if problem.options.get("causal") else 4
-    return factor * rows * problem.seqlen_k * problem.d_head
-
-
-def run(problem: Problem, contenders: Iterable[Contender], n_samples: int) -> list[Result]:
+def run(
+    problem: Problem,
+    contenders: Iterable[Contender],
+    n_samples: int,
+    what: Pass = Pass.FORWARD,
+) -> list[Result]:
     """A result for each contender, in order. A contender that raises or is wrong is not timed."""
     device = torch.device(problem.device)
     buffers = rotated_inputs(problem, device)
-    expected = expect(*buffers[0], **problem.options)
-    checked = [_check(problem, contender, buffers[0], expected) for contender in contenders]
-    calls: dict[str, Calls] = {GEMM: _gemm(device)}
+    errors = checker(what, buffers[0], problem.options)
+    checked = [_check(problem, contender, what, errors) for contender in contenders]
+    timed: dict[str, Calls] = {GEMM: _gemm(device)}
     for result in checked:
         if result.status == "ok":
-            calls[result.contender.name] = _calls(result.contender, buffers)
-    timings = time_in_turns(calls, device, n_samples)
+            timed[result.contender.name] = calls(what, result.contender, buffers)
+    timings = time_in_turns(timed, device, n_samples)
+    host = {name: _host_microseconds(call, device) for name, call in timed.items()}
     gemm_tflops = _GEMM_SIZE[device.type] ** 3 * 2 / timings[GEMM].seconds / 1e12
-    return [_with_timing(result, timings, gemm_tflops) for result in checked]
+    return [_with_timing(result, timings, gemm_tflops, host) for result in checked]
 
 
 def rotated_inputs(problem: Problem, device: torch.device) -> list[Inputs]:
@@ -93,26 +97,33 @@ def rotated_inputs(problem: Problem, device: torch.device) -> list[Inputs]:
 _GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
 
 
-def _check(problem: Problem, contender: Contender, inputs: Inputs, expected: Expected) -> Result:
+def _check(
+    problem: Problem, contender: Contender, what: Pass, errors: Callable[[Contender], Errors]
+) -> Result:
     try:
-        with contender.context():
-            out = contender.run(*inputs)
-    except RuntimeError as error:
-        return Result(problem, contender, status=f"refused: {error}")
-    error = expected.error(out)
-    status = "ok" if error <= expected.bound else "wrong"
-    return Result(problem, contender, status, error, expected.bound)
+        error, bound = errors(contender)
+    except Exception as error:  # of any package, which must not end the run of the others
+        return Result(problem, contender, f"refused: {_first_line(error)}", what)
+    status = "ok" if error <= bound else "wrong"
+    return Result(problem, contender, status, what, error, bound)
 
 
-def _calls(contender: Contender, buffers: list[Inputs]) -> Calls:
-    inputs = itertools.cycle(buffers)
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
-    def run(n: int) -> None:
-        with contender.context():
-            for _ in range(n):
-                contender.run(*next(inputs))
 
-    return run
+def _host_microseconds(call: Calls, device: torch.device) -> float | None:
+    """The least of a few samples: what the CPU takes until a call returns. None on the CPU, where a
+    call returns when all is computed."""
+    if device.type == "cpu":
+        return None
+    samples = []
+    for _ in range(5):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter_ns()
+        call(_HOST_CALLS)
+        samples.append((time.perf_counter_ns() - start) / _HOST_CALLS / 1e3)
+    return min(samples)
 
 
 def _gemm(device: torch.device) -> Calls:
@@ -126,16 +137,22 @@ def _gemm(device: torch.device) -> Calls:
     return run
 
 
-def _with_timing(result: Result, timings: dict[str, Timing], gemm_tflops: float) -> Result:
-    timing = timings.get(result.contender.name)
+def _with_timing(
+    result: Result, timings: dict[str, Timing], gemm_tflops: float, host: dict[str, float | None]
+) -> Result:
+    name, problem = result.contender.name, result.problem
+    timing = timings.get(name)
     if timing is None:
         return result
-    tflops = flops(result.problem) / timing.seconds / 1e12
+    tflops = result.what.flops_of_forward * attention_flops(problem) / timing.seconds / 1e12
     baseline = timings.get(BASELINE)
+    forward = result.what is Pass.FORWARD
     return dataclasses.replace(
         result,
         timing=timing,
         tflops=tflops,
         ratio=baseline.seconds / timing.seconds if baseline else None,
         percent_of_gemm=100 * tflops / gemm_tflops,
+        gb_per_second=fused_bytes(problem) / timing.seconds / 1e9 if forward else None,
+        host_microseconds=host[name],
     )

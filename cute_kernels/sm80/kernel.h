@@ -1,0 +1,19 @@
+// The __global__ function of a config and a combination of features.
+#pragma once
+
+#include "cute_kernels/ctas_per_sm.h"
+#include "cute_kernels/features.h"
+#include "cute_kernels/sm80/forward_kernel.cuh"
+
+namespace pyflash {
+
+template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
+__global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
+                                  of_this_arch(kCtasPerSm<kConfig>))
+    flash_forward_kernel(__grid_constant__ ForwardParams const params) {
+#if defined(__CUDA_ARCH__)  // the host needs no body
+  sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
+#endif
+}
+
+}  // namespace pyflash

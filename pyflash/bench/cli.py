@@ -1,0 +1,249 @@
+"""`pyflash bench` and `pyflash ladder`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pyflash.commands.app import (
+    ArchOption,
+    HtmlOption,
+    JsonOption,
+    check_writable,
+    new_app,
+    print_json,
+    show,
+    write_file,
+)
+from pyflash.commands.problems import Device, Dtype, HeadsKv, device_of, dtype_of
+
+if TYPE_CHECKING:
+    from pyflash.bench.records import Record
+    from pyflash.config import KernelConfig
+
+app = new_app()
+FORMATS = ("table", "json", "csv", "cutlass", "markdown")
+
+
+@app.command("bench")
+def bench_command(
+    configs: Annotated[
+        list[str] | None, typer.Argument(help="Short forms; the selected config by default.")
+    ] = None,
+    set_name: Annotated[str | None, typer.Option("--set", help="A named set instead.")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Of flash, cudnn, efficient, math, flex, flash_attn_2, flash_attn_3, xformers, "
+            "flashinfer, or none; those that are importable by default."
+        ),
+    ] = None,
+    passes: Annotated[str, typer.Option("--pass", help="Of forward, backward, both.")] = "forward",
+    decode: Annotated[bool, typer.Option("--decode", help="One query; lengths are keys.")] = False,
+    seqlen: Annotated[
+        str | None, typer.Option(help="Of q and k, such as 512,1k. 4k by default, 512 on the CPU.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="batch is tokens / seqlen. 16384 by default, 512 on the CPU."),
+    ] = None,
+    d_head: Annotated[str, typer.Option(help="Such as 64,128.")] = "128",
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="2048 / d_head by default, 256 / d_head on the CPU.")
+    ] = None,
+    heads_kv: HeadsKv = None,
+    mask: Annotated[
+        str, typer.Option(help="Of full and causal, whose FLOPs are counted halved.")
+    ] = "full",
+    dtype: Dtype = "bf16",
+    samples: Annotated[int, typer.Option(min=2, help="Of each contender.")] = 25,
+    device: Device = None,
+    host: Annotated[
+        bool, typer.Option("--host", help="Host time per call of a tiny problem instead.")
+    ] = False,
+    read: Annotated[
+        Path | None, typer.Option(help="Shows the records of a file instead of measuring.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON lines: records are appended.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="The records as CSV.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="TFLOP/s by length: .png or .svg.")] = None,
+    roofline: Annotated[Path | None, typer.Option(help="A roofline: .png or .svg.")] = None,
+    html: HtmlOption = None,
+    form: Annotated[
+        str, typer.Option("--format", help=f"On stdout: {', '.join(FORMATS)}.")
+    ] = "table",
+    over: Annotated[
+        str, typer.Option(help="Whose speed --format markdown divides by.")
+    ] = "PyTorch flash",
+) -> None:
+    """Times pyflash beside every attention that is importable.
+
+    Checks each contender, then times the correct ones in turns, in one run with a GEMM. Several
+    values are joined by commas.
+    """
+    from pyflash.bench import figures, records
+    from pyflash.bench.grid import Wanted, measure_all
+
+    if form not in FORMATS:
+        raise ValueError(f"--format {form}: expected one of {', '.join(FORMATS)}")
+    check_writable(out, csv, plot, roofline, html)
+    figures.check_figure(plot)
+    figures.check_figure(roofline)
+    if host:
+        _bench_host(device_of(device), samples, out, form)
+        return
+    if read is not None:
+        found = records.read(read)
+    else:
+        target = device_of(device)
+        on_cpu = target.startswith("cpu")
+        wanted = Wanted(
+            passes=_words(passes, ("forward", "backward", "both"), "--pass"),
+            dtypes=_words(dtype.lower(), ("fp16", "bf16"), "--dtype"),
+            d_heads=_numbers(d_head, "--d-head"),
+            masks=_words(mask, ("full", "causal"), "--mask"),
+            seqlens=_numbers(seqlen or ("512" if on_cpu else "4k"), "--seqlen"),
+            decode=decode,
+            tokens=tokens or (512 if on_cpu else 16384),
+            width=256 if on_cpu else 2048,
+            heads=heads,
+            heads_kv=heads_kv,
+            device=target,
+            configs=_configs(configs or [], set_name),
+            backends=None if backend is None else _backends(backend),
+        )
+        found = measure_all(wanted, samples, out)
+    _write(found, csv, plot, roofline, html)
+    typer.echo(_as_text(found, form, over), nl=False)
+
+
+@app.command("ladder")
+def ladder_command(
+    seqlen: Annotated[int, typer.Option(min=1, help="Of q and k.")] = 4096,
+    batch: Annotated[int, typer.Option(min=1)] = 4,
+    heads: Annotated[int, typer.Option(min=1)] = 16,
+    dtype: Dtype = "fp16",
+    samples: Annotated[int, typer.Option(min=2, help="Of each step.")] = 25,
+    arch: ArchOption = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="speed, compiled or traffic; all by default.")
+    ] = None,
+    html: HtmlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Climbs the optimisation ladder: what each step brings.
+
+    Registers and instructions from the compiled kernels, bank conflicts from the emulator, TFLOP/s
+    beside PyTorch's flash backend on a GPU. What this machine cannot do is left out, and said.
+    """
+    from pyflash.bench.ladder import PARTS, climb
+
+    check_writable(html)
+    ladder = climb(batch, heads, seqlen, dtype_of(dtype), samples, arch, part or PARTS)
+    if html is not None:
+        from pyflash.inspect.page import page
+
+        write_file(html, page(ladder))
+    if json:
+        print_json(ladder.to_dict())
+    elif html is None:
+        show(ladder)
+
+
+def _bench_host(device: str, samples: int, out: Path | None, form: str) -> None:
+    import torch
+
+    from pyflash.bench import records
+    from pyflash.bench.environment import environment
+    from pyflash.bench.host import host_table, host_times
+
+    if form not in ("table", "json"):
+        raise ValueError(f"--host has no --format {form}: expected table or json")
+    target = torch.device(device)
+    times = host_times(target, samples)
+    found = records.stamped("host", (time.record() for time in times), environment(target))
+    if out is not None:
+        records.append(out, found)
+    typer.echo(_json_lines(found).rstrip() if form == "json" else host_table(times))
+
+
+def _write(
+    found: Sequence[Record],
+    csv: Path | None,
+    plot: Path | None,
+    roofline: Path | None,
+    html: Path | None,
+) -> None:
+    from pyflash.bench import figures, records
+
+    if csv is not None:
+        write_file(csv, records.to_csv(found))
+    if plot is not None:
+        figures.save(figures.speed(found), plot)
+    if roofline is not None:
+        figures.save(figures.roofline(found), roofline)
+    if html is not None:
+        from pyflash.bench.report import BenchReport
+        from pyflash.inspect.page import page
+
+        write_file(html, page(BenchReport(found)))
+
+
+def _as_text(found: Sequence[Record], form: str, over: str) -> str:
+    from itertools import groupby
+
+    from pyflash.bench import records
+
+    if form == "json":
+        return _json_lines(found)
+    if form == "csv":
+        return records.to_csv(found)
+    if form == "cutlass":
+        from pyflash.compare.attention_rows import attention_row
+        from pyflash.compare.profiler_csv import as_text
+
+        return as_text(map(attention_row, found))
+    if form == "markdown":
+        return records.markdown(found, "pyflash", over) + "\n"
+    parts = []
+    for title, group in groupby(found, key=lambda r: (r["what"], records.title(r["problem"]))):
+        parts.append(f"{': '.join(title)}\n{records.table(group)}\n")
+    return "\n".join(parts)
+
+
+def _json_lines(found: Sequence[Record]) -> str:
+    return "".join(f"{json.dumps(record)}\n" for record in found)
+
+
+def _configs(texts: Sequence[str], set_name: str | None) -> list[KernelConfig]:
+    from pyflash.config import named_set, parse
+
+    if texts and set_name:
+        raise ValueError("configs and --set exclude each other")
+    return named_set(set_name) if set_name else [parse(text) for text in texts]
+
+
+def _backends(text: str) -> list[str]:
+    return [] if text == "none" else [word.strip() for word in text.split(",")]
+
+
+def _words(text: str, known: Sequence[str], option: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in known]:
+        raise ValueError(f"{option} {unknown[0]}: expected some of {', '.join(known)}")
+    return list(dict.fromkeys(words))
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    """Such as 512,1k: k is 1024. Raises ValueError for what is no number of at least 1."""
+    numbers = []
+    for word in text.split(","):
+        digits = word.strip().lower().removesuffix("k")
+        if not digits.isdecimal() or int(digits) < 1:
+            raise ValueError(f"{option} {word}: expected numbers such as 512,1k")
+        numbers.append(int(digits) * (1024 if word.strip().lower().endswith("k") else 1))
+    return list(dict.fromkeys(numbers))

@@ -1,0 +1,135 @@
+"""What is timed of attention: its forward pass, its backward pass, or both."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from pyflash.bench.contenders import Contender
+from pyflash.bench.timing import Calls
+from pyflash.op.options import AttentionOptions
+from pyflash.op.reference import attention_ref, expect, tolerance
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+Errors = tuple[float, float]  # error, bound
+
+
+class Pass(str, Enum):
+    """FLOPs are those of FlashAttention's papers: 2 GEMMs forward, 5 backward."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BOTH = "both"
+
+    @property
+    def flops_of_forward(self) -> float:
+        """How many times the FLOPs of the forward pass."""
+        return {"forward": 1.0, "backward": 2.5, "both": 3.5}[self.value]
+
+    @property
+    def has_gradients(self) -> bool:
+        return self is not Pass.FORWARD
+
+
+def checker(what: Pass, inputs: Inputs, options: AttentionOptions) -> Callable[[Contender], Errors]:
+    """What tells how far a contender is off, and how far it may be.
+
+    Forward: max|out - reference|. Else: of the gradient of q, k or v that is worst against its own
+    bound, over the first batch and the first head of k and v, which depend on no other.
+    """
+    if what is Pass.FORWARD:
+        expected = expect(*inputs, **options)
+
+        def forward(contender: Contender) -> Errors:
+            with contender.context():
+                return expected.error(contender.run(*inputs)), expected.bound
+
+        return forward
+
+    first = _first_group(*inputs)
+    upstream = _upstream(inputs[0])
+    (up,) = _first_group(upstream, group=first[0].shape[2])
+    exact, rough = (
+        _gradients(lambda *x, to=to: attention_ref(*x, dtype=to, **options)[0], first, up, to)
+        for to in (torch.float32, inputs[0].dtype)
+    )
+
+    def backward(contender: Contender) -> Errors:
+        with contender.context():
+            gradients = _gradients(contender.run, inputs, upstream, inputs[0].dtype)
+        found = _first_group(*gradients)
+        errors = [
+            ((got.float() - right).abs().max().item(), tolerance(right, half) + _CANCELLED)
+            for got, right, half in zip(found, exact, rough, strict=True)
+        ]
+        return max(errors, key=lambda pair: pair[0] / pair[1])
+
+    return backward
+
+
+_CANCELLED = 1e-5  # what float32 leaves where the terms of a gradient cancel
+
+
+def calls(what: Pass, contender: Contender, buffers: Sequence[Inputs]) -> Calls:
+    """What is timed, over the buffers in turn."""
+    if what is Pass.FORWARD:
+        return _forward_calls(contender, buffers)
+    leaves = [tuple(x.detach().requires_grad_() for x in inputs) for inputs in buffers]
+    upstreams = [_upstream(inputs[0]) for inputs in buffers]
+    if what is Pass.BOTH:
+        return _calls(
+            contender,
+            [
+                lambda x=x, up=up: torch.autograd.grad(contender.run(*x), x, up)
+                for x, up in zip(leaves, upstreams, strict=True)
+            ],
+        )
+    with contender.context():
+        outs = [contender.run(*x) for x in leaves]
+    return _calls(
+        contender,
+        [
+            lambda out=out, x=x, up=up: torch.autograd.grad(out, x, up, retain_graph=True)
+            for out, x, up in zip(outs, leaves, upstreams, strict=True)
+        ],
+    )
+
+
+def _forward_calls(contender: Contender, buffers: Sequence[Inputs]) -> Calls:
+    return _calls(contender, [lambda x=x: contender.run(*x) for x in buffers])
+
+
+def _calls(contender: Contender, of_buffers: Sequence[Callable[[], object]]) -> Calls:
+    in_turn = itertools.cycle(of_buffers)
+
+    def run(n: int) -> None:
+        with contender.context():
+            for _ in range(n):
+                next(in_turn)()
+
+    return run
+
+
+def _upstream(q: Tensor) -> Tensor:
+    """The gradient of out, the same for every contender."""
+    generator = torch.Generator(q.device).manual_seed(1)
+    return torch.randn(q.shape, generator=generator, device=q.device, dtype=q.dtype)
+
+
+def _gradients(
+    run: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
+    leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    return list(torch.autograd.grad(run(*leaves), leaves, upstream.to(dtype)))
+
+
+def _first_group(*tensors: Tensor, group: int | None = None) -> list[Tensor]:
+    """Of q, k and v, or of what has their shapes, the first batch and head of k and v, with the
+    heads of q that attend it."""
+    if group is None:
+        group = tensors[0].shape[2] // tensors[1].shape[2]
+    return [x[:1, :, : group if i == 0 else 1] for i, x in enumerate(tensors)]

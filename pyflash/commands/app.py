@@ -1,0 +1,138 @@
+"""What every command shares: one line for an error, exit statuses, options, output.
+
+Exit statuses: 0; 1 for an error or a bad finding; 2 for a command line that does not parse; 130
+after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from pyflash.config import Arch
+
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+HtmlOption = Annotated[Path | None, typer.Option(help="Writes a self-contained page.")]
+ArchOption = Annotated[
+    str | None, typer.Option(help="Such as sm_90; that of this machine's GPU by default.")
+]
+ConfigArgument = Annotated[
+    str, typer.Argument(help="Short form: '(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles'.")
+]
+
+# What a command reports in a line. Any other exception is a fault of pyflash: a traceback.
+ERRORS = (ValueError, RuntimeError, OSError, ImportError)
+
+
+class Commands(TyperGroup):
+    """Reports errors in one line on stderr, wherever they come from."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()  # while a closed pipe can still be told
+        except BrokenPipeError:
+            _give_up_stdout()
+            sys.exit(1)
+        except ERRORS as error:
+            typer.echo(f"error: {one_line(error)}", err=True)
+            sys.exit(1)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A Typer app whose commands follow these rules. Help is plain text: rich's takes as long to
+    import as all the rest."""
+    return typer.Typer(
+        cls=Commands,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        **options,
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message in a line."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    lines = (line.strip() for line in str(error).splitlines())
+    return "; ".join(filter(None, lines)) or type(error).__name__
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where results are shown; notes and progress go to stderr."""
+    from rich.console import Console
+
+    return Console(highlight=False, stderr=stderr)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Prints tables and texts. What a narrow terminal has no room for continues on its next line:
+    numbers are never cut."""
+    out = console()
+    for renderable in renderables:
+        out.print(renderable, crop=False)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1))
+
+
+def write_file(path: Path, text: str) -> None:
+    """The file appears whole or not at all. Raises OSError where it cannot be written."""
+    from pyflash.codegen.cache_dir import replacing
+
+    with replacing(path) as partial:
+        partial.write_text(text)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Before minutes of work: raises OSError for a file that could not be written after them."""
+    for path in filter(None, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def chosen_arch(arch: str | None) -> Arch:
+    """The one named, else the newest of this machine's GPUs. Raises ValueError without either."""
+    from pyflash.codegen.build import default_archs
+    from pyflash.config import Arch
+
+    if arch is not None:
+        return Arch.of(arch)
+    here = default_archs()
+    if not here:
+        raise ValueError("no GPU on this machine: pass --arch, such as --arch sm_90")
+    return here[-1]
+
+
+def _give_up_stdout() -> None:
+    """The reader is gone: nothing is told, and nothing flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

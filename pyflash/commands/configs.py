@@ -1,0 +1,84 @@
+"""`pyflash config` and `pyflash space`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pyflash.commands.app import (
+    ConfigArgument,
+    HtmlOption,
+    JsonOption,
+    check_writable,
+    new_app,
+    print_json,
+    show,
+    write_file,
+)
+
+app = new_app()
+
+
+@app.command("config")
+def config_command(
+    config: ConfigArgument,
+    arch: Annotated[
+        list[str] | None, typer.Option(help="May be repeated; every known one by default.")
+    ] = None,
+    html: HtmlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """A config's fields, canonical form, rules and resources.
+
+    On every architecture. Needs no compiler and no GPU. Exits with 1 if the config is legal on none
+    of the architectures.
+    """
+    from pyflash.config import ARCHS
+    from pyflash.inspect.sheet import Sheet
+
+    check_writable(html)
+    sheet = Sheet.of(config, arch or ARCHS)
+    if html is not None:
+        from pyflash.inspect.page import page
+
+        write_file(html, page(sheet))
+    if json:
+        print_json(sheet.to_dict())
+    elif html is None:
+        show(sheet)
+    raise typer.Exit(0 if sheet.is_legal else 1)
+
+
+@app.command("space")
+def space_command(
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="sm80_forward (default) or sm90_forward, then FIELD=VALUE,VALUE for those that "
+            "are not to take every explored value."
+        ),
+    ] = None,
+    arch: Annotated[str, typer.Option(help="For which configs have to be legal.")] = "sm_90",
+    list_configs: Annotated[
+        bool, typer.Option("--list", help="The legal configs, one a line, and nothing else.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Tells how many configs are legal, and what refuses the others.
+
+    pyflash space dtype=FP16 d_head=128 B_r=64,128 B_c=64 n_warps=4 swizzled=true --arch sm_86
+    """
+    from pyflash.config.space import parse_space
+    from pyflash.inspect.sheet import SpaceSheet
+
+    space = parse_space(" ".join(values or []))
+    if list_configs and not json:
+        for config in space.legal(arch):
+            typer.echo(str(config))
+        return
+    sheet = SpaceSheet.of(space, arch)
+    if json:
+        print_json(sheet.to_dict())
+    else:
+        show(sheet)

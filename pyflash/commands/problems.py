@@ -1,0 +1,56 @@
+"""The options of commands that run, or ask about, a problem."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pyflash.op.options import scalar_options
+
+if TYPE_CHECKING:
+    from pyflash.config import DType
+
+Batch = Annotated[int, typer.Option(min=0)]
+Heads = Annotated[int, typer.Option(min=0, help="Of q.")]
+HeadsKv = Annotated[int | None, typer.Option(min=0, help="Of k and v; as q by default.")]
+Dtype = Annotated[str, typer.Option(help="fp16 or bf16.")]
+Device = Annotated[
+    str | None, typer.Option(help="As torch names it; cuda by default where there is one, or cpu.")
+]
+
+
+def takes_attention_options(command: Callable[..., None]) -> Callable[..., None]:
+    """For a command of **options: one flag for each option of attention that a shell can write."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option.default,
+            annotation=Annotated[kind, typer.Option(help=option.meaning)],
+        )
+        for name, (kind, option) in scalar_options().items()
+        if name not in signature.parameters
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+    return command
+
+
+def dtype_of(text: str) -> DType:
+    """Raises ValueError for any but fp16 and bf16, in either case."""
+    from pyflash.config import DType
+
+    if text.upper() not in DType.__members__:
+        raise ValueError(f"--dtype {text}: expected fp16 or bf16")
+    return DType[text.upper()]
+
+
+def device_of(text: str | None) -> str:
+    import torch
+
+    return text or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,92 @@
+"""What pages are made of: tables, bars, pictures, as HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from typing import Any
+
+from pyflash.inspect.tables import Table
+from pyflash.layouts.svg import FILLS, Picture
+
+# Contrast of text is at least 7 on both backgrounds.
+STYLE = """
+:root { color-scheme: light dark; --ink: #16181d; --soft: #4a4f5a; --back: #ffffff;
+  --line: #c9cdd6; --head: #f0f2f6; --warn: #8a1c1c; }
+@media (prefers-color-scheme: dark) { :root { --ink: #eceef2; --soft: #b4bac6; --back: #14161b;
+  --line: #3d424e; --head: #21252d; --warn: #ffb3b3; } }
+.pyflash { color: var(--ink); background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
+.pyflash h1 { font-size: 1.35rem; overflow-wrap: anywhere; }
+.pyflash h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+.pyflash .scroll { overflow-x: auto; max-width: 100%; }
+.pyflash .scroll:focus-visible, .pyflash a:focus-visible { outline: 3px solid #3b82f6; }
+.pyflash .scroll svg { max-width: none !important; display: block; }
+.pyflash table { border-collapse: collapse; font-size: .87rem;
+  font-variant-numeric: tabular-nums; }
+.pyflash caption { text-align: left; color: var(--soft); caption-side: bottom; padding: .3rem 0; }
+.pyflash th, .pyflash td { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--line); white-space: nowrap; }
+.pyflash thead th { background: var(--head); }
+.pyflash .number { text-align: right; }
+.pyflash .warn { color: var(--warn); }
+.pyflash nav ul { columns: 19rem; padding-left: 1.2rem; }
+.pyflash a { color: inherit; }
+.pyflash pre { font-size: .8rem; }
+"""
+
+
+def notebook(body: str) -> str:
+    """For a notebook's cell."""
+    return f'<div class="pyflash"><style>{STYLE}</style>{body}</div>'
+
+
+def bars(values: dict[str, float], unit: str) -> str:
+    """Horizontal bars as SVG, each with its value."""
+    picture = Picture()
+    left, width, step = 8 * max((len(name) for name in values), default=0) + 10, 420, 26
+    largest = max(values.values(), default=0) or 1
+    for i, (name, value) in enumerate(values.items()):
+        y = i * step
+        length = max(1, width * value / largest)
+        picture.text(left - 8, y + 17, name, 12, "end")
+        picture.rect(left, y + 4, length, step - 8, FILLS[0], f"{name}: {value:,.4g} {unit}")
+        picture.text(left + length + 6, y + 17, f"{value:,.4g} {unit}", 12)
+    told = ", ".join(f"{name} {value:,.4g} {unit}" for name, value in values.items())
+    return picture.to_svg(told)
+
+
+def scrolling(content: str, label: str) -> str:
+    """What may be wider than the window, in a box that scrolls by itself."""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">'
+        f"{content}</div>"
+    )
+
+
+def table_html(table: Table) -> str:
+    numbers = [i > 0 and table.is_number(i) for i in range(len(table.columns))]
+    kinds = [' class="number"' if number else "" for number in numbers]
+    head = ""
+    if any(table.columns):
+        cells = zip(table.columns, kinds, strict=True)
+        texts = (f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in cells)
+        head = f"<thead><tr>{''.join(texts)}</tr></thead>"
+    caption = f"<caption>{escape(table.note)}</caption>" if table.note else ""
+    rows = "".join(_row(row, kinds) for row in table.rows)
+    return scrolling(f"<table>{caption}{head}<tbody>{rows}</tbody></table>", table.title)
+
+
+def _row(row: tuple[Any, ...], kinds: list[str]) -> str:
+    first, *rest = row
+    cells = "".join(
+        f"<td{kind}>{escape(text)}</td>" for text, kind in zip(rest, kinds[1:], strict=True)
+    )
+    return f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>'
+
+
+def image(svg: str, alt: str) -> str:
+    """A whole SVG document as a picture of its own, whose names cannot clash with another's."""
+    data = base64.b64encode(svg.encode()).decode()
+    return scrolling(
+        f'<img alt="{escape(alt, quote=True)}" src="data:image/svg+xml;base64,{data}">', alt
+    )

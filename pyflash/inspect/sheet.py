@@ -1,0 +1,188 @@
+"""What is known of a config, or of a space of them, without compiling: `pyflash config | space`.
+
+sheet = Sheet.of("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+sheet.on["sm_86"].violations, sheet.on["sm_90"].resources.num_ctas_per_sm
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from pyflash.config import ARCHS, Arch, KernelConfig, Space, Violation, as_config
+from pyflash.config.resources import Resources
+from pyflash.inspect.html import scrolling, table_html
+from pyflash.inspect.tables import Table
+
+
+@dataclass(frozen=True)
+class OnArch:
+    """A config on one architecture."""
+
+    violations: list[Violation]
+    warnings: list[Violation]
+    resources: Resources | None  # None: not legal there, and nothing to predict
+
+
+@dataclass(frozen=True)
+class Sheet:
+    config: KernelConfig
+    on: dict[str, OnArch]  # by the architecture's name
+
+    @classmethod
+    def of(cls, config: KernelConfig | str, archs: Iterable[Arch | str | int] = ARCHS) -> Sheet:
+        """Raises ValueError for text that is no config and for an unknown architecture."""
+        config = as_config(config)
+        on = {}
+        for arch in map(Arch.of, archs):
+            violations = config.violations(arch)
+            on[arch.name] = OnArch(
+                violations,
+                config.warnings(arch) if not violations else [],
+                config.resources(arch) if not violations else None,
+            )
+        return cls(config, on)
+
+    @property
+    def is_legal(self) -> bool:
+        """On any of the architectures."""
+        return any(not found.violations for found in self.on.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "config": str(self.config),
+            "canonical": str(self.config.canonical()),
+            "family": str(self.config.family),
+            "fields": self.config.to_dict(),
+            "cpp": self.config.to_cpp_struct(),
+            "archs": {
+                name: {
+                    "legal": not found.violations,
+                    "violations": [v._asdict() for v in found.violations],
+                    "warnings": [v._asdict() for v in found.warnings],
+                    "resources": found.resources and dataclasses.asdict(found.resources),
+                }
+                for name, found in self.on.items()
+            },
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @property
+    def head(self) -> str:
+        canonical = self.config.canonical()
+        stands = "the canonical form" if canonical == self.config else f"built as {canonical}"
+        about = f"family {self.config.family}, {stands}"
+        return "\n".join([str(self.config), about, self.config.to_cpp_struct()])
+
+    def tables(self) -> list[Table]:
+        """Fields, resources, and the rules that are broken."""
+        note = "" if self.is_legal else "not legal on any of these architectures"
+        tables = [Table.of_pairs("fields", self.config.to_dict()), self._resources(note)]
+        for title, kind in (("broken rules", "violations"), ("warnings", "warnings")):
+            if rows := self._sentences(kind):
+                tables.append(Table.of(title, ("rule", "on", ""), rows))
+        return tables
+
+    def _resources(self, note: str) -> Table:
+        on = self.on.values()
+        rows: list[tuple[Any, ...]] = [("legal", *(not found.violations for found in on))]
+        for field in dataclasses.fields(Resources):
+            values = (getattr(found.resources, field.name, None) for found in on)
+            rows.append((field.name, *values))
+        return Table.of("resources, predicted", ("", *self.on), rows, note)
+
+    def _sentences(self, kind: str) -> list[tuple[str, str, str]]:
+        """A row for each sentence, with the architectures that say it."""
+        archs_of: dict[Violation, list[str]] = {}
+        for name, found in self.on.items():
+            for violation in getattr(found, kind):
+                archs_of.setdefault(violation, []).append(name)
+        return [(v.rule, ", ".join(archs), v.sentence) for v, archs in archs_of.items()]
+
+    @property
+    def title(self) -> str:
+        return str(self.config)
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """(heading, HTML) of its page."""
+        yield "config", scrolling(f"<pre>{escape(self.head)}</pre>", "the config as C++")
+        for table in self.tables():
+            yield table.title, table_html(table)
+
+    def __rich__(self) -> Group:
+        return Group(Text(self.head, no_wrap=True, overflow="ignore"), *self.tables())
+
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)
+
+
+@dataclass(frozen=True)
+class SpaceSheet:
+    """How much of a space an architecture can run, and why not the rest."""
+
+    space: Space
+    arch: Arch
+    legal: list[KernelConfig]
+    refused: dict[str, tuple[int, str]]  # by rule: how many configs, a sentence of the first
+
+    @classmethod
+    def of(cls, space: Space, arch: Arch | str | int) -> SpaceSheet:
+        """Raises ValueError for an unknown architecture."""
+        arch = Arch.of(arch)
+        found: dict[str, tuple[int, str]] = {}
+        for refusal in space.explain(arch):
+            sentences = dict(reversed(refusal.violations))
+            for rule, sentence in sentences.items():
+                count, first = found.get(rule, (0, sentence))
+                found[rule] = (count + 1, first)
+        most_first = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+        return cls(space, arch, list(space.legal(arch)), dict(most_first))
+
+    @property
+    def title(self) -> str:
+        n_all, n_legal = len(self.space), len(self.legal)
+        return f"{n_all:,} configs of {self.space.family}, {n_legal:,} legal on {self.arch}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "family": str(self.space.family),
+            "arch": self.arch.name,
+            "n_configs": len(self.space),
+            "n_legal": len(self.legal),
+            "legal": list(map(str, self.legal)),
+            "refused": {
+                rule: {"configs": count, "example": sentence}
+                for rule, (count, sentence) in self.refused.items()
+            },
+        }
+
+    def table(self) -> Table:
+        rows = [(rule, count, sentence) for rule, (count, sentence) in self.refused.items()]
+        note = "a config may break several rules" if rows else ""
+        return Table.of(self.title, ("rule", "refuses", "for example"), rows, note)
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """(heading, HTML) of its page."""
+        yield "space", f"<p>{escape(repr(self.space))}</p>"
+        yield "rules", table_html(self.table())
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        from pyflash.inspect.page import fragment
+
+        return fragment(self)

@@ -1,0 +1,82 @@
+"""The exceptions of calls: TypeError for types, ValueError for values, RuntimeError for what this
+machine, or what is built on it, cannot do."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.config import KernelConfig
+from pyflash.config.words import shown, type_name
+from pyflash.op.options import kinds_of_options
+
+LARGEST = 2**63 - 1
+
+# What an argument may be, by its kind, and in words.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "tensor": ((Tensor,), "a tensor"),
+    "tensor or None": ((Tensor, type(None)), "a tensor or None"),
+    "bool": ((bool, torch.SymBool), "a bool"),
+    "int": ((int, torch.SymInt, numbers.Integral), "an int"),
+    "float": ((int, float, torch.SymFloat, torch.SymInt, numbers.Real), "a number"),
+    "float or None": (
+        (int, float, type(None), torch.SymFloat, torch.SymInt, numbers.Real),
+        "a number or None",
+    ),
+    "config": ((str, KernelConfig), "a KernelConfig or its short form"),
+}
+OPTION_KINDS = kinds_of_options()
+
+
+def check_type(name: str, value: Any, kind: str) -> None:
+    """Raises TypeError for what an argument of this kind cannot be, ValueError for an int that
+    torch cannot pass on."""
+    types, words = _KINDS[kind]
+    if isinstance(value, types) and not (kind == "int" and isinstance(value, bool)):
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise ValueError(f"pyflash: {name} = {shown(value)}: expected a number of 64 bits")
+        return
+    if isinstance(value, Tensor):
+        raise TypeError(
+            f"pyflash: {name} is a tensor: expected {words}, through which no gradient flows; "
+            ".item() makes one"
+        )
+    raise TypeError(f"pyflash: {name} is {type_name(value)}: expected {words}")
+
+
+def check_types(tensors: Mapping[str, Any], ints: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument of a call that is of another type."""
+    for name, value in tensors.items():
+        check_type(name, value, "tensor")
+    for name, value in ints.items():
+        check_type(name, value, "int")
+
+
+def call(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """A call of one of our ops, whose refusals of values are ValueErrors here."""
+    try:
+        return op(*arguments, **options)
+    except NotImplementedError as error:  # torch's, of kilobytes
+        raise _not_dense(arguments, error) from None
+    except RuntimeError as error:
+        if str(error) == torch.ops.pyflash.last_refusal():
+            raise ValueError(str(error)) from None
+        raise
+
+
+def _not_dense(arguments: tuple[Any, ...], error: Exception) -> Exception:
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    for x in tensors:
+        if x.layout != torch.strided:
+            layout = str(x.layout).removeprefix("torch.")
+            return ValueError(f"pyflash: a tensor has layout {layout}: expected strided tensors")
+    devices = {x.device.type for x in tensors} - {"cpu", "cuda", "meta"}
+    if devices:
+        return ValueError(
+            f"pyflash: tensors are on {', '.join(sorted(devices))}: expected a CUDA device or cpu"
+        )
+    return error

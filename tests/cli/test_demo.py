@@ -1,0 +1,62 @@
+"""What the demo shows; what it compiles is in other tests."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections import Counter
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pyflash import demo
+from pyflash.cli import app
+from pyflash.config import BUILT, FlashForwardKernelConfig
+from pyflash.config.features import NAMES
+
+CONFIG = FlashForwardKernelConfig.parse(
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_resource_table_is_whole_at_any_width(monkeypatch, width):
+    built = types.SimpleNamespace(smem_bytes=CONFIG.smem_bytes)
+    monkeypatch.setattr(demo.pyflash, "built_configs", lambda: {CONFIG: built})
+    kernels = []
+    for i, features in enumerate(BUILT):
+        flags = "".join(f"Lb{int(getattr(features, name))}E" for name in NAMES)
+        kernels += [
+            {
+                "arch": arch.sm,
+                "function": f"15ForwardFeatures{flags}E",
+                "registers": 150 + i,
+                "spill_store_bytes": 1000 + i,
+                "spill_load_bytes": 2000,
+                "static_smem_bytes": 0,
+            }
+            for arch in demo.ARCHS
+        ]
+    console = Console(width=width, record=True)
+    with console.capture() as shown:
+        console.print(demo._resource_table(CONFIG, kernels), crop=False)
+    numbers = Counter(re.findall(r"\d+", shown.get()))
+    for i in range(len(BUILT)):
+        assert numbers[str(150 + i)] == 2
+        assert numbers[str(3000 + i)] == 2
+    assert numbers[str(CONFIG.smem_bytes)] == 2 * (len(BUILT) + 1)
+    assert numbers[str(CONFIG.resources("sm_80").registers)] >= 1
+
+
+def test_a_demo_that_finds_something_wrong_says_it_in_a_line(monkeypatch):
+    def wrong():
+        raise AssertionError("out: 0.5 at (0, 1)\nbound 0.1")
+
+    monkeypatch.setattr(demo, "demo_on_cpu", wrong)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = CliRunner().invoke(app, ["demo"])
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: demo failed: out: 0.5 at (0, 1); bound 0.1\n",
+    )
