@@ -113,13 +113,6 @@ BUGS = [
                   "if (device::elect_one() || BUG) { load_tiles", _KERNEL),
         finds=[found("too_many_arrivals", "Q_g2s", memory="Q of consumer 0 full[0]")],
     ),
-    _bug(
-        "V_held_while_blocks_are_skipped",
-        condition("if (has_P && n_skip < Traits::kStages &&",
-                  "if (has_P && n_skip < Traits::kStages + 64 * BUG &&", _KERNEL),
-        finds=[found("deadlock", memory="", detail="waits for phase")],
-        problem="causal",
-    ),
     # Barriers: counts, bytes, visibility.
     _bug(
         "a_barrier_that_expects_a_warp_less",
