@@ -83,6 +83,8 @@ def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms:
     problems). Both dtypes have the same costs: their instructions take as long."""
     by_kernel: dict[tuple[KernelConfig, str], list[Observation]] = defaultdict(list)
     for config, found in observations.items():
+        if _is_other(config):
+            continue
         for observation in found:
             key = (config.replace(dtype=DType.BF16), class_of(observation.problem).kind)
             by_kernel[key].append(observation)
@@ -91,6 +93,12 @@ def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms:
         for (config, kind), found in by_kernel.items()
         if len(found) >= LEAST_PROBLEMS
     }
+
+
+def _is_other(config: KernelConfig) -> bool:
+    """Whether the model of time does not describe its grid: the heads that share keys are rows of
+    one tile. Where the rule takes such a config, costs do not decide."""
+    return getattr(config, "pack_gqa", False)
 
 
 def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from pyflash.config import Arch, Features, KernelConfig
 from pyflash.op.options import windows_of
 from pyflash.op.selection import Problem
 
+CPU = "cpu"  # its name in place of a GPU's
 ELEMENT_BYTES = 2
 _CLOCK = 1.7e9
 _EXPONENTIALS_PER_CYCLE = 16  # of an SM
@@ -64,7 +65,7 @@ def gpu_of(device: torch.device, arch: Arch | str | int | None = None) -> Gpu:
         sm = properties.major * 10 + properties.minor
         name, n_sms = properties.name, properties.multi_processor_count
     else:
-        sm, name, n_sms = Arch.of(arch or 90).sm, "cpu", 132
+        sm, name, n_sms = Arch.of(arch or 90).sm, CPU, 132
     known = find_gpu(name) or next((gpu for gpu in GPUS if gpu.sm == sm), GPUS[0])
     return Gpu(
         name=name,

@@ -19,6 +19,7 @@ from pyflash.op import tables
 from pyflash.op.selection import class_of
 from pyflash.tuner.costs import costs_of
 from pyflash.tuner.journal import Record, read_journal
+from pyflash.tuner.model import CPU
 from pyflash.tuner.problems import problem_from_json
 
 # A winner stands for problems with pairs, rows and keys within this factor of its own.
@@ -26,8 +27,8 @@ NEAR = 2**0.25
 
 
 def table_of(journals: Sequence[Path], name: str | None = None, costs: bool = True) -> tables.Table:
-    """The table of these journals' GPU. Raises ValueError where they are of several, or hold
-    nothing to make a table of; OSError for a file that cannot be read."""
+    """The table of these journals' GPU. Raises ValueError where they are of several, or of the CPU,
+    or hold nothing to make a table of; OSError for a file that cannot be read."""
     records = [record for path in journals for record in read_journal(path)]
     runs = [record for record in records if record["kind"] == "run"]
     gpus = {(run["gpu"], run["sm"], run["n_sms"]) for run in runs}
@@ -35,6 +36,10 @@ def table_of(journals: Sequence[Path], name: str | None = None, costs: bool = Tr
         known = ", ".join(sorted(gpu for gpu, *_ in gpus)) or "no run"
         raise ValueError(f"a table is of one GPU: these journals hold {known}")
     ((gpu, sm, n_sms),) = gpus
+    if gpu == CPU:
+        raise ValueError(
+            "these journals were measured on the CPU, where nothing is selected by tables"
+        )
     choices = choices_of(records)
     fitted, judgements = costs_of(records, sm, n_sms) if costs else ([], {})
     if not choices and not fitted:

@@ -1,11 +1,17 @@
 """The ops under torch.compile and torch.export."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from support.problems import NON_CONTIGUOUS, Packed, Shape, make_inputs, make_packed
 
 from pyflash import FlashForwardKernelConfig, attention, attention_varlen
 
+ROOT = Path(__file__).resolve().parents[2]
 GQA = Shape("gqa", 2, 37, 71, 6, heads_kv=2)
 PACKED = Packed("ragged", (31, 0, 67), (27, 9, 41), 4, 2)
 OTHERS_PACKED = [
@@ -177,3 +183,16 @@ def test_exports_packed_sequences():
         make_packed(packed, torch.float16, 16)[:5] for packed in (PACKED, *OTHERS_PACKED)
     )
     check_export(PackedModel(), inputs, ({0: torch.export.Dim.AUTO},) * 5, others)
+
+
+# AOTInductor
+
+
+def test_a_package_of_aotinductor_runs_in_another_process(tmp_path):
+    package = str(tmp_path / "model.pt2")
+    for action in ("compile", "run"):
+        command = [sys.executable, "-m", "support.aoti", action, package]
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+    assert "seqlen 70: largest difference" in result.stdout

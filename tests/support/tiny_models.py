@@ -110,6 +110,11 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "LwDetrViTConfig": {"num_windows": 4},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": 16},
     "NemotronHConfig": {"layers_block_type": ["mamba", "attention", "mlp"]},
+    "PaddleOCRTextConfig": _MROPE,
+    "Qwen2VLTextConfig": _MROPE,
+    "Qwen2_5_VLTextConfig": _MROPE,
+    "Qwen2_5OmniTextConfig": _MROPE,
+    "Qwen2_5OmniTalkerConfig": _MROPE,
     "Qwen3_5TextConfig": {"layer_types": ["linear_attention", "full_attention"]},
     "Qwen3_5MoeTextConfig": {"layer_types": ["linear_attention", "full_attention"]},
     "WhisperConfig": {"num_mel_bins": 16, "max_source_positions": 64},
@@ -200,7 +205,7 @@ def tiny_inputs(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     if grid := next((name for name in parameters if name in ("grid_thw", "image_grid_thw")), None):
         grids = torch.tensor([[1, 4, 4], [1, 4, 4]])
         extra = {"merge_sizes": torch.tensor([2, 2])} if "merge_sizes" in parameters else {}
-        for channels in (96, 48):
+        for channels in (192, 96, 48):
             yield {main: normal(32, channels), grid: grids, **extra}
     if main in ("input_ids", "text_ids", "decoder_input_ids"):
         yield {main: ids, **others}

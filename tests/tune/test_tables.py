@@ -14,6 +14,7 @@ from support.headers import ROOT
 
 import pyflash
 from pyflash import DType, FlashForwardKernelConfig, Problem
+from pyflash.config import parse
 from pyflash.op import tables
 from pyflash.op.selection import class_of, expected_microseconds, select_on
 from pyflash.tuner import tables as making
@@ -369,8 +370,11 @@ def test_costs_are_found_again_from_times(tmp_path):
         name: expected_microseconds(parse_problem(name), half, 90, 132, **halved) / 1e6
         for name in names
     }
+    packing = parse("(BF16, 64, 64, 64, 1): sm90+stages_2+pack_gqa")  # which it does not describe
     audits = [
-        audit_of(name, {config: seconds[name] * noise, half: other[name] / noise}, config)
+        audit_of(
+            name, {config: seconds[name] * noise, half: other[name] / noise, packing: 1.0}, config
+        )
         for name, noise in zip(names, [1.01, 0.99] * 6, strict=True)
     ]
     assert {record["best"] for record in audits} == {str(config), str(half)}

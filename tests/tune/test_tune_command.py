@@ -67,7 +67,9 @@ def test_json_and_install_go_on_from_the_journal(journal, tmp_path, monkeypatch)
         "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", journal, "--limit", 0,
         "--install",
     )  # fmt: skip
-    assert f"{tmp_path / 'tuned' / 'cpu.json'}: 1 classes of problems" in result.output
+    assert result.exit_code == 1
+    assert "error: these journals were measured on the CPU" in result.stderr
+    assert list(tmp_path.glob("tuned/*")) == []
     assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
     assert "<svg" in (tmp_path / "tune.svg").read_text()[:1000]
 
