@@ -10,7 +10,7 @@ compiler, CUTLASS and the headers of CUDA; no nvcc and no GPU.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyflash.codegen import emit, toolchain
@@ -36,30 +36,39 @@ def build_emulated(
     """
     configs = emit.canonical_configs(map(as_config, configs))
     _check_legal(configs)
+    kernels = [
+        Compilation(
+            label=f"{config} for the CPU",
+            stem=f"emulated_{emit.file_stem(config)}",
+            text=emit.emit_emulated(config),
+            compiler=toolchain.emulator_compiler(config.family.emulation_watches_registers),
+        )
+        for config in configs
+    ]
+    return dict(zip(configs, link_with_machine(kernels), strict=True))
+
+
+def link_with_machine(kernels: Sequence[Compilation]) -> list[Path]:
+    """A library of each translation unit that defines pyflash_emulated_kernel(), with the machine
+    that runs it; what is not in the cache is compiled.
+
+    Raises BuildError with each source that did not compile.
+    """
     compiler = toolchain.emulator_compiler()
     sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
     sources += [ROOT / "cute_kernels" / "host" / f"{name}.cpp" for name in _HOST]
     machine = [Compilation.of_file(path, compiler) for path in sources]
-    kernels = {
-        config: Compilation(
-            label=f"{config} for the CPU",
-            stem=f"emulated_{emit.file_stem(config)}",
-            text=emit.emit_emulated(config),
-            compiler=compiler,
-        )
-        for config in configs
-    }
-    libraries = {config: _library([kernels[config], *machine]) for config in configs}
-    missing = [config for config in configs if not reusable(libraries[config])]
+    libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
+    missing = [library for library in libraries if not reusable(library)]
     if missing:
         with locked(waiting):  # another may have built them meanwhile
-            missing = [config for config in missing if not reusable(libraries[config])]
-            objects = [*(kernels[config] for config in missing), *machine]
+            missing = [library for library in missing if not reusable(library)]
+            objects = [*(libraries[library] for library in missing), *machine]
             if missing and (failures := compile_all(objects, "kernels for the CPU")):
                 raise BuildError(failures, len(objects))
-            for config in missing:
-                link(libraries[config], [kernels[config], *machine], ["-Wl,--no-undefined"])
-    return libraries
+            for library in missing:
+                link(library, [libraries[library], *machine], ["-Wl,--no-undefined"])
+    return list(libraries)
 
 
 def _check_legal(configs: Iterable[KernelConfig]) -> None:

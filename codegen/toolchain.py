@@ -39,6 +39,9 @@ _EMULATOR_FLAGS = (
     "-fno-strict-aliasing",
     "-ffp-contract=off",
 )
+# A call before each access to a variable whose address is known elsewhere, which the emulator
+# answers in place of the sanitizer's library; and no two variables in one place.
+_WATCH_FLAGS = ("-fsanitize=thread", "-fstack-reuse=none")
 
 
 def cxx() -> tuple[str, ...]:
@@ -77,8 +80,10 @@ def kernel_compiler(targets: Targets, cutlass_identity: str) -> Compiler:
     )
 
 
-def emulator_compiler() -> Compiler:
+def emulator_compiler(watch_registers: bool = False) -> Compiler:
     """For kernels that run on the CPU and for what runs them: host code with CuTe and CUDA's types.
+
+    `watch_registers`: the machine learns of each access to a kernel's local variables.
 
     Raises CutlassError or CudaError where the headers of either are missing.
     """
@@ -92,7 +97,8 @@ def emulator_compiler() -> Compiler:
     for folder in (include_dir(), *cuda):
         includes += ["-isystem", str(folder)]
     identity = f"{_cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
-    return Compiler(cxx(), _EMULATOR_FLAGS, tuple(includes), identity, ".cpp")
+    flags = (*_EMULATOR_FLAGS, *(_WATCH_FLAGS if watch_registers else ()))
+    return Compiler(cxx(), flags, tuple(includes), identity, ".cpp")
 
 
 def cutlass_identity() -> str:

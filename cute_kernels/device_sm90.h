@@ -1,5 +1,5 @@
 // The device primitives of SM90 kernels, beside those of device.h: mbarriers, named barriers, TMA, warpgroup MMA order,
-// register reallocation. For nvcc alone: no CPU runs these kernels.
+// register reallocation.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,12 @@
 namespace pyflash::device {
 
 using TensorMap = CUtensorMap;
+// A phase completes when the expected arrivals, and the bytes of transactions, have come.
+using Mbarrier = uint64_t;
+// What L2 does with what is loaded: it goes first where it is read once.
+enum class CacheHint { kNormal, kReadOnce };
+
+#if defined(__CUDACC__)
 
 // The warp, and the warpgroup, of this thread, in a register that the compiler knows to be uniform.
 CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
@@ -36,9 +42,6 @@ CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
 
 // Whether a lane of the warp says so.
 CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
-
-// mbarriers. A phase completes when the expected arrivals, and the bytes of transactions, have come.
-using Mbarrier = uint64_t;
 
 CUTE_DEVICE void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
   asm volatile(
@@ -96,9 +99,6 @@ CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
   cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
 }
 
-// What L2 does with what is loaded: it goes first where it is read once.
-enum class CacheHint { kNormal, kReadOnce };
-
 // Loads the map's box at these coordinates, innermost first, and completes its bytes on `barrier`.
 template <CacheHint kHint, class T, class... Coords>
 CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
@@ -143,6 +143,18 @@ CUTE_DEVICE void store_matrices(uint32_t const (&words)[4], Element* row) {
                : "memory");
 }
 
+// Stores the map's box to these coordinates, innermost first; what of it lies outside is left out. This thread's stores since
+// the last commit are a group; the wait is for reads of shared memory, by all but the kPending newest groups.
+template <class T, class... Coords>
+CUTE_DEVICE void tma_store(TensorMap const& map, T const* smem, Coords... coords) {
+  cute::SM90_TMA_STORE::copy(&map, smem, coords...);
+}
+CUTE_DEVICE void tma_store_commit() { cute::tma_store_arrive(); }
+template <int kPending>
+CUTE_DEVICE void tma_store_wait() {
+  cute::tma_store_wait<kPending>();
+}
+
 // Order of warpgroup MMAs.
 CUTE_DEVICE void mma_fence() { cute::warpgroup_arrive(); }
 CUTE_DEVICE void mma_commit() { cute::warpgroup_commit_batch(); }
@@ -160,5 +172,77 @@ template <int kRegisters>
 CUTE_DEVICE void registers_claim() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
+
+#else
+
+int warp_idx();
+int warpgroup_idx();
+int grid_size();
+int fresh_thread_idx();
+
+bool elect_one();
+bool any_lane(bool value);
+
+void mbarrier_init(Mbarrier& barrier, int n_arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(Mbarrier& barrier);
+void mbarrier_arrive_and_expect(Mbarrier& barrier, int bytes);
+void mbarrier_wait(Mbarrier& barrier, uint32_t parity);
+
+void named_barrier_sync(int id, int n_threads);
+void named_barrier_arrive(int id, int n_threads);
+
+void fence_async_proxy();
+
+void prefetch_tensor_map(TensorMap const& map);
+void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
+                  int n_coords);
+template <CacheHint, class T, class... Coords>
+void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
+  int const values[] = {static_cast<int>(coords)...};
+  tma_load_box(map, barrier, smem, values, int(sizeof...(coords)));
+}
+void tma_store_box(TensorMap const& map, void const* smem, int const* coords, int n_coords);
+template <class T, class... Coords>
+void tma_store(TensorMap const& map, T const* smem, Coords... coords) {
+  int const values[] = {static_cast<int>(coords)...};
+  tma_store_box(map, smem, values, int(sizeof...(coords)));
+}
+void tma_store_commit();
+void tma_store_wait(int n_pending);
+template <int kPending>
+void tma_store_wait() {
+  tma_store_wait(kPending);
+}
+
+// NOTE: clusters are of one CTA here, and what needs more of them ends the launch.
+int cluster_size();
+int cluster_rank();
+void cluster_sync();
+float load_from_rank(float const* address, int rank);
+float4 load_from_rank(float4 const* address, int rank);
+
+void store_matrices(uint32_t const (&words)[4], void* row);
+
+void mma_fence();
+void mma_commit();
+void mma_wait(int n_pending);
+template <int kPending>
+void mma_wait() {
+  mma_wait(kPending);
+}
+
+void registers_release(int n_registers);
+void registers_claim(int n_registers);
+template <int kRegisters>
+void registers_release() {
+  registers_release(kRegisters);
+}
+template <int kRegisters>
+void registers_claim() {
+  registers_claim(kRegisters);
+}
+
+#endif
 
 }  // namespace pyflash::device

@@ -1,4 +1,5 @@
-// The places where a kernel touches memory, by tensor and path (global, shared, registers); reports are given per site.
+// The places where a kernel touches memory, by tensor and path (global, shared, registers), and those where it issues MMAs
+// or works on their registers; reports are given per site.
 #pragma once
 
 namespace pyflash::device {
@@ -14,12 +15,18 @@ enum class Site {
   O_s2g,
   O_r2g,
   lse_r2g,
-  sinks_g2r
+  sinks_g2r,
+  V_r2s,
+  QK,
+  PV,
+  softmax,
+  O_rescale,
+  P_convert
 };
 
-inline constexpr char const* kSiteNames[] = {"Q_g2s", "K_g2s",   "V_g2s",    "Q_s2r",
-                                             "K_s2r", "V_s2r",   "O_r2s",    "O_s2g",
-                                             "O_r2g", "lse_r2g", "sinks_g2r"};
-static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::sinks_g2r) + 1));
+inline constexpr char const* kSiteNames[] = {
+    "Q_g2s",   "K_g2s",     "V_g2s", "Q_s2r", "K_s2r", "V_s2r",   "O_r2s",     "O_s2g",    "O_r2g",
+    "lse_r2g", "sinks_g2r", "V_r2s", "QK",    "PV",    "softmax", "O_rescale", "P_convert"};
+static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::P_convert) + 1));
 
 }  // namespace pyflash::device

@@ -32,6 +32,7 @@ from pyflash.inspect.tables import Table
 from pyflash.op.reference import check
 
 ARCHS = (Arch.of(80), Arch.of(90))
+HOPPER = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 COLUMNS = ("registers", "spilled", "smem")  # per thread; bytes
 
 out = Console(highlight=False)
@@ -68,6 +69,7 @@ def demo_on_cpu() -> None:
     out.print(f"  {seconds * 1e3:.0f} ms, block by block as the kernel goes, on the CPU\n")
 
     emulate_ladder()
+    emulate_hopper()
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
     text = emit.emit_config(config)
@@ -86,14 +88,26 @@ def emulate_ladder() -> None:
     configs = pyflash.named_set("prog")[:2]
     out.print("[bold]The kernels themselves on the CPU[/bold], thread by thread, built with g++:")
     build_emulated(configs)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 256, 2, 128, dtype=torch.float16) for _ in range(3))
     for config in configs:
-        result, lse, report = pyflash.emulate(q, k, v, config)
-        report.check()
-        error, bound = check(result, q, k, v, lse=lse)
-        out.print(renderable(report), crop=False)
-        out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
+        _emulate(config, seqlen=256)
+
+
+def emulate_hopper() -> None:
+    """TMA, mbarriers and warpgroup MMAs; one CTA takes all tiles, so that its time line shows how
+    they overlap."""
+    out.print("[bold]A Hopper kernel on the CPU[/bold]: TMA, mbarriers, warpgroup MMAs:")
+    _emulate(pyflash.config.parse(HOPPER), seqlen=384, heads=1, resident_ctas=1)
+
+
+def _emulate(config: KernelConfig, seqlen: int, heads: int = 2, **options: int) -> None:
+    torch.manual_seed(0)
+    shape = (1, seqlen, heads, config.d_head)
+    q, k, v = (torch.randn(shape, dtype=torch.float16) for _ in range(3))
+    result, lse, report = pyflash.emulate(q, k, v, config, **options)
+    report.check()
+    error, bound = check(result, q, k, v, lse=lse)
+    out.print(renderable(report), crop=False)
+    out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
 
 
 def demo_on_gpu() -> None:

@@ -16,6 +16,7 @@
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/emulator/report.h"
 #include "cute_kernels/host/call.h"
+#include "cute_kernels/host/errors.h"
 
 namespace {
 
@@ -55,7 +56,9 @@ struct Run {
   int64_t max_seqlen_k = 0;
   pyflash::Options options;
 
+  int64_t resident_ctas = 132;  // of an H100 or H200
   pyflash::ForwardParams params{};
+  Launch launch;
   std::string text;  // returned last
 
   TensorView view(char const* name) const {
@@ -115,7 +118,8 @@ int pyflash_emulator_set_tensor(void* emulator, char const* name, void const* da
 int pyflash_emulator_set_integer(void* emulator, char const* name, int64_t value) {
   Run& run = run_of(emulator);
   for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q),
-                                       std::pair("max_seqlen_k", &Run::max_seqlen_k)}) {
+                                       std::pair("max_seqlen_k", &Run::max_seqlen_k),
+                                       std::pair("resident_ctas", &Run::resident_ctas)}) {
     if (std::string_view(name) == length) {
       run.*member = value;
       return 1;
@@ -135,6 +139,10 @@ char const* pyflash_emulator_prepare(void* emulator, char const* config, int dty
   pyflash::check_config_fits(config, static_cast<DType>(dtype), d_head, problem);
   run.params = problem.params;
   run.params.num_splits = problem.num_splits;
+  auto const refusal = pyflash_emulated_kernel()->refusal;
+  if (char const* const reason = refusal == nullptr ? nullptr : refusal(run.params)) {
+    pyflash::refuse("config '", config, "' cannot run this problem: ", reason);
+  }
   return nullptr;
 } catch (std::runtime_error const& refusal) {
   return (run_of(emulator).text = refusal.what()).c_str();
@@ -145,7 +153,7 @@ char const* pyflash_emulator_problem(void* emulator) {
   return (run.text = numbers_json(run.params)).c_str();
 }
 
-int pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) try {
+char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) try {
   Run& run = run_of(emulator);
   if (run.params.num_splits > 1) {
     run.params.o_partial = static_cast<float*>(o);
@@ -155,20 +163,19 @@ int pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) try {
     run.params.lse = lse;
   }
   map_memory(run.params, run.emulator);
-  return 0;
+  run.launch = pyflash_emulated_kernel()->launch(run.params, static_cast<int>(run.resident_ctas));
+  return run.launch.error;
 } catch (std::bad_alloc const&) {
-  return -1;
+  return "no memory for the emulator's record of the tensors";
 }
 
-int64_t pyflash_emulator_n_ctas(void* emulator) {
-  return pyflash_emulated_kernel()->n_ctas(run_of(emulator).params);
-}
+int64_t pyflash_emulator_n_ctas(void* emulator) { return run_of(emulator).launch.n_ctas; }
 int pyflash_emulator_n_threads(void*) { return pyflash_emulated_kernel()->n_threads; }
 int pyflash_emulator_smem_bytes(void*) { return pyflash_emulated_kernel()->smem_bytes; }
 
 int pyflash_emulator_run_cta(void* emulator, int64_t cta) {
   Run& run = run_of(emulator);
-  return run.emulator.run_cta(run.params, cta);
+  return run.emulator.run_cta(run.launch, cta);
 }
 
 void pyflash_emulator_finish(void* emulator) { run_of(emulator).emulator.finish(); }

@@ -25,8 +25,8 @@ PYFLASH_EXPORT char const* pyflash_emulator_prepare(void* emulator, char const* 
 // What the kernel gets, as JSON: extents, windows (-1: none) and other numbers. Valid until the next call of this.
 PYFLASH_EXPORT char const* pyflash_emulator_problem(void* emulator);
 // Where the kernel writes: out and lse, or, with num_splits > 1, those of each split, (num_splits, elements of lse, d_head)
-// and (num_splits, elements of lse). -1: no memory.
-PYFLASH_EXPORT int pyflash_emulator_set_outputs(void* emulator, void* o, float* lse);
+// and (num_splits, elements of lse). Returns nullptr, or why there is nothing to run.
+PYFLASH_EXPORT char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse);
 
 PYFLASH_EXPORT int64_t pyflash_emulator_n_ctas(void* emulator);
 PYFLASH_EXPORT int pyflash_emulator_n_threads(void* emulator);

@@ -25,21 +25,24 @@ Emulator* running = nullptr;
 Emulator::Emulator(EmulatedKernel const& kernel, Order order, uint64_t seed)
     : Scheduler(order, seed, kNSites),
       kernel_(kernel),
-      shared_(kernel.smem_bytes, findings_),
-      traffic_(kNSites + 1) {}
+      shared_(kernel.smem_bytes, kernel.access_bytes, kernel.n_threads, findings_),
+      traffic_(kNSites + 1),
+      mbarriers_(kernel.rings),
+      issued_(kernel.n_threads / kLanes / kWarpgroupWarps + 1) {}
 
-bool Emulator::run_cta(ForwardParams const& params, int64_t cta) {
-  params_ = &params;
+bool Emulator::run_cta(Launch const& launch, int64_t cta) {
+  launch_ = &launch;
   cta_ = findings_.cta = cta;
-  shared_.reset();
+  begin_cta();
   kernel_.attach(this);
   running = this;
   bool ended;
   {
     FaultsGoTo const faults(*this);
-    ended = run_threads(kernel_.n_threads, thread_main);
+    ended = run_threads(kernel_.n_threads, kernel_.watches_registers, thread_main);
   }
   running = nullptr;
+  kernel_.attach(nullptr);
   for (Warp& warp : warps()) {
     warp.traffic.flush(traffic_);
   }
@@ -49,8 +52,29 @@ bool Emulator::run_cta(ForwardParams const& params, int64_t cta) {
   return ended;
 }
 
+void Emulator::begin_cta() {
+  timeline_.set_on(timeline_.events().empty());
+  shared_.reset();
+  mbarriers_.reset();
+  loads_.clear();
+  named_ = {};
+  for (auto& instructions : issued_) {
+    instructions.clear();
+  }
+  free_registers_ = 0;
+}
+
 void Emulator::end_cta() {
-  counts_.barriers += n_barriers();
+  if (mbarrier_names_.empty()) {
+    for (Mbarrier const& barrier : mbarriers_.all()) {
+      mbarrier_names_.push_back(barrier.name);
+    }
+  }
+  counts_.barriers += named_[0].n_completed;
+  end_barriers();
+  for (Warp& warp : warps()) {
+    end_mmas(warp);
+  }
   for (Thread const& thread : threads()) {
     for (AsyncCopy const& copy : thread.copies) {
       findings_.add({.kind = "copy_never_awaited",
@@ -59,16 +83,24 @@ void Emulator::end_cta() {
                      .bytes = copy.bytes,
                      .access = {copy.site, thread.index, "cp.async"}});
     }
+    for (TmaBox const& box : thread.stores) {
+      findings_.add({.kind = "copy_never_awaited",
+                     .memory = "shared",
+                     .offset = int64_t{box.smem_address} - kSharedBase,
+                     .bytes = box.bytes,
+                     .access = box.access});
+    }
   }
 }
 
 void Emulator::thread_main() {
-  running->kernel_.run_thread(*running->params_);
+  running->kernel_.run_thread(running->launch_->params.get());
   running->stop(Stop::kEnd);
 }
 
 Accessor Emulator::accessor(Thread const& thread, int site) {
-  return {thread.index, site, n_barriers(), warps()[thread.index / kLanes].n_syncs};
+  Warp const& warp = warps()[thread.index / kLanes];
+  return {thread.index, site, warp.epoch, warp.n_syncs, &warp.known};
 }
 
 void Emulator::count_traffic(Path path, void const* address, int bytes) {
@@ -81,6 +113,7 @@ void Emulator::count_traffic(Path path, void const* address, int bytes) {
 void Emulator::at(int site) { current().site = site; }
 int Emulator::thread_idx() { return current().index; }
 int Emulator::block_idx() { return static_cast<int>(cta_); }
+int Emulator::grid_size() { return static_cast<int>(launch_->n_ctas); }
 void* Emulator::dynamic_smem() { return shared_.address(); }
 
 void Emulator::sync_threads() { stop(Stop::kSyncThreads); }
@@ -102,16 +135,17 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
     from = shared_.read(shared_.offset(source), bytes, accessor(thread, thread.site));
   } else if (global_.contains(source)) {
     count_traffic(Path::kGlobalLoad, source, bytes);
-    from = global_.translate(source, bytes, -1, access, findings_);
+    from = global_.translate(source, bytes, bytes, -1, access, findings_);
   }
   auto* to = static_cast<std::byte*>(destination);
   if (shared_.contains(destination)) {
     count_traffic(Path::kSharedStore, destination, bytes);
-    to = shared_.write(shared_.offset(destination), bytes, accessor(thread, thread.site));
+    to = shared_.write(shared_.offset(destination), bytes,
+                       from != nullptr ? from : kPoisoned.data(), accessor(thread, thread.site));
   } else if (global_.contains(destination)) {
     count_traffic(Path::kGlobalStore, destination, bytes);
     int64_t const writer = cta_ * kernel_.n_threads + thread.index;
-    to = global_.translate(destination, bytes, writer, {thread.site, thread.index, "write"},
+    to = global_.translate(destination, bytes, bytes, writer, {thread.site, thread.index, "write"},
                            findings_);
   }
   if (to != nullptr) {
@@ -130,7 +164,7 @@ void Emulator::async_copy(void const* source, void* destination, int bytes, bool
       fail("cp.async from an address that is not in global memory");
     }
     count_traffic(Path::kGlobalLoad, source, bytes);
-    if (auto const* read = global_.translate(source, bytes, -1, access, findings_)) {
+    if (auto const* read = global_.translate(source, bytes, bytes, -1, access, findings_)) {
       from = read;
     }
   }
@@ -185,13 +219,33 @@ void Emulator::mma(MmaRegisters& registers, DType dtype) {
   stop(Stop::kMma);
 }
 
-void Emulator::count_exponential() { ++counts_.exponentials; }
+void Emulator::count_exponential() {
+  ++counts_.exponentials;
+  if (current().index % kLanes == 0) {
+    timeline_.add_exponential(current().index / kLanes);
+  }
+}
 void Emulator::count_reciprocal() { ++counts_.reciprocals; }
 
 void Emulator::fail(char const* what) {
   Thread const& thread = current();
   findings_.add({.kind = "unsupported", .access = {thread.site, thread.index, ""}, .detail = what});
   abort();
+}
+
+void Emulator::switched_to(Thread& thread) { watch = &thread.watch; }
+
+void Emulator::log(Thread const& thread, TimelineEvent::Kind kind, int64_t a, int64_t b,
+                   int64_t c) {
+  if (thread.index % kLanes == 0) {
+    timeline_.add({thread.index / kLanes, kind, thread.site, a, b, c});
+  }
+}
+
+Clock Emulator::release(Warp& warp) {
+  Clock clock = warp.known;
+  clock.warps[warp.index()] = warp.epoch++;
+  return clock;
 }
 
 void Emulator::diverged(Thread const& a, Thread const& b, std::string const& detail) {

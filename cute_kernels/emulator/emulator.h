@@ -3,18 +3,26 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cute_kernels/emulator/faults.h"
 #include "cute_kernels/emulator/findings.h"
 #include "cute_kernels/emulator/global_memory.h"
 #include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/emulator/mbarrier.h"
 #include "cute_kernels/emulator/scheduler.h"
 #include "cute_kernels/emulator/shared_memory.h"
+#include "cute_kernels/emulator/tensor_map.h"
+#include "cute_kernels/emulator/timeline.h"
 #include "cute_kernels/emulator/traffic.h"
 
 namespace pyflash::emulator {
+
+inline constexpr int kWarpgroupWarps = 4;
 
 // How often each operation ran, in all CTAs.
 struct Counts {
@@ -28,6 +36,40 @@ struct Counts {
   int64_t cp_async_waits = 0;
   int64_t exponentials = 0;
   int64_t reciprocals = 0;
+  int64_t wgmma_ss = 0;  // of warpgroups, both operands in shared memory
+  int64_t wgmma_rs = 0;  // A in registers
+  int64_t wgmma_flops_ss = 0;
+  int64_t wgmma_flops_rs = 0;
+  int64_t wgmma_fences = 0;  // of warps, as are the next two
+  int64_t wgmma_commits = 0;
+  int64_t wgmma_waits = 0;
+  int64_t tma_boxes = 0;
+  int64_t tma_bytes = 0;  // into shared memory
+  int64_t tma_stores = 0;
+  int64_t tma_stored_bytes = 0;   // out of shared memory
+  int64_t mbarrier_arrivals = 0;  // of threads, as are the next three
+  int64_t mbarrier_expects = 0;   // that announce bytes
+  int64_t mbarrier_waits = 0;
+  int64_t proxy_fences = 0;
+  int64_t named_syncs = 0;  // of warps, as is the next
+  int64_t named_arrivals = 0;
+  int64_t stmatrix = 0;
+};
+
+// A named barrier of the CTA; 0 is that of sync_threads.
+struct NamedBarrier {
+  int n_expected = 0;  // threads; 0: none has come
+  int n_arrived = 0;
+  int n_completed = 0;  // how often
+  Clock clock;          // of those who have arrived
+  std::vector<Warp*> waiting;
+  Access first;
+};
+
+// A load of TMA that has not landed.
+struct TmaLoad {
+  TmaBox box;
+  Mbarrier* barrier;
 };
 
 class Emulator final : public Machine, private Scheduler, private FaultHandler {
@@ -38,13 +80,17 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   uintptr_t add_tensor(GlobalTensor const& tensor) { return global_.add(tensor); }
 
   // False: the CTA could not go on, and no other can be run.
-  bool run_cta(ForwardParams const& params, int64_t cta);
+  bool run_cta(Launch const& launch, int64_t cta);
   // After the last CTA.
   void finish() { global_.check_written(findings_); }
 
   Findings const& findings() const { return findings_; }
   TrafficTable const& traffic() const { return traffic_; }
   Counts const& counts() const { return counts_; }
+  // Of the first CTA.
+  Timeline const& timeline() const { return timeline_; }
+  EmulatedKernel const& kernel() const { return kernel_; }
+  std::vector<std::string> const& mbarrier_names() const { return mbarrier_names_; }
 
   // Machine
   void at(int site) override;
@@ -62,24 +108,102 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void mma(MmaRegisters& registers, DType dtype) override;
   void count_exponential() override;
   void count_reciprocal() override;
+  int grid_size() override;
+  bool elect_one() override;
+  bool any_lane(bool value) override;
+  void mbarrier_init(void* barrier, int n_arrivals) override;
+  void fence_mbarrier_init() override;
+  void mbarrier_arrive(void* barrier, int bytes) override;
+  void mbarrier_wait(void* barrier, uint32_t parity) override;
+  void named_barrier(int id, int n_threads, bool waits) override;
+  void fence_async_proxy() override;
+  void tma_load(void const* map, void* barrier, void* smem, int const* coords,
+                int n_coords) override;
+  void stmatrix(uint32_t const* words, void* row) override;
+  void tma_store(void const* map, void const* smem, int const* coords, int n_coords) override;
+  void tma_store_commit() override;
+  void tma_store_wait(int n_pending) override;
+  void warpgroup_mma(WarpgroupMma const& mma) override;
+  void mma_fence() override;
+  void mma_commit() override;
+  void mma_wait(int n_pending) override;
+  void set_registers(int n_registers, bool claim) override;
+  uint32_t shared_address(void const* address) override;
+  void register_touched(void const* address, int bytes, bool write) override;
   void fail(char const* what) override;
 
  private:
   static void thread_main();
 
+  void begin_cta();
   void end_cta();
+  void end_barriers();
   Accessor accessor(Thread const& thread, int site);
   void count_traffic(Path path, void const* address, int bytes);
   void land(Thread& thread, size_t n_copies);
-  void meet(Warp& warp) override;
+
+  // What the lanes of a warp do together.
+  bool meet(Warp& warp) override;
   void meet_mma(Warp& warp);
   void meet_ldmatrix(Warp& warp);
+  void meet_stmatrix(Warp& warp);
   void meet_shuffle(Warp& warp);
+  void meet_any(Warp& warp);
+  bool meet_barrier(Warp& warp, int id, int n_threads, bool waits);
+  bool meet_registers(Warp& warp);
+  bool take_registers(Warp& warp, int n);
+
+  // Warpgroup MMAs.
+  void meet_warpgroup_mma(Warp& warp);
+  void check_same_in_warpgroup(Warp& warp, WarpgroupMma const& mma);
+  void check_fences(Warp& warp);
+  void check_operand(Warp& warp, uint64_t descriptor, bool mn_major, bool is_a, int first_row,
+                     int rows);
+  void check_tile(int64_t offset, int bytes, Access const& access);
+  static std::shared_ptr<Accumulator> accumulator_of(Warp& warp);
+  static void watch_registers(Warp& warp);
+  void meet_mma_wait(Warp& warp);
+  void complete_group(Warp& warp);
+  void end_mmas(Warp& warp);
+
+  // mbarriers and TMA.
+  Mbarrier& mbarrier_at(void* address, char const* what);
+  void check_visible(Mbarrier const& barrier, Warp const& warp, Access const& access, bool async);
+  void check_parity(Mbarrier const& barrier, uint32_t parity, Warp const& warp,
+                    Access const& access);
+  void check_ring(Mbarrier& barrier, Warp const& warp, Access const& access);
+  void finish_phase(Mbarrier& barrier);
+  // A row of a box in global memory; no data: none of it is inside the map's extents, or, with a finding, of a tensor.
+  struct BoxRow {
+    std::byte* data = nullptr;
+    int first = 0;  // byte of the row that lies there
+    int bytes = 0;  // inside the extents
+  };
+  TmaBox box_of(void const* map, void const* smem, int const* coords, int n_coords,
+                char const* what);
+  BoxRow row_of(TmaBox const& box, int64_t row, int64_t writer, Traffic& traffic);
+  void land(TmaBox const& box);
+  void store(TmaBox const& box, int64_t writer);
+  bool passes(Thread& thread) override;
+  size_t n_work() const override { return loads_.size(); }
+  void do_work() override;
+  void deadlocked() override;
+  std::string what_it_waits_for(Warp const& warp) const;
+  std::string role_of(Warp const& warp) const;
+  void switched_to(Thread& thread) override;
+
+  // Of a lane; others than the first of a warp do the same.
+  void log(Thread const& thread, TimelineEvent::Kind kind, int64_t a = 0, int64_t b = 0,
+           int64_t c = 0);
+
+  // What the warp did so far becomes known to whom this clock goes.
+  Clock release(Warp& warp);
+
   void diverged(Thread const& a, Thread const& b, std::string const& detail) override;
   void on_fault(void* address) override;
 
   EmulatedKernel const& kernel_;
-  ForwardParams const* params_ = nullptr;
+  Launch const* launch_ = nullptr;
   Findings findings_;
   GlobalMemory global_;
   SharedMemory shared_;
@@ -87,6 +211,15 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   Counts counts_;
   DType mma_dtype_ = DType::FP16;
   int64_t cta_ = 0;
+
+  std::array<NamedBarrier, 16> named_;
+  Mbarriers mbarriers_;
+  std::deque<TmaLoad> loads_;  // in flight, oldest first
+  // By warpgroup, the instructions that its first warp to come there issued, and where.
+  std::vector<std::vector<std::pair<WarpgroupMma, int>>> issued_;
+  int free_registers_ = 0;  // of the CTA
+  Timeline timeline_;
+  std::vector<std::string> mbarrier_names_;  // of the first CTA
 };
 
 }  // namespace pyflash::emulator

@@ -1,4 +1,5 @@
 // What the lanes of a warp do together.
+#include <algorithm>
 #include <cstring>
 
 #include "cute_kernels/emulator/emulator.h"
@@ -6,23 +7,72 @@
 
 namespace pyflash::emulator {
 
-void Emulator::meet(Warp& warp) {
+bool Emulator::meet(Warp& warp) {
   warp.traffic.flush(traffic_);
-  switch (warp.lanes[0]->stop) {
+  Thread const& first = *warp.lanes[0];
+  switch (first.stop) {
     case Stop::kMma:
-      return meet_mma(warp);
+      meet_mma(warp);
+      return true;
     case Stop::kLdmatrix:
-      return meet_ldmatrix(warp);
+      meet_ldmatrix(warp);
+      return true;
+    case Stop::kStmatrix:
+      meet_stmatrix(warp);
+      return true;
     case Stop::kShuffle:
-      return meet_shuffle(warp);
+      meet_shuffle(warp);
+      return true;
     case Stop::kSyncWarp:
       ++counts_.warp_syncs;
       ++warp.n_syncs;
-      return;
+      return true;
+    case Stop::kElect:
+      for (Thread* lane : warp.lanes) {
+        lane->vote = lane == warp.lanes[0];
+      }
+      return true;
+    case Stop::kAny:
+      meet_any(warp);
+      return true;
     case Stop::kSyncThreads:
+      return meet_barrier(warp, 0, kernel_.n_threads, true);
+    case Stop::kNamedBarrier:
+      ++(first.barrier.waits ? counts_.named_syncs : counts_.named_arrivals);
+      return meet_barrier(warp, first.barrier.id, first.barrier.n_threads, first.barrier.waits);
+    case Stop::kRegisters:
+      return meet_registers(warp);
+    case Stop::kWarpgroupMma:
+      meet_warpgroup_mma(warp);
+      return true;
+    case Stop::kMmaFence:
+      ++counts_.wgmma_fences;
+      for (Thread* lane : warp.lanes) {
+        ++lane->watch.n_fences;
+      }
+      return true;
+    case Stop::kMmaCommit:
+      ++counts_.wgmma_commits;
+      log(first, TimelineEvent::kCommit);
+      warp.mmas.groups.push_back(warp.mmas.n_uncommitted);
+      warp.mmas.n_uncommitted = 0;
+      return true;
+    case Stop::kMmaWait:
+      meet_mma_wait(warp);
+      return true;
+    case Stop::kMbarrier:
     case Stop::kEnd:
     case Stop::kNone:
-      return;
+      return true;
+  }
+  return true;
+}
+
+void Emulator::meet_any(Warp& warp) {
+  bool const any = std::any_of(warp.lanes.begin(), warp.lanes.end(),
+                               [](Thread const* lane) { return lane->vote; });
+  for (Thread* lane : warp.lanes) {
+    lane->vote = any;
   }
 }
 
@@ -69,6 +119,34 @@ void Emulator::meet_ldmatrix(Warp& warp) {
           ldmatrix_register(&rows[8 * i], lane, first.ldmatrix.transposed);
     }
   }
+}
+
+// Of matrix i, lane l has columns 2 (l % 4) and the next of row l / 4; lanes 8 i and on have the addresses of its rows.
+void Emulator::meet_stmatrix(Warp& warp) {
+  ++counts_.stmatrix;
+  Thread const& first = *warp.lanes[0];
+  Request request{.lanes = ~uint32_t{0}, .addresses = {}};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    Thread const& thread = *warp.lanes[lane];
+    void* const address = thread.stmatrix.row;
+    request.addresses[lane] = reinterpret_cast<uint64_t>(address);
+    std::array<uint32_t, 4> row;
+    for (int pair = 0; pair < 4; ++pair) {
+      row[pair] = warp.lanes[lane % 8 * 4 + pair]->stmatrix.words[lane / 8];
+    }
+    if (!shared_.contains(address)) {
+      findings_.add({.kind = "out_of_bounds",
+                     .memory = "shared",
+                     .access = {thread.site, thread.index, "write"},
+                     .detail = "stmatrix to an address that is not in shared memory"});
+      continue;
+    }
+    int64_t const offset = shared_.offset(address);
+    if (auto* to = shared_.write(offset, sizeof row, row.data(), accessor(thread, thread.site))) {
+      std::memcpy(to, row.data(), sizeof row);
+    }
+  }
+  traffic_.add(first.site, Path::kSharedStore, request, sizeof(std::array<uint32_t, 4>));
 }
 
 void Emulator::meet_shuffle(Warp& warp) {

@@ -70,7 +70,7 @@ std::string GlobalMemory::name_at(void const* address) const {
   return tensor == nullptr ? "" : tensor->description.name;
 }
 
-std::byte* GlobalMemory::translate(void const* address, int bytes, int64_t writer,
+std::byte* GlobalMemory::translate(void const* address, int bytes, int alignment, int64_t writer,
                                    Access const& access, Findings& findings) {
   auto* const tensor = const_cast<Tensor*>(find(address));
   int64_t const offset = tensor->window.offset(address);
@@ -91,7 +91,7 @@ std::byte* GlobalMemory::translate(void const* address, int bytes, int64_t write
                   .detail = where(*tensor, offset)});
     return nullptr;
   }
-  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
+  if (reinterpret_cast<uintptr_t>(address) % alignment != 0) {
     findings.add({.kind = "misaligned",
                   .memory = tensor->description.name,
                   .offset = offset,

@@ -32,9 +32,9 @@ class GlobalMemory {
   bool contains(void const* address) const { return find(address) != nullptr; }
 
   // Where the bytes are, or nullptr, with a finding, where they are not all of a tensor's. An address that is no multiple
-  // of `bytes` is a finding too. `writer`: a number of the thread among all CTAs' for a write, -1 for a read.
-  std::byte* translate(void const* address, int bytes, int64_t writer, Access const& access,
-                       Findings& findings);
+  // of `alignment` is a finding too. `writer`: a number of the thread among all CTAs' for a write, -1 for a read.
+  std::byte* translate(void const* address, int bytes, int alignment, int64_t writer,
+                       Access const& access, Findings& findings);
 
   // Elements of outputs that no thread wrote.
   void check_written(Findings& findings) const;

@@ -1,11 +1,15 @@
 // What a kernel that was compiled for the CPU asks of the machine that runs it, and what that machine knows of the
-// kernel. The kernel's side (device.cpp, atoms.h) is linked into each emulated kernel; the machine is emulator.h.
+// kernel. The kernel's side (device.cpp, device_sm90.cpp, atoms.h, atoms_sm90.h) is linked into each emulated kernel; the
+// machine is emulator.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/registry.h"
 
 namespace pyflash::emulator {
 
@@ -14,6 +18,40 @@ struct MmaRegisters {
   uint32_t a[4];
   uint32_t b[2];
   float c[4];
+};
+
+// wgmma.mma_async.m64nNk16 with fp32 accumulators, as one thread sees it.
+struct WarpgroupMma {
+  DType dtype;
+  int n;
+  uint32_t const* a;  // four registers; nullptr: A is in shared memory
+  uint64_t a_desc;
+  uint64_t b_desc;
+  bool a_is_mn_major;
+  bool b_is_mn_major;
+  bool negate_a;
+  bool negate_b;
+  bool accumulate;  // onto d; else d is overwritten
+  float* d;         // n / 2 registers
+};
+
+// The registers of the thread that runs, as far as warpgroup MMAs concern them: they are variables on its stack. Those of
+// an MMA in flight must not be touched, and what was written before an MMA needs a fence.
+struct RegisterWatch {
+  struct Range {
+    std::byte const* begin;
+    std::byte const* end;
+    bool accumulator;  // else an A operand, which may be read
+    int site;          // of the MMA
+  };
+  static constexpr int kMaxRanges = 16;
+
+  std::byte* stack = nullptr;  // the lowest address
+  size_t stack_bytes = 0;
+  uint32_t* written = nullptr;  // of each word of the stack: n_fences when it was last written
+  uint32_t n_fences = 1;
+  int n_ranges = 0;
+  Range ranges[kMaxRanges];
 };
 
 // The calls of the thread that runs now. Addresses of shared and global memory are windows that nothing may touch: the
@@ -25,6 +63,7 @@ class Machine {
   virtual void at(int site) = 0;
   virtual int thread_idx() = 0;
   virtual int block_idx() = 0;
+  virtual int grid_size() = 0;
   virtual void* dynamic_smem() = 0;
 
   virtual void sync_threads() = 0;
@@ -44,16 +83,77 @@ class Machine {
   virtual void count_exponential() = 0;
   virtual void count_reciprocal() = 0;
 
+  // SM90
+  virtual bool elect_one() = 0;
+  virtual bool any_lane(bool value) = 0;
+  virtual void mbarrier_init(void* barrier, int n_arrivals) = 0;
+  virtual void fence_mbarrier_init() = 0;
+  // bytes: that this phase waits for in addition; 0: it only arrives.
+  virtual void mbarrier_arrive(void* barrier, int bytes) = 0;
+  virtual void mbarrier_wait(void* barrier, uint32_t parity) = 0;
+  // waits: bar.sync; else bar.arrive.
+  virtual void named_barrier(int id, int n_threads, bool waits) = 0;
+  virtual void fence_async_proxy() = 0;
+  virtual void tma_load(void const* map, void* barrier, void* smem, int const* coords,
+                        int n_coords) = 0;
+  // Four 8 x 8 matrices; `row` is the address that this lane gives.
+  virtual void stmatrix(uint32_t const* words, void* row) = 0;
+  virtual void tma_store(void const* map, void const* smem, int const* coords, int n_coords) = 0;
+  virtual void tma_store_commit() = 0;
+  virtual void tma_store_wait(int n_pending) = 0;
+  virtual void warpgroup_mma(WarpgroupMma const& mma) = 0;
+  virtual void mma_fence() = 0;
+  virtual void mma_commit() = 0;
+  virtual void mma_wait(int n_pending) = 0;
+  virtual void set_registers(int n_registers, bool claim) = 0;
+  // As instructions take it: an offset in the shared window of the CTA.
+  virtual uint32_t shared_address(void const* address) = 0;
+  // A touch of registers of an MMA in flight.
+  virtual void register_touched(void const* address, int bytes, bool write) = 0;
+
   // An operation that has no emulation. Does not return.
   virtual void fail(char const* what) = 0;
+
+  RegisterWatch* watch = nullptr;  // of the thread that runs
+};
+
+// A grid as the launcher makes it.
+struct Launch {
+  int64_t n_ctas = 0;
+  std::shared_ptr<void const> params;  // of the kernel
+  char const* error = nullptr;         // why there is none
+};
+
+// What shared memory holds, by name. Stages follow each other.
+struct SmemTile {
+  char const* name;
+  int offset;
+  int bytes;  // of a stage
+  int n_stages;
+};
+
+// A pair of mbarriers for each stage of a ring: full and empty.
+struct SmemRing {
+  char const* name;
+  int full;  // the offset of the first stage's
+  int empty;
+  int n_stages;
 };
 
 struct EmulatedKernel {
   int n_threads;
   int smem_bytes;
-  int64_t (*n_ctas)(ForwardParams const& params);
-  void (*attach)(Machine* machine);                 // to run its threads
-  void (*run_thread)(ForwardParams const& params);  // one thread of one CTA, from start to end
+  int access_bytes;        // of the smallest access to shared memory, and what all are aligned to
+  bool watches_registers;  // it is compiled so that RegisterWatch learns of its accesses
+  int registers;           // of a thread when a CTA starts; 0: they are never moved
+  Span<SmemTile> tiles;    // operands of warpgroup MMAs lie within one of their stages
+  Span<SmemRing> rings;
+  char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
+  // n_resident: CTAs of a persistent kernel.
+  Launch (*launch)(ForwardParams const& params, int n_resident);
+  void (*attach)(Machine* machine);        // to run its threads
+  void (*run_thread)(void const* params);  // one thread of one CTA, from start to end
+  char const* (*role)(int warp);           // of a warp, in words
 };
 
 }  // namespace pyflash::emulator

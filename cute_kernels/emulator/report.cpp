@@ -2,7 +2,9 @@
 
 #include <iterator>
 #include <sstream>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cute_kernels/sites.h"
 
@@ -147,7 +149,57 @@ void write(Json& json, Counts const& counts) {
   json.member("cp_async_waits", counts.cp_async_waits);
   json.member("exponentials", counts.exponentials);
   json.member("reciprocals", counts.reciprocals);
+  json.member("wgmma_ss", counts.wgmma_ss);
+  json.member("wgmma_rs", counts.wgmma_rs);
+  json.member("wgmma_flops_ss", counts.wgmma_flops_ss);
+  json.member("wgmma_flops_rs", counts.wgmma_flops_rs);
+  json.member("wgmma_fences", counts.wgmma_fences);
+  json.member("wgmma_commits", counts.wgmma_commits);
+  json.member("wgmma_waits", counts.wgmma_waits);
+  json.member("tma_boxes", counts.tma_boxes);
+  json.member("tma_bytes", counts.tma_bytes);
+  json.member("tma_stores", counts.tma_stores);
+  json.member("tma_stored_bytes", counts.tma_stored_bytes);
+  json.member("mbarrier_arrivals", counts.mbarrier_arrivals);
+  json.member("mbarrier_expects", counts.mbarrier_expects);
+  json.member("mbarrier_waits", counts.mbarrier_waits);
+  json.member("proxy_fences", counts.proxy_fences);
+  json.member("named_syncs", counts.named_syncs);
+  json.member("named_arrivals", counts.named_arrivals);
+  json.member("stmatrix", counts.stmatrix);
   json.close('}');
+}
+
+void write_names(Json& json, std::string_view key, std::vector<std::string> const& names) {
+  json.key(key);
+  json.open('[');
+  for (std::string const& name : names) {
+    json.value(std::string_view(name));
+  }
+  json.close(']');
+}
+
+// [warp, kind, site, a, b, c] for each event.
+void write_timeline(Json& json, Emulator const& emulator) {
+  std::vector<std::string> roles;
+  for (int warp = 0; warp < emulator.kernel().n_threads / kLanes; ++warp) {
+    roles.emplace_back(emulator.kernel().role(warp));
+  }
+  write_names(json, "roles", roles);
+  write_names(json, "mbarriers", emulator.mbarrier_names());
+  json.key("timeline");
+  json.open('[');
+  for (TimelineEvent const& event : emulator.timeline().events()) {
+    json.open('[');
+    json.value(event.warp);
+    json.value(std::string_view(kTimelineKinds[event.kind]));
+    json.value(site_name(event.site));
+    json.value(event.a);
+    json.value(event.b);
+    json.value(event.c);
+    json.close(']');
+  }
+  json.close(']');
 }
 
 }  // namespace
@@ -171,6 +223,7 @@ std::string report(Emulator const& emulator) {
     write(json, finding);
   }
   json.close(']');
+  write_timeline(json, emulator);
   json.close('}');
   return json.text();
 }

@@ -1,6 +1,7 @@
 #include "cute_kernels/emulator/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -8,52 +9,56 @@ namespace pyflash::emulator {
 
 namespace {
 
-char const* name(Stop stop) {
-  switch (stop) {
-    case Stop::kNone:
-      return "running";
-    case Stop::kEnd:
-      return "the end";
-    case Stop::kSyncThreads:
-      return "sync_threads";
-    case Stop::kSyncWarp:
-      return "sync_warp";
-    case Stop::kShuffle:
-      return "shfl_xor";
-    case Stop::kLdmatrix:
-      return "ldmatrix";
-    case Stop::kMma:
-      return "mma";
-  }
-  return "";
-}
+constexpr char const* kStopNames[] = {
+    "running",    "the end",    "sync_threads", "sync_warp",          "shfl_xor",
+    "ldmatrix",   "mma",        "elect_one",    "any_lane",           "a named barrier",
+    "setmaxnreg", "wgmma",      "wgmma.fence",  "wgmma.commit_group", "wgmma.wait_group",
+    "stmatrix",   "an mbarrier"};
+static_assert(std::size(kStopNames) == static_cast<int>(Stop::kMbarrier) + 1);
 
 // Whether both take part in one instruction.
 bool together(Thread const& a, Thread const& b) {
   if (a.stop != b.stop) {
     return false;
   }
-  if (a.stop == Stop::kShuffle) {
-    return a.shuffle.lane_mask == b.shuffle.lane_mask;
+  switch (a.stop) {
+    case Stop::kShuffle:
+      return a.shuffle.lane_mask == b.shuffle.lane_mask;
+    case Stop::kLdmatrix:
+      return a.site == b.site && a.ldmatrix.n_matrices == b.ldmatrix.n_matrices &&
+             a.ldmatrix.transposed == b.ldmatrix.transposed;
+    case Stop::kNamedBarrier:
+      return a.barrier.id == b.barrier.id && a.barrier.n_threads == b.barrier.n_threads &&
+             a.barrier.waits == b.barrier.waits;
+    case Stop::kStmatrix:
+      return a.site == b.site;
+    case Stop::kRegisters:
+      return a.registers.n == b.registers.n && a.registers.claim == b.registers.claim;
+    case Stop::kWarpgroupMma:
+      return same_instruction(*a.warpgroup_mma, *b.warpgroup_mma);
+    case Stop::kMmaWait:
+      return a.n_pending == b.n_pending;
+    default:
+      return true;
   }
-  return a.stop != Stop::kLdmatrix ||
-         (a.site == b.site && a.ldmatrix.n_matrices == b.ldmatrix.n_matrices &&
-          a.ldmatrix.transposed == b.ldmatrix.transposed);
 }
 
 }  // namespace
 
-bool Scheduler::run_threads(int n_threads, void (*entry)()) {
-  reset(n_threads, entry);
+char const* name(Stop stop) { return kStopNames[static_cast<int>(stop)]; }
+
+bool Scheduler::run_threads(int n_threads, bool watch_registers, void (*entry)()) {
+  reset(n_threads, watch_registers, entry);
   Warp& first = *next_warp();
   begin_round(first);
-  current_ = first.lanes[first.order[0]];
+  current_ = next_lane(first);
+  switched_to(*current_);
   Fiber::switch_to(main_, current_->fiber);
   current_ = nullptr;
   return !aborted_;
 }
 
-void Scheduler::reset(int n_threads, void (*entry)()) {
+void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
   if (static_cast<int>(threads_.size()) != n_threads) {
     threads_ = std::vector<Thread>(n_threads);
     warps_ = std::vector<Warp>(n_threads / kLanes);
@@ -67,6 +72,11 @@ void Scheduler::reset(int n_threads, void (*entry)()) {
     thread.stop = Stop::kNone;
     thread.copies.clear();
     thread.group_copies.clear();
+    thread.stores.clear();
+    thread.group_stores.clear();
+    if (watch_registers) {
+      start_watch(thread);
+    }
     warps_[i / kLanes].lanes[i % kLanes] = &thread;
   }
   for (Warp& warp : warps_) {
@@ -76,9 +86,27 @@ void Scheduler::reset(int n_threads, void (*entry)()) {
     }
     warp.stop = Stop::kNone;
     warp.n_syncs = 0;
+    warp.epoch = 1;
+    warp.known = {};
+    warp.mmas = {};
+    warp.n_stores = 0;
   }
-  n_barriers_ = 0;
   aborted_ = false;
+}
+
+// NOTE: fences are counted on from CTA to CTA, so that what is known of the stack need not be forgotten.
+void Scheduler::start_watch(Thread& thread) {
+  RegisterWatch& watch = thread.watch;
+  if (thread.written == nullptr) {
+    watch.stack = stacks_->bottom(thread.index);
+    watch.stack_bytes = stacks_->top(thread.index) - watch.stack;
+    // Pages that no thread writes to stay without memory.
+    thread.written.reset(
+        static_cast<uint32_t*>(std::calloc(watch.stack_bytes / 4 + 1, sizeof(uint32_t))));
+    watch.written = thread.written.get();
+  }
+  watch.n_ranges = 0;
+  ++watch.n_fences;
 }
 
 void Scheduler::stop(Stop where) {
@@ -89,6 +117,7 @@ void Scheduler::stop(Stop where) {
     Fiber::switch_to(from.fiber, main_);
   } else if (to != &from) {
     current_ = to;
+    switched_to(*to);
     Fiber::switch_to(from.fiber, to->fiber);
   }
 }
@@ -102,28 +131,67 @@ void Scheduler::abort() {
 // The thread to run next; nullptr: the CTA has ended, or cannot go on.
 Thread* Scheduler::advance() {
   Warp* warp = &current_warp();
-  if (++warp->position == kLanes) {
-    if (!same_stop(*warp)) {
-      return nullptr;
-    }
-    meet(*warp);
-    Stop const stop = warp->lanes[0]->stop;
-    bool const waits = stop == Stop::kSyncThreads || stop == Stop::kEnd;
-    warp->stop = waits ? stop : Stop::kNone;
-    if (waits || order_ == Order::kRandom) {
-      warp = next_warp();
-    }
-    if (warp == nullptr) {
-      return nullptr;
-    }
-    begin_round(*warp);
+  ++warp->position;
+  if (Thread* const lane = next_lane(*warp)) {
+    return lane;
   }
-  return warp->lanes[warp->order[warp->position]];
+  if (!settle(*warp) || aborted_) {
+    return nullptr;
+  }
+  if (warp->stop != Stop::kNone || order_ == Order::kRandom) {
+    warp = next_warp();
+  }
+  if (warp == nullptr || aborted_) {
+    return nullptr;
+  }
+  begin_round(*warp);
+  return next_lane(*warp);
+}
+
+// The next lane of this round that can run; nullptr: the round has ended.
+Thread* Scheduler::next_lane(Warp& warp) {
+  for (; warp.position < kLanes; ++warp.position) {
+    Thread* const lane = warp.lanes[warp.order[warp.position]];
+    if (lane->stop == Stop::kNone) {
+      return lane;
+    }
+  }
+  return nullptr;
+}
+
+// After a round. False: the CTA cannot go on.
+bool Scheduler::settle(Warp& warp) {
+  bool const waits = std::any_of(warp.lanes.begin(), warp.lanes.end(),
+                                 [](Thread const* lane) { return lane->stop == Stop::kMbarrier; });
+  if (waits) {
+    warp.stop = Stop::kMbarrier;
+    return true;
+  }
+  if (!same_stop(warp)) {
+    return false;
+  }
+  if (warp.lanes[0]->stop == Stop::kEnd) {
+    warp.stop = Stop::kEnd;
+    meet(warp);
+    return true;
+  }
+  warp.stop = warp.lanes[0]->stop;
+  if (meet(warp)) {
+    resume(warp);
+  }
+  return true;
+}
+
+void Scheduler::resume(Warp& warp) {
+  warp.stop = Stop::kNone;
+  for (Thread* lane : warp.lanes) {
+    lane->stop = Stop::kNone;
+  }
 }
 
 bool Scheduler::same_stop(Warp& warp) {
   Thread const& first = *warp.lanes[0];
-  auto const other = std::find_if(warp.lanes.begin(), warp.lanes.end(),
+  auto const other = std::find_if(warp.lanes.begin() + 1, warp.lanes.end(),
                                   [&](Thread const* lane) { return !together(first, *lane); });
   if (other == warp.lanes.end()) {
     return true;
@@ -137,47 +205,45 @@ bool Scheduler::same_stop(Warp& warp) {
   return false;
 }
 
-// nullptr: none can run any more.
-Warp* Scheduler::next_warp() {
-  std::vector<Warp*> ready;
-  for (Warp& warp : warps_) {
-    if (warp.stop == Stop::kNone) {
-      ready.push_back(&warp);
+// Lanes that need not wait any longer can run.
+bool Scheduler::can_run(Warp& warp) {
+  if (warp.stop == Stop::kMbarrier) {
+    for (Thread* lane : warp.lanes) {
+      if (lane->stop == Stop::kMbarrier && passes(*lane)) {
+        lane->stop = Stop::kNone;
+        warp.stop = Stop::kNone;
+      }
     }
   }
-  if (ready.empty()) {
-    return after_barrier();
-  }
-  switch (order_) {
-    case Order::kAscending:
-      return ready.front();
-    case Order::kDescending:
-      return ready.back();
-    case Order::kRandom:
-      break;
-  }
-  return ready[random() % ready.size()];
+  return warp.stop == Stop::kNone;
 }
 
-Warp* Scheduler::after_barrier() {
-  auto const stops_at = [](Stop stop) { return [=](Warp const& w) { return w.stop == stop; }; };
-  if (std::all_of(warps_.begin(), warps_.end(), stops_at(Stop::kEnd))) {
-    return nullptr;
+// nullptr: none can run any more.
+Warp* Scheduler::next_warp() {
+  while (true) {
+    std::vector<Warp*> ready;
+    for (Warp& warp : warps_) {
+      if (can_run(warp)) {
+        ready.push_back(&warp);
+      }
+    }
+    size_t const n_work = this->n_work();
+    size_t const n_choices = ready.size() + (order_ == Order::kRandom ? n_work : 0);
+    if (ready.empty() && n_work == 0) {
+      bool const ended = std::all_of(warps_.begin(), warps_.end(),
+                                     [](Warp const& warp) { return warp.stop == Stop::kEnd; });
+      if (!ended) {
+        deadlocked();
+        aborted_ = true;
+      }
+      return nullptr;
+    }
+    size_t const choice = order_ == Order::kRandom ? random() % n_choices : 0;
+    if (choice < ready.size()) {
+      return order_ == Order::kDescending ? ready.back() : ready[choice];
+    }
+    do_work();
   }
-  auto const ended = std::find_if(warps_.begin(), warps_.end(), stops_at(Stop::kEnd));
-  if (ended != warps_.end()) {
-    auto const waits = std::find_if(warps_.begin(), warps_.end(), stops_at(Stop::kSyncThreads));
-    diverged(*waits->lanes[0], *ended->lanes[0],
-             "a warp waits at sync_threads, after " + std::to_string(n_barriers_) +
-                 " of them, and another has ended");
-    aborted_ = true;
-    return nullptr;
-  }
-  ++n_barriers_;
-  for (Warp& warp : warps_) {
-    warp.stop = Stop::kNone;
-  }
-  return next_warp();
 }
 
 void Scheduler::begin_round(Warp& warp) {

@@ -7,20 +7,31 @@ namespace pyflash::emulator {
 
 namespace {
 
+constexpr int kAsyncReadBytes = 16;
+constexpr char const* kReaderNames[] = {"wgmma", "TMA store"};
+
 constexpr int warp_of(int thread) { return thread / 32; }
 
 }  // namespace
 
-SharedMemory::SharedMemory(int bytes, Findings& findings)
+SharedMemory::SharedMemory(int bytes, int cell_bytes, int n_threads, Findings& findings)
     : findings_(findings),
       bytes_(bytes),
+      cell_bytes_(cell_bytes),
+      n_warps_((n_threads + 31) / 32),
       window_(bytes),
       data_(new std::byte[bytes]),
-      cells_((bytes + kCellBytes - 1) / kCellBytes) {}
+      cells_((bytes + cell_bytes - 1) / cell_bytes),
+      fences_(n_threads) {}
 
 void SharedMemory::reset() {
   std::memset(data_.get(), std::to_integer<int>(kPoison), bytes_);
   std::fill(cells_.begin(), cells_.end(), Cell{});
+  std::fill(async_reads_.begin(), async_reads_.end(), AsyncRead{});
+  equal_.clear();
+  for (auto& fences : fences_) {
+    fences.clear();
+  }
 }
 
 std::byte const* SharedMemory::read(int64_t offset, int bytes, Accessor const& who) {
@@ -28,9 +39,9 @@ std::byte const* SharedMemory::read(int64_t offset, int bytes, Accessor const& w
     return nullptr;
   }
   Problem problem;
-  for (int64_t i = offset / kCellBytes; i < (offset + bytes) / kCellBytes; ++i) {
+  for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     if (problem.kind == nullptr) {
-      problem = check_read(cells_[i], who);
+      problem = check_read(i, who);
     }
     note_read(cells_[i], who);
   }
@@ -38,11 +49,12 @@ std::byte const* SharedMemory::read(int64_t offset, int bytes, Accessor const& w
   return data_.get() + offset;
 }
 
-std::byte* SharedMemory::write(int64_t offset, int bytes, Accessor const& who) {
+std::byte* SharedMemory::write(int64_t offset, int bytes, void const* value, Accessor const& who) {
   if (!check_range(offset, bytes, who, "write")) {
     return nullptr;
   }
-  note_writes(offset, bytes, who, false);
+  bool const changes = std::memcmp(data_.get() + offset, value, bytes) != 0;
+  note_writes(offset, bytes, who, By::kThread, changes);
   return data_.get() + offset;
 }
 
@@ -50,107 +62,238 @@ bool SharedMemory::begin_async_write(int64_t offset, int bytes, Accessor const& 
   if (!check_range(offset, bytes, who, "cp.async")) {
     return false;
   }
-  note_writes(offset, bytes, who, true);
+  note_writes(offset, bytes, who, By::kCpAsync);
   // So that what was there before cannot hide a missing wait.
   std::memset(data_.get() + offset, std::to_integer<int>(kPoison), bytes);
   return true;
 }
 
 std::byte* SharedMemory::end_async_write(int64_t offset, int bytes, Accessor const& who) {
-  for (int64_t i = offset / kCellBytes; i < (offset + bytes) / kCellBytes; ++i) {
+  for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell& cell = cells_[i];
     cell.in_flight = false;
     // The bytes may have come this late: as much as the issue, this needs a barrier before others read.
-    cell.write.n_barriers = who.n_barriers;
+    cell.write.epoch = who.epoch;
     cell.write.n_warp_syncs = who.n_warp_syncs;
   }
   return data_.get() + offset;
+}
+
+void SharedMemory::begin_tma_write(int64_t offset, int bytes, int mbarrier, uint32_t phase,
+                                   Accessor const& who) {
+  note_writes(offset, bytes, who, By::kTma);
+  for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
+    cells_[i].mbarrier = static_cast<int8_t>(mbarrier);
+    cells_[i].detail = phase;
+  }
+  std::memset(data_.get() + offset, std::to_integer<int>(kPoison), bytes);
+}
+
+std::byte* SharedMemory::end_tma_write(int64_t offset, int bytes) {
+  for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
+    cells_[i].in_flight = false;
+  }
+  return data_.get() + offset;
+}
+
+void SharedMemory::begin_async_read(int64_t offset, Reader reader, uint32_t number,
+                                    bool may_be_unwritten, Accessor const& who) {
+  if (async_reads_.empty()) {
+    async_reads_.resize(cells_.size() * n_warps_ * kReaders);
+  }
+  Problem problem;
+  for (size_t i = first_cell(offset); i < end_cell(offset, kAsyncReadBytes); ++i) {
+    if (problem.kind == nullptr && !(may_be_unwritten && cells_[i].write.thread == kNobody)) {
+      problem = check_async_read(i, who);
+    }
+    async_read(i, warp_of(who.thread), reader) = {number, static_cast<int8_t>(who.site)};
+  }
+  report(problem, offset, kAsyncReadBytes, who, kReaderNames[static_cast<int>(reader)]);
 }
 
 bool SharedMemory::check_range(int64_t offset, int bytes, Accessor const& who, char const* what) {
   Problem problem;
   if (offset < 0 || offset + bytes > bytes_) {
     problem.kind = "out_of_bounds";
-  } else if (offset % bytes != 0 || bytes % kCellBytes != 0) {
+  } else if (offset % bytes != 0 || bytes % cell_bytes_ != 0) {
     problem.kind = "misaligned";
   }
   report(problem, offset, bytes, who, what);
   return problem.kind == nullptr;
 }
 
-// Whether a barrier of the CTA, or of the warp that both are in, stands between the event and now.
+SharedMemory::Event SharedMemory::event(Accessor const& who) {
+  return {who.epoch, who.n_warp_syncs, static_cast<int16_t>(who.thread),
+          static_cast<int8_t>(who.site)};
+}
+
+// Whether a barrier that both take part in, or a chain of them, stands between the event and now.
 bool SharedMemory::ordered(Event const& before, Accessor const& now) {
-  return before.thread == now.thread || before.n_barriers != now.n_barriers ||
-         (warp_of(before.thread) == warp_of(now.thread) && before.n_warp_syncs != now.n_warp_syncs);
+  if (before.thread == now.thread) {
+    return true;
+  }
+  if (warp_of(before.thread) == warp_of(now.thread)) {
+    return before.n_warp_syncs != now.n_warp_syncs;
+  }
+  return before.epoch <= now.known->warps[warp_of(before.thread)];
+}
+
+// Whether the bytes of an asynchronous write are known to have come.
+bool SharedMemory::complete(Cell const& cell, Accessor const& who) {
+  return !cell.in_flight && (cell.by != By::kTma || who.known->phases[cell.mbarrier] > cell.detail);
 }
 
 Access SharedMemory::writer(Cell const& cell) {
-  return {cell.write.site, cell.write.thread, cell.by_async ? "cp.async" : "write"};
+  constexpr char const* kWhat[] = {"write", "cp.async", "TMA load"};
+  return {cell.write.site, cell.write.thread, kWhat[static_cast<int>(cell.by)]};
 }
 
-SharedMemory::Problem SharedMemory::check_read(Cell const& cell, Accessor const& who) {
-  if (cell.in_flight) {
-    return {"in_flight_read", writer(cell)};
+// Whether a fence of the async proxy stands between a thread's store and now: its own, or that of another who knew of it.
+bool SharedMemory::fenced(Event const& write, uint32_t n_fences, Accessor const& who) const {
+  int const warp = warp_of(write.thread);
+  auto const& fences = fences_[write.thread];
+  if (n_fences < fences.size()) {
+    return warp == warp_of(who.thread) || fences[n_fences] <= who.known->warps[warp];
   }
+  return warp != warp_of(who.thread) && write.epoch <= who.known->fenced[warp];
+}
+
+// Whether one of the stores of the same bytes is known. async: to the async proxy.
+bool SharedMemory::knows_equal(size_t i, Accessor const& who, bool async) const {
+  if (!cells_[i].has_equal) {
+    return false;
+  }
+  auto const& writers = equal_.at(i);
+  return std::any_of(writers.begin(), writers.end(), [&](EqualWriter const& writer) {
+    bool const own_warp = warp_of(writer.event.thread) == warp_of(who.thread);
+    return async ? (own_warp || ordered(writer.event, who)) &&
+                       fenced(writer.event, writer.n_fences, who)
+                 : ordered(writer.event, who);
+  });
+}
+
+SharedMemory::Problem SharedMemory::check_read(size_t i, Accessor const& who) const {
+  Cell const& cell = cells_[i];
   if (cell.write.thread == kNobody) {
     return {"uninitialised_read", {}};
   }
-  if (!ordered(cell.write, who)) {
+  if (!complete(cell, who)) {
+    return {"in_flight_read", writer(cell)};
+  }
+  if (cell.by != By::kTma && !ordered(cell.write, who) && !knows_equal(i, who, false)) {
     return {"race", writer(cell)};
   }
   return {};
 }
 
-SharedMemory::Problem SharedMemory::check_write(Cell const& cell, Accessor const& who) {
-  if (cell.in_flight || (cell.write.thread != kNobody && !ordered(cell.write, who))) {
-    return {"race", writer(cell)};
+// NOTE: a warpgroup MMA is for all lanes of a warp at once, after all that any of them did.
+SharedMemory::Problem SharedMemory::check_async_read(size_t i, Accessor const& who) const {
+  Cell const& cell = cells_[i];
+  if (cell.by == By::kTma || cell.write.thread == kNobody ||
+      warp_of(cell.write.thread) != warp_of(who.thread)) {
+    Problem const problem = check_read(i, who);
+    if (problem.kind != nullptr || cell.by == By::kTma) {
+      return problem;
+    }
   }
-  Event const& read = cell.read;
-  if (read.thread == kNobody || read.n_barriers != who.n_barriers) {
+  if (fenced(cell.write, cell.detail, who) || knows_equal(i, who, true)) {
     return {};
   }
-  if (!ordered(read, who)) {
-    return {"race", {read.site, read.thread, "read"}};
+  return {"missing_proxy_fence", writer(cell)};
+}
+
+SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who, bool changes) const {
+  Cell const& cell = cells_[i];
+  if (!changes && cell.write.thread != kNobody && cell.by == By::kThread) {
+    return {};
   }
-  // If the other reader is of the writer's warp, so is the first, and both read after the same sync of it.
-  Event other = read;
-  other.thread = cell.other_reader;
-  if (other.thread != kNobody && !ordered(other, who)) {
-    return {"race", {cell.other_site, other.thread, "read"}};
+  if (cell.has_equal) {
+    for (EqualWriter const& other : equal_.at(i)) {
+      if (!ordered(other.event, who)) {
+        return {"race", {other.event.site, other.event.thread, "write"}};
+      }
+    }
+  }
+  if (cell.write.thread != kNobody &&
+      (!complete(cell, who) || (cell.by != By::kTma && !ordered(cell.write, who)))) {
+    return {"race", writer(cell)};
+  }
+  for (Event const& read : {cell.read, cell.other_read}) {
+    if (read.thread != kNobody && !ordered(read, who)) {
+      return {"race", {read.site, read.thread, "read"}};
+    }
+  }
+  return check_async_reads(i, who);
+}
+
+SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& who) const {
+  if (async_reads_.empty()) {
+    return {};
+  }
+  AsyncRead const* read = &async_reads_[i * n_warps_ * kReaders];
+  for (int warp = 0; warp < n_warps_; ++warp) {
+    for (uint32_t const complete : {who.known->mmas[warp], who.known->stores[warp]}) {
+      if (read->number > complete) {
+        auto const reader = (read - async_reads_.data()) % kReaders;
+        return {"race", {read->site, 32 * warp, kReaderNames[reader]}};
+      }
+      ++read;
+    }
   }
   return {};
 }
 
-// Keeps what a later write has to be held against. Of readers since the last barrier two are enough: if there are any of
-// two warps, one of them is not the writer's; if all are of one warp, older ones than its last sync do not matter to it.
+// Keeps what a later write has to be held against. Of readers that do not know of each other two are enough: if there are
+// any of two warps, one of them is not the writer's; if all are of one warp, those before its last sync do not matter to it.
 void SharedMemory::note_read(Cell& cell, Accessor const& who) {
   Event& first = cell.read;
-  bool const one_warp =
-      cell.other_reader == kNobody || warp_of(cell.other_reader) == warp_of(first.thread);
-  if (first.thread == kNobody || first.n_barriers != who.n_barriers ||
-      (one_warp && warp_of(first.thread) == warp_of(who.thread) &&
-       first.n_warp_syncs != who.n_warp_syncs)) {
-    first = {who.n_barriers, who.n_warp_syncs, static_cast<int16_t>(who.thread),
-             static_cast<int8_t>(who.site)};
-    cell.other_reader = kNobody;
-  } else if (one_warp && who.thread != first.thread) {
-    cell.other_reader = static_cast<int16_t>(who.thread);
-    cell.other_site = static_cast<int8_t>(who.site);
+  Event& other = cell.other_read;
+  if (other.thread != kNobody && ordered(other, who)) {
+    other = {};
+  }
+  if (first.thread == kNobody || ordered(first, who)) {
+    first = event(who);
+    return;
+  }
+  if (other.thread == kNobody || warp_of(other.thread) == warp_of(first.thread)) {
+    other = event(who);
   }
 }
 
-void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, bool async) {
-  Problem problem;
-  for (int64_t i = offset / kCellBytes; i < (offset + bytes) / kCellBytes; ++i) {
-    Cell& cell = cells_[i];
-    if (problem.kind == nullptr) {
-      problem = check_write(cell, who);
+void SharedMemory::note_write(size_t i, Accessor const& who, By by, bool changes) {
+  Cell& cell = cells_[i];
+  if (changes || cell.write.thread == kNobody || cell.by != By::kThread) {
+    cell.has_equal = false;
+  } else if (!ordered(cell.write, who)) {
+    if (!cell.has_equal) {
+      equal_[i].clear();
     }
-    cell.write = {who.n_barriers, who.n_warp_syncs, static_cast<int16_t>(who.thread),
-                  static_cast<int8_t>(who.site)};
-    cell.by_async = cell.in_flight = async;
+    cell.has_equal = true;
+    equal_[i].push_back({cell.write, cell.detail});
   }
-  report(problem, offset, bytes, who, async ? "cp.async" : "write");
+  cell.write = event(who);
+  cell.detail = static_cast<uint32_t>(fences_[who.thread].size());
+  cell.by = by;
+  cell.in_flight = by != By::kThread;
+}
+
+void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, By by,
+                               bool changes) {
+  Problem problem;
+  for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
+    Cell const& cell = cells_[i];
+    if (problem.kind == nullptr) {
+      problem = check_write(i, who, changes);
+      bool const by_generic_proxy = cell.write.thread != kNobody && cell.by != By::kTma;
+      if (problem.kind == nullptr && by == By::kTma && by_generic_proxy &&
+          !fenced(cell.write, cell.detail, who)) {
+        problem = {"missing_proxy_fence", writer(cell)};
+      }
+    }
+    note_write(i, who, by, changes);
+  }
+  constexpr char const* kWhat[] = {"write", "cp.async", "TMA load"};
+  report(problem, offset, bytes, who, kWhat[static_cast<int>(by)]);
 }
 
 void SharedMemory::report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,

@@ -1,17 +1,20 @@
-// The shared memory of one CTA and who touched it last: finds races, reads of bytes in flight or never written, and
-// accesses past the end.
+// The shared memory of one CTA and who touched it last: finds races, reads of bytes in flight or never written, accesses
+// by the async proxy without a fence, and accesses past the end.
 //
-// Only sync_threads() orders the threads of a CTA, and sync_warp() those of a warp. Two accesses by different threads, one
-// of them a write, are a race unless one of these stands between them: two counters, of the CTA's barriers and of the
-// warp's, tell exactly. A cp.async writes at some time from its issue until its thread has waited for it; what others do
-// with the bytes in between is wrong whatever they see.
+// Barriers of the CTA, named barriers and mbarriers order warps, and sync_warp() the threads of one. Two accesses by
+// different threads, one of them a write, are a race unless one of these stands between them: clock.h. A cp.async writes at
+// some time from its issue until its thread has waited for it, TMA until the phase of its mbarrier is complete, and a
+// warpgroup MMA reads until it has been waited for; what others do with the bytes in between is wrong whatever they see.
+// Threads that store the same bytes to one place do not race: whoever knows of one of these stores sees its bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
+#include "cute_kernels/emulator/clock.h"
 #include "cute_kernels/emulator/findings.h"
 #include "cute_kernels/emulator/window.h"
 
@@ -24,16 +27,15 @@ inline constexpr std::byte kPoison{0xff};
 struct Accessor {
   int thread;
   int site;
-  uint32_t n_barriers;    // that the CTA has passed
+  uint32_t epoch;         // of the thread's warp
   uint32_t n_warp_syncs;  // that the thread's warp has passed
+  Clock const* known;     // to the thread's warp
 };
 
 class SharedMemory {
  public:
-  // Bytes that accesses are told apart by; no access is smaller.
-  static constexpr int kCellBytes = 4;
-
-  SharedMemory(int bytes, Findings& findings);
+  // cell_bytes: what accesses are told apart by; none is smaller. A power of two.
+  SharedMemory(int bytes, int cell_bytes, int n_threads, Findings& findings);
 
   // As a new CTA finds it.
   void reset();
@@ -41,30 +43,66 @@ class SharedMemory {
   void* address() const { return window_.start(); }
   bool contains(void const* address) const { return window_.contains(address); }
   int64_t offset(void const* address) const { return window_.offset(address); }
+  int size() const { return bytes_; }
 
   // Each returns where the bytes are, or nullptr, with a finding, where they are not all inside.
   std::byte const* read(int64_t offset, int bytes, Accessor const& who);
-  std::byte* write(int64_t offset, int bytes, Accessor const& who);
+  // value: that the caller is about to put there.
+  std::byte* write(int64_t offset, int bytes, void const* value, Accessor const& who);
   bool begin_async_write(int64_t offset, int bytes, Accessor const& who);
   std::byte* end_async_write(int64_t offset, int bytes, Accessor const& who);
 
+  // TMA, all of whose bytes are inside. They are complete with this phase of the mbarrier.
+  void begin_tma_write(int64_t offset, int bytes, int mbarrier, uint32_t phase,
+                       Accessor const& who);
+  std::byte* end_tma_write(int64_t offset, int bytes);
+
+  // 16 bytes that the warp's MMA, or TMA store, of this number reads; they are inside. may_be_unwritten: nothing is made
+  // of them.
+  enum class Reader { kMma, kTmaStore };
+  void begin_async_read(int64_t offset, Reader reader, uint32_t number, bool may_be_unwritten,
+                        Accessor const& who);
+  bool is_written(int64_t offset) const {
+    return cells_[first_cell(offset)].write.thread != kNobody;
+  }
+  std::byte const* data(int64_t offset) const { return data_.get() + offset; }
+
+  // The thread's stores so far become visible to the async proxy.
+  void fence(Accessor const& who) { fences_[who.thread].push_back(who.epoch); }
+
  private:
   static constexpr int16_t kNobody = -1;
+  enum class By : uint8_t { kThread, kCpAsync, kTma };
 
   struct Event {
-    uint32_t n_barriers = 0;
+    uint32_t epoch = 0;
     uint32_t n_warp_syncs = 0;
     int16_t thread = kNobody;
     int8_t site = -1;
   };
 
+  // Other threads whose stores of the same bytes neither know of each other nor of the last.
+  struct EqualWriter {
+    Event event;
+    uint32_t n_fences;
+  };
+
   struct Cell {
     Event write;
-    Event read;                      // the first after the last barrier
-    int16_t other_reader = kNobody;  // one more, of another warp if there is one
-    int8_t other_site = -1;
-    bool by_async = false;  // the last write
+    Event read;           // the first that others need not know of
+    Event other_read;     // one more, of another warp if there is one
+    uint32_t detail = 0;  // of the last write: by TMA the phase, else the thread's fences before it
+    int8_t mbarrier = -1;
+    By by = By::kThread;
     bool in_flight = false;
+    bool has_equal = false;
+  };
+
+  static constexpr int kReaders = 2;
+  // The last MMA, or store, of a warp that reads a cell.
+  struct AsyncRead {
+    uint32_t number = 0;
+    int8_t site = -1;
   };
 
   // What is wrong with an access to a cell, and who is on the other side; no kind: nothing.
@@ -73,21 +111,40 @@ class SharedMemory {
     Access other;
   };
 
+  size_t first_cell(int64_t offset) const { return static_cast<size_t>(offset) / cell_bytes_; }
+  size_t end_cell(int64_t offset, int bytes) const {
+    return static_cast<size_t>(offset + bytes) / cell_bytes_;
+  }
   bool check_range(int64_t offset, int bytes, Accessor const& who, char const* what);
+  static Event event(Accessor const& who);
   static bool ordered(Event const& before, Accessor const& now);
+  static bool complete(Cell const& cell, Accessor const& who);
   static Access writer(Cell const& cell);
-  static Problem check_read(Cell const& cell, Accessor const& who);
-  static Problem check_write(Cell const& cell, Accessor const& who);
+  bool fenced(Event const& write, uint32_t n_fences, Accessor const& who) const;
+  bool knows_equal(size_t i, Accessor const& who, bool async) const;
+  Problem check_read(size_t i, Accessor const& who) const;
+  Problem check_async_read(size_t i, Accessor const& who) const;
+  Problem check_write(size_t i, Accessor const& who, bool changes) const;
+  Problem check_async_reads(size_t i, Accessor const& who) const;
+  AsyncRead& async_read(size_t i, int warp, Reader reader) {
+    return async_reads_[(i * n_warps_ + warp) * kReaders + static_cast<int>(reader)];
+  }
   static void note_read(Cell& cell, Accessor const& who);
-  void note_writes(int64_t offset, int bytes, Accessor const& who, bool async);
+  void note_writes(int64_t offset, int bytes, Accessor const& who, By by, bool changes = true);
+  void note_write(size_t i, Accessor const& who, By by, bool changes);
   void report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
               char const* what);
 
   Findings& findings_;
   int bytes_;
+  int cell_bytes_;
+  int n_warps_;
   Window window_;
   std::unique_ptr<std::byte[]> data_;
   std::vector<Cell> cells_;
+  std::unordered_map<size_t, std::vector<EqualWriter>> equal_;  // by cell
+  std::vector<AsyncRead> async_reads_;         // by cell, warp and reader; empty before the first
+  std::vector<std::vector<uint32_t>> fences_;  // by thread: the epochs of its fences
 };
 
 }  // namespace pyflash::emulator

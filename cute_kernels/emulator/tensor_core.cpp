@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "cute_kernels/emulator/float_vectors.h"
+
 namespace pyflash::emulator {
 
 namespace {
@@ -9,28 +11,6 @@ namespace {
 constexpr int kM = 16;
 constexpr int kN = 8;
 constexpr int kK = 16;
-
-// Four at a time, as any CPU can.
-constexpr int kWidth = 4;
-using Words = uint32_t __attribute__((vector_size(16)));
-using Floats = float __attribute__((vector_size(16)));
-
-Floats from_fp16(Words half) {
-  constexpr uint32_t kExponent = 0x7c00u << 13;
-  constexpr uint32_t kRebias = (127 - 15) << 23;
-  constexpr uint32_t kLeadingOne = 1u << 23;
-  constexpr float kSmallestNormal = 0x1p-14f;
-  Words const magnitude = (half & 0x7fffu) << 13;
-  Words const exponent = magnitude & kExponent;
-  // A subnormal is read as if it had a leading 1, which is then taken away.
-  Floats const subnormal =
-      reinterpret_cast<Floats>(magnitude + kRebias + kLeadingOne) - kSmallestNormal;
-  Words const normal = magnitude + kRebias + (exponent == kExponent ? Words{} + kRebias : Words{});
-  Words const bits = exponent == 0u ? reinterpret_cast<Words>(subnormal) : normal;
-  return reinterpret_cast<Floats>(bits | (half & 0x8000u) << 16);
-}
-
-Floats from_bf16(Words bfloat) { return reinterpret_cast<Floats>(bfloat << 16); }
 
 template <Floats (*kConvert)(Words)>
 void mma(std::array<MmaRegisters*, kLanes> const& lanes) {

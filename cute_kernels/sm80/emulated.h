@@ -1,6 +1,8 @@
 // From a config to its kernels for the emulator. Included by the emitted translation units only.
 #pragma once
 
+#include <memory>
+
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/sm80/forward_kernel.cuh"
@@ -10,10 +12,11 @@
 namespace pyflash::emulator {
 
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
-void run_thread(ForwardParams const& params) {
-  bool const covered =
-      run_first_that_covers<kBuilt...>(features_needed(params, kConfig.d_head), [&](auto features) {
-        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(params);
+void run_thread(void const* params) {
+  auto const& problem = *static_cast<ForwardParams const*>(params);
+  bool const covered = run_first_that_covers<kBuilt...>(
+      features_needed(problem, kConfig.d_head), [&](auto features) {
+        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(problem);
       });
   if (!covered) {
     machine->fail("no built combination of features covers the problem");
@@ -21,8 +24,10 @@ void run_thread(ForwardParams const& params) {
 }
 
 template <class Traits>
-int64_t n_ctas(ForwardParams const& params) {
-  return sm80::n_ctas(params, Traits::kBlockM);
+Launch launch_sm80(ForwardParams const& params, int) {
+  return {.n_ctas = sm80::n_ctas(params, Traits::kBlockM),
+          .params = std::make_shared<ForwardParams>(params),
+          .error = nullptr};
 }
 
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
@@ -30,9 +35,16 @@ EmulatedKernel const* forward_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
-                                         .n_ctas = n_ctas<Traits>,
+                                         .access_bytes = 4,
+                                         .watches_registers = false,
+                                         .registers = 0,
+                                         .tiles = {},
+                                         .rings = {},
+                                         .refusal = nullptr,
+                                         .launch = launch_sm80<Traits>,
                                          .attach = [](Machine* m) { machine = m; },
-                                         .run_thread = run_thread<kConfig, kBuilt...>};
+                                         .run_thread = run_thread<kConfig, kBuilt...>,
+                                         .role = [](int) { return ""; }};
   return &kernel;
 }
 

@@ -40,6 +40,7 @@ CUTE_DEVICE RowOut row_out(KernelParams const& params, Tile const& tile, int fir
 template <class Traits, class CoordTensor, class Sinks>
 CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, int first_query,
                             CoordTensor const& coords, Sinks& sinks) {
+  device::at(device::Site::sinks_g2r);
   Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   CUTE_UNROLL
@@ -57,6 +58,7 @@ CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, int fi
 template <class Traits, ForwardFeatures kFeatures, class Lse, class CoordTensor>
 CUTE_DEVICE void store_lse(KernelParams const& params, Tile const& tile, int first_query,
                            Lse const& lse, CoordTensor const& coords) {
+  device::at(device::Site::lse_r2g);
   Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
@@ -79,8 +81,10 @@ CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int
     RowOut const out = row_out<Traits, kFeatures>(params, tile, first_query, get<0>(by_rows(r, 0)));
     int64_t const partial = tile.split * problem.lse_strides.split + out.lse;
     if (out.exists && get<1>(by_rows(0, 0)) == 0) {
+      device::at(device::Site::lse_r2g);
       device::store(problem.lse_partial + partial, lse(r));
     }
+    device::at(device::Site::O_r2g);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(O); c += 2) {
       int const column = get<1>(by_rows(0, c));
@@ -127,6 +131,7 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
   };
   CUTE_UNROLL
   for (int slab = 0; slab < Traits::kHeadDim; slab += kSlab) {
+    device::at(device::Site::O_r2s);
     // Two of the MMA's 8-column groups, by rows 0-7 and 8-15 each, are the four matrices of a store.
     CUTE_UNROLL
     for (int c = 0; c < kSlab; c += 16) {
@@ -139,6 +144,7 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
       device::store_matrices(words, &sO(lane % 16, c + lane / 16 * 8));
     }
     device::sync_warp();
+    device::at(device::Site::O_s2g);
     CUTE_UNROLL
     for (int pass = 0; pass < kPasses; ++pass) {
       uint4 const values = device::load(

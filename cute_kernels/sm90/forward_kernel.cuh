@@ -75,6 +75,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   };
 
   if (warp == 0) {
+    device::at(Site::Q_g2s);
     int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
     int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
     int const bytes = group * n_queries * Traits::kHeadDim * sizeof(Element);
@@ -97,8 +98,10 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
       write.advance();
     }
   } else if (warp == 1) {
+    device::at(Site::K_g2s);
     load_blocks(params.k_map, smem.pipeline_K, sK);
   } else if (warp == 2) {
+    device::at(Site::V_g2s);
     load_blocks(params.v_map, smem.pipeline_V, sV);
   }
 }
@@ -169,6 +172,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   bool const is_split = problem.num_splits > 1;
   auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
                                 auto& O) {
+    device::at(Site::O_rescale);
     auto const thr_PV = mma_PV.get_slice(device::fresh_thread_idx() % kWarpgroup);
     Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));  // (MMA,MMA_M,MMA_N)
     int const first_query = tile.first_query + first_row_query;
@@ -196,6 +200,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
     if (problem.cu_seqlens_k != nullptr && n_rows < kBlockN) {
+      device::at(Site::V_r2s);
       smem.pipeline_V.wait(read_V);
       constexpr int kVector = 8;
       for (int i = tidx; i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
@@ -210,10 +215,12 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
 
   auto issue_QK = [&](auto& acc_S) {
+    device::at(Site::QK);
     smem.pipeline_K.wait(read_K);
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
+    device::at(Site::PV);
     smem.pipeline_V.wait(read_V);
     gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   };
@@ -251,6 +258,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   // S to P, in place. Returns whether O is to be rescaled.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
                            int n_block) {
+    device::at(Site::softmax);
     if (is_capped) {
       cap_scores(acc_S, problem.softmax_scale / problem.softcap);
     }
@@ -393,6 +401,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         release_V();
       }
       if (rescale) {
+        device::at(Site::O_rescale);
         TileSoftmax::rescale(acc_O, correction);
       }
       convert_P<Element>(acc_S, tOrP);

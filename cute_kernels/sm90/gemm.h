@@ -44,6 +44,7 @@ CUTE_DEVICE auto rows_by_columns(Acc&& acc) {
 // The accumulator of QK^T, rounded to Element, as the A operand of PV: its registers are in the same order.
 template <class Element, class OperandP, class AccS>
 CUTE_DEVICE void convert_P(AccS const& acc_S, OperandP& tOrP) {
+  device::at(device::Site::P_convert);
   Tensor pairs = recast<uint32_t>(tOrP);
   CUTE_UNROLL
   for (int i = 0; i < size(pairs); ++i) {

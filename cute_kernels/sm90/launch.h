@@ -1,202 +1,31 @@
-// From a config and a problem to a launched kernel: what TMA refuses, tensor maps, the order of tiles, the __global__
-// wrapper, its launcher and its row of the config map. Included by the emitted translation units only.
+// From a config and a problem to a launched kernel: the driver's encoder of tensor maps, the __global__ wrapper, its
+// launcher and its row of the config map. Included by the emitted translation units only.
 #pragma once
 
 // NOTE: first, because it decides which MMA shapes CuTe defines.
 #include "cute_kernels/sm90/forward_kernel.cuh"
 
-#include <algorithm>
-#include <array>
-#include <numeric>
-
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/row.h"
+#include "cute_kernels/sm90/plan.h"
 
 namespace pyflash {
 
 namespace sm90 {
 
 // cuTensorMapEncodeTiled of the driver, without linking to libcuda; nullptr where the driver has none.
-inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+inline TensorMapEncoder tensor_map_encoder() {
   static auto const encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
     cudaError_t const error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
                                                                12000, cudaEnableDefault, &result);
     bool const found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found ? function : nullptr);
+    return reinterpret_cast<TensorMapEncoder>(found ? function : nullptr);
   }();
   return encoder;
-}
-
-struct MapDimension {
-  int64_t extent;
-  int64_t stride;  // elements
-  int box;
-};
-
-constexpr int kElementBytes = 2;
-
-// Query heads that are rows of one tile beside each other.
-template <class Traits>
-int rows_per_query(ForwardParams const& problem) {
-  return Traits::kPackGqa && problem.heads_kv > 0 ? problem.heads / problem.heads_kv : 1;
-}
-
-// The dimensions of Q's map but for the columns: (group, rows, heads, batch).
-template <class Traits>
-std::array<MapDimension, 4> map_dimensions_Q(ForwardParams const& problem) {
-  bool const packed = problem.cu_seqlens_q != nullptr;
-  int const group = rows_per_query<Traits>(problem);
-  TensorStrides const& strides = problem.q_strides;
-  return {{{group, strides.head, group},
-           {packed ? problem.total_q : problem.seqlen_q, strides.row, Traits::kMmaM / group},
-           {problem.heads / group, strides.head * group, 1},
-           {packed ? 1 : problem.batch, strides.batch, 1}}};
-}
-
-// Those of the maps of K and of V: (rows, heads, batch).
-template <class Traits>
-std::array<MapDimension, 3> map_dimensions_KV(ForwardParams const& problem,
-                                              TensorStrides const& strides) {
-  bool const packed = problem.cu_seqlens_k != nullptr;
-  int const rows = packed ? problem.total_k : problem.seqlen_k;
-  // NOTE: a map has no empty extents; without keys, nothing is loaded.
-  return {{{std::max(rows, 1), strides.row, Traits::kBlockN},
-           {problem.heads_kv, strides.head, 1},
-           {packed ? 1 : problem.batch, strides.batch, 1}}};
-}
-
-// Why TMA cannot load from a tensor, whose base and strides are multiples of 16 bytes; nullptr: it can.
-template <size_t kRank>
-char const* refusal_of_map(std::array<MapDimension, kRank> const& dimensions) {
-  constexpr int64_t kMaxStride = (int64_t(1) << 40) / kElementBytes;
-  for (MapDimension const& dimension : dimensions) {
-    if (dimension.extent > 1 && dimension.stride == 0) {
-      return "q, k or v has a stride of 0, as expanded tensors have, and TMA needs strides above 0";
-    }
-    if (dimension.extent > 1 && dimension.stride >= kMaxStride) {
-      return "q, k or v has a stride of 2^40 bytes or more, and TMA needs less";
-    }
-  }
-  return nullptr;
-}
-
-// A tensor map over rows of `columns` contiguous elements, in boxes of kSlab columns; what of a box lies outside reads as 0.
-template <int kSlab, size_t kRank>
-bool encode_tensor_map(CUtensorMap& map, void const* base, DType dtype, int columns,
-                       std::array<MapDimension, kRank> const& dimensions) {
-  cuuint64_t extents[kRank + 1] = {cuuint64_t(columns)};
-  cuuint64_t strides[kRank];
-  cuuint32_t box[kRank + 1] = {kSlab};
-  cuuint32_t element_strides[kRank + 1] = {1};
-  for (size_t i = 0; i < kRank; ++i) {
-    extents[i + 1] = dimensions[i].extent;
-    // NOTE: the stride of an extent of 1 may be anything, but the encoder looks at it.
-    strides[i] = dimensions[i].extent == 1 ? 16 : dimensions[i].stride * kElementBytes;
-    box[i + 1] = dimensions[i].box;
-    element_strides[i + 1] = 1;
-  }
-  constexpr auto kSwizzle = kSlab == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  auto const type =
-      dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return tensor_map_encoder()(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
-                              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-template <class Traits>
-cudaError_t set_tensor_maps(KernelParams& params, DType dtype) {
-  if (tensor_map_encoder() == nullptr) {
-    return cudaErrorNotSupported;
-  }
-  ForwardParams const& problem = params.problem;
-  auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
-    // NOTE: no tensor is at a null address, not even one without keys.
-    return encode_tensor_map<Traits::kSlab>(map, base ? base : problem.q, dtype, problem.d_head,
-                                            dimensions);
-  };
-  bool const encoded =
-      encode(params.q_map, problem.q, map_dimensions_Q<Traits>(problem)) &&
-      encode(params.k_map, problem.k, map_dimensions_KV<Traits>(problem, problem.k_strides)) &&
-      encode(params.v_map, problem.v, map_dimensions_KV<Traits>(problem, problem.v_strides));
-  return encoded ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-// Tiles are counted in ints, with room for the last round of persistent CTAs.
-constexpr int64_t kMaxTiles = int64_t(1) << 30;
-
-template <class Traits>
-int64_t count_m_blocks(ForwardParams const& problem) {
-  int const n_queries = Traits::kNConsumers * (Traits::kMmaM / rows_per_query<Traits>(problem));
-  return (int64_t(problem.seqlen_q) + n_queries - 1) / n_queries;
-}
-
-// Of one pass.
-template <class Traits>
-int64_t count_tiles(ForwardParams const& problem) {
-  int64_t const n_heads = problem.heads / rows_per_query<Traits>(problem);
-  return count_m_blocks<Traits>(problem) * n_heads * problem.batch;
-}
-
-template <class Traits>
-char const* refusal(ForwardParams const& problem) {
-  if (rows_per_query<Traits>(problem) > Traits::kMmaM) {
-    return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
-           "more";
-  }
-  if (problem.sinks != nullptr && problem.seqlen_k == 0) {
-    return "it has sinks and no keys";
-  }
-  if (count_tiles<Traits>(problem) > kMaxTiles) {
-    return "it has more than 2^30 Q tiles";
-  }
-  if (char const* const reason = refusal_of_map(map_dimensions_Q<Traits>(problem))) {
-    return reason;
-  }
-  for (TensorStrides const& strides : {problem.k_strides, problem.v_strides}) {
-    if (char const* const reason = refusal_of_map(map_dimensions_KV<Traits>(problem, strides))) {
-      return reason;
-    }
-  }
-  return nullptr;
-}
-
-// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles. cluster: CTAs that share a tile.
-template <class Traits>
-void set_order(KernelParams& params, int64_t n_ctas, int cluster) {
-  ForwardParams const& problem = params.problem;
-  TileOrder& order = params.order;
-  int const group = rows_per_query<Traits>(problem);
-  int const n_heads = problem.heads / group;
-  int64_t const n_m_blocks = count_m_blocks<Traits>(problem);
-  int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
-  constexpr int64_t kL2Bytes = 36 << 20;
-  int64_t const bytes_per_head = std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim *
-                                 sizeof(typename Traits::Element);
-  int64_t section = std::max<int64_t>(kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv), 1);
-  if constexpr (Traits::kPersistent) {
-    // Each CTA takes as long over a section as any other where a section is a number of double rounds.
-    int64_t const rounds = 2 * n_ctas;
-    int64_t const unit = rounds / std::gcd(rounds, n_m_blocks);
-    // Too many heads in a section cost less than CTAs that wait for others, up to twice what L2 holds.
-    section = section >= unit ? section / unit * unit : 2 * section >= unit ? unit : n_rest;
-  }
-  section = std::min(section, n_rest);
-  order.n_tiles = int(n_m_blocks * n_rest);
-  order.cluster = cluster;
-  order.section = int(section);
-  order.last_section = int((n_rest - 1) / section);
-  order.by_m_blocks = FastDivmod(int(n_m_blocks));
-  order.by_splits = FastDivmod(problem.num_splits);
-  order.by_heads = FastDivmod(n_heads);
-  order.by_section_tiles = FastDivmod(int(n_m_blocks * section));
-  order.by_section = FastDivmod(int(section));
-  order.by_last_section = FastDivmod(int(n_rest - order.last_section * section));
-  order.by_group = FastDivmod(group);
 }
 
 }  // namespace sm90
@@ -250,23 +79,17 @@ template <FlashForwardSm90Config kConfig, ForwardFeatures kFeatures>
 int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   using Traits = sm90::KernelTraits<kConfig>;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  int const cluster = problem.num_splits <= Traits::kMaxCluster ? problem.num_splits : 1;
-  int64_t const n_tiles = sm90::count_tiles<Traits>(problem) * (problem.num_splits / cluster);
-  if (n_tiles == 0 || (problem.cu_seqlens_q != nullptr && problem.total_q == 0)) {
+  if (sm90::is_empty<Traits>(problem)) {
     return cudaSuccess;
-  }
-  if (n_tiles * cluster > sm90::kMaxTiles) {
-    return cudaErrorInvalidConfiguration;
   }
   int64_t n_resident = 0;
   cudaError_t error = count_resident_ctas<kConfig>(n_resident);
   if (error != cudaSuccess) {
     return error;
   }
-  sm90::KernelParams params{};
-  params.problem = problem;
-  sm90::set_order<Traits>(params, n_resident, cluster);
-  error = sm90::set_tensor_maps<Traits>(params, kConfig.dtype);
+  sm90::Plan plan;
+  error = sm90::make_plan<Traits>(plan, problem, kConfig.dtype, n_resident, Traits::kMaxCluster,
+                                  sm90::tensor_map_encoder());
   if (error != cudaSuccess) {
     return error;
   }
@@ -276,13 +99,14 @@ int launch_kernel(ForwardParams const& problem, cudaStream_t stream) {
   if (error != cudaSuccess) {
     return error;
   }
-  int64_t const n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles * cluster;
+  auto const n_ctas = static_cast<uint32_t>(plan.n_ctas);
+  auto const cluster = static_cast<uint32_t>(plan.params.order.cluster);
   if (cluster == 1) {
-    kernel<<<dim3(uint32_t(n_ctas)), dim3(Traits::kNThreads), kSmemBytes, stream>>>(params);
+    kernel<<<dim3(n_ctas), dim3(Traits::kNThreads), kSmemBytes, stream>>>(plan.params);
     return cudaGetLastError();
   }
-  return launch_clusters(kernel, uint32_t(n_ctas), uint32_t(cluster), Traits::kNThreads, kSmemBytes,
-                         stream, params);
+  return launch_clusters(kernel, n_ctas, cluster, Traits::kNThreads, kSmemBytes, stream,
+                         plan.params);
 }
 
 // With the first combination that covers the problem; where none does, the host has refused it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -115,6 +116,12 @@ def emulate_command(
         str, typer.Option(help="Of warps and lanes: ascending, descending, random.")
     ] = "ascending",
     seed: Annotated[int, typer.Option(help="Of the inputs, and of the order 'random'.")] = 0,
+    resident_ctas: Annotated[
+        int, typer.Option(min=1, help="Of a persistent kernel, at most.")
+    ] = 132,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write an SM90 kernel's time line there, as SVG.")
+    ] = None,
     json: JsonOption = False,
     **options: Any,
 ) -> None:
@@ -126,6 +133,7 @@ def emulate_command(
 
     import pyflash
     from pyflash.emulator.table import renderable
+    from pyflash.emulator.timeline import as_svg
     from pyflash.op.reference import expect
     from pyflash.op.selection import TORCH_DTYPES
 
@@ -140,8 +148,11 @@ def emulate_command(
     options["sinks"] = torch.randn(heads) if sinks else None
     with _emulating(key, batch * heads, seqlen_q, seqlen_k):
         out, lse, report = pyflash.emulate(
-            q, k, v, key, **options, num_splits=num_splits, order=order, seed=seed
-        )
+            q, k, v, key, **options, num_splits=num_splits, order=order, seed=seed,
+            resident_ctas=resident_ctas,
+        )  # fmt: skip
+    if timeline is not None:
+        timeline.write_text(as_svg(report))
     if json:
         typer.echo(report.to_json(indent=1))
     else:

@@ -241,6 +241,8 @@ class Family:
     # Of the __global__ function alone, for device code without a host's; None: the launch header.
     kernel_header: str | None = None
     emulation_header: str | None = None  # None: the emulator does not run it
+    # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
+    emulation_watches_registers: bool = False
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
     # ones does not have.
     arch_specific: bool = False

@@ -37,7 +37,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "set_float": (c_int, [c_void_p, c_char_p, c_double]),
     "prepare": (c_char_p, [c_void_p, c_char_p, c_int, c_int]),
     "problem": (c_char_p, [c_void_p]),
-    "set_outputs": (c_int, [c_void_p, c_void_p, c_void_p]),
+    "set_outputs": (c_char_p, [c_void_p, c_void_p, c_void_p]),
     "n_ctas": (c_int64, [c_void_p]),
     "n_threads": (c_int, [c_void_p]),
     "smem_bytes": (c_int, [c_void_p]),
@@ -116,8 +116,8 @@ class Machine:
     def set_outputs(self, out: Tensor, lse: Tensor) -> None:
         """Contiguous memory for what the kernel writes. With num_splits > 1: for what each split
         writes, float32, (num_splits, elements of lse, d_head) and (num_splits, elements of lse)."""
-        if self._call("set_outputs", out.data_ptr(), lse.data_ptr()) < 0:
-            raise MemoryError("the emulator's record of the tensors")
+        if failure := self._call("set_outputs", out.data_ptr(), lse.data_ptr()):
+            raise RuntimeError(failure.decode())
 
     def run(self) -> dict[str, Any]:
         """Runs the whole grid, or up to a CTA that cannot go on; returns the report's values."""

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pyflash.emulator.timeline import Event
+
 
 class KernelError(AssertionError):
     """A kernel did something that is wrong whatever values came out."""
@@ -101,6 +103,20 @@ _SENTENCES = {
     "not_written": "{place} was never written: {detail}",
     "divergence": "{detail} ({access}; {other})",
     "unhooked_access": "{access}, byte {offset} of {memory}, {detail}",
+    "missing_proxy_fence": "{access} and {other} touch {place} with no fence.proxy.async between",
+    "register_in_flight": "{access} of {memory}, which {other} has in flight",
+    "missing_mma_fence": "{access} of {memory}, {detail}",
+    "mma_never_awaited": "{access} was never waited for",
+    "wrong_expect_tx": "{memory}: {detail} ({access})",
+    "phase_never_awaited": "{memory}: {detail} ({access})",
+    "wrong_phase": "{access} at {memory}: {detail}",
+    "too_many_arrivals": "{access} at {memory}: {detail}",
+    "barrier_not_initialised": "{memory} was never initialised ({access})",
+    "barrier_not_visible": "{memory}: {detail} ({access})",
+    "arrivals_left": "{detail} when the CTA ends ({access})",
+    "outside_tile": "{access} of {place}: {detail}",
+    "register_budget": "{access}: {detail}",
+    "deadlock": "{detail}",
     "unsupported": "{detail} ({access})",
 }
 
@@ -122,6 +138,28 @@ class Counts:
     cp_async_waits: int
     exponentials: int
     reciprocals: int
+    # Of warpgroups: WGMMAs by where A is, in shared memory (ss) or registers (rs).
+    wgmma_ss: int = 0
+    wgmma_rs: int = 0
+    wgmma_flops_ss: int = 0
+    wgmma_flops_rs: int = 0
+    # Of warps.
+    wgmma_fences: int = 0
+    wgmma_commits: int = 0
+    wgmma_waits: int = 0
+    tma_boxes: int = 0
+    tma_bytes: int = 0  # into shared memory, zeros outside a tensor among them
+    tma_stores: int = 0  # boxes, too
+    tma_stored_bytes: int = 0  # out of shared memory
+    # Of threads.
+    mbarrier_arrivals: int = 0
+    mbarrier_expects: int = 0  # arrivals that announce bytes
+    mbarrier_waits: int = 0
+    proxy_fences: int = 0
+    # Of warps.
+    named_syncs: int = 0
+    named_arrivals: int = 0
+    stmatrix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +176,10 @@ class Report:
     sites: dict[str, dict[str, Traffic]]  # by site, then "shared_load", "global_store" and so on
     counts: Counts
     findings: tuple[Finding, ...]
+    # Of the first CTA of a kernel whose warps have roles; else empty. See `timeline`.
+    roles: tuple[str, ...] = ()  # by warp
+    mbarriers: tuple[str, ...] = ()
+    timeline: tuple[Event, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -165,7 +207,7 @@ class Report:
 
 
 def parse(values: dict[str, Any]) -> dict[str, Any]:
-    """`sites`, `counts` and `findings` of a decoded JSON object as the values they stand for."""
+    """What a decoded JSON object has of a report's structures, as the values they stand for."""
     return {
         "sites": {
             site: {path: _traffic(path, numbers) for path, numbers in paths.items()}
@@ -175,6 +217,12 @@ def parse(values: dict[str, Any]) -> dict[str, Any]:
         "findings": tuple(
             Finding(**{**f, "access": _access(f["access"]), "other": _access(f["other"])})
             for f in values["findings"]
+        ),
+        "roles": tuple(values["roles"]),
+        "mbarriers": tuple(values["mbarriers"]),
+        "timeline": tuple(
+            Event(**event) if isinstance(event, dict) else Event(*event)
+            for event in values["timeline"]
         ),
     }
 

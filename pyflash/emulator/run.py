@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from pyflash.emulator.report import Report, parse
 # In which order warps, and the lanes of a warp, run; "random" as the seed says, anew at each point
 # where a warp meets. A bug may show under one and hide under another.
 ORDERS = ("ascending", "descending", "random")
+
+# Multiprocessors of an H100 or H200: persistent kernels of the SM90 family take one CTA for each.
+RESIDENT_CTAS = 132
 
 
 def emulate(
@@ -34,6 +38,7 @@ def emulate(
     sinks: Tensor | None = None,
     order: str = "ascending",
     seed: int = 0,
+    resident_ctas: int = RESIDENT_CTAS,
 ) -> tuple[Tensor, Tensor, Report]:
     """Attention as `pyflash.attention` computes it with `config` on a GPU, by the same kernel
     template, thread by thread on the CPU. Arguments that both have mean the same.
@@ -41,6 +46,8 @@ def emulate(
     q is (batch, seqlen_q, heads, d_head), k and v are (batch, seqlen_k, heads_kv, d_head), on the
     CPU. The kernel is compiled for the CPU and kept in the cache of builds: half a minute the first
     time. A tile of 64 x 64 at d_head 128 takes about 2 ms.
+
+    `resident_ctas` is how many CTAs a persistent kernel has at most; each takes tile after tile.
 
     With num_splits > 1 the kernel writes partial results, one per split of the keys, and PyTorch
     merges them.
@@ -65,6 +72,7 @@ def emulate(
         sinks=sinks,
         order=order,
         seed=seed,
+        resident_ctas=resident_ctas,
     )
 
 
@@ -99,7 +107,7 @@ def _emulate(
 ) -> tuple[Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
-    _check(inputs, order, num_splits, options.get("sinks"))
+    _check(inputs, order, num_splits, options)
     config = as_config(config).canonical()
     (library,) = build_emulated([config]).values()
     return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
@@ -145,13 +153,17 @@ def run_library(
     return out, lse, report
 
 
-def _check(inputs: tuple[Any, ...], order: str, num_splits: int, sinks: Tensor | None) -> None:
+def _check(
+    inputs: tuple[Any, ...], order: str, num_splits: int, options: Mapping[str, Any]
+) -> None:
     """What the emulator does not take and attention does."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(ORDERS)}")
     if num_splits < 1:
         raise ValueError(f"num_splits = {num_splits}: expected at least 1, nothing chooses it here")
-    for name, value in {**dict(zip(_INPUTS, inputs, strict=False)), "sinks": sinks}.items():
+    if (n := options.get("resident_ctas", RESIDENT_CTAS)) < 1:
+        raise ValueError(f"resident_ctas = {n}: expected at least 1")
+    for name, value in {**dict(zip(_INPUTS, inputs, strict=False)), **options}.items():
         if isinstance(value, Tensor) and value.device.type != "cpu":
             raise ValueError(f"pyflash: {name} is on {value.device}: emulate runs on the CPU")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from pyflash.config import parse as parse_config
 from pyflash.emulator.report import GlobalTraffic, Report, SharedTraffic
+from pyflash.emulator.timeline import as_text as timeline_text
 
 _WIDTH = 110
+_ROLE = 14  # of a row of the time line
 
 
 def as_text(report: Report) -> str:
@@ -32,7 +34,18 @@ def renderable(report: Report) -> Group:
         verdict = Text(f"{len(report.findings)} findings\n{lines}", "red")
     tables = [_whole_numbers(_shared(report)), _whole_numbers(_global(report))]
     slow = [Text(text, "yellow") for text in hints(report)]
-    return Group(Text(head), *tables, Text(_counts(report)), verdict, *slow)
+    timeline = [_TimeLine(report)] if report.timeline else []
+    return Group(Text(head), *tables, Text(_counts(report)), *timeline, verdict, *slow)
+
+
+class _TimeLine:
+    """As wide as the console."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(timeline_text(self.report, options.max_width - _ROLE))
 
 
 def hints(report: Report) -> list[str]:
@@ -120,10 +133,28 @@ def _row(table: Table, *cells: int | str) -> None:
 
 def _counts(report: Report) -> str:
     c = report.counts
+    if c.wgmma_ss or c.tma_boxes:
+        return _counts_sm90(report)
     return (
         f"of warps: {c.mma:,} mma, {c.ldmatrix:,} ldmatrix, {c.shuffles:,} shuffles, "
         f"{c.warp_syncs:,} warp syncs; of CTAs: {c.barriers:,} barriers; "
         f"of threads: {c.cp_async:,} cp.async, {c.cp_async_commits:,} commits, "
         f"{c.cp_async_waits:,} waits, {c.exponentials:,} exponentials, "
+        f"{c.reciprocals:,} reciprocals"
+    )
+
+
+def _counts_sm90(report: Report) -> str:
+    c = report.counts
+    return (
+        f"of warpgroups: {c.wgmma_ss:,} wgmma with A in shared memory, {c.wgmma_flops_ss:,} FLOPs, "
+        f"and {c.wgmma_rs:,} with A in registers, {c.wgmma_flops_rs:,} FLOPs; "
+        f"of warps: {c.wgmma_fences:,} fences, {c.wgmma_commits:,} commits, {c.wgmma_waits:,} "
+        f"waits, {c.named_syncs:,} named barriers synced, {c.named_arrivals:,} arrived at, "
+        f"{c.shuffles:,} shuffles, {c.stmatrix:,} stmatrix, {c.warp_syncs:,} warp syncs; of CTAs: "
+        f"{c.barriers:,} barriers; TMA: {c.tma_boxes:,} boxes, "
+        f"{c.tma_bytes:,} bytes; of threads: {c.mbarrier_expects:,} expect_tx, "
+        f"{c.mbarrier_arrivals:,} arrivals, {c.mbarrier_waits:,} waits at mbarriers, "
+        f"{c.proxy_fences:,} proxy fences, {c.exponentials:,} exponentials, "
         f"{c.reciprocals:,} reciprocals"
     )

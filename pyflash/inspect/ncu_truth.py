@@ -12,6 +12,7 @@ was counted, as it was counted. `table` sets the two side by side.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import shutil
@@ -26,7 +27,8 @@ from typing import Any
 import torch
 
 import pyflash
-from pyflash.config import KernelConfig, parse
+from pyflash.config import Arch, FlashForwardKernelConfig, KernelConfig, parse
+from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -42,6 +44,18 @@ CONFIGS = [
             "(FP16, 64, 128, 32, 8): async+eager+load_2_2_2_tiles+opt_softmax",
         ),
     ),
+]
+# Both schedules, every number of consumers, both kinds of swizzle.
+SM90_CONFIGS = [
+    parse(short_form).canonical()
+    for short_form in (
+        "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(BF16, 64, 192, 128, 3): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(BF16, 96, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(FP16, 128, 128, 64, 2): sm90+stages_3",
+        "(BF16, 64, 64, 128, 1): sm90+stages_2+overlap+pack_gqa",
+    )
 ]
 
 
@@ -86,6 +100,8 @@ VARIANT_PROBLEMS = {
 }
 VARIANT_CONFIGS = [CONFIGS[i] for i in (6, 8, 9)]
 
+# What comes from L2 to the SMs, loads of TMA among it.
+L2_SECTORS = "l1tex__m_xbar2l1tex_read_sectors.sum"
 # Of the hardware; what this ncu does not know is left out.
 COUNTERS = [
     "smsp__inst_executed_op_ldsm.sum",
@@ -102,6 +118,7 @@ COUNTERS = [
         for op in ("ld", "st", "ldsm", "ldgsts")
     ),
     *(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum" for op in ("ld", "st")),
+    L2_SECTORS,
     *(
         f"smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{op}.sum"
         for op in ("ld", "st", "ldgsts")
@@ -123,13 +140,16 @@ def cases() -> Iterable[tuple[str, KernelConfig, Problem]]:
         problems = PROBLEMS | (VARIANT_PROBLEMS if config in VARIANT_CONFIGS else {})
         for name, problem in problems.items():
             yield f"{config} | {name}", config, problem
+    for config in SM90_CONFIGS:
+        for name, problem in PROBLEMS.items():
+            yield f"{config} | {name}", config, problem
 
 
 def predict(folder: Path, arch: str) -> None:
     from pyflash.codegen.build import build_kernels
     from pyflash.codegen.emulated import build_emulated
 
-    build_emulated(CONFIGS)
+    build_emulated([*CONFIGS, *SM90_CONFIGS])
     folder.mkdir(parents=True, exist_ok=True)
     reports, tensors = {}, {}
     torch.manual_seed(0)
@@ -142,7 +162,8 @@ def predict(folder: Path, arch: str) -> None:
         tensors[name] = (inputs, out, lse)
     (folder / "predicted.json").write_text(json.dumps(reports, indent=1) + "\n")
     torch.save(tensors, folder / "tensors.pt")
-    build_kernels(CONFIGS, [arch], name="truth")
+    configs = [c for c in (*CONFIGS, *SM90_CONFIGS) if c.is_legal(Arch.of(arch))]
+    build_kernels(configs, [arch], name="truth")
 
 
 def launch(folder: Path) -> None:
@@ -168,7 +189,7 @@ def measure(folder: Path) -> None:
     while True:
         command = [
             "ncu", "--force-overwrite", "--clock-control", "none", "--section", "SourceCounters",
-            "--kernel-name", "regex:flash_forward_kernel", "--metrics", ",".join(names),
+            "--kernel-name", "regex:flash_forward(_sm90)?_kernel", "--metrics", ",".join(names),
             "--export", str(report), sys.executable, "-m", "pyflash.inspect.ncu_truth", "launch",
             str(folder),
         ]  # fmt: skip
@@ -225,28 +246,68 @@ def _opcode(sass: str) -> str:
 def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """What the emulator said and what ncu counted, by quantity."""
     config = parse(report.config)
+    if isinstance(config, FlashForwardSm90Config):
+        return _compare_sm90(config, report, measured)
+    return _compare_sm80(config, report, measured)
 
-    def gpu(pattern: str, *metrics: str) -> float:
-        """The first metric's sum over the opcodes that match, less the others'."""
-        first, *others = (
-            sum(
-                values.get(metric, 0)
-                for opcode, values in measured["by_opcode"].items()
-                if re.match(pattern, opcode)
-            )
-            for metric in metrics
-        )
-        return first - sum(others)
 
-    def emulated(kind: type, attribute: str, *paths: str) -> int:
-        """Summed over what matches 'site path'."""
-        return sum(
-            getattr(traffic, attribute)
-            for site, by_path in report.sites.items()
-            for path, traffic in by_path.items()
-            if isinstance(traffic, kind)
-            and any(re.fullmatch(pattern, f"{site} {path}") for pattern in paths)
+def _gpu(measured: dict[str, Any], pattern: str, *metrics: str) -> float:
+    """The first metric's sum over the opcodes that match, less the others'."""
+    first, *others = (
+        sum(
+            values.get(metric, 0)
+            for opcode, values in measured["by_opcode"].items()
+            if re.match(pattern, opcode)
         )
+        for metric in metrics
+    )
+    return first - sum(others)
+
+
+def _emulated(report: Report, kind: type, attribute: str, *paths: str) -> int:
+    """Summed over what matches 'site path'."""
+    return sum(
+        getattr(traffic, attribute)
+        for site, by_path in report.sites.items()
+        for path, traffic in by_path.items()
+        if isinstance(traffic, kind)
+        and any(re.fullmatch(pattern, f"{site} {path}") for pattern in paths)
+    )
+
+
+def _compare_sm90(
+    config: FlashForwardSm90Config, report: Report, measured: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    counts = report.counts
+    executed = {
+        "HGMMA": 4 * (counts.wgmma_ss + counts.wgmma_rs),
+        "UTMALDG": counts.tma_boxes,
+        "SYNCS.ARRIVE": counts.mbarrier_arrivals + counts.mbarrier_expects,
+        "BAR.SYNC": counts.barriers * (config.n_threads // 32) + counts.named_syncs,
+        "BAR.ARV": counts.named_arrivals,
+        "MUFU.EX2": counts.exponentials / 32,
+        "SHFL.BFLY": counts.shuffles,
+        "STSM": counts.stmatrix,
+    }
+    rows = {
+        opcode: (predicted, _gpu(measured, re.escape(opcode), "inst_executed"))
+        for opcode, predicted in executed.items()
+    }
+    rows["sectors stored"] = (
+        _emulated(report, GlobalTraffic, "sectors", ".* global_store"),
+        _gpu(measured, r"STG\b", "memory_l2_theoretical_sectors_global"),
+    )
+    if L2_SECTORS in measured["counters"]:
+        loaded = _emulated(report, GlobalTraffic, "sectors", ".* global_load")
+        rows["sectors from L2"] = (loaded, measured["counters"][L2_SECTORS])
+    return rows
+
+
+def _compare_sm80(
+    config: FlashForwardKernelConfig, report: Report, measured: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    gpu = functools.partial(_gpu, measured)
+    emulated = functools.partial(_emulated, report)
 
     g2s = "[QKV]_g2s shared_store"
     stores = ["O_r2s shared_store"] if config.async_copy else ["O_r2s shared_store", g2s]
@@ -286,20 +347,25 @@ def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, 
 
 
 def table(folder: Path) -> str:
-    """Markdown: a row per launch; a cell is one number where both agree, else emulated / ncu."""
+    """Markdown: a row per launch, a table for each family; a cell is one number where both agree,
+    else emulated / ncu."""
     predicted = json.loads((folder / "predicted.json").read_text())
     measured = json.loads((folder / "measured.json").read_text())
     differences = json.loads((folder / "differences.json").read_text())
     lines = []
+    columns = None
     for name, _, _ in cases():
         rows = compare(Report.from_json(predicted[name]), measured[name])
-        if not lines:
+        if columns != list(rows):
+            columns = list(rows)
             header = ["config", *rows, "max difference of out", "of lse"]
-            lines += [header, ["---"] * len(header)]
+            lines += (
+                [[], header, ["---"] * len(header)] if lines else [header, ["---"] * len(header)]
+            )
         cells = [f"{a:g}" if a == b else f"**{a:g} / {b:g}**" for a, b in rows.values()]
         apart = [f"{differences[name][key]:.1e}" for key in ("out", "lse")]
         lines.append([name.replace("|", "·"), *cells, *apart])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" if line else "" for line in lines)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("ninja", reason="building needs ninja")
 pytest.importorskip("rich", reason="building needs rich")
 
-from support.planted import BUGS, CONFIGS, Bug, planted_libraries, switched_on
+from support.planted.planting import Bug, switched_on
+from support.planted.sm80 import BUGS, CONFIGS, planted_libraries
 from support.problems import Packed, Shape, make_inputs, make_packed, make_sinks
 
 from pyflash.emulator import ORDERS
@@ -90,7 +91,7 @@ def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem,
 def test_a_bug_is_found(planted_libraries, bug: Bug, order):
     for config in bug.configs:
         library = planted_libraries[config]
-        with switched_on(bug, library):
+        with switched_on(BUGS, bug, library):
             out, lse, report = run(library, config, bug.problem, order)
         for expected in bug.found:
             assert expected.is_in(report.findings), f"{expected}:\n" + "\n".join(

@@ -1,0 +1,39 @@
+// What a warp knows to have happened before now: vector clocks. A warp counts epochs; each thing that it does for others to
+// wait for ends one. Whoever waits for that knows of all that the warp did up to then, and of all that the warp knew.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace pyflash::emulator {
+
+inline constexpr int kMaxWarps = 32;
+inline constexpr int kMaxMbarriers = 64;
+
+struct Clock {
+  std::array<uint32_t, kMaxWarps> warps{};   // epochs that have ended
+  std::array<uint32_t, kMaxWarps> fenced{};  // of these, those before a fence of the async proxy
+  std::array<uint32_t, kMaxWarps> mmas{};    // of each warp, warpgroup MMAs that are complete
+  std::array<uint32_t, kMaxWarps> stores{};  // and stores of TMA that have read shared memory
+  std::array<uint32_t, kMaxMbarriers> phases{};  // of each mbarrier, phases that are complete
+
+  void join(Clock const& other) {
+    join(warps, other.warps);
+    join(fenced, other.fenced);
+    join(mmas, other.mmas);
+    join(stores, other.stores);
+    join(phases, other.phases);
+  }
+
+ private:
+  template <size_t kSize>
+  static void join(std::array<uint32_t, kSize>& into, std::array<uint32_t, kSize> const& from) {
+    for (size_t i = 0; i < kSize; ++i) {
+      into[i] = std::max(into[i], from[i]);
+    }
+  }
+};
+
+}  // namespace pyflash::emulator

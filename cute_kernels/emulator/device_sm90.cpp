@@ -1,0 +1,141 @@
+// The device primitives of an emulated SM90 kernel, and what its instrumented accesses to registers call.
+#include "cute_kernels/device_sm90.h"
+
+#include "cute_kernels/emulator/device.h"
+
+namespace pyflash::device {
+
+using emulator::machine;
+
+int warp_idx() { return machine->thread_idx() / 32; }
+int warpgroup_idx() { return machine->thread_idx() / 128; }
+int grid_size() { return machine->grid_size(); }
+int fresh_thread_idx() { return machine->thread_idx(); }
+
+bool elect_one() { return machine->elect_one(); }
+bool any_lane(bool value) { return machine->any_lane(value); }
+
+void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
+  machine->mbarrier_init(&barrier, n_arrivals);
+}
+void fence_mbarrier_init() { machine->fence_mbarrier_init(); }
+void mbarrier_arrive(Mbarrier& barrier) { machine->mbarrier_arrive(&barrier, 0); }
+void mbarrier_arrive_and_expect(Mbarrier& barrier, int bytes) {
+  machine->mbarrier_arrive(&barrier, bytes);
+}
+void mbarrier_wait(Mbarrier& barrier, uint32_t parity) { machine->mbarrier_wait(&barrier, parity); }
+
+void named_barrier_sync(int id, int n_threads) { machine->named_barrier(id, n_threads, true); }
+void named_barrier_arrive(int id, int n_threads) { machine->named_barrier(id, n_threads, false); }
+
+void fence_async_proxy() { machine->fence_async_proxy(); }
+
+void prefetch_tensor_map(TensorMap const&) {}
+void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
+                  int n_coords) {
+  machine->tma_load(&map, &barrier, smem, coords, n_coords);
+}
+
+void tma_store_box(TensorMap const& map, void const* smem, int const* coords, int n_coords) {
+  machine->tma_store(&map, smem, coords, n_coords);
+}
+void tma_store_commit() { machine->tma_store_commit(); }
+void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
+
+int cluster_size() { return 1; }
+int cluster_rank() { return 0; }
+namespace {
+constexpr char const* kNoCluster = "a cluster of more than one CTA";
+}
+void cluster_sync() { machine->fail(kNoCluster); }
+float load_from_rank(float const*, int) {
+  machine->fail(kNoCluster);
+  return 0;
+}
+float4 load_from_rank(float4 const*, int) {
+  machine->fail(kNoCluster);
+  return {};
+}
+
+void store_matrices(uint32_t const (&words)[4], void* row) { machine->stmatrix(words, row); }
+
+void mma_fence() { machine->mma_fence(); }
+void mma_commit() { machine->mma_commit(); }
+void mma_wait(int n_pending) { machine->mma_wait(n_pending); }
+
+void registers_release(int n_registers) { machine->set_registers(n_registers, false); }
+void registers_claim(int n_registers) { machine->set_registers(n_registers, true); }
+
+}  // namespace pyflash::device
+
+uint32_t pyflash_shared_address(void const* address) {
+  return pyflash::emulator::machine->shared_address(address);
+}
+
+// The kernel is compiled with -fsanitize=thread, which puts a call before each access to a variable whose address is
+// known elsewhere. The run-time library of the sanitizer is not linked; these take its place.
+namespace {
+
+using pyflash::emulator::machine;
+
+inline void on_access(void* address, int bytes, bool write) {
+  auto* const watch = machine == nullptr ? nullptr : machine->watch;
+  if (watch == nullptr) {
+    return;  // no thread of a kernel runs
+  }
+  auto const offset = static_cast<size_t>(static_cast<std::byte*>(address) - watch->stack);
+  if (offset >= watch->stack_bytes) {
+    return;
+  }
+  if (write) {
+    for (size_t word = offset / 4; word <= (offset + bytes - 1) / 4; ++word) {
+      watch->written[word] = watch->n_fences;
+    }
+  }
+  auto const* const begin = static_cast<std::byte const*>(address);
+  for (int i = 0; i < watch->n_ranges; ++i) {
+    auto const& range = watch->ranges[i];
+    if (begin < range.end && begin + bytes > range.begin && (write || range.accumulator)) {
+      machine->register_touched(address, bytes, write);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+#define PYFLASH_HOOKS(bytes)                                                            \
+  void __tsan_read##bytes(void* address) { on_access(address, bytes, false); }          \
+  void __tsan_write##bytes(void* address) { on_access(address, bytes, true); }          \
+  void __tsan_volatile_read##bytes(void* address) { on_access(address, bytes, false); } \
+  void __tsan_volatile_write##bytes(void* address) { on_access(address, bytes, true); }
+PYFLASH_HOOKS(1)
+PYFLASH_HOOKS(2)
+PYFLASH_HOOKS(4)
+PYFLASH_HOOKS(8)
+PYFLASH_HOOKS(16)
+#undef PYFLASH_HOOKS
+#define PYFLASH_HOOKS(bytes)                                                             \
+  void __tsan_unaligned_read##bytes(void* address) { on_access(address, bytes, false); } \
+  void __tsan_unaligned_write##bytes(void* address) { on_access(address, bytes, true); }
+PYFLASH_HOOKS(2)
+PYFLASH_HOOKS(4)
+PYFLASH_HOOKS(8)
+PYFLASH_HOOKS(16)
+#undef PYFLASH_HOOKS
+void __tsan_read_range(void* address, unsigned long bytes) {
+  on_access(address, static_cast<int>(bytes), false);
+}
+void __tsan_write_range(void* address, unsigned long bytes) {
+  on_access(address, static_cast<int>(bytes), true);
+}
+// Of the host's shared_ptr.
+int __tsan_atomic32_fetch_add(int volatile* value, int added, int) {
+  return __atomic_fetch_add(value, added, __ATOMIC_SEQ_CST);
+}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void*, void*) {}
+}

@@ -1,0 +1,111 @@
+// From a config to its kernels for the emulator. Included by the emitted translation units only.
+#pragma once
+
+// NOTE: first, because it decides what CuTe's atoms call.
+#include "cute_kernels/emulator/atoms_sm90.h"
+
+#include <cstddef>
+#include <iterator>
+#include <memory>
+
+#include "cute_kernels/emulator/atoms.h"
+#include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/emulator/tensor_map.h"
+#include "cute_kernels/sm90/forward_kernel.cuh"
+#include "cute_kernels/sm90/plan.h"
+#include "cute_kernels/sm90/traits.h"
+
+namespace pyflash::emulator {
+
+struct Sm90Launch {
+  sm90::Plan plan;
+  void (*forward)(sm90::KernelParams const& params);  // of the features that the problem needs
+};
+
+template <class Traits, ForwardFeatures... kBuilt>
+Launch launch_sm90(ForwardParams const& params, DType dtype, int n_resident) {
+  auto launch = std::make_shared<Sm90Launch>();
+  bool const covered = run_first_that_covers<kBuilt...>(
+      features_needed(params, Traits::kHeadDim),
+      [&](auto features) { launch->forward = sm90::forward_cta<Traits, features.value>; });
+  if (!covered) {
+    return {.n_ctas = 0,
+            .params = nullptr,
+            .error = "no built combination of features covers the problem"};
+  }
+  // NOTE: a CTA per multiprocessor, and clusters of one.
+  if (sm90::make_plan<Traits>(launch->plan, params, dtype, n_resident, 1, encode_tensor_map) !=
+      cudaSuccess) {
+    return {.n_ctas = 0,
+            .params = nullptr,
+            .error = "the driver would encode no tensor map of q, k or v"};
+  }
+  return {.n_ctas = launch->plan.n_ctas, .params = launch, .error = nullptr};
+}
+
+template <class Traits>
+char const* role_of_warp(int warp) {
+  constexpr char const* kProducers[] = {"Q producer", "K producer", "V producer", "idle"};
+  constexpr char const* kConsumers[] = {"consumer 0", "consumer 1", "consumer 2"};
+  return warp < 4 ? kProducers[warp] : kConsumers[warp / 4 - 1];
+}
+
+template <class Traits>
+struct SmemOf {
+  using Storage = typename Traits::SharedStorage;
+  using Element = typename Traits::Element;
+  static constexpr int kPipeline = sizeof(sm90::Pipeline<1>);
+  static constexpr int kStageBytes = Traits::kBlockN * Traits::kHeadDim * sizeof(Element);
+  static constexpr SmemTile kTiles[] = {
+      {"Q", offsetof(Storage, q), Traits::kMmaM * Traits::kHeadDim * int(sizeof(Element)),
+       Traits::kNConsumers},
+      {"K", offsetof(Storage, k), kStageBytes, Traits::kStages},
+      {"V", offsetof(Storage, v), kStageBytes, Traits::kStages}};
+  template <int kStages>
+  static constexpr SmemRing ring(char const* name, int offset) {
+    using Ring = sm90::Pipeline<kStages>;
+    return {name, offset + int(offsetof(Ring, full)), offset + int(offsetof(Ring, empty)), kStages};
+  }
+  static constexpr auto kRings = [] {
+    std::array<SmemRing, Traits::kNConsumers + 2> rings{};
+    constexpr char const* kNames[] = {"Q of consumer 0", "Q of consumer 1", "Q of consumer 2"};
+    for (int i = 0; i < Traits::kNConsumers; ++i) {
+      rings[i] = ring<1>(kNames[i], offsetof(Storage, pipeline_Q) + i * kPipeline);
+    }
+    rings[Traits::kNConsumers] = ring<Traits::kStages>("K", offsetof(Storage, pipeline_K));
+    rings[Traits::kNConsumers + 1] = ring<Traits::kStages>("V", offsetof(Storage, pipeline_V));
+    return rings;
+  }();
+};
+
+template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
+EmulatedKernel const* forward_kernel() {
+  using Traits = sm90::KernelTraits<kConfig>;
+  using Smem = SmemOf<Traits>;
+  constexpr int kRegisterFile = 64 << 10;
+  constexpr int kRegisterUnit = 8;
+  static constexpr EmulatedKernel kernel{
+      .n_threads = Traits::kNThreads,
+      .smem_bytes = sizeof(typename Traits::SharedStorage),
+      .access_bytes = Traits::kMaxCluster > 1 ? 4 : 16,
+      .watches_registers = true,
+      .registers =
+          kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,
+      .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
+      .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
+      .refusal = sm90::refusal<Traits>,
+      .launch =
+          [](ForwardParams const& params, int n_resident) {
+            return launch_sm90<Traits, kBuilt...>(params, kConfig.dtype, n_resident);
+          },
+      .attach = [](Machine* m) { machine = m; },
+      .run_thread =
+          [](void const* params) {
+            auto const& launch = *static_cast<Sm90Launch const*>(params);
+            launch.forward(launch.plan.params);
+          },
+      .role = role_of_warp<Traits>};
+  return &kernel;
+}
+
+}  // namespace pyflash::emulator

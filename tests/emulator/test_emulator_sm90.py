@@ -1,0 +1,184 @@
+"""The SM90 kernels on the emulator: right, nothing found, and counted exactly."""
+
+from __future__ import annotations
+
+import itertools
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+pytest.importorskip("ninja", reason="building needs ninja")
+pytest.importorskip("rich", reason="building needs rich")
+
+from support.cases import CASES, CAUSAL, Case
+from support.emulated import emulate
+from support.emulated_sm90 import BEST, CONFIGS, RESIDENT_CTAS, libraries, n_wgmma
+from support.problems import Packed, Shape, make_inputs
+from typer.testing import CliRunner
+
+import pyflash
+from pyflash.cli import app
+from pyflash.codegen import emit, toolchain
+from pyflash.codegen.compilation import included_headers
+from pyflash.emulator import ORDERS, Report, timeline
+from pyflash.op.selection import TORCH_DTYPES
+
+__all__ = ["libraries"]
+
+SM90_CASES = [
+    Case("two_blocks", Shape("", 1, 128, 128, 1)),
+    Case("prime_lengths", Shape("", 2, 113, 127, 2)),
+    Case("one_of_everything", Shape("", 1, 1, 1, 1)),
+    Case("past_tile_edges", Shape("", 1, 129, 65, 1)),
+    Case("nothing_to_attend", Shape("", 1, 33, 0, 2)),
+    Case("nan_past_the_end", Shape("", 1, 67, 131, 2, "nan_around")),
+    Case("packed_qkv", Shape("", 1, 131, 131, 2, "packed")),
+    Case("heads_first", Shape("", 2, 67, 35, 2, "heads_first")),
+    Case("columns_of_wider_rows", Shape("", 1, 67, 67, 2, "sliced")),
+    Case("many_tiles", Shape("", 2, 333, 100, 2), CAUSAL),
+    Case("many_tiles_of_a_group", Shape("", 1, 200, 150, 6, heads_kv=2), CAUSAL),
+    Case("packed_of_many_tiles", Packed("", (300, 0, 150), (65, 9, 200), 2, 1), CAUSAL),
+]  # fmt: skip
+
+
+def run(libraries, config, case, order):
+    inputs, expected = case.problem(config)
+    options = case.options(config)
+    out, lse, report = emulate(
+        libraries, config, inputs, order=order, seed=5, resident_ctas=RESIDENT_CTAS, **options
+    )
+    report.check()
+    assert report.completed
+    expected.check(out, lse)
+    if report.problem["num_splits"] == 1:
+        counts = report.counts
+        assert (counts.wgmma_ss, counts.wgmma_rs) == n_wgmma(config, report, inputs)
+    return out, lse
+
+
+def refused(case: Case) -> bool:
+    return bool(case.sinks) and case.shape.seqlen_k == 0 if isinstance(case.shape, Shape) else False
+
+
+@pytest.mark.parametrize("case", [*SM90_CASES, *CASES], ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_kernels_are_right_and_nothing_is_found(libraries, config, case):
+    """In an order that is another for the next config, and for the next case."""
+    if refused(case):
+        with pytest.raises(ValueError, match="cannot run this problem: it has sinks and no keys"):
+            run(libraries, config, case, ORDERS[0])
+        return
+    n = CONFIGS.index(config) + [*SM90_CASES, *CASES].index(case)
+    run(libraries, config, case, ORDERS[n % len(ORDERS)])
+
+
+@pytest.mark.parametrize("case", SM90_CASES, ids=str)
+def test_the_order_of_warps_changes_no_bit(libraries, case):
+    results = [run(libraries, BEST, case, order) for order in ORDERS]
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_counts_follow_from_the_tiles(libraries, config):
+    heads, n_blocks = 2, 3
+    shape = Shape("", 1, 2 * config.B_r, n_blocks * config.B_c, heads)
+    inputs = make_inputs(shape, TORCH_DTYPES[config.dtype], config.d_head)
+    _, _, report = emulate(libraries, config, inputs, resident_ctas=RESIDENT_CTAS)
+    report.check()
+    n_tiles, counts = 2 * heads, report.counts
+    assert report.n_ctas == (RESIDENT_CTAS if config.persistent else n_tiles)
+    assert (report.n_threads, report.smem_bytes) == (config.n_threads, config.smem_bytes)
+
+    flops = n_tiles * n_blocks * 2 * config.B_r * config.B_c * config.d_head
+    assert counts.wgmma_flops_ss == counts.wgmma_flops_rs == flops
+    loads = config.n_consumers + 2 * n_blocks  # of a tile: a warpgroup's Q, a block of K or V
+    assert counts.mbarrier_expects == n_tiles * loads
+    assert counts.tma_boxes == n_tiles * loads * config.d_head // (
+        32 if config.d_head == 96 else 64
+    )
+    rows = config.B_r + 2 * n_blocks * config.B_c
+    assert counts.tma_bytes == n_tiles * rows * config.d_head * 2
+    for site, rows in (("Q_g2s", config.B_r), ("K_g2s", n_blocks * config.B_c)):
+        traffic = report.sites[site]["global_load"]
+        assert traffic.sectors == traffic.ideal_sectors == n_tiles * rows * config.d_head * 2 // 32
+    # Each warp of a consumer releases its Q, and every block of K and of V.
+    releases = 4 * config.n_consumers * (1 + 2 * n_blocks)
+    assert counts.mbarrier_arrivals == n_tiles * releases
+    # A score each, and corrections of rows, the first block's left out.
+    scores = n_tiles * n_blocks * config.B_r * config.B_c
+    corrections = counts.exponentials - scores
+    assert 0 <= corrections <= n_tiles * (n_blocks - 1) * 4 * config.B_r
+
+
+def _timeline_report(libraries):
+    inputs, _ = SM90_CASES[-3].problem(BEST)
+    return emulate(libraries, BEST, inputs, resident_ctas=1)[2]
+
+
+def test_a_time_line_shows_what_overlaps(libraries):
+    report = _timeline_report(libraries)
+    spans = timeline.spans(report)
+    assert len(spans) > 100
+    assert all(span.start <= span.end for span in spans)
+    mmas = sorted((s for s in spans if s.row == timeline.TENSOR_CORES), key=lambda s: s.start)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(mmas))
+    n_columns = sum(s.end - s.start for s in mmas) * 2
+    per_cta = [e.a for e in report.timeline if e.kind == "mma"]
+    assert n_columns == sum(per_cta)
+    # While one consumer works on its softmax, the tensor cores work for the other.
+    softmax = [s for s in spans if s.row == "consumer 0" and s.kind == "exponentials"]
+    others = [s for s in mmas if s.what.endswith("consumer 1")]
+    assert any(a.start < b.end and b.start < a.end for a in softmax for b in others)
+    waits = {s.what for s in spans if s.row.startswith("consumer") and s.kind == "wait"}
+    assert any("full" in what for what in waits)
+    assert any("named barrier" in what for what in waits)
+
+
+def test_a_time_line_is_text_and_svg(libraries):
+    report = _timeline_report(libraries)
+    lines = timeline.as_text(report, width=60).splitlines()
+    rows = {line[:12].strip(): line[13:] for line in lines[2:]}
+    assert {*rows} == {
+        "Q producer", "K producer", "V producer", "consumer 0", "consumer 1", "tensor cores",
+    }  # fmt: skip
+    assert {*rows["tensor cores"]} == {" ", "0", "1"}
+    assert "s" in rows["consumer 1"]
+    assert all(len(row) <= 60 for row in rows.values())
+    svg = ElementTree.fromstring(timeline.as_svg(report))
+    assert len(svg.findall("{*}rect")) == len(timeline.spans(report))
+    assert "time line of the first CTA" in str(report)
+
+
+def test_a_report_goes_through_json(libraries):
+    report = _timeline_report(libraries)
+    assert report.roles[:3] == ("Q producer", "K producer", "V producer")
+    assert "K full[0]" in report.mbarriers
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_what_tma_cannot_load_is_refused_in_the_words_of_the_op(libraries):
+    inputs = make_inputs(Shape("", 2, 67, 35, 2, "expanded"), torch.float16, BEST.d_head)
+    with pytest.raises(ValueError, match=r"cannot run this problem: .*stride of 0"):
+        emulate(libraries, BEST, inputs)
+    with pytest.raises(ValueError, match="resident_ctas = 0: expected at least 1"):
+        pyflash.emulate(*inputs, BEST, resident_ctas=0)
+
+
+def test_the_command_prints_the_report_and_writes_the_time_line(libraries, tmp_path):
+    svg = tmp_path / "timeline.svg"
+    arguments = ["emulate", str(BEST), "--seqlen-q", "130", "--seqlen-k", "100", "--heads", "1"]
+    result = CliRunner().invoke(app, [*arguments, "--resident-ctas", "1", "--timeline", str(svg)])
+    assert result.exit_code == 0, result.output
+    assert "nothing wrong found" in result.output
+    assert "with A in registers" in " ".join(result.output.split())
+    assert "tensor cores" in result.output
+    assert svg.read_text().startswith("<svg")
+
+
+def test_kernels_for_gpus_do_not_know_of_the_emulator():
+    include_dirs = toolchain.cpp_compiler().include_dirs
+    headers = included_headers(emit.emit_config(BEST), include_dirs=include_dirs)
+    assert any(path.name == "plan.h" for path in headers)
+    assert not [path for path in headers if "emulator" in path.parts]

@@ -1,0 +1,64 @@
+"""Each bug planted in the SM90 kernel is found, at the site where it is, under every order of
+warps; and nothing is found without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("ninja", reason="building needs ninja")
+pytest.importorskip("rich", reason="building needs rich")
+
+from support.planted.planting import Bug, switched_on
+from support.planted.sm90 import BUGS, CONFIGS, planted_libraries
+from support.problems import Packed, Shape, make_inputs, make_packed
+
+from pyflash.emulator import ORDERS
+from pyflash.emulator.run import run_library
+from pyflash.op.reference import expect, expect_varlen
+
+__all__ = ["planted_libraries"]
+
+D_HEAD = 128
+
+# Two tiles of one CTA, several blocks of K for each stage, the last of each ragged. One head, so
+# that what lies past the end of its rows belongs to nobody.
+PROBLEMS = {
+    "ragged": (make_inputs(Shape("", 1, 141, 173, 1), torch.float16, D_HEAD), {}),
+    "packed": (make_packed(Packed("", (70, 33), (41, 141), 1, 1), torch.float16, D_HEAD), {}),
+    "narrow_heads": (make_inputs(Shape("", 1, 141, 109, 1), torch.float16, 72), {}),
+    "causal": (make_inputs(Shape("", 1, 300, 300, 1), torch.float16, D_HEAD), {"causal": True}),
+}
+
+
+def run(library, config, problem, order):
+    inputs, options = PROBLEMS[problem]
+    return run_library(
+        library, inputs, CONFIGS[config], order=order, seed=1, resident_ctas=1, **options
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem, order):
+    out, lse, report = run(planted_libraries[config], config, problem, order)
+    report.check()
+    inputs, options = PROBLEMS[problem]
+    packed = len(inputs) > 3
+    expected = expect_varlen(*inputs[:5]) if packed else expect(*inputs, **options)
+    expected.check(out, lse)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_is_found(planted_libraries, bug: Bug, order):
+    assert bug.found
+    for config in bug.configs:
+        library = planted_libraries[config]
+        with switched_on(BUGS, bug, library):
+            _, _, report = run(library, config, bug.problem, order)
+        for expected in bug.found:
+            assert expected.is_in(report.findings), f"{expected}:\n" + "\n".join(
+                map(str, report.findings)
+            )

@@ -1,0 +1,132 @@
+"""Bugs for the emulator to find: small edits of a copy of the real kernel.
+
+An edit names a piece of the source, which must be there exactly once (white space aside), and what
+takes its place while the bug is on. All bugs are compiled into one library; a number says which one
+is on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pyflash.codegen import compilation, emulated, toolchain
+from pyflash.codegen.compilation import ROOT
+from pyflash.codegen.emulated import build_emulated
+from pyflash.config import KernelConfig
+from pyflash.emulator import Finding
+
+# Which bug is on; 0: none.
+_SWITCH = "pyflash_planted_bug"
+_DECLARATION = f"""
+extern "C" {{
+__attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Edit:
+    original: str
+    planted: str  # {original} stands for that
+    file: str  # of cute_kernels
+
+
+@dataclass(frozen=True)
+class Found:
+    """What must be found: one of the kinds, the memory, the sites named, words of the detail."""
+
+    kinds: frozenset[str]
+    memory: str | None  # None: any
+    sites: frozenset[str]
+    detail: str = ""
+
+    def is_in(self, findings: Iterable[Finding]) -> bool:
+        return any(
+            f.kind in self.kinds
+            and self.memory in (None, f.memory)
+            and f.sites >= self.sites
+            and self.detail in f.detail
+            for f in findings
+        )
+
+
+def found(kind: str, *sites: str, memory: str | None = "shared", detail: str = "") -> Found:
+    """`kind`: one, or several with "or" between: which, is a matter of the order of warps."""
+    return Found(frozenset(kind.split(" or ")), memory, frozenset(sites), detail)
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    edits: tuple[Edit, ...]
+    found: tuple[Found, ...] = ()
+    # A site whose loads must have bank conflicts.
+    conflicts_at: str | None = None
+    silent: bool = False  # out and lse are right all the same
+    configs: tuple[str, ...] = ("eager",)
+    problem: str = "ragged"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def instead(original: str, planted: str, file: str) -> Edit:
+    """Statements while the bug is on, others while it is off."""
+    return Edit(original, f"if (BUG) {{ {planted} }} else {{ {{original}} }}", file)
+
+
+def without(original: str, file: str) -> Edit:
+    return instead(original, "", file)
+
+
+def condition(original: str, planted: str, file: str) -> Edit:
+    """An expression, or the start of one, in which BUG is 1 while the bug is on and 0 while not."""
+    return Edit(original, planted, file)
+
+
+def build_planted(
+    bugs: Sequence[Bug], configs: Mapping[str, KernelConfig], root: Path
+) -> dict[str, Path]:
+    """A library of each config, with all bugs in it; `root` is an empty folder for the source."""
+    for folder in ("cute_kernels", "codegen"):
+        shutil.copytree(ROOT / folder, root / folder)
+    device = root / "cute_kernels" / "device.h"
+    device.write_text(device.read_text() + _DECLARATION)
+    for number, bug in enumerate(bugs, start=1):
+        for edit in bug.edits:
+            apply(edit, number, root / "cute_kernels" / edit.file)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compilation, emulated, toolchain):
+            patch.setattr(module, "ROOT", root)
+        libraries = build_emulated(configs.values())
+    return {name: libraries[config] for name, config in configs.items()}
+
+
+def apply(edit: Edit, number: int, path: Path) -> None:
+    text = path.read_text()
+    pattern = r"\s*".join(map(re.escape, "".join(edit.original.split())))
+    places = list(re.finditer(pattern, text))
+    assert len(places) == 1, f"{len(places)} places in {path.name} read {edit.original!r}"
+    start, end = places[0].span()
+    planted = edit.planted.replace("{original}", text[start:end] + "\n")
+    planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
+    path.write_text(text[:start] + planted + text[end:])
+
+
+@contextmanager
+def switched_on(bugs: Sequence[Bug], bug: Bug, library: Path) -> Iterator[None]:
+    """`bugs`: those that the library has."""
+    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), _SWITCH)
+    switch.value = 1 + bugs.index(bug)
+    try:
+        yield
+    finally:
+        switch.value = 0

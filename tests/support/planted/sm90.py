@@ -1,0 +1,362 @@
+"""Bugs for the emulator to find in the SM90 kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.planted.planting import Bug, build_planted, condition, found, instead, without
+
+from pyflash import FlashForwardSm90Config
+
+_KERNEL = "sm90/forward_kernel.cuh"
+_PIPELINE = "sm90/pipeline.h"
+_GEMM = "sm90/gemm.h"
+_EPILOGUE = "sm90/epilogue.h"
+
+CONFIGS = {
+    "overlap": FlashForwardSm90Config.parse(
+        "(FP16, 128, 128, 32, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+    ),
+    "one_consumer": FlashForwardSm90Config.parse("(FP16, 128, 64, 32, 1): sm90+stages_1"),
+}
+
+_WAIT_IN_LOOP = """issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);
+    gemm_wait<1>(acc_S); } else { issue_PV"""
+_QK = "gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
+_PV = "gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
+
+
+def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=("overlap",)) -> Bug:
+    return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
+
+
+BUGS = [
+    # Stages and who has done with them.
+    _bug(
+        "K_released_before_its_MMAs_are_waited_for",
+        condition(_QK, "{original} if (BUG) { smem.pipeline_K.release(read_K); }", _KERNEL),
+        condition("smem.pipeline_K.release(read_K);\n    read_K.advance();",
+                  "if (!BUG) { smem.pipeline_K.release(read_K); } read_K.advance();", _KERNEL),
+        finds=[found("race", "K_g2s", "QK")],
+    ),
+    _bug(
+        "V_released_before_its_MMAs_are_waited_for",
+        condition(_PV, "{original} if (BUG) { smem.pipeline_V.release(read_V); }", _KERNEL),
+        condition("smem.pipeline_V.release(read_V);\n    read_V.advance();",
+                  "if (!BUG) { smem.pipeline_V.release(read_V); } read_V.advance();", _KERNEL),
+        finds=[found("race", "V_g2s", "PV")],
+    ),
+    _bug(
+        "Q_released_while_other_blocks_need_it",
+        condition("finish_QK(n_block - 1 == blocks.begin);",
+                  "finish_QK(BUG || n_block - 1 == blocks.begin);", _KERNEL),
+        finds=[found("phase_never_awaited", "PV", memory="Q of consumer 0 full[0]")],
+    ),
+    _bug(
+        "stages_filled_without_waiting_for_them",
+        without("device::mbarrier_wait(empty[at.stage], at.parity ^ 1);", _PIPELINE),
+        finds=[found("too_many_arrivals", "K_g2s", memory="K full[0]"),
+               found("race", "K_g2s"), found("race", "V_g2s")],
+    ),
+    _bug(
+        "the_producer_begins_with_the_wrong_parity",
+        condition("at.parity ^ 1", "at.parity ^ (BUG ? 0 : 1)", _PIPELINE),
+        finds=[found("wrong_phase", "K_g2s", memory="K empty[0]"),
+               found("deadlock", memory="", detail="waits for phase 0 of K empty[0]")],
+    ),
+    _bug(
+        "K_not_waited_for",
+        condition("smem.pipeline_K.wait(read_K); gemm_async(",
+                  "if (!BUG) { smem.pipeline_K.wait(read_K); } gemm_async(", _KERNEL),
+        finds=[found("in_flight_read or uninitialised_read", "QK"),
+               found("phase_never_awaited", memory="K full[0]")],
+    ),
+    _bug(
+        "V_not_waited_for",
+        condition("smem.pipeline_V.wait(read_V); gemm_async(",
+                  "if (!BUG) { smem.pipeline_V.wait(read_V); } gemm_async(", _KERNEL),
+        finds=[found("in_flight_read or uninitialised_read", "PV"),
+               found("phase_never_awaited", memory="V full[0]")],
+        configs=("overlap", "one_consumer"),
+    ),
+    _bug(
+        "Q_not_waited_for",
+        condition("pipeline_Q.wait(read_Q); wait_for_turn(); issue_QK(acc_S); pass_turn(warpgroup);"
+                  " first_softmax",
+                  "if (!BUG) { pipeline_Q.wait(read_Q); } wait_for_turn(); issue_QK(acc_S);"
+                  " pass_turn(warpgroup); first_softmax", _KERNEL),
+        finds=[found("in_flight_read or uninitialised_read", "QK")],
+    ),
+    _bug(
+        "the_consumer_waits_for_the_other_parity",
+        condition("device::mbarrier_wait(full[at.stage], at.parity);",
+                  "device::mbarrier_wait(full[at.stage], at.parity ^ BUG);", _PIPELINE),
+        finds=[found("in_flight_read or uninitialised_read", "QK")],
+    ),
+    _bug(
+        "the_parity_of_the_first_round_for_ever",
+        condition("void wait(Position const& at) {",
+                  "void wait(Position at) { if (BUG) { at.parity = 0; }", _PIPELINE),
+        finds=[found("wrong_phase", "QK", memory="K full[0]")],
+    ),
+    _bug(
+        "a_release_by_every_lane",
+        condition("if (device::elect_one()) { device::mbarrier_arrive(empty[at.stage]); }",
+                  "if (device::elect_one() || BUG) { device::mbarrier_arrive(empty[at.stage]); }",
+                  _PIPELINE),
+        finds=[found("phase_never_awaited", memory="K full[0]")],
+    ),
+    _bug(
+        "every_lane_of_the_producer_loads",
+        condition("if (device::elect_one()) { load_tiles",
+                  "if (device::elect_one() || BUG) { load_tiles", _KERNEL),
+        finds=[found("too_many_arrivals", "Q_g2s", memory="Q of consumer 0 full[0]")],
+    ),
+    # Barriers: counts, bytes, visibility.
+    _bug(
+        "a_barrier_that_expects_a_warp_less",
+        condition("smem.pipeline_K.init(Traits::kNConsumerWarps);",
+                  "smem.pipeline_K.init(Traits::kNConsumerWarps - BUG);", _KERNEL),
+        finds=[found("race", "K_g2s", "QK")],
+    ),
+    _bug(
+        "a_barrier_that_expects_a_warp_more",
+        condition("smem.pipeline_V.init(Traits::kNConsumerWarps);",
+                  "smem.pipeline_V.init(Traits::kNConsumerWarps + BUG);", _KERNEL),
+        finds=[found("deadlock", memory="", detail="V empty[0], which lacks 1 of 9 arrivals")],
+    ),
+    _bug(
+        "half_of_the_bytes_expected",
+        condition("pipeline.acquire(write, kKVBytes);",
+                  "pipeline.acquire(write, kKVBytes / (1 + BUG));", _KERNEL),
+        finds=[found("wrong_expect_tx", "K_g2s", memory="K full[0]", detail="TMA brings 8192")],
+    ),
+    _bug(
+        "more_bytes_expected_than_come",
+        condition("smem.pipeline_Q[warpgroup].acquire(write, bytes);",
+                  "smem.pipeline_Q[warpgroup].acquire(write, bytes + 128 * BUG);", _KERNEL),
+        finds=[found("deadlock", memory="", detail="which lacks 128 bytes")],
+    ),
+    _bug(
+        "no_bytes_expected",
+        instead("device::mbarrier_arrive_and_expect(full[at.stage], bytes);",
+                "device::mbarrier_arrive(full[at.stage]);", _PIPELINE),
+        finds=[found("in_flight_read", "K_g2s", "QK")],
+    ),
+    _bug(
+        "mbarriers_that_TMA_cannot_see",
+        without("device::fence_mbarrier_init();", _KERNEL),
+        finds=[found("barrier_not_visible", "K_g2s", memory="K full[0]", detail="fence")],
+    ),
+    _bug(
+        "mbarriers_that_other_warps_cannot_see",
+        without("device::sync_threads();  // the mbarriers are visible", _KERNEL),
+        finds=[found("barrier_not_visible or barrier_not_initialised", memory=None)],
+    ),
+    # Proxies: stores that TMA and the tensor cores do not see.
+    _bug(
+        "zeros_without_a_proxy_fence",
+        without("device::fence_async_proxy();", _KERNEL),
+        finds=[found("missing_proxy_fence", "PV", "V_r2s")],
+        problem="packed",
+    ),
+    _bug(
+        "zeros_without_a_barrier",
+        without("device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);", _KERNEL),
+        finds=[found("race", "PV", "V_r2s")],
+        problem="packed",
+        configs=("one_consumer",),  # taking turns orders the warps, too
+    ),
+    _bug(
+        "zeros_before_the_stage_is_full",
+        condition("device::at(Site::V_r2s); smem.pipeline_V.wait(read_V);",
+                  "device::at(Site::V_r2s); if (!BUG) { smem.pipeline_V.wait(read_V); }",
+                  _KERNEL),
+        finds=[found("race", "V_r2s", "V_g2s")],
+        problem="packed",
+    ),
+    # Registers of MMAs in flight.
+    _bug(
+        "S_read_before_its_MMAs_are_done",
+        condition(_WAIT_IN_LOOP,
+                  "issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);"
+                  " if (!BUG) { gemm_wait<1>(acc_S); } } else { issue_PV", _KERNEL),
+        finds=[found("register_in_flight", "softmax", "QK", memory="accumulators")],
+    ),
+    _bug(
+        "P_overwritten_while_MMAs_read_it",
+        condition("if constexpr (Traits::kOverlap) { gemm_wait<0>(acc_O); release_V(); }",
+                  "if constexpr (Traits::kOverlap) { if (!BUG) { gemm_wait<0>(acc_O); }"
+                  " release_V(); }", _KERNEL),
+        finds=[found("register_in_flight", "P_convert", "PV", memory="A registers"),
+               found("race", "V_g2s", "PV")],
+    ),
+    _bug(
+        "O_scaled_while_MMAs_write_it",
+        condition("if (rescale) { device::at(Site::O_rescale);",
+                  "if (rescale || BUG) { device::at(Site::O_rescale);", _KERNEL),
+        condition("bool const rescale = softmax_block(",
+                  "if (BUG) { device::at(Site::O_rescale);"
+                  " TileSoftmax::rescale(acc_O, correction); } bool const rescale = softmax_block(",
+                  _KERNEL),
+        finds=[found("register_in_flight", "O_rescale", "PV", memory="accumulators")],
+    ),
+    _bug(
+        "MMAs_without_a_fence",
+        without("device::mma_fence();", _GEMM),
+        finds=[found("missing_mma_fence", "PV", memory="A registers")],
+        configs=("overlap", "one_consumer"),
+    ),
+    _bug(
+        "MMAs_that_are_never_committed",
+        without("device::mma_commit();", _GEMM),
+        finds=[found("register_in_flight", "softmax", "QK", memory="accumulators"),
+               found("mma_never_awaited", memory="")],
+    ),
+    _bug(
+        "a_warp_that_leaves_out_an_MMA",
+        condition("gemm(tiled_mma, tA(_, _, k), tB(_, _, k), acc);",
+                  "if (!BUG || k > 0 || device::warp_idx() != 5) { {original} }", _GEMM),
+        finds=[found("divergence", memory="")],
+    ),
+    # Addresses: descriptors, boxes, maps.
+    _bug(
+        "K_of_another_stage",
+        condition("tSrK(_, _, _, read_K.stage), acc_S",
+                  "tSrK(_, _, _, (read_K.stage + BUG) % Traits::kStages), acc_S", _KERNEL),
+        finds=[found("in_flight_read or uninitialised_read", "QK")],
+    ),
+    _bug(
+        "a_descriptor_past_the_end",
+        condition("tSrK(_, _, _,",
+                  "tSrK(_, _, _, 16 * BUG +", _KERNEL),
+        finds=[found("out_of_bounds", "QK", detail="descriptor")],
+    ),
+    _bug(
+        "a_descriptor_across_stages",
+        condition("tOrV(_, _, _, read_V.stage), acc_O, accumulate",
+                  "make_tensor(tOrV(_, _, _, read_V.stage).data() + 64 * BUG,"
+                  " tOrV(_, _, _, read_V.stage).layout()), acc_O, accumulate", _KERNEL),
+        finds=[found("outside_tile", "PV", detail="V")],
+    ),
+    _bug(
+        "Q_of_another_warpgroup",
+        condition("typename Traits::SmemLayoutQ{})(_, _, warpgroup);",
+                  "typename Traits::SmemLayoutQ{})(_, _, (warpgroup + BUG) % kNConsumers);",
+                  _KERNEL),
+        finds=[found("in_flight_read", "QK", "Q_g2s")],
+    ),
+    _bug(
+        "boxes_into_another_stage",
+        condition("write.stage)), column,", "(write.stage + BUG) % Traits::kStages)), column,",
+                  _KERNEL),
+        finds=[found("in_flight_read", "QK", "K_g2s")],
+    ),
+    _bug(
+        "boxes_across_stages",
+        condition("&sKV(0,", "&sKV(8 * BUG,", _KERNEL),
+        finds=[found("outside_tile", "K_g2s", detail="K"),
+               found("outside_tile", "V_g2s", detail="V")],
+    ),
+    _bug(
+        "boxes_that_are_not_aligned",
+        condition("device::tma_load<kHintKV>(map, full, raw_pointer_cast(",
+                  "device::tma_load<kHintKV>(map, full, 32 * BUG + raw_pointer_cast(", _KERNEL),
+        finds=[found("misaligned", "K_g2s")],
+    ),
+    _bug(
+        "boxes_past_the_end",
+        condition("device::tma_load<kHintKV>(map, full,",
+                  "device::tma_load<kHintKV>(map, full, (BUG << 16) +", _KERNEL),
+        finds=[found("out_of_bounds", "V_g2s", detail="overruns")],
+    ),
+    _bug(
+        "a_tensor_map_with_a_row_too_many",
+        condition("{packed ? problem.total_q : problem.seqlen_q, strides.row,",
+                  "{(packed ? problem.total_q : problem.seqlen_q) + BUG, strides.row,",
+                  "sm90/plan.h"),
+        finds=[found("out_of_bounds", "Q_g2s", memory="q")],
+    ),
+    # Roles: registers, turns.
+    _bug(
+        "consumers_that_claim_more_than_there_is",
+        instead("device::registers_claim<Traits::kConsumerRegisters>();",
+                "device::registers_claim<Traits::kConsumerRegisters + 8>();", _KERNEL),
+        finds=[found("deadlock", memory="", detail="registers, of which there are")],
+    ),
+    _bug(
+        "a_producer_that_keeps_its_registers",
+        without("device::registers_release<Traits::kProducerRegisters>();", _KERNEL),
+        finds=[found("deadlock", memory="", detail="registers, of which there are")],
+    ),
+    _bug(
+        "a_producer_that_releases_upwards",
+        instead("device::registers_release<Traits::kProducerRegisters>();",
+                "device::registers_release<Traits::kConsumerRegisters>();", _KERNEL),
+        finds=[found("register_budget", memory="")],
+    ),
+    _bug(
+        "a_turn_that_is_not_passed",
+        condition("int const next = from + 1 == kNConsumers ? 0 : from + 1;",
+                  "if (BUG) { return; } {original}", _KERNEL),
+        finds=[found("deadlock", memory="", detail="named barrier")],
+    ),
+    _bug(
+        "a_turn_that_nobody_takes",
+        without("wait_for_turn();  // the last turn that was passed", _KERNEL),
+        finds=[found("arrivals_left", memory="")],
+    ),
+    _bug(
+        "a_turn_for_half_of_the_threads",
+        condition("device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);",
+                  "device::named_barrier_arrive(kTurn + next, (2 - BUG) * kWarpgroup);", _KERNEL),
+        finds=[found("deadlock", memory="", detail="named barrier")],
+    ),
+    _bug(
+        "lanes_at_different_shuffles",
+        condition("value = reduce(value, device::shfl_xor(value, 2));",
+                  "if (!BUG || device::thread_idx() % 32 < 16) { {original} }", "sm90/softmax.h"),
+        finds=[found("divergence", memory="")],
+    ),
+    # Stores.
+    _bug(
+        "O_loaded_before_the_warp_has_stored_it",
+        condition("device::sync_warp(); device::at(device::Site::O_s2g);",
+                  "if (!BUG) { device::sync_warp(); } device::at(device::Site::O_s2g);",
+                  _EPILOGUE),
+        finds=[found("race", "O_r2s", "O_s2g")],
+    ),
+    _bug(
+        "a_slab_of_O_stored_before_the_last_is_loaded",
+        without("device::sync_warp();  // the slab is free", _EPILOGUE),
+        finds=[found("race", "O_r2s", "O_s2g")],
+    ),
+    _bug(
+        "lse_written_by_every_lane_of_a_quad",
+        condition("if (out.exists && get<1>(by_rows(0, 0)) == 0) {"
+                  " device::store(params.problem.lse",
+                  "if (out.exists && (get<1>(by_rows(0, 0)) == 0 || BUG)) {"
+                  " device::store(params.problem.lse", _EPILOGUE),
+        finds=[found("written_twice", "lse_r2g", memory="lse")],
+    ),
+    _bug(
+        "O_stored_past_the_last_row",
+        condition("first_query + row < tile.q_rows.length,",
+                  "first_query + row < tile.q_rows.length + BUG,", _EPILOGUE),
+        finds=[found("out_of_bounds", "O_s2g", memory="o")],
+    ),
+    _bug(
+        "columns_past_narrow_heads_stored",
+        condition("!kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
+                  "BUG || !kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
+                  _EPILOGUE),
+        finds=[found("out_of_bounds or written_twice", "O_s2g", memory="o")],
+        problem="narrow_heads",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return build_planted(BUGS, CONFIGS, tmp_path_factory.mktemp("planted_sm90"))
