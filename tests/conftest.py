@@ -20,6 +20,15 @@ from pyflash.config.arch import Arch
 if TYPE_CHECKING:
     from pyflash.codegen.compilation import Compilation
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass  # as on a machine that has a GPU and little else
+else:  # a busy machine is no fault
+    quiet = [HealthCheck.too_slow]
+    settings.register_profile("pyflash", deadline=None, suppress_health_check=quiet)
+    settings.load_profile("pyflash")
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if config.option.markexpr == "gpu" and collection_path.suffix == ".py":

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import Features, parse
+from pyflash.config import Features, KernelConfig, parse
+from pyflash.config.features import first_covering
 from pyflash.op import library
 
 _lock = threading.Lock()
@@ -80,16 +81,34 @@ def _ensure_once(text: str, features: str, device_index: int) -> str:
     major, minor = torch.cuda.get_device_capability(device_index)
     sm = 10 * major + minor
     built = library.built_configs().get(config)
-    if built and built.covers(needed, sm):
-        return str(config)
+    if not (built and built.covers(needed, sm)):
+        try:
+            _compile(config, needed, sm)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"pyflash: config '{text}' is not built, and cannot be compiled: {error}"
+            ) from error
+    return str(config)
+
+
+def _compile(config: KernelConfig, needed: Features, sm: int) -> None:
+    """Where that can be launched, the one kernel that the call needs as device code alone: seconds.
+    Else a library with every combination of features that the config's family builds."""
     # Needs a compiler, which running kernels does not.
     from pyflash.codegen.build import build_on_demand, nearest_archs
+    from pyflash.codegen.kernels import compile_kernel
 
-    try:
-        path = build_on_demand([config], nearest_archs([sm]), more_features=[needed])
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"pyflash: config '{text}' is not built, and cannot be compiled: {error}"
-        ) from error
-    library.load(path)
-    return str(config)
+    archs = nearest_archs([sm])
+    if archs and not archs[0].ptx_of and _launches_cubins(config):
+        features = first_covering(needed, config.family.built_features(config)) or needed
+        library.load_cubin(compile_kernel(config, features, archs[0]))
+    else:
+        library.load(build_on_demand([config], archs, more_features=[needed]))
+
+
+def _launches_cubins(config: KernelConfig) -> bool:
+    """Cubins are launched by a kernel library, and a config that has some runs on their
+    architecture alone."""
+    gpus = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    has_launcher = config.family.kernel_header is not None and bool(library.built_configs())
+    return has_launcher and len(gpus) == 1

@@ -128,7 +128,7 @@ def _audit(problem: Problem, n_samples: int) -> dict[str, Any]:
         contenders, failed = _correct_contenders(workload)
         workload.warm_up(Contender(""), seconds=0.2)
         samples = workload.sample([Contender(""), *contenders], n_samples)
-    except (RuntimeError, torch.OutOfMemoryError) as error:
+    except (ValueError, RuntimeError, torch.OutOfMemoryError) as error:
         return record | {"error": str(error).splitlines()[0]}
     called, *seconds = map(median, samples)
     by_config = {c.config: value for c, value in zip(contenders, seconds, strict=True)}
@@ -163,7 +163,7 @@ def _correct_contenders(workload: Workload) -> tuple[list[Contender], dict[str, 
         try:
             workload.check(contender)
             good.append(contender)
-        except (RuntimeError, AssertionError) as error:
+        except (ValueError, RuntimeError, AssertionError) as error:
             failed[contender.config] = str(error).splitlines()[0]
     return good, failed
 

@@ -77,7 +77,8 @@ def needs_a_compiler():
 def test_a_call_compiles_its_config_and_later_processes_load_it(tmp_path):
     processes = [call(tmp_path / "cache"), call(tmp_path / "cache")]
     said = [finish(process)[1] for process in processes]
-    assert sum("compiling 1" in words and "config fp16_64" in words for words in said) == 1
+    # Each kernel once: one library, or, where another library launches them, three of device code.
+    assert sum(words.count("compiling 1,") for words in said) in (1, 3)
     seconds, errors = finish(call(tmp_path / "cache"))
     assert "compiling" not in errors
     assert seconds < 5

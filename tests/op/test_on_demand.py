@@ -10,7 +10,7 @@ import torch
 from support.fake_library import build_fake_library
 
 import pyflash
-from pyflash.codegen import build
+from pyflash.codegen import build, kernels
 from pyflash.config import Features
 from pyflash.config.arch import Arch
 from pyflash.op import on_demand
@@ -72,6 +72,7 @@ def test_what_is_built_is_not_compiled(builds, monkeypatch, fake):
     monkeypatch.undo()
     monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(
         build, "build_on_demand", lambda configs, *_, **__: builds.append(configs) or fake
     )
@@ -81,6 +82,29 @@ def test_what_is_built_is_not_compiled(builds, monkeypatch, fake):
     ensure_built({"config": CONFIG, "softcap": 2.0}, Q, compile=True)  # built without
     ensure_built({"config": ARCH_80_ONLY}, OnGpu(8), compile=True)  # built for another GPU
     assert len(builds) == 2
+
+
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_one_kernel_is_compiled_where_a_library_can_launch_it(builds, monkeypatch, fake, n_gpus):
+    """Two GPUs here differ: a config with cubins runs on one architecture."""
+    monkeypatch.undo()
+    monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: [(9, 0), (8, 0)][i])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    loaded = []
+    monkeypatch.setattr(kernels, "compile_kernel", lambda *arguments: arguments)
+    monkeypatch.setattr(pyflash.op.library, "load_cubin", loaded.append)
+    monkeypatch.setattr(build, "build_on_demand", lambda *_, **__: builds.append(1) or fake)
+    pyflash.load(fake)
+    ensure_built({"config": CONFIG, "softcap": 2.0, "causal": True}, Q, compile=True)
+    if n_gpus == 2:
+        assert builds == [1]
+    else:
+        ((config, features, arch),) = loaded
+        assert (str(config), arch) == (CONFIG, Arch.of(90))
+        assert features in config.family.built_features(config)
+        assert features.covers(Features(softcap=True, right_window=True))
+        assert builds == []
 
 
 @pytest.mark.parametrize(
@@ -176,7 +200,8 @@ def test_under_torch_compile_it_is_compiled_while_the_graph_is_made(monkeypatch,
         q = torch.randn(batch, 9, 2, 64, dtype=torch.float16)
         expected = pyflash.attention(q, q, q, config=config, causal=True, window_left=5)
         assert torch.equal(call(q, 5), expected)
-    assert set(asked) == {(config + "+buffer", "right_window+left_window", None)}
+    # By the canonical form: where every operand is loaded whole there is nothing to buffer.
+    assert set(asked) == {(config, "right_window+left_window", None)}
     assert len(asked) <= 2
 
 
