@@ -53,7 +53,7 @@ bool Emulator::run_cta(Launch const& launch, int64_t cta) {
 }
 
 void Emulator::begin_cta() {
-  timeline_.set_on(timeline_.events().empty());
+  timeline_.set_on(kernel_.rings.size > 0 && timeline_.events().empty());
   shared_.reset();
   mbarriers_.reset();
   loads_.clear();
