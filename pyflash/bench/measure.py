@@ -64,9 +64,17 @@ def run(
     errors = checker(what, buffers[0], problem.options)
     checked = [_check(problem, contender, what, errors) for contender in contenders]
     timed: dict[str, Calls] = {GEMM: _gemm(device)}
-    for result in checked:
+    for i, result in enumerate(checked):
         if result.status == "ok":
-            timed[result.contender.name] = calls(what, result.contender, buffers)
+            try:
+                call = calls(what, result.contender, buffers)
+                call(1)
+            except (
+                Exception
+            ) as error:  # such as a backward pass that runs once for each forward pass
+                checked[i] = dataclasses.replace(result, status=f"refused: {_first_line(error)}")
+            else:
+                timed[result.contender.name] = call
     timings = time_in_turns(timed, device, n_samples)
     host = {name: _host_microseconds(call, device) for name, call in timed.items()}
     gemm_tflops = _GEMM_SIZE[device.type] ** 3 * 2 / timings[GEMM].seconds / 1e12

@@ -37,7 +37,9 @@ def check_type(name: str, value: Any, kind: str) -> None:
     torch cannot pass on."""
     types, words = _KINDS[kind]
     if isinstance(value, types) and not (kind == "int" and isinstance(value, bool)):
-        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        # NOTE: while torch.compile traces, an int may come from the data.
+        is_known = isinstance(value, int) and not torch.compiler.is_compiling()
+        if is_known and not -LARGEST <= value <= LARGEST:
             raise ValueError(f"pyflash: {name} = {shown(value)}: expected a number of 64 bits")
         return
     if isinstance(value, Tensor):

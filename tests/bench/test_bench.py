@@ -377,3 +377,29 @@ def test_host_times_are_ratios_to_sdpa_of_the_same_run(tmp_path, monkeypatch):
         assert record["ratio"] == record["microseconds"] / baseline["microseconds"]
     table = result.stdout.rsplit("call\n", maxsplit=1)[1].splitlines()
     assert len(table) == len(found)
+
+
+class _NotTwice(torch.autograd.Function):
+    """Attention whose backward pass frees what it needs, as compiled functions do."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return attention(q, k, v)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            raise RuntimeError("the graph is kept")
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            return torch.autograd.grad(attention(*leaves), leaves, grad)
+
+
+def test_a_contender_that_cannot_be_timed_ends_no_run():
+    contenders = [Contender("not twice", _NotTwice.apply), *backends(PROBLEM, ["math"])]
+    not_twice, math = run(PROBLEM, contenders, 3, Pass.BACKWARD)
+    assert not_twice.status == "refused: the graph is kept"
+    assert not_twice.timing is None
+    assert math.status == "ok"
+    assert run(PROBLEM, contenders[:1], 3, Pass.BOTH)[0].status == "ok"

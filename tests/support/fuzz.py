@@ -23,7 +23,7 @@ from support.refused import call_or_fall_back
 from torch import Tensor
 
 from pyflash import attention, attention_varlen, built_configs, named_set
-from pyflash.config import DType, KernelConfig
+from pyflash.config import ARCHS, DType, KernelConfig
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -35,7 +35,10 @@ MAX_D_HEAD = 256
 MAX_SCORES = {"cuda": 1 << 26, "cpu": 1 << 17}
 MAX_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 20}
 ON_CPU = [
-    config.replace(d_head=d_head) for config in named_set("all") for d_head in (config.d_head, 256)
+    config
+    for built in named_set("all")
+    for config in (built, built.replace(d_head=256))
+    if any(config.is_legal(arch) for arch in ARCHS)
 ]
 
 
