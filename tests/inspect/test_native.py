@@ -72,6 +72,7 @@ def test_the_sm90_traits_keep_to_the_names(sm90_description):
         "K": block,
         "V": block,
         "V^T": (SM90.d_head, SM90.B_c, stages),
+        "O": (16, SM90.slab_columns),  # a warp's
     }
     threads = {n: x.extents for n, x in sm90_description.layouts.items() if x.kind == "threads"}
     assert threads == {
@@ -81,10 +82,12 @@ def test_the_sm90_traits_keep_to_the_names(sm90_description):
         "MMA PV C": (64, SM90.d_head),
     }
     bytes_of_kv = 2 * SM90.B_c * SM90.d_head * stages
+    slabs_of_O = SM90.slab_columns if SM90.persistent else 0
+    bytes_of_q = 2 * SM90.B_r * (SM90.d_head + slabs_of_O)
     assert [(m.name, m.offset, m.bytes) for m in sm90_description.smem] == [
-        ("q", 0, 2 * SM90.B_r * SM90.d_head),
-        ("k", 2 * SM90.B_r * SM90.d_head, bytes_of_kv),
-        ("v", 2 * SM90.B_r * SM90.d_head + bytes_of_kv, bytes_of_kv),
+        ("q", 0, bytes_of_q),
+        ("k", bytes_of_q, bytes_of_kv),
+        ("v", bytes_of_q + bytes_of_kv, bytes_of_kv),
     ]
     assert sm90_description.smem_bytes == SM90.smem_bytes
 

@@ -60,7 +60,13 @@ def choose(dtype: DType | str) -> tuple[KernelConfig, str]:
     )
     selection: Selection = pyflash.select(problem)
     assert_type(selection.num_splits, int)
+    assert_type(selection.backward, str)
     return selection.config, selection.reason
+
+
+def tuned(space: Space, problem: Problem) -> list[KernelConfig]:
+    result = pyflash.tune(space, [problem, "bf16,seqlen=4096,causal"], effort="quick", budget=60)
+    return [winner.config for winner in result.winners.values()]
 
 
 def build(path: str) -> int:
