@@ -22,7 +22,7 @@ demo: build
 	$(BIN)/pyflash demo
 
 test: build
-	$(BIN)/python -m pytest -m "not gpu" tests
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu" tests
 
 gpu-test: build
 	$(BIN)/python -m codegen
