@@ -186,6 +186,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     auto const lse = softmax.finalise(O, sinks);
     if (may_be_split.value && is_split) {
       if (Traits::kMaxCluster > 1 && params.order.cluster > 1) {
+        // The parts go where K was: no warp's QK^T may still read it.
+        device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);
         merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
                                             reinterpret_cast<float*>(smem.k));
       } else {
