@@ -81,8 +81,8 @@ def refusal(seqlen_q=64, seqlen_k=64, d_head=64, windows=(-1, -1), **others):
             "cuDNN aligns a causal mask with the first key, and q and k differ in length",
             {"windows": (-1, 0), "seqlen_q": 37},
         ),
-        ("there is one row of q or k", {"seqlen_q": 1}),
-        ("there is one row of q or k", {"seqlen_k": 1}),
+        ("q or k has fewer than two rows", {"seqlen_q": 1}),
+        ("q or k has fewer than two rows", {"seqlen_k": 1}),
     ],
 )
 def test_what_cudnn_computes(reason, problem):

@@ -1,7 +1,7 @@
 """Gradients on a Hopper GPU by cuDNN's attention backward, as PyTorch wraps it.
 
 Like the flash backward it recomputes P = exp(S - lse) from the given lse. Its kernels are built
-when a shape first comes, which takes the host some tenths of a second, and are kept.
+when a shape first comes, and kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def refusal(
     if windows == _CAUSAL and seqlen_q != seqlen_k:
         return "cuDNN aligns a causal mask with the first key, and q and k differ in length"
     if min(seqlen_q, seqlen_k) < 2:
-        return "there is one row of q or k"
+        return "q or k has fewer than two rows"
     if torch.are_deterministic_algorithms_enabled():
         return "torch.use_deterministic_algorithms is on, and cuDNN's dq is not deterministic"
     if not torch.backends.cuda.cudnn_sdp_enabled():
