@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class BuildProgress:
+
+class TerminalProgress:
+    """`_progress`, shown inside a `with` where `_console` is a terminal."""
+
+    _console: Console
+    _progress: Progress
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+
+class BuildProgress(TerminalProgress):
     """A bar where the console is a terminal, one line per finished object elsewhere."""
 
     def __init__(self, console: Console, total: int, seconds: float | None = None) -> None:
@@ -28,20 +53,6 @@ class BuildProgress:
         self._progress = Progress(*columns, console=console, transient=True)
         rest = f"about {seconds:.0f} s" if seconds else ""
         self._task = self._progress.add_task("", total=total, rest=rest)
-
-    def __enter__(self) -> BuildProgress:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
 
     def finished(self, label: str, failed: bool) -> None:
         self._done += 1

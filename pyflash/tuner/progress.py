@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pyflash.codegen.progress import TerminalProgress
 from pyflash.tuner.contest import Contest
 
 
-class TuningProgress:
+class TuningProgress(TerminalProgress):
     """A bar for each problem where the console is a terminal, else a line for each change."""
 
     def __init__(
@@ -34,20 +34,6 @@ class TuningProgress:
         self._said = ""
         self._activity = self._progress.add_task("", total=None)
         self._shown: dict[str, tuple[int, float]] = {}
-
-    def __enter__(self) -> TuningProgress:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
 
     def say(self, text: str) -> None:
         """What is being done, or what went wrong."""
