@@ -185,14 +185,16 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     }
     auto const lse = softmax.finalise(O, sinks);
     if (may_be_split.value && is_split) {
-      if (Traits::kMaxCluster > 1 && params.order.cluster > 1) {
-        // The parts go where K was: no warp's QK^T may still read it.
-        device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);
-        merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
-                                            reinterpret_cast<float*>(smem.k));
-      } else {
-        store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
+      if constexpr (Traits::kMaxCluster > 1) {
+        if (params.order.cluster > 1) {
+          // The parts go where K was: no warp's QK^T may still read it.
+          device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);
+          merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
+                                              reinterpret_cast<float*>(smem.k));
+          return;
+        }
       }
+      store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
     } else {
       store_lse<Traits, kFeatures>(params, tile, first_query, lse, tOcO);
       store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
