@@ -187,10 +187,9 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     if (may_be_split.value && is_split) {
       if constexpr (Traits::kMaxCluster > 1) {
         if (params.order.cluster > 1) {
-          // The parts go where K was: no warp's QK^T may still read it.
-          device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);
           merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
-                                              reinterpret_cast<float*>(smem.k));
+                                              reinterpret_cast<float*>(smem.k),
+                                              kWarpgroupSync + warpgroup);
           return;
         }
       }

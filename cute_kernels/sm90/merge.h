@@ -16,10 +16,11 @@ namespace pyflash::sm90 {
 using namespace cute;
 
 // acc_O, lse: this split's, normalised, partitioned like coords. memory: for a SmemLayoutPart and a lse for each row; all
-// that was loaded there has been used.
+// that was loaded there is used by MMAs that each warp has waited for. barrier: a named one of the warpgroup.
 template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
 CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, AccO const& acc_O,
-                                  Lse const& lse, CoordTensor const& coords, float* memory) {
+                                  Lse const& lse, CoordTensor const& coords, float* memory,
+                                  int barrier) {
   using Element = typename Traits::Element;
   constexpr int kVector = 4;  // columns at a time
   constexpr int kVectors = Traits::kHeadDim / kVector;
@@ -30,8 +31,9 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
   Tensor part_O = make_tensor(make_smem_ptr(memory), typename Traits::SmemLayoutPart{});
   float* const part_lse = memory + cosize_v<typename Traits::SmemLayoutPart>;
 
-  Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
-  Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
+  device::named_barrier_sync(barrier, kWarpgroup);  // no warp's MMAs read the memory
+  Tensor O = rows_by_columns(acc_O);                // ((2,MMA_M),(2,V,MMA_K))
+  Tensor by_rows = rows_by_columns(coords);         // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     int const row = get<0>(by_rows(r, 0));
