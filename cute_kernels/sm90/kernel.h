@@ -1,6 +1,7 @@
 // The __global__ function of a config and a combination of features.
 #pragma once
 
+#include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/forward_kernel.cuh"
 
