@@ -13,9 +13,6 @@
 // stores its O and lse in fp32, to be merged by merge_splits, or, where its splits are a cluster of CTAs, by these.
 #pragma once
 
-// NOTE: first, because it decides which MMA shapes CuTe defines.
-#include "cute_kernels/sm90/traits.h"
-
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
@@ -27,6 +24,7 @@
 #include "cute_kernels/sm90/merge.h"
 #include "cute_kernels/sm90/problem.h"
 #include "cute_kernels/sm90/softmax.h"
+#include "cute_kernels/sm90/traits.h"
 
 namespace pyflash::sm90 {
 

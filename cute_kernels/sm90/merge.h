@@ -9,6 +9,7 @@
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/epilogue.h"
+#include "cute_kernels/sm90/shape.h"
 #include "cute_kernels/sm90/softmax.h"
 
 namespace pyflash::sm90 {
