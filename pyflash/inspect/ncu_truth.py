@@ -48,7 +48,7 @@ CONFIGS = [
         ),
     ),
 ]
-# Both schedules, every number of consumers, both kinds of swizzle.
+# Both schedules, every number of consumers, both kinds of swizzle, clusters.
 SM90_CONFIGS = [
     parse(short_form).canonical()
     for short_form in (
@@ -58,6 +58,7 @@ SM90_CONFIGS = [
         "(BF16, 96, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
         "(FP16, 128, 128, 64, 2): sm90+stages_3",
         "(BF16, 64, 64, 128, 1): sm90+stages_2+overlap+pack_gqa",
+        "(BF16, 128, 64, 64, 1): sm90+stages_3+overlap+rescale_threshold+pack_gqa",
     )
 ]
 
@@ -102,6 +103,14 @@ VARIANT_PROBLEMS = {
     "2 splits": Problem(options={"num_splits": 2}),
 }
 VARIANT_CONFIGS = [CONFIGS[i] for i in (6, 8, 9)]
+# Merged by clusters of CTAs.
+CLUSTER_PROBLEMS = {
+    f"one query, {n} splits": Problem(
+        seqlen_q=1, seqlen_k=1000, heads_kv=1, options={"num_splits": n}
+    )
+    for n in (4, 16)
+}
+CLUSTER_CONFIG = SM90_CONFIGS[-1]
 
 # What comes from L2 to the SMs, loads of TMA among it.
 L2_SECTORS = "l1tex__m_xbar2l1tex_read_sectors.sum"
@@ -128,6 +137,7 @@ def cases() -> Iterable[tuple[str, KernelConfig, Problem]]:
     """(name, config, problem) of every launch, in the order in which they are launched."""
     for config in (*CONFIGS, *SM90_CONFIGS):
         problems = PROBLEMS | (VARIANT_PROBLEMS if config in VARIANT_CONFIGS else {})
+        problems |= CLUSTER_PROBLEMS if config == CLUSTER_CONFIG else {}
         for name, problem in problems.items():
             yield f"{config} | {name}", config, problem
 
@@ -288,7 +298,7 @@ def _compare_sm90(
         "SYNCS.ARRIVE": counts.mbarrier_arrivals + counts.mbarrier_expects,
         "BAR.SYNC": counts.barriers * (config.n_threads // 32) + counts.named_syncs,
         "BAR.ARV": counts.named_arrivals,
-        "MUFU.EX2": counts.exponentials / 32,
+        "MUFU.EX2": counts.exponential_instructions,
         "SHFL.BFLY": counts.shuffles,
         "STSM": counts.stmatrix,
     }
@@ -327,7 +337,7 @@ def _compare_sm80(
         ),
         "shuffles": (counts.shuffles, gpu("SHFL", "inst_executed")),
         "barriers": (counts.barriers * config.n_warps, gpu(r"BAR\.SYNC", "inst_executed")),
-        "exponentials": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),
+        "exponentials": (counts.exponential_instructions, gpu(r"MUFU\.EX2", "inst_executed")),
     }
     for what, opcode, paths in (
         ("ldmatrix", "LDSM", ["[QKV]_s2r shared_load"]),

@@ -125,6 +125,7 @@ emulator::EmulatedKernel const* pyflash_emulated_kernel() {
       .access_bytes = 16,
       .watches_registers = false,
       .registers = 0,
+      .max_cluster = 1,
       .tiles = {},
       .rings = {},
       .refusal = nullptr,
