@@ -399,15 +399,15 @@ BUGS = [
     ),
     _merge_bug(
         "a_split_too_many",
-        condition("int const n_splits = device::cluster_size();",
-                  "int const n_splits = device::cluster_size() + BUG;", _MERGE),
+        condition("int const n_splits = device::cluster_size()",
+                  "int const n_splits = device::cluster_size() + BUG", _MERGE),
         finds=[found("out_of_bounds", "part_s2r", memory="shared of another CTA",
                      detail="rank 3 of a cluster of 3")],
     ),
     _merge_bug(
         "a_split_too_few",
-        condition("int const n_splits = device::cluster_size();",
-                  "int const n_splits = device::cluster_size() - BUG;", _MERGE),
+        condition("int const n_splits = device::cluster_size()",
+                  "int const n_splits = device::cluster_size() - BUG", _MERGE),
         finds=[found("written_twice", "O_r2g", memory="o")],
     ),
     _merge_bug(
