@@ -48,21 +48,6 @@ bool Emulator::run_cluster(Launch const& launch, int64_t first) {
   return ended;
 }
 
-Cta::Cta(EmulatedKernel const& kernel, int rank, int cluster, Findings& findings)
-    : rank(rank),
-      shared(kernel.smem_bytes, kernel.access_bytes, rank * kernel.n_threads, kernel.n_threads,
-             findings),
-      mbarriers(kernel.rings, rank * (kMaxMbarriers / cluster), kMaxMbarriers / cluster),
-      remote_reads(cluster * kernel.n_threads / kLanes) {}
-
-void Cta::reset() {
-  shared.reset();
-  mbarriers.reset();
-  named = {};
-  free_registers = 0;
-  std::fill(remote_reads.begin(), remote_reads.end(), RemoteRead{});
-}
-
 void Emulator::begin_cluster(int size) {
   int const n_warps = kernel_.n_threads / kLanes;
   timeline_.set_on(kernel_.rings.size > 0 && timeline_.events().empty(), n_warps);

@@ -176,10 +176,9 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void end_cluster();
   void end_barriers(Cta& cta);
   void end_remote_reads(Cta const& cta);
-  // Of a thread or warp of the cluster; without one, of the thread that runs.
-  int rank_of_thread(int index) const { return index / kernel_.n_threads; }
+  // Of the thread that runs, of any thread, of a warp.
   Cta& cta() { return cta_of(current()); }
-  Cta& cta_of(Thread const& thread) { return ctas_[rank_of_thread(thread.index)]; }
+  Cta& cta_of(Thread const& thread) { return ctas_[thread.index / kernel_.n_threads]; }
   Cta& cta_of(Warp const& warp) { return cta_of(*warp.lanes[0]); }
   Accessor accessor(Thread const& thread, int site);
   void count_traffic(Path path, void const* address, int bytes);

@@ -6,6 +6,21 @@
 
 namespace pyflash::emulator {
 
+Cta::Cta(EmulatedKernel const& kernel, int rank, int cluster, Findings& findings)
+    : rank(rank),
+      shared(kernel.smem_bytes, kernel.access_bytes, rank * kernel.n_threads, kernel.n_threads,
+             findings),
+      mbarriers(kernel.rings, rank * (kMaxMbarriers / cluster), kMaxMbarriers / cluster),
+      remote_reads(cluster * kernel.n_threads / kLanes) {}
+
+void Cta::reset() {
+  shared.reset();
+  mbarriers.reset();
+  named = {};
+  free_registers = 0;
+  std::fill(remote_reads.begin(), remote_reads.end(), RemoteRead{});
+}
+
 int Emulator::cluster_size() { return launch_->cluster; }
 int Emulator::cluster_rank() { return cta().rank; }
 
