@@ -298,6 +298,7 @@ def _compare_sm90(
         "SYNCS.ARRIVE": counts.mbarrier_arrivals + counts.mbarrier_expects,
         "BAR.SYNC": counts.barriers * (config.n_threads // 32) + counts.named_syncs,
         "BAR.ARV": counts.named_arrivals,
+        "UCGABAR_ARV": counts.cluster_syncs,
         "MUFU.EX2": counts.exponential_instructions,
         "SHFL.BFLY": counts.shuffles,
         "STSM": counts.stmatrix,
