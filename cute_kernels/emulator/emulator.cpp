@@ -137,21 +137,21 @@ float Emulator::shfl_xor(float value, int lane_mask) {
 
 void Emulator::copy(void const* source, void* destination, int bytes) {
   Thread const& thread = current();
+  SharedMemory& shared = cta().shared;
   Access const access{thread.site, thread.index, "read"};
   auto const* from = static_cast<std::byte const*>(source);
-  if (cta().shared.contains(source)) {
+  if (shared.contains(source)) {
     count_traffic(Path::kSharedLoad, source, bytes);
-    from = cta().shared.read(cta().shared.offset(source), bytes, accessor(thread, thread.site));
+    from = shared.read(shared.offset(source), bytes, accessor(thread, thread.site));
   } else if (global_.contains(source)) {
     count_traffic(Path::kGlobalLoad, source, bytes);
     from = global_.translate(source, bytes, bytes, -1, access, findings_);
   }
   auto* to = static_cast<std::byte*>(destination);
-  if (cta().shared.contains(destination)) {
+  if (shared.contains(destination)) {
     count_traffic(Path::kSharedStore, destination, bytes);
-    to = cta().shared.write(cta().shared.offset(destination), bytes,
-                            from != nullptr ? from : kPoisoned.data(),
-                            accessor(thread, thread.site));
+    to = shared.write(shared.offset(destination), bytes, from != nullptr ? from : kPoisoned.data(),
+                      accessor(thread, thread.site));
   } else if (global_.contains(destination)) {
     count_traffic(Path::kGlobalStore, destination, bytes);
     int64_t const writer = first_cta_ * kernel_.n_threads + thread.index;
