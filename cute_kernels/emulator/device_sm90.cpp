@@ -13,7 +13,6 @@ int grid_size() { return machine->grid_size(); }
 int fresh_thread_idx() { return machine->thread_idx(); }
 
 bool elect_one() { return machine->elect_one(); }
-bool any_lane(bool value) { return machine->any_lane(value); }
 
 void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
   machine->mbarrier_init(&barrier, n_arrivals);
