@@ -211,7 +211,6 @@ void tma_store_wait() {
   tma_store_wait(kPending);
 }
 
-// NOTE: clusters are of one CTA here, and what needs more of them ends the launch.
 int cluster_size();
 int cluster_rank();
 void cluster_sync();
