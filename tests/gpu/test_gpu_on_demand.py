@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ CALL = """if True:
     from pyflash.op.reference import check
     config = sys.argv[1]
     assert pyflash.config.parse(config) not in pyflash.built_configs()
+    print("kernels loaded", len(pyflash.built_configs()))
     q, k, v = (torch.randn(2, 129, 4, 64, dtype=torch.float16, device="cuda") for _ in range(3))
     try:
         pyflash.attention(q, k, v, config=config)
@@ -55,12 +57,13 @@ def call(folder: Path, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[float, str]:
-    """Seconds of the first call, and what the build said."""
+def finish(process: subprocess.Popen[str]) -> tuple[dict[str, float], str]:
+    """The figures that it printed, and what the build said."""
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
     print(printed)
-    return float(printed.split()[1]), errors
+    lines = (line.rpartition(" ") for line in printed.splitlines())
+    return {name: float(value) for name, _, value in lines}, errors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,12 +79,16 @@ def needs_a_compiler():
 
 def test_a_call_compiles_its_config_and_later_processes_load_it(tmp_path):
     processes = [call(tmp_path / "cache"), call(tmp_path / "cache")]
-    said = [finish(process)[1] for process in processes]
-    # Each kernel once: one library, or, where another library launches them, three of device code.
-    assert sum(words.count("compiling 1,") for words in said) in (1, 3)
-    seconds, errors = finish(call(tmp_path / "cache"))
+    figures, said = zip(*map(finish, processes), strict=True)
+    n_archs = len({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+    # Each kernel once. As device code alone, where a loaded library launches it: one for causal,
+    # in which the plain calls run too, and one for softcap. Else a library with all of them.
+    alone = figures[0]["kernels loaded"] > 0 and n_archs == 1
+    n_builds = sum(words.count("compiling 1,") for words in said)
+    assert n_builds == (2 if alone else 1), said
+    figures, errors = finish(call(tmp_path / "cache"))
     assert "compiling" not in errors
-    assert seconds < 5
+    assert figures["seconds"] < 5
 
 
 def test_without_a_compiler_the_error_says_how_to_get_one(tmp_path):
