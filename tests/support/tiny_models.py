@@ -108,6 +108,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "LongcatFlashConfig": {"head_dim": 8, "zero_expert_num": 2, "moe_topk": 4},
     "LwDetrViTConfig": {"num_windows": 4},
+    "MimiConfig": {"upsample_groups": 64},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": 16},
     "NemotronHConfig": {"layers_block_type": ["mamba", "attention", "mlp"]},
     "PaddleOCRTextConfig": _MROPE,
