@@ -51,6 +51,8 @@ def sweep(model_class: type[PreTrainedModel], dtype: torch.dtype = torch.float16
     """Makes the model three times: fp32 and 16-bit eager, and pyflash."""
     if not model_class._supports_flash_attn:
         return _refused_when_made(model_class)
+    if model_class.forward is torch.nn.Module.forward:
+        return Outcome("not run", "it has no forward")
     for keep_types in (True, False):
         try:
             config = tiny_config(model_class.config_class, keep_types)
