@@ -267,7 +267,9 @@ def _link_kernels(
 def _support(archs_of: ArchsOf) -> list[Compilation]:
     """The objects of a kernel library besides the configs' own."""
     text = emit.emit_config_map(archs_of)
-    compiler = toolchain.cuda_compiler(targets(_all_archs(archs_of)))
+    compiler = toolchain.kernel_compiler(
+        targets(_all_archs(archs_of)), toolchain.cutlass_identity()
+    )
     sources = sorted((ROOT / "cute_kernels").glob("*.cu"))
     return [
         Compilation("config map", "config_map", text, toolchain.cpp_compiler()),

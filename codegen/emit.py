@@ -33,7 +33,8 @@ ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
 
 _DEVICE_UNIT = """\
 // {short_form}, device code alone
-{define}#include "{kernel_header}"
+#define PYFLASH_DEVICE_CODE
+#include "{kernel_header}"
 
 namespace pyflash {{
 
@@ -85,8 +86,9 @@ extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
                                      .device_properties = device_properties,
                                      .error_string = error_string,
                                      .merge_splits = merge_splits,
-                                     .load_cubin = load_cubin,
-                                     .launch_cubin = launch_cubin}};
+                                     .launch = launch,
+                                     .describe = describe,
+                                     .load_cubin = load_cubin}};
   return &library;
 }}
 """
@@ -131,8 +133,7 @@ def emit_device_code(config: KernelConfig, features: Sequence[Features]) -> str:
     family = config.family
     return _DEVICE_UNIT.format(
         short_form=config.short_form(),
-        define="#define PYFLASH_DEVICE_CODE\n" if family.kernel_header else "",
-        kernel_header=family.kernel_header or family.launch_header,
+        kernel_header=family.kernel_header,
         launch_header=family.launch_header,
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),

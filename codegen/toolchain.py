@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -62,22 +61,12 @@ def op_compiler() -> Compiler:
     return Compiler(cxx(), _CPP_FLAGS, includes, f"{_cxx_version()}\n{version}", ".cpp")
 
 
-def cuda_compiler(targets: Targets) -> Compiler:
-    """For CUDA without CUTLASS, for what `Family.targets` says or, where the code is of no family,
-    `pyflash.config.arch.targets`."""
-    flags = (*_NVCC_FLAGS, *_compression(), *_ccbin(), *_gencode(targets))
-    return Compiler(_nvcc(), flags, _own_headers(), _nvcc_version(), ".cu")
-
-
 def kernel_compiler(targets: Targets, cutlass_identity: str) -> Compiler:
-    """For kernels: the same with CuTe; ptxas reports registers and spills."""
-    plain = cuda_compiler(targets)
-    return dataclasses.replace(
-        plain,
-        flags=(*plain.flags, "-Xptxas=-v"),
-        includes=(*plain.includes, "-isystem", str(include_dir())),
-        identity=f"{plain.identity}\n{cutlass_identity}",
-    )
+    """For CUDA with CuTe, for what `Family.targets` says or, where the code is of no family,
+    `pyflash.config.arch.targets`; ptxas reports registers and spills."""
+    flags = (*_NVCC_FLAGS, *_compression(), *_ccbin(), *_gencode(targets), "-Xptxas=-v")
+    includes = (*_own_headers(), "-isystem", str(include_dir()))
+    return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
 
 
 def emulator_compiler(watch_registers: bool = False) -> Compiler:

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/sm80/launcher.h"
+#include "cute_kernels/sm90/launcher.h"
 
 namespace pyflash {
 
@@ -24,7 +25,7 @@ int device_properties(int* sm_arch, int* n_sms) {
   return error;
 }
 
-int load_cubin(void const* image, char const* symbol, void** kernel) {
+int load_cubin(void const* image, char const* symbol, void const** kernel) {
 #if CUDART_VERSION >= 12080
   cudaLibrary_t library{};
   cudaError_t error =
@@ -41,10 +42,20 @@ int load_cubin(void const* image, char const* symbol, void** kernel) {
 #endif
 }
 
-int launch_cubin(void* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream) {
-  sm80::LaunchShape const shape{
-      .block_rows = row.B_r, .n_threads = row.n_threads, .smem_bytes = row.smem_bytes};
-  return sm80::launch(kernel, shape, params, static_cast<cudaStream_t>(stream));
+int launch(void const* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream) {
+  auto const on = static_cast<cudaStream_t>(stream);
+  if (auto const* const config = std::get_if<FlashForwardSm90Config>(&row.config)) {
+    return sm90::launch(kernel, *config, row, params, on);
+  }
+  return sm80::launch(kernel, row, params, on);
+}
+
+void describe(ConfigMapRow& row) {
+  if (auto const* const config = std::get_if<FlashForwardSm90Config>(&row.config)) {
+    row.refusal = sm90::refusal_of_row;
+    row.packs_heads = config->pack_gqa;
+    row.max_cluster = sm90::max_cluster(*config);
+  }
 }
 
 char const* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

@@ -15,7 +15,8 @@ char const* error_string(int error);
 int merge_splits(ForwardParams const& params, DType dtype, void* stream);
 
 // As KernelLibrary says.
-int load_cubin(void const* image, char const* symbol, void** kernel);
-int launch_cubin(void* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream);
+int launch(void const* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream);
+void describe(ConfigMapRow& row);
+int load_cubin(void const* image, char const* symbol, void const** kernel);
 
 }  // namespace pyflash

@@ -14,14 +14,12 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, features.h or params.h changes its layout. Configs have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 5;
+inline constexpr int kKernelLibraryAbi = 6;
 
-// Launches one forward pass on `stream` (a cudaStream_t) of the current device, without synchronising; returns a
-// cudaError_t.
-using ForwardLauncher = int (*)(ForwardParams const& params, void* stream);
+struct ConfigMapRow;
 
-// Why a kernel that has the features cannot run a problem all the same; nullptr: it can.
-using ProblemRefusal = char const* (*)(ForwardParams const& params);
+// Why a row's kernel that has the features cannot run a problem all the same; nullptr: it can.
+using ProblemRefusal = char const* (*)(ConfigMapRow const& row, ForwardParams const& params);
 
 struct ConfigMapRow {
   AnyConfig config;
@@ -33,15 +31,17 @@ struct ConfigMapRow {
   int n_threads;                   // per CTA
   int smem_bytes;                  // per CTA, dynamic
   Span<ForwardFeatures> features;  // the combinations that are built, in the order of dispatch
+  Span<void const*> kernels;       // of each combination, for KernelLibrary::launch
   Span<ArchCtas> ctas_per_sm;      // ascending
-  ForwardLauncher launch;          // with the first combination that covers the problem
-  ProblemRefusal refusal;
   char const*
       sm_archs;  // targets of the machine code inside, comma separated, ascending: "80,90", "90a"
   int ptx_arch;  // PTX inside, for devices newer than all of sm_archs: 90; 0 = none
   int rank;      // the selection rule's order of preference: smaller first
-  bool packs_heads;  // the query heads of a head of K and V are rows of one tile
-  int max_cluster;   // up to so many splits the kernel merges itself
+
+  // These follow from the config: KernelLibrary::describe.
+  ProblemRefusal refusal = nullptr;  // nullptr: its kernels run any problem
+  bool packs_heads = false;          // the query heads of a head of K and V are rows of one tile
+  int max_cluster = 1;               // up to so many splits the kernel merges itself
 };
 
 struct KernelLibrary {
@@ -53,12 +53,14 @@ struct KernelLibrary {
   char const* (*error_string)(int error);
   // Combines the partial results of more splits than the row's max_cluster into o and lse, after the kernel that wrote them, on the same stream.
   int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
-  // Of kernels that were compiled as device code alone. load_cubin: finds the kernel with the mangled name `symbol` in a
-  // cubin, of which it keeps no copy. launch_cubin: launches it for a row of the SM80 family as that row's own launcher
-  // would. Both return a cudaError_t.
-  int (*load_cubin)(void const* image, char const* symbol, void** kernel);
-  int (*launch_cubin)(void* kernel, ConfigMapRow const& row, ForwardParams const& params,
-                      void* stream);
+  // Launches one forward pass with a kernel of the row on `stream` (a cudaStream_t) of the current device, without
+  // synchronising; returns a cudaError_t.
+  int (*launch)(void const* kernel, ConfigMapRow const& row, ForwardParams const& params,
+                void* stream);
+  // For kernels that were compiled as device code alone. describe: sets what of a row follows from its config. load_cubin:
+  // finds the kernel with the mangled name `symbol` in a cubin, of which it keeps no copy; returns a cudaError_t.
+  void (*describe)(ConfigMapRow& row);
+  int (*load_cubin)(void const* image, char const* symbol, void const** kernel);
 };
 
 }  // namespace pyflash

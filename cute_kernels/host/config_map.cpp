@@ -63,10 +63,6 @@ int64_t load_kernel_library(std::string const& path) {
 }
 
 void load_cubin(Cubin const& cubin) {
-  require(
-      std::holds_alternative<FlashForwardKernelConfig>(cubin.config), "cubin '", cubin.path,
-      "' is of ", short_form(cubin.config),
-      ", and cubins of the SM80 family alone are launched; build a kernel library: pyflash build");
   std::unique_lock const lock(map_mutex);
   require(newest_library, "cubin '", cubin.path,
           "' cannot be launched: a kernel library does that, and none is loaded; to build one: "

@@ -16,9 +16,9 @@ namespace pyflash {
 // Thread-safe, as are the readers below.
 int64_t load_kernel_library(std::string const& path);
 
-// Adds the kernels of a cubin of the SM80 family to those of its config, which from then on runs on the cubin's
-// architecture alone; those with the same features are replaced. Refuses a file that cannot be read, other families, and
-// where no kernel library is loaded: it is these that know CUDA.
+// Adds the kernels of a cubin to those of its config, which from then on runs on the cubin's architecture alone; those with
+// the same features are replaced. Refuses a file that cannot be read, and where no kernel library is loaded: it is these
+// that know CUDA.
 void load_cubin(Cubin const& cubin);
 
 // What a kernel library must have been built for: "3-0123456789abcdef", of kKernelLibraryAbi and kConfigsDigest.

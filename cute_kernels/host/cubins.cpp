@@ -30,50 +30,34 @@ std::string read_cubin(std::string const& path) {
 }
 
 int Kernel::launch(ForwardParams const& params, void* stream) const {
-  return cubins ? cubins->launch(params, stream) : row->launch(params, stream);
+  ForwardFeatures const needed = features_needed(params, row->d_head);
+  // There is one: else selection has refused the problem.
+  auto const found =
+      std::find_if(row->features.begin(), row->features.end(),
+                   [&](ForwardFeatures const& built) { return built.covers(needed); });
+  auto const i = static_cast<size_t>(found - row->features.begin());
+  return cubins ? cubins->launch(i, params, stream)
+                : library->launch(row->kernels.data[i], *row, params, stream);
 }
 
 CubinRow::CubinRow(Cubin const& cubin, KernelLibrary const& library, Kernel const* before)
     : short_form_(short_form(cubin.config)),
       sm_arch_(cubin.sm_arch),
-      ctas_{std::atoi(cubin.sm_arch.c_str()), cubin.ctas_per_sm},
-      library_(&library),
-      before_(before ? *before : Kernel{}) {
-  struct Entry {
-    ForwardFeatures features;
-    std::shared_ptr<Loaded> kernel;
-  };
-  std::vector<Entry> entries;
+      ctas_{std::atoi(cubin.sm_arch.c_str()), cubin.ctas_per_sm} {
   auto const image = std::make_shared<std::string const>(read_cubin(cubin.path));
   for (size_t i = 0; i < cubin.features.size(); ++i) {
-    auto const loaded = std::make_shared<Loaded>();
-    loaded->image = image;
-    loaded->symbol = cubin.symbols[i];
-    entries.push_back({cubin.features[i], loaded});
+    add(cubin.features[i],
+        std::shared_ptr<Entry>(new Entry{&library, nullptr, image, cubin.symbols[i]}));
   }
-  auto add = [&](ForwardFeatures const& features, std::shared_ptr<Loaded> const& kernel) {
-    auto const same = [&](Entry const& entry) { return entry.features == features; };
-    if (std::none_of(entries.begin(), entries.end(), same)) {
-      entries.push_back({features, kernel});
-    }
-  };
   if (before && before->cubins) {
-    CubinRow const& other = *before->cubins;
-    for (size_t i = 0; i < other.features_.size(); ++i) {
-      add(other.features_[i], other.kernels_[i]);
+    for (size_t i = 0; i < before->row->features.size; ++i) {
+      add(before->row->features.data[i], before->cubins->entries_[i]);
     }
-    before_ = other.before_;
   } else if (before) {
-    for (ForwardFeatures const& features : before->row->features) {
-      add(features, nullptr);
+    for (size_t i = 0; i < before->row->features.size; ++i) {
+      add(before->row->features.data[i],
+          std::shared_ptr<Entry>(new Entry{before->library, before->row->kernels.data[i]}));
     }
-  }
-  std::stable_sort(entries.begin(), entries.end(), [](Entry const& a, Entry const& b) {
-    return count(a.features) < count(b.features);
-  });
-  for (Entry const& entry : entries) {
-    features_.push_back(entry.features);
-    kernels_.push_back(entry.kernel);
   }
   row_ = {.config = cubin.config,
           .short_form = short_form_.c_str(),
@@ -81,13 +65,9 @@ CubinRow::CubinRow(Cubin const& cubin, KernelLibrary const& library, Kernel cons
           .smem_bytes = cubin.smem_bytes,
           .features = {features_.data(), features_.size()},
           .ctas_per_sm = {&ctas_, 1},
-          .launch = nullptr,
-          .refusal = before_.row ? before_.row->refusal : nullptr,
           .sm_archs = sm_arch_.c_str(),
           .ptx_arch = 0,
-          .rank = cubin.rank,
-          .packs_heads = false,
-          .max_cluster = 1};
+          .rank = cubin.rank};
   std::visit(
       [&](auto const& config) {
         row_.dtype = config.dtype;
@@ -96,27 +76,32 @@ CubinRow::CubinRow(Cubin const& cubin, KernelLibrary const& library, Kernel cons
         row_.B_c = config.B_c;
       },
       cubin.config);
+  library.describe(row_);
+  kernel_ = {&row_, &library, this};
 }
 
-int CubinRow::launch(ForwardParams const& params, void* stream) const {
-  ForwardFeatures const needed = features_needed(params, row_.d_head);
-  auto const covers = [&](ForwardFeatures const& built) { return built.covers(needed); };
-  // There is one: else selection has refused the problem.
-  auto const found = std::find_if(features_.begin(), features_.end(), covers);
-  std::shared_ptr<Loaded> const& loaded = kernels_[found - features_.begin()];
-  if (!loaded) {
-    return before_.row->launch(params, stream);
+void CubinRow::add(ForwardFeatures const& features, std::shared_ptr<Entry> const& entry) {
+  if (std::find(features_.begin(), features_.end(), features) != features_.end()) {
+    return;
   }
-  std::unique_lock lock(loaded->mutex);
-  if (!loaded->kernel) {
+  auto const more = [&](ForwardFeatures const& other) { return count(other) > count(features); };
+  auto const at = std::find_if(features_.begin(), features_.end(), more);
+  entries_.insert(entries_.begin() + (at - features_.begin()), entry);
+  features_.insert(at, features);
+}
+
+int CubinRow::launch(size_t i, ForwardParams const& params, void* stream) const {
+  Entry& entry = *entries_[i];
+  std::unique_lock lock(entry.mutex);
+  if (!entry.kernel) {
     int const error =
-        library_->load_cubin(loaded->image->data(), loaded->symbol.c_str(), &loaded->kernel);
+        entry.library->load_cubin(entry.image->data(), entry.symbol.c_str(), &entry.kernel);
     if (error != 0) {
       return error;
     }
   }
   lock.unlock();
-  return library_->launch_cubin(loaded->kernel, row_, params, stream);
+  return entry.library->launch(entry.kernel, row_, params, stream);
 }
 
 }  // namespace pyflash

@@ -29,7 +29,7 @@ std::string read_cubin(std::string const& path);
 
 class CubinRow;
 
-// A row of the config map and the library that launches it. All live as long as the process: kernel libraries are never
+// A row of the config map and the library that launches its kernels. All live as long as the process: kernel libraries are never
 // unloaded, because captured CUDA graphs may hold their kernels.
 struct Kernel {
   ConfigMapRow const* row;
@@ -43,30 +43,37 @@ struct Kernel {
 // The row of a config some of whose kernels are in cubins. The others, if any, are those that the config had before.
 class CubinRow {
  public:
-  // library: launches the cubin's kernels. before: what the config map has for the config, or nullptr.
+  // library: loads and launches the cubin's kernels. before: what the config map has for the config, or nullptr.
   CubinRow(Cubin const& cubin, KernelLibrary const& library, Kernel const* before);
+  CubinRow(CubinRow const&) = delete;  // kernel() points into it
 
-  Kernel kernel() const { return {&row_, library_, this}; }
-  int launch(ForwardParams const& params, void* stream) const;
+  Kernel const& kernel() const { return kernel_; }
+
+  // The kernel of the row's i-th combination of features.
+  int launch(size_t i, ForwardParams const& params, void* stream) const;
 
  private:
-  // Loaded when it is first launched, on a machine that may have no GPU until then.
-  struct Loaded {
-    std::shared_ptr<std::string const> image;
-    std::string symbol;
-    std::mutex mutex;
-    void* kernel = nullptr;
+  // A kernel, and the library that launches it: each has a CUDA runtime of its own.
+  struct Entry {
+    KernelLibrary const* library;
+    // Of a cubin, loaded when it is first launched, on a machine that may have no GPU until then.
+    void const* kernel;
+    std::shared_ptr<std::string const> image{};
+    std::string symbol{};
+    std::mutex mutex{};
   };
-  // In the order of dispatch; kernels[i] is nullptr where before_ has it.
+
+  // In the order of dispatch. Of the same features, the one that is there stays.
+  void add(ForwardFeatures const& features, std::shared_ptr<Entry> const& entry);
+
   std::vector<ForwardFeatures> features_;
-  std::vector<std::shared_ptr<Loaded>> kernels_;
+  std::vector<std::shared_ptr<Entry>> entries_;
 
   std::string short_form_;
   std::string sm_arch_;
   ArchCtas ctas_;
-  KernelLibrary const* library_;
-  Kernel before_;  // without a row where there was none
   ConfigMapRow row_;
+  Kernel kernel_;
 };
 
 }  // namespace pyflash

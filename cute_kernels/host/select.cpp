@@ -67,7 +67,7 @@ AnyConfig named_config(std::string_view text, Problem const& problem) {
 }
 
 char const* refusal(ConfigMapRow const& row, ForwardParams const& params) {
-  return row.refusal ? row.refusal(params) : nullptr;
+  return row.refusal ? row.refusal(row, params) : nullptr;
 }
 
 Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gpu) {

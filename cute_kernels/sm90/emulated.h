@@ -22,8 +22,9 @@ struct Sm90Launch {
   void (*forward)(sm90::KernelParams const& params);  // of the features that the problem needs
 };
 
-template <class Traits, ForwardFeatures... kBuilt>
-Launch launch_sm90(ForwardParams const& params, DType dtype, int n_resident) {
+template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
+Launch launch_sm90(ForwardParams const& params, int n_resident) {
+  using Traits = sm90::KernelTraits<kConfig>;
   auto launch = std::make_shared<Sm90Launch>();
   bool const covered = run_first_that_covers<kBuilt...>(
       features_needed(params, Traits::kHeadDim),
@@ -34,7 +35,7 @@ Launch launch_sm90(ForwardParams const& params, DType dtype, int n_resident) {
             .error = "no built combination of features covers the problem"};
   }
   // NOTE: a CTA per multiprocessor, and clusters of one.
-  if (sm90::make_plan<Traits>(launch->plan, params, dtype, n_resident, 1, encode_tensor_map) !=
+  if (sm90::make_plan(launch->plan, kConfig, params, n_resident, 1, encode_tensor_map) !=
       cudaSuccess) {
     return {.n_ctas = 0,
             .params = nullptr,
@@ -93,11 +94,9 @@ EmulatedKernel const* forward_kernel() {
           kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
-      .refusal = sm90::refusal<Traits>,
-      .launch =
-          [](ForwardParams const& params, int n_resident) {
-            return launch_sm90<Traits, kBuilt...>(params, kConfig.dtype, n_resident);
-          },
+      .refusal = [](ForwardParams const& params) { return sm90::refusal(kConfig, params); },
+      .launch = [](ForwardParams const& params,
+                   int n_resident) { return launch_sm90<kConfig, kBuilt...>(params, n_resident); },
       .attach = [](Machine* m) { machine = m; },
       .run_thread =
           [](void const* params) {

@@ -12,12 +12,15 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
-#include "cute_kernels/sm90/problem.h"
+#include "cute_kernels/sm90/kernel_params.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
 
 // cuTensorMapEncodeTiled, or what stands for it.
 using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
+
+using Config = FlashForwardSm90Config;
 
 struct MapDimension {
   int64_t extent;
@@ -25,34 +28,31 @@ struct MapDimension {
   int box;
 };
 
-constexpr int kElementBytes = 2;
-
 // Query heads that are rows of one tile beside each other.
-template <class Traits>
-int rows_per_query(ForwardParams const& problem) {
-  return Traits::kPackGqa && problem.heads_kv > 0 ? problem.heads / problem.heads_kv : 1;
+inline int rows_per_query(Config const& config, ForwardParams const& problem) {
+  return config.pack_gqa && problem.heads_kv > 0 ? problem.heads / problem.heads_kv : 1;
 }
 
 // The dimensions of Q's map but for the columns: (group, rows, heads, batch).
-template <class Traits>
-std::array<MapDimension, 4> map_dimensions_Q(ForwardParams const& problem) {
+inline std::array<MapDimension, 4> map_dimensions_Q(Config const& config,
+                                                    ForwardParams const& problem) {
   bool const packed = problem.cu_seqlens_q != nullptr;
-  int const group = rows_per_query<Traits>(problem);
+  int const group = rows_per_query(config, problem);
   TensorStrides const& strides = problem.q_strides;
   return {{{group, strides.head, group},
-           {packed ? problem.total_q : problem.seqlen_q, strides.row, Traits::kMmaM / group},
+           {packed ? problem.total_q : problem.seqlen_q, strides.row, kMmaM / group},
            {problem.heads / group, strides.head * group, 1},
            {packed ? 1 : problem.batch, strides.batch, 1}}};
 }
 
 // Those of the maps of K and of V: (rows, heads, batch).
-template <class Traits>
-std::array<MapDimension, 3> map_dimensions_KV(ForwardParams const& problem,
-                                              TensorStrides const& strides) {
+inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config,
+                                                     ForwardParams const& problem,
+                                                     TensorStrides const& strides) {
   bool const packed = problem.cu_seqlens_k != nullptr;
   int const rows = packed ? problem.total_k : problem.seqlen_k;
   // NOTE: a map has no empty extents; without keys, nothing is loaded.
-  return {{{std::max(rows, 1), strides.row, Traits::kBlockN},
+  return {{{std::max(rows, 1), strides.row, config.B_c},
            {problem.heads_kv, strides.head, 1},
            {packed ? 1 : problem.batch, strides.batch, 1}}};
 }
@@ -72,13 +72,14 @@ char const* refusal_of_map(std::array<MapDimension, kRank> const& dimensions) {
   return nullptr;
 }
 
-// A tensor map over rows of `columns` contiguous elements, in boxes of kSlab columns; what of a box lies outside reads as 0.
-template <int kSlab, size_t kRank>
-bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* base, DType dtype,
-                       int columns, std::array<MapDimension, kRank> const& dimensions) {
+// A tensor map over rows of `columns` contiguous elements, in boxes of a slab of columns; what of a box lies outside reads as 0.
+template <size_t kRank>
+bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* base,
+                       Config const& config, int columns,
+                       std::array<MapDimension, kRank> const& dimensions) {
   cuuint64_t extents[kRank + 1] = {cuuint64_t(columns)};
   cuuint64_t strides[kRank];
-  cuuint32_t box[kRank + 1] = {kSlab};
+  cuuint32_t box[kRank + 1] = {cuuint32_t(slab_columns(config))};
   cuuint32_t element_strides[kRank + 1] = {1};
   for (size_t i = 0; i < kRank; ++i) {
     extents[i + 1] = dimensions[i].extent;
@@ -87,66 +88,64 @@ bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* b
     box[i + 1] = dimensions[i].box;
     element_strides[i + 1] = 1;
   }
-  constexpr auto kSwizzle = kSlab == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  auto const type =
-      dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  auto const swizzle =
+      slab_columns(config) == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  auto const type = config.dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
-                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
+                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <class Traits>
-cudaError_t set_tensor_maps(KernelParams& params, DType dtype, TensorMapEncoder encoder) {
+inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
+                                   TensorMapEncoder encoder) {
   if (encoder == nullptr) {
     return cudaErrorNotSupported;
   }
   ForwardParams const& problem = params.problem;
   auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without keys.
-    return encode_tensor_map<Traits::kSlab>(encoder, map, base ? base : problem.q, dtype,
-                                            problem.d_head, dimensions);
+    return encode_tensor_map(encoder, map, base ? base : problem.q, config, problem.d_head,
+                             dimensions);
   };
   bool const encoded =
-      encode(params.q_map, problem.q, map_dimensions_Q<Traits>(problem)) &&
-      encode(params.k_map, problem.k, map_dimensions_KV<Traits>(problem, problem.k_strides)) &&
-      encode(params.v_map, problem.v, map_dimensions_KV<Traits>(problem, problem.v_strides));
+      encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
+      encode(params.k_map, problem.k, map_dimensions_KV(config, problem, problem.k_strides)) &&
+      encode(params.v_map, problem.v, map_dimensions_KV(config, problem, problem.v_strides));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // Tiles are counted in ints, with room for the last round of persistent CTAs.
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
-template <class Traits>
-int64_t count_m_blocks(ForwardParams const& problem) {
-  int const n_queries = Traits::kNConsumers * (Traits::kMmaM / rows_per_query<Traits>(problem));
+inline int64_t count_m_blocks(Config const& config, ForwardParams const& problem) {
+  int const n_queries = config.n_consumers * (kMmaM / rows_per_query(config, problem));
   return (int64_t(problem.seqlen_q) + n_queries - 1) / n_queries;
 }
 
 // Of one pass.
-template <class Traits>
-int64_t count_tiles(ForwardParams const& problem) {
-  int64_t const n_heads = problem.heads / rows_per_query<Traits>(problem);
-  return count_m_blocks<Traits>(problem) * n_heads * problem.batch;
+inline int64_t count_tiles(Config const& config, ForwardParams const& problem) {
+  int64_t const n_heads = problem.heads / rows_per_query(config, problem);
+  return count_m_blocks(config, problem) * n_heads * problem.batch;
 }
 
-template <class Traits>
-char const* refusal(ForwardParams const& problem) {
-  if (rows_per_query<Traits>(problem) > Traits::kMmaM) {
+inline char const* refusal(Config const& config, ForwardParams const& problem) {
+  if (rows_per_query(config, problem) > kMmaM) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
   }
   if (problem.sinks != nullptr && problem.seqlen_k == 0) {
     return "it has sinks and no keys";
   }
-  if (count_tiles<Traits>(problem) > kMaxTiles) {
+  if (count_tiles(config, problem) > kMaxTiles) {
     return "it has more than 2^30 Q tiles";
   }
-  if (char const* const reason = refusal_of_map(map_dimensions_Q<Traits>(problem))) {
+  if (char const* const reason = refusal_of_map(map_dimensions_Q(config, problem))) {
     return reason;
   }
   for (TensorStrides const& strides : {problem.k_strides, problem.v_strides}) {
-    if (char const* const reason = refusal_of_map(map_dimensions_KV<Traits>(problem, strides))) {
+    if (char const* const reason = refusal_of_map(map_dimensions_KV(config, problem, strides))) {
       return reason;
     }
   }
@@ -154,19 +153,18 @@ char const* refusal(ForwardParams const& problem) {
 }
 
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles. cluster: CTAs that share a tile.
-template <class Traits>
-void set_order(KernelParams& params, int64_t n_ctas, int cluster) {
+inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas, int cluster) {
   ForwardParams const& problem = params.problem;
   TileOrder& order = params.order;
-  int const group = rows_per_query<Traits>(problem);
+  int const group = rows_per_query(config, problem);
   int const n_heads = problem.heads / group;
-  int64_t const n_m_blocks = count_m_blocks<Traits>(problem);
+  int64_t const n_m_blocks = count_m_blocks(config, problem);
   int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
   constexpr int64_t kL2Bytes = 36 << 20;
-  int64_t const bytes_per_head = std::max<int64_t>(problem.seqlen_k, 1) * 2 * Traits::kHeadDim *
-                                 sizeof(typename Traits::Element);
+  int64_t const bytes_per_head =
+      std::max<int64_t>(problem.seqlen_k, 1) * 2 * config.d_head * kElementBytes;
   int64_t section = std::max<int64_t>(kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv), 1);
-  if constexpr (Traits::kPersistent) {
+  if (config.persistent) {
     // Each CTA takes as long over a section as any other where a section is a number of double rounds.
     int64_t const rounds = 2 * n_ctas;
     int64_t const unit = rounds / std::gcd(rounds, n_m_blocks);
@@ -178,13 +176,13 @@ void set_order(KernelParams& params, int64_t n_ctas, int cluster) {
   order.cluster = cluster;
   order.section = int(section);
   order.last_section = int((n_rest - 1) / section);
-  order.by_m_blocks = FastDivmod(int(n_m_blocks));
-  order.by_splits = FastDivmod(problem.num_splits);
-  order.by_heads = FastDivmod(n_heads);
-  order.by_section_tiles = FastDivmod(int(n_m_blocks * section));
-  order.by_section = FastDivmod(int(section));
-  order.by_last_section = FastDivmod(int(n_rest - order.last_section * section));
-  order.by_group = FastDivmod(group);
+  order.by_m_blocks = cutlass::FastDivmod(int(n_m_blocks));
+  order.by_splits = cutlass::FastDivmod(problem.num_splits);
+  order.by_heads = cutlass::FastDivmod(n_heads);
+  order.by_section_tiles = cutlass::FastDivmod(int(n_m_blocks * section));
+  order.by_section = cutlass::FastDivmod(int(section));
+  order.by_last_section = cutlass::FastDivmod(int(n_rest - order.last_section * section));
+  order.by_group = cutlass::FastDivmod(group);
 }
 
 struct Plan {
@@ -193,29 +191,27 @@ struct Plan {
 };
 
 // Whether a problem has no tile.
-template <class Traits>
-bool is_empty(ForwardParams const& problem) {
-  return count_tiles<Traits>(problem) * problem.num_splits == 0 ||
+inline bool is_empty(Config const& config, ForwardParams const& problem) {
+  return count_tiles(config, problem) * problem.num_splits == 0 ||
          (problem.cu_seqlens_q != nullptr && problem.total_q == 0);
 }
 
 // n_resident: CTAs that run at a time. max_cluster: of the splits of a tile that may be a cluster.
-template <class Traits>
-cudaError_t make_plan(Plan& plan, ForwardParams const& problem, DType dtype, int64_t n_resident,
-                      int max_cluster, TensorMapEncoder encoder) {
+inline cudaError_t make_plan(Plan& plan, Config const& config, ForwardParams const& problem,
+                             int64_t n_resident, int max_cluster, TensorMapEncoder encoder) {
   plan = {};
-  if (is_empty<Traits>(problem)) {
+  if (is_empty(config, problem)) {
     return cudaSuccess;
   }
   int const cluster = problem.num_splits <= max_cluster ? problem.num_splits : 1;
-  int64_t const n_tiles = count_tiles<Traits>(problem) * (problem.num_splits / cluster);
+  int64_t const n_tiles = count_tiles(config, problem) * (problem.num_splits / cluster);
   if (n_tiles * cluster > kMaxTiles) {
     return cudaErrorInvalidConfiguration;
   }
   plan.params.problem = problem;
-  plan.n_ctas = Traits::kPersistent ? std::min(n_tiles, n_resident) : n_tiles * cluster;
-  set_order<Traits>(plan.params, n_resident, cluster);
-  return set_tensor_maps<Traits>(plan.params, dtype, encoder);
+  plan.n_ctas = config.persistent ? std::min(n_tiles, n_resident) : n_tiles * cluster;
+  set_order(plan.params, config, n_resident, cluster);
+  return set_tensor_maps(plan.params, config, encoder);
 }
 
 }  // namespace pyflash::sm90

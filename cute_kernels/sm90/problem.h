@@ -1,43 +1,16 @@
 // The tiles of a problem: their order, their coordinates, and the blocks of keys that each of them attends.
 #pragma once
 
-#include <cutlass/fast_math.h>
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/sm90/kernel_params.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
-using cutlass::FastDivmod;
-
-// Tiles are numbered; a number is taken apart by these. A head is one of K and V where query heads are packed.
-//
-// Neighbouring tiles share a head, so that its K and V stay in L2. For masks that leave the last Q blocks the most to do,
-// the tiles of a section of heads, as many as have their K and V in L2 together, go from the last Q block to the first.
-struct TileOrder {
-  int n_tiles;
-  int cluster;       // CTAs of a tile, a split each, which merge them; 1: splits are tiles
-  int section;       // heads, batches and splits in a section; the last may be smaller
-  int last_section;  // the number of the last section
-  FastDivmod by_m_blocks;
-  FastDivmod by_splits;
-  FastDivmod by_heads;
-  FastDivmod by_section_tiles;  // of a section
-  FastDivmod by_section;
-  FastDivmod by_last_section;
-  FastDivmod by_group;  // query heads per head of K and V; 1 where they are not packed
-};
-
-struct KernelParams {
-  device::TensorMap q_map;  // (d_head, group, seqlen_q, heads, batch)
-  device::TensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch)
-  device::TensorMap v_map;  // (d_head, seqlen_k, heads_kv, batch)
-  ForwardParams problem;
-  TileOrder order;
-};
 
 struct Rows {
   int begin;

@@ -15,12 +15,11 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/sm90/pipeline.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
-
-inline constexpr int kWarpgroup = 128;  // threads
 
 template <FlashForwardSm90Config kConfig>
 struct KernelTraits {
@@ -35,7 +34,7 @@ struct KernelTraits {
   static constexpr bool kPackGqa = kConfig.pack_gqa;
   static constexpr bool kRescaleThreshold = kConfig.rescale_threshold;
 
-  static constexpr int kMmaM = 64;  // rows of a warpgroup's MMA atom, and of a warpgroup
+  static constexpr int kMmaM = sm90::kMmaM;
   static_assert(kBlockM == kMmaM * kNConsumers, "each consumer warpgroup owns 64 rows");
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kHeadDim % 32 == 0 && kHeadDim <= 256);
   static_assert(!kPingpong || kNConsumers > 1, "turns are taken between consumer warpgroups");
@@ -45,7 +44,7 @@ struct KernelTraits {
 
   // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter. With
   // one of them two CTAs share an SM. The budgets are those of pyflash/config/sm90_forward/resources.py.
-  static constexpr int kNThreads = kWarpgroup * (1 + kNConsumers);
+  static constexpr int kNThreads = n_threads(kConfig);
   static_assert(kNConsumers <= 3, "budgets and named barriers are for three at most");
   static constexpr int kCtasPerSm = kNConsumers == 1 ? 2 : 1;
   static constexpr int kProducerRegisters = kNConsumers == 3 ? 32 : 24;
@@ -65,7 +64,7 @@ struct KernelTraits {
 
   // Shared memory: slabs of 64 or 32 columns, 128 or 64 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and
   // the MMAs agree to. A slab is a TMA box.
-  static constexpr int kSlab = kHeadDim % 64 == 0 ? 64 : 32;
+  static constexpr int kSlab = slab_columns(kConfig);
   using RowMajorAtom = std::conditional_t<kSlab == 64, GMMA::Layout_K_SW128_Atom<Element>,
                                           GMMA::Layout_K_SW64_Atom<Element>>;
   using TransposedAtom = std::conditional_t<kSlab == 64, GMMA::Layout_MN_SW128_Atom<Element>,
@@ -85,10 +84,11 @@ struct KernelTraits {
 
   // Splits of a tile that a cluster of CTAs merges through shared memory: each leaves its part, O and lse in fp32, where K
   // was. Rows are padded so that a store of the accumulator has no bank conflicts.
-  using SmemLayoutPart = Layout<Shape<Int<kMmaM>, Int<kHeadDim>>, Stride<Int<kHeadDim + 8>, _1>>;
-  static constexpr bool kPartFits = (cosize_v<SmemLayoutPart> + kMmaM) * sizeof(float) <=
-                                    cosize_v<SmemLayoutKV> * sizeof(Element);
-  static constexpr int kMaxCluster = kNConsumers == 1 && !kPersistent && kPartFits ? 16 : 1;
+  using SmemLayoutPart =
+      Layout<Shape<Int<kMmaM>, Int<kHeadDim>>, Stride<Int<kHeadDim + kPartPadding>, _1>>;
+  static constexpr int kMaxCluster = max_cluster(kConfig);
+  static_assert(kMaxCluster == 1 || (cosize_v<SmemLayoutPart> + kMmaM) * sizeof(float) <=
+                                        cosize_v<SmemLayoutKV> * sizeof(Element));
 
   struct SharedStorage {
     alignas(1024) Element q[cosize_v<SmemLayoutQ> + kNConsumers * kEpilogue];

@@ -236,10 +236,9 @@ class Family:
     # Paths to #include, and the name of the __global__ function template.
     traits_header: str
     launch_header: str
+    kernel_header: str  # of the __global__ function alone, for device code without a host's
     kernel: str
     first_rank: int = 0
-    # Of the __global__ function alone, for device code without a host's; None: the launch header.
-    kernel_header: str | None = None
     emulation_header: str | None = None  # None: the emulator does not run it
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
     emulation_watches_registers: bool = False

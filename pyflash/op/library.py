@@ -72,8 +72,8 @@ def load_cubin(path: str | os.PathLike[str]) -> None:
     that the config map of the process has for their config; those with the same features are
     replaced. From then on the config runs on the cubin's architecture alone.
 
-    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError for one of
-    another family than SM80, and where no kernel library is loaded, which is what launches it.
+    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError where no kernel
+    library is loaded, which is what launches it.
     """
     path = Path(path).resolve()
     record = json.loads(path.with_suffix(".row.json").read_text())

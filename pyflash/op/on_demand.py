@@ -99,16 +99,15 @@ def _compile(config: KernelConfig, needed: Features, sm: int) -> None:
     from pyflash.codegen.kernels import compile_kernel
 
     archs = nearest_archs([sm])
-    if archs and not archs[0].ptx_of and _launches_cubins(config):
+    if archs and not archs[0].ptx_of and _launches_cubins():
         features = first_covering(needed, config.family.built_features(config)) or needed
         library.load_cubin(compile_kernel(config, features, archs[0]))
     else:
         library.load(build_on_demand([config], archs, more_features=[needed]))
 
 
-def _launches_cubins(config: KernelConfig) -> bool:
+def _launches_cubins() -> bool:
     """Cubins are launched by a kernel library, and a config that has some runs on their
     architecture alone."""
     gpus = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    has_launcher = config.family.kernel_header is not None and bool(library.built_configs())
-    return has_launcher and len(gpus) == 1
+    return bool(library.built_configs()) and len(gpus) == 1

@@ -149,19 +149,12 @@ class KernelBuilder:
 def build(
     kernels: Sequence[Kernel], arch: Arch | str | int, folder: Path, name: str, cubins: bool = True
 ) -> dict[Kernel, Built]:
-    """Compiles all: with `cubins`, those of families that have device code by itself as cubins,
-    which takes a fraction of the time; others in kernel libraries. The one place where the tuner
-    asks the build for kernels."""
+    """Compiles all: with `cubins` as device code alone, which takes a fraction of the time, else in
+    kernel libraries. The one place where the tuner asks the build for kernels."""
     arch = Arch.of(arch)
-    as_cubins = [k for k in kernels if cubins and has_cubins(k.config) and not arch.ptx_of]
-    in_libraries = [k for k in kernels if k not in as_cubins]
-    built = _build_cubins(as_cubins, arch) if as_cubins else {}
-    return built | (_build_libraries(in_libraries, arch, folder, name) if in_libraries else {})
-
-
-def has_cubins(config: KernelConfig) -> bool:
-    """Whether its family's kernels can be compiled without a host's part."""
-    return getattr(config.family, "kernel_header", None) is not None
+    if cubins and not arch.ptx_of:
+        return _build_cubins(kernels, arch)
+    return _build_libraries(kernels, arch, folder, name)
 
 
 def _build_cubins(kernels: Sequence[Kernel], arch: Arch) -> dict[Kernel, Built]:

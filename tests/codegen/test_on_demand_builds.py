@@ -28,7 +28,7 @@ MANY_PROCESSES = """if True:
     from pyflash.codegen import build, toolchain
     compiler = fake_compiler(Path(sys.argv[1]), 0.1)
     os.environ["CXX"] = compiler.command[0]
-    for name in ("cpp_compiler", "cuda_compiler", "kernel_compiler"):
+    for name in ("cpp_compiler", "kernel_compiler"):
         setattr(toolchain, name, lambda *_: compiler)
     go, started = os.pipe()
     for i in range(4):
@@ -52,7 +52,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     compiler = fake_compiler(tmp_path)
     monkeypatch.setenv("CXX", compiler.command[0])
-    for name in ("cpp_compiler", "cuda_compiler", "kernel_compiler"):
+    for name in ("cpp_compiler", "kernel_compiler"):
         monkeypatch.setattr(toolchain, name, lambda *_: compiler)
 
     def made() -> list[str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyflash import attention, built_configs
+from pyflash import Features, attention, built_configs
+from pyflash.config import parse
 from pyflash.config.arch import ARCHS
 from pyflash.op.library import load_cubin
 
@@ -30,18 +31,40 @@ def compiled(config, features, arch) -> Path:
         pytest.skip(str(error))
 
 
-def test_a_cubin_computes_what_the_library_does(arch):
-    built = (row.config for row in built_configs().values() if not row.config.tag)
-    config = next((c for c in built if c.d_head == 128 and c.dtype.name == "FP16"), None)
+# Warps alone; warps with roles, persistent CTAs; packed heads and clusters.
+KINDS = {
+    "sm80": lambda config: not config.tag,
+    "sm90": lambda config: config.tag and config.persistent,
+    "sm90 packed": lambda config: config.tag and config.pack_gqa,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cubin_computes_what_the_library_does(arch, kind):
+    """With several queries and with one, whose splits a cluster of CTAs may merge."""
+    built = (row.config for row in built_configs().values() if row.covers(Features(), arch))
+    of_kind = (c for c in built if c.d_head == 128 and c.dtype.name == "FP16" and KINDS[kind](c))
+    config = next(of_kind, None)
     if config is None:
-        pytest.skip("no config of the SM80 family is built")
-    q, k, v = torch.randn(3, 2, 1000, 4, 128, device="cuda", dtype=torch.float16)
-    problems = [{}, {"causal": True}, {"softcap": 5.0}, {"num_splits": 3}]
+        pytest.skip(f"no config of this kind is built for sm_{arch}")
+    k, v = torch.randn(2, 2, 1000, 4, 128, device="cuda", dtype=torch.float16)
+    q, one_query = (
+        torch.randn(2, seqlen, 8, 128, device="cuda", dtype=torch.float16) for seqlen in (1000, 1)
+    )
+    problems = [
+        (q, {}),
+        (q, {"causal": True}),
+        (q, {"softcap": 5.0}),
+        (q, {"num_splits": 3}),
+        (one_query, {"num_splits": 4}),
+        (one_query, {"num_splits": 16}),
+        (one_query, {"num_splits": 17}),
+    ]
 
     def results():
         return [
             attention(q, k, v, config=str(config), return_lse=True, **options)
-            for options in problems
+            for q, options in problems
         ]
 
     of_library = results()
@@ -60,10 +83,18 @@ def test_a_cubin_computes_what_the_library_does(arch):
     assert torch.equal(out, of_library[0][0])
 
 
-def test_a_config_that_no_library_has(arch):
+@pytest.mark.parametrize(
+    "config",
+    [
+        "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_3",
+        "(BF16, 64, 128, 64, 2): sm90+stages_3+overlap+pingpong",
+    ],
+)
+def test_a_config_that_no_library_has(arch, config):
     from pyflash.op.reference import expect
 
-    config = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_3"
+    if parse(config).violations(arch):
+        pytest.skip(f"it is not for sm_{arch}")
     load_cubin(compiled(config, ["plain"], arch))
     q, k, v = torch.randn(3, 1, 333, 2, 64, device="cuda", dtype=torch.bfloat16)
     expect(q, k, v).check(*attention(q, k, v, config=config, return_lse=True))

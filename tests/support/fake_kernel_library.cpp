@@ -25,7 +25,13 @@
 
 namespace {
 
-int launch(pyflash::ForwardParams const&, void*) { return 1; }
+int launch(void const*, pyflash::ConfigMapRow const&, pyflash::ForwardParams const&, void*) {
+  return 1;
+}
+
+void describe(pyflash::ConfigMapRow&) {}
+
+int load_cubin(void const*, char const*, void const**) { return 1; }
 
 int device_properties(int* sm_arch, int* n_sms) {
   *sm_arch = 90;
@@ -46,10 +52,13 @@ constexpr ForwardFeatures kFeatures[] = {
     {},
     {.right_window = true},
     {.right_window = true, .left_window = true, .predicated_head_dim = true}};
+constexpr void const* kKernels[std::size(kFeatures)] = {};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
 #ifdef REFUSES
-char const* refusal(pyflash::ForwardParams const&) { return "it is " REFUSES; }
+char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const&) {
+  return "it is " REFUSES;
+}
 #else
 constexpr pyflash::ProblemRefusal refusal = nullptr;
 #endif
@@ -66,12 +75,12 @@ pyflash::ConfigMapRow row(Config const& config, char const* short_form, char con
           .n_threads = 128,
           .smem_bytes = 1024,
           .features = {kFeatures, std::size(kFeatures)},
+          .kernels = {kKernels, std::size(kKernels)},
           .ctas_per_sm = {kCtas, std::size(kCtas)},
-          .launch = launch,
-          .refusal = refusal,
           .sm_archs = sm_archs,
           .ptx_arch = ptx_arch,
-          .rank = BASE_RANK SIGN rank};
+          .rank = BASE_RANK SIGN rank,
+          .refusal = refusal};
 }
 
 }  // namespace
@@ -116,6 +125,9 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
       .device_properties = device_properties,
       .error_string = error_string,
       .merge_splits = merge_splits,
+      .launch = launch,
+      .describe = describe,
+      .load_cubin = load_cubin,
   };
   return &library;
 }

@@ -69,6 +69,7 @@ TOY_FAMILY = Family(
     first_rank=-10,
     traits_header="cute_kernels/toy/traits.h",
     launch_header="cute_kernels/toy/launch.h",
+    kernel_header="cute_kernels/toy/kernel.h",
     kernel="toy_forward_kernel",
     arch_specific=True,
     fallback=fallback,

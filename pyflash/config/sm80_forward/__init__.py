@@ -17,8 +17,8 @@ SM80_FORWARD = Family(
     ranked=RANKED,
     traits_header="cute_kernels/sm80/tiled.h",
     launch_header="cute_kernels/sm80/launch.h",
-    kernel="flash_forward_kernel",
     kernel_header="cute_kernels/sm80/kernel.h",
+    kernel="flash_forward_kernel",
     emulation_header="cute_kernels/sm80/emulated.h",
     fallback=fallback,
 )

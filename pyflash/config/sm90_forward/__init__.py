@@ -18,6 +18,7 @@ SM90_FORWARD = Family(
     first_rank=FIRST_RANK,
     traits_header="cute_kernels/sm90/traits.h",
     launch_header="cute_kernels/sm90/launch.h",
+    kernel_header="cute_kernels/sm90/kernel.h",
     kernel="flash_forward_sm90_kernel",
     emulation_header="cute_kernels/sm90/emulated.h",
     emulation_watches_registers=True,

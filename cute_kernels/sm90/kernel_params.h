@@ -1,0 +1,37 @@
+// What a launch hands to the kernel: tensor maps, the problem, the order of its tiles.
+#pragma once
+
+#include <cuda.h>
+#include <cutlass/fast_math.h>
+
+#include "cute_kernels/params.h"
+
+namespace pyflash::sm90 {
+
+// Tiles are numbered; a number is taken apart by these. A head is one of K and V where query heads are packed.
+//
+// Neighbouring tiles share a head, so that its K and V stay in L2. For masks that leave the last Q blocks the most to do,
+// the tiles of a section of heads, as many as have their K and V in L2 together, go from the last Q block to the first.
+struct TileOrder {
+  int n_tiles;
+  int cluster;       // CTAs of a tile, a split each, which merge them; 1: splits are tiles
+  int section;       // heads, batches and splits in a section; the last may be smaller
+  int last_section;  // the number of the last section
+  cutlass::FastDivmod by_m_blocks;
+  cutlass::FastDivmod by_splits;
+  cutlass::FastDivmod by_heads;
+  cutlass::FastDivmod by_section_tiles;  // of a section
+  cutlass::FastDivmod by_section;
+  cutlass::FastDivmod by_last_section;
+  cutlass::FastDivmod by_group;  // query heads per head of K and V; 1 where they are not packed
+};
+
+struct KernelParams {
+  CUtensorMap q_map;  // (d_head, group, seqlen_q, heads, batch)
+  CUtensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch)
+  CUtensorMap v_map;  // (d_head, seqlen_k, heads_kv, batch)
+  ForwardParams problem;
+  TileOrder order;
+};
+
+}  // namespace pyflash::sm90

@@ -1,0 +1,91 @@
+// Launches the family's kernels: the driver's encoder of tensor maps, clusters.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "cute_kernels/registry.h"
+#include "cute_kernels/sm90/plan.h"
+
+namespace pyflash::sm90 {
+
+// cuTensorMapEncodeTiled of the driver, without linking to libcuda; nullptr where the driver has none.
+inline TensorMapEncoder tensor_map_encoder() {
+  static auto const encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    cudaError_t const error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &result);
+#else
+    cudaError_t const error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+    bool const found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return reinterpret_cast<TensorMapEncoder>(found ? function : nullptr);
+  }();
+  return encoder;
+}
+
+// CTAs of a row's kernels that the current device runs at a time.
+inline cudaError_t count_resident_ctas(int64_t& n_ctas, ConfigMapRow const& row) {
+  int device = 0;
+  int n_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  n_ctas = int64_t(n_sms) * of_arch(row.ctas_per_sm, 90);
+  return error;
+}
+
+// kernel: a __global__ function, or a cudaKernel_t.
+inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow const& row,
+                          ForwardParams const& problem, cudaStream_t stream) {
+  if (is_empty(config, problem)) {
+    return cudaSuccess;
+  }
+  int64_t n_resident = 0;
+  cudaError_t error = count_resident_ctas(n_resident, row);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  Plan plan;
+  error = make_plan(plan, config, problem, n_resident, row.max_cluster, tensor_map_encoder());
+  if (error != cudaSuccess) {
+    return error;
+  }
+  // Per device and idempotent: the attributes belong to the current device's copy of the kernel.
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  constexpr uint32_t kPortableCluster = 8;
+  auto const cluster = static_cast<uint32_t>(plan.params.order.cluster);
+  if (cluster > kPortableCluster) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<uint32_t>(plan.n_ctas));  // a multiple of cluster
+  launch.blockDim = dim3(row.n_threads);
+  launch.dynamicSmemBytes = row.smem_bytes;
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = cluster == 1 ? 0 : 1;
+  void* arguments[] = {&plan.params};
+  return cudaLaunchKernelExC(&launch, kernel, arguments);
+}
+
+inline char const* refusal_of_row(ConfigMapRow const& row, ForwardParams const& problem) {
+  return refusal(std::get<Config>(row.config), problem);
+}
+
+}  // namespace pyflash::sm90

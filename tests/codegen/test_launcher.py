@@ -1,0 +1,81 @@
+"""What kernel libraries ask of the CUDA runtime, for their own kernels and those of cubins: grids,
+clusters, tensor maps. The runtime is played by fake_cudart.cpp."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.headers import ROOT, includes
+
+from pyflash.third_party import cuda, cutlass
+
+SM80 = "(BF16, 64, 128, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+PERSISTENT = "(FP16, 128, 128, 64, 2): sm90+stages_2+overlap+persistent"
+PACKED = "(BF16, 96, 64, 160, 1): sm90+stages_2+overlap+pack_gqa"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    try:
+        folders = [cutlass.include_dir(), *cuda.include_dirs()]
+    except (cuda.CudaError, cutlass.CutlassError) as error:
+        pytest.skip(str(error))
+    path = tmp_path_factory.mktemp("launcher") / "launcher"
+    system = [option for folder in folders for option in ("-isystem", str(folder))]
+    sources = [ROOT / "tests/support/fake_cudart.cpp", ROOT / "cute_kernels/host/short_form.cpp"]
+    launcher = ["-x", "c++", ROOT / "cute_kernels/kernel_library.cu"]
+    command = ["g++", "-std=c++20", *includes(), *system, *sources, *launcher, "-o", path]
+    subprocess.run(command, check=True)
+    return path
+
+
+def asked(program: Path, config: str, *problem: int) -> list[str]:
+    """`problem`: batch, heads, heads_kv, seqlen_q, seqlen_k, num_splits."""
+    command = [str(program), config, *map(str, problem)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_sm80(program):
+    assert asked(program, SM80, 2, 8, 4, 1000, 500, 3) == [
+        "row 0 1",
+        "set smem 1024",
+        "launch 384 x 384, 1024 bytes, stream 0x77",  # 8 blocks x 3 splits x 8 heads x 2
+        "returned 0",
+    ]
+
+
+def test_persistent_ctas_take_the_tiles_in_rounds(program):
+    row, *maps, smem, launch, end = asked(program, PERSISTENT, 2, 8, 4, 10000, 500, 1)
+    assert row == "row 0 1"
+    # Columns, then group, rows, heads, batch of Q; rows, heads, batch of K and V.
+    assert maps == [
+        "map FP16, swizzle 128B: 64 of 128 by 2 1 of 1 by 16 64 of 10000 by 2048 "
+        "1 of 8 by 256 1 of 2 by 20480000",
+        *["map FP16, swizzle 128B: 64 of 128 by 2 64 of 500 by 1024 1 of 4 by 256 "
+          "1 of 2 by 512000"] * 2,
+    ]  # fmt: skip
+    assert (smem, end) == ("set smem 1024", "returned 0")
+    assert launch == "launch 264 x 384, 1024 bytes, stream 0x77, clusters of 1"
+    assert "launch 16 x 384" in asked(program, PERSISTENT, 1, 8, 4, 200, 500, 1)[-2]
+
+
+@pytest.mark.parametrize(("num_splits", "clusters"), [(1, 1), (4, 4), (16, 16), (17, 1)])
+def test_a_cluster_merges_the_splits_of_a_tile(program, num_splits, clusters):
+    """Of packed heads: 16 of them and 4 queries are a tile of 64 rows."""
+    row, *maps, launch, end = asked(program, PACKED, 3, 32, 2, 5, 4096, num_splits)
+    assert row == "row 1 16"
+    assert maps[0] == (
+        "map BF16, swizzle 64B: 32 of 96 by 2 16 of 16 by 192 4 of 5 by 6144 1 of 2 by 3072 "
+        "1 of 3 by 30720"
+    )
+    assert ("set non-portable clusters 1" in maps) == (clusters == 16)
+    n_ctas = 2 * 2 * 3 * num_splits
+    assert launch == f"launch {n_ctas} x 384, 1024 bytes, stream 0x77, clusters of {clusters}"
+    assert end == "returned 0"
+
+
+def test_what_a_kernel_cannot_run_is_refused_by_its_row(program):
+    refusal = asked(program, PACKED, 1, 65, 1, 1, 4096, 1)[-1]
+    assert refusal.startswith("refused: its warpgroups pack the query heads of a head of k and v")
+    assert asked(program, PERSISTENT, 1, 65, 1, 1, 4096, 1)[-1] == "returned 0"
+    assert asked(program, PERSISTENT, 0, 8, 8, 100, 100, 1) == ["row 0 1", "returned 0"]

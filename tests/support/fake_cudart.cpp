@@ -1,0 +1,120 @@
+// The launcher of kernel libraries with a CUDA runtime that launches nothing: prints what it is asked for, a line each.
+//   PROGRAM SHORT_FORM BATCH HEADS HEADS_KV SEQLEN_Q SEQLEN_K NUM_SPLITS
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <variant>
+
+#include "cute_kernels/host/short_form.h"
+#include "cute_kernels/kernel_library.h"
+
+namespace {
+
+int const kernel = 0;  // its address is what is launched
+
+CUresult encode(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank, void*,
+                cuuint64_t const* extents, cuuint64_t const* strides, cuuint32_t const* box,
+                cuuint32_t const*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  std::printf("map %s, swizzle %s:", type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ? "FP16" : "BF16",
+              swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? "128B" : "64B");
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    std::printf(" %llu of %llu by %llu", (unsigned long long)box[i], (unsigned long long)extents[i],
+                (unsigned long long)(i == 0 ? 2 : strides[i - 1]));
+  }
+  std::printf("\n");
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? 132 : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(void const* function, cudaFuncAttribute attribute, int value) {
+  bool const is_smem = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
+  std::printf("set %s %d\n", is_smem ? "smem" : "non-portable clusters", value);
+  return function == &kernel ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
+
+cudaError_t cudaLaunchKernel(void const*, dim3 grid, dim3 block, void**, size_t smem_bytes,
+                             cudaStream_t stream) {
+  std::printf("launch %u x %u, %zu bytes, stream %p\n", grid.x, block.x, smem_bytes, (void*)stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* launch, void const*, void**) {
+  unsigned const cluster = launch->numAttrs == 0 ? 1 : launch->attrs[0].val.clusterDim.x;
+  std::printf("launch %u x %u, %zu bytes, stream %p, clusters of %u\n", launch->gridDim.x,
+              launch->blockDim.x, launch->dynamicSmemBytes, (void*)launch->stream, cluster);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(char const*, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = reinterpret_cast<void*>(encode);
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t*, void const*, cudaJitOption*, void**, unsigned,
+                                cudaLibraryOption*, void**, unsigned) {
+  return cudaErrorNotSupported;
+}
+
+cudaError_t cudaLibraryGetKernel(cudaKernel_t*, cudaLibrary_t, char const*) {
+  return cudaErrorNotSupported;
+}
+
+char const* cudaGetErrorString(cudaError_t) { return "an error"; }
+
+int main(int, char** argv) {
+  using namespace pyflash;
+  ArchCtas const ctas{90, 2};
+  ConfigMapRow row{.config = parse_short_form(argv[1])};
+  std::visit(
+      [&](auto const& config) {
+        row.dtype = config.dtype;
+        row.d_head = config.d_head;
+        row.B_r = config.B_r;
+        row.B_c = config.B_c;
+      },
+      row.config);
+  row.n_threads = 384;
+  row.smem_bytes = 1024;
+  row.ctas_per_sm = {&ctas, 1};
+  describe(row);
+  std::printf("row %d %d\n", int(row.packs_heads), row.max_cluster);
+
+  static char element;
+  ForwardParams params{.q = &element, .k = &element, .v = &element};
+  params.batch = std::atoi(argv[2]);
+  params.heads = std::atoi(argv[3]);
+  params.heads_kv = std::atoi(argv[4]);
+  params.seqlen_q = std::atoi(argv[5]);
+  params.seqlen_k = std::atoi(argv[6]);
+  params.num_splits = std::atoi(argv[7]);
+  params.d_head = row.d_head;
+  auto const strides = [&](int heads, int seqlen) {
+    int64_t const of_row = int64_t(heads) * row.d_head;
+    return TensorStrides{of_row * seqlen, of_row, row.d_head};
+  };
+  params.q_strides = strides(params.heads, params.seqlen_q);
+  params.k_strides = params.v_strides = strides(params.heads_kv, params.seqlen_k);
+  params.window_left = params.window_right = kNoWindow;
+  if (char const* const reason = row.refusal ? row.refusal(row, params) : nullptr) {
+    std::printf("refused: %s\n", reason);
+    return 0;
+  }
+  std::printf("returned %d\n", launch(&kernel, row, params, reinterpret_cast<void*>(0x77)));
+}
