@@ -1,10 +1,14 @@
-"""The CUTLASS headers: inside the nvidia-cutlass wheel, or below CUTLASS_PATH if that is set."""
+"""The CUTLASS headers: inside the nvidia-cutlass wheel, or below CUTLASS_PATH if that is set.
+And `pycute`, CuTe's layout algebra in Python, which the wheel installs."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import re
 from pathlib import Path
+from types import ModuleType
 
 from pyflash.third_party.packages import package_dirs
 
@@ -42,6 +46,17 @@ def include_dir() -> Path:
         f"CUTLASS {_dotted(VERSION)} not found: install its headers with `pip install {WHEEL}`, or "
         "set CUTLASS_PATH to the root of a checkout"
     )
+
+
+@functools.cache
+def pycute() -> ModuleType:
+    """Raises CutlassError where it is not installed."""
+    try:
+        return importlib.import_module("pycute")
+    except ModuleNotFoundError:
+        raise CutlassError(
+            f"layouts need pycute, which is not installed: install it with `pip install {WHEEL}`"
+        ) from None
 
 
 def version(include: Path) -> tuple[int, ...]:

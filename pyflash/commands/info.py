@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +79,8 @@ def facts() -> dict[str, dict[str, Any]]:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata
+
     import pyflash
 
     here = Path(pyflash.__file__).resolve().parent

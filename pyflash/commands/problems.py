@@ -51,6 +51,11 @@ def dtype_of(text: str) -> DType:
 
 
 def device_of(text: str | None) -> str:
+    """Raises ValueError for what is no device of pyflash, RuntimeError for one that is not here."""
     import torch
 
-    return text or ("cuda" if torch.cuda.is_available() else "cpu")
+    from pyflash.op.selection import check_device
+
+    if text is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(check_device(text))

@@ -35,8 +35,13 @@ def from_environment() -> list[KernelConfig]:
 
 
 def set_of_environment() -> str:
-    """The name of the set of `from_environment`."""
-    return os.environ.get("PYFLASH_KERNELS") or os.environ.get("KERNELS") or "all"
+    """The name of the set of `from_environment`. Raises ValueError for one that is unknown."""
+    for variable in ("PYFLASH_KERNELS", "KERNELS"):
+        if name := os.environ.get(variable):
+            if name not in SET_NAMES:
+                raise ValueError(f"{variable} is {name!r}: expected one of {', '.join(SET_NAMES)}")
+            return name
+    return "all"
 
 
 def rank(config: KernelConfig | str) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pycute
+from pyflash.third_party.cutlass import pycute
 
 IntTuple = Any  # an int, or a tuple of IntTuples
 
@@ -36,7 +36,7 @@ class Swizzle:
             )
 
     def __call__(self, offset: int) -> int:
-        return pycute.Swizzle(self.bits, self.base, self.shift)(offset)
+        return pycute().Swizzle(self.bits, self.base, self.shift)(offset)
 
     def __str__(self) -> str:
         return f"Sw<{self.bits},{self.base},{self.shift}>"
@@ -58,7 +58,7 @@ class Layout:
         self, shape: IntTuple, stride: IntTuple | None = None, swizzle: Swizzle | None = None
     ) -> None:
         if stride is None:
-            stride = pycute.prefix_product(shape)
+            stride = pycute().prefix_product(shape)
         if not _congruent(shape, stride):
             raise ValueError(f"shape {shape} and stride {stride} are not alike")
         if swizzle is not None and swizzle.bits == 0:
@@ -74,7 +74,7 @@ class Layout:
     @property
     def size(self) -> int:
         """How many coordinates there are."""
-        return pycute.product(self.shape)
+        return pycute().product(self.shape)
 
     @property
     def cosize(self) -> int:
@@ -89,12 +89,12 @@ class Layout:
     def extents(self) -> tuple[int, ...]:
         """The product of each mode's shape."""
         modes = self.shape if isinstance(self.shape, tuple) else (self.shape,)
-        return tuple(pycute.product(mode) for mode in modes)
+        return tuple(pycute().product(mode) for mode in modes)
 
     def __call__(self, *coordinate: IntTuple) -> int:
         """The offset of a coordinate: an index into all, or one of each mode."""
         point = coordinate[0] if len(coordinate) == 1 else coordinate
-        offset = pycute.crd2idx(point, self.shape, self.stride)
+        offset = pycute().crd2idx(point, self.shape, self.stride)
         return self.swizzle(offset) if self.swizzle else offset
 
     def offsets(self) -> Iterator[int]:
@@ -153,11 +153,11 @@ def _congruent(shape: IntTuple, stride: IntTuple) -> bool:
     return len(shape) == len(stride) and all(map(_congruent, shape, stride))
 
 
-def _pycute(layout: Layout) -> pycute.Layout:
-    return pycute.Layout(layout.shape, layout.stride)
+def _pycute(layout: Layout) -> Any:
+    return pycute().Layout(layout.shape, layout.stride)
 
 
-def _own(layout: pycute.Layout, swizzle: Swizzle | None = None) -> Layout:
+def _own(layout: Any, swizzle: Swizzle | None = None) -> Layout:
     return Layout(layout.shape, layout.stride, swizzle)
 
 
@@ -174,7 +174,7 @@ def composition(first: Layout | Swizzle, second: Layout) -> Layout:
     if second.swizzle:
         raise ValueError(f"{first} after {second}: the swizzle has to come last")
     try:
-        composed = pycute.composition(_pycute(first.plain), _pycute(second))
+        composed = pycute().composition(_pycute(first.plain), _pycute(second))
     except AssertionError:
         raise ValueError(f"{first} cannot be composed with {second}: no even division") from None
     result = _own(composed, first.swizzle)
@@ -201,13 +201,15 @@ def tile_to_shape(
     for _, mode in sorted(zip(order or range(len(counts)), range(len(counts)), strict=True)):
         strides[mode], step = step, step * counts[mode]
     block_modes = [_pycute(block.plain)[i] for i in range(block.rank)]
-    product = pycute.logical_product(_pycute(block.plain), pycute.Layout(counts, tuple(strides)))
+    product = pycute().logical_product(
+        _pycute(block.plain), pycute().Layout(counts, tuple(strides))
+    )
     tiles = product[1]
     modes = [
-        pycute.Layout((mode.shape, tile.shape), (mode.stride, tile.stride))
+        pycute().Layout((mode.shape, tile.shape), (mode.stride, tile.stride))
         for mode, tile in zip(block_modes, (tiles[i] for i in range(len(counts))), strict=True)
     ]
-    return _own(pycute.make_layout(*modes), block.swizzle)
+    return _own(pycute().make_layout(*modes), block.swizzle)
 
 
 def zipped_divide(layout: Layout, tiler: tuple[int, ...]) -> Layout:
@@ -216,7 +218,7 @@ def zipped_divide(layout: Layout, tiler: tuple[int, ...]) -> Layout:
     Raises ValueError where they do not divide it.
     """
     try:
-        divided = pycute.zipped_divide(_pycute(layout.plain), tuple(map(pycute.Layout, tiler)))
+        divided = pycute().zipped_divide(_pycute(layout.plain), tuple(map(pycute().Layout, tiler)))
     except AssertionError:
         raise ValueError(f"{layout} cannot be divided by {tiler}") from None
     return _own(divided, layout.swizzle)
@@ -227,25 +229,25 @@ def thread_values(threads: Layout, values: Layout) -> Layout:
     thread of `threads` owns a block of `values`. Both map coordinates of the tile to a number."""
     rank = max(threads.rank, values.rank)
     a, b = (_padded(layout, rank) for layout in (values, threads))
-    product = pycute.logical_product(a, b)
+    product = pycute().logical_product(a, b)
     modes = [
-        pycute.Layout((v.shape, t.shape), (v.stride, t.stride))
+        pycute().Layout((v.shape, t.shape), (v.stride, t.stride))
         for v, t in zip(_modes(product[0], rank), _modes(product[1], rank), strict=True)
     ]
     # Tile coordinates -> value + n_values * thread; its inverse tells where each pair is.
-    inverse = pycute.right_inverse(pycute.make_layout(*modes))
-    split = pycute.composition(
-        inverse, pycute.Layout((threads.size, values.size), (values.size, 1))
+    inverse = pycute().right_inverse(pycute().make_layout(*modes))
+    split = pycute().composition(
+        inverse, pycute().Layout((threads.size, values.size), (values.size, 1))
     )
     return _own(split)
 
 
-def _padded(layout: Layout, rank: int) -> pycute.Layout:
+def _padded(layout: Layout, rank: int) -> Any:
     modes = _modes(_pycute(layout.plain), layout.rank)
-    return pycute.make_layout(*modes, *[pycute.Layout(1, 0)] * (rank - layout.rank))
+    return pycute().make_layout(*modes, *[pycute().Layout(1, 0)] * (rank - layout.rank))
 
 
-def _modes(layout: pycute.Layout, rank: int) -> list[pycute.Layout]:
+def _modes(layout: Any, rank: int) -> list[Any]:
     return [layout[i] for i in range(rank)]
 
 

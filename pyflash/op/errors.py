@@ -73,6 +73,13 @@ def call(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 def _not_dense(arguments: tuple[Any, ...], error: Exception) -> Exception:
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     for x in tensors:
+        if x.is_nested:
+            return ValueError(
+                "pyflash: a tensor is nested: expected dense tensors; sequences of several lengths "
+                "go to pyflash.attention_varlen, packed"
+            )
+        if x.is_quantized:
+            return ValueError("pyflash: a tensor is quantized: expected float16 or bfloat16")
         if x.layout != torch.strided:
             layout = str(x.layout).removeprefix("torch.")
             return ValueError(f"pyflash: a tensor has layout {layout}: expected strided tensors")

@@ -146,11 +146,12 @@ def _device(name: str | torch.device) -> torch.device:
         ) from None
 
 
-def _gpu(name: str | torch.device) -> tuple[int, int]:
-    """(SM architecture, number of SMs), zeros for the CPU."""
+def check_device(name: str | torch.device) -> torch.device:
+    """The device of that name. Raises ValueError for one that is neither a CUDA device nor the CPU,
+    RuntimeError for a CUDA device that is not there, TypeError for what is no name."""
     device = _device(name)
     if device.type == "cpu":
-        return 0, 0
+        return device
     if device.type != "cuda":
         raise ValueError(f"pyflash: device is {device}: expected a CUDA device or cpu")
     if not torch.cuda.is_available():
@@ -159,5 +160,13 @@ def _gpu(name: str | torch.device) -> tuple[int, int]:
         raise RuntimeError(
             f"pyflash: device is {device}: torch finds {torch.cuda.device_count()} CUDA GPUs"
         )
+    return device
+
+
+def _gpu(name: str | torch.device) -> tuple[int, int]:
+    """(SM architecture, number of SMs), zeros for the CPU."""
+    device = check_device(name)
+    if device.type == "cpu":
+        return 0, 0
     properties = torch.cuda.get_device_properties(device)
     return properties.major * 10 + properties.minor, properties.multi_processor_count

@@ -30,6 +30,24 @@ def test_steps_are_those_of_the_set():
         climb(parts=["fast"])
 
 
+def test_speeds_need_no_package_for_layouts():
+    """nvidia-cutlass may be absent where CUTLASS_PATH has the headers."""
+    script = """if True:
+        import sys
+        sys.modules["pycute"] = None
+        from pyflash.bench.ladder import climb
+        from pyflash.inspect import page
+        assert list(climb(parts=["speed"]).missing.values()) in ([], ["torch finds no CUDA GPU"])
+        from pyflash.layouts import Layout
+        Layout((8, 8))
+    """
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.stderr.splitlines()[-1].endswith(
+        "CutlassError: layouts need pycute, which is not installed: install it with "
+        "`pip install nvidia-cutlass==4.2.0.0`"
+    )
+
+
 def test_what_is_missing_is_told_and_the_rest_is_there(monkeypatch):
     monkeypatch.setattr(ladder, "named_set", lambda name: [BASE, BEST])
     monkeypatch.setattr(ladder, "_compile", lambda configs, arch: None)

@@ -238,6 +238,8 @@ def test_cache_refuses_in_words(options):
         ["config", BEST, "--html", "/"],
         ["bench", "--out", "/proc/records.jsonl"],
         ["bench", "--plot", "/proc/figure.svg"],
+        ["bench", "--device", "mps"],
+        ["bench", "--host", "--device", "cuda:99"],
         ["ladder", "--html", "/proc/page.html"],
         ["tune", "--picture", "/proc/figure.svg"],
         ["tune", "--html", "/proc/page.html"],

@@ -18,21 +18,37 @@ from pyflash.codegen.compilation import ROOT
 from pyflash.third_party import cuda, cutlass, packages
 
 SOURCES = ("codegen", "cute_kernels", "pyflash", "third_party")
-FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+IN_NO_WHEEL = ("tests", "docs", "examples")
+FILES = (
+    "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE",
+    "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".clang-format",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built from a copy, as pip leaves files beside the sources."""
-    copy = tmp_path_factory.mktemp("sources")
-    for name in SOURCES:
-        ignored = shutil.ignore_patterns("__pycache__", "lib")
+def unpacked(tmp_path_factory) -> Path:
+    """The source distribution. Made from a copy, as setuptools leaves files beside the sources."""
+    copy = tmp_path_factory.mktemp("checkout")
+    ignored = shutil.ignore_patterns("__pycache__", "lib")
+    for name in (*SOURCES, *IN_NO_WHEEL):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for name in FILES:
         shutil.copy(ROOT / name, copy / name)
-    stale = copy / "pyflash" / "lib" / "libpyflash_kernels-stale.so"
-    stale.parent.mkdir()
-    stale.write_bytes(b"of another day")
+    leave_a_stale_library(copy)
+    folder = tmp_path_factory.mktemp("sdist")
+    code = f"import codegen.build_backend as b; b.build_sdist({str(folder)!r})"
+    run([sys.executable, "-c", code], cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)})
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder)
+    return folder / f"pyflash-{__version__}"
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path, tmp_path_factory) -> Path:
+    """Of the source distribution."""
+    copy = tmp_path_factory.mktemp("sources") / "copy"
+    shutil.copytree(unpacked, copy)
+    leave_a_stale_library(copy)
     folder = tmp_path_factory.mktemp("wheel")
     run(
         [*pip("wheel"), "--no-deps", "--no-build-isolation", "-w", folder, copy],
@@ -41,6 +57,12 @@ def wheel(tmp_path_factory) -> Path:
     )
     (path,) = folder.glob("*.whl")
     return path
+
+
+def leave_a_stale_library(sources: Path) -> None:
+    stale = sources / "pyflash" / "lib" / "libpyflash_kernels-stale.so"
+    stale.parent.mkdir()
+    stale.write_bytes(b"of another day")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +86,34 @@ def run(command: list, cwd: Path, **options) -> str:
 def run_installed(installed: Path, arguments: list[str], cwd: Path) -> str:
     env = os.environ | {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
     return run([sys.executable, *arguments], cwd=cwd, env=env)
+
+
+def test_the_source_distribution_is_the_checkout(unpacked: Path):
+    def files(root: Path) -> set[Path]:
+        return {
+            path.relative_to(root)
+            for name in (*SOURCES, *IN_NO_WHEEL)
+            for path in (root / name).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+        }
+
+    assert files(unpacked) == {f for f in files(ROOT) if f.parts[:2] != ("pyflash", "lib")}
+    assert not [name for name in FILES if not (unpacked / name).is_file()]
+    assert not list(unpacked.rglob("*.so"))
+
+
+def test_the_tests_of_the_source_distribution_are_found(unpacked: Path, tmp_path: Path):
+    """Once it is installed, as CONTRIBUTING says: the op library is all that it lacks."""
+    copy = tmp_path / "copy"
+    shutil.copytree(unpacked, copy)
+    library = Path("pyflash/lib/libpyflash_ops.so")
+    (copy / library).parent.mkdir()
+    shutil.copy(ROOT / library, copy / library)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    found = run(command, cwd=copy, env=env).splitlines()
+    modules = {line.split("::")[0] for line in found if "::" in line}
+    assert modules == {str(path.relative_to(copy)) for path in copy.glob("tests/**/test_*.py")}
 
 
 def test_the_wheel_is_of_a_platform_but_of_no_python_version(wheel: Path):

@@ -131,7 +131,9 @@ def test_environment(monkeypatch):
     monkeypatch.setenv("PYFLASH_KERNELS", "prog")
     assert from_environment() == named_set("prog")
     monkeypatch.setenv("PYFLASH_KERNELS", "everything")
-    with pytest.raises(ValueError, match="'everything'"):
+    with pytest.raises(
+        ValueError, match="PYFLASH_KERNELS is 'everything': expected one of all, prog"
+    ):
         from_environment()
 
 

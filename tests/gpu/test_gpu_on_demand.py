@@ -23,6 +23,7 @@ CALL = """if True:
     from pyflash.op.reference import check
     config = sys.argv[1]
     assert pyflash.config.parse(config) not in pyflash.built_configs()
+    print("kernels loaded", len(pyflash.built_configs()))
     q, k, v = (torch.randn(2, 129, 4, 64, dtype=torch.float16, device="cuda") for _ in range(3))
     try:
         pyflash.attention(q, k, v, config=config)
@@ -57,12 +58,13 @@ def call(folder: Path, config: str = CONFIG, **environment: str) -> subprocess.P
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[float, str]:
-    """Seconds of the first call, and what the build said."""
+def finish(process: subprocess.Popen[str]) -> tuple[dict[str, float], str]:
+    """The figures that it printed, and what the build said."""
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
     print(printed)
-    return float(printed.split()[1]), errors
+    lines = (line.rpartition(" ") for line in printed.splitlines())
+    return {name: float(value) for name, _, value in lines}, errors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,12 +83,16 @@ def test_a_call_compiles_its_config_and_later_processes_load_it(tmp_path, config
     if config == SM90 and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("it is not for this machine's GPU")
     processes = [call(tmp_path / "cache", config), call(tmp_path / "cache", config)]
-    said = [finish(process)[1] for process in processes]
-    # Each kernel once: one library, or, where another library launches them, three of device code.
-    assert sum(words.count("compiling 1,") for words in said) in (1, 3)
-    seconds, errors = finish(call(tmp_path / "cache", config))
+    figures, said = zip(*map(finish, processes), strict=True)
+    n_archs = len({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+    # Each kernel once. As device code alone, where a loaded library launches it: one for causal,
+    # in which the plain calls run too, and one for softcap. Else a library with all of them.
+    alone = figures[0]["kernels loaded"] > 0 and n_archs == 1
+    n_builds = sum(words.count("compiling 1,") for words in said)
+    assert n_builds == (2 if alone else 1), said
+    figures, errors = finish(call(tmp_path / "cache", config))
     assert "compiling" not in errors
-    assert seconds < 5
+    assert figures["seconds"] < 5
 
 
 def test_without_a_compiler_the_error_says_how_to_get_one(tmp_path):

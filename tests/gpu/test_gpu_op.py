@@ -13,7 +13,8 @@ from support.refusals import CASES
 from test_op_errors import assert_refused, moved
 
 import pyflash
-from pyflash import DType, Problem, attention
+from pyflash import DType, Features, Problem, attention
+from pyflash.inspect.sass import demangle
 
 pytestmark = pytest.mark.gpu
 
@@ -130,10 +131,38 @@ def test_select_tells_what_runs(shape, causal):
     )
     selection = pyflash.select(problem)
     assert selection.config in pyflash.built_configs()
-    n_sms = torch.cuda.get_device_properties(0).multi_processor_count
-    why = "holds all queries" if shape.name == "decode" else f"fills the {n_sms} SMs"
-    assert why in selection.reason
+    check_reason(selection, shape, causal)
     out = attention(*inputs, causal=causal)
     expected.check(out)
     named = {"config": selection.config, "num_splits": selection.num_splits}
     assert torch.equal(out, attention(*inputs, causal=causal, **named))
+    if names := names_of_kernels(lambda: attention(*inputs, causal=causal)):
+        ran = [pyflash.config.parse(name) for name in names if "flash_forward" in name]
+        assert ran == [selection.config.canonical()]
+
+
+def check_reason(selection, shape, causal):
+    """The figures of the sentence, whichever rule or table chose."""
+    config, needed = selection.config, Features(right_window=causal)
+    major, minor = torch.cuda.get_device_capability()
+    able = [
+        other
+        for other, built in pyflash.built_configs().items()
+        if (other.dtype, other.d_head) == (config.dtype, config.d_head)
+        and built.covers(needed, 10 * major + minor)
+    ]
+    n_blocks = -(-shape.seqlen_k // config.B_c)
+    passes = "in one pass"
+    if selection.num_splits > 1:
+        passes = f"in {selection.num_splits} splits, "
+    start = f"of {len(able)} configs built for FP16 with d_head 128 that run on sm_{major}{minor} "
+    assert selection.reason.startswith(start)
+    assert f"; its {n_blocks} blocks of keys {passes}" in selection.reason
+
+
+def names_of_kernels(call):
+    """Of those that a call launches, demangled; [] where CUPTI may not trace."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [demangle(event.name) for event in profile.events()]

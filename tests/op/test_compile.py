@@ -1,17 +1,12 @@
 """The ops under torch.compile and torch.export."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from support import aoti
 from support.problems import NON_CONTIGUOUS, Packed, Shape, make_inputs, make_packed
 
 from pyflash import FlashForwardKernelConfig, attention, attention_varlen
 
-ROOT = Path(__file__).resolve().parents[2]
 GQA = Shape("gqa", 2, 37, 71, 6, heads_kv=2)
 PACKED = Packed("ragged", (31, 0, 67), (27, 9, 41), 4, 2)
 OTHERS_PACKED = [
@@ -189,10 +184,7 @@ def test_exports_packed_sequences():
 
 
 def test_a_package_of_aotinductor_runs_in_another_process(tmp_path):
-    package = str(tmp_path / "model.pt2")
     for action in ("compile", "run"):
-        command = [sys.executable, "-m", "support.aoti", action, package]
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        result = aoti.run(action, tmp_path / "model.pt2")
         assert result.returncode == 0, result.stderr
     assert "seqlen 70: largest difference" in result.stdout

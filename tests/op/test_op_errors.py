@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from support.refusals import CASES, REFUSED_VALUES, half, packed, qkv
+from torch.nested import nested_tensor as nested
 
 from pyflash import attention, attention_varlen
 from pyflash.codegen.seal import seal
@@ -66,6 +67,25 @@ def test_the_meta_implementation_refuses_ranks_dtypes_and_configs():
 def test_cpu_refuses_what_cu_seqlens_hold(case):
     """Nothing is read out of bounds: a GPU, which is not waited for, clamps them instead."""
     assert_refused(attention_varlen, *REFUSED_VALUES[case])
+
+
+NOT_DENSE = {
+    "has layout sparse_coo: expected strided tensors": lambda x: x.to_sparse(),
+    "is nested: expected dense tensors; sequences of several": lambda x: nested([x[0], x[0]]),
+    "is nested: expected dense tensors": lambda x: nested([x[0], x[0]], layout=torch.jagged),
+    "is quantized: expected float16 or bfloat16": lambda x: torch.quantize_per_tensor(
+        x.float(), 0.1, 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("words", NOT_DENSE)
+def test_tensors_that_are_not_dense_are_refused_in_one_sentence(words):
+    q = NOT_DENSE[words](half(2, 33, 4, 128))
+    with pytest.raises(ValueError, match=re.escape(f"pyflash: a tensor {words}")) as refusal:
+        attention(q, q, q)
+    assert len(str(refusal.value)) < 160
 
 
 @pytest.mark.parametrize("name", ["k", "v"])

@@ -113,9 +113,10 @@ def test_same_bits_every_time_and_with_any_number_of_threads(n_threads):
 
 def test_4096_rows_take_seconds():
     inputs = make_inputs(Shape("long", 1, 4096, 4096, 1), torch.float16, 128)
-    start = time.monotonic()
+    start = time.process_time()  # of all threads: what else the machine does counts not
     attention(*inputs, config=BASE)
-    assert time.monotonic() - start < 10
+    seconds = time.process_time() - start
+    assert seconds < 10
 
 
 @pytest.mark.parametrize("softmax", ["", "+opt_softmax"])

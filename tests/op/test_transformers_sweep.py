@@ -55,5 +55,5 @@ def test_most_of_the_others_are_reached_and_run_pyflash(outcomes):
     declared = [item for item in outcomes if item._supports_flash_attn]
     equal = [item for item in declared if outcomes[item].kind == "equal"]
     refused = [item for item in declared if outcomes[item].kind == "refused"]
-    assert len(equal) + len(refused) > 0.65 * len(declared)
+    assert len(equal) + len(refused) > 0.78 * len(declared)
     assert sum(outcomes[item].n_calls > 0 for item in equal) > 0.95 * len(equal)

@@ -55,6 +55,7 @@ _SMALL: dict[str, Any] = {
     # images and sounds
     r".*image_size|img_size": IMAGE,
     r".*patch_size": PATCH,
+    r"num_frames": 4,
     r"num_mel_bins|feature_size|num_mels": 16,
     # nothing random
     r".*dropout.*|.*drop_path.*|.*layerdrop.*|drop_rate|.*pdrop": 0.0,
@@ -94,8 +95,16 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
     },
+    "DbrxAttentionConfig": {"clip_qkv": 8.0, "rope_theta": 10000.0},
+    "DeepseekOcr2TextConfig": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 2,
+    },
     "DeepseekV2Config": {"num_experts_per_tok": 2},
-    "Dots1Config": {"n_routed_experts": 2, "num_experts_per_tok": 2},
+    "DiffusionGemmaTextConfig": {"num_experts": 2, "top_k_experts": 2, "moe_intermediate_size": 32},
+    "Dots1Config": {"n_routed_experts": 2, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "Ernie4_5_VLMoeTextConfig": {"rope_parameters": _ROPE | {"mrope_section": [3, 3, 2]}},
     "EsmConfig": {"vocab_size": VOCABULARY, "pad_token_id": 1},
     "Gemma3nTextConfig": {"intermediate_size": [96, 96], "activation_sparsity_pattern": [0.0, 0.0]},
     "Gemma4AssistantConfig": {"hidden_size_per_layer_input": 0},
@@ -104,12 +113,20 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "GlmImageTextConfig": _MROPE,
     "GlmOcrTextConfig": _MROPE,
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "HunYuanVLTextConfig": {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2, 2]}},
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "LongcatFlashConfig": {"head_dim": 8, "zero_expert_num": 2, "moe_topk": 4},
     "LwDetrViTConfig": {"num_windows": 4},
+    "MimiConfig": {"upsample_groups": 64},
+    "Mistral4Config": {"qk_rope_head_dim": 16, "qk_head_dim": 32},
+    "MoonshineConfig": {
+        "encoder_num_key_value_heads": 4,
+        "decoder_num_key_value_heads": 4,
+    },
+    "MoonshineStreamingConfig": {"num_key_value_heads": 4},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": 16},
-    "NemotronHConfig": {"layers_block_type": ["mamba", "attention", "mlp"]},
+    "NemotronHConfig": {"layers_block_type": ["mamba", "attention", "mlp"], "n_groups": 2},
     "PaddleOCRTextConfig": _MROPE,
     "Qwen2VLTextConfig": _MROPE,
     "Qwen2_5_VLTextConfig": _MROPE,
@@ -117,6 +134,8 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "Qwen2_5OmniTalkerConfig": _MROPE,
     "Qwen3_5TextConfig": {"layer_types": ["linear_attention", "full_attention"]},
     "Qwen3_5MoeTextConfig": {"layer_types": ["linear_attention", "full_attention"]},
+    "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": 96},
+    "ShieldGemma2Config": {"yes_token_index": 5, "no_token_index": 7},
     "WhisperConfig": {"num_mel_bins": 16, "max_source_positions": 64},
     "ZayaConfig": {"num_experts_per_tok": 1},
 }
@@ -149,10 +168,13 @@ def tiny_config(config_class: type[PreTrainedConfig], keep_types: bool = True) -
     heads = [vars(default).get(f"num_{kind}_heads") for kind in ("key_value", "attention")]
     if heads[0] is not None and heads[0] == heads[1]:
         values["num_key_value_heads"] = values.get("num_attention_heads", 4)
-    values |= _OVERRIDES.get(config_class.__name__, {})
+    overrides = _OVERRIDES.get(config_class.__name__, {})
+    values |= overrides
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     accepted = {n: v for n, v in values.items() if n in parameters or takes_all}
     config = config_class(**accepted)
+    for name in overrides.keys() - accepted.keys():  # read by the model alone
+        setattr(config, name, overrides[name])
     config._attn_implementation = "eager"
     return config
 
@@ -217,9 +239,12 @@ def tiny_inputs(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
         if "question_type_ids" in parameters or "qformer_input_ids" in parameters:
             yield {main: ids, "pixel_values": images, "qformer_input_ids": ids, **others}
         yield {main: torch.randint(3, 40, (2 * 4, SEQLEN), generator=generator), **others}
+        if "inputs_embeds" in parameters:
+            yield {"inputs_embeds": normal(2, SEQLEN, 64), **others}
     elif main == "pixel_values" or main == "pixel_values_videos" or main == "images":
         yield {main: images, **others}
         yield {main: clip, **others}
+        yield {main: clip.flatten(0, 1), **others}
         yield {main: images, "input_ids": ids, **others}
         yield {main: normal(2, 4, 48), **others}
     elif main in ("input_values", "past_values", "audio_values"):
