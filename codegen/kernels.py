@@ -65,7 +65,8 @@ def compile_kernels(
     requests = [r if isinstance(r, Request) else Request(r) for r in requests]
     cutlass = toolchain.cutlass_identity()
     compilations = {request: cubin_compilation(request, arch, cutlass) for request in requests}
-    failures = compile_all(list(compilations.values()), f"kernels for {arch}")
+    # Configs with the same canonical one are one kernel.
+    failures = compile_all(list(dict.fromkeys(compilations.values())), f"kernels for {arch}")
     results: dict[Request, Path | BuildError] = {}
     for request, compilation in compilations.items():
         if compilation in failures:

@@ -12,7 +12,8 @@ import pytest
 from support.fake_library import build_fake_library
 
 from pyflash import Features, FlashForwardKernelConfig, named_set
-from pyflash.codegen import emit
+from pyflash.codegen import emit, kernels
+from pyflash.codegen.build import BuildError
 from pyflash.codegen.kernels import Request, compile_kernel, cubin_compilation
 from pyflash.config import parse
 from pyflash.config.arch import Arch
@@ -66,6 +67,16 @@ def test_what_a_request_compiles():
     assert cubin_compilation(Request(twin), Arch.of(90), CUTLASS).text == emit.emit_device_code(
         twin.canonical(), [Features()]
     )
+
+
+def test_requests_of_one_kernel_compile_it_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernels, "compile_all", lambda all_, what: asked.extend(all_) or all_)
+    monkeypatch.setattr(kernels, "_describe", None)  # nothing compiles
+    twins = [Request(SMALL), Request(SMALL.replace(V_mma_load_K_tiles=4)), Request(str(SMALL))]
+    results = kernels.compile_kernels([*twins, Request(SMALL, ("softcap",))], 90)
+    assert len(asked) == 2
+    assert [type(result) for result in results.values()] == [BuildError] * 4
 
 
 def test_the_other_family_is_compiled_for_its_architecture():
