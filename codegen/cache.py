@@ -9,7 +9,7 @@ Every entry is a folder, most of them named by a hash of what they were made fro
     emulated|native|gemms/KEY/   a library for the CPU, a Python module, a GEMM of CUTLASS
     jit/KEY/                     a kernel library that a call with compile=True built
     kernels/VERSION/NAME/        a kernel library of `pyflash build`, which every process loads
-    generated/KEY/               the header of the config types
+    generated/KEY/               an emitted header
     verified/                    which large files were found whole (pyflash.codegen.seal)
 
 Nothing in it is needed: what is missing or bad is built again, but for kernels/, whose libraries
@@ -165,12 +165,14 @@ def library_problem(path: Path) -> str | None:
 def _entry(kind: str, path: Path, verify: bool) -> Entry:
     pattern = {"objects": "*.o", "generated": "cute_kernels/generated/*.h"}.get(kind, "*.so")
     files = sorted(path.glob(pattern)) if kind != "verified" else []
-    name = {"objects": path.parent.name, "generated": "configs.h", "verified": kind}.get(kind)
+    name = {"objects": path.parent.name, "verified": kind}.get(kind)
     problem = None
     if kind != "verified" and verify:
         check = {"objects": object_problem, "generated": _header_problem}.get(kind, library_problem)
         missing = _NO_OBJECT if kind == "objects" else "it is empty"
         problem = next(filter(None, map(check, files)), None) if files else missing
+    if kind == "generated" and files:
+        name = files[0].name
     name = name or (files[0].stem.removeprefix("libpyflash_kernels-") if files else path.name)
     return Entry(kind, name, path, *_size(path), problem)
 

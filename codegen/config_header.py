@@ -126,16 +126,21 @@ def _text(families: Sequence[Family]) -> str:
 
 def include_dir() -> Path:
     """The folder in the cache that holds the header of `FAMILIES`, which is written if missing."""
-    text = emit_config_header()
+    return write_header(emit_config_header(), PATH)
+
+
+def write_header(text: str, path: Path) -> Path:
+    """The folder in the cache, named by the text, that holds a header as `path`; written if
+    missing."""
     folder = cache_dir() / "generated" / _digest(text)
-    if not is_whole(folder / PATH):
+    if not is_whole(folder / path):
         with locked():
-            write_if_changed(folder / PATH, text)
+            write_if_changed(folder / path, text)
     return folder
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a header in the cache holds what was written there, for whatever families."""
+    """Whether a header in the cache holds what was written there."""
     try:
         return _digest(path.read_text()) == path.parents[2].name
     except (OSError, ValueError):

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from pyflash.codegen import config_header
+from pyflash.codegen import config_header, mma_header
 from pyflash.codegen.compilation import ROOT, Compiler
 from pyflash.config.arch import Targets
 from pyflash.third_party.cuda import find_nvcc
@@ -65,7 +65,7 @@ def kernel_compiler(targets: Targets, cutlass_identity: str) -> Compiler:
     """For CUDA with CuTe, for what `Family.targets` says or, where the code is of no family,
     `pyflash.config.arch.targets`; ptxas reports registers and spills."""
     flags = (*_NVCC_FLAGS, *_compression(), *_ccbin(), *_gencode(targets), "-Xptxas=-v")
-    includes = (*_own_headers(), "-isystem", str(include_dir()))
+    includes = (*_headers_of_kernels(), "-isystem", str(include_dir()))
     return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
 
 
@@ -82,7 +82,7 @@ def emulator_compiler(watch_registers: bool = False) -> Compiler:
         (cuda[0] / "cuda_runtime_api.h").read_text(),
         re.MULTILINE,
     )
-    includes = [*_own_headers()]
+    includes = [*_headers_of_kernels()]
     for folder in (include_dir(), *cuda):
         includes += ["-isystem", str(folder)]
     identity = f"{_cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
@@ -113,6 +113,11 @@ def torch_dir() -> Path:
 def _own_headers() -> tuple[str, ...]:
     """The options for this project's headers: those in the tree, and the emitted one."""
     return ("-I", str(ROOT), "-I", str(config_header.include_dir()))
+
+
+def _headers_of_kernels() -> tuple[str, ...]:
+    """With CUTLASS."""
+    return (*_own_headers(), "-I", str(mma_header.include_dir()))
 
 
 def _gencode(targets: Targets) -> list[str]:

@@ -30,6 +30,9 @@ CUTE_DEVICE float shfl_xor(float value, int lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
 
+// Whether a lane of the warp says so.
+CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
+
 // One value of global memory.
 template <class T>
 CUTE_DEVICE T load(T const* address) {
@@ -102,6 +105,7 @@ int block_idx();
 void sync_threads();
 void sync_warp();
 float shfl_xor(float value, int lane_mask);
+bool any_lane(bool value);
 
 void load(void const* address, void* value, int bytes);
 template <class T>

@@ -40,9 +40,6 @@ CUTE_DEVICE int fresh_thread_idx() {
 // One lane of the warp.
 CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
 
-// Whether a lane of the warp says so.
-CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
-
 CUTE_DEVICE void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
   asm volatile(
       "mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(cute::cast_smem_ptr_to_uint(&barrier)),
@@ -181,7 +178,6 @@ int grid_size();
 int fresh_thread_idx();
 
 bool elect_one();
-bool any_lane(bool value);
 
 void mbarrier_init(Mbarrier& barrier, int n_arrivals);
 void fence_mbarrier_init();
@@ -215,7 +211,6 @@ void tma_store_wait() {
   tma_store_wait(kPending);
 }
 
-// NOTE: clusters are of one CTA here, and what needs more of them ends the launch.
 int cluster_size();
 int cluster_rank();
 void cluster_sync();

@@ -10,8 +10,6 @@ inline uint32_t __cvta_generic_to_shared(void const* address) {
   return pyflash_shared_address(address);
 }
 #define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
-// NOTE: decides which MMA shapes CuTe defines.
-#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 
 #include <type_traits>
 

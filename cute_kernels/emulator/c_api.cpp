@@ -89,6 +89,11 @@ struct Run {
 
 Run& run_of(void* emulator) { return *static_cast<Run*>(emulator); }
 
+// Of O and lse that a kernel writes, to be merged by another.
+int n_parts(pyflash::ForwardParams const& params) {
+  return params.num_splits <= pyflash_emulated_kernel()->max_cluster ? 1 : params.num_splits;
+}
+
 Order order_of(std::string_view name) {
   if (name == "ascending") {
     return Order::kAscending;
@@ -155,7 +160,7 @@ char const* pyflash_emulator_problem(void* emulator) {
 
 char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) try {
   Run& run = run_of(emulator);
-  if (run.params.num_splits > 1) {
+  if (n_parts(run.params) > 1) {
     run.params.o_partial = static_cast<float*>(o);
     run.params.lse_partial = lse;
   } else {
@@ -169,13 +174,16 @@ char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) tr
   return "no memory for the emulator's record of the tensors";
 }
 
+int pyflash_emulator_n_parts(void* emulator) { return n_parts(run_of(emulator).params); }
+
 int64_t pyflash_emulator_n_ctas(void* emulator) { return run_of(emulator).launch.n_ctas; }
+int pyflash_emulator_cluster(void* emulator) { return run_of(emulator).launch.cluster; }
 int pyflash_emulator_n_threads(void*) { return pyflash_emulated_kernel()->n_threads; }
 int pyflash_emulator_smem_bytes(void*) { return pyflash_emulated_kernel()->smem_bytes; }
 
-int pyflash_emulator_run_cta(void* emulator, int64_t cta) {
+int pyflash_emulator_run_cluster(void* emulator, int64_t first_cta) {
   Run& run = run_of(emulator);
-  return run.emulator.run_cta(run.launch, cta);
+  return run.emulator.run_cluster(run.launch, first_cta);
 }
 
 void pyflash_emulator_finish(void* emulator) { run_of(emulator).emulator.finish(); }

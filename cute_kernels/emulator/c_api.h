@@ -24,17 +24,21 @@ PYFLASH_EXPORT char const* pyflash_emulator_prepare(void* emulator, char const* 
                                                     int d_head);
 // What the kernel gets, as JSON: extents, windows (-1: none) and other numbers. Valid until the next call of this.
 PYFLASH_EXPORT char const* pyflash_emulator_problem(void* emulator);
-// Where the kernel writes: out and lse, or, with num_splits > 1, those of each split, (num_splits, elements of lse, d_head)
-// and (num_splits, elements of lse). Returns nullptr, or why there is nothing to run.
+// Parts of O and lse that the kernel writes: its splits, or 1 where it merges them itself.
+PYFLASH_EXPORT int pyflash_emulator_n_parts(void* emulator);
+// Where the kernel writes: out and lse, or, with n_parts > 1, those of each part, (n_parts, elements of lse, d_head)
+// and (n_parts, elements of lse). Returns nullptr, or why there is nothing to run.
 PYFLASH_EXPORT char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse);
 
 PYFLASH_EXPORT int64_t pyflash_emulator_n_ctas(void* emulator);
+// CTAs that run together, as a cluster.
+PYFLASH_EXPORT int pyflash_emulator_cluster(void* emulator);
 PYFLASH_EXPORT int pyflash_emulator_n_threads(void* emulator);
 PYFLASH_EXPORT int pyflash_emulator_smem_bytes(void* emulator);
 
-// 0: the CTA could not go on; no other is to be run, and no finish.
-PYFLASH_EXPORT int pyflash_emulator_run_cta(void* emulator, int64_t cta);
-// After the last CTA.
+// The cluster from this CTA on. 0: it could not go on; no other is to be run, and no finish.
+PYFLASH_EXPORT int pyflash_emulator_run_cluster(void* emulator, int64_t first_cta);
+// After the last cluster.
 PYFLASH_EXPORT void pyflash_emulator_finish(void* emulator);
 
 // JSON; valid until the next call for the same emulator.

@@ -9,8 +9,8 @@
 
 namespace pyflash::emulator {
 
-inline constexpr int kMaxWarps = 32;
-inline constexpr int kMaxMbarriers = 64;
+inline constexpr int kMaxWarps = 128;  // of a cluster, as are the mbarriers
+inline constexpr int kMaxMbarriers = 512;
 
 struct Clock {
   std::array<uint32_t, kMaxWarps> warps{};   // epochs that have ended

@@ -17,6 +17,7 @@ int block_idx() { return machine->block_idx(); }
 void sync_threads() { machine->sync_threads(); }
 void sync_warp() { machine->sync_warp(); }
 float shfl_xor(float value, int lane_mask) { return machine->shfl_xor(value, lane_mask); }
+bool any_lane(bool value) { return machine->any_lane(value); }
 
 void load(void const* address, void* value, int bytes) { machine->copy(address, value, bytes); }
 void store(void* address, void const* value, int bytes) { machine->copy(value, address, bytes); }

@@ -13,7 +13,6 @@ int grid_size() { return machine->grid_size(); }
 int fresh_thread_idx() { return machine->thread_idx(); }
 
 bool elect_one() { return machine->elect_one(); }
-bool any_lane(bool value) { return machine->any_lane(value); }
 
 void mbarrier_init(Mbarrier& barrier, int n_arrivals) {
   machine->mbarrier_init(&barrier, n_arrivals);
@@ -42,19 +41,18 @@ void tma_store_box(TensorMap const& map, void const* smem, int const* coords, in
 void tma_store_commit() { machine->tma_store_commit(); }
 void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
 
-int cluster_size() { return 1; }
-int cluster_rank() { return 0; }
-namespace {
-constexpr char const* kNoCluster = "a cluster of more than one CTA";
+int cluster_size() { return machine->cluster_size(); }
+int cluster_rank() { return machine->cluster_rank(); }
+void cluster_sync() { machine->cluster_sync(); }
+float load_from_rank(float const* address, int rank) {
+  float value;
+  machine->load_from_rank(address, rank, &value, sizeof value);
+  return value;
 }
-void cluster_sync() { machine->fail(kNoCluster); }
-float load_from_rank(float const*, int) {
-  machine->fail(kNoCluster);
-  return 0;
-}
-float4 load_from_rank(float4 const*, int) {
-  machine->fail(kNoCluster);
-  return {};
+float4 load_from_rank(float4 const* address, int rank) {
+  float4 value;
+  machine->load_from_rank(address, rank, &value, sizeof value);
+  return value;
 }
 
 void store_matrices(uint32_t const (&words)[4], void* row) { machine->stmatrix(words, row); }

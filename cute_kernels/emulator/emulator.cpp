@@ -1,5 +1,6 @@
 #include "cute_kernels/emulator/emulator.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -23,55 +24,55 @@ Emulator* running = nullptr;
 }  // namespace
 
 Emulator::Emulator(EmulatedKernel const& kernel, Order order, uint64_t seed)
-    : Scheduler(order, seed, kNSites),
-      kernel_(kernel),
-      shared_(kernel.smem_bytes, kernel.access_bytes, kernel.n_threads, findings_),
-      traffic_(kNSites + 1),
-      mbarriers_(kernel.rings),
-      issued_(kernel.n_threads / kLanes / kWarpgroupWarps + 1) {}
+    : Scheduler(order, seed, kNSites), kernel_(kernel), traffic_(kNSites + 1) {}
 
-bool Emulator::run_cta(Launch const& launch, int64_t cta) {
+bool Emulator::run_cluster(Launch const& launch, int64_t first) {
   launch_ = &launch;
-  cta_ = findings_.cta = cta;
-  begin_cta();
+  first_cta_ = findings_.cta = first;
+  begin_cluster(launch.cluster);
   kernel_.attach(this);
   running = this;
   bool ended;
   {
     FaultsGoTo const faults(*this);
-    ended = run_threads(kernel_.n_threads, kernel_.watches_registers, thread_main);
+    ended = run_threads(kernel_.n_threads * launch.cluster, kernel_.watches_registers, thread_main);
   }
   running = nullptr;
   kernel_.attach(nullptr);
   for (Warp& warp : warps()) {
-    warp.traffic.flush(traffic_);
+    flush_counts(warp);
   }
   if (ended) {
-    end_cta();
+    end_cluster();
   }
   return ended;
 }
 
-void Emulator::begin_cta() {
-  timeline_.set_on(kernel_.rings.size > 0 && timeline_.events().empty());
-  shared_.reset();
-  mbarriers_.reset();
-  loads_.clear();
-  named_ = {};
-  for (auto& instructions : issued_) {
-    instructions.clear();
+void Emulator::begin_cluster(int size) {
+  int const n_warps = kernel_.n_threads / kLanes;
+  timeline_.set_on(kernel_.rings.size > 0 && timeline_.events().empty(), n_warps);
+  for (int rank = static_cast<int>(ctas_.size()); rank < size; ++rank) {
+    ctas_.emplace_back(kernel_, rank, size, findings_);
   }
-  free_registers_ = 0;
+  for (Cta& cta : ctas_) {
+    cta.reset();
+  }
+  loads_.clear();
+  cluster_barrier_ = {};
+  issued_.assign(size * n_warps / kWarpgroupWarps + 1, {});
 }
 
-void Emulator::end_cta() {
+void Emulator::end_cluster() {
   if (mbarrier_names_.empty()) {
-    for (Mbarrier const& barrier : mbarriers_.all()) {
+    for (Mbarrier const& barrier : ctas_[0].mbarriers.all()) {
       mbarrier_names_.push_back(barrier.name);
     }
   }
-  counts_.barriers += named_[0].n_completed;
-  end_barriers();
+  for (Cta& cta : ctas_) {
+    counts_.barriers += cta.named[0].n_completed;
+    end_barriers(cta);
+    end_remote_reads(cta);
+  }
   for (Warp& warp : warps()) {
     end_mmas(warp);
   }
@@ -108,13 +109,21 @@ void Emulator::count_traffic(Path path, void const* address, int bytes) {
   current_warp().traffic.add(thread.site, path, thread.index % kLanes, address, bytes);
 }
 
+// At a point that all lanes have reached: the n-th of each lane since the last one are one instruction.
+void Emulator::flush_counts(Warp& warp) {
+  warp.traffic.flush(traffic_);
+  counts_.exponential_instructions +=
+      *std::max_element(warp.exponentials.begin(), warp.exponentials.end());
+  warp.exponentials = {};
+}
+
 // Machine: the calls of the thread that runs
 
 void Emulator::at(int site) { current().site = site; }
-int Emulator::thread_idx() { return current().index; }
-int Emulator::block_idx() { return static_cast<int>(cta_); }
+int Emulator::thread_idx() { return current().index % kernel_.n_threads; }
+int Emulator::block_idx() { return static_cast<int>(first_cta_) + cta().rank; }
 int Emulator::grid_size() { return static_cast<int>(launch_->n_ctas); }
-void* Emulator::dynamic_smem() { return shared_.address(); }
+void* Emulator::dynamic_smem() { return cta().shared.address(); }
 
 void Emulator::sync_threads() { stop(Stop::kSyncThreads); }
 void Emulator::sync_warp() { stop(Stop::kSyncWarp); }
@@ -128,23 +137,24 @@ float Emulator::shfl_xor(float value, int lane_mask) {
 
 void Emulator::copy(void const* source, void* destination, int bytes) {
   Thread const& thread = current();
+  SharedMemory& shared = cta().shared;
   Access const access{thread.site, thread.index, "read"};
   auto const* from = static_cast<std::byte const*>(source);
-  if (shared_.contains(source)) {
+  if (shared.contains(source)) {
     count_traffic(Path::kSharedLoad, source, bytes);
-    from = shared_.read(shared_.offset(source), bytes, accessor(thread, thread.site));
+    from = shared.read(shared.offset(source), bytes, accessor(thread, thread.site));
   } else if (global_.contains(source)) {
     count_traffic(Path::kGlobalLoad, source, bytes);
     from = global_.translate(source, bytes, bytes, -1, access, findings_);
   }
   auto* to = static_cast<std::byte*>(destination);
-  if (shared_.contains(destination)) {
+  if (shared.contains(destination)) {
     count_traffic(Path::kSharedStore, destination, bytes);
-    to = shared_.write(shared_.offset(destination), bytes,
-                       from != nullptr ? from : kPoisoned.data(), accessor(thread, thread.site));
+    to = shared.write(shared.offset(destination), bytes, from != nullptr ? from : kPoisoned.data(),
+                      accessor(thread, thread.site));
   } else if (global_.contains(destination)) {
     count_traffic(Path::kGlobalStore, destination, bytes);
-    int64_t const writer = cta_ * kernel_.n_threads + thread.index;
+    int64_t const writer = first_cta_ * kernel_.n_threads + thread.index;
     to = global_.translate(destination, bytes, bytes, writer, {thread.site, thread.index, "write"},
                            findings_);
   }
@@ -168,12 +178,12 @@ void Emulator::async_copy(void const* source, void* destination, int bytes, bool
       from = read;
     }
   }
-  if (!shared_.contains(destination)) {
+  if (!cta().shared.contains(destination)) {
     fail("cp.async to an address that is not in shared memory");
   }
   count_traffic(Path::kSharedStore, destination, bytes);
-  int64_t const offset = shared_.offset(destination);
-  if (shared_.begin_async_write(offset, bytes, accessor(thread, thread.site))) {
+  int64_t const offset = cta().shared.offset(destination);
+  if (cta().shared.begin_async_write(offset, bytes, accessor(thread, thread.site))) {
     thread.copies.push_back({from, offset, bytes, thread.site});
   }
 }
@@ -203,7 +213,8 @@ void Emulator::land(Thread& thread, size_t n_copies) {
   for (size_t i = 0; i < n_copies; ++i) {
     AsyncCopy const& copy = thread.copies[i];
     Accessor const who = accessor(thread, copy.site);
-    std::memcpy(shared_.end_async_write(copy.offset, copy.bytes, who), copy.source, copy.bytes);
+    std::memcpy(cta().shared.end_async_write(copy.offset, copy.bytes, who), copy.source,
+                copy.bytes);
   }
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + n_copies);
 }
@@ -221,6 +232,7 @@ void Emulator::mma(MmaRegisters& registers, DType dtype) {
 
 void Emulator::count_exponential() {
   ++counts_.exponentials;
+  ++current_warp().exponentials[current().index % kLanes];
   if (current().index % kLanes == 0) {
     timeline_.add_exponential(current().index / kLanes);
   }
@@ -260,9 +272,9 @@ void Emulator::on_fault(void* address) {
   Finding finding{.kind = "unhooked_access",
                   .access = {thread.site, thread.index, "access"},
                   .detail = "past the device layer and the copy atoms"};
-  if (shared_.contains(address)) {
+  if (cta().shared.contains(address)) {
     finding.memory = "shared";
-    finding.offset = shared_.offset(address);
+    finding.offset = cta().shared.offset(address);
   } else if (global_.contains(address)) {
     finding.memory = global_.name_at(address);
   } else if (is_stack_guard(address)) {

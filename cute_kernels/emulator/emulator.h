@@ -1,4 +1,4 @@
-// Runs an emulated kernel CTA by CTA and keeps account of what its threads do.
+// Runs an emulated kernel cluster by cluster (most are of one CTA) and keeps account of what its threads do.
 #pragma once
 
 #include <array>
@@ -54,6 +54,10 @@ struct Counts {
   int64_t named_syncs = 0;  // of warps, as is the next
   int64_t named_arrivals = 0;
   int64_t stmatrix = 0;
+  int64_t cluster_syncs = 0;             // of warps
+  int64_t cluster_loads = 0;             // of threads, from shared memory by rank
+  int64_t cluster_bytes = 0;             // of these, those from other CTAs
+  int64_t exponential_instructions = 0;  // of warps
 };
 
 // A named barrier of the CTA; 0 is that of sync_threads.
@@ -64,6 +68,34 @@ struct NamedBarrier {
   Clock clock;          // of those who have arrived
   std::vector<Warp*> waiting;
   Access first;
+};
+
+// The barrier of all threads of a cluster that have not ended.
+struct ClusterBarrier {
+  Clock clock;  // of those who have arrived
+  std::vector<Warp*> waiting;
+};
+
+// The last read of a CTA's shared memory by a warp of another CTA.
+struct RemoteRead {
+  uint32_t epoch = 0;  // of the warp; 0: there is none
+  int64_t offset;
+  int bytes;
+  Access access;
+};
+
+// What each CTA of a cluster has of its own.
+struct Cta {
+  Cta(EmulatedKernel const& kernel, int rank, int cluster, Findings& findings);
+
+  void reset();
+
+  int rank;
+  SharedMemory shared;
+  Mbarriers mbarriers;
+  std::array<NamedBarrier, 16> named;
+  int free_registers = 0;
+  std::vector<RemoteRead> remote_reads;  // by warp of the cluster
 };
 
 // A load of TMA that has not landed.
@@ -79,9 +111,9 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // Every tensor that params point to is added before the first CTA runs. Returns what the kernel takes for its address.
   uintptr_t add_tensor(GlobalTensor const& tensor) { return global_.add(tensor); }
 
-  // False: the CTA could not go on, and no other can be run.
-  bool run_cta(Launch const& launch, int64_t cta);
-  // After the last CTA.
+  // From the CTA `first` on. False: it could not go on, and no other can be run.
+  bool run_cluster(Launch const& launch, int64_t first);
+  // After the last cluster.
   void finish() { global_.check_written(findings_); }
 
   Findings const& findings() const { return findings_; }
@@ -90,6 +122,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // Of the first CTA.
   Timeline const& timeline() const { return timeline_; }
   EmulatedKernel const& kernel() const { return kernel_; }
+  int n_ranks() const { return static_cast<int>(ctas_.size()); }
   std::vector<std::string> const& mbarrier_names() const { return mbarrier_names_; }
 
   // Machine
@@ -109,6 +142,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void count_exponential() override;
   void count_reciprocal() override;
   int grid_size() override;
+  int cluster_size() override;
+  int cluster_rank() override;
   bool elect_one() override;
   bool any_lane(bool value) override;
   void mbarrier_init(void* barrier, int n_arrivals) override;
@@ -116,6 +151,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void mbarrier_arrive(void* barrier, int bytes) override;
   void mbarrier_wait(void* barrier, uint32_t parity) override;
   void named_barrier(int id, int n_threads, bool waits) override;
+  void cluster_sync() override;
+  void load_from_rank(void const* address, int rank, void* value, int bytes) override;
   void fence_async_proxy() override;
   void tma_load(void const* map, void* barrier, void* smem, int const* coords,
                 int n_coords) override;
@@ -135,11 +172,17 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
  private:
   static void thread_main();
 
-  void begin_cta();
-  void end_cta();
-  void end_barriers();
+  void begin_cluster(int size);
+  void end_cluster();
+  void end_barriers(Cta& cta);
+  void end_remote_reads(Cta const& cta);
+  // Of the thread that runs, of any thread, of a warp.
+  Cta& cta() { return cta_of(current()); }
+  Cta& cta_of(Thread const& thread) { return ctas_[thread.index / kernel_.n_threads]; }
+  Cta& cta_of(Warp const& warp) { return cta_of(*warp.lanes[0]); }
   Accessor accessor(Thread const& thread, int site);
   void count_traffic(Path path, void const* address, int bytes);
+  void flush_counts(Warp& warp);
   void land(Thread& thread, size_t n_copies);
 
   // What the lanes of a warp do together.
@@ -150,6 +193,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void meet_shuffle(Warp& warp);
   void meet_any(Warp& warp);
   bool meet_barrier(Warp& warp, int id, int n_threads, bool waits);
+  bool meet_cluster(Warp& warp);
+  bool finish_cluster_barrier();
   bool meet_registers(Warp& warp);
   bool take_registers(Warp& warp, int n);
 
@@ -188,7 +233,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   size_t n_work() const override { return loads_.size(); }
   void do_work() override;
   void deadlocked() override;
-  std::string what_it_waits_for(Warp const& warp) const;
+  std::string what_it_waits_for(Warp const& warp);
   std::string role_of(Warp const& warp) const;
   void switched_to(Thread& thread) override;
 
@@ -206,18 +251,16 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   Launch const* launch_ = nullptr;
   Findings findings_;
   GlobalMemory global_;
-  SharedMemory shared_;
   TrafficTable traffic_;
   Counts counts_;
   DType mma_dtype_ = DType::FP16;
-  int64_t cta_ = 0;
+  int64_t first_cta_ = 0;  // of the cluster
 
-  std::array<NamedBarrier, 16> named_;
-  Mbarriers mbarriers_;
+  std::deque<Cta> ctas_;  // of the cluster, by rank
+  ClusterBarrier cluster_barrier_;
   std::deque<TmaLoad> loads_;  // in flight, oldest first
   // By warpgroup, the instructions that its first warp to come there issued, and where.
   std::vector<std::vector<std::pair<WarpgroupMma, int>>> issued_;
-  int free_registers_ = 0;  // of the CTA
   Timeline timeline_;
   std::vector<std::string> mbarrier_names_;  // of the first CTA
 };

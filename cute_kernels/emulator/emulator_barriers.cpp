@@ -29,7 +29,7 @@ void Emulator::stmatrix(uint32_t const* words, void* row) {
 }
 
 void Emulator::named_barrier(int id, int n_threads, bool waits) {
-  if (id < 0 || id >= static_cast<int>(named_.size()) || n_threads % kLanes != 0 ||
+  if (id < 0 || id >= static_cast<int>(cta().named.size()) || n_threads % kLanes != 0 ||
       n_threads <= 0) {
     fail("a named barrier is one of 16, for a multiple of 32 threads");
   }
@@ -38,7 +38,7 @@ void Emulator::named_barrier(int id, int n_threads, bool waits) {
 }
 
 bool Emulator::meet_barrier(Warp& warp, int id, int n_threads, bool waits) {
-  NamedBarrier& barrier = named_[id];
+  NamedBarrier& barrier = cta().named[id];
   Thread const& first = *warp.lanes[0];
   ++warp.n_syncs;
   if (barrier.n_arrived == 0) {
@@ -76,17 +76,17 @@ bool Emulator::meet_barrier(Warp& warp, int id, int n_threads, bool waits) {
   return true;
 }
 
-void Emulator::end_barriers() {
-  for (size_t id = 0; id < named_.size(); ++id) {
-    if (named_[id].n_arrived > 0) {
+void Emulator::end_barriers(Cta& cta) {
+  for (size_t id = 0; id < cta.named.size(); ++id) {
+    if (cta.named[id].n_arrived > 0) {
       findings_.add({.kind = "arrivals_left",
-                     .access = named_[id].first,
+                     .access = cta.named[id].first,
                      .detail = "named barrier " + std::to_string(id) + " has " +
-                               count(named_[id].n_arrived, "of ") +
-                               std::to_string(named_[id].n_expected) + " threads"});
+                               count(cta.named[id].n_arrived, "of ") +
+                               std::to_string(cta.named[id].n_expected) + " threads"});
     }
   }
-  for (Mbarrier const& barrier : mbarriers_.all()) {
+  for (Mbarrier const& barrier : cta.mbarriers.all()) {
     if (barrier.carried && !barrier.awaited) {
       findings_.add(
           {.kind = "phase_never_awaited",
@@ -113,12 +113,17 @@ void Emulator::end_barriers() {
 // Deadlocks
 
 std::string Emulator::role_of(Warp const& warp) const {
-  std::string const role = kernel_.role(warp.index());
-  std::string const number = "warp " + std::to_string(warp.index());
+  int const n_warps = kernel_.n_threads / kLanes;
+  int const in_cta = warp.index() % n_warps;
+  std::string const role = kernel_.role(in_cta);
+  std::string number = "warp " + std::to_string(in_cta);
+  if (ctas_.size() > 1) {
+    number += " of rank " + std::to_string(warp.index() / n_warps);
+  }
   return role.empty() ? number : number + " (" + role + ")";
 }
 
-std::string Emulator::what_it_waits_for(Warp const& warp) const {
+std::string Emulator::what_it_waits_for(Warp const& warp) {
   auto const waiting = std::find_if(warp.lanes.begin(), warp.lanes.end(),
                                     [](Thread const* lane) { return lane->stop != Stop::kEnd; });
   Thread const& lane = **waiting;
@@ -137,14 +142,17 @@ std::string Emulator::what_it_waits_for(Warp const& warp) const {
     }
     case Stop::kRegisters:
       return count((lane.registers.n - warp.registers) * kLanes, "registers, of which there are ") +
-             std::to_string(free_registers_);
+             std::to_string(cta_of(warp).free_registers);
     case Stop::kSyncThreads:
     case Stop::kNamedBarrier: {
       int const id = warp.stop == Stop::kSyncThreads ? 0 : lane.barrier.id;
-      NamedBarrier const& barrier = named_[id];
+      NamedBarrier const& barrier = cta_of(warp).named[id];
       return (id == 0 ? "sync_threads" : "named barrier " + std::to_string(id)) + ", where " +
              count(barrier.n_arrived, "of ") + count(barrier.n_expected, "threads are");
     }
+    case Stop::kCluster:
+      return "cluster_sync, where " + count(int64_t(cluster_barrier_.waiting.size()), "of ") +
+             count(int64_t(warps().size()), "warps are");
     default:
       return name(warp.stop);
   }
@@ -167,7 +175,8 @@ void Emulator::deadlocked() {
   }
   if (only_sync_threads && ended != nullptr) {
     diverged(*first->lanes[0], *ended->lanes[0],
-             "a warp waits at sync_threads, after " + std::to_string(named_[0].n_completed) +
+             "a warp waits at sync_threads, after " +
+                 std::to_string(cta_of(*first).named[0].n_completed) +
                  " of them, and another has ended");
     return;
   }
@@ -175,10 +184,12 @@ void Emulator::deadlocked() {
   for (auto const& [reason, names] : warps_by_reason) {
     detail += (detail.empty() ? "" : "; ") + names + ": waits for " + reason;
   }
-  for (Mbarrier const& barrier : mbarriers_.all()) {
-    if (barrier.tx != 0 || barrier.issued != barrier.expected) {
-      detail += "; " + barrier.name + " expects " + count(barrier.expected, "bytes, TMA brings ") +
-                std::to_string(barrier.issued);
+  for (Cta& cta : ctas_) {
+    for (Mbarrier const& barrier : cta.mbarriers.all()) {
+      if (barrier.tx != 0 || barrier.issued != barrier.expected) {
+        detail += "; " + barrier.name + " expects " +
+                  count(barrier.expected, "bytes, TMA brings ") + std::to_string(barrier.issued);
+      }
     }
   }
   auto const waiting = std::find_if(first->lanes.begin(), first->lanes.end(),

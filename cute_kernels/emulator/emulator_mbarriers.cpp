@@ -7,13 +7,14 @@ namespace pyflash::emulator {
 
 void Emulator::mbarrier_init(void* address, int n_arrivals) {
   Thread const& thread = current();
-  int64_t const offset = shared_.offset(address);
-  if (!shared_.contains(address) || offset < 0 || offset + 8 > shared_.size() || offset % 8 != 0) {
+  int64_t const offset = cta().shared.offset(address);
+  if (!cta().shared.contains(address) || offset < 0 || offset + 8 > cta().shared.size() ||
+      offset % 8 != 0) {
     fail("an mbarrier is 8 bytes of shared memory, aligned to them");
   }
-  Mbarrier* const barrier = mbarriers_.init(offset, n_arrivals);
+  Mbarrier* const barrier = cta().mbarriers.init(offset, n_arrivals);
   if (barrier == nullptr) {
-    fail("more mbarriers than the emulator has room for, 64");
+    fail("more mbarriers than the emulator has room for, 512 in a cluster");
   }
   barrier->init_warp = thread.index / kLanes;
   barrier->init_epoch = current_warp().epoch;
@@ -21,7 +22,7 @@ void Emulator::mbarrier_init(void* address, int n_arrivals) {
 
 void Emulator::fence_mbarrier_init() {
   Warp const& warp = current_warp();
-  for (Mbarrier& barrier : mbarriers_.all()) {
+  for (Mbarrier& barrier : cta().mbarriers.all()) {
     if (barrier.init_warp == warp.index() && !barrier.init_fenced) {
       barrier.init_fenced = true;
       barrier.fence_epoch = warp.epoch;
@@ -86,9 +87,11 @@ bool Emulator::passes(Thread& thread) {
   barrier.awaited = true;
   log(thread, TimelineEvent::kWait, barrier.index, barrier.phase - 1);
   barrier.waited[w] = std::max(barrier.waited[w], barrier.phase);
-  warp.known.join(barrier.complete);
   uint32_t& known = warp.known.phases[barrier.index];
-  known = std::max(known, barrier.phase);
+  if (known < barrier.phase) {  // else another lane has waited for it
+    warp.known.join(barrier.complete);
+    known = barrier.phase;
+  }
   return true;
 }
 
@@ -96,11 +99,11 @@ bool Emulator::passes(Thread& thread) {
 
 Mbarrier& Emulator::mbarrier_at(void* address, char const* what) {
   Thread const& thread = current();
-  int64_t const offset = shared_.offset(address);
-  Mbarrier* const barrier = shared_.contains(address) ? mbarriers_.find(offset) : nullptr;
+  int64_t const offset = cta().shared.offset(address);
+  Mbarrier* const barrier = cta().shared.contains(address) ? cta().mbarriers.find(offset) : nullptr;
   if (barrier == nullptr) {
     findings_.add({.kind = "barrier_not_initialised",
-                   .memory = mbarriers_.name_at(offset),
+                   .memory = cta().mbarriers.name_at(offset),
                    .offset = offset,
                    .bytes = 8,
                    .access = {thread.site, thread.index, what}});

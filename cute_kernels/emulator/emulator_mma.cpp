@@ -21,14 +21,14 @@ void Emulator::fence_async_proxy() {
   Thread const& thread = current();
   Warp& warp = current_warp();
   ++counts_.proxy_fences;
-  shared_.fence(accessor(thread, thread.site));
+  cta().shared.fence(accessor(thread, thread.site));
   for (int i = 0; i < kMaxWarps; ++i) {
     warp.known.fenced[i] = std::max(warp.known.fenced[i], warp.known.warps[i]);
   }
 }
 
 uint32_t Emulator::shared_address(void const* address) {
-  return static_cast<uint32_t>(kSharedBase + shared_.offset(address));
+  return static_cast<uint32_t>(kSharedBase + cta().shared.offset(address));
 }
 
 void Emulator::meet_warpgroup_mma(Warp& warp) {
@@ -101,18 +101,18 @@ void Emulator::check_operand(Warp& warp, uint64_t bits, bool mn_major, bool is_a
   }
   Accessor const who = accessor(first, first.site);
   uint32_t const number = warp.mmas.n_issued;
-  int64_t lowest = shared_.size();
+  int64_t lowest = cta().shared.size();
   int64_t highest = 0;
   bool inside = true;
   auto const offset_of = [&](int i, int j) {
     return int64_t{descriptor.chunk(mn_major, i, j)} - kSharedBase;
   };
   auto const is_inside = [&](int64_t offset) {
-    return offset >= 0 && offset + kChunkBytes <= shared_.size();
+    return offset >= 0 && offset + kChunkBytes <= cta().shared.size();
   };
   // A row of A is that of D and no other: a tile whose first row is there may leave out the last ones.
   bool const may_be_unwritten =
-      is_a && is_inside(offset_of(0, 0)) && shared_.is_written(offset_of(0, 0));
+      is_a && is_inside(offset_of(0, 0)) && cta().shared.is_written(offset_of(0, 0));
   auto const visit = [&](int i, int j) {
     int64_t const offset = offset_of(i, j);
     if (!is_inside(offset)) {
@@ -122,7 +122,8 @@ void Emulator::check_operand(Warp& warp, uint64_t bits, bool mn_major, bool is_a
     }
     lowest = std::min(lowest, offset);
     highest = std::max(highest, offset + kChunkBytes);
-    shared_.begin_async_read(offset, SharedMemory::Reader::kMma, number, may_be_unwritten, who);
+    cta().shared.begin_async_read(offset, SharedMemory::Reader::kMma, number, may_be_unwritten,
+                                  who);
   };
   int const per_chunk = kChunkBytes / 2;
   if (mn_major) {
@@ -182,8 +183,8 @@ void Emulator::complete_group(Warp& warp) {
   mmas.groups.pop_front();
   auto const read = [this](uint32_t address) -> std::byte const* {
     int64_t const offset = int64_t{address} - kSharedBase;
-    bool const inside = offset >= 0 && offset + kChunkBytes <= shared_.size();
-    return inside ? shared_.data(offset) : nullptr;
+    bool const inside = offset >= 0 && offset + kChunkBytes <= cta().shared.size();
+    return inside ? cta().shared.data(offset) : nullptr;
   };
   for (size_t i = 0; i < n; ++i) {
     MmaInFlight const op = mmas.in_flight.front();

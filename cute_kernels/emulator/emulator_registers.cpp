@@ -116,10 +116,10 @@ bool Emulator::meet_registers(Warp& warp) {
   if (claim) {
     return take_registers(warp, n);
   }
-  free_registers_ += (warp.registers - n) * kLanes;
+  cta().free_registers += (warp.registers - n) * kLanes;
   warp.registers = n;
   for (Warp& other : warps()) {
-    if (other.stop == Stop::kRegisters && &other != &warp &&
+    if (other.stop == Stop::kRegisters && &other != &warp && &cta_of(other) == &cta() &&
         take_registers(other, other.lanes[0]->registers.n)) {
       resume(other);
     }
@@ -129,10 +129,10 @@ bool Emulator::meet_registers(Warp& warp) {
 
 bool Emulator::take_registers(Warp& warp, int n) {
   int const needed = (n - warp.registers) * kLanes;
-  if (needed > free_registers_) {
+  if (needed > cta().free_registers) {
     return false;
   }
-  free_registers_ -= needed;
+  cta().free_registers -= needed;
   warp.registers = n;
   return true;
 }

@@ -60,15 +60,16 @@ TmaBox Emulator::box_of(void const* map, void const* smem, int const* coords, in
   }
   TmaBox box{.map = *description,
              .coords = {},
+             .rank = cta().rank,
              .smem_address = shared_address(smem),
              .bytes = static_cast<int>(n_rows(*description)) * row_bytes(*description),
              .inside = true,
              .access = {thread.site, thread.index, what}};
   std::copy(coords, coords + n_coords, box.coords.begin());
-  int64_t const offset = shared_.contains(smem) ? shared_.offset(smem) : -1;
+  int64_t const offset = cta().shared.contains(smem) ? cta().shared.offset(smem) : -1;
   Finding finding{
       .kind = "", .memory = "shared", .offset = offset, .bytes = box.bytes, .access = box.access};
-  if (offset < 0 || offset + box.bytes > shared_.size()) {
+  if (offset < 0 || offset + box.bytes > cta().shared.size()) {
     finding.kind = "out_of_bounds";
     finding.detail = "a box overruns shared memory";
   } else if (offset % kBoxAlignment != 0) {
@@ -89,8 +90,8 @@ void Emulator::tma_load(void const* map, void* barrier, void* smem, int const* c
   TmaBox const box = box_of(map, smem, coords, n_coords, "TMA load");
   check_visible(mbarrier, current_warp(), box.access, true);
   if (box.inside) {
-    shared_.begin_tma_write(shared_.offset(smem), box.bytes, mbarrier.index, mbarrier.phase,
-                            accessor(thread, thread.site));
+    cta().shared.begin_tma_write(cta().shared.offset(smem), box.bytes, mbarrier.index,
+                                 mbarrier.phase, accessor(thread, thread.site));
   }
   mbarrier.issued += box.bytes;
   ++counts_.tma_boxes;
@@ -159,7 +160,8 @@ void Emulator::land(TmaBox const& box) {
     }
     if (box.inside) {
       for_each_chunk(box, row, [&](int at, int64_t offset) {
-        std::memcpy(shared_.end_tma_write(offset, kChunkBytes), &bytes[at], kChunkBytes);
+        auto* const to = ctas_[box.rank].shared.end_tma_write(offset, kChunkBytes);
+        std::memcpy(to, &bytes[at], kChunkBytes);
       });
     }
   }
@@ -174,8 +176,8 @@ void Emulator::tma_store(void const* map, void const* smem, int const* coords, i
   counts_.tma_stored_bytes += box.bytes;
   for (int64_t row = 0; box.inside && row < n_rows(box.map); ++row) {
     for_each_chunk(box, row, [&](int, int64_t offset) {
-      shared_.begin_async_read(offset, SharedMemory::Reader::kTmaStore, warp.n_stores, false,
-                               accessor(thread, thread.site));
+      cta().shared.begin_async_read(offset, SharedMemory::Reader::kTmaStore, warp.n_stores, false,
+                                    accessor(thread, thread.site));
     });
   }
   thread.stores.push_back(box);
@@ -194,7 +196,7 @@ void Emulator::tma_store_commit() {
 void Emulator::tma_store_wait(int n_pending) {
   Thread& thread = current();
   Warp& warp = current_warp();
-  int64_t const writer = cta_ * kernel_.n_threads + thread.index;
+  int64_t const writer = first_cta_ * kernel_.n_threads + thread.index;
   while (thread.group_stores.size() > static_cast<size_t>(n_pending)) {
     size_t const n = thread.group_stores.front();
     thread.group_stores.erase(thread.group_stores.begin());
@@ -213,7 +215,7 @@ void Emulator::store(TmaBox const& box, int64_t writer) {
   ++traffic.instructions;
   for (int64_t row = 0; box.inside && row < n_rows(box.map); ++row) {
     for_each_chunk(box, row, [&](int at, int64_t offset) {
-      std::memcpy(&bytes[at], shared_.data(offset), kChunkBytes);
+      std::memcpy(&bytes[at], cta().shared.data(offset), kChunkBytes);
     });
     BoxRow const to = row_of(box, row, writer, traffic);
     if (to.data != nullptr) {

@@ -8,7 +8,7 @@
 namespace pyflash::emulator {
 
 bool Emulator::meet(Warp& warp) {
-  warp.traffic.flush(traffic_);
+  flush_counts(warp);
   Thread const& first = *warp.lanes[0];
   switch (first.stop) {
     case Stop::kMma:
@@ -40,6 +40,8 @@ bool Emulator::meet(Warp& warp) {
     case Stop::kNamedBarrier:
       ++(first.barrier.waits ? counts_.named_syncs : counts_.named_arrivals);
       return meet_barrier(warp, first.barrier.id, first.barrier.n_threads, first.barrier.waits);
+    case Stop::kCluster:
+      return meet_cluster(warp);
     case Stop::kRegisters:
       return meet_registers(warp);
     case Stop::kWarpgroupMma:
@@ -60,8 +62,10 @@ bool Emulator::meet(Warp& warp) {
     case Stop::kMmaWait:
       meet_mma_wait(warp);
       return true;
-    case Stop::kMbarrier:
     case Stop::kEnd:
+      finish_cluster_barrier();  // of those that have not ended
+      return true;
+    case Stop::kMbarrier:
     case Stop::kNone:
       return true;
   }
@@ -96,8 +100,9 @@ void Emulator::meet_ldmatrix(Warp& warp) {
     Thread const& thread = *warp.lanes[lane];
     void const* const address = thread.ldmatrix.row;
     std::byte const* row = nullptr;
-    if (shared_.contains(address)) {
-      row = shared_.read(shared_.offset(address), sizeof(MatrixRow), accessor(thread, thread.site));
+    if (cta().shared.contains(address)) {
+      row = cta().shared.read(cta().shared.offset(address), sizeof(MatrixRow),
+                              accessor(thread, thread.site));
     } else {
       findings_.add({.kind = "out_of_bounds",
                      .memory = "shared",
@@ -134,15 +139,16 @@ void Emulator::meet_stmatrix(Warp& warp) {
     for (int pair = 0; pair < 4; ++pair) {
       row[pair] = warp.lanes[lane % 8 * 4 + pair]->stmatrix.words[lane / 8];
     }
-    if (!shared_.contains(address)) {
+    if (!cta().shared.contains(address)) {
       findings_.add({.kind = "out_of_bounds",
                      .memory = "shared",
                      .access = {thread.site, thread.index, "write"},
                      .detail = "stmatrix to an address that is not in shared memory"});
       continue;
     }
-    int64_t const offset = shared_.offset(address);
-    if (auto* to = shared_.write(offset, sizeof row, row.data(), accessor(thread, thread.site))) {
+    int64_t const offset = cta().shared.offset(address);
+    if (auto* to =
+            cta().shared.write(offset, sizeof row, row.data(), accessor(thread, thread.site))) {
       std::memcpy(to, row.data(), sizeof row);
     }
   }

@@ -10,8 +10,8 @@ namespace pyflash::emulator {
 
 // One access of one thread: where in the kernel, by whom, what it did.
 struct Access {
-  int site = -1;  // of device::kSiteNames; -1: none
-  int thread = -1;
+  int site = -1;          // of device::kSiteNames; -1: none
+  int thread = -1;        // in its cluster
   char const* what = "";  // "read", "write", "cp.async"
 };
 
@@ -23,13 +23,13 @@ struct Finding {
   Access access;       // what made it wrong
   Access other;        // what it met, if anything
   std::string detail;  // in words
-  int64_t cta = 0;
+  int64_t cta = 0;     // the first of the cluster
   int64_t count = 1;
 };
 
 class Findings {
  public:
-  int64_t cta = 0;  // that runs now
+  int64_t cta = 0;  // the first of the cluster that runs now
 
   void add(Finding finding);
 

@@ -64,6 +64,8 @@ class Machine {
   virtual int thread_idx() = 0;
   virtual int block_idx() = 0;
   virtual int grid_size() = 0;
+  virtual int cluster_size() = 0;
+  virtual int cluster_rank() = 0;
   virtual void* dynamic_smem() = 0;
 
   virtual void sync_threads() = 0;
@@ -93,6 +95,9 @@ class Machine {
   virtual void mbarrier_wait(void* barrier, uint32_t parity) = 0;
   // waits: bar.sync; else bar.arrive.
   virtual void named_barrier(int id, int n_threads, bool waits) = 0;
+  virtual void cluster_sync() = 0;
+  // From where the CTA of this rank has what this one has at `address`, to registers.
+  virtual void load_from_rank(void const* address, int rank, void* value, int bytes) = 0;
   virtual void fence_async_proxy() = 0;
   virtual void tma_load(void const* map, void* barrier, void* smem, int const* coords,
                         int n_coords) = 0;
@@ -119,7 +124,8 @@ class Machine {
 
 // A grid as the launcher makes it.
 struct Launch {
-  int64_t n_ctas = 0;
+  int64_t n_ctas = 0;                  // a multiple of cluster
+  int cluster = 1;                     // CTAs that run together
   std::shared_ptr<void const> params;  // of the kernel
   char const* error = nullptr;         // why there is none
 };
@@ -146,6 +152,7 @@ struct EmulatedKernel {
   int access_bytes;        // of the smallest access to shared memory, and what all are aligned to
   bool watches_registers;  // it is compiled so that RegisterWatch learns of its accesses
   int registers;           // of a thread when a CTA starts; 0: they are never moved
+  int max_cluster;         // splits of a tile that it merges itself, in a cluster of CTAs
   Span<SmemTile> tiles;    // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;
   char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none

@@ -26,12 +26,12 @@ bool Mbarrier::complete_phase() {
 Mbarrier* Mbarriers::init(int64_t offset, int n_arrivals) {
   Mbarrier* barrier = find(offset);
   if (barrier == nullptr) {
-    if (all_.size() == kMaxMbarriers) {
+    if (static_cast<int>(all_.size()) == max_) {
       return nullptr;
     }
     all_.emplace_back();
     barrier = &all_.back();
-    barrier->index = static_cast<int>(all_.size()) - 1;
+    barrier->index = first_ + static_cast<int>(all_.size()) - 1;
     barrier->offset = offset;
     barrier->name = name_at(offset);
   }

@@ -49,7 +49,8 @@ struct Mbarrier {
 
 class Mbarriers {
  public:
-  explicit Mbarriers(Span<SmemRing> rings) : rings_(rings) {}
+  // first, max: of the indices in clocks.
+  Mbarriers(Span<SmemRing> rings, int first, int max) : rings_(rings), first_(first), max_(max) {}
 
   void reset() { all_.clear(); }
   // nullptr: there are more of them than clocks have room for.
@@ -61,6 +62,8 @@ class Mbarriers {
 
  private:
   Span<SmemRing> rings_;
+  int first_;
+  int max_;
   std::deque<Mbarrier> all_;
 };
 

@@ -79,7 +79,12 @@ std::string_view site_name(int site) {
   return site < kNSites ? device::kSiteNames[site] : "unlabelled";
 }
 
-void write(Json& json, std::string_view name, Access const& access) {
+// The CTA of a thread in its cluster.
+int rank_of(Emulator const& emulator, Access const& access) {
+  return access.thread < 0 ? 0 : access.thread / emulator.kernel().n_threads;
+}
+
+void write(Json& json, Emulator const& emulator, std::string_view name, Access const& access) {
   json.key(name);
   if (access.thread < 0) {
     json.null();
@@ -87,21 +92,27 @@ void write(Json& json, std::string_view name, Access const& access) {
   }
   json.open('{');
   json.member("site", site_name(access.site));
-  json.member("thread", access.thread);
+  json.member("thread", access.thread % emulator.kernel().n_threads);
+  json.key("rank");
+  if (emulator.n_ranks() > 1) {
+    json.value(rank_of(emulator, access));
+  } else {
+    json.null();
+  }
   json.member("what", std::string_view(access.what));
   json.close('}');
 }
 
-void write(Json& json, Finding const& finding) {
+void write(Json& json, Emulator const& emulator, Finding const& finding) {
   json.open('{');
   json.member("kind", std::string_view(finding.kind));
   json.member("memory", std::string_view(finding.memory));
   json.member("offset", finding.offset);
   json.member("bytes", finding.bytes);
-  write(json, "access", finding.access);
-  write(json, "other", finding.other);
+  write(json, emulator, "access", finding.access);
+  write(json, emulator, "other", finding.other);
   json.member("detail", std::string_view(finding.detail));
-  json.member("cta", finding.cta);
+  json.member("cta", finding.cta + rank_of(emulator, finding.access));
   json.member("count", finding.count);
   json.close('}');
 }
@@ -167,6 +178,10 @@ void write(Json& json, Counts const& counts) {
   json.member("named_syncs", counts.named_syncs);
   json.member("named_arrivals", counts.named_arrivals);
   json.member("stmatrix", counts.stmatrix);
+  json.member("cluster_syncs", counts.cluster_syncs);
+  json.member("cluster_loads", counts.cluster_loads);
+  json.member("cluster_bytes", counts.cluster_bytes);
+  json.member("exponential_instructions", counts.exponential_instructions);
   json.close('}');
 }
 
@@ -220,7 +235,7 @@ std::string report(Emulator const& emulator) {
   json.key("findings");
   json.open('[');
   for (Finding const& finding : emulator.findings().all()) {
-    write(json, finding);
+    write(json, emulator, finding);
   }
   json.close(']');
   write_timeline(json, emulator);

@@ -10,10 +10,10 @@ namespace pyflash::emulator {
 namespace {
 
 constexpr char const* kStopNames[] = {
-    "running",    "the end",    "sync_threads", "sync_warp",          "shfl_xor",
-    "ldmatrix",   "mma",        "elect_one",    "any_lane",           "a named barrier",
-    "setmaxnreg", "wgmma",      "wgmma.fence",  "wgmma.commit_group", "wgmma.wait_group",
-    "stmatrix",   "an mbarrier"};
+    "running",    "the end",      "sync_threads", "sync_warp",          "shfl_xor",
+    "ldmatrix",   "mma",          "elect_one",    "any_lane",           "a named barrier",
+    "setmaxnreg", "wgmma",        "wgmma.fence",  "wgmma.commit_group", "wgmma.wait_group",
+    "stmatrix",   "cluster_sync", "an mbarrier"};
 static_assert(std::size(kStopNames) == static_cast<int>(Stop::kMbarrier) + 1);
 
 // Whether both take part in one instruction.
@@ -88,6 +88,7 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
     warp.n_syncs = 0;
     warp.epoch = 1;
     warp.known = {};
+    warp.registers = 0;
     warp.mmas = {};
     warp.n_stores = 0;
   }

@@ -1,4 +1,4 @@
-// The threads of one CTA as fibers, and the order in which they run.
+// The threads of one CTA, or of the CTAs of one cluster, as fibers, and the order in which they run.
 //
 // A warp runs in rounds: each of its lanes in turn until it stops at something that the whole warp or CTA has to reach, or
 // at something that it waits for alone. When all 32 stand at the same thing, what it does is done for all at once, and the
@@ -43,6 +43,7 @@ enum class Stop {
   kMmaCommit,
   kMmaWait,
   kStmatrix,
+  kCluster,
   kMbarrier  // of each lane alone
 };
 
@@ -58,6 +59,7 @@ struct AsyncCopy {
 struct TmaBox {
   MapDescription map;
   std::array<int, kMaxMapRank> coords;
+  int rank;  // of the CTA in the cluster
   uint32_t smem_address;
   int bytes;
   bool inside;  // shared memory
@@ -68,7 +70,7 @@ struct Mbarrier;
 
 struct Thread {
   Fiber fiber;
-  int index;
+  int index;  // in the cluster: those of its first CTA come first
   int site;
   Stop stop;
   // What the stop is about, by its kind.
@@ -124,7 +126,8 @@ struct Warp {
   Clock known;
   int registers;  // of a thread
   WarpMmas mmas;
-  uint32_t n_stores;  // of TMA
+  uint32_t n_stores;                           // of TMA
+  std::array<int64_t, kLanes> exponentials{};  // since the lanes last met
   WarpTraffic traffic;
 
   int index() const { return lanes[0]->index / kLanes; }
@@ -136,13 +139,13 @@ class Scheduler {
       : order_(order), random_(seed), no_site_(n_unlabelled_site) {}
   virtual ~Scheduler() = default;
 
-  // Runs `entry`, which must end with stop(Stop::kEnd), as every thread of a CTA. False: it was aborted.
+  // Runs `entry`, which must end with stop(Stop::kEnd), as every thread of a cluster. False: it was aborted.
   // watch_registers: its accesses to its stack are known, see RegisterWatch.
   bool run_threads(int n_threads, bool watch_registers, void (*entry)());
 
   // Of the thread that runs: lets the others run until all of its warp, or of the CTA, have come as far.
   void stop(Stop where);
-  // Ends the CTA. Does not return.
+  // Ends the cluster. Does not return.
   [[noreturn]] void abort();
   // The same, from where no thread runs.
   void give_up() { aborted_ = true; }

@@ -14,10 +14,13 @@ constexpr int warp_of(int thread) { return thread / 32; }
 
 }  // namespace
 
-SharedMemory::SharedMemory(int bytes, int cell_bytes, int n_threads, Findings& findings)
+SharedMemory::SharedMemory(int bytes, int cell_bytes, int first_thread, int n_threads,
+                           Findings& findings)
     : findings_(findings),
       bytes_(bytes),
       cell_bytes_(cell_bytes),
+      first_thread_(first_thread),
+      first_warp_(warp_of(first_thread)),
       n_warps_((n_threads + 31) / 32),
       window_(bytes),
       data_(new std::byte[bytes]),
@@ -83,7 +86,7 @@ void SharedMemory::begin_tma_write(int64_t offset, int bytes, int mbarrier, uint
                                    Accessor const& who) {
   note_writes(offset, bytes, who, By::kTma);
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
-    cells_[i].mbarrier = static_cast<int8_t>(mbarrier);
+    cells_[i].mbarrier = static_cast<int16_t>(mbarrier);
     cells_[i].detail = phase;
   }
   std::memset(data_.get() + offset, std::to_integer<int>(kPoison), bytes);
@@ -151,7 +154,7 @@ Access SharedMemory::writer(Cell const& cell) {
 // Whether a fence of the async proxy stands between a thread's store and now: its own, or that of another who knew of it.
 bool SharedMemory::fenced(Event const& write, uint32_t n_fences, Accessor const& who) const {
   int const warp = warp_of(write.thread);
-  auto const& fences = fences_[write.thread];
+  auto const& fences = fences_of(write.thread);
   if (n_fences < fences.size()) {
     return warp == warp_of(who.thread) || fences[n_fences] <= who.known->warps[warp];
   }
@@ -231,7 +234,7 @@ SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& 
     return {};
   }
   AsyncRead const* read = &async_reads_[i * n_warps_ * kReaders];
-  for (int warp = 0; warp < n_warps_; ++warp) {
+  for (int warp = first_warp_; warp < first_warp_ + n_warps_; ++warp) {
     for (uint32_t const complete : {who.known->mmas[warp], who.known->stores[warp]}) {
       if (read->number > complete) {
         auto const reader = (read - async_reads_.data()) % kReaders;
@@ -272,7 +275,7 @@ void SharedMemory::note_write(size_t i, Accessor const& who, By by, bool changes
     equal_[i].push_back({cell.write, cell.detail});
   }
   cell.write = event(who);
-  cell.detail = static_cast<uint32_t>(fences_[who.thread].size());
+  cell.detail = static_cast<uint32_t>(fences_of(who.thread).size());
   cell.by = by;
   cell.in_flight = by != By::kThread;
 }
@@ -299,8 +302,9 @@ void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, B
 void SharedMemory::report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
                           char const* what) {
   if (problem.kind != nullptr) {
+    int const warp = warp_of(who.thread) - first_warp_;
     findings_.add({.kind = problem.kind,
-                   .memory = "shared",
+                   .memory = warp >= 0 && warp < n_warps_ ? "shared" : kSharedOfAnother,
                    .offset = offset,
                    .bytes = bytes,
                    .access = {who.site, who.thread, what},

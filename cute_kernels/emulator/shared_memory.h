@@ -23,9 +23,12 @@ namespace pyflash::emulator {
 // Stands for a byte that has no value: NaN in every 16-bit and 32-bit type.
 inline constexpr std::byte kPoison{0xff};
 
+// The name, in findings, of memory that is read from another CTA.
+inline constexpr char const* kSharedOfAnother = "shared of another CTA";
+
 // Who accesses, and when.
 struct Accessor {
-  int thread;
+  int thread;  // in the cluster
   int site;
   uint32_t epoch;         // of the thread's warp
   uint32_t n_warp_syncs;  // that the thread's warp has passed
@@ -35,7 +38,8 @@ struct Accessor {
 class SharedMemory {
  public:
   // cell_bytes: what accesses are told apart by; none is smaller. A power of two.
-  SharedMemory(int bytes, int cell_bytes, int n_threads, Findings& findings);
+  // first_thread: of the CTA, in its cluster.
+  SharedMemory(int bytes, int cell_bytes, int first_thread, int n_threads, Findings& findings);
 
   // As a new CTA finds it.
   void reset();
@@ -68,7 +72,7 @@ class SharedMemory {
   std::byte const* data(int64_t offset) const { return data_.get() + offset; }
 
   // The thread's stores so far become visible to the async proxy.
-  void fence(Accessor const& who) { fences_[who.thread].push_back(who.epoch); }
+  void fence(Accessor const& who) { fences_of(who.thread).push_back(who.epoch); }
 
  private:
   static constexpr int16_t kNobody = -1;
@@ -92,7 +96,7 @@ class SharedMemory {
     Event read;           // the first that others need not know of
     Event other_read;     // one more, of another warp if there is one
     uint32_t detail = 0;  // of the last write: by TMA the phase, else the thread's fences before it
-    int8_t mbarrier = -1;
+    int16_t mbarrier = -1;
     By by = By::kThread;
     bool in_flight = false;
     bool has_equal = false;
@@ -127,7 +131,12 @@ class SharedMemory {
   Problem check_write(size_t i, Accessor const& who, bool changes) const;
   Problem check_async_reads(size_t i, Accessor const& who) const;
   AsyncRead& async_read(size_t i, int warp, Reader reader) {
-    return async_reads_[(i * n_warps_ + warp) * kReaders + static_cast<int>(reader)];
+    return async_reads_[(i * n_warps_ + warp - first_warp_) * kReaders + static_cast<int>(reader)];
+  }
+  // Of a thread of the CTA: the epochs of its fences.
+  std::vector<uint32_t>& fences_of(int thread) { return fences_[thread - first_thread_]; }
+  std::vector<uint32_t> const& fences_of(int thread) const {
+    return fences_[thread - first_thread_];
   }
   static void note_read(Cell& cell, Accessor const& who);
   void note_writes(int64_t offset, int bytes, Accessor const& who, By by, bool changes = true);
@@ -138,13 +147,15 @@ class SharedMemory {
   Findings& findings_;
   int bytes_;
   int cell_bytes_;
+  int first_thread_;
+  int first_warp_;
   int n_warps_;
   Window window_;
   std::unique_ptr<std::byte[]> data_;
   std::vector<Cell> cells_;
   std::unordered_map<size_t, std::vector<EqualWriter>> equal_;  // by cell
   std::vector<AsyncRead> async_reads_;         // by cell, warp and reader; empty before the first
-  std::vector<std::vector<uint32_t>> fences_;  // by thread: the epochs of its fences
+  std::vector<std::vector<uint32_t>> fences_;  // by thread
 };
 
 }  // namespace pyflash::emulator

@@ -41,10 +41,14 @@ class Timeline {
   static constexpr size_t kMaxEvents = 50'000;
   static constexpr int kWarpgroupWarps = 4;
 
-  // Of the CTA that runs; only one is kept.
-  void set_on(bool on) { on_ = on; }
+  // Of the CTA that runs, or the first of its cluster; only one is kept.
+  void set_on(bool on, int n_warps) {
+    on_ = on;
+    n_warps_ = n_warps;
+  }
   void add(TimelineEvent const& event) {
-    if (!on_ || !stands_for_others(event.warp) || events_.size() >= kMaxEvents) {
+    if (!on_ || event.warp >= n_warps_ || !stands_for_others(event.warp) ||
+        events_.size() >= kMaxEvents) {
       return;
     }
     if (exponentials_[event.warp] > 0) {
@@ -65,6 +69,7 @@ class Timeline {
   }
 
   bool on_ = false;
+  int n_warps_ = 0;
   std::array<int64_t, kMaxWarps> exponentials_{};
   std::vector<TimelineEvent> events_;
 };

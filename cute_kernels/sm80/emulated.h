@@ -38,6 +38,7 @@ EmulatedKernel const* forward_kernel() {
                                          .access_bytes = 4,
                                          .watches_registers = false,
                                          .registers = 0,
+                                         .max_cluster = 1,
                                          .tiles = {},
                                          .rings = {},
                                          .refusal = nullptr,

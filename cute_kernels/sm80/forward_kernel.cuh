@@ -98,7 +98,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // A cap leaves nothing but itself to scale.
   bool const is_capped = kFeatures.softcap && params.softcap != 0;
-  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax> softmax(
+  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax, Traits::kRescaleThreshold> softmax(
       is_capped ? params.softcap : params.softmax_scale);
 
   auto commit = [&] {
@@ -182,17 +182,20 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
                                                                  n_block);
     }
-    softmax.template update<first.value && Traits::kOptimizedSoftmax>(acc_S, acc_O);
-    Tensor tOrP = as_operand_A<Element>(acc_S);  // (MMA,MMA_M,MMA_K)
+    softmax.template begin<first.value && Traits::kOptimizedSoftmax>(acc_S, acc_O);
 
     if constexpr (!Traits::kEagerLoadBlocks) {
       load_V(n_block, first);
       wait_and_sync(_0{});  // V[n_block] is visible
     }
+    // P comes step by step: the exponentials of a step run beside the MMAs of the one before.
+    Tensor tOrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});  // (MMA,MMA_M,MMA_K)
     gemm_staged<MmaAtom, Traits::kStageStepsPV, Traits::kDoubleBuffer>(
         acc_O, tOrP, tOrVt, [&](int k) {
           device::at(Site::V_s2r);
           load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
+          softmax.exponentiate(acc_S, k);
+          pack_step<Element>(acc_S, tOrP, k);
         });
   };
 

@@ -67,19 +67,30 @@ CUTE_DEVICE auto rows_by_columns(Acc& acc) {
                                         Stride<Stride<_2, _4>, Stride<_1, Int<4 * kM>>>>{});
 }
 
-// An accumulator rounded to pairs of 16-bit elements, two neighbouring tiles of it being one of the A operand of m16n8k16:
-// (MMA=4,MMA_M,MMA_N) -> ((2,2),MMA_M,MMA_N/2).
+// An accumulator as the A operand of m16n8k16, which has pairs of 16-bit elements and of which a tile is two neighbouring
+// ones of the accumulator: (MMA=4,MMA_M,MMA_N) -> ((2,2),MMA_M,MMA_N/2).
+template <class Acc, int kM = size<1>(Acc{}), int kK = size<2>(Acc{}) / 2>
+using OperandOf = Layout<Shape<Shape<_2, _2>, Int<kM>, Int<kK>>,
+                         Stride<Stride<_1, Int<2 * kM>>, _2, Int<4 * kM>>>;
+
+// Rounds the columns that are step k of the operand.
+template <class Element, class Acc, class Operand>
+CUTE_DEVICE void pack_step(Acc const& acc, Operand& operand, int k) {
+  constexpr int kPairs = 4 * size<1>(Acc{});
+  CUTE_UNROLL
+  for (int i = kPairs * k; i < kPairs * (k + 1); ++i) {
+    operand.data()[i] = device::pack2(acc(2 * i), acc(2 * i + 1), Element{});
+  }
+}
+
 template <class Element, class Acc>
 CUTE_DEVICE auto as_operand_A(Acc const& acc) {
-  constexpr int kM = size<1>(Acc{});
-  constexpr int kK = size<2>(Acc{}) / 2;
-  Tensor pairs = make_tensor<uint32_t>(Layout<Shape<Shape<_2, _2>, Int<kM>, Int<kK>>,
-                                              Stride<Stride<_1, Int<2 * kM>>, _2, Int<4 * kM>>>{});
+  Tensor operand = make_tensor<uint32_t>(OperandOf<Acc>{});
   CUTE_UNROLL
-  for (int i = 0; i < size(acc) / 2; ++i) {
-    pairs.data()[i] = device::pack2(acc(2 * i), acc(2 * i + 1), Element{});
+  for (int k = 0; k < size<2>(operand); ++k) {
+    pack_step<Element>(acc, operand, k);
   }
-  return pairs;
+  return operand;
 }
 
 }  // namespace pyflash::sm80

@@ -28,10 +28,15 @@ CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
 
 // kOptimized folds log2(e) into the scale, so that an element costs one FFMA and one ex2, and takes the maximum over
 // unscaled scores. Otherwise S is scaled first and the exponential is to the natural base.
-template <int kRows, bool kOptimized>
+//
+// The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
+// exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
+template <int kRows, bool kOptimized, bool kRescaleThreshold>
 struct Softmax {
+  static constexpr float kThreshold = 8.f;
+
   float softmax_scale;
-  cute::array<float, kRows> row_max;  // of S; scaled unless kOptimized
+  cute::array<float, kRows> row_max;  // of S, or a little less; scaled unless kOptimized
   cute::array<float, kRows> row_sum;  // this thread's share of l
 
   CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {
@@ -46,13 +51,14 @@ struct Softmax {
     cute::clear(row_sum);
   }
 
-  // Turns a block of scores into P and brings m, l and O up to date with it. kFirst: nothing came before, so nothing is
-  // rescaled and the state is written, not updated.
+  // Begins a block of scores: brings m up to date with it, and l and O to the new m. kFirst: nothing came before, so nothing
+  // is rescaled and the state is written, not updated.
   template <bool kFirst, class AccS, class AccO>
-  CUTE_DEVICE void update(AccS& acc_S, AccO& acc_O) {
-    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
-    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
-    float const scale_log2 = softmax_scale * kLog2e;
+  CUTE_DEVICE void begin(AccS& acc_S, AccO& acc_O) {
+    Tensor S = rows_by_columns(acc_S);    // ((2,MMA_M),(2,MMA_N))
+    Tensor O = rows_by_columns(acc_O);    // ((2,MMA_M),(2,MMA_K))
+    cute::array<float, kRows> block_max;  // over this thread's columns
+    bool grows = !kRescaleThreshold;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       if constexpr (!kOptimized) {
@@ -61,15 +67,27 @@ struct Softmax {
           S(r, c) *= softmax_scale;
         }
       }
-      float block_max = S(r, 0);
+      block_max[r] = S(r, 0);
       CUTE_UNROLL
       for (int c = 1; c < size<1>(S); ++c) {
-        block_max = fmaxf(block_max, S(r, c));
+        block_max[r] = fmaxf(block_max[r], S(r, c));
       }
-      block_max = reduce_quad(block_max, [](float a, float b) { return fmaxf(a, b); });
-      float const new_max = fmaxf(block_max, kFirst ? kLeastMax : row_max[r]);
-      if constexpr (!kFirst) {
-        float const correction = kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2)
+      if constexpr (!kFirst && kRescaleThreshold) {
+        grows |= (block_max[r] - row_max[r]) * scale_log2() > kThreshold;
+      }
+    }
+    // Lanes need not agree on the maximum where all of them stay below the threshold.
+    if (!kFirst && kRescaleThreshold && !device::any_lane(grows)) {
+      return;
+    }
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      block_max[r] = reduce_quad(block_max[r], [](float a, float b) { return fmaxf(a, b); });
+      float const new_max = fmaxf(block_max[r], kFirst ? kLeastMax : row_max[r]);
+      if constexpr (kFirst) {
+        row_sum[r] = 0.f;
+      } else {
+        float const correction = kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2())
                                             : device::exp(row_max[r] - new_max);
         row_sum[r] *= correction;
         CUTE_UNROLL
@@ -78,17 +96,26 @@ struct Softmax {
         }
       }
       row_max[r] = new_max;
-      float block_sum = 0.f;
-      float const offset = new_max * scale_log2;
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2 - offset)
-                             : device::exp(S(r, c) - new_max);
-        block_sum += S(r, c);
-      }
-      row_sum[r] = kFirst ? block_sum : row_sum[r] + block_sum;
     }
   }
+
+  // Turns the columns of S that are step k of PV, two tiles of 8, into P, and adds them to l.
+  template <class AccS>
+  CUTE_DEVICE void exponentiate(AccS& acc_S, int k) {
+    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float const offset = row_max[r] * scale_log2();
+      CUTE_UNROLL
+      for (int c = 4 * k; c < 4 * (k + 1); ++c) {
+        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2() - offset)
+                             : device::exp(S(r, c) - row_max[r]);
+        row_sum[r] += S(r, c);
+      }
+    }
+  }
+
+  CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
 
   // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf.
   template <class AccO>

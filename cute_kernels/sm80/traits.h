@@ -34,12 +34,15 @@ struct KernelTraits {
   static constexpr bool kDoubleBuffer = kConfig.mma_double_buffer_loads;
   static constexpr bool kOptimizedSoftmax = kConfig.optimized_softmax;
   static constexpr int kKVStages = kConfig.kv_stages;
+  static constexpr bool kRescaleThreshold = kConfig.rescale_threshold;
 
   static constexpr int kMmaM = 16;  // rows of one warp's MMA atom
   static constexpr int kMmaK = 16;  // columns of one MMA step: two fragments of 8
   static_assert(kBlockM % (kMmaM * kNWarps) == 0, "each warp owns a multiple of 16 rows");
   static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0);
   static_assert(kAsyncCopy || !kEagerLoadBlocks, "eager loads need cp.async");
+  static_assert(kOptimizedSoftmax || !kRescaleThreshold,
+                "the threshold is one of exponents to base 2");
   static_assert(kKVStages == 1 || (kKVStages > 1 && kEagerLoadBlocks), "stages are loaded eagerly");
 
   using Element =

@@ -4,6 +4,7 @@
 // NOTE: first, because it decides what CuTe's atoms call.
 #include "cute_kernels/emulator/atoms_sm90.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -34,14 +35,17 @@ Launch launch_sm90(ForwardParams const& params, int n_resident) {
             .params = nullptr,
             .error = "no built combination of features covers the problem"};
   }
-  // NOTE: a CTA per multiprocessor, and clusters of one.
-  if (sm90::make_plan(launch->plan, kConfig, params, n_resident, 1, encode_tensor_map) !=
-      cudaSuccess) {
+  // NOTE: a CTA per multiprocessor.
+  if (sm90::make_plan(launch->plan, kConfig, params, n_resident, Traits::kMaxCluster,
+                      encode_tensor_map) != cudaSuccess) {
     return {.n_ctas = 0,
             .params = nullptr,
             .error = "the driver would encode no tensor map of q, k or v"};
   }
-  return {.n_ctas = launch->plan.n_ctas, .params = launch, .error = nullptr};
+  return {.n_ctas = launch->plan.n_ctas,
+          .cluster = std::max(launch->plan.params.order.cluster, 1),
+          .params = launch,
+          .error = nullptr};
 }
 
 template <class Traits>
@@ -92,6 +96,7 @@ EmulatedKernel const* forward_kernel() {
       .watches_registers = true,
       .registers =
           kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,
+      .max_cluster = Traits::kMaxCluster,
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
       .refusal = [](ForwardParams const& params) { return sm90::refusal(kConfig, params); },

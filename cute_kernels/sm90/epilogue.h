@@ -8,6 +8,7 @@
 #include "cute_kernels/sinks.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/problem.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
 

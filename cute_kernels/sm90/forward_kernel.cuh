@@ -13,9 +13,6 @@
 // stores its O and lse in fp32, to be merged by merge_splits, or, where its splits are a cluster of CTAs, by these.
 #pragma once
 
-// NOTE: first, because it decides which MMA shapes CuTe defines.
-#include "cute_kernels/sm90/traits.h"
-
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
@@ -27,13 +24,14 @@
 #include "cute_kernels/sm90/merge.h"
 #include "cute_kernels/sm90/problem.h"
 #include "cute_kernels/sm90/softmax.h"
+#include "cute_kernels/sm90/traits.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
 using device::Site;
 
-enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 3 };  // of each consumer warpgroup
+enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 4 };  // of each consumer warpgroup
 
 // The loading warpgroup.
 template <class Traits, ForwardFeatures kFeatures>
@@ -206,7 +204,9 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       device::at(Site::V_r2s);
       smem.pipeline_V.wait(read_V);
       constexpr int kVector = 8;
-      for (int i = tidx; i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
+      CUTE_NO_UNROLL
+      for (int i = device::fresh_thread_idx() % kWarpgroup;
+           i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
         int const row = n_rows + i / (kHeadDim / kVector);
         int const column = i % (kHeadDim / kVector) * kVector;
         device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column, read_V.stage))),
@@ -268,10 +268,10 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     // With a right window the first block is nearly always cut.
     if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
       mask.apply(acc_S, tScS, n_block);
-      return softmax.template update<first.value, true>(acc_S, correction);
+      return softmax.template update<first.value>(acc_S, correction);
     }
     // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
-    return softmax.template update<first.value, false>(acc_S, correction);
+    return softmax.template update<first.value>(acc_S, correction);
   };
 
   Schedule schedule(params);

@@ -1,11 +1,9 @@
 // The __global__ function of a config and a combination of features.
 #pragma once
 
-// NOTE: first, because it decides which MMA shapes CuTe defines.
-#include "cute_kernels/sm90/forward_kernel.cuh"
-
 #include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/sm90/forward_kernel.cuh"
 
 namespace pyflash {
 

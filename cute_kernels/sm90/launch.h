@@ -1,10 +1,8 @@
 // From a config to its row of the config map. Included by the emitted translation units only.
 #pragma once
 
-// NOTE: first, because it decides which MMA shapes CuTe defines.
-#include "cute_kernels/sm90/kernel.h"
-
 #include "cute_kernels/row.h"
+#include "cute_kernels/sm90/kernel.h"
 
 namespace pyflash {
 

@@ -9,11 +9,13 @@
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/epilogue.h"
+#include "cute_kernels/sm90/shape.h"
 #include "cute_kernels/sm90/softmax.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
+using device::Site;
 
 // acc_O, lse: this split's, normalised, partitioned like coords. memory: for a SmemLayoutPart and a lse for each row; all
 // that was loaded there is used by MMAs that each warp has waited for. barrier: a named one of the warpgroup.
@@ -31,6 +33,7 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
   Tensor part_O = make_tensor(make_smem_ptr(memory), typename Traits::SmemLayoutPart{});
   float* const part_lse = memory + cosize_v<typename Traits::SmemLayoutPart>;
 
+  device::at(Site::part_r2s);
   device::named_barrier_sync(barrier, kWarpgroup);  // no warp's MMAs read the memory
   Tensor O = rows_by_columns(acc_O);                // ((2,MMA_M),(2,V,MMA_K))
   Tensor by_rows = rows_by_columns(coords);         // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
@@ -58,6 +61,7 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
     if (!out.exists || (kFeatures.predicated_head_dim && column >= problem.d_head)) {
       continue;
     }
+    device::at(Site::sinks_g2r);
     float sink = -INFINITY;
     if (problem.sinks != nullptr) {  // which are no feature where keys are split
       PackedRow const unpacked = unpack_row<Traits>(params, row);
@@ -65,6 +69,7 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
       sink = load_sink<Element>(problem, tile.head * group + unpacked.head,
                                 tile.first_query + unpacked.query);
     }
+    device::at(Site::part_s2r);
     float weights[Traits::kMaxCluster];
     float4 values[Traits::kMaxCluster];
     auto const* const address = reinterpret_cast<float4 const*>(&part_O(row, column));
@@ -97,11 +102,13 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
       merged.z = fmaf(weights[split], values[split].z, merged.z);
       merged.w = fmaf(weights[split], values[split].w, merged.w);
     }
+    device::at(Site::O_r2g);
     float const inverse = sum == 0.f ? 0.f : 1.f / sum;
     device::store(reinterpret_cast<uint2*>(static_cast<Element*>(problem.o) + out.o + column),
                   uint2{device::pack2(merged.x * inverse, merged.y * inverse, Element{}),
                         device::pack2(merged.z * inverse, merged.w * inverse, Element{})});
     if (column == 0) {
+      device::at(Site::lse_r2g);
       device::store(problem.lse + out.lse, sum == 0.f ? -INFINITY : maximum + device::log(sum));
     }
   }

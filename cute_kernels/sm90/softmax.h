@@ -16,6 +16,10 @@ using namespace cute;
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
+// What m starts at. Scores of -inf, masked or by value, are as far below it as below any other m: the exponentials of a row
+// that has no others are 0, where from -inf they would be NaN.
+inline constexpr float kLeastMax = -1e30f;
+
 template <class Reduce>
 CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
   value = reduce(value, device::shfl_xor(value, 2));
@@ -38,20 +42,20 @@ struct Softmax {
 
   // The state before any block.
   CUTE_DEVICE void reset() {
-    fill(row_max, -INFINITY);
+    fill(row_max, float{kLeastMax});
     clear(row_sum);
   }
 
-  // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before. Writes what O is to
-  // be multiplied by, and returns whether that is other than 1 for some row of the warp. kMasked: a row may have attended
-  // nothing so far.
-  template <bool kFirst, bool kMasked, class AccS>
+  // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before. Returns whether O is
+  // to be rescaled, and if so, writes by what.
+  template <bool kFirst, class AccS>
   CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
     constexpr int kColumns = decltype(size<1>(S))::value;
     float const scale_log2 = softmax_scale * kLog2e;
 
-    PerRow block_max;
+    PerRow block_max;  // over this thread's columns
+    bool grows = false;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float odd = S(r, 1);
@@ -62,37 +66,36 @@ struct Softmax {
         odd = fmaxf(odd, S(r, c + 1));
       }
       block_max(r) = fmaxf(block_max(r), odd);
+      grows |= !kFirst && (block_max(r) - row_max(r)) * scale_log2 > kThreshold;
     }
-    bool rescale = false;
-    PerRow offset;
-    CUTE_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      block_max(r) = reduce_quad(block_max(r), [](float a, float b) { return fmaxf(a, b); });
-      if constexpr (kFirst) {
-        row_max(r) = block_max(r);
-      } else {
-        bool const grows = (block_max(r) - row_max(r)) * scale_log2 > kThreshold;
-        float const new_max = grows ? block_max(r) : row_max(r);
-        // NOTE: from -inf, 0: that row's O and l are 0.
-        correction(r) = grows ? device::exp2((row_max(r) - new_max) * scale_log2) : 1.f;
+    // Lanes need not agree on the maximum where all of them stay below the threshold.
+    bool const rescale = !kFirst && device::any_lane(grows);
+    if (kFirst || rescale) {
+      CUTE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        block_max(r) = reduce_quad(block_max(r), [](float a, float b) { return fmaxf(a, b); });
+        float const new_max = fmaxf(block_max(r), kFirst ? kLeastMax : row_max(r));
+        if constexpr (kFirst) {
+          row_sum(r) = 0.f;
+        } else {
+          correction(r) = device::exp2((row_max(r) - new_max) * scale_log2);
+          row_sum(r) *= correction(r);
+        }
         row_max(r) = new_max;
-        rescale |= grows;
       }
-      // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
-      offset(r) = (kMasked && row_max(r) == -INFINITY ? 0.f : row_max(r)) * -scale_log2;
     }
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
+      float const offset = row_max(r) * -scale_log2;
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int c = 0; c < kColumns; ++c) {
-        S(r, c) = device::exp2(fmaf(S(r, c), scale_log2, offset(r)));
+        S(r, c) = device::exp2(fmaf(S(r, c), scale_log2, offset));
         sum[c % 2] += S(r, c);
       }
-      float const block_sum = sum[0] + sum[1];
-      row_sum(r) = kFirst ? block_sum : fmaf(row_sum(r), correction(r), block_sum);
+      row_sum(r) += sum[0] + sum[1];
     }
-    return device::any_lane(rescale);
+    return rescale;
   }
 
   template <class AccO>

@@ -2,11 +2,6 @@
 // only place that speaks both languages: the paper's (B_r, B_c, d_head) above, CuTe's (kBlockM, kBlockN, kHeadDim) below.
 #pragma once
 
-// NOTE: before CuTe: warpgroup MMAs whose N is any multiple of 8.
-#ifndef CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
-#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
-#endif
-
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
@@ -14,6 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/config.h"
+#include "cute_kernels/generated/mma_sm90.h"
 #include "cute_kernels/sm90/pipeline.h"
 #include "cute_kernels/sm90/shape.h"
 
@@ -45,21 +41,22 @@ struct KernelTraits {
   // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter. With
   // one of them two CTAs share an SM. The budgets are those of pyflash/config/sm90_forward/resources.py.
   static constexpr int kNThreads = n_threads(kConfig);
-  static_assert(kNConsumers <= 3, "budgets and named barriers are for three at most");
+  static_assert(kNConsumers <= 4, "budgets and named barriers are for four at most");
   static constexpr int kCtasPerSm = kNConsumers == 1 ? 2 : 1;
-  static constexpr int kProducerRegisters = kNConsumers == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kNConsumers == 3 ? 160 : kNConsumers == 2 ? 240 : 232;
+  static constexpr int kProducerRegisters = kNConsumers >= 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kNConsumers == 4   ? 112
+                                            : kNConsumers == 3 ? 160
+                                            : kNConsumers == 2 ? 240
+                                                               : 232;
   // Whether there are enough for S and a tile of O on its way out together.
   static constexpr bool kStoresDuringQK = kNConsumers < 3;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
   using TiledMmaQK = decltype(make_tiled_mma(
-      GMMA::ss_op_selector<Element, Element, float,
-                           Shape<Int<kMmaM>, Int<kBlockN>, Int<kHeadDim>>>()));
+      typename MmaAtoms<Element, kBlockN>::template SS<GMMA::Major::K, GMMA::Major::K>{}));
   using TiledMmaPV = decltype(make_tiled_mma(
-      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kMmaM>, Int<kHeadDim>, Int<kBlockN>>,
-                           GMMA::Major::K, GMMA::Major::MN>()));
+      typename MmaAtoms<Element, kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>{}));
   static_assert(size(TiledMmaQK{}) == kWarpgroup && size(TiledMmaPV{}) == kWarpgroup);
 
   // Shared memory: slabs of 64 or 32 columns, 128 or 64 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and

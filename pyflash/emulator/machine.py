@@ -38,10 +38,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "prepare": (c_char_p, [c_void_p, c_char_p, c_int, c_int]),
     "problem": (c_char_p, [c_void_p]),
     "set_outputs": (c_char_p, [c_void_p, c_void_p, c_void_p]),
+    "n_parts": (c_int, [c_void_p]),
     "n_ctas": (c_int64, [c_void_p]),
+    "cluster": (c_int, [c_void_p]),
     "n_threads": (c_int, [c_void_p]),
     "smem_bytes": (c_int, [c_void_p]),
-    "run_cta": (c_int, [c_void_p, c_int64]),
+    "run_cluster": (c_int, [c_void_p, c_int64]),
     "finish": (None, [c_void_p]),
     "report": (c_char_p, [c_void_p]),
 }
@@ -113,20 +115,26 @@ class Machine:
         if not known:
             raise TypeError(f"{name} = {value!r} is not an option of attention, or not of its type")
 
+    def n_parts(self) -> int:
+        """After `prepare`: the parts of out and lse that the kernel writes, which are its splits,
+        or 1 where it merges them itself."""
+        return self._call("n_parts")
+
     def set_outputs(self, out: Tensor, lse: Tensor) -> None:
-        """Contiguous memory for what the kernel writes. With num_splits > 1: for what each split
-        writes, float32, (num_splits, elements of lse, d_head) and (num_splits, elements of lse)."""
+        """Contiguous memory for what the kernel writes. With n_parts > 1: for each part, float32,
+        (n_parts, elements of lse, d_head) and (n_parts, elements of lse)."""
         if failure := self._call("set_outputs", out.data_ptr(), lse.data_ptr()):
             raise RuntimeError(failure.decode())
 
     def run(self) -> dict[str, Any]:
-        """Runs the whole grid, or up to a CTA that cannot go on; returns the report's values."""
-        n_ctas = self._call("n_ctas")
-        completed = all(self._call("run_cta", cta) for cta in range(n_ctas))
+        """Runs the grid, or up to a cluster that cannot go on; returns the report's values."""
+        n_ctas, cluster = self._call("n_ctas"), self._call("cluster")
+        completed = all(self._call("run_cluster", cta) for cta in range(0, n_ctas, cluster))
         if completed:
             self._call("finish")
         return json.loads(self._call("report")) | {
             "n_ctas": n_ctas,
+            "cluster": cluster,
             "n_threads": self._call("n_threads"),
             "smem_bytes": self._call("smem_bytes"),
             "completed": completed,

@@ -54,9 +54,11 @@ class Access:
     site: str
     thread: int  # in its CTA
     what: str  # "read", "write", "cp.async", or what else the thread was at
+    rank: int | None = None  # of its CTA in the cluster; None: each CTA is for itself
 
     def __str__(self) -> str:
-        return f"{self.what or 'something'} at {self.site} by thread {self.thread}"
+        cta = "" if self.rank is None else f" of rank {self.rank}"
+        return f"{self.what or 'something'} at {self.site} by thread {self.thread}{cta}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ _SENTENCES = {
     "arrivals_left": "{detail} when the CTA ends ({access})",
     "outside_tile": "{access} of {place}: {detail}",
     "register_budget": "{access}: {detail}",
+    "cta_ended": "{access} of {place}, which may have ended: {detail}",
     "deadlock": "{detail}",
     "unsupported": "{detail} ({access})",
 }
@@ -160,6 +163,11 @@ class Counts:
     named_syncs: int = 0
     named_arrivals: int = 0
     stmatrix: int = 0
+    cluster_syncs: int = 0
+    # Of threads: loads by rank, and the bytes that came from other CTAs' shared memory.
+    cluster_loads: int = 0
+    cluster_bytes: int = 0
+    exponential_instructions: int = 0  # of warps: the exponentials of lanes put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +184,7 @@ class Report:
     sites: dict[str, dict[str, Traffic]]  # by site, then "shared_load", "global_store" and so on
     counts: Counts
     findings: tuple[Finding, ...]
+    cluster: int = 1  # CTAs that run together
     # Of the first CTA of a kernel whose warps have roles; else empty. See `timeline`.
     roles: tuple[str, ...] = ()  # by warp
     mbarriers: tuple[str, ...] = ()

@@ -134,13 +134,13 @@ def run_library(
     with Machine(library, order, seed) as machine:
         problem = machine.prepare(arguments | {"num_splits": num_splits}, config)
         out, lse = outputs = _outputs(inputs[0])
-        if num_splits > 1:
-            outputs = _partial_outputs(lse, num_splits, out.shape[-1])
+        if (n_parts := machine.n_parts()) > 1:
+            outputs = _partial_outputs(lse, n_parts, out.shape[-1])
         machine.set_outputs(*outputs)
         start = time.perf_counter()
         values = machine.run()
         seconds = time.perf_counter() - start
-    if num_splits > 1:
+    if n_parts > 1:
         _merge(*outputs, options.get("sinks"), out, lse)
     report = Report(
         config=config.short_form(),
@@ -175,8 +175,8 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     return out, torch.full(lse_shape, torch.nan)
 
 
-def _partial_outputs(lse: Tensor, num_splits: int, d_head: int) -> tuple[Tensor, Tensor]:
-    shape = (num_splits, *lse.shape)
+def _partial_outputs(lse: Tensor, n_parts: int, d_head: int) -> tuple[Tensor, Tensor]:
+    shape = (n_parts, *lse.shape)
     return lse.new_full((*shape, d_head), torch.nan), lse.new_full(shape, torch.nan)
 
 

@@ -23,9 +23,11 @@ def as_text(report: Report) -> str:
 
 def renderable(report: Report) -> Group:
     """For rich: a head, the sites' shared and global traffic, the counts, the findings."""
+    clusters = f", {report.cluster} to a cluster," if report.cluster > 1 else ""
     head = (
-        f"{report.config}\n{_problem(report)}: {report.n_ctas} CTAs of {report.n_threads} threads, "
-        f"{report.smem_bytes} bytes of shared memory; order {report.order}, "
+        f"{report.config}\n{_problem(report)}: {report.n_ctas} CTAs{clusters} of "
+        f"{report.n_threads} threads, {report.smem_bytes} bytes of shared memory; "
+        f"order {report.order}, "
         f"{report.seconds * 1e3:.0f} ms"
     )
     verdict = Text("nothing wrong found", "green")
@@ -146,6 +148,10 @@ def _counts(report: Report) -> str:
 
 def _counts_sm90(report: Report) -> str:
     c = report.counts
+    clusters = (
+        f"; clusters: {c.cluster_syncs:,} syncs of warps, {c.cluster_loads:,} loads by rank of "
+        f"threads, {c.cluster_bytes:,} bytes from other CTAs"
+    )
     return (
         f"of warpgroups: {c.wgmma_ss:,} wgmma with A in shared memory, {c.wgmma_flops_ss:,} FLOPs, "
         f"and {c.wgmma_rs:,} with A in registers, {c.wgmma_flops_rs:,} FLOPs; "
@@ -156,5 +162,5 @@ def _counts_sm90(report: Report) -> str:
         f"{c.tma_bytes:,} bytes; of threads: {c.mbarrier_expects:,} expect_tx, "
         f"{c.mbarrier_arrivals:,} arrivals, {c.mbarrier_waits:,} waits at mbarriers, "
         f"{c.proxy_fences:,} proxy fences, {c.exponentials:,} exponentials, "
-        f"{c.reciprocals:,} reciprocals"
+        f"{c.reciprocals:,} reciprocals{clusters if c.cluster_syncs else ''}"
     )

@@ -22,6 +22,7 @@ from pyflash.config.arch import Arch
 from pyflash.config.resources import occupancy
 from pyflash.inspect import pipes, sass
 from pyflash.inspect.pipes import Floor
+from pyflash.inspect.register_shares import RegisterShare, register_shares
 from pyflash.inspect.sass import Instruction, Kernel
 
 
@@ -54,6 +55,7 @@ class CompiledKernel:
     loop: Section  # the main loop, one iteration
     outside: Section
     floors: list[Floor]  # of an iteration, largest first; [] where the rates are not known
+    shares: list[RegisterShare]  # registers of threads before and behind setmaxnreg
     kernel: Kernel = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,8 +70,11 @@ class CompiledKernel:
         }
         plain = ("features", "function", "sm", "registers", "spill_store_bytes", "spill_load_bytes",
                  "stack_bytes", "smem_bytes", "ctas_per_sm")  # fmt: skip
-        floors = {floor.pipe: floor.cycles for floor in self.floors}
-        return {name: getattr(self, name) for name in plain} | sections | {"floors": floors}
+        by_name = {
+            "floors": {floor.pipe: floor.cycles for floor in self.floors},
+            "shares": {str(share.budget): share.used for share in self.shares},
+        }
+        return {name: getattr(self, name) for name in plain} | sections | by_name
 
 
 def compiled_kernels(
@@ -160,6 +165,7 @@ def compiled_kernel(
         loop=Section.of(kernel.inside(loop)),
         outside=Section.of(kernel.outside(loop)),
         floors=pipes.floors(kernel.inside(loop), Arch.of(kernel.sm), mma_warps, degrees),
+        shares=register_shares(kernel, figures["registers"]),
         kernel=kernel,
     )
 

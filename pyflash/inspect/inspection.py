@@ -295,11 +295,18 @@ def _problem_note() -> str:
 def _compiled(kernels: Sequence[CompiledKernel]) -> Table:
     rows = [
         (k.features, k.registers, k.spill_store_bytes, k.spill_load_bytes, k.stack_bytes,
-         k.loop.n_instructions, k.outside.n_instructions)
+         k.loop.n_instructions, k.outside.n_instructions, ", ".join(map(str, k.shares)))
         for k in kernels
     ]  # fmt: skip
-    columns = ("", "registers", "spill stores", "spill loads", "stack", "loop", "outside")
-    note = "spills and stack in bytes per thread; instructions in the main loop and outside"
+    columns = ("", "registers", "spill stores", "spill loads", "stack", "loop", "outside", "named")
+    note = (
+        "spills and stack in bytes per thread; instructions in the main loop and outside; named: "
+        "registers that the machine code names, of those that setmaxnreg leaves a warpgroup"
+    )
+    over = [
+        f"{share} at {share.instruction}" for k in kernels for share in k.shares if not share.fits
+    ]
+    note += "".join(f"; undefined registers: {text}" for text in over)
     return Table.of("compiled kernels", columns, rows, note)
 
 

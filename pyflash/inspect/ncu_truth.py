@@ -1,12 +1,12 @@
 """The emulator's predictions beside Nsight Compute's counters, for the table in docs/emulator.md.
 
-    python -m pyflash.inspect.ncu_truth predict FOLDER --arch 90   # needs g++ and nvcc, no GPU
-    python -m pyflash.inspect.ncu_truth measure FOLDER             # needs a GPU, ncu, pyflash/lib
-    python -m pyflash.inspect.ncu_truth table FOLDER               # prints Markdown
+    python -m pyflash.inspect.ncu_truth predict FOLDER --family sm90_forward  # needs g++ and nvcc
+    python -m pyflash.inspect.ncu_truth measure FOLDER                        # needs a GPU and ncu
+    python -m pyflash.inspect.ncu_truth table FOLDER                          # prints Markdown
 
-`predict` runs every config on the emulator, keeps inputs, outputs and reports in FOLDER, and builds
-the same kernels for the GPU. `measure` runs them there under ncu and adds measured.json: whatever
-was counted, as it was counted. `table` sets the two side by side.
+`predict` runs the configs of a family on the emulator, keeps inputs, outputs and reports in FOLDER,
+and builds the same kernels for a GPU there. `measure` runs them under ncu and adds measured.json:
+whatever was counted, as it was counted. `table` sets the two side by side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from typing import Any
 import torch
 
 import pyflash
-from pyflash.config import Arch, FlashForwardKernelConfig, KernelConfig, parse
+from pyflash.config import FlashForwardKernelConfig, KernelConfig, parse
+from pyflash.config.base import Family
+from pyflash.config.family import find_family
+from pyflash.config.features import EMULATED, Features
 from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
 from pyflash.op.selection import TORCH_DTYPES
@@ -45,7 +48,7 @@ CONFIGS = [
         ),
     ),
 ]
-# Both schedules, every number of consumers, both kinds of swizzle.
+# Both schedules, every number of consumers, both kinds of swizzle, clusters.
 SM90_CONFIGS = [
     parse(short_form).canonical()
     for short_form in (
@@ -55,6 +58,7 @@ SM90_CONFIGS = [
         "(BF16, 96, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
         "(FP16, 128, 128, 64, 2): sm90+stages_3",
         "(BF16, 64, 64, 128, 1): sm90+stages_2+overlap+pack_gqa",
+        "(BF16, 128, 64, 64, 1): sm90+stages_3+overlap+rescale_threshold+pack_gqa",
     )
 ]
 
@@ -99,31 +103,20 @@ VARIANT_PROBLEMS = {
     "2 splits": Problem(options={"num_splits": 2}),
 }
 VARIANT_CONFIGS = [CONFIGS[i] for i in (6, 8, 9)]
+# Merged by clusters of CTAs.
+CLUSTER_PROBLEMS = {
+    f"one query, {n} splits": Problem(
+        seqlen_q=1, seqlen_k=1000, heads_kv=1, options={"num_splits": n}
+    )
+    for n in (4, 16)
+}
+CLUSTER_CONFIG = SM90_CONFIGS[-1]
 
 # What comes from L2 to the SMs, loads of TMA among it.
 L2_SECTORS = "l1tex__m_xbar2l1tex_read_sectors.sum"
+L2_BYTES = "l1tex__m_xbar2l1tex_read_bytes.sum"
 # Of the hardware; what this ncu does not know is left out.
-COUNTERS = [
-    "smsp__inst_executed_op_ldsm.sum",
-    "smsp__inst_executed_op_ldgsts.sum",
-    "sm__inst_executed_pipe_tensor_op_hmma.sum",
-    *(
-        f"l1tex__{what}_mem_shared_op_{op}.sum"
-        for what in ("data_bank_conflicts_pipe_lsu", "data_pipe_lsu_wavefronts")
-        for op in ("ld", "st")
-    ),
-    *(
-        f"smsp__sass_l1tex_{what}_mem_shared_op_{op}.sum"
-        for what in ("data_bank_conflicts_pipe_lsu", "data_pipe_lsu_wavefronts")
-        for op in ("ld", "st", "ldsm", "ldgsts")
-    ),
-    *(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum" for op in ("ld", "st")),
-    L2_SECTORS,
-    *(
-        f"smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{op}.sum"
-        for op in ("ld", "st", "ldgsts")
-    ),
-]  # fmt: skip
+COUNTERS = [L2_SECTORS, L2_BYTES]
 # Counted for each instruction of the machine code.
 PER_INSTRUCTION = [
     "inst_executed",
@@ -134,26 +127,38 @@ PER_INSTRUCTION = [
 ]
 
 
+# What kernels are built with: the combinations that the emulator runs the problems in.
+FEATURES = (Features(),)
+VARIANT_FEATURES = EMULATED
+LIBRARIES = "libpyflash_kernels-*.so"
+
+
 def cases() -> Iterable[tuple[str, KernelConfig, Problem]]:
     """(name, config, problem) of every launch, in the order in which they are launched."""
-    for config in CONFIGS:
+    for config in (*CONFIGS, *SM90_CONFIGS):
         problems = PROBLEMS | (VARIANT_PROBLEMS if config in VARIANT_CONFIGS else {})
+        problems |= CLUSTER_PROBLEMS if config == CLUSTER_CONFIG else {}
         for name, problem in problems.items():
             yield f"{config} | {name}", config, problem
-    for config in SM90_CONFIGS:
-        for name, problem in PROBLEMS.items():
-            yield f"{config} | {name}", config, problem
 
 
-def predict(folder: Path, arch: str) -> None:
+def predicted(folder: Path) -> dict[str, Report]:
+    """By the name of the launch, in the order of `cases`."""
+    reports = json.loads((folder / "predicted.json").read_text())
+    return {name: Report.from_json(text) for name, text in reports.items()}
+
+
+def predict(folder: Path, family: Family, arch: str) -> None:
     from pyflash.codegen.build import build_kernels
     from pyflash.codegen.emulated import build_emulated
 
-    build_emulated([*CONFIGS, *SM90_CONFIGS])
+    chosen = [case for case in cases() if case[1].family is family]
+    configs = list(dict.fromkeys(config for _, config, _ in chosen))
+    build_emulated(configs)
     folder.mkdir(parents=True, exist_ok=True)
     reports, tensors = {}, {}
     torch.manual_seed(0)
-    for name, config, problem in cases():
+    for name, config, problem in chosen:
         inputs = problem.inputs(config)
         emulate = pyflash.emulate_varlen if problem.packed else pyflash.emulate
         out, lse, report = emulate(*inputs, config, **problem.options)
@@ -162,15 +167,23 @@ def predict(folder: Path, arch: str) -> None:
         tensors[name] = (inputs, out, lse)
     (folder / "predicted.json").write_text(json.dumps(reports, indent=1) + "\n")
     torch.save(tensors, folder / "tensors.pt")
-    configs = [c for c in (*CONFIGS, *SM90_CONFIGS) if c.is_legal(Arch.of(arch))]
-    build_kernels(configs, [arch], name="truth")
+    for name, of_variants, features in (
+        ("plain", False, FEATURES),
+        ("variants", True, VARIANT_FEATURES),
+    ):
+        if some := [config for config in configs if (config in VARIANT_CONFIGS) is of_variants]:
+            build_kernels(some, [arch], out_dir=folder, name=name, features=features)
 
 
 def launch(folder: Path) -> None:
     """Every kernel once, in order, for ncu. Writes how far outputs are from the emulator's."""
+    for library in sorted(folder.glob(LIBRARIES)):
+        pyflash.load(library)
     tensors = torch.load(folder / "tensors.pt", weights_only=True)
     differences = {}
     for name, config, problem in cases():
+        if name not in tensors:
+            continue
         inputs, out, lse = tensors[name]
         on_gpu = (x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs)
         attention = pyflash.attention_varlen if problem.packed else pyflash.attention
@@ -202,7 +215,7 @@ def measure(folder: Path) -> None:
         names = [name for name in names if name not in unknown]
     result.check_returncode()
     found = actions(report.with_suffix(".ncu-rep"))
-    expected = [name for name, _, _ in cases()]
+    expected = list(predicted(folder))
     assert len(found) == len(expected), f"{len(found)} kernels, expected {len(expected)}"
     measured = {name: measured_values(action) for name, action in zip(expected, found, strict=True)}
     (folder / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
@@ -285,7 +298,8 @@ def _compare_sm90(
         "SYNCS.ARRIVE": counts.mbarrier_arrivals + counts.mbarrier_expects,
         "BAR.SYNC": counts.barriers * (config.n_threads // 32) + counts.named_syncs,
         "BAR.ARV": counts.named_arrivals,
-        "MUFU.EX2": counts.exponentials / 32,
+        "UCGABAR_ARV": counts.cluster_syncs,
+        "MUFU.EX2": counts.exponential_instructions,
         "SHFL.BFLY": counts.shuffles,
         "STSM": counts.stmatrix,
     }
@@ -297,9 +311,10 @@ def _compare_sm90(
         _emulated(report, GlobalTraffic, "sectors", ".* global_store"),
         _gpu(measured, r"STG\b", "memory_l2_theoretical_sectors_global"),
     )
-    if L2_SECTORS in measured["counters"]:
-        loaded = _emulated(report, GlobalTraffic, "sectors", ".* global_load")
-        rows["sectors from L2"] = (loaded, measured["counters"][L2_SECTORS])
+    for what, counter in (("sectors", L2_SECTORS), ("bytes", L2_BYTES)):
+        if counter in measured["counters"]:
+            loaded = _emulated(report, GlobalTraffic, what, ".* global_load")
+            rows[f"{what} from L2"] = (loaded, measured["counters"][counter])
     return rows
 
 
@@ -323,7 +338,7 @@ def _compare_sm80(
         ),
         "shuffles": (counts.shuffles, gpu("SHFL", "inst_executed")),
         "barriers": (counts.barriers * config.n_warps, gpu(r"BAR\.SYNC", "inst_executed")),
-        "exponentials": (counts.exponentials / 32, gpu(r"MUFU\.EX2", "inst_executed")),
+        "exponentials": (counts.exponential_instructions, gpu(r"MUFU\.EX2", "inst_executed")),
     }
     for what, opcode, paths in (
         ("ldmatrix", "LDSM", ["[QKV]_s2r shared_load"]),
@@ -347,25 +362,19 @@ def _compare_sm80(
 
 
 def table(folder: Path) -> str:
-    """Markdown: a row per launch, a table for each family; a cell is one number where both agree,
-    else emulated / ncu."""
-    predicted = json.loads((folder / "predicted.json").read_text())
+    """Markdown: a row per launch; a cell is one number where both agree, else emulated / ncu."""
     measured = json.loads((folder / "measured.json").read_text())
     differences = json.loads((folder / "differences.json").read_text())
-    lines = []
-    columns = None
-    for name, _, _ in cases():
-        rows = compare(Report.from_json(predicted[name]), measured[name])
-        if columns != list(rows):
-            columns = list(rows)
+    lines: list[list[str]] = []
+    for name, report in predicted(folder).items():
+        rows = compare(report, measured[name])
+        if not lines:
             header = ["config", *rows, "max difference of out", "of lse"]
-            lines += (
-                [[], header, ["---"] * len(header)] if lines else [header, ["---"] * len(header)]
-            )
+            lines += [header, ["---"] * len(header)]
         cells = [f"{a:g}" if a == b else f"**{a:g} / {b:g}**" for a, b in rows.values()]
         apart = [f"{differences[name][key]:.1e}" for key in ("out", "lse")]
         lines.append([name.replace("|", "·"), *cells, *apart])
-    return "\n".join(f"| {' | '.join(line)} |" if line else "" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
@@ -374,10 +383,11 @@ def main() -> None:
     )
     parser.add_argument("stage", choices=("predict", "launch", "measure", "table"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--family", default="sm90_forward", help="that predict runs")
     parser.add_argument("--arch", default="90", help="that predict builds for")
     arguments = parser.parse_args()
     if arguments.stage == "predict":
-        predict(arguments.folder, arguments.arch)
+        predict(arguments.folder, find_family(arguments.family), arguments.arch)
     elif arguments.stage == "launch":
         launch(arguments.folder)
     elif arguments.stage == "measure":

@@ -200,7 +200,7 @@ def _instructions(function: str) -> Iterable[Instruction]:
 
 
 def _loops(instructions: Sequence[Instruction]) -> Iterable[Loop]:
-    graph, starts = _flow(instructions)
+    graph, starts = flow(instructions)
     if not graph:
         return
     dominators = networkx.immediate_dominators(graph, 0)
@@ -221,7 +221,7 @@ def _loops(instructions: Sequence[Instruction]) -> Iterable[Loop]:
             yield Loop(tuple(indices), n_matrix)
 
 
-def _flow(instructions: Sequence[Instruction]) -> tuple[networkx.DiGraph, list[int]]:
+def flow(instructions: Sequence[Instruction]) -> tuple[networkx.DiGraph, list[int]]:
     """The control flow between basic blocks, each named by the index of its first instruction."""
     index_of = {ins.address: i for i, ins in enumerate(instructions)}
     starts = {0} if instructions else set()

@@ -13,7 +13,7 @@ from pyflash.op.selection import Problem
 from pyflash.tuner.problems import problem_from_json, problem_text
 from pyflash.tuner.workload import Contender, Workload
 
-# config, a short form, and library, the path of a kernel library or a cubin, or None
+# config, a short form, num_splits, and library, the path of a kernel library or a cubin, or None
 Candidate = dict[str, Any]
 Samples = list[list[float]]
 
@@ -83,7 +83,7 @@ class TorchBackend:
         elif path and path not in self._cubins:
             library.load_cubin(path)
             self._cubins.add(path)
-        return Contender(candidate["config"])
+        return Contender(candidate["config"], candidate["num_splits"])
 
     def _workload(self, values: dict[str, Any]) -> Workload:
         problem: Problem = problem_from_json(values, str(self._device))

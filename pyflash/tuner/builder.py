@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,26 @@ NICENESS = 10
 
 @dataclass(frozen=True, order=True)
 class Kernel:
-    """What is compiled: a canonical config with one combination of features."""
+    """What is compiled, a canonical config with one combination of features, and into how many
+    parts a launch splits the keys, 0 being for the rule of splits to choose."""
 
     config: KernelConfig
     features: Features
+    num_splits: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.config} x{self.num_splits}" if self.num_splits else str(self.config)
+
+    @property
+    def compiled(self) -> Kernel:
+        """Which one has to be compiled."""
+        return Kernel(self.config, self.features)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Kernel:
+        """That a journal's record is of."""
+        features = Features.parse(record["features"])
+        return cls(parse(record["config"]), features, record.get("num_splits", 0))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import JournalError, Record, read_journal
 
 
@@ -38,16 +39,18 @@ def compare(everything: list[Record], other: list[Record]) -> list[Pick]:
             continue
         seconds, n_samples_of_all = _samples(everything, name)
         mine, n_samples = _samples(other, name)
-        pick = winners[name]["config"]
-        if pick not in seconds:
+        pick, best_of_all = Kernel.of_record(winners[name]), Kernel.of_record(best)
+        # Splits are tried of the best few alone.
+        timed = pick if pick in seconds else pick.compiled
+        if timed not in seconds:
             raise JournalError(f"{name}: {pick} was not measured in the exhaustive journal")
         picks.append(
             Pick(
                 problem=name,
-                best=best["config"],
-                pick=pick,
-                ratio=seconds[pick] / seconds[best["config"]],
-                n_measured=len(mine),
+                best=str(best_of_all),
+                pick=str(pick),
+                ratio=seconds[timed] / seconds[best_of_all],
+                n_measured=len({kernel.compiled for kernel in mine}),
                 n_candidates=best["n_candidates"],
                 n_samples=n_samples,
                 n_samples_of_all=n_samples_of_all,
@@ -62,11 +65,13 @@ def _winners(records: list[Record]) -> dict[str, Record]:
     return {record["problem"]: record for record in records if record["kind"] == "winner"}
 
 
-def _samples(records: list[Record], name: str) -> tuple[dict[str, float], int]:
-    """Seconds of each config in its last rung, and the number of samples of all."""
+def _samples(records: list[Record], name: str) -> tuple[dict[Kernel, float], int]:
+    """Seconds of each kernel in its last rung, and the number of samples of all."""
     mine = [r for r in records if r["kind"] == "sample" and r["problem"] == name]
     ordered = sorted(mine, key=lambda record: record["rung"])
-    return {r["config"]: r["seconds"] for r in ordered}, sum(len(r["samples"]) for r in mine)
+    return {Kernel.of_record(r): r["seconds"] for r in ordered}, sum(
+        len(r["samples"]) for r in mine
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyflash.op.selection import Problem
 from pyflash.tuner import surrogate
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record
-from pyflash.tuner.model import Gpu, predict
+from pyflash.tuner.model import Gpu, predict, split_counts
 from pyflash.tuner.problems import problem_text, problem_to_json
 
 LAST_RUNG = 2
@@ -58,7 +59,19 @@ class Contest:
 
     @property
     def tried(self) -> Collection[Kernel]:
-        return self.standings.keys() | self.failed.keys()
+        """Of `kernels`."""
+        return (self.standings.keys() | self.failed.keys()) & self.modelled.keys()
+
+    @property
+    def measured(self) -> list[Kernel]:
+        """Of `kernels`."""
+        return [k for k in self.standings if k in self.modelled]
+
+    def with_splits(self, kernel: Kernel) -> list[Kernel]:
+        """The same with other numbers of splits than the rule's, where splits matter."""
+        counts = split_counts(kernel.config, self.problem, self.gpu)
+        splits = [dataclasses.replace(kernel, num_splits=n) for n in counts]
+        return [k for k in splits if k not in self.failed]
 
     def ranking(self, rung: int | None = None) -> list[Kernel]:
         """The candidates that were measured, best first; with a rung, by the figures of that."""
@@ -93,7 +106,7 @@ class Contest:
             standing.spread = record["spread"]
 
     def _surrogate(self) -> surrogate.Surrogate:
-        measured: Sequence[Kernel] = list(self.standings)
+        measured = self.measured
         ratios = [self.standings[k].seconds / self.modelled[k] for k in measured]
         return surrogate.fit([k.config for k in measured], ratios)
 

@@ -70,7 +70,7 @@ def observations_of(records: Iterable[Record]) -> dict[KernelConfig, list[Observ
         found.setdefault(parse(config), {})[name] = observation
 
     for record in records:
-        if record["kind"] == "sample":
+        if record["kind"] == "sample" and not record.get("num_splits"):
             add(record["config"], record["problem"], record["seconds"])
         elif record["kind"] == "audit":
             for config, seconds in record.get("seconds", {}).items():

@@ -20,6 +20,7 @@ from pyflash.op.selection import Problem
 
 CPU = "cpu"  # its name in place of a GPU's
 ELEMENT_BYTES = 2
+MAX_SPLITS = 128  # kMaxSplits in cute_kernels/params.h
 _CLOCK = 1.7e9
 _EXPONENTIALS_PER_CYCLE = 16  # of an SM
 _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row maximum's chain
@@ -129,12 +130,34 @@ def flops(problem: Problem) -> int:
     return 4 * problem.batch * problem.heads_q * scores(problem) * problem.d_head
 
 
+def split_counts(config: KernelConfig, problem: Problem, gpu: Gpu) -> list[int]:
+    """Numbers of splits to try, ascending: about those that fill the GPU once. None where one pass
+    fills it, or where there are too few keys to split."""
+    slots = gpu.n_sms * max(1, config.resources(gpu.arch).num_ctas_per_sm)
+    n_blocks = math.ceil(scores(problem) / max(1, problem.seqlen_q) / config.B_c)
+    filling = slots // max(1, _tiles(config, problem))
+    most = min(2 * filling, n_blocks // 2, MAX_SPLITS)
+    if filling < 2 or most < 2:
+        return []
+    powers = (1 << i for i in range(most.bit_length()))
+    return sorted({1, min(filling, most), *(n for n in powers if 8 * n >= filling)})
+
+
+def _tiles(config: KernelConfig, problem: Problem) -> int:
+    """CTAs of one pass."""
+    extents = Extents.of(problem)
+    if getattr(config, "pack_gqa", False) and problem.seqlen_q > 1:
+        group = problem.heads_q // max(1, problem.heads_kv)
+        extents = Extents(extents.pairs // group, extents.rows * group, extents.keys)
+    return extents.pairs * math.ceil(extents.rows / config.B_r)
+
+
 def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
     """Seconds, by the model. `config` is legal on the GPU's architecture."""
     extents = Extents.of(problem)
     resources = config.resources(gpu.arch)
     per_sm = max(1, resources.num_ctas_per_sm)
-    tiles = extents.pairs * math.ceil(extents.rows / config.B_r)
+    tiles = _tiles(config, problem)
     mean_keys = scores(problem) / max(1, problem.seqlen_q)
     steps = max(1.0, mean_keys / config.B_c + (mean_keys < extents.keys) / 2)
     slots = gpu.n_sms * per_sm

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from pyflash.bench.figures import COLOURS, require_matplotlib, save
-from pyflash.config import Features, KernelConfig, parse
+from pyflash.config import KernelConfig, parse
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
@@ -38,8 +38,7 @@ def seen_in(records: Sequence[Record]) -> list[Seen]:
     winners: dict[str, KernelConfig] = {}
     for record in records:
         if record["kind"] == "sample":
-            kernel = Kernel(parse(record["config"]), Features.parse(record["features"]))
-            seconds[record["problem"]][kernel] = record["seconds"]
+            seconds[record["problem"]][Kernel.of_record(record)] = record["seconds"]
         elif record["kind"] == "winner":
             winners[record["problem"]] = parse(record["config"])
     return [Seen(name, of, winners.get(name)) for name, of in seconds.items()]
@@ -53,7 +52,8 @@ def main_effects(problems: Sequence[Seen]) -> dict[tuple[str, str], dict[Any, fl
     for problem in problems:
         by_family: dict[str, dict[KernelConfig, float]] = defaultdict(dict)
         for kernel, seconds in problem.seconds.items():
-            by_family[kernel.config.family.name][kernel.config] = seconds
+            times = by_family[kernel.config.family.name]
+            times[kernel.config] = min(seconds, times.get(kernel.config, math.inf))
         for family, times in by_family.items():
             best = min(times.values())
             for field in next(iter(times)).field_types():

@@ -86,7 +86,7 @@ def _best(problems: Sequence[Seen]) -> Table:
 def _candidates(problem: Seen) -> Table:
     ranking = sorted(problem.seconds.items(), key=lambda item: item[1])
     rows = [
-        (str(kernel.config), str(kernel.features), seconds * 1e6, _tflops(problem, seconds))
+        (str(kernel), str(kernel.features), seconds * 1e6, _tflops(problem, seconds))
         for kernel, seconds in ranking[:_SHOWN]
     ]
     left = len(ranking) - len(rows)

@@ -24,6 +24,7 @@ class Winner:
 
     problem: Problem
     config: KernelConfig
+    num_splits: int  # 0: chosen by the rule
     seconds: float  # per call, median
     spread: float  # interquartile range of its samples over their median
     tflops: float  # for scores that are not masked
@@ -61,7 +62,7 @@ class TuningResult:
             winners={c.name: _winner(c) for c in contests if c.winner},
             coverage={
                 c.name: Coverage(
-                    len(c.kernels), len(c.standings), c.n_samples, Counter(c.failed.values())
+                    len(c.kernels), len(c.measured), c.n_samples, Counter(c.failed.values())
                 )
                 for c in contests
             },
@@ -104,6 +105,8 @@ class TuningResult:
                 figures = (f"{winner.seconds * 1e6:.1f}", f"{winner.tflops:.1f}", lead)
             tried = f"{coverage.n_measured + coverage.failed.total()}/{coverage.n_candidates}"
             config = str(winner.config) if winner else "nothing was measured"
+            if winner and winner.num_splits:
+                config += f" x{winner.num_splits}"
             table.add_row(*figures, tried, str(coverage.failed.total()), config, name)
         lines = [f"{self.n_configs} configs, {self.n_legal} legal kernels on {self.gpu}"]
         if self.refused:
@@ -120,6 +123,7 @@ def _winner(contest: Contest) -> Winner:
     return Winner(
         problem=contest.problem,
         config=parse(record["config"]),
+        num_splits=record.get("num_splits", 0),
         seconds=record["seconds"],
         spread=record["spread"],
         tflops=flops(contest.problem) / record["seconds"] / 1e12,
@@ -132,6 +136,7 @@ def _winner_json(winner: Winner | None) -> dict[str, Any] | None:
         return None
     return {
         "config": str(winner.config),
+        "num_splits": winner.num_splits,
         "seconds": winner.seconds,
         "spread": winner.spread,
         "tflops": winner.tflops,

@@ -92,7 +92,7 @@ def choices_of(records: Iterable[Record]) -> list[dict[str, Any]]:
                     "keys": _near(known.keys),
                 },
                 "config": record["config"],
-                "num_splits": 0,
+                "num_splits": record.get("num_splits", 0),
                 "problem": name,
                 "microseconds": round(record["seconds"] * 1e6, 3),
                 "spread": record["spread"],

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
-from pyflash.config import Features, parse
 from pyflash.tuner.builder import Batch, Builder, Built, Kernel
 from pyflash.tuner.contest import LAST_RUNG, Contest
 from pyflash.tuner.journal import Journal, Record
@@ -80,8 +79,8 @@ class Tuning:
             contest = by_name.get(record.get("problem", ""))
             if record["kind"] not in ("sample", "failed") or contest is None:
                 continue
-            kernel = Kernel(parse(record["config"]), Features.parse(record["features"]))
-            if kernel in kernels[contest.name]:
+            kernel = Kernel.of_record(record)
+            if kernel.compiled in kernels[contest.name]:
                 contest.restore(record, kernel)
         self._recorded = self.measurer.seconds
 
@@ -156,7 +155,7 @@ class Tuning:
             self.progress.show(contest)
 
     def _check(self, contest: Contest, kernel: Kernel) -> bool:
-        built = self._built[kernel]
+        built = self._built[kernel.compiled]
         if built.reason is not None:
             self._fail(contest, kernel, "build", built.reason)
             return False
@@ -170,7 +169,8 @@ class Tuning:
     def _sample(self, contest: Contest, kernels: Sequence[Kernel], rung: int) -> None:
         """Times them in turns, together with one that is known: how fast the device is just now.
         Where that fails, each by itself, so that the one whose fault it is is known."""
-        anchor = next((k for k in contest.ranking() if k in self._built and k not in kernels), None)
+        known = (k for k in contest.ranking() if k.compiled in self._built)
+        anchor = next((k for k in known if k not in kernels), None)
         group = [*kernels, *filter(None, [anchor])]
         n_samples = self.effort.samples[rung]
         try:
@@ -196,19 +196,23 @@ class Tuning:
                 seconds=middle * correction,
                 spread=round((upper - lower) / middle, 4),
                 samples=values,
-                anchor=str(anchor.config) if anchor else None,
+                anchor=str(anchor) if anchor else None,
                 spent=round(spent, 4),
             )
             contest.restore(record, kernel)
 
     def _refine(self, contest: Contest) -> None:
-        """The second rung, and the last: the best few once more, in turns."""
+        """The second rung, and the last: the best few once more, in turns. The first few enter the
+        second rung with several numbers of splits, too."""
         for rung in range(1, LAST_RUNG + 1):
             ranking = contest.ranking(rung - 1)
             n_kept = min(self.effort.survivors[rung - 1], max(2, math.ceil(_KEPT * len(ranking))))
-            missing = [k for k in ranking[:n_kept] if rung not in contest.standings[k].by_rung]
+            kept = ranking[:n_kept]
+            missing = [k for k in kept if rung not in contest.standings[k].by_rung]
             self._need(missing)
-            able = [kernel for kernel in missing if self._built[kernel].reason is None]
+            if rung == 1:
+                missing += self._with_splits(contest, kept[: self.effort.survivors[1]])
+            able = [k for k in missing if self._built[k.compiled].reason is None]
             if able:
                 self.progress.say(f"the best {n_kept} of {contest.name}")
                 self._sample(contest, able, rung)
@@ -220,14 +224,25 @@ class Tuning:
             contest.winner = contest.winner or self.journal.append("winner", **record)
         self.progress.show(contest)
 
+    def _with_splits(self, contest: Contest, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Those with other numbers of splits that are not measured yet, and compute the problem."""
+        missing = [
+            split for k in kernels for split in contest.with_splits(k)
+            if split not in contest.standings
+        ]  # fmt: skip
+        self._need(missing)
+        return [split for split in missing if self._check(contest, split)]
+
     def _need(self, kernels: Sequence[Kernel]) -> None:
         """Compiled, or found in the cache, when they were measured in a run before this one."""
-        missing = [kernel for kernel in kernels if kernel not in self._built]
+        needed = dict.fromkeys(kernel.compiled for kernel in kernels)
+        missing = [kernel for kernel in needed if kernel not in self._built]
         if missing:
             self._built |= self.builder.submit(missing).result().built
 
     def _candidate(self, kernel: Kernel) -> dict[str, Any]:
-        return {"config": str(kernel.config), "library": self._built[kernel].library}
+        library = self._built[kernel.compiled].library
+        return {"config": str(kernel.config), "num_splits": kernel.num_splits, "library": library}
 
     def _unrecorded(self) -> float:
         """Seconds of measuring since the last record, which the next ones are to have."""
@@ -244,7 +259,7 @@ class Tuning:
             spent=round(self._unrecorded(), 4),
         )
         contest.restore(record, kernel)
-        self.progress.say(f"{kernel.config}: {reason}")
+        self.progress.say(f"{kernel}: {reason}")
 
 
 def _winner(contest: Contest, finalists: list[Kernel]) -> dict[str, Any]:
@@ -256,11 +271,9 @@ def _winner(contest: Contest, finalists: list[Kernel]) -> dict[str, Any]:
         **_named(best),
         "seconds": standing.seconds,
         "spread": standing.spread,
-        "runners_up": {
-            str(kernel.config): contest.standings[kernel].seconds for kernel in finalists[1:]
-        },
+        "runners_up": {str(kernel): contest.standings[kernel].seconds for kernel in finalists[1:]},
         "n_candidates": len(contest.kernels),
-        "n_measured": len(contest.standings),
+        "n_measured": len(contest.measured),
         "n_failed": len(contest.failed),
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
@@ -271,8 +284,12 @@ def _says(known: Record, record: dict[str, Any]) -> bool:
     return all(known.get(name) == value for name, value in record.items() if name != "time")
 
 
-def _named(kernel: Kernel) -> dict[str, str]:
-    return {"config": str(kernel.config), "features": str(kernel.features)}
+def _named(kernel: Kernel) -> dict[str, Any]:
+    return {
+        "config": str(kernel.config),
+        "features": str(kernel.features),
+        "num_splits": kernel.num_splits,
+    }
 
 
 def rng_of(seed: int, name: str) -> random.Random:

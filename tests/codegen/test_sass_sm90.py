@@ -12,12 +12,13 @@ from pyflash import Features, FlashForwardSm90Config
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import Compilation, compile_all
-from pyflash.config.sm90_forward.resources import budgets
+from pyflash.config.sm90_forward.resources import budgets, register_demand
+from pyflash.inspect.compiled import kernels_of
 from pyflash.third_party.cuda import CudaError, find_tool
 
 # The one whose registers are tightest.
 CONFIG = FlashForwardSm90Config.parse(
-    "(BF16, 64, 192, 128, 3): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+    "(BF16, 64, 256, 64, 4): sm90+stages_3+overlap+pingpong+persistent+rescale_threshold"
 )
 FEATURES = [Features(), Features.parse("right_window")]
 
@@ -84,6 +85,20 @@ def test_instructions(sass, built_arch):
         assert not re.search(r"\b(HMMA|LDGSTS|LDSM|LDL|STL)\b", text)
         for registers in (budget.producer, budget.consumer):
             assert re.search(rf"USETMAXREG\..*\b{registers:#x}\b", text)
+
+
+def test_each_role_keeps_to_its_registers(compilation, built_arch):
+    """ptxas's figure is that of the kernel's start; setmaxnreg moves the rest."""
+    budget = budgets(CONFIG.n_consumers, built_arch)
+    expected = sorted({budget.entry, budget.producer, budget.consumer})
+    kernels = kernels_of(CONFIG, built_arch, compilation)
+    assert len(kernels) == len(FEATURES)
+    for kernel in kernels:
+        assert [share.budget for share in kernel.shares] == expected
+        assert all(share.fits for share in kernel.shares), list(map(str, kernel.shares))
+        # Accumulators and A operands, which no model can do without.
+        demand = register_demand(CONFIG)
+        assert kernel.shares[-1].used >= demand.S + demand.O + demand.P
 
 
 def test_PV_is_waited_for_after_the_exponentials(sass):

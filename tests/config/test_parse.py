@@ -100,7 +100,7 @@ STRUCT = "FlashForwardKernelConfig{(DType)5, 128, 64, 64, 4, 1, 1, 1, 0, 2, 2, 0
     [
         (STRUCT.replace("}", ""), "closing brace"),
         (STRUCT.replace(", 0, 1}", "}"), "has 11 values, expected 13"),
-        (STRUCT.replace("1}", "1, 1, 0}"), "has 15 values, expected 13 to 14"),
+        (STRUCT.replace("1}", "1, 1, 0, 0}"), "has 16 values, expected 13 to 15"),
         (STRUCT.replace("(DType)5", "(DType)6"), "unknown dtype '6'"),
         (STRUCT.replace("(DType)5", "DType::FP8"), "unknown dtype 'FP8'"),
         (STRUCT.replace("(DType)5", "(Type)5"), "'(Type)5' is not a value of dtype"),

@@ -47,6 +47,11 @@ BROKEN = [
         {"kv_stages": 2, "eager_load_blocks": False},
         "kv_stages = 2 keeps that many blocks of K and V ahead",
     ),
+    (
+        "threshold_needs_optimized_softmax",
+        {"rescale_threshold": True, "optimized_softmax": False},
+        "set optimized_softmax = True, or rescale_threshold = False",
+    ),
     ("swizzle_atom", {"d_head": 80}, "8 rows x 32 columns does not tile d_head = 80"),
     (
         "copy_tile",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,21 @@ pytest.importorskip("rich", reason="building needs rich")
 from support.emulated_sm90 import BEST
 
 from pyflash.codegen import toolchain
-from pyflash.codegen.compilation import Compilation
+from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.codegen.emulated import link_with_machine
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import run_library
+from pyflash.inspect.sass import disassemble
+from pyflash.third_party.cuda import CudaError
 
 SOURCE = Path(__file__).parent.parent / "support" / "negate_kernel.cpp"
+GPU_SOURCE = """
+#include "tests/support/negate_kernel.h"
+
+__global__ void negate_kernel(__grid_constant__ pyflash::negate::Params const params) {
+  pyflash::negate::negate_rows(params, pyflash::negate::kNone);
+}
+"""
 ROWS = 32  # of a CTA
 
 # What is left out, the number that the kernel knows it by, and what has to be found.
@@ -77,3 +87,23 @@ def test_what_is_left_out_is_found(library, left_out, order):
     finally:
         switch.value = 0
     assert any(f.kind == kind and f.sites == sites for f in report.findings), report.findings
+
+
+def test_it_is_instructions_on_a_gpu(built_arch, uncaptured):
+    """The device layer's TMA stores, which no kernel of the package has."""
+    compiler = toolchain.kernel_compiler(
+        BEST.family.targets([built_arch]), toolchain.cutlass_identity()
+    )
+    compiler = dataclasses.replace(compiler, flags=(*compiler.flags, "-cubin"))
+    compilation = Compilation("negate for sm_90a", "negate_gpu", GPU_SOURCE, compiler)
+    with uncaptured():
+        assert not compile_all([compilation], "a kernel with TMA stores")
+    try:
+        (kernel,) = disassemble(compilation.object)
+    except CudaError as error:
+        pytest.skip(str(error))
+    opcodes = {instruction.opcode for instruction in kernel.instructions}
+    # Load, store, the commit of a group of stores and the wait for it, the proxy fence.
+    assert opcodes >= {
+        "UTMALDG.2D", "UTMASTG.2D", "UTMACMDFLUSH", "DEPBAR.LE", "FENCE.VIEW.ASYNC.S",
+    }  # fmt: skip

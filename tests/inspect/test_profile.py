@@ -7,7 +7,7 @@ import json
 import pytest
 from support.listings import BASE, BEST
 
-from pyflash.emulator import Report
+from pyflash.emulator import Counts, Report
 from pyflash.inspect.profile import REGISTERS, UTILISATION, profile, profile_of
 
 SYMBOL = (
@@ -70,7 +70,7 @@ def report(**counts) -> Report:
     return type(
         "Emulated",
         (),
-        {"config": str(BASE), "sites": {}, "counts": type("Counts", (), values)()},
+        {"config": str(BASE), "sites": {}, "counts": Counts(**values)},
     )()
 
 

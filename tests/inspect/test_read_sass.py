@@ -13,6 +13,7 @@ from pyflash.inspect import sass
 from pyflash.inspect.compiled import feature_name
 from pyflash.inspect.diff import diff_of
 from pyflash.inspect.pipes import floors, shared_bytes
+from pyflash.inspect.register_shares import register_shares
 from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 from pyflash.inspect.sass import CLASSES, Instruction, mix
 
@@ -216,3 +217,42 @@ def test_predicted_registers_beside_ptxas(tmp_path):
     text = to_markdown(register_table(tmp_path / "some.so"))
     assert text.splitlines()[2].startswith(f"| {BASE} | sm_90 | plain | {predicted} | 200 |")
     assert "of 1 kernels within 8 %" in summary(tmp_path / "some.so")
+
+
+# Two roles: a producer behind 0xa0, and a consumer whose claim is tried again at 0x20. Both call
+# what divides, and the consumer's accumulators are R88 to R119.
+ROLES = """
+	code for sm_90a
+		Function : _Z6kernelv
+        /*0000*/                   S2R R15, SR_TID.X ;
+        /*0010*/              @!P0 BRA 0xa0 ;
+        /*0020*/                   NOP ;
+        /*0030*/                   USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xa0 ;
+        /*0040*/              @!P0 BRA 0x20 ;
+        /*0050*/                   HGMMA.64x64x16.F32.BF16 R88, gdesc[UR8], R88, UP0 ;
+        /*0060*/                   HGMMA.64x64x16.F32.BF16 R24, R{a}, gdesc[UR250].tnspB, R24 ;
+        /*0070*/                   CALL.REL.NOINC 0xe0 ;
+        /*0080*/                   STG.E.128 desc[UR4][R20.64+0x10], R116 ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   USETMAXREG.DEALLOC.CTAPOOL 0x20 ;
+        /*00b0*/                   UTMALDG.4D [UR40], [UR36] ;
+        /*00c0*/                   CALL.REL.NOINC 0xe0 ;
+        /*00d0*/                   EXIT ;
+        /*00e0*/                   FFMA R{divisor}, R2, R3, -R4 ;
+        /*00f0*/                   RET.REL.NODEC R2 0x0 ;
+"""
+
+
+def roles(a: int = 120, divisor: int = 10) -> list[tuple[int, int, bool]]:
+    (kernel,) = sass.parse(ROLES.replace("{a}", str(a)).replace("{divisor}", str(divisor)))
+    return [(s.budget, s.used, s.fits) for s in register_shares(kernel, at_entry=128)]
+
+
+def test_registers_are_counted_by_what_setmaxnreg_leaves():
+    assert roles() == [(32, 11, True), (128, 16, True), (160, 121, True)]
+
+
+def test_registers_past_a_share_are_seen():
+    assert roles(a=160)[2] == (160, 161, False)
+    # A subroutine is of both roles.
+    assert roles(divisor=32) == [(32, 33, False), (128, 16, True), (160, 121, True)]

@@ -33,6 +33,7 @@ CONFIGS = sorted(
         BEST.replace(K_mma_load_K_tiles=0),
         BEST.replace(V_mma_load_K_tiles=0),
         BEST.replace(kv_stages=2),
+        BEST.replace(rescale_threshold=True),
     }
 )
 

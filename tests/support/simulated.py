@@ -24,6 +24,9 @@ HIDDEN: dict[str, dict[Any, float]] = {
     "Q_mma_load_K_tiles": {0: 1.03},
 }
 
+# Time with a number of splits over time with the rule's.
+SPLITS = {0: 1.0, 1: 3.0, 8: 0.9}
+
 
 def true_seconds(config: KernelConfig, problem: Problem) -> float:
     """Without noise."""
@@ -51,12 +54,14 @@ class Simulated:
         noise: float = 0.01,
         pause: float = 0.0,
         token: str = "",  # to be found on the command line
+        wrong_splits: int = -1,  # a number of them with which every config is wrong
     ) -> None:
         self._table = json.loads(Path(table).read_text())
         self._faults = {config: fault for fault, configs in faults.items() for config in configs}
         self._rng = random.Random(seed)
         self._noise, self._pause = noise, pause
         self._drift = 1.0
+        self._wrong_splits = wrong_splits
 
     def check(self, problem: dict[str, Any], candidate: dict[str, Any]) -> tuple[float, float]:
         fault = self._faults.get(candidate["config"])
@@ -64,7 +69,7 @@ class Simulated:
             ctypes.string_at(0)
         while fault == "hang":
             time.sleep(60)
-        if fault == "wrong":
+        if fault == "wrong" or candidate["num_splits"] == self._wrong_splits:
             raise AssertionError("out: 3 at (0, 0, 0, 0), expected 1: error 2; bound 1e-3")
         if fault == "raise":
             raise RuntimeError("CUDA error: misaligned address")
@@ -74,6 +79,7 @@ class Simulated:
         self, problem: dict[str, Any], candidates: list[dict[str, Any]], n_samples: int
     ) -> list[list[float]]:
         configs = [candidate["config"] for candidate in candidates]
+        splits = [SPLITS.get(candidate["num_splits"], 1.2) for candidate in candidates]
         if any(self._faults.get(config) == "crash_late" for config in configs):
             ctypes.string_at(0)
         time.sleep(self._pause)
@@ -81,10 +87,10 @@ class Simulated:
         seconds = self._table[json.dumps(problem)]
         return [
             [
-                seconds[config] * self._drift * self._rng.gauss(1, self._noise)
+                seconds[config] * factor * self._drift * self._rng.gauss(1, self._noise)
                 for _ in range(n_samples)
             ]
-            for config in configs
+            for config, factor in zip(configs, splits, strict=True)
         ]
 
     def is_usable(self) -> bool:

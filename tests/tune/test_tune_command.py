@@ -198,7 +198,7 @@ def test_picks_are_judged_by_the_exhaustive_journal(tmp_path, capsys):
         with Journal(path) as journal:
             for record in records:
                 journal.append(**record)
-            journal.append("winner", problem=NAME, config=config, n_candidates=4)
+            journal.append("winner", problem=NAME, config=config, features="plain", n_candidates=4)
 
     configs = [record["config"] for record in RECORDS]
     winner(tmp_path / "all", RECORDS, configs[1])

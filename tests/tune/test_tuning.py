@@ -26,13 +26,15 @@ from pyflash.tuner.builder import Batch, BuilderError, Built, Kernel, KernelBuil
 from pyflash.tuner.candidates import kernels_for, survey
 from pyflash.tuner.journal import JournalError, read_journal
 from pyflash.tuner.problems import parse_problem, problem_to_json
+from pyflash.tuner.tables import choices_of
 from pyflash.tuner.tuning import EFFORTS
 
 LONG = "bf16,batch=4,heads=16,seqlen=4096,d_head=128"
 CAUSAL = "bf16,batch=4,heads=16,seqlen=2048,d_head=128,causal"
 SMALL = "bf16,batch=1,heads=8,seqlen=1000,d_head=128"
 MIDDLE = "bf16,batch=1,heads=8,seqlen=3000,d_head=128"
-NAMES = (LONG, CAUSAL, SMALL, MIDDLE)
+DECODING = "bf16,batch=2,heads=8,seqlen_q=1,seqlen_k=8192,d_head=128"
+NAMES = (LONG, CAUSAL, SMALL, MIDDLE, DECODING)
 SPACE = Space(
     dtype="BF16", d_head=128, B_c=[32, 64], async_copy=True, eager_load_blocks=True, swizzled=True,
     optimized_softmax=True,
@@ -127,6 +129,34 @@ def test_the_seed_decides(tmp_path, simulated):
 
     assert tried("a", 1) == tried("b", 1)
     assert tried("a", 1) != tried("c", 2)
+
+
+def test_where_splits_matter_the_number_of_them_is_tuned(tmp_path, simulated):
+    measuring = simulated(noise=0)
+    result = tune(FEW, [DECODING, LONG], tmp_path / "j", measuring, effort="thorough")
+    assert result.winners[DECODING].num_splits == 8
+    assert result.winners[LONG].num_splits == 0
+    assert result.to_json()["problems"][DECODING]["winner"]["num_splits"] == 8
+    records = read_journal(tmp_path / "j")
+    tried = {r["num_splits"] for r in records if r["kind"] == "sample"}
+    assert tried >= {0, 1, 8, 16}
+    assert {r["rung"] for r in records if r["kind"] == "sample" and r["num_splits"]} == {1, 2}
+    assert not [r for r in records if r.get("problem") == LONG and r.get("num_splits")]
+    coverage = result.coverage[DECODING]
+    assert coverage.n_measured == coverage.n_candidates == len(candidates(DECODING, FEW))
+    (row,) = (r for r in choices_of(records) if r["class"]["rows"][0] == 1)
+    assert (row["config"], row["num_splits"]) == (str(result.winners[DECODING].config), 8)
+    # Nothing is measured again, and the same wins.
+    again = tune(FEW, [DECODING, LONG], tmp_path / "j", measuring, effort="thorough")
+    assert again.winners == result.winners
+    assert [r["kind"] for r in read_journal(tmp_path / "j")[len(records) :]] == ["run"]
+
+
+def test_a_number_of_splits_that_fails_is_left_out(tmp_path, simulated):
+    result = tune(FEW, DECODING, tmp_path / "j", simulated(noise=0, wrong_splits=8))
+    assert result.winners[DECODING].num_splits == 0
+    failed = [r for r in read_journal(tmp_path / "j") if r["kind"] == "failed"]
+    assert {(r["stage"], r["num_splits"]) for r in failed} == {("check", 8)}
 
 
 # What is not measured, and why.
@@ -328,7 +358,8 @@ def test_the_result_as_json(tmp_path, simulated):
 
 def check_each_was_measured_once(path):
     records = [r for r in read_journal(path) if r["kind"] == "sample"]
-    measured = Counter((r["problem"], r["config"], r["rung"]) for r in records)
+    names = ("problem", "config", "num_splits", "rung")
+    measured = Counter(tuple(r[name] for name in names) for r in records)
     assert set(measured.values()) == {1}
 
 

@@ -13,7 +13,7 @@ from pyflash.config import parse
 from pyflash.op.options import windows_of
 from pyflash.op.reference import attended
 from pyflash.tuner import surrogate
-from pyflash.tuner.model import features_needed, flops, gpu_of, predict, scores
+from pyflash.tuner.model import features_needed, flops, gpu_of, predict, scores, split_counts
 from pyflash.tuner.problems import parse_problem
 
 GPU = gpu_of(torch.device("cpu"))
@@ -90,3 +90,27 @@ def test_the_surrogate_learns_effects_and_pairs_of_them():
     for config in configs:
         assert model.predict(config, 1e-3) == pytest.approx(1e-3 * truth(config), rel=0.05)
     assert surrogate.fit([], []).predict(configs[0], 1e-3) == 1e-3
+
+
+def test_splits_are_tried_where_one_pass_leaves_multiprocessors_idle():
+    config = parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+    slots = GPU.n_sms * config.num_ctas_per_sm(GPU.arch)
+
+    def counts(text, config=config):
+        return split_counts(config, parse_problem(text), GPU)
+
+    few = counts("bf16,batch=4,heads=16,heads_kv=4,seqlen_q=1,seqlen_k=16384,d_head=128")
+    filling = slots // 16  # a tile for each sequence and head of k and v
+    assert few[0] == 1
+    assert filling in few
+    assert filling < few[-1] <= 2 * filling
+    assert few == sorted(set(few))
+    assert counts("bf16,batch=4,heads=16,seqlen=4096,d_head=128") == []
+    short = counts("bf16,batch=1,heads=8,seqlen_q=1,seqlen_k=512,d_head=128")
+    assert max(short) == 4  # of two blocks at least
+    assert counts("bf16,batch=1,heads=8,seqlen_q=1,seqlen_k=64,d_head=128") == []
+    # Four queries of the eight heads that share keys are a tile of a config that packs them.
+    packing = parse("(BF16, 128, 64, 64, 1): sm90+stages_3+overlap+pack_gqa")
+    text = "bf16,batch=8,heads=64,heads_kv=8,seqlen_q=4,seqlen_k=16384,d_head=128"
+    assert max(counts(text, packing)) == 2 * (2 * 132 // 64)
+    assert counts(text) == [] or max(counts(text)) < max(counts(text, packing))

@@ -122,6 +122,15 @@ def stages_need_eager(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 
 @RULES.rule
+def threshold_needs_optimized_softmax(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
+    if c.rescale_threshold and not c.optimized_softmax:
+        yield (
+            "rescale_threshold = True compares exponents to base 2, which the optimised softmax "
+            "alone has: set optimized_softmax = True, or rescale_threshold = False"
+        )
+
+
+@RULES.rule
 def swizzle_atom(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
     columns = _atom_columns(c)
     for name, size in (("B_r", ATOM_ROWS), ("B_c", ATOM_ROWS), ("d_head", columns)):

@@ -20,8 +20,8 @@ SLAB_COLUMNS = 32  # 16-bit elements in the 64 bytes of a swizzled row, the narr
 # What the kernels are written and tested for.
 SUPPORTED = {
     "d_head": (64, 96, 128, 192, 256),
-    "B_r": (64, 128, 192),
-    "n_consumers": (1, 2, 3),
+    "B_r": (64, 128, 192, 256),
+    "n_consumers": (1, 2, 3, 4),
     "stages": (1, 2, 3, 4),
 }
 
@@ -75,7 +75,7 @@ def pingpong_needs_two(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
     if c.pingpong and c.n_consumers < 2:
         yield (
             "pingpong = True lets consumer warpgroups take turns, and there is one: use "
-            "n_consumers = 2 or 3, or pingpong = False"
+            "n_consumers = 2, 3 or 4, or pingpong = False"
         )
 
 

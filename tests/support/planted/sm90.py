@@ -13,12 +13,14 @@ _KERNEL = "sm90/forward_kernel.cuh"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
 _EPILOGUE = "sm90/epilogue.h"
+_MERGE = "sm90/merge.h"
 
 CONFIGS = {
     "overlap": FlashForwardSm90Config.parse(
         "(FP16, 128, 128, 32, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
     ),
     "one_consumer": FlashForwardSm90Config.parse("(FP16, 128, 64, 32, 1): sm90+stages_1"),
+    "cluster": FlashForwardSm90Config.parse("(FP16, 128, 64, 64, 1): sm90+stages_3"),
 }
 
 _WAIT_IN_LOOP = """issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);
@@ -29,6 +31,10 @@ _PV = "gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
 
 def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=("overlap",)) -> Bug:
     return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
+
+
+def _merge_bug(name: str, *edits, finds) -> Bug:
+    return _bug(name, *edits, finds=finds, problem="splits", configs=("cluster",))
 
 
 BUGS = [
@@ -353,6 +359,62 @@ BUGS = [
                   _EPILOGUE),
         finds=[found("out_of_bounds or written_twice", "O_s2g", memory="o")],
         problem="narrow_heads",
+    ),
+    # Clusters: parts in shared memory that other CTAs read.
+    _merge_bug(
+        "parts_read_before_they_are_there",
+        without("device::cluster_sync();  // the parts are visible", _MERGE),
+        finds=[found("race or uninitialised_read or in_flight_read", "part_s2r", memory=None)],
+    ),
+    _merge_bug(
+        "parts_waited_for_by_their_own_CTA_alone",
+        instead("device::cluster_sync();  // the parts are visible",
+                "device::named_barrier_sync(barrier, kWarpgroup);", _MERGE),
+        finds=[found("race or uninitialised_read or in_flight_read", "part_s2r", memory=None)],
+    ),
+    _merge_bug(
+        "a_warp_that_does_not_wait_for_the_parts",
+        condition("device::cluster_sync();  // the parts are visible",
+                  "if (!BUG || device::warp_idx() != 5) { {original} }", _MERGE),
+        finds=[found("race or uninitialised_read or in_flight_read", "part_s2r", memory=None)],
+    ),
+    _merge_bug(
+        "a_CTA_that_ends_while_others_read",
+        without("device::cluster_sync();  // no CTA ends while others read its shared memory",
+                _MERGE),
+        finds=[found("cta_ended", "part_s2r", memory="shared of another CTA")],
+    ),
+    _merge_bug(
+        "parts_in_the_place_of_K_that_MMAs_read",
+        without("device::named_barrier_sync(barrier, kWarpgroup);"
+                "  // no warp's MMAs read the memory", _MERGE),
+        finds=[found("race", "part_r2s", "QK")],
+    ),
+    _merge_bug(
+        "the_part_of_the_next_rank",
+        condition("device::load_from_rank(address, split)",
+                  "device::load_from_rank(address, split + BUG)", _MERGE),
+        finds=[found("out_of_bounds", "part_s2r", memory="shared of another CTA",
+                     detail="rank 3 of a cluster of 3")],
+    ),
+    _merge_bug(
+        "a_split_too_many",
+        condition("int const n_splits = device::cluster_size()",
+                  "int const n_splits = device::cluster_size() + BUG", _MERGE),
+        finds=[found("out_of_bounds", "part_s2r", memory="shared of another CTA",
+                     detail="rank 3 of a cluster of 3")],
+    ),
+    _merge_bug(
+        "a_split_too_few",
+        condition("int const n_splits = device::cluster_size()",
+                  "int const n_splits = device::cluster_size() - BUG", _MERGE),
+        finds=[found("written_twice", "O_r2g", memory="o")],
+    ),
+    _merge_bug(
+        "a_part_without_its_lse",
+        condition("if (get<1>(by_rows(0, 0)) == 0) { device::store(part_lse",
+                  "if (get<1>(by_rows(0, 0)) == 0 && !BUG) { device::store(part_lse", _MERGE),
+        finds=[found("uninitialised_read or in_flight_read", "part_s2r", memory=None)],
     ),
 ]  # fmt: skip
 
