@@ -11,10 +11,11 @@ pytest.importorskip("rich", reason="building needs rich")
 
 from support.cases import CASES
 from support.emulated import BEST, CONFIGS, emulate, libraries, n_mma
-from support.problems import Packed, Shape, make_inputs, make_packed
+from support.problems import Packed, Shape, growing, make_inputs, make_packed
 
 from pyflash.emulator import ORDERS
 from pyflash.op.reference import expect, expect_varlen
+from pyflash.op.selection import TORCH_DTYPES
 
 __all__ = ["libraries"]
 
@@ -102,6 +103,15 @@ def test_keys_whose_scores_are_minus_infinity_count_nothing(
     out, lse, report = emulate(libraries, config, (q, k, v), num_splits=num_splits)
     assert not report.findings
     expect(q, k[:, finite], v[:, finite]).check(out, lse)
+
+
+@pytest.mark.parametrize("config", [BEST, CONFIGS[6], CONFIGS[14]], ids=str)
+def test_maxima_that_grow_from_block_to_block(libraries, config):
+    dtype = TORCH_DTYPES[config.dtype]
+    inputs = growing(make_inputs(Shape("", 1, 67, 300, 2), dtype, config.d_head))
+    out, lse, report = emulate(libraries, config, inputs)
+    report.check()
+    expect(*inputs).check(out, lse)
 
 
 def test_a_sink_of_minus_infinity_changes_no_bit(libraries):

@@ -14,7 +14,7 @@ pytest.importorskip("rich", reason="building needs rich")
 from support.cases import CASES, CAUSAL, Case
 from support.emulated import emulate
 from support.emulated_sm90 import BEST, CONFIGS, RESIDENT_CTAS, libraries, n_wgmma
-from support.problems import Packed, Shape, make_inputs
+from support.problems import Packed, Shape, growing, make_inputs
 from typer.testing import CliRunner
 
 import pyflash
@@ -22,6 +22,7 @@ from pyflash.cli import app
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import included_headers
 from pyflash.emulator import ORDERS, Report, timeline
+from pyflash.op.reference import expect
 from pyflash.op.selection import TORCH_DTYPES
 
 __all__ = ["libraries"]
@@ -71,6 +72,29 @@ def test_kernels_are_right_and_nothing_is_found(libraries, config, case):
         return
     n = CONFIGS.index(config) + [*SM90_CASES, *CASES].index(case)
     run(libraries, config, case, ORDERS[n % len(ORDERS)])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_maxima_that_grow_from_block_to_block(libraries, config):
+    dtype = TORCH_DTYPES[config.dtype]
+    inputs = growing(make_inputs(Shape("", 1, 67, 300, 2), dtype, config.d_head))
+    out, lse, report = emulate(libraries, config, inputs, resident_ctas=RESIDENT_CTAS)
+    report.check()
+    expect(*inputs).check(out, lse)
+
+
+@pytest.mark.parametrize("infinite", [slice(128), slice(128, 256)], ids=["first", "last"])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_keys_whose_scores_are_minus_infinity_count_nothing(libraries, config, infinite):
+    """By value, not by a mask."""
+    inputs = make_inputs(Shape("", 1, 64, 256, 1), TORCH_DTYPES[config.dtype], config.d_head)
+    q, k, v = (x.abs() + 0.1 for x in inputs)
+    finite = torch.ones(256, dtype=torch.bool)
+    finite[infinite] = False
+    k[:, infinite] = -torch.inf
+    out, lse, report = emulate(libraries, config, (q, k, v), resident_ctas=RESIDENT_CTAS)
+    assert not report.findings
+    expect(q, k[:, finite], v[:, finite]).check(out, lse)
 
 
 @pytest.mark.parametrize("case", SM90_CASES, ids=str)

@@ -13,6 +13,7 @@ from support.problems import (
     SHAPES,
     Mask,
     Shape,
+    growing,
     make_inputs,
     packed_and_expected,
     problem_of,
@@ -50,6 +51,25 @@ def test_every_config_is_within_tolerance_at_every_shape(config, shape):
     out, lse = attend(inputs, config=config)
     expected.check(out, lse)
     assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_config
+def test_maxima_that_grow_and_keys_of_minus_infinity(config, causal):
+    """A threshold that is passed again and again; blocks whose scores are -inf by value."""
+    shape = Shape("", 2, 300, 700, 4)
+    inputs = growing(make_inputs(shape, TORCH_DTYPES[config.dtype], config.d_head, "cuda"))
+    check(expect(*inputs, causal=causal), attend(inputs, config=config, causal=causal), shape)
+    q, k, v = (x.abs() + 0.1 for x in make_inputs(shape, torch.float16, config.d_head, "cuda"))
+    q, k, v = (x.to(TORCH_DTYPES[config.dtype]) for x in (q, k, v))
+    for infinite in (slice(256), slice(444, 700)):
+        finite = torch.ones(700, dtype=torch.bool)
+        finite[infinite] = False
+        k_infinite = k.clone()
+        k_infinite[:, infinite] = -torch.inf
+        if not causal:
+            expected = expect(q, k[:, finite], v[:, finite])
+            check(expected, attend((q, k_infinite, v), config=config), infinite)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

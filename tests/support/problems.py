@@ -149,6 +149,14 @@ def make_inputs(
     return _LAYOUTS[shape.layout](shape, d_head, randn)
 
 
+def growing(inputs: Inputs) -> Inputs:
+    """The same with scores that grow from the last keys to the first, in the order in which kernels
+    look at them: the rows' maxima grow by far more than a threshold, again and again."""
+    q, k, v = inputs
+    factors = torch.linspace(40, 1, k.shape[1], device=k.device)
+    return q, (k * factors[:, None, None]).to(k.dtype), v
+
+
 def make_packed(
     packed: Packed, dtype: torch.dtype, d_head: int, device: str = "cpu", seed: int = 0
 ) -> tuple[Any, ...]:
