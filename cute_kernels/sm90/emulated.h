@@ -51,7 +51,7 @@ Launch launch_sm90(ForwardParams const& params, int n_resident) {
 template <class Traits>
 char const* role_of_warp(int warp) {
   constexpr char const* kProducers[] = {"Q producer", "K producer", "V producer", "idle"};
-  constexpr char const* kConsumers[] = {"consumer 0", "consumer 1", "consumer 2"};
+  constexpr char const* kConsumers[] = {"consumer 0", "consumer 1", "consumer 2", "consumer 3"};
   return warp < 4 ? kProducers[warp] : kConsumers[warp / 4 - 1];
 }
 
@@ -73,7 +73,8 @@ struct SmemOf {
   }
   static constexpr auto kRings = [] {
     std::array<SmemRing, Traits::kNConsumers + 2> rings{};
-    constexpr char const* kNames[] = {"Q of consumer 0", "Q of consumer 1", "Q of consumer 2"};
+    constexpr char const* kNames[] = {"Q of consumer 0", "Q of consumer 1", "Q of consumer 2",
+                                      "Q of consumer 3"};
     for (int i = 0; i < Traits::kNConsumers; ++i) {
       rings[i] = ring<1>(kNames[i], offsetof(Storage, pipeline_Q) + i * kPipeline);
     }

@@ -182,7 +182,7 @@ def as_text(report: Report, width: int = _WIDTH) -> str:
 
 
 _COLOURS = {"load": "#8fb8de", "wait": "#dddddd", "exponentials": "#f2b872"}
-_MMA_COLOURS = ("#3f8f5f", "#8f5fa8", "#b8504a")
+_MMA_COLOURS = ("#3f8f5f", "#8f5fa8", "#b8504a", "#4a7ab8")
 _ROW, _BAR, _LEFT, _TOP = 28, 20, 110, 40
 
 
@@ -203,7 +203,7 @@ def as_svg(report: Report, width: int = 1400) -> str:
         y = _TOP + i * _ROW
         parts.append(f'<text x="4" y="{y + 14}">{html.escape(row)}</text>')
         for span in members:
-            colour = _COLOURS.get(span.kind) or _MMA_COLOURS[int(span.what[-1]) % 3]
+            colour = _COLOURS.get(span.kind) or _MMA_COLOURS[int(span.what[-1])]
             parts.append(
                 f'<rect x="{_LEFT + span.start * scale:.1f}" y="{y}" height="{_BAR}" '
                 f'width="{max((span.end - span.start) * scale, 0.5):.1f}" fill="{colour}">'

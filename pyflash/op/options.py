@@ -132,9 +132,13 @@ def refuse_unknown(function: str, options: Mapping[str, Any]) -> None:
     """Raises TypeError for a name that is not an option's."""
     for name in options:
         if name not in OPTIONS:
+            import difflib  # a millisecond that a right call need not take
+
+            meant = difflib.get_close_matches(str(name), OPTIONS, n=1, cutoff=0.5)
+            hint = f"; did you mean {meant[0]}?" if meant else ""
             raise TypeError(
                 f"pyflash: {function} got an unexpected keyword argument {shown(name)}: expected "
-                f"{', '.join(OPTIONS)}"
+                f"{', '.join(OPTIONS)}{hint}"
             )
 
 

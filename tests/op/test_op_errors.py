@@ -209,12 +209,17 @@ def test_a_kernel_library_that_cannot_be_loaded_is_skipped(monkeypatch, tmp_path
     ("function", "arguments"), [(attention, qkv()), (attention_varlen, packed())]
 )
 def test_names_that_are_no_options_are_refused(function, arguments):
-    name = function.__name__
-    sentence = (
-        f"^pyflash: {name} got an unexpected keyword argument 'casual': expected softmax_scale,"
-    )
-    with pytest.raises(TypeError, match=sentence):
-        function(**arguments, casual=True)
+    start = f"^pyflash: {function.__name__} got an unexpected keyword argument"
+    for name, meant in {
+        "casual": "causal",
+        "is_causal": "causal",
+        "scale": "softmax_scale",
+    }.items():
+        sentence = rf"{start} '{name}': expected softmax_scale, .*; did you mean {meant}\?$"
+        with pytest.raises(TypeError, match=sentence):
+            function(**arguments, **{name: True})
+    with pytest.raises(TypeError, match=rf"{start} 'dropout_p': expected .* sinks$"):
+        function(**arguments, dropout_p=0.1)
 
 
 @pytest.mark.parametrize("name", ["softmax_scale", "softcap", "window_left", "causal"])

@@ -24,7 +24,8 @@ CONFIGS = [
         *map(
             FlashForwardKernelConfig.parse,
             (
-                "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+                "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
+                "+rescale_threshold",
                 "(BF16, 128, 64, 32, 4): swizzled+load_2_2_2_tiles+buffer",
                 "(FP16, 128, 128, 64, 8): load_0_4_2_tiles+opt_softmax",
                 "(BF16, 96, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
@@ -32,7 +33,8 @@ CONFIGS = [
                 "(FP16, 64, 128, 128, 4): swizzled+load_2_2_4_tiles+opt_softmax",
                 "(BF16, 64, 64, 128, 4): async+load_4_4_0_tiles+opt_softmax",
                 "(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles",
-                "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2",
+                "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2"
+                "+rescale_threshold",
                 "(FP16, 128, 64, 32, 4): async+eager+load_2_2_2_tiles+buffer+stages_3",
             ),
         ),

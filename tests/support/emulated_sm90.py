@@ -13,7 +13,7 @@ from pyflash.config import KernelConfig, parse
 from pyflash.emulator import Report
 from pyflash.op.reference import attended
 
-# Both states of every flag, one to three consumers, every kind of swizzle, small blocks so that
+# Both states of every flag, one to four consumers, every kind of swizzle, small blocks so that
 # there are many.
 CONFIGS = [
     parse(short_form).canonical()
@@ -21,6 +21,7 @@ CONFIGS = [
         "(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
         "(BF16, 128, 128, 48, 2): sm90+stages_3+persistent+pack_gqa",
         "(FP16, 96, 192, 32, 3): sm90+stages_2+overlap+pingpong+rescale_threshold",
+        "(BF16, 64, 256, 32, 4): sm90+stages_3+overlap+pingpong+persistent+rescale_threshold",
         "(BF16, 64, 64, 32, 1): sm90+stages_1+overlap+persistent+rescale_threshold+pack_gqa",
     )
 ]

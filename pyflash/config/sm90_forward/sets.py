@@ -54,8 +54,8 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
 }
 
 
-# Built by default. Three consumers and four have no registers for all features at once: problems with
-# softcap, and narrower heads with left windows or sinks, run in other configs.
+# Built by default. Three or four consumers have no registers for all features at once: problems
+# with softcap, and narrower heads with left windows or sinks, run in other configs.
 BUILT = tuple(
     map(
         Features.parse,
