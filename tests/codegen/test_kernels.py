@@ -73,8 +73,9 @@ def test_requests_of_one_kernel_compile_it_once(monkeypatch):
     asked = []
     monkeypatch.setattr(kernels, "compile_all", lambda all_, what: asked.extend(all_) or all_)
     monkeypatch.setattr(kernels, "_describe", None)  # nothing compiles
-    twins = [Request(SMALL), Request(SMALL.replace(V_mma_load_K_tiles=4)), Request(str(SMALL))]
-    results = kernels.compile_kernels([*twins, Request(SMALL, ("softcap",))], 90)
+    whole, named_otherwise = (SMALL.replace(V_mma_load_K_tiles=n) for n in (0, 4))
+    twins = [Request(whole), Request(named_otherwise), Request(str(whole))]
+    results = kernels.compile_kernels([*twins, Request(whole, ("softcap",))], 90)
     assert len(asked) == 2
     assert [type(result) for result in results.values()] == [BuildError] * 4
 
