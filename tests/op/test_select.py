@@ -217,6 +217,17 @@ def test_a_config_that_refuses_the_problem_is_passed_over(fake_library, tmp_path
         pyflash.load(fake_library)
 
 
+def test_packed_sequences_are_asked_about_as_such(fake_library, tmp_path):
+    """A row that looks at cu_seqlens sees some, as it does in a call."""
+    try:
+        pyflash.load(build_fake_library(tmp_path, "packed", "REFUSES_PADDED", "BASE_RANK=-9"))
+        with pytest.raises(RuntimeError, match="cannot run this problem: it is padded"):
+            select(config=LARGE_RANK_1, batch=3)
+        assert select(config=LARGE_RANK_1, batch=3, packed=True)[0] == LARGE_RANK_1
+    finally:
+        pyflash.load(fake_library)
+
+
 @pytest.mark.usefixtures("fake_library")
 def test_the_reason_is_told():
     candidates = "of 3 configs built for FP16 with d_head 512 that run on sm_90"

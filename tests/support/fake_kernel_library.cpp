@@ -55,7 +55,11 @@ constexpr ForwardFeatures kFeatures[] = {
 constexpr void const* kKernels[std::size(kFeatures)] = {};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
-#ifdef REFUSES
+#if defined(REFUSES_PADDED)
+char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const& params) {
+  return params.cu_seqlens_q && params.cu_seqlens_k ? nullptr : "it is padded";
+}
+#elif defined(REFUSES)
 char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const&) {
   return "it is " REFUSES;
 }
