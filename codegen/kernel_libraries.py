@@ -82,7 +82,7 @@ def _error(path: Path, problem: str) -> KernelLibraryError:
 
 def advice(path: Path) -> str:
     """What to do about a library that is of no use: the exact command, where it is known."""
-    if not path.exists():
+    if not path.exists() or not path.name.startswith(_PREFIX):
         return "expected the path of a kernel library, as pyflash build prints it"
     try:
         command = read_record(path)["rebuild"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 
 import pytest
 import torch
@@ -262,13 +263,17 @@ def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
 
 
 def test_a_tile_takes_less_than_3_ms(libraries):
-    """64 x 64 at d_head 128, all checks on; the best of several runs, as the machine is busy."""
+    """64 x 64 at d_head 128, all checks on: CPU time, the best of several runs."""
     assert (BEST.d_head, BEST.B_r, BEST.B_c) == (128, 64, 64)
     inputs = make_inputs(Shape("square", 1, 256, 256, 2), torch.float16, BEST.d_head)
-    seconds = min(emulate(libraries, BEST, inputs)[2].seconds for _ in range(5))
+
+    def cpu_seconds() -> float:
+        begin = time.process_time()
+        emulate(libraries, BEST, inputs)
+        return time.process_time() - begin
+
     n_tiles = 2 * 4 * 4
-    assert seconds / n_tiles < 3e-3
-    assert seconds < 2
+    assert min(cpu_seconds() for _ in range(5)) / n_tiles < 3e-3
 
 
 def test_kernels_for_gpus_do_not_know_of_the_emulator():

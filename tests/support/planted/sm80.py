@@ -148,8 +148,8 @@ BUGS = [
         "V_of_the_block_before",
         (_edit("load_V(n_block, first); } Element const* const sK",
               "if (!BUG) { load_V(n_block, first); } } Element const* const sK"),
-         _edit("load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k); }); };",
-              "load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k); });"
+         _edit("pack_step<Element>(acc_S, tOrP, k); }); };",
+              "pack_step<Element>(acc_S, tOrP, k); });"
               " if (BUG) { load_V(n_block, first); } };")),
         (found("uninitialised_read", "V_s2r"),),
     ),
