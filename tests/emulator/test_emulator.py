@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -263,17 +264,23 @@ def test_the_command_prints_the_report_and_exits_with_what_it_found(libraries):
 
 
 def test_a_tile_takes_less_than_3_ms(libraries):
-    """64 x 64 at d_head 128, all checks on: CPU time, the best of several runs."""
+    """64 x 64 at d_head 128, all checks on: CPU time, the best of several runs. More, where what
+    shares the core makes other code slower, too."""
     assert (BEST.d_head, BEST.B_r, BEST.B_c) == (128, 64, 64)
     inputs = make_inputs(Shape("square", 1, 256, 256, 2), torch.float16, BEST.d_head)
 
-    def cpu_seconds() -> float:
-        begin = time.process_time()
-        emulate(libraries, BEST, inputs)
-        return time.process_time() - begin
+    def cpu_seconds(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            begin = time.process_time()
+            work()
+            times.append(time.process_time() - begin)
+        return min(times)
 
     n_tiles = 2 * 4 * 4
-    assert min(cpu_seconds() for _ in range(5)) / n_tiles < 3e-3
+    seconds = cpu_seconds(lambda: emulate(libraries, BEST, inputs)) / n_tiles
+    additions = cpu_seconds(lambda: sum(range(2_000_000)))  # 0.02 s on an idle core
+    assert seconds < 3e-3 * max(1, additions / 0.025)
 
 
 def test_kernels_for_gpus_do_not_know_of_the_emulator():
