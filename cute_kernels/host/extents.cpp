@@ -66,7 +66,7 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
   int64_t const n_cu_seqlens = batch + 1, stride = 1;
   if (packed) {
     TensorView const cu_seqlens{.name = "cu_seqlens",
-                                .data = &n_cu_seqlens,  // some address: nothing is read
+                                .data = &kExtents,  // some lasting address: nothing is read
                                 .rank = 1,
                                 .sizes = &n_cu_seqlens,
                                 .strides = &stride,
