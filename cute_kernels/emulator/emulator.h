@@ -88,7 +88,7 @@ struct RemoteRead {
 struct Cta {
   Cta(EmulatedKernel const& kernel, int rank, int cluster, Findings& findings);
 
-  void reset();
+  void reset(uint64_t unwritten);
 
   int rank;
   SharedMemory shared;

@@ -13,8 +13,8 @@ Cta::Cta(EmulatedKernel const& kernel, int rank, int cluster, Findings& findings
       mbarriers(kernel.rings, rank * (kMaxMbarriers / cluster), kMaxMbarriers / cluster),
       remote_reads(cluster * kernel.n_threads / kLanes) {}
 
-void Cta::reset() {
-  shared.reset();
+void Cta::reset(uint64_t unwritten) {
+  shared.reset(unwritten);
   mbarriers.reset();
   named = {};
   free_registers = 0;

@@ -27,8 +27,10 @@ SharedMemory::SharedMemory(int bytes, int cell_bytes, int first_thread, int n_th
       cells_((bytes + cell_bytes - 1) / cell_bytes),
       fences_(n_threads) {}
 
-void SharedMemory::reset() {
-  std::memset(data_.get(), std::to_integer<int>(kPoison), bytes_);
+void SharedMemory::reset(uint64_t unwritten) {
+  for (int i = 0; i < bytes_; i += int{sizeof unwritten}) {
+    std::memcpy(data_.get() + i, &unwritten, std::min(int{sizeof unwritten}, bytes_ - i));
+  }
   std::fill(cells_.begin(), cells_.end(), Cell{});
   std::fill(async_reads_.begin(), async_reads_.end(), AsyncRead{});
   equal_.clear();

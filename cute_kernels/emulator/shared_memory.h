@@ -22,6 +22,8 @@ namespace pyflash::emulator {
 
 // Stands for a byte that has no value: NaN in every 16-bit and 32-bit type.
 inline constexpr std::byte kPoison{0xff};
+// Eight of them.
+inline constexpr uint64_t kPoisonedWord = ~uint64_t{0};
 
 // The name, in findings, of memory that is read from another CTA.
 inline constexpr char const* kSharedOfAnother = "shared of another CTA";
@@ -41,8 +43,8 @@ class SharedMemory {
   // first_thread: of the CTA, in its cluster.
   SharedMemory(int bytes, int cell_bytes, int first_thread, int n_threads, Findings& findings);
 
-  // As a new CTA finds it.
-  void reset();
+  // As a new CTA finds it: bytes without a value, which hold `unwritten` over and over.
+  void reset(uint64_t unwritten);
 
   void* address() const { return window_.start(); }
   bool contains(void const* address) const { return window_.contains(address); }

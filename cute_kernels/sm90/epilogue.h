@@ -27,10 +27,7 @@ CUTE_DEVICE RowOut row_out(KernelParams const& params, Tile const& tile, int fir
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   int const head = tile.head * group + unpacked.head;
   int const query = first_query + unpacked.query;
-  bool const in_warpgroup =
-      !Traits::kPackGqa ||
-      unpacked.query < TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
-  return {.exists = in_warpgroup && query < tile.q_rows.length,
+  return {.exists = row_exists<Traits, kFeatures>(params, tile, first_query, unpacked),
           .o = tile.batch * problem.o_strides.batch + head * problem.o_strides.head +
                (tile.q_rows.begin + query) * problem.o_strides.row,
           .lse = tile.batch * problem.lse_strides.batch + head * problem.lse_strides.head +

@@ -289,11 +289,25 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     mask = TileMask(params, tile, tile.first_query + first_row_query, tScS);
   };
+  // Else the bits of the others would depend on what these hold.
+  auto leave_out_missing_rows = [&] {
+    if constexpr (Traits::kRescaleThreshold) {
+      Tensor by_rows = rows_by_columns(tScS);  // ((2,MMA_M),(2,V,MMA_N)) of (row, column)
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
+        if (!row_exists<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, row)) {
+          softmax.leave_out(r);
+        }
+      }
+    }
+  };
   // The tile's first block, from its QK^T in flight to P.
   auto first_softmax = [&](auto& acc_S) {
     gemm_wait<0>(acc_S);
     finish_QK(blocks.size() == 1);
     softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
+    leave_out_missing_rows();
     convert_P<Element>(acc_S, tOrP);
   };
   if (warpgroup + 1 == kNConsumers) {

@@ -170,4 +170,15 @@ CUTE_DEVICE PackedRow unpack_row(KernelParams const& params, int row) {
   return unpacked;
 }
 
+// Whether a row of a warpgroup's tile is of the tile's sequence. Where it is not, Q holds a neighbour's row, zeros or, past the
+// last query of a group that does not divide kMmaM, what no load wrote.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE bool row_exists(KernelParams const& params, Tile const& tile, int first_query,
+                            PackedRow const& row) {
+  bool const in_warpgroup =
+      !Traits::kPackGqa ||
+      row.query < TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
+  return in_warpgroup && first_query + row.query < tile.q_rows.length;
+}
+
 }  // namespace pyflash::sm90

@@ -46,6 +46,9 @@ struct Softmax {
     clear(row_sum);
   }
 
+  // Row r does not exist: no score of it exceeds its m, so that it has no part in any_lane.
+  CUTE_DEVICE void leave_out(int r) { row_max(r) = INFINITY; }
+
   // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before. Returns whether O is
   // to be rescaled, and if so, writes by what.
   template <bool kFirst, class AccS>

@@ -42,7 +42,8 @@ CONFIGS = [
         (
             "(FP16, 128, 64, 64, 4): load_0_0_0_tiles",
             "(FP16, 128, 64, 64, 4): swizzled+load_2_2_2_tiles",
-            "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+            "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
+            "+rescale_threshold",
             "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
             "(FP16, 64, 128, 32, 8): async+eager+load_2_2_2_tiles+opt_softmax",
         ),
@@ -53,6 +54,7 @@ SM90_CONFIGS = [
     parse(short_form).canonical()
     for short_form in (
         "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
+        "(BF16, 64, 256, 64, 4): sm90+stages_3+overlap+pingpong+persistent+rescale_threshold",
         "(BF16, 64, 192, 128, 3): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
         "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",
         "(BF16, 96, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold",

@@ -23,7 +23,7 @@ from support.refused import call_or_fall_back
 from torch import Tensor
 
 from pyflash import attention, attention_varlen, built_configs, named_set
-from pyflash.config import ARCHS, DType, KernelConfig
+from pyflash.config import ARCHS, FAMILIES, DType, KernelConfig, family_of
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -63,6 +63,7 @@ class Case:
     max_seqlen_slack: tuple[int, int]  # by how much max_seqlen_q and max_seqlen_k are too large
     repeated: bool  # run twice, for bitwise equality
     config: str  # short form, or "" for the best known
+    family: str | None = None  # the config is one of this family; None: any, or the best known
 
     def __str__(self) -> str:
         fields = dataclasses.asdict(self) | {"mask": self.mask.options, "dtype": self.dtype.name}
@@ -72,7 +73,8 @@ class Case:
     @property
     def repro(self) -> str:
         """The command that runs this case again."""
-        return f"PYTHONPATH=tests python -m support.fuzz {self.seed} --device {self.device}"
+        family = f" --family {self.family}" if self.family else ""
+        return f"PYTHONPATH=tests python -m support.fuzz {self.seed} --device {self.device}{family}"
 
     @property
     def is_quick(self) -> bool:
@@ -85,13 +87,14 @@ class Case:
         return quick and rows * self.d_head <= MAX_ELEMENTS[self.device]
 
 
-def case(seed: int, device: str) -> Case:
-    """The case of this seed: the first one drawn that the device can run and check quickly."""
+def case(seed: int, device: str, family: str | None = None) -> Case:
+    """The case of this seed: the first one drawn that the device can run and check quickly; of
+    `family`, a name of FAMILIES, with one of its configs."""
     if device == "cuda" and not built_configs():
         raise RuntimeError("no config is built: pyflash build")
     for attempt in itertools.count():
         rng = random.Random(f"{seed}.{attempt}")
-        drawn = _draw(rng, seed, device)
+        drawn = dataclasses.replace(_draw(rng, seed, device), family=family)
         runnable = configs_for(drawn)
         if runnable and drawn.is_quick:
             return _with_config(rng, drawn, runnable)
@@ -106,12 +109,12 @@ def run(case: Case) -> None:
         raise AssertionError(f"{error}\n{case}\nagain: {case.repro}") from error
 
 
-def failures(seeds: Iterable[int], device: str) -> list[str]:
+def failures(seeds: Iterable[int], device: str, family: str | None = None) -> list[str]:
     """The failures among the cases of these seeds."""
     messages = []
     for seed in seeds:
         try:
-            run(case(seed, device))
+            run(case(seed, device, family))
         except AssertionError as error:
             messages.append(str(error))
             if device == "cuda":
@@ -122,7 +125,13 @@ def failures(seeds: Iterable[int], device: str) -> list[str]:
 def configs_for(case: Case) -> list[KernelConfig]:
     """The configs that can run it. On the CPU a config need not be built."""
     able = built_configs() if case.device == "cuda" else ON_CPU
-    return [c for c in able if c.dtype == case.dtype and case.d_head <= c.d_head <= MAX_D_HEAD]
+    return [
+        c
+        for c in able
+        if c.dtype == case.dtype
+        and case.d_head <= c.d_head <= MAX_D_HEAD
+        and case.family in (None, family_of(c).name)
+    ]
 
 
 def inputs_of(case: Case) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +184,7 @@ def _draw(rng: random.Random, seed: int, device: str) -> Case:
 
 
 def _with_config(rng: random.Random, case: Case, runnable: list[KernelConfig]) -> Case:
-    named = rng.random() < 0.6
+    named = case.family is not None or rng.random() < 0.6
     return dataclasses.replace(case, config=str(rng.choice(runnable))) if named else case
 
 
@@ -266,11 +275,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--device", choices=list(MAX_SCORES), default="cuda")
     parser.add_argument("--count", type=int, default=1, help="of cases, from this seed on")
+    parser.add_argument("--family", choices=[f.name for f in FAMILIES], help="of the configs")
     arguments = parser.parse_args(argv)
     seeds = range(arguments.seed, arguments.seed + arguments.count)
     if arguments.count == 1:
-        print(case(arguments.seed, arguments.device))
-    found = failures(seeds, arguments.device)
+        print(case(arguments.seed, arguments.device, arguments.family))
+    found = failures(seeds, arguments.device, arguments.family)
     print(*found, f"{arguments.count} cases, {len(found)} wrong", sep="\n")
     sys.exit(bool(found))
 

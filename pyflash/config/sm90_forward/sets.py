@@ -21,17 +21,26 @@ _LONG = "pingpong+persistent+rescale_threshold"
 _DECODING = "rescale_threshold+pack_gqa"
 
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
-# 64, the smaller one for grids that the larger one leaves small. The smallest are for few queries.
-DEFAULTS = _of_each_dtype(
-    _LONG,
-    "(FP16, 128, 128, 128, 2): sm90+stages_2",
-    "(FP16, 128, 192, 80, 3): sm90+stages_3",
-    "(FP16, 64, 256, 64, 4): sm90+stages_3",
-    "(FP16, 64, 128, 128, 2): sm90+stages_2",
-) + _of_each_dtype(
-    _DECODING,
-    "(FP16, 128, 64, 64, 1): sm90+stages_3",
-    "(FP16, 64, 64, 128, 1): sm90+stages_3",
+# 64, the smaller one for grids that the larger one leaves small, and that without `pingpong`, where
+# the first blocks need not take turns, for short sequences under a causal mask. The smallest are
+# for few queries.
+DEFAULTS = (
+    _of_each_dtype(
+        _LONG,
+        "(FP16, 128, 128, 128, 2): sm90+stages_2",
+        "(FP16, 128, 192, 80, 3): sm90+stages_3",
+        "(FP16, 64, 256, 64, 4): sm90+stages_3",
+        "(FP16, 64, 128, 128, 2): sm90+stages_2",
+    )
+    + _of_each_dtype(
+        "persistent+rescale_threshold",
+        "(FP16, 64, 256, 64, 4): sm90+stages_3",
+    )
+    + _of_each_dtype(
+        _DECODING,
+        "(FP16, 128, 64, 64, 1): sm90+stages_3",
+        "(FP16, 64, 64, 128, 1): sm90+stages_3",
+    )
 )
 
 # Of the head dimensions that are built on request.
