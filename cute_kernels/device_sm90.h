@@ -92,6 +92,9 @@ CUTE_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// A kernel that the stream launches early, and that waits for this one's end itself, may start once all CTAs got here.
+CUTE_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;\n"); }
+
 CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
   cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
 }
@@ -189,6 +192,8 @@ void named_barrier_sync(int id, int n_threads);
 void named_barrier_arrive(int id, int n_threads);
 
 void fence_async_proxy();
+
+void launch_dependents();
 
 void prefetch_tensor_map(TensorMap const& map);
 void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,

@@ -1,7 +1,7 @@
 // Merges the partial results of a forward pass whose keys were split among CTAs:
 //   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
 // where a head without a sink has one of -inf.
-// One warp merges one row. Splits are summed in order, so that the result is the same every time.
+// The order of summation depends on the number of splits alone, so that the result is the same every time.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
@@ -11,10 +11,30 @@
 namespace pyflash {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kVector = 4;  // columns at a time
+constexpr int kChunk = 8;   // vectors that a thread has in flight
+
+// How a CTA's threads share rows, splits and columns.
+struct Tiling {
+  int columns;  // threads along a row
+  int groups;   // of splits: split s is of group s % groups
+  int rows;
+
+  __host__ __device__ explicit Tiling(ForwardParams const& params)
+      : columns(params.d_head <= 64    ? 16
+                : params.d_head <= 128 ? 32
+                                       : 64),
+        groups(1) {
+    while (2 * groups <= params.num_splits && 2 * groups * columns <= kThreads) {
+      groups *= 2;
+    }
+    rows = kThreads / (columns * groups);
+  }
+};
+constexpr int kMaxRows = kThreads / 16;
 
 __device__ uint32_t pack2(float a, float b, __half) {
   __half2 const packed = __floats2half2_rn(a, b);
@@ -97,61 +117,126 @@ struct SplitWeights {
   }
 };
 
+__device__ void add(float4& sum, float weight, float4 const& values) {
+  sum.x = fmaf(weight, values.x, sum.x);
+  sum.y = fmaf(weight, values.y, sum.y);
+  sum.z = fmaf(weight, values.z, sum.z);
+  sum.w = fmaf(weight, values.w, sum.w);
+}
+
 template <class Element>
-__global__ void __launch_bounds__(kWarps* kLanes)
+__global__ void __launch_bounds__(kThreads)
     merge_splits_kernel(__grid_constant__ ForwardParams const params) {
-  int64_t const row = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes;
-  if (row >= params.lse_strides.split) {
-    return;
-  }
-  int const lane = threadIdx.x % kLanes;
-  RowCoord const coord(params, row);
-  SplitWeights const splits(params, row, load_sink<Element>(params, coord));
-  if (lane == 0) {
-    params.lse[row] = splits.lse;
-  }
-  int64_t const split_stride = params.lse_strides.split * params.d_head;
-  float const* const partial = params.o_partial + row * params.d_head;
-  Element* const o = static_cast<Element*>(params.o) + offset_in_o(params, coord);
-  // NOTE: every lane takes part in the shuffles, also those past the last column.
-  for (int first = 0; first < params.d_head; first += kLanes * kVector) {
-    int const column = first + lane * kVector;
-    bool const exists = column < params.d_head;
-    float4 sum{};
+  __shared__ float weights[kMaxRows][kMaxSplits];
+  __shared__ float4 sums[kThreads];  // (groups,rows,columns)
+  Tiling const tiling(params);
+  int const tidx = static_cast<int>(threadIdx.x);
+  int64_t const n_rows = params.lse_strides.split;
+  int64_t const first_row = int64_t(blockIdx.x) * tiling.rows;
+  int const column =
+      (static_cast<int>(blockIdx.y) * tiling.columns + tidx % tiling.columns) * kVector;
+  int const row = tidx / tiling.columns % tiling.rows;
+  int const group = tidx / tiling.columns / tiling.rows;
+  bool const exists = first_row + row < n_rows && column < params.d_head;
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();  // launched while the splits are computed
+#endif
+
+  // The first loads are in flight while weights are computed.
+  int64_t const split_stride = n_rows * params.d_head;
+  float const* const partial = params.o_partial + (first_row + row) * params.d_head + column;
+  float4 values[kChunk];
+  auto load = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < SplitWeights::kPerLane; ++i) {
-      int const n_splits = min(params.num_splits - i * kLanes, kLanes);
-#pragma unroll 8
-      for (int split = 0; split < n_splits; ++split) {
-        float const weight = __shfl_sync(kAllLanes, splits.weights[i], split);
-        float4 const values = exists ? *reinterpret_cast<float4 const*>(
-                                           partial + (split + i * kLanes) * split_stride + column)
-                                     : float4{};
-        sum.x += weight * values.x;
-        sum.y += weight * values.y;
-        sum.z += weight * values.z;
-        sum.w += weight * values.w;
-      }
+    for (int i = 0; i < kChunk; ++i) {
+      int const split = first + i * tiling.groups;
+      values[i] = exists && split < params.num_splits
+                      ? *reinterpret_cast<float4 const*>(partial + split * split_stride)
+                      : float4{};
     }
-    if (exists) {
-      *reinterpret_cast<uint2*>(o + column) =
-          uint2{pack2(sum.x, sum.y, Element{}), pack2(sum.z, sum.w, Element{})};
+  };
+  load(group);
+
+  int const lane = tidx % kLanes;
+  for (int i = tidx / kLanes; i < tiling.rows && first_row + i < n_rows; i += kThreads / kLanes) {
+    RowCoord const coord(params, first_row + i);
+    SplitWeights const splits(params, first_row + i, load_sink<Element>(params, coord));
+#pragma unroll
+    for (int j = 0; j < SplitWeights::kPerLane; ++j) {
+      weights[i][j * kLanes + lane] = splits.weights[j];
+    }
+    if (lane == 0 && blockIdx.y == 0) {
+      params.lse[first_row + i] = splits.lse;
     }
   }
+  __syncthreads();
+
+  float4 sum{};
+  for (int first = group; first < params.num_splits; first += kChunk * tiling.groups) {
+    if (first != group) {
+      load(first);
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      int const split = first + i * tiling.groups;
+      add(sum, split < params.num_splits ? weights[row][split] : 0.f, values[i]);
+    }
+  }
+  sums[tidx] = sum;
+  __syncthreads();
+  if (group == 0 && exists) {
+    for (int i = 1; i < tiling.groups; ++i) {
+      add(sum, 1.f, sums[tidx + i * tiling.rows * tiling.columns]);
+    }
+    Element* const o = static_cast<Element*>(params.o) +
+                       offset_in_o(params, RowCoord(params, first_row + row)) + column;
+    *reinterpret_cast<uint2*>(o) =
+        uint2{pack2(sum.x, sum.y, Element{}), pack2(sum.z, sum.w, Element{})};
+  }
+}
+
+// Whether the current device and its driver launch a kernel while the one before it in the stream still runs, in a graph too.
+cudaError_t supports_programmatic_launch(bool& supports) {
+  static int const driver = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+  }();
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  supports = major >= 9 && driver >= 12030;
+  return error;
 }
 
 }  // namespace
 
 int merge_splits(ForwardParams const& params, DType dtype, void* stream) {
-  int64_t const n_ctas = (params.lse_strides.split + kWarps - 1) / kWarps;
+  Tiling const tiling(params);
+  int64_t const n_ctas = (params.lse_strides.split + tiling.rows - 1) / tiling.rows;
+  int const row_columns = tiling.columns * kVector;
   if (n_ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
+  bool early = false;
+  if (cudaError_t const error = supports_programmatic_launch(early); error != cudaSuccess) {
+    return error;
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<uint32_t>(n_ctas),
+                        static_cast<uint32_t>((params.d_head + row_columns - 1) / row_columns));
+  launch.blockDim = dim3(kThreads);
+  launch.stream = static_cast<cudaStream_t>(stream);
+  launch.attrs = &attribute;
+  launch.numAttrs = early ? 1 : 0;
   auto const kernel =
       dtype == DType::FP16 ? merge_splits_kernel<__half> : merge_splits_kernel<__nv_bfloat16>;
-  kernel<<<dim3(uint32_t(n_ctas)), dim3(kWarps * kLanes), 0, static_cast<cudaStream_t>(stream)>>>(
-      params);
-  return cudaGetLastError();
+  return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
 }  // namespace pyflash

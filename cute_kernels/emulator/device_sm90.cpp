@@ -29,6 +29,8 @@ void named_barrier_arrive(int id, int n_threads) { machine->named_barrier(id, n_
 
 void fence_async_proxy() { machine->fence_async_proxy(); }
 
+void launch_dependents() {}
+
 void prefetch_tensor_map(TensorMap const&) {}
 void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
                   int n_coords) {

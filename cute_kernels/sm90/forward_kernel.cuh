@@ -449,6 +449,9 @@ CUTE_DEVICE void forward_cta(KernelParams const& params) {
     device::fence_mbarrier_init();
   }
   device::sync_threads();  // the mbarriers are visible
+  if (params.problem.num_splits > 1) {
+    device::launch_dependents();  // merge_splits
+  }
 
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();

@@ -17,6 +17,7 @@ struct TileOrder {
   int cluster;       // CTAs of a tile, a split each, which merge them; 1: splits are tiles
   int section;       // heads, batches and splits in a section; the last may be smaller
   int last_section;  // the number of the last section
+  int longest;       // the M block with the most keys, 0 or the last: the first one under a mask
   cutlass::FastDivmod by_m_blocks;
   cutlass::FastDivmod by_splits;
   cutlass::FastDivmod by_heads;

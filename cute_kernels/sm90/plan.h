@@ -152,6 +152,14 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
   return nullptr;
 }
 
+// Keys that a query attends, of sequences of the largest lengths.
+inline int64_t count_keys(ForwardParams const& problem, int64_t query) {
+  int64_t const diagonal = query + problem.seqlen_k - problem.seqlen_q;
+  int64_t const begin = std::max<int64_t>(diagonal - problem.window_left, 0);
+  int64_t const end = std::min<int64_t>(diagonal + problem.window_right + 1, problem.seqlen_k);
+  return std::max<int64_t>(end - begin, 0);
+}
+
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles. cluster: CTAs that share a tile.
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas, int cluster) {
   ForwardParams const& problem = params.problem;
@@ -176,6 +184,8 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.cluster = cluster;
   order.section = int(section);
   order.last_section = int((n_rest - 1) / section);
+  bool const first_is_longest = count_keys(problem, 0) > count_keys(problem, problem.seqlen_q - 1);
+  order.longest = first_is_longest ? 0 : int(n_m_blocks - 1);
   order.by_m_blocks = cutlass::FastDivmod(int(n_m_blocks));
   order.by_splits = cutlass::FastDivmod(problem.num_splits);
   order.by_heads = cutlass::FastDivmod(n_heads);

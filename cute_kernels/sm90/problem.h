@@ -92,13 +92,13 @@ struct TileSchedule {
     if constexpr (kFeatures.right_window) {
       int in_section;
       int const section = order.by_section_tiles.divmod(in_section, index);
-      int from_last;
+      int from_longest;
       if (section == order.last_section) {
-        order.by_last_section(from_last, rest, in_section);
+        order.by_last_section(from_longest, rest, in_section);
       } else {
-        order.by_section(from_last, rest, in_section);
+        order.by_section(from_longest, rest, in_section);
       }
-      m_block = order.by_m_blocks.divisor - 1 - from_last;
+      m_block = abs(order.longest - from_longest);
       rest += section * order.section;
     } else {
       order.by_m_blocks(rest, m_block, index);

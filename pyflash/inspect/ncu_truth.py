@@ -232,7 +232,7 @@ def actions(report: Path) -> list[Any]:
 
     loaded = ncu_report.load_report(str(report))
     ranges = (loaded.range_by_idx(i) for i in range(loaded.num_ranges()))
-    return [r.action_by_idx(i) for r in ranges for i in range(r.numactions())]
+    return [r.action_by_idx(i) for r in ranges for i in range(r.num_actions())]
 
 
 def measured_values(action: Any) -> dict[str, Any]:

@@ -27,6 +27,9 @@ _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row ma
 _TILE_CYCLES = 2500  # of a CTA beside its steps: prologue, Q, epilogue
 _LAUNCH_SECONDS = 3e-6
 _SPILL = 1.3
+# Of L2 over memory. In docs/data/h200-audit-3.jsonl a tile of 64 rows, which loads twice as much of K
+# and V as one of 128, takes 1.2 to 1.3 times as long at d_head 128: 8 TB/s.
+_L2_RATE = 1.7
 # On sm_90 the mma of SM80 has this share of the rate of warpgroup MMAs.
 _MMA_SYNC_ON_HOPPER = 0.62
 
@@ -43,6 +46,7 @@ _FACTORS: dict[str, dict[str, dict[Any, float]]] = {
     "sm90_forward": {
         "overlap": {False: 1.04},
         "pingpong": {False: 1.04},
+        "persistent": {False: 1.1},
         "rescale_threshold": {False: 1.02},
         "stages": {1: 1.3},
     },
@@ -179,7 +183,8 @@ def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
 
     elements = 2 * problem.batch * problem.heads_kv * mean_keys * problem.d_head
     elements += 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.d_head
-    memory = ELEMENT_BYTES * elements / gpu.bytes_per_second
+    loaded = 2 * ctas * steps * config.B_c * config.d_head  # each CTA loads its blocks
+    memory = ELEMENT_BYTES * max(elements, loaded / _L2_RATE) / gpu.bytes_per_second
     return _LAUNCH_SECONDS + max(compute, memory) + 0.1 * min(compute, memory)
 
 

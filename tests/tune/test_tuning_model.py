@@ -73,6 +73,12 @@ def test_the_model_knows_what_is_known():
     decoding = parse_problem("fp16,batch=64,heads=8,seqlen_q=1,seqlen_k=8192,d_head=128")
     n_bytes = 2 * 2 * 64 * 8 * 8192 * 128
     assert predict(best, decoding, GPU) > n_bytes / GPU.bytes_per_second
+    # A larger tile loads keys and values less often.
+    one, two = (
+        parse(f"(BF16, 128, {tile}): sm90+stages_2+overlap+persistent+rescale_threshold")
+        for tile in ("64, 128, 1", "128, 128, 2")
+    )
+    assert predict(one, long, GPU) > 1.1 * predict(two, long, GPU)
     for config in named_set("all"):
         assert math.isfinite(predict(config, parse_problem("fp16,heads=1,seqlen=1,d_head=64"), GPU))
 

@@ -34,7 +34,7 @@ DEFAULTS = (
     )
     + _of_each_dtype(
         "persistent+rescale_threshold",
-        "(FP16, 64, 256, 64, 4): sm90+stages_3",
+        "(FP16, 64, 256, 64, 4): sm90+stages_4",
     )
     + _of_each_dtype(
         _DECODING,
