@@ -41,9 +41,10 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kSlab = Traits::kSlab;
   constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(Element);
-  // With packed heads a block of keys is one tile's alone, where there are few queries.
-  constexpr auto kHintKV =
-      Traits::kPackGqa ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
+  // With packed heads a block of keys is one tile's alone, where there are few queries. Rows that are no whole lines share some
+  // with the next head's.
+  constexpr bool kReadOnce = Traits::kPackGqa && !kFeatures.predicated_head_dim;
+  constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
 
   Tensor sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
