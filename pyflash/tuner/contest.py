@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyflash.config.fields import describe
 from pyflash.op.selection import Problem
 from pyflash.tuner import surrogate
 from pyflash.tuner.builder import Kernel
@@ -82,12 +84,15 @@ class Contest:
 
     def next_choices(self, taken: Collection[Kernel]) -> list[Kernel]:
         """Those that are neither tried nor taken, in the order to try them: by the model, as
-        corrected by what was measured, with some of the better half drawn at random."""
+        corrected by what was measured, with some of the better half drawn at random. Before
+        anything is measured, the best of each tile first."""
         model = self._surrogate()
         known = {*taken, *self.tried}
         rest = [k for k in self.kernels if k not in known]
         expected = {k: model.predict(k.config, self.modelled[k]) for k in rest}
         by_time = sorted(rest, key=expected.__getitem__)
+        if not self.standings:
+            by_time = _tiles_in_turn(by_time)
         return _shuffled_in(by_time, self.rng)
 
     def expected_best(self) -> float:
@@ -109,6 +114,17 @@ class Contest:
         measured = self.measured
         ratios = [self.standings[k].seconds / self.modelled[k] for k in measured]
         return surrogate.fit([k.config for k in measured], ratios)
+
+
+def _tiles_in_turn(ordered: list[Kernel]) -> list[Kernel]:
+    """The first of each tile, in the order of these, then the second of each, and so on."""
+    by_tile: dict[tuple[Any, ...], list[Kernel]] = {}
+    for kernel in ordered:
+        config_type = type(kernel.config)
+        tile = (getattr(kernel.config, field.name) for field in describe(config_type).tile)
+        by_tile.setdefault((config_type, *tile), []).append(kernel)
+    turns = itertools.zip_longest(*by_tile.values())
+    return [kernel for turn in turns for kernel in turn if kernel is not None]
 
 
 def _shuffled_in(ordered: list[Kernel], rng: random.Random) -> list[Kernel]:

@@ -15,6 +15,7 @@ import torch
 
 from pyflash.compare.gpus import GPUS, find_gpu
 from pyflash.config import Arch, Features, KernelConfig
+from pyflash.config.resources import Resources
 from pyflash.op.options import windows_of
 from pyflash.op.selection import Problem
 
@@ -26,7 +27,6 @@ _EXPONENTIALS_PER_CYCLE = 16  # of an SM
 _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row maximum's chain
 _TILE_CYCLES = 2500  # of a CTA beside its steps: prologue, Q, epilogue
 _LAUNCH_SECONDS = 3e-6
-_SPILL = 1.3
 # Of L2 over memory. In docs/data/h200-audit-3.jsonl a tile of 64 rows, which loads twice as much of K
 # and V as one of 128, takes 1.2 to 1.3 times as long at d_head 128: 8 TB/s.
 _L2_RATE = 1.7
@@ -179,13 +179,19 @@ def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
     sharing = min(per_sm, math.ceil(ctas / gpu.n_sms))
     step = max(busy * sharing, busy + _STEP_CYCLES)
     cycles = waves * (steps * step + _TILE_CYCLES)
-    compute = cycles / _CLOCK * _factor(config) * (_SPILL if resources.spill_predicted else 1)
+    compute = cycles / _CLOCK * _factor(config) * _spilling(resources)
 
     elements = 2 * problem.batch * problem.heads_kv * mean_keys * problem.d_head
     elements += 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.d_head
     loaded = 2 * ctas * steps * config.B_c * config.d_head  # each CTA loads its blocks
     memory = ELEMENT_BYTES * max(elements, loaded / _L2_RATE) / gpu.bytes_per_second
     return _LAUNCH_SECONDS + max(compute, memory) + 0.1 * min(compute, memory)
+
+
+def _spilling(resources: Resources) -> float:
+    """Times as long. On an H200 SM80 configs whose demand is up to 1.15 times the limit are as fast as
+    those of the same tile that fit."""
+    return max(1.0, resources.register_demand / resources.register_limit / 1.15)
 
 
 def _factor(config: KernelConfig) -> float:

@@ -42,6 +42,8 @@ EFFORTS = {
 _KEPT = 1 / 3  # of a rung's candidates go on to the next
 # What remains of budget and time for the second and the last rung.
 _RESERVE = 0.12
+# At least so many are compiled and measured one after another, if there is that much to try.
+_BATCHES = 5
 
 
 @dataclass
@@ -109,12 +111,15 @@ class Tuning:
             expected = contest.tried | {kernel for kernel in taken if kernel in contest.modelled}
             room = self.effort.n_tried(len(contest.kernels)) - len(expected)
             choices[contest.name] = contest.next_choices(taken)[:room] if room > 0 else []
+        # Small ones where there are few to try: later ones know what earlier ones showed.
+        wanted = sum(self.effort.n_tried(len(contest.kernels)) for contest in self.contests)
+        size = min(self.builder.batch_size, math.ceil(wanted / _BATCHES))
         batch: list[Kernel] = []
-        while len(batch) < self.builder.batch_size and any(choices.values()):
+        while len(batch) < size and any(choices.values()):
             for contest in self.contests:
                 mine = [k for k in choices[contest.name] if k not in batch]
                 choices[contest.name] = mine[1:]
-                if mine and len(batch) < self.builder.batch_size:
+                if mine and len(batch) < size:
                     batch.append(mine[0])
         return batch
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import math
 import os
 import random
 import re
@@ -111,6 +112,23 @@ def test_a_third_of_the_measurements_finds_the_best(tmp_path, simulated, seed):
         assert coverage.n_measured <= n / 3
         assert coverage.n_samples <= n * EFFORTS["exhaustive"].samples[0] / 3
         assert winner.lead >= 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_third_finds_the_best_of_what_a_gpu_measured(tmp_path, monkeypatch, seed):
+    """By the times of an exhaustive run."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    recorded = json.loads(Path(__file__).with_name("h200_tune_set.json").read_text())
+    name, seconds = recorded["problem"], recorded["seconds"]
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({key_of(name): seconds}))
+    options = {"table": str(table), "faults": {}, "seed": seed}
+    measuring = Measuring("support.simulated:Simulated", options, NoBuilder(), 1, 1)
+    result = tune([parse(c) for c in seconds], name, tmp_path / "j", measuring, seed=seed)
+    (winner,) = result.winners.values()
+    assert seconds[str(winner.config)] <= 1.02 * min(seconds.values())
+    (coverage,) = result.coverage.values()
+    assert coverage.n_measured <= math.ceil(len(seconds) / 3)
 
 
 def test_exhaustive_measures_every_candidate_as_carefully_as_the_winner(tmp_path, simulated):
