@@ -85,8 +85,8 @@ def test_maxima_that_grow_from_block_to_block(libraries, config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_bits_do_not_depend_on_what_nothing_wrote(libraries, config):
-    """A group of 3 heads leaves a row of a packed tile of 64 that no load writes. What it holds, NaN
-    or in a random order numbers, must not decide whether the rows beside it are rescaled."""
+    """A group of 3 heads leaves a row of a packed tile of 64 that no load writes. What it holds,
+    NaN or in a random order numbers, must not decide whether the rows beside it are rescaled."""
     inputs = make_inputs(Shape("", 1, 50, 200, 6, heads_kv=2), TORCH_DTYPES[config.dtype], 64)
     runs = [
         emulate(libraries, config, inputs, order=order, seed=seed, resident_ctas=RESIDENT_CTAS)
