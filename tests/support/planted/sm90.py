@@ -317,7 +317,7 @@ BUGS = [
         "a_turn_for_half_of_the_threads",
         condition("device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);",
                   "device::named_barrier_arrive(kTurn + next, (2 - BUG) * kWarpgroup);", _KERNEL),
-        finds=[found("deadlock", memory="", detail="named barrier")],
+        finds=[found("deadlock or divergence", memory="", detail="named barrier")],
     ),
     _bug(
         "lanes_at_different_shuffles",
