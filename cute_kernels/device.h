@@ -19,6 +19,8 @@ namespace pyflash::device {
 
 // Labels the accesses that follow. Nothing on a GPU.
 CUTE_DEVICE void at(Site) {}
+// This thread has no part in the next access of the site, where others have.
+CUTE_DEVICE void leave_out() {}
 
 CUTE_DEVICE int thread_idx() { return threadIdx.x; }
 CUTE_DEVICE int block_idx() { return blockIdx.x; }
@@ -98,6 +100,7 @@ CUTE_DEVICE SharedStorage& dynamic_smem() {
 #else
 
 void at(Site site);
+void leave_out();
 
 int thread_idx();
 int block_idx();

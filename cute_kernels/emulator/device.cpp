@@ -10,6 +10,7 @@ namespace pyflash::device {
 using emulator::machine;
 
 void at(Site site) { machine->at(static_cast<int>(site)); }
+void leave_out() { machine->leave_out(); }
 
 int thread_idx() { return machine->thread_idx(); }
 int block_idx() { return machine->block_idx(); }

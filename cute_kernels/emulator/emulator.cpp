@@ -113,6 +113,11 @@ void Emulator::count_traffic(Path path, void const* address, int bytes) {
   current_warp().traffic.add(thread.site, path, thread.index % kLanes, address, bytes);
 }
 
+void Emulator::leave_out() {
+  Thread const& thread = current();
+  current_warp().traffic.leave_out(thread.site, thread.index % kLanes);
+}
+
 // At a point that all lanes have reached: the n-th of each lane since the last one are one instruction.
 void Emulator::flush_counts(Warp& warp) {
   warp.traffic.flush(traffic_);

@@ -127,6 +127,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
 
   // Machine
   void at(int site) override;
+  void leave_out() override;
   int thread_idx() override;
   int block_idx() override;
   void* dynamic_smem() override;

@@ -117,7 +117,7 @@ void Emulator::meet_ldmatrix(Warp& warp) {
     request.lanes |= uint32_t{1} << lane;
     request.addresses[lane] = reinterpret_cast<uint64_t>(address);
   }
-  traffic_.add(first.site, Path::kSharedLoad, request, sizeof(MatrixRow));
+  traffic_.add_matrices(first.site, Path::kSharedLoad, request, sizeof(MatrixRow));
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int i = 0; i < n_matrices; ++i) {
       warp.lanes[lane]->ldmatrix.registers[i] =
@@ -152,7 +152,7 @@ void Emulator::meet_stmatrix(Warp& warp) {
       std::memcpy(to, row.data(), sizeof row);
     }
   }
-  traffic_.add(first.site, Path::kSharedStore, request, sizeof(std::array<uint32_t, 4>));
+  traffic_.add_matrices(first.site, Path::kSharedStore, request, sizeof(std::array<uint32_t, 4>));
 }
 
 void Emulator::meet_shuffle(Warp& warp) {

@@ -61,6 +61,7 @@ class Machine {
   virtual ~Machine() = default;
 
   virtual void at(int site) = 0;
+  virtual void leave_out() = 0;
   virtual int thread_idx() = 0;
   virtual int block_idx() = 0;
   virtual int grid_size() = 0;

@@ -51,16 +51,21 @@ int n_wavefronts(Request const& request, uint32_t lanes, int bytes) {
 
 void Traffic::add_shared(Request const& request, int bytes) {
   int const unit = std::max(bytes, kWordBytes);
-  int const lanes_at_once = kBanks * kWordBytes / unit;
+  int const different = n_different(request, request.lanes, unit, unit) * unit;
+  add_parts(request, unit, unit == kWordBytes ? kLanes : kLanes / 2,
+            (different + kBanks * kWordBytes - 1) / (kBanks * kWordBytes));
+}
+
+void Traffic::add_matrices(Request const& request, int bytes) {
+  constexpr int kRows = 8;
+  add_parts(request, bytes, kRows, (std::popcount(request.lanes) + kRows - 1) / kRows);
+}
+
+void Traffic::add_parts(Request const& request, int bytes, int lanes_at_once, int ideal) {
   auto const part = static_cast<uint32_t>((uint64_t{1} << lanes_at_once) - 1);
   int actual = 0;
-  int ideal = 0;
   for (int first = 0; first < kLanes; first += lanes_at_once) {
-    uint32_t const lanes = request.lanes & part << first;
-    if (lanes != 0) {
-      actual += n_wavefronts(request, lanes, unit);
-      ++ideal;
-    }
+    actual += n_wavefronts(request, request.lanes & part << first, bytes);
   }
   double const degree = static_cast<double>(actual) / ideal;
   min_degree = instructions == 0 ? degree : std::min(min_degree, degree);
@@ -91,26 +96,44 @@ void TrafficTable::add(int site, Path path, Request const& request, int bytes) {
   shared ? traffic.add_shared(request, bytes) : traffic.add_global(request, bytes);
 }
 
+void TrafficTable::add_matrices(int site, Path path, Request const& request, int bytes) {
+  at(site, path).add_matrices(request, bytes);
+}
+
 void WarpTraffic::add(int site, Path path, int lane, void const* address, int bytes) {
   auto stream = std::find_if(streams_.begin(), streams_.end(), [&](Stream const& s) {
     return s.site == site && s.path == path && s.bytes == bytes;
   });
   if (stream == streams_.end()) {
-    streams_.push_back({.site = site, .path = path, .bytes = bytes});
+    streams_.push_back({.site = site, .path = path, .bytes = bytes, .n_of_lane = left_out(site)});
     stream = streams_.end() - 1;
   }
   auto const n = static_cast<size_t>(stream->n_of_lane[lane]++);
-  if (n == stream->n_requests) {
-    if (n == stream->requests.size()) {
+  for (; stream->n_requests <= n; ++stream->n_requests) {
+    if (stream->n_requests == stream->requests.size()) {
       stream->requests.emplace_back();
     }
-    stream->requests[n].lanes = 0;
-    ++stream->n_requests;
+    stream->requests[stream->n_requests].lanes = 0;
   }
   Request& request = stream->requests[n];
   request.lanes |= uint32_t{1} << lane;
   request.addresses[lane] = reinterpret_cast<uint64_t>(address);
   empty_ = false;
+}
+
+void WarpTraffic::leave_out(int site, int lane) {
+  ++left_out(site)[lane];
+  for (Stream& stream : streams_) {
+    stream.n_of_lane[lane] += stream.site == site;
+  }
+  empty_ = false;
+}
+
+WarpTraffic::OfLane& WarpTraffic::left_out(int site) {
+  if (left_out_.size() <= static_cast<size_t>(site)) {
+    left_out_.resize(site + 1);
+  }
+  return left_out_[site];
 }
 
 void WarpTraffic::flush(TrafficTable& totals) {
@@ -119,10 +142,15 @@ void WarpTraffic::flush(TrafficTable& totals) {
   }
   for (Stream& stream : streams_) {
     for (size_t n = 0; n < stream.n_requests; ++n) {
-      totals.add(stream.site, stream.path, stream.requests[n], stream.bytes);
+      if (stream.requests[n].lanes != 0) {
+        totals.add(stream.site, stream.path, stream.requests[n], stream.bytes);
+      }
     }
     stream.n_requests = 0;
     stream.n_of_lane.fill(0);
+  }
+  for (OfLane& lanes : left_out_) {
+    lanes.fill(0);
   }
   empty_ = true;
 }

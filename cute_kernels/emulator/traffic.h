@@ -2,8 +2,8 @@
 // the memory pipeline counts them.
 //
 // Shared memory has 32 banks of 4 bytes. A wavefront serves one word of each bank; an instruction of 8 or 16 bytes a lane
-// is served in two halves or four quarters of a warp, an ldmatrix matrix by matrix. What needs more wavefronts than that
-// has bank conflicts; its degree is the wavefronts over those it would need without. Global memory moves in sectors of 32
+// is served half of a warp after the other, an ldmatrix matrix by matrix. What needs more wavefronts than its bytes
+// fill has bank conflicts; its degree is the wavefronts over those it would need without. Global memory moves in sectors of 32
 // bytes.
 #pragma once
 
@@ -39,7 +39,11 @@ struct Traffic {
   int64_t ideal_sectors = 0;
 
   void add_shared(Request const& request, int bytes);
+  void add_matrices(Request const& request, int bytes);  // 8 rows each
   void add_global(Request const& request, int bytes);
+
+ private:
+  void add_parts(Request const& request, int bytes, int lanes_at_once, int ideal);
 };
 
 // All sites and paths.
@@ -51,31 +55,38 @@ class TrafficTable {
   Traffic const& at(int site, Path path) const { return table_[site][static_cast<int>(path)]; }
   bool any(int site) const;
   void add(int site, Path path, Request const& request, int bytes);
+  void add_matrices(int site, Path path, Request const& request, int bytes);
 
  private:
   std::vector<std::array<Traffic, kPaths>> table_;
 };
 
 // Puts the accesses of a warp's lanes together: the n-th of each lane at one site, by one path and of one size is one
-// instruction. Lanes that leave out some leave out the last ones.
+// instruction. Lanes that leave out some say so, or leave out the last ones.
 class WarpTraffic {
  public:
   void add(int site, Path path, int lane, void const* address, int bytes);
+  // The lane has no part in the next instruction of each stream of the site.
+  void leave_out(int site, int lane);
 
   // At a point that all lanes have reached: nothing before it belongs together with anything behind.
   void flush(TrafficTable& totals);
 
  private:
+  using OfLane = std::array<int, kLanes>;
   struct Stream {
     int site;
     Path path;
     int bytes;
-    std::array<int, kLanes> n_of_lane{};
+    OfLane n_of_lane{};
     std::vector<Request> requests;
     size_t n_requests = 0;
   };
 
+  OfLane& left_out(int site);
+
   std::vector<Stream> streams_;
+  std::vector<OfLane> left_out_;  // by site
   bool empty_ = true;
 };
 

@@ -149,6 +149,8 @@ struct BlockCopy {
         if (row(m) < extent.rows && column(k) < extent.columns) {
           issue<typename Traits::VectorCopyAtom>(as<Vector>(block[smem_offsets(m, k)]),
                                                  as<Vector>(destination(m, k)));
+        } else {
+          device::leave_out();
         }
       }
     }

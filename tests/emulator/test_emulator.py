@@ -130,6 +130,16 @@ def test_counts_follow_from_the_tiles(libraries, config):
     assert counts.cp_async == (loads if config.async_copy else 0)
 
 
+def test_lanes_that_leave_out_columns_are_counted_as_a_gpu_does(libraries):
+    """Where a kernel for 128 columns stores 72, lanes leave out one of two. ncu counted on an H200
+    600 wavefronts and 100 conflicts of O from shared memory, 2,200 sectors of O stored."""
+    q, k, v = make_inputs(Shape("", 1, 200, 333, 2), torch.float16, 72)
+    _, _, report = emulate(libraries, BEST, (q, k, v), window_left=100, window_right=30)
+    loads, stores = report.sites["O_s2g"]["shared_load"], report.sites["O_s2g"]["global_store"]
+    assert (loads.wavefronts, loads.bank_conflicts) == (600, 100)
+    assert stores.sectors == 2200
+
+
 def test_global_sectors_are_the_fewest_where_rows_are_whole(libraries):
     inputs, _ = problem_of(SHAPES[0], BEST)
     _, _, report = emulate(libraries, BEST, inputs)
