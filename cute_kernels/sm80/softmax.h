@@ -7,24 +7,13 @@
 #include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
+#include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm80/gemm.h"
 #include "cute_kernels/softcap.h"
 
 namespace pyflash::sm80 {
 
 using namespace cute;
-
-inline constexpr float kLog2e = 1.44269504088896340736f;
-
-// What m starts at. Scores of -inf, masked or by value, are as far below it as below any other m: the exponentials of a row
-// that has no others are 0, where from -inf they would be NaN.
-inline constexpr float kLeastMax = -1e30f;
-
-template <class Reduce>
-CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
-  value = reduce(value, device::shfl_xor(value, 2));
-  return reduce(value, device::shfl_xor(value, 1));
-}
 
 // kOptimized folds log2(e) into the scale, so that an element costs one FFMA and one ex2, and takes the maximum over
 // unscaled scores. Otherwise S is scaled first and the exponential is to the natural base.

@@ -7,24 +7,13 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
-
-inline constexpr float kLog2e = 1.44269504088896340736f;
-
-// What m starts at. Scores of -inf, masked or by value, are as far below it as below any other m: the exponentials of a row
-// that has no others are 0, where from -inf they would be NaN.
-inline constexpr float kLeastMax = -1e30f;
-
-template <class Reduce>
-CUTE_DEVICE float reduce_quad(float value, Reduce&& reduce) {
-  value = reduce(value, device::shfl_xor(value, 2));
-  return reduce(value, device::shfl_xor(value, 1));
-}
 
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.

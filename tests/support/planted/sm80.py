@@ -269,7 +269,7 @@ BUGS = [
         "lanes_at_different_shuffles",
         (condition("value = reduce(value, device::shfl_xor(value, 2));",
                    "if (!BUG || device::thread_idx() % 32 < 16) { {original} }",
-                   "sm80/softmax.h"),),
+                   "row_softmax.h"),),
         (found("divergence", memory=""),),
     ),
     Bug(

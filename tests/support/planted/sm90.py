@@ -322,7 +322,7 @@ BUGS = [
     _bug(
         "lanes_at_different_shuffles",
         condition("value = reduce(value, device::shfl_xor(value, 2));",
-                  "if (!BUG || device::thread_idx() % 32 < 16) { {original} }", "sm90/softmax.h"),
+                  "if (!BUG || device::thread_idx() % 32 < 16) { {original} }", "row_softmax.h"),
         finds=[found("divergence", memory="")],
     ),
     # Stores.
