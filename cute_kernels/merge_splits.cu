@@ -1,7 +1,7 @@
 // Merges the partial results of a forward pass whose keys were split among CTAs:
 //   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
 // where a head without a sink has one of -inf.
-// The order of summation depends on the number of splits alone, so that the result is the same every time.
+// The order of summation depends on the number of splits and d_head alone, so that the result is the same every time.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>

@@ -21,9 +21,8 @@ _LONG = "pingpong+persistent+rescale_threshold"
 _DECODING = "rescale_threshold+pack_gqa"
 
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
-# 64, the smaller one for grids that the larger one leaves small, and that without `pingpong`, where
-# the first blocks need not take turns, for short sequences under a causal mask. The smallest are
-# for few queries.
+# 64, the smaller one for grids that the larger one leaves small, and the one without `pingpong`,
+# where the first blocks need not take turns, for causal masks. The smallest are for few queries.
 DEFAULTS = (
     _of_each_dtype(
         _LONG,
