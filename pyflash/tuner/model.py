@@ -1,6 +1,7 @@
 """What a config is expected to take for a problem, before anything is compiled: it orders the
 candidates, nothing else. Grid and waves by the resource model, tensor cores, exponentials and
-memory by their peak rates, and what fields gained where they were measured.
+memory by their peak rates, L2 by what was measured, and what fields gained where they were
+measured.
 
 The emulator's counts are not asked: compiling a kernel for the CPU takes longer than for a GPU.
 """
@@ -34,8 +35,9 @@ _L2_RATE = 1.7
 _MMA_SYNC_ON_HOPPER = 0.62
 
 # Time with this value of a field over time without, at long sequences: the ladder on an A100
-# (swizzled, eager_load_blocks, optimized_softmax), docs/hopper.md. A field that is not here starts
-# even; what is measured in a run takes over.
+# (swizzled, eager_load_blocks, optimized_softmax), docs/hopper.md, docs/data/h200-tune.jsonl
+# (persistent, without a mask at 4k). A field that is not here starts even; what is measured in a
+# run takes over.
 _FACTORS: dict[str, dict[str, dict[Any, float]]] = {
     "sm80_forward": {
         "swizzled": {False: 3.0},
@@ -46,7 +48,7 @@ _FACTORS: dict[str, dict[str, dict[Any, float]]] = {
     "sm90_forward": {
         "overlap": {False: 1.04},
         "pingpong": {False: 1.04},
-        "persistent": {False: 1.1},
+        "persistent": {False: 1.02},
         "rescale_threshold": {False: 1.02},
         "stages": {1: 1.3},
     },
