@@ -92,7 +92,10 @@ CUTE_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// A kernel that the stream launches early, and that waits for this one's end itself, may start once all CTAs got here.
+// Programmatic dependent launch. A kernel that is launched while the one before it in the stream still runs waits here until
+// that one has ended and what it wrote is visible; it touches no global memory before.
+CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+// A kernel that is launched so, after this one, may start once all CTAs of this one got here.
 CUTE_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;\n"); }
 
 CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
@@ -193,6 +196,7 @@ void named_barrier_arrive(int id, int n_threads);
 
 void fence_async_proxy();
 
+void wait_for_previous_kernel();
 void launch_dependents();
 
 void prefetch_tensor_map(TensorMap const& map);

@@ -32,7 +32,7 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
   return {.right_window = params.window_right < kNoWindow,
           .left_window = params.window_left < kNoWindow,
           .predicated_head_dim = params.d_head < d_head_of_config,
-          .softcap = params.softcap != 0,
+          .softcap = params.softcap.cap != 0,
           .sinks = params.sinks != nullptr && params.num_splits <= 1};
 }
 

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/kernel_library.h"
+#include "cute_kernels/programmatic_launch.h"
 
 namespace pyflash {
 namespace {
@@ -139,7 +140,8 @@ __global__ void __launch_bounds__(kThreads)
   int const group = tidx / tiling.columns / tiling.rows;
   bool const exists = first_row + row < n_rows && column < params.d_head;
 #if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();  // launched while the splits are computed
+  cudaGridDependencySynchronize();            // launched while the splits are computed
+  cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
 #endif
 
   // The first loads are in flight while weights are computed.
@@ -195,19 +197,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Whether the current device and its driver launch a kernel while the one before it in the stream still runs, in a graph too.
-cudaError_t supports_programmatic_launch(bool& supports) {
-  static int const driver = [] {
-    int version = 0;
-    return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
-  }();
+// Whether the current device runs the code that waits for the previous kernel.
+cudaError_t waits_for_previous_kernel(bool& waits) {
   int device = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
-  supports = major >= 9 && driver >= 12030;
+  waits = major >= 9;
   return error;
 }
 
@@ -220,20 +218,18 @@ int merge_splits(ForwardParams const& params, DType dtype, void* stream) {
   if (n_ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
-  bool early = false;
-  if (cudaError_t const error = supports_programmatic_launch(early); error != cudaSuccess) {
+  bool waits = false;
+  if (cudaError_t const error = waits_for_previous_kernel(waits); error != cudaSuccess) {
     return error;
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attribute = programmatic_launch();
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<uint32_t>(n_ctas),
                         static_cast<uint32_t>((params.d_head + row_columns - 1) / row_columns));
   launch.blockDim = dim3(kThreads);
   launch.stream = static_cast<cudaStream_t>(stream);
   launch.attrs = &attribute;
-  launch.numAttrs = early ? 1 : 0;
+  launch.numAttrs = waits && supports_programmatic_launch() ? 1 : 0;
   auto const kernel =
       dtype == DType::FP16 ? merge_splits_kernel<__half> : merge_splits_kernel<__nv_bfloat16>;
   return cudaLaunchKernelEx(&launch, kernel, params);

@@ -26,6 +26,21 @@ struct SinkStrides {
   int64_t row;
 };
 
+// What becomes of a raw score s, before softmax_scale: outer * tanh(inner * s), an exponent of 2. Scores are mostly far below
+// a cap, and three terms of the series do: s * (constant + linear * s^2 + quadratic * s^4), as long as none of a row's exceeds
+// `largest` and their maximum is at least least_max.
+struct Softcap {
+  float
+      cap;  // scores become cap * tanh(scores / cap); 0: they stay, and the rest is without meaning
+  float inner;
+  float outer;
+  float largest;
+  float least_max;
+  float constant;
+  float linear;
+  float quadratic;
+};
+
 // A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.
 inline constexpr int kNoWindow = 1 << 30;
 
@@ -71,7 +86,7 @@ struct ForwardParams {
   int num_splits;  // from 1 to kMaxSplits
 
   float softmax_scale;
-  float softcap;  // scores become softcap * tanh(scores / softcap); 0: they stay
+  Softcap softcap;
 
   // A logit per head, or per head and row, that joins the softmax denominator only; of fp32, or of q's type.
   void const* sinks;  // nullptr: none

@@ -1,11 +1,8 @@
 // Softcap: scores become cap * tanh(score / cap).
 #pragma once
 
-#include <cmath>
-
-#include <cute/tensor_impl.hpp>
-
 #include "cute_kernels/device.h"
+#include "cute_kernels/params.h"
 
 namespace pyflash {
 
@@ -24,34 +21,28 @@ CUTE_DEVICE float tanh(float x) {
   return sinh * device::rsqrt(sinh * sinh + 1.f);
 }
 
-// tanh(x) as x P(x^2), a minimax fit with a relative error below 1e-7 for |x| <= kSmallTanh.
-inline constexpr float kSmallTanh = 0.4f;
-CUTE_DEVICE float small_tanh(float x) {
-  float const x2 = x * x;
-  return x *
-         (((-4.75536030e-2f * x2 + 1.32709768e-1f) * x2 - 3.33313625e-1f) * x2 + 9.99999902e-1f);
+CUTE_DEVICE float capped_exponent(Softcap const& softcap, float score) {
+  return softcap.outer * pyflash::tanh(softcap.inner * score);
 }
 
-// tanh(scale * S): scores that a cap is left to multiply. Scores are mostly far below a cap, so that a thread whose scores
-// all are takes the cheaper fit.
-template <class AccS>
-CUTE_DEVICE void cap_scores(AccS& acc_S, float scale) {
-  float largest = 0.f;
+// The exponent over the score, where both are small.
+CUTE_DEVICE float capped_slope(Softcap const& softcap, float score) {
+  float const square = score * score;
+  return (softcap.quadratic * square + softcap.linear) * square + softcap.constant;
+}
+
+// Whether a row's scores are, of which the largest so far is row_max, and that of this block block_max.
+CUTE_DEVICE bool scores_are_small(Softcap const& softcap, float row_max, float block_max) {
+  return row_max >= softcap.least_max && block_max <= softcap.largest;
+}
+
+// To exponents, whatever the scores are. Masked ones stay -inf.
+template <class Scores>
+CUTE_DEVICE void cap_scores(Softcap const& softcap, Scores& scores) {
   CUTE_UNROLL
-  for (int i = 0; i < cute::size(acc_S); ++i) {
-    acc_S(i) *= scale;
-    largest = fmaxf(largest, fabsf(acc_S(i)));
-  }
-  if (largest <= kSmallTanh) {
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(acc_S); ++i) {
-      acc_S(i) = small_tanh(acc_S(i));
-    }
-  } else {
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(acc_S); ++i) {
-      acc_S(i) = pyflash::tanh(acc_S(i));
-    }
+  for (int i = 0; i < cute::size(scores); ++i) {
+    float const exponent = capped_exponent(softcap, scores(i));
+    scores(i) = scores(i) == -INFINITY ? -INFINITY : exponent;
   }
 }
 

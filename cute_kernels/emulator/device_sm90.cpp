@@ -29,6 +29,7 @@ void named_barrier_arrive(int id, int n_threads) { machine->named_barrier(id, n_
 
 void fence_async_proxy() { machine->fence_async_proxy(); }
 
+void wait_for_previous_kernel() { machine->wait_for_previous_kernel(); }
 void launch_dependents() {}
 
 void prefetch_tensor_map(TensorMap const&) {}

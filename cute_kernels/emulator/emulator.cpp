@@ -154,7 +154,7 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
     from = shared.read(shared.offset(source), bytes, accessor(thread, thread.site));
   } else if (global_.contains(source)) {
     count_traffic(Path::kGlobalLoad, source, bytes);
-    from = global_.translate(source, bytes, bytes, -1, access, findings_);
+    from = translate(source, bytes, bytes, -1, access);
   }
   auto* to = static_cast<std::byte*>(destination);
   if (shared.contains(destination)) {
@@ -164,13 +164,26 @@ void Emulator::copy(void const* source, void* destination, int bytes) {
   } else if (global_.contains(destination)) {
     count_traffic(Path::kGlobalStore, destination, bytes);
     int64_t const writer = first_cta_ * kernel_.n_threads + thread.index;
-    to = global_.translate(destination, bytes, bytes, writer, {thread.site, thread.index, "write"},
-                           findings_);
+    to = translate(destination, bytes, bytes, writer, {thread.site, thread.index, "write"});
   }
   if (to != nullptr) {
     std::memcpy(to, from != nullptr ? from : kPoisoned.data(), bytes);
   }
 }
+
+std::byte* Emulator::translate(void const* address, int bytes, int alignment, int64_t writer,
+                               Access const& access) {
+  check_previous_kernel(access);
+  return global_.translate(address, bytes, alignment, writer, access, findings_);
+}
+
+void Emulator::check_previous_kernel(Access const& access) {
+  if (kernel_.starts_early && !current().waited_for_previous_kernel) {
+    findings_.add({.kind = "before_previous_kernel_ended", .access = access});
+  }
+}
+
+void Emulator::wait_for_previous_kernel() { current().waited_for_previous_kernel = true; }
 
 void Emulator::async_copy(void const* source, void* destination, int bytes, bool valid) {
   Thread& thread = current();
@@ -183,7 +196,7 @@ void Emulator::async_copy(void const* source, void* destination, int bytes, bool
       fail("cp.async from an address that is not in global memory");
     }
     count_traffic(Path::kGlobalLoad, source, bytes);
-    if (auto const* read = global_.translate(source, bytes, bytes, -1, access, findings_)) {
+    if (auto const* read = translate(source, bytes, bytes, -1, access)) {
       from = read;
     }
   }

@@ -145,6 +145,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   int grid_size() override;
   int cluster_size() override;
   int cluster_rank() override;
+  void wait_for_previous_kernel() override;
   bool elect_one() override;
   bool any_lane(bool value) override;
   void mbarrier_init(void* barrier, int n_arrivals) override;
@@ -182,6 +183,10 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   Cta& cta_of(Thread const& thread) { return ctas_[thread.index / kernel_.n_threads]; }
   Cta& cta_of(Warp const& warp) { return cta_of(*warp.lanes[0]); }
   Accessor accessor(Thread const& thread, int site);
+  // Of global memory, by the thread that runs.
+  std::byte* translate(void const* address, int bytes, int alignment, int64_t writer,
+                       Access const& access);
+  void check_previous_kernel(Access const& access);
   void count_traffic(Path path, void const* address, int bytes);
   void flush_counts(Warp& warp);
   void land(Thread& thread, size_t n_copies);

@@ -66,6 +66,7 @@ TmaBox Emulator::box_of(void const* map, void const* smem, int const* coords, in
              .inside = true,
              .access = {thread.site, thread.index, what}};
   std::copy(coords, coords + n_coords, box.coords.begin());
+  check_previous_kernel(box.access);
   int64_t const offset = cta().shared.contains(smem) ? cta().shared.offset(smem) : -1;
   Finding finding{
       .kind = "", .memory = "shared", .offset = offset, .bytes = box.bytes, .access = box.access};

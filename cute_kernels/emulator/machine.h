@@ -87,6 +87,7 @@ class Machine {
   virtual void count_reciprocal() = 0;
 
   // SM90
+  virtual void wait_for_previous_kernel() = 0;
   virtual bool elect_one() = 0;
   virtual bool any_lane(bool value) = 0;
   virtual void mbarrier_init(void* barrier, int n_arrivals) = 0;
@@ -151,6 +152,7 @@ struct EmulatedKernel {
   int n_threads;
   int smem_bytes;
   int access_bytes;        // of the smallest access to shared memory, and what all are aligned to
+  bool starts_early;       // before the kernel before it has ended, for which it waits itself
   bool watches_registers;  // it is compiled so that RegisterWatch learns of its accesses
   int registers;           // of a thread when a CTA starts; 0: they are never moved
   int max_cluster;         // splits of a tile that it merges itself, in a cluster of CTAs

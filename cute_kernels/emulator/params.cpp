@@ -115,7 +115,7 @@ std::string numbers_json(ForwardParams const& params) {
            {"d_head", std::to_string(params.d_head)},
            {"window_left", window(params.window_left)},
            {"window_right", window(params.window_right)},
-           {"softcap", text_of(params.softcap)},
+           {"softcap", text_of(params.softcap.cap)},
            {"softmax_scale", text_of(params.softmax_scale)},
            {"sinks", params.sinks != nullptr ? "true" : "false"},
            {"num_splits", std::to_string(params.num_splits)}}) {

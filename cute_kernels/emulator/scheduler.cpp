@@ -69,6 +69,7 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
     thread.fiber.start(stacks_->bottom(i), stacks_->top(i), entry);
     thread.index = i;
     thread.site = no_site_;
+    thread.waited_for_previous_kernel = false;
     thread.stop = Stop::kNone;
     thread.copies.clear();
     thread.group_copies.clear();

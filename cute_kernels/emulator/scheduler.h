@@ -73,6 +73,7 @@ struct Thread {
   int index;  // in the cluster: those of its first CTA come first
   int site;
   Stop stop;
+  bool waited_for_previous_kernel;
   // What the stop is about, by its kind.
   union {
     MmaRegisters* mma;

@@ -50,7 +50,7 @@ class QBlock {
   QBlock(ForwardParams const& params, CpuConfig const& config)
       : params_(params),
         config_(config),
-        scale_(params.softcap > 0 ? params.softcap : params.softmax_scale),
+        scale_(params.softcap.cap > 0 ? params.softcap.cap : params.softmax_scale),
         B_r_(std::min(config.B_r, params.seqlen_q)),
         B_c_(std::min(config.B_c, std::max(params.seqlen_k, 1))),
         Q_(B_r_, params.d_head),
@@ -130,8 +130,8 @@ class QBlock {
 
   // Leaves scores that the cap scales.
   void cap(int r, Range columns) {
-    if (params_.softcap > 0) {
-      float const scale = params_.softmax_scale / params_.softcap;
+    if (params_.softcap.cap > 0) {
+      float const scale = params_.softcap.inner;
       std::for_each(S_.row(r) + columns.begin, S_.row(r) + columns.end,
                     [=](float& s) { s = std::tanh(s * scale); });
     }

@@ -36,6 +36,7 @@ EmulatedKernel const* forward_kernel() {
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
                                          .access_bytes = 4,
+                                         .starts_early = false,
                                          .watches_registers = false,
                                          .registers = 0,
                                          .max_cluster = 1,

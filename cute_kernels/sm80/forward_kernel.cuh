@@ -96,10 +96,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using AccRows = typename Traits::AccRows;
   Coord const acc_coord = lane_coord<typename Traits::AccLanes>(warp_row);
 
-  // A cap leaves nothing but itself to scale.
-  bool const is_capped = kFeatures.softcap && params.softcap != 0;
-  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax, Traits::kRescaleThreshold> softmax(
-      is_capped ? params.softcap : params.softmax_scale);
+  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax, Traits::kRescaleThreshold,
+          kFeatures.softcap>
+      softmax(params);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -175,9 +174,6 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::sync_threads();
     }
 
-    if (is_capped) {
-      cap_scores(acc_S, params.softmax_scale / params.softcap);
-    }
     if constexpr (masked.value) {
       mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
                                                                  n_block);

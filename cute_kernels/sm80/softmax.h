@@ -20,15 +20,21 @@ using namespace cute;
 //
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
-template <int kRows, bool kOptimized, bool kRescaleThreshold>
+//
+// Where kSoftcap, exponents are of 2 whatever kOptimized is, and where there is a cap, scores become exponents in `begin`.
+template <int kRows, bool kOptimized, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr float kThreshold = 8.f;
+  static constexpr bool kScales = !kOptimized && !kSoftcap;
 
   float softmax_scale;
-  cute::array<float, kRows> row_max;  // of S, or a little less; scaled unless kOptimized
-  cute::array<float, kRows> row_sum;  // this thread's share of l
+  Softcap const& softcap;
+  cute::array<float, kRows> row_max;       // of S, or a little less; scaled where kScales
+  cute::array<float, kRows> max_exponent;  // what it is as an exponent of 2, where kSoftcap
+  cute::array<float, kRows> row_sum;       // this thread's share of l
 
-  CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {
+  CUTE_DEVICE explicit Softmax(ForwardParams const& params)
+      : softmax_scale(params.softmax_scale), softcap(params.softcap) {
     if constexpr (!kOptimized) {
       reset();
     }
@@ -37,6 +43,7 @@ struct Softmax {
   // The state before any block.
   CUTE_DEVICE void reset() {
     cute::fill(row_max, float{kLeastMax});
+    cute::fill(max_exponent, exponent(kLeastMax));
     cute::clear(row_sum);
   }
 
@@ -44,13 +51,21 @@ struct Softmax {
   // is rescaled and the state is written, not updated.
   template <bool kFirst, class AccS, class AccO>
   CUTE_DEVICE void begin(AccS& acc_S, AccO& acc_O) {
-    Tensor S = rows_by_columns(acc_S);    // ((2,MMA_M),(2,MMA_N))
-    Tensor O = rows_by_columns(acc_O);    // ((2,MMA_M),(2,MMA_K))
-    cute::array<float, kRows> block_max;  // over this thread's columns
+    cute::array<float, kRows> block_max;  // over this thread's columns, or the quad's
+    update_max<kFirst>(acc_S, acc_O, block_max);
+    if (is_capped()) {
+      cap(acc_S, block_max);
+    }
+  }
+
+  template <bool kFirst, class AccS, class AccO>
+  CUTE_DEVICE void update_max(AccS& acc_S, AccO& acc_O, cute::array<float, kRows>& block_max) {
+    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
+    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
     bool grows = !kRescaleThreshold;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (!kOptimized) {
+      if constexpr (kScales) {
         CUTE_UNROLL
         for (int c = 0; c < size<1>(S); ++c) {
           S(r, c) *= softmax_scale;
@@ -73,11 +88,13 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       block_max[r] = reduce_quad(block_max[r], [](float a, float b) { return fmaxf(a, b); });
       float const new_max = fmaxf(block_max[r], kFirst ? kLeastMax : row_max[r]);
+      float const new_exponent = exponent(new_max);
       if constexpr (kFirst) {
         row_sum[r] = 0.f;
       } else {
-        float const correction = kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2())
-                                            : device::exp(row_max[r] - new_max);
+        float const correction = kSoftcap  ? device::exp2(max_exponent[r] - new_exponent)
+                                 : kScales ? device::exp(row_max[r] - new_max)
+                                           : device::exp2((row_max[r] - new_max) * scale_log2());
         row_sum[r] *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
@@ -85,6 +102,24 @@ struct Softmax {
         }
       }
       row_max[r] = new_max;
+      max_exponent[r] = new_exponent;
+    }
+  }
+
+  template <class AccS>
+  CUTE_DEVICE void cap(AccS& acc_S, cute::array<float, kRows> const& block_max) const {
+    bool small = true;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      small &= scores_are_small(softcap, row_max[r], block_max[r]);
+    }
+    if (small) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc_S); ++i) {
+        acc_S(i) *= capped_slope(softcap, acc_S(i));
+      }
+    } else {
+      cap_scores(softcap, acc_S);
     }
   }
 
@@ -94,16 +129,22 @@ struct Softmax {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const offset = row_max[r] * scale_log2();
+      float const factor = is_capped() ? 1.f : scale_log2();
+      float const offset = kSoftcap ? max_exponent[r] : row_max[r] * scale_log2();
       CUTE_UNROLL
       for (int c = 4 * k; c < 4 * (k + 1); ++c) {
-        S(r, c) = kOptimized ? device::exp2(S(r, c) * scale_log2() - offset)
-                             : device::exp(S(r, c) - row_max[r]);
+        S(r, c) =
+            kScales ? device::exp(S(r, c) - row_max[r]) : device::exp2(S(r, c) * factor - offset);
         row_sum[r] += S(r, c);
       }
     }
   }
 
+  CUTE_DEVICE bool is_capped() const { return kSoftcap && softcap.cap != 0.f; }
+  // Of 2, for a raw score; 0 where none is asked for.
+  CUTE_DEVICE float exponent(float score) const {
+    return !kSoftcap ? 0.f : is_capped() ? capped_exponent(softcap, score) : score * scale_log2();
+  }
   CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
 
   // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf.
@@ -115,7 +156,9 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       float const sum = reduce_quad(row_sum[r], [](float a, float b) { return a + b; });
       float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = kOptimized ? row_max[r] * softmax_scale : row_max[r];
+      float const scaled_max = kSoftcap  ? max_exponent[r] / kLog2e
+                               : kScales ? row_max[r]
+                                         : row_max[r] * softmax_scale;
       lse[r] = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); ++c) {

@@ -94,6 +94,7 @@ EmulatedKernel const* forward_kernel() {
       .n_threads = Traits::kNThreads,
       .smem_bytes = sizeof(typename Traits::SharedStorage),
       .access_bytes = Traits::kMaxCluster > 1 ? 4 : 16,
+      .starts_early = true,
       .watches_registers = true,
       .registers =
           kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,

@@ -143,10 +143,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
 
   using TileMask = Mask<Traits, kFeatures>;
-  // A cap leaves nothing but itself to scale.
-  using TileSoftmax = Softmax<Traits::kRescaleThreshold>;
-  bool const is_capped = kFeatures.softcap && problem.softcap != 0;
-  float const scale = is_capped ? problem.softcap : problem.softmax_scale;
+  using TileSoftmax = Softmax<Traits::kRescaleThreshold, kFeatures.softcap>;
   typename TileSoftmax::PerRow correction;
 
   RingPosition<1> read_Q;
@@ -263,23 +260,20 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
                            int n_block) {
     device::at(Site::softmax);
-    if (is_capped) {
-      cap_scores(acc_S, problem.softmax_scale / problem.softcap);
-    }
     // With a right window the first block is nearly always cut.
     if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
       mask.apply(acc_S, tScS, n_block);
-      return softmax.template update<first.value>(acc_S, correction);
+      return softmax.template update<first.value>(acc_S, correction, problem.softcap);
     }
     // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
-    return softmax.template update<first.value>(acc_S, correction);
+    return softmax.template update<first.value>(acc_S, correction, problem.softcap);
   };
 
   Schedule schedule(params);
   Tile tile{};
   Blocks blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
-  TileSoftmax softmax(scale);
+  TileSoftmax softmax(problem.softmax_scale);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
   int n_skip = 0;           // blocks between the last one attended and the next
@@ -292,7 +286,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
   // Else the bits of the others would depend on what these hold.
   auto leave_out_missing_rows = [&] {
-    if constexpr (Traits::kRescaleThreshold) {
+    if constexpr (Traits::kRescaleThreshold || kFeatures.softcap) {
       Tensor by_rows = rows_by_columns(tScS);  // ((2,MMA_M),(2,V,MMA_N)) of (row, column)
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -305,10 +299,17 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
   // The tile's first block, from its QK^T in flight to P.
   auto first_softmax = [&](auto& acc_S) {
+    if constexpr (kFeatures.softcap) {
+      softmax.reset();
+      leave_out_missing_rows();
+    }
     gemm_wait<0>(acc_S);
     finish_QK(blocks.size() == 1);
     softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
-    leave_out_missing_rows();
+    // NOTE: without a cap the first block is nobody's but its row's, and there are too few registers for m before it.
+    if constexpr (!kFeatures.softcap) {
+      leave_out_missing_rows();
+    }
     convert_P<Element>(acc_S, tOrP);
   };
   if (warpgroup + 1 == kNConsumers) {
@@ -450,9 +451,8 @@ CUTE_DEVICE void forward_cta(KernelParams const& params) {
     device::fence_mbarrier_init();
   }
   device::sync_threads();  // the mbarriers are visible
-  if (params.problem.num_splits > 1) {
-    device::launch_dependents();  // merge_splits
-  }
+  device::wait_for_previous_kernel();
+  device::launch_dependents();
 
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();

@@ -1,4 +1,4 @@
-// Launches the family's kernels: the driver's encoder of tensor maps, clusters.
+// Launches the family's kernels: the driver's encoder of tensor maps, clusters, early launch.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "cute_kernels/programmatic_launch.h"
 #include "cute_kernels/registry.h"
 #include "cute_kernels/sm90/plan.h"
 
@@ -70,16 +71,23 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
       return error;
     }
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchAttribute attributes[2]{};
+  unsigned n_attributes = 0;
+  if (supports_programmatic_launch()) {
+    attributes[n_attributes++] = programmatic_launch();
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[n_attributes++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<uint32_t>(plan.n_ctas));  // a multiple of cluster
   launch.blockDim = dim3(row.n_threads);
   launch.dynamicSmemBytes = row.smem_bytes;
   launch.stream = stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = cluster == 1 ? 0 : 1;
+  launch.attrs = attributes;
+  launch.numAttrs = n_attributes;
   void* arguments[] = {&plan.params};
   return cudaLaunchKernelExC(&launch, kernel, arguments);
 }

@@ -17,31 +17,33 @@ using namespace cute;
 
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
-template <bool kRescaleThreshold>
+template <bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr int kRows = 2;
   static constexpr float kThreshold = kRescaleThreshold ? 8.f : 0.f;
   using PerRow = Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>>;
 
   float softmax_scale;
-  PerRow row_max;  // of S, or a little less
-  PerRow row_sum;  // this thread's share of l
+  PerRow row_max;       // of S, or a little less
+  PerRow max_exponent;  // what it is as an exponent of 2, where kSoftcap
+  PerRow row_sum;       // this thread's share of l
 
   CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {}
 
   // The state before any block.
   CUTE_DEVICE void reset() {
     fill(row_max, float{kLeastMax});
+    clear(max_exponent);
     clear(row_sum);
   }
 
-  // Row r does not exist: no score of it exceeds its m, so that it has no part in any_lane.
+  // Row r does not exist: no score of it exceeds its m, so that it has no part in what rows decide together.
   CUTE_DEVICE void leave_out(int r) { row_max(r) = INFINITY; }
 
-  // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before. Returns whether O is
-  // to be rescaled, and if so, writes by what.
+  // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before; where
+  // kSoftcap, m is as `reset` and `leave_out` left it. Returns whether O is to be rescaled, and if so, writes by what.
   template <bool kFirst, class AccS>
-  CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction) {
+  CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction, Softcap const& softcap) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
     constexpr int kColumns = decltype(size<1>(S))::value;
     float const scale_log2 = softmax_scale * kLog2e;
@@ -66,28 +68,53 @@ struct Softmax {
       CUTE_UNROLL
       for (int r = 0; r < kRows; ++r) {
         block_max(r) = reduce_quad(block_max(r), [](float a, float b) { return fmaxf(a, b); });
-        float const new_max = fmaxf(block_max(r), kFirst ? kLeastMax : row_max(r));
+        float const new_max = fmaxf(block_max(r), kFirst && !kSoftcap ? kLeastMax : row_max(r));
+        float const new_exponent = !kSoftcap          ? 0.f
+                                   : softcap.cap != 0 ? capped_exponent(softcap, new_max)
+                                                      : new_max * scale_log2;
         if constexpr (kFirst) {
           row_sum(r) = 0.f;
         } else {
-          correction(r) = device::exp2((row_max(r) - new_max) * scale_log2);
+          correction(r) = device::exp2(kSoftcap ? max_exponent(r) - new_exponent
+                                                : (row_max(r) - new_max) * scale_log2);
           row_sum(r) *= correction(r);
         }
         row_max(r) = new_max;
+        max_exponent(r) = new_exponent;
       }
     }
+    if (kSoftcap && softcap.cap != 0) {
+      bool small = true;
+      CUTE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        small &= row_max(r) == INFINITY || scores_are_small(softcap, row_max(r), block_max(r));
+      }
+      if (small) {
+        exponentiate(S, [&](float score) { return capped_slope(softcap, score); });
+      } else {
+        cap_scores(softcap, S);
+        exponentiate(S, [](float) { return 1.f; });
+      }
+    } else {
+      exponentiate(S, [&](float) { return scale_log2; });
+    }
+    return rescale;
+  }
+
+  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m), m that of the row, and their sums to l.
+  template <class Scores, class Slope>
+  CUTE_DEVICE void exponentiate(Scores& S, Slope const& slope) {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const offset = row_max(r) * -scale_log2;
+      float const offset = kSoftcap ? -max_exponent(r) : row_max(r) * (softmax_scale * -kLog2e);
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
-      for (int c = 0; c < kColumns; ++c) {
-        S(r, c) = device::exp2(fmaf(S(r, c), scale_log2, offset));
+      for (int c = 0; c < size<1>(S); ++c) {
+        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), offset));
         sum[c % 2] += S(r, c);
       }
       row_sum(r) += sum[0] + sum[1];
     }
-    return rescale;
   }
 
   template <class AccO>
@@ -110,7 +137,7 @@ struct Softmax {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
-      float maximum = row_max(r) * softmax_scale;
+      float maximum = kSoftcap ? max_exponent(r) / kLog2e : row_max(r) * softmax_scale;
       float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
       if (sinks(r) != -INFINITY) {
         float const new_max = fmaxf(maximum, sinks(r));

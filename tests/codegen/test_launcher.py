@@ -55,7 +55,7 @@ def test_persistent_ctas_take_the_tiles_in_rounds(program):
           "1 of 2 by 512000"] * 2,
     ]  # fmt: skip
     assert (smem, end) == ("set smem 1024", "returned 0")
-    assert launch == "launch 264 x 384, 1024 bytes, stream 0x77, clusters of 1"
+    assert launch == "launch 264 x 384, 1024 bytes, stream 0x77, early 1"
     assert "launch 16 x 384" in asked(program, PERSISTENT, 1, 8, 4, 200, 500, 1)[-2]
 
 
@@ -70,8 +70,15 @@ def test_a_cluster_merges_the_splits_of_a_tile(program, num_splits, clusters):
     )
     assert ("set non-portable clusters 1" in maps) == (clusters == 16)
     n_ctas = 2 * 2 * 3 * num_splits
-    assert launch == f"launch {n_ctas} x 384, 1024 bytes, stream 0x77, clusters of {clusters}"
+    clustered = f", clusters of {clusters}" if clusters > 1 else ""
+    assert launch == f"launch {n_ctas} x 384, 1024 bytes, stream 0x77, early 1{clustered}"
     assert end == "returned 0"
+
+
+def test_drivers_without_early_launch_in_graphs(program, monkeypatch):
+    monkeypatch.setenv("DRIVER_VERSION", "12020")
+    launch = asked(program, PACKED, 3, 32, 2, 5, 4096, 4)[-2]
+    assert launch.endswith("stream 0x77, clusters of 4")
 
 
 def test_what_a_kernel_cannot_run_is_refused_by_its_row(program):

@@ -35,6 +35,12 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  char const* const text = std::getenv("DRIVER_VERSION");
+  *version = text ? std::atoi(text) : 13000;
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount ? 132 : 0;
   return cudaSuccess;
@@ -53,9 +59,17 @@ cudaError_t cudaLaunchKernel(void const*, dim3 grid, dim3 block, void**, size_t 
 }
 
 cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* launch, void const*, void**) {
-  unsigned const cluster = launch->numAttrs == 0 ? 1 : launch->attrs[0].val.clusterDim.x;
-  std::printf("launch %u x %u, %zu bytes, stream %p, clusters of %u\n", launch->gridDim.x,
-              launch->blockDim.x, launch->dynamicSmemBytes, (void*)launch->stream, cluster);
+  std::printf("launch %u x %u, %zu bytes, stream %p", launch->gridDim.x, launch->blockDim.x,
+              launch->dynamicSmemBytes, (void*)launch->stream);
+  for (unsigned i = 0; i < launch->numAttrs; ++i) {
+    cudaLaunchAttribute const& attribute = launch->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      std::printf(", clusters of %u", attribute.val.clusterDim.x);
+    } else if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      std::printf(", early %d", attribute.val.programmaticStreamSerializationAllowed);
+    }
+  }
+  std::printf("\n");
   return cudaSuccess;
 }
 

@@ -51,6 +51,7 @@ emulator::EmulatedKernel const* pyflash_emulated_kernel() {
       .n_threads = kThreads,
       .smem_bytes = sizeof(SharedStorage),
       .access_bytes = 16,
+      .starts_early = false,
       .watches_registers = false,
       .registers = 0,
       .max_cluster = 1,

@@ -119,6 +119,12 @@ BUGS = [
                   "if (device::elect_one() || BUG) { load_tiles", _KERNEL),
         finds=[found("too_many_arrivals", "Q_g2s", memory="Q of consumer 0 full[0]")],
     ),
+    _bug(
+        "the_previous_kernel_not_waited_for",
+        without("device::wait_for_previous_kernel();", _KERNEL),
+        finds=[found("before_previous_kernel_ended", "Q_g2s", memory=""),
+               found("before_previous_kernel_ended", "O_s2g", memory="")],
+    ),
     # Barriers: counts, bytes, visibility.
     _bug(
         "a_barrier_that_expects_a_warp_less",
