@@ -9,6 +9,8 @@
 namespace pyflash {
 namespace {
 
+constexpr double kLog2e = 1.44269504088896340736;
+
 // But for what padded and packed sequences set apart: batch, lengths, and the strides that depend on them.
 ForwardParams params_of(Input const& q, Input const& k, Input const& v) {
   int64_t const heads = q.extents[kHead], d_head = q.extents[kColumn];
@@ -53,7 +55,6 @@ void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t b
 // falls. Far below the row's maximum that does not matter: the exponentials are too small, unless the maximum is itself among the
 // lowest scores, or the cap is low. Within these limits no exponential is off by more than 2e-5 of its row's largest.
 Softcap make_softcap(float softmax_scale, float cap) {
-  constexpr double kLog2e = 1.44269504088896340736;
   constexpr double kLargest = 0.3, kLeastMax = -0.2, kLeastCap = 20;
   constexpr double kP[] = {9.99998839e-1, -3.33100217e-1, 1.26339457e-1};
   if (cap == 0) {

@@ -21,16 +21,16 @@ using namespace cute;
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
 //
-// Where kSoftcap, exponents are of 2 whatever kOptimized is, and where there is a cap, scores become exponents in `begin`.
+// Where there is a cap, scores become exponents of 2 in `begin`, whatever kOptimized is.
 template <int kRows, bool kOptimized, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr float kThreshold = 8.f;
-  static constexpr bool kScales = !kOptimized && !kSoftcap;
 
   float softmax_scale;
   Softcap const& softcap;
-  cute::array<float, kRows> row_max;       // of S, or a little less; scaled where kScales
-  cute::array<float, kRows> max_exponent;  // what it is as an exponent of 2, where kSoftcap
+  cute::array<float, kRows>
+      row_max;  // of S, or a little less; scaled unless kOptimized, or there is a cap
+  cute::array<float, kRows> max_exponent;  // what it is as an exponent of 2, where there is a cap
   cute::array<float, kRows> row_sum;       // this thread's share of l
 
   CUTE_DEVICE explicit Softmax(ForwardParams const& params)
@@ -65,7 +65,7 @@ struct Softmax {
     bool grows = !kRescaleThreshold;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (kScales) {
+      if (!kOptimized && !is_capped()) {
         CUTE_UNROLL
         for (int c = 0; c < size<1>(S); ++c) {
           S(r, c) *= softmax_scale;
@@ -92,9 +92,9 @@ struct Softmax {
       if constexpr (kFirst) {
         row_sum[r] = 0.f;
       } else {
-        float const correction = kSoftcap  ? device::exp2(max_exponent[r] - new_exponent)
-                                 : kScales ? device::exp(row_max[r] - new_max)
-                                           : device::exp2((row_max[r] - new_max) * scale_log2());
+        float const correction = is_capped()  ? device::exp2(max_exponent[r] - new_exponent)
+                                 : kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2())
+                                              : device::exp(row_max[r] - new_max);
         row_sum[r] *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
@@ -130,20 +130,20 @@ struct Softmax {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float const factor = is_capped() ? 1.f : scale_log2();
-      float const offset = kSoftcap ? max_exponent[r] : row_max[r] * scale_log2();
+      float const offset = is_capped() ? max_exponent[r] : row_max[r] * scale_log2();
       CUTE_UNROLL
       for (int c = 4 * k; c < 4 * (k + 1); ++c) {
-        S(r, c) =
-            kScales ? device::exp(S(r, c) - row_max[r]) : device::exp2(S(r, c) * factor - offset);
+        S(r, c) = kOptimized || is_capped() ? device::exp2(S(r, c) * factor - offset)
+                                            : device::exp(S(r, c) - row_max[r]);
         row_sum[r] += S(r, c);
       }
     }
   }
 
   CUTE_DEVICE bool is_capped() const { return kSoftcap && softcap.cap != 0.f; }
-  // Of 2, for a raw score; 0 where none is asked for.
+  // Of 2, for a raw score; 0 where there is no cap.
   CUTE_DEVICE float exponent(float score) const {
-    return !kSoftcap ? 0.f : is_capped() ? capped_exponent(softcap, score) : score * scale_log2();
+    return is_capped() ? capped_exponent(softcap, score) : 0.f;
   }
   CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
 
@@ -156,9 +156,9 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       float const sum = reduce_quad(row_sum[r], [](float a, float b) { return a + b; });
       float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = kSoftcap  ? max_exponent[r] / kLog2e
-                               : kScales ? row_max[r]
-                                         : row_max[r] * softmax_scale;
+      float const scaled_max = is_capped()  ? max_exponent[r] / kLog2e
+                               : kOptimized ? row_max[r] * softmax_scale
+                                            : row_max[r];
       lse[r] = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); ++c) {

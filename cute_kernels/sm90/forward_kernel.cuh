@@ -179,7 +179,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
-    auto const lse = softmax.finalise(O, sinks);
+    auto const lse = softmax.finalise(O, sinks, problem.softcap);
     if (may_be_split.value && is_split) {
       if constexpr (Traits::kMaxCluster > 1) {
         if (params.order.cluster > 1) {
@@ -257,8 +257,9 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
 
   // S to P, in place. Returns whether O is to be rescaled.
+  // NOTE: called from more than one place, it would not always be inlined.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
-                           int n_block) {
+                           int n_block) __attribute__((always_inline)) {
     device::at(Site::softmax);
     // With a right window the first block is nearly always cut.
     if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {

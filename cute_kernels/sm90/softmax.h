@@ -25,7 +25,7 @@ struct Softmax {
 
   float softmax_scale;
   PerRow row_max;       // of S, or a little less
-  PerRow max_exponent;  // what it is as an exponent of 2, where kSoftcap
+  PerRow max_exponent;  // what it is as an exponent of 2, where there is a cap
   PerRow row_sum;       // this thread's share of l
 
   CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {}
@@ -47,8 +47,9 @@ struct Softmax {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
     constexpr int kColumns = decltype(size<1>(S))::value;
     float const scale_log2 = softmax_scale * kLog2e;
+    bool const is_capped = kSoftcap && softcap.cap != 0.f;
 
-    PerRow block_max;  // over this thread's columns
+    PerRow block_max;  // over this thread's columns, or the quad's
     bool grows = false;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -69,48 +70,50 @@ struct Softmax {
       for (int r = 0; r < kRows; ++r) {
         block_max(r) = reduce_quad(block_max(r), [](float a, float b) { return fmaxf(a, b); });
         float const new_max = fmaxf(block_max(r), kFirst && !kSoftcap ? kLeastMax : row_max(r));
-        float const new_exponent = !kSoftcap          ? 0.f
-                                   : softcap.cap != 0 ? capped_exponent(softcap, new_max)
-                                                      : new_max * scale_log2;
+        float const new_exponent = is_capped ? capped_exponent(softcap, new_max) : 0.f;
         if constexpr (kFirst) {
           row_sum(r) = 0.f;
         } else {
-          correction(r) = device::exp2(kSoftcap ? max_exponent(r) - new_exponent
-                                                : (row_max(r) - new_max) * scale_log2);
+          correction(r) = device::exp2(is_capped ? max_exponent(r) - new_exponent
+                                                 : (row_max(r) - new_max) * scale_log2);
           row_sum(r) *= correction(r);
         }
         row_max(r) = new_max;
         max_exponent(r) = new_exponent;
       }
     }
-    if (kSoftcap && softcap.cap != 0) {
+    if (is_capped) {
       bool small = true;
       CUTE_UNROLL
       for (int r = 0; r < kRows; ++r) {
         small &= row_max(r) == INFINITY || scores_are_small(softcap, row_max(r), block_max(r));
       }
       if (small) {
-        exponentiate(S, [&](float score) { return capped_slope(softcap, score); });
+        exponentiate(S, max_exponent, [&](float score) { return capped_slope(softcap, score); });
       } else {
         cap_scores(softcap, S);
-        exponentiate(S, [](float) { return 1.f; });
+        exponentiate(S, max_exponent, [](float) { return 1.f; });
       }
     } else {
-      exponentiate(S, [&](float) { return scale_log2; });
+      PerRow exponent;
+      CUTE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        exponent(r) = row_max(r) * scale_log2;
+      }
+      exponentiate(S, exponent, [&](float) { return scale_log2; });
     }
     return rescale;
   }
 
-  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m), m that of the row, and their sums to l.
+  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)), and their sums to l.
   template <class Scores, class Slope>
-  CUTE_DEVICE void exponentiate(Scores& S, Slope const& slope) {
+  CUTE_DEVICE void exponentiate(Scores& S, PerRow const& m, Slope const& slope) {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const offset = kSoftcap ? -max_exponent(r) : row_max(r) * (softmax_scale * -kLog2e);
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), offset));
+        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), -m(r)));
         sum[c % 2] += S(r, c);
       }
       row_sum(r) += sum[0] + sum[1];
@@ -132,12 +135,13 @@ struct Softmax {
   // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf. sinks: per row, a logit
   // that enters l alone, or -inf.
   template <class AccO>
-  CUTE_DEVICE PerRow finalise(AccO& acc_O, PerRow const& sinks) const {
+  CUTE_DEVICE PerRow finalise(AccO& acc_O, PerRow const& sinks, Softcap const& softcap) const {
     PerRow lse, inverse;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
-      float maximum = kSoftcap ? max_exponent(r) / kLog2e : row_max(r) * softmax_scale;
+      float maximum =
+          kSoftcap && softcap.cap != 0.f ? max_exponent(r) / kLog2e : row_max(r) * softmax_scale;
       float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
       if (sinks(r) != -INFINITY) {
         float const new_max = fmaxf(maximum, sinks(r));

@@ -86,6 +86,7 @@ BUILT = tuple(
             "right_window+left_window",
             "predicated_head_dim",
             "right_window+predicated_head_dim",
+            "right_window+softcap",
             "right_window+left_window+sinks",
             "right_window+left_window+predicated_head_dim+softcap+sinks",
         ),

@@ -18,11 +18,12 @@ def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
 
 
 _LONG = "pingpong+persistent+rescale_threshold"
-_DECODING = "rescale_threshold+pack_gqa"
+_FEW = "rescale_threshold+pack_gqa"
 
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
 # 64, the smaller one for grids that the larger one leaves small, and the one without `pingpong`,
-# where the first blocks need not take turns, for causal masks. The smallest are for few queries.
+# where the first blocks need not take turns, for causal masks. The smallest are for few queries: the
+# persistent one where there are so few tiles, or so many, that the splits of a tile are no cluster.
 DEFAULTS = (
     _of_each_dtype(
         _LONG,
@@ -36,9 +37,13 @@ DEFAULTS = (
         "(FP16, 64, 256, 64, 4): sm90+stages_4",
     )
     + _of_each_dtype(
-        _DECODING,
+        _FEW,
         "(FP16, 128, 64, 64, 1): sm90+stages_3",
         "(FP16, 64, 64, 128, 1): sm90+stages_3",
+    )
+    + _of_each_dtype(
+        f"persistent+{_FEW}",
+        "(FP16, 128, 64, 64, 1): sm90+stages_2",
     )
 )
 
@@ -62,8 +67,8 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
 }
 
 
-# Built by default. Three or four consumers have no registers for all features at once: problems
-# with softcap, and narrower heads with left windows or sinks, run in other configs.
+# Built by default. Three or four consumers have no registers for all features at once: narrower
+# heads with left windows, sinks or softcap run in other configs. Three have none for a softcap.
 BUILT = tuple(
     map(
         Features.parse,
@@ -77,8 +82,12 @@ BUILT = tuple(
         ),
     )
 )
+# A softcap under any mask: without one, or causal, it is as fast as a combination of its own.
+_CAPPED = Features.parse("right_window+left_window+softcap")
 _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
-    return BUILT if config.n_consumers >= 3 else (*BUILT, _ALL)
+    if config.n_consumers == 3:
+        return BUILT
+    return (*BUILT, _CAPPED) if config.n_consumers == 4 else (*BUILT, _CAPPED, _ALL)
