@@ -119,7 +119,7 @@ _SENTENCES = {
     "outside_tile": "{access} of {place}: {detail}",
     "register_budget": "{access}: {detail}",
     "cta_ended": "{access} of {place}, which may have ended: {detail}",
-    "before_previous_kernel_ended": "{access} before its thread waits for the previous kernel's end",
+    "before_previous_kernel_ended": "{access} before the wait for the previous kernel",
     "deadlock": "{detail}",
     "unsupported": "{detail} ({access})",
 }

@@ -11,7 +11,14 @@ pytest.importorskip("rich", reason="building needs rich")
 
 from support.cases import CASES
 from support.emulated import BEST, CONFIGS, emulate, libraries, n_mma
-from support.problems import Packed, Shape, growing, make_inputs, make_packed
+from support.problems import (
+    Packed,
+    Shape,
+    growing,
+    make_inputs,
+    make_packed,
+    near_a_cap,
+)
 
 from pyflash.emulator import ORDERS
 from pyflash.op.reference import expect, expect_varlen
@@ -78,6 +85,16 @@ def test_every_cap_is_as_accurate(libraries, softcap):
     expected = expect(*inputs, softcap=softcap)
     expected.check(out, lse)
     assert torch.allclose(lse.double(), expected.lse.double(), rtol=5e-6, atol=5e-6)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_scores_from_far_below_a_cap_to_far_above(libraries, config):
+    """The series, tanh, and rows whose largest score is among the lowest."""
+    dtype = TORCH_DTYPES[config.dtype]
+    inputs = near_a_cap(make_inputs(Shape("", 1, 131, 200, 2), dtype, config.d_head))
+    out, lse, report = emulate(libraries, config, inputs, softcap=30.0)
+    report.check()
+    expect(*inputs, softcap=30.0).check(out, lse)
 
 
 def test_a_cap_keeps_what_is_not_a_number(libraries):

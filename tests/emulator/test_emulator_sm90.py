@@ -14,7 +14,14 @@ pytest.importorskip("rich", reason="building needs rich")
 from support.cases import CASES, CAUSAL, Case
 from support.emulated import emulate
 from support.emulated_sm90 import BEST, CONFIGS, RESIDENT_CTAS, libraries, n_wgmma
-from support.problems import Packed, Shape, growing, make_inputs, make_packed
+from support.problems import (
+    Packed,
+    Shape,
+    growing,
+    make_inputs,
+    make_packed,
+    near_a_cap,
+)
 from typer.testing import CliRunner
 
 import pyflash
@@ -83,13 +90,16 @@ def test_maxima_that_grow_from_block_to_block(libraries, config):
     expect(*inputs).check(out, lse)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_bits_do_not_depend_on_what_nothing_wrote(libraries, config):
+def test_bits_do_not_depend_on_what_nothing_wrote(libraries, config, softcap):
     """A group of 3 heads leaves a row of a packed tile of 64 that no load writes. What it holds,
-    NaN or in a random order numbers, must not decide whether the rows beside it are rescaled."""
+    NaN or in a random order numbers, must not decide whether the rows beside it are rescaled, or
+    how they are capped."""
     inputs = make_inputs(Shape("", 1, 50, 200, 6, heads_kv=2), TORCH_DTYPES[config.dtype], 64)
+    options = {"softcap": softcap, "resident_ctas": RESIDENT_CTAS}
     runs = [
-        emulate(libraries, config, inputs, order=order, seed=seed, resident_ctas=RESIDENT_CTAS)
+        emulate(libraries, config, inputs, order=order, seed=seed, **options)
         for order, seed in (("ascending", 0), ("random", 1), ("random", 2))
     ]
     for out, lse, report in runs:
@@ -98,19 +108,32 @@ def test_bits_do_not_depend_on_what_nothing_wrote(libraries, config):
         assert torch.equal(lse, runs[0][1])
 
 
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_bits_of_a_packed_sequence_do_not_depend_on_its_neighbours(libraries, config):
+def test_bits_of_a_packed_sequence_do_not_depend_on_its_neighbours(libraries, config, softcap):
     """Whose queries are rows of its last tile."""
     packed = Packed("", (70, 60), (200, 90), 2, 1)
     q, *others = make_packed(packed, TORCH_DTYPES[config.dtype], config.d_head)
     louder = q.clone()
     louder[70:] *= 30
-    first, again = (
-        emulate(libraries, config, (x, *others), resident_ctas=RESIDENT_CTAS) for x in (q, louder)
-    )
+    options = {"softcap": softcap, "resident_ctas": RESIDENT_CTAS}
+    first, again = (emulate(libraries, config, (x, *others), **options) for x in (q, louder))
     assert torch.equal(first[0][:70], again[0][:70])
     assert torch.equal(first[1][:, :70], again[1][:, :70])
     assert not torch.equal(first[0][70:], again[0][70:])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_scores_from_far_below_a_cap_to_far_above(libraries, config):
+    """The series, tanh, and rows whose largest score is among the lowest."""
+    inputs = near_a_cap(make_inputs(Shape("", 1, 131, 200, 2), TORCH_DTYPES[config.dtype], 64))
+    for options in ({}, {"causal": True}):
+        options = {"softcap": 30.0, **options}
+        out, lse, report = emulate(
+            libraries, config, inputs, resident_ctas=RESIDENT_CTAS, **options
+        )
+        report.check()
+        expect(*inputs, **options).check(out, lse)
 
 
 @pytest.mark.parametrize("infinite", [slice(128), slice(128, 256)], ids=["first", "last"])

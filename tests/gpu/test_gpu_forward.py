@@ -15,6 +15,7 @@ from support.problems import (
     Shape,
     growing,
     make_inputs,
+    near_a_cap,
     packed_and_expected,
     problem_of,
 )
@@ -92,6 +93,18 @@ def test_busy_masks(config):
     for mask in (CAUSAL, WINDOW):
         inputs, expected = problem_of(BUSY, config, "cuda", mask)
         check(expected, attend(inputs, config=config, **mask.options), mask)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_config
+def test_scores_from_far_below_a_cap_to_far_above(config, causal):
+    """The series, tanh, and rows whose largest score is among the lowest; twice the same bits."""
+    shape = Shape("", 2, 300, 517, 4, heads_kv=4)
+    inputs = near_a_cap(make_inputs(shape, TORCH_DTYPES[config.dtype], config.d_head, "cuda"))
+    options = {"softcap": 30.0, "causal": causal}
+    first, again = (attend(inputs, config=config, **options) for _ in range(2))
+    check(expect(*inputs, **options), first, config)
+    assert all(map(torch.equal, first, again))
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,31 @@ def test_threads_on_streams_of_their_own():
         expected[i].check(*results[i])
 
 
+@every_way
+def test_a_call_waits_for_the_one_before(way):
+    """Kernels of the SM90 family start while the one before them still runs."""
+    q, *others = way.arguments()
+
+    def chain(apart: bool = False) -> list[torch.Tensor]:
+        outs = [q]
+        for _ in range(12):
+            outs.append(way.run((outs[-1], *others))[0])
+            if apart:
+                torch.cuda.synchronize()
+        return outs
+
+    expected = chain(apart=True)
+    assert all(map(torch.equal, chain(), expected))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain()
+    for out in captured[1:]:
+        out.fill_(torch.nan)
+    for _ in range(3):
+        graph.replay()
+    assert all(map(torch.equal, captured, expected))
+
+
 # CUDA graphs
 
 FIRST_CALL_IN_A_CAPTURE = """

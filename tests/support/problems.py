@@ -121,7 +121,7 @@ MASKS = [
     Mask("one_wider_than_any_length", window_left=1 << 40, window_right=1 << 40),
     Mask("softcap", softcap=0.7),
     Mask("causal_softcap", causal=True, softcap=20.0),
-    Mask("window_softcap", window_left=50, window_right=3, softcap=5.0),
+    Mask("window_softcap", window_left=50, window_right=3, softcap=30.0),
 ]
 
 PACKED = [
@@ -155,6 +155,17 @@ def growing(inputs: Inputs) -> Inputs:
     q, k, v = inputs
     factors = torch.linspace(40, 1, k.shape[1], device=k.device)
     return q, (k * factors[:, None, None]).to(k.dtype), v
+
+
+def near_a_cap(inputs: Inputs) -> Inputs:
+    """The same with rows of q from a hundredth to thirty times as large, so that scores are far
+    below a cap of tens, near it, and above. All scores of the last head are below 0."""
+    q, k, v = inputs
+    factors = torch.logspace(-2, 1.5, q.shape[1], device=q.device)
+    q = (q * factors[:, None, None]).to(q.dtype)
+    k = k.clone()
+    q[:, :, -1], k[:, :, -1] = -q[:, :, -1].abs(), k[:, :, -1].abs()
+    return q, k, v
 
 
 def make_packed(

@@ -22,8 +22,8 @@ _FEW = "rescale_threshold+pack_gqa"
 
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
 # 64, the smaller one for grids that the larger one leaves small, and the one without `pingpong`,
-# where the first blocks need not take turns, for causal masks. The smallest are for few queries: the
-# persistent one where there are so few tiles, or so many, that the splits of a tile are no cluster.
+# where the first blocks need not take turns, for causal masks. The smallest are for few queries;
+# the persistent one for few tiles or many, the other where the splits of a tile are a cluster.
 DEFAULTS = (
     _of_each_dtype(
         _LONG,
