@@ -37,7 +37,7 @@ bench: build
 figures: build
 	$(BIN)/python -m codegen
 	$(BIN)/pyflash bench --seqlen 512,1k,2k,4k,8k,16k --d-head 64,128 --mask full,causal \
-		--out build/speed.jsonl --plot docs/pictures/speed.svg \
+		--backend flash,cudnn --out build/speed.jsonl --plot docs/pictures/speed.svg \
 		--roofline docs/pictures/roofline.svg --format markdown --over "PyTorch cudnn"
 
 torch-versions: build
