@@ -28,10 +28,9 @@ struct SinkStrides {
 
 // What becomes of a raw score s, before softmax_scale: outer * tanh(inner * s), an exponent of 2. Scores are mostly far below
 // a cap, and three terms of the series do: s * (constant + linear * s^2 + quadratic * s^4), as long as none of a row's exceeds
-// `largest` and their maximum is at least least_max.
+// `largest` and their maximum is at least least_max. cap 0: scores stay, and the rest means nothing.
 struct Softcap {
-  float
-      cap;  // scores become cap * tanh(scores / cap); 0: they stay, and the rest is without meaning
+  float cap;
   float inner;
   float outer;
   float largest;

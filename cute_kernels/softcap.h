@@ -1,6 +1,8 @@
 // Softcap: scores become cap * tanh(score / cap).
 #pragma once
 
+#include <cmath>
+
 #include "cute_kernels/device.h"
 #include "cute_kernels/params.h"
 

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "cute_kernels/host/checks.h"
 
 namespace pyflash {
 namespace {
-
-constexpr double kLog2e = 1.44269504088896340736;
 
 // But for what padded and packed sequences set apart: batch, lengths, and the strides that depend on them.
 ForwardParams params_of(Input const& q, Input const& k, Input const& v) {
@@ -51,16 +50,17 @@ void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t b
       .batch = 0, .head = params.total_q, .split = int64_t(params.heads) * params.total_q};
 }
 
-// tanh(x) as x P(x^2), a minimax fit with a relative error below 1.2e-6 for |x| <= 0.3. Beyond, P(x^2) grows where tanh(x) / x
-// falls. Far below the row's maximum that does not matter: the exponentials are too small, unless the maximum is itself among the
-// lowest scores, or the cap is low. Within these limits no exponential is off by more than 2e-5 of its row's largest.
+// tanh(x) as x P(x^2), a minimax fit with a relative error below 1.2e-6 for |x| <= 0.3, which is that of the kernels' tanh. Beyond,
+// P(x^2) grows where tanh(x) / x falls. Far below the row's maximum that does not matter: the exponentials are too small, unless the
+// maximum is itself among the lowest scores, or the cap is low. Within these limits none there is off by more than 2e-5 of its
+// row's largest.
 Softcap make_softcap(float softmax_scale, float cap) {
   constexpr double kLargest = 0.3, kLeastMax = -0.2, kLeastCap = 20;
   constexpr double kP[] = {9.99998839e-1, -3.33100217e-1, 1.26339457e-1};
   if (cap == 0) {
     return {};
   }
-  double const inner = double(softmax_scale) / cap, outer = kLog2e * cap;
+  double const inner = double(softmax_scale) / cap, outer = std::numbers::log2e * cap;
   double const x1 = outer * inner, x2 = inner * inner;
   Softcap softcap{.cap = cap,
                   .inner = static_cast<float>(inner),

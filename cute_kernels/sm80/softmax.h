@@ -21,15 +21,14 @@ using namespace cute;
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
 //
-// Where there is a cap, scores become exponents of 2 in `begin`, whatever kOptimized is.
+// Where there is a cap, the maximum is over unscaled scores, which become exponents of 2 in `begin`, whatever kOptimized is.
 template <int kRows, bool kOptimized, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr float kThreshold = 8.f;
 
   float softmax_scale;
   Softcap const& softcap;
-  cute::array<float, kRows>
-      row_max;  // of S, or a little less; scaled unless kOptimized, or there is a cap
+  cute::array<float, kRows> row_max;       // of S, or a little less; scaled unless kOptimized
   cute::array<float, kRows> max_exponent;  // what it is as an exponent of 2, where there is a cap
   cute::array<float, kRows> row_sum;       // this thread's share of l
 

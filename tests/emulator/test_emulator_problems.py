@@ -97,6 +97,16 @@ def test_scores_from_far_below_a_cap_to_far_above(libraries, config):
     expect(*inputs, softcap=30.0).check(out, lse)
 
 
+@pytest.mark.parametrize("softmax_scale", [1e-9, 1e-30])
+def test_a_cap_of_scores_so_small_that_powers_of_them_vanish(libraries, softmax_scale):
+    """A power of 0 beside a masked score of minus infinity is no number."""
+    inputs = make_inputs(Shape("", 1, 64, 64, 1), torch.float16, 128)
+    options = {"softcap": 50.0, "softmax_scale": softmax_scale, "causal": True}
+    out, lse, report = emulate(libraries, BEST, inputs, **options)
+    report.check()
+    expect(*inputs, **options).check(out, lse)
+
+
 def test_a_cap_keeps_what_is_not_a_number(libraries):
     q, k, v = make_inputs(Shape("", 1, 64, 64, 1), torch.float16, 128)
     q = q.clone()
