@@ -173,11 +173,12 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
       std::max<int64_t>(problem.seqlen_k, 1) * 2 * config.d_head * kElementBytes;
   int64_t section = std::max<int64_t>(kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv), 1);
   if (config.persistent) {
-    // Each CTA takes as long over a section as any other where a section is a number of double rounds.
+    // Each CTA takes as long over a section as any other where a section is a number of double rounds. One of them: in a
+    // longer section all CTAs would begin with their longest tiles, and read new keys, at the same time.
     int64_t const rounds = 2 * n_ctas;
     int64_t const unit = rounds / std::gcd(rounds, n_m_blocks);
     // Too many heads in a section cost less than CTAs that wait for others, up to twice what L2 holds.
-    section = section >= unit ? section / unit * unit : 2 * section >= unit ? unit : n_rest;
+    section = 2 * section >= unit ? unit : n_rest;
   }
   section = std::min(section, n_rest);
   order.n_tiles = int(n_m_blocks * n_rest);
