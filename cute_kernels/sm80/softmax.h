@@ -21,14 +21,15 @@ using namespace cute;
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
 //
-// Where there is a cap, the maximum is over unscaled scores, which become exponents of 2 in `begin`, whatever kOptimized is.
+// Where there may be a cap, the maximum is over unscaled scores and exponents are of 2, whatever kOptimized is.
 template <int kRows, bool kOptimized, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr float kThreshold = 8.f;
+  static constexpr bool kScalesFirst = !kOptimized && !kSoftcap;
 
   float softmax_scale;
   Softcap const& softcap;
-  cute::array<float, kRows> row_max;       // of S, or a little less; scaled unless kOptimized
+  cute::array<float, kRows> row_max;       // of S, or a little less; scaled where kScalesFirst
   cute::array<float, kRows> max_exponent;  // what it is as an exponent of 2, where there is a cap
   cute::array<float, kRows> row_sum;       // this thread's share of l
 
@@ -64,7 +65,7 @@ struct Softmax {
     bool grows = !kRescaleThreshold;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      if (!kOptimized && !is_capped()) {
+      if (kScalesFirst) {
         CUTE_UNROLL
         for (int c = 0; c < size<1>(S); ++c) {
           S(r, c) *= softmax_scale;
@@ -91,9 +92,10 @@ struct Softmax {
       if constexpr (kFirst) {
         row_sum[r] = 0.f;
       } else {
-        float const correction = is_capped()  ? device::exp2(max_exponent[r] - new_exponent)
-                                 : kOptimized ? device::exp2((row_max[r] - new_max) * scale_log2())
-                                              : device::exp(row_max[r] - new_max);
+        float const correction = is_capped() ? device::exp2(max_exponent[r] - new_exponent)
+                                 : kScalesFirst
+                                     ? device::exp(row_max[r] - new_max)
+                                     : device::exp2((row_max[r] - new_max) * scale_log2());
         row_sum[r] *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
@@ -132,8 +134,8 @@ struct Softmax {
       float const offset = is_capped() ? max_exponent[r] : row_max[r] * scale_log2();
       CUTE_UNROLL
       for (int c = 4 * k; c < 4 * (k + 1); ++c) {
-        S(r, c) = kOptimized || is_capped() ? device::exp2(S(r, c) * factor - offset)
-                                            : device::exp(S(r, c) - row_max[r]);
+        S(r, c) = kScalesFirst ? device::exp(S(r, c) - row_max[r])
+                               : device::exp2(S(r, c) * factor - offset);
         row_sum[r] += S(r, c);
       }
     }
@@ -155,9 +157,9 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       float const sum = reduce_quad(row_sum[r], [](float a, float b) { return a + b; });
       float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = is_capped()  ? max_exponent[r] / kLog2e
-                               : kOptimized ? row_max[r] * softmax_scale
-                                            : row_max[r];
+      float const scaled_max = is_capped()    ? max_exponent[r] / kLog2e
+                               : kScalesFirst ? row_max[r]
+                                              : row_max[r] * softmax_scale;
       lse[r] = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); ++c) {
