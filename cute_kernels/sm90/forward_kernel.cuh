@@ -120,27 +120,21 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   int const tidx = device::thread_idx() % kWarpgroup;
   int const first_row_query = warpgroup * Schedule::queries_per_warpgroup(params);
 
-  // Shared memory.
-  auto block = [](Element* data, auto layout) { return make_tensor(make_smem_ptr(data), layout); };
-  Tensor sQ = block(smem.q, typename Traits::SmemLayoutQ{})(_, _, warpgroup);  // (kMmaM,kHeadDim)
-  Tensor sK = block(smem.k, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim,kStages)
-  Tensor sV = block(smem.v, typename Traits::SmemLayoutKV{});   // (kBlockN,kHeadDim,kStages)
-  Tensor sVt = block(smem.v, typename Traits::SmemLayoutVt{});  // (kHeadDim,kBlockN,kStages)
-
-  // MMA partitions; operands in shared memory are descriptors.
-  typename Traits::TiledMmaQK mma_QK;
-  typename Traits::TiledMmaPV mma_PV;
-  auto const thr_QK = mma_QK.get_slice(tidx);
-  auto const thr_PV = mma_PV.get_slice(tidx);
-  auto const block_shape_S = Shape<Int<kMmaM>, Int<kBlockN>>{};
-  auto const block_shape_O = Shape<Int<kMmaM>, Int<kHeadDim>>{};
-  Tensor tSrQ = thr_QK.make_fragment_A(thr_QK.partition_A(sQ));   // (MMA,MMA_M,MMA_K)
-  Tensor tSrK = thr_QK.make_fragment_B(thr_QK.partition_B(sK));   // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrV = thr_PV.make_fragment_B(thr_PV.partition_B(sVt));  // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrP =
-      make_tensor<Element>(partition_shape_A(mma_PV, block_shape_S));     // (MMA,MMA_M,MMA_K)
-  Tensor acc_O = partition_fragment_C(mma_PV, block_shape_O);             // (MMA,MMA_M,MMA_N)
-  Tensor tScS = thr_QK.partition_C(make_identity_tensor(block_shape_S));  // (MMA,MMA_M,MMA_N)
+  // MMA operands; those in shared memory are descriptors.
+  typename Traits::MmaQK mma_QK;
+  typename Traits::MmaPV mma_PV;
+  Tensor tSrQ = descriptors<Traits, typename Traits::OperandQ>(
+      smem.q + warpgroup * kMmaM * kHeadDim);  // (MMA,MMA_M,MMA_K)
+  Tensor tSrK =
+      descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrV =
+      descriptors<Traits, typename Traits::OperandV>(smem.v);        // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrP = make_tensor<Element>(typename Traits::FragmentP{});  // (MMA,MMA_M,MMA_K)
+  using AccS = typename Traits::template Accumulator<kBlockN>;       // (MMA,MMA_M,MMA_N)
+  Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
+  Tensor tScS = coords_of<Traits, kBlockN>(tidx);
+  Tensor sV = make_tensor(make_smem_ptr(smem.v),
+                          typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
 
   using TileMask = Mask<Traits, kFeatures>;
   using TileSoftmax = Softmax<Traits::kRescaleThreshold, kFeatures.softcap>;
@@ -169,8 +163,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
                                 auto& O) {
     device::at(Site::O_rescale);
-    auto const thr_PV = mma_PV.get_slice(device::fresh_thread_idx() % kWarpgroup);
-    Tensor tOcO = thr_PV.partition_C(make_identity_tensor(block_shape_O));  // (MMA,MMA_M,MMA_N)
+    Tensor tOcO = coords_of<Traits, kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
     int const first_query = tile.first_query + first_row_query;
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
@@ -329,7 +322,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
       next_tile();
       // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
       if (has_P && n_skip < Traits::kStages && !is_split) {
-        Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+        Tensor acc_S = make_tensor<float>(AccS{});
         CUTE_NO_UNROLL
         for (int i = 0; i < n_skip; ++i) {
           skip_K();
@@ -387,7 +380,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         }
         continue;
       }
-      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      Tensor acc_S = make_tensor<float>(AccS{});
       pipeline_Q.wait(read_Q);
       wait_for_turn();
       issue_QK(acc_S);
@@ -399,7 +392,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     accumulate = false;
     clear_tail_of_V(tile, blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
-      Tensor acc_S = partition_fragment_C(mma_QK, block_shape_S);  // (MMA,MMA_M,MMA_N)
+      Tensor acc_S = make_tensor<float>(AccS{});
       wait_for_turn();
       if constexpr (Traits::kOverlap) {
         issue_QK(acc_S);

@@ -10,20 +10,38 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
-// acc = A B^T, or acc += A B^T, as one commit group. acc, and A where it lives in registers, must not be touched until the
+// The descriptors of an operand in shared memory, from that of the MMA tile at `data`.
+template <class Traits, class Operand, class Element>
+CUTE_DEVICE auto descriptors(Element* data) {
+  GmmaDescriptor first;
+  first.bitfield.layout_type_ = static_cast<uint8_t>(Traits::kDescriptorLayout);
+  first.bitfield.start_address_ = static_cast<uint16_t>(cast_smem_ptr_to_uint(data) >> 4);
+  first.bitfield.leading_byte_offset_ = Operand::kLeadingStep;
+  first.bitfield.stride_byte_offset_ = Traits::kEightRows;
+  return make_tensor(SM90::GMMA::DescriptorIterator{first}, typename Operand::Steps{});
+}
+
+// acc = A B^T, or acc += A B^T, by MMAs of all of acc, as one commit group. acc, and A where it lives in registers, must not be touched until the
 // group has been waited for.
-template <class TiledMma, class A, class B, class Acc>
-CUTE_DEVICE void gemm_async(TiledMma tiled_mma, A const& tA, B const& tB, Acc& acc,
-                            bool accumulate) {
+template <class Mma, class A, class B, class Acc>
+CUTE_DEVICE void gemm_async(Mma mma, A const& tA, B const& tB, Acc& acc, bool accumulate) {
+  Tensor acc_of_mma = acc(_, _0{}, _0{});
   warpgroup_fence_operand(acc);
-  tiled_mma.accumulate_ = accumulate ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
+  mma.accumulate_ = accumulate ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
   device::mma_fence();
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tA); ++k) {
-    gemm(tiled_mma, tA(_, _, k), tB(_, _, k), acc);
-    tiled_mma.accumulate_ = GMMA::ScaleOut::One;
+    mma.call(tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);
+    mma.accumulate_ = GMMA::ScaleOut::One;
   }
   device::mma_commit();
+}
+
+// Where a thread's values of an accumulator are: (row, column), partitioned like it.
+template <class Traits, int kColumns>
+CUTE_DEVICE auto coords_of(int thread) {  // (MMA,MMA_M,MMA_N)
+  return make_tensor(make_inttuple_iter(Traits::first_coord(thread)),
+                     typename Traits::template AccCoords<kColumns>{});
 }
 
 // Waits until at most the kPending newest groups are in flight; acc is that of an older one.

@@ -99,6 +99,21 @@ def test_each_config_has_its_own_module_in_one_process(description, uncaptured):
     assert describe(BEST).layouts["K"].text == description.layouts["K"].text
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "(BF16, 96, 192, 96, 3): sm90+stages_3",
+        "(FP16, 256, 128, 64, 2): sm90+stages_2+persistent",
+    ],
+)
+@pytest.mark.usefixtures("sm90_description")  # there is what compiles it
+def test_layouts_that_sm90_traits_state_are_what_cute_computes(uncaptured, config):
+    """A module does not compile where sm90/tiled.h finds a difference."""
+    with uncaptured():
+        described = describe(FlashForwardSm90Config.parse(config))
+    assert "MMA PV B" in described.layouts
+
+
 def test_a_module_is_emitted_for_the_canonical_config():
     text = emit_module(BASE)
     assert text == emit_module(BASE)

@@ -228,7 +228,7 @@ BUGS = [
     ),
     _bug(
         "a_warp_that_leaves_out_an_MMA",
-        condition("gemm(tiled_mma, tA(_, _, k), tB(_, _, k), acc);",
+        condition("mma.call(tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);",
                   "if (!BUG || k > 0 || device::warp_idx() != 5) { {original} }", _GEMM),
         finds=[found("divergence", memory="")],
     ),
@@ -254,8 +254,8 @@ BUGS = [
     ),
     _bug(
         "Q_of_another_warpgroup",
-        condition("typename Traits::SmemLayoutQ{})(_, _, warpgroup);",
-                  "typename Traits::SmemLayoutQ{})(_, _, (warpgroup + BUG) % kNConsumers);",
+        condition("smem.q + warpgroup * kMmaM * kHeadDim);",
+                  "smem.q + (warpgroup + BUG) % kNConsumers * kMmaM * kHeadDim);",
                   _KERNEL),
         finds=[found("in_flight_read", "QK", "Q_g2s")],
     ),
