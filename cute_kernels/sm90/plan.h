@@ -184,7 +184,9 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.n_tiles = int(n_m_blocks * n_rest);
   order.cluster = cluster;
   order.section = int(section);
-  order.last_section = int((n_rest - 1) / section);
+  // What is left of a round would be one tile for some CTAs and none for others, and goes with the section before.
+  int64_t const n_left = n_rest % section * n_m_blocks;
+  order.last_section = int(n_rest / section) - (n_left < n_ctas ? 1 : 0);
   bool const first_is_longest = count_keys(problem, 0) > count_keys(problem, problem.seqlen_q - 1);
   order.longest = first_is_longest ? 0 : int(n_m_blocks - 1);
   order.by_m_blocks = cutlass::FastDivmod(int(n_m_blocks));

@@ -90,8 +90,8 @@ struct TileSchedule {
     int m_block;
     int rest;  // split, head and batch
     if constexpr (kFeatures.right_window) {
-      int in_section;
-      int const section = order.by_section_tiles.divmod(in_section, index);
+      int const section = min(order.by_section_tiles.div(index), order.last_section);
+      int const in_section = index - section * order.by_section_tiles.divisor;
       int from_longest;
       if (section == order.last_section) {
         order.by_last_section(from_longest, rest, in_section);
