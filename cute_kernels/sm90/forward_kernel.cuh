@@ -117,7 +117,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   constexpr int kNConsumers = Traits::kNConsumers;
 
   ForwardParams const& problem = params.problem;
-  int const tidx = device::thread_idx() % kWarpgroup;
   int const first_row_query = warpgroup * Schedule::queries_per_warpgroup(params);
 
   // MMA operands; those in shared memory are descriptors.
@@ -132,7 +131,10 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor tOrP = make_tensor<Element>(typename Traits::FragmentP{});  // (MMA,MMA_M,MMA_K)
   using AccS = typename Traits::template Accumulator<kBlockN>;       // (MMA,MMA_M,MMA_N)
   Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
-  Tensor tScS = coords_of<Traits, kBlockN>(tidx);
+  // NOTE: not kept, where registers are few.
+  auto coords_S = [] {
+    return coords_of<Traits, kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+  };
   Tensor sV = make_tensor(make_smem_ptr(smem.v),
                           typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
 
@@ -256,7 +258,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     device::at(Site::softmax);
     // With a right window the first block is nearly always cut.
     if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
-      mask.apply(acc_S, tScS, n_block);
+      mask.apply(acc_S, n_block);
       return softmax.template update<first.value>(acc_S, correction, problem.softcap);
     }
     // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
@@ -276,12 +278,12 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
-    mask = TileMask(params, tile, tile.first_query + first_row_query, tScS);
+    mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
   };
   // Else the bits of the others would depend on what these hold.
   auto leave_out_missing_rows = [&] {
     if constexpr (Traits::kRescaleThreshold || kFeatures.softcap) {
-      Tensor by_rows = rows_by_columns(tScS);  // ((2,MMA_M),(2,V,MMA_N)) of (row, column)
+      Tensor by_rows = rows_by_columns(coords_S());  // ((2,MMA_M),(2,V,MMA_N)) of (row, column)
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));

@@ -53,10 +53,10 @@ struct Mask {
   }
 
   // Sets the scores that do not count to -inf.
-  template <class AccS, class CoordTensor>
-  CUTE_DEVICE void apply(AccS& acc_S, CoordTensor const& coords, int n_block) const {
-    Tensor S = rows_by_columns(acc_S);                      // ((2,MMA_M),(2,V,MMA_N))
-    auto const offsets = rows_by_columns(coords).layout();  // of coordinates, static
+  template <class AccS>
+  CUTE_DEVICE void apply(AccS& acc_S, int n_block) const {
+    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+    auto const offsets = rows_by_columns(coords_of<Traits, kBlockN>(0)).layout();  // static
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       int const begin = row_begin[r] - n_block * kBlockN;
