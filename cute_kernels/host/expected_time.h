@@ -1,17 +1,13 @@
-// How long a kernel takes for a problem, from what a few things cost it. The grid is followed to the slot, of an SM, that is busy
-// longest: the tiles that it takes, and the blocks of keys that these attend, in the order that kernels give them
-// (sm90/plan.h, sm80/problem.h). Persistent CTAs take tiles by their number, others when they are free.
+// How long a kernel takes for a problem, from what a few things cost it:
 //   time = launch + (busy^4 + memory^4 + l2^4)^(1/4) + merge
-//   busy    its tiles and steps, as many times slower as CTAs share an SM, and the part of `memory` that nothing hides
+//   busy    the tiles and steps of the slot that is busy longest (grid.h), as many times slower as CTAs share an SM, and the
+//           part of `memory` that nothing hides
 //   memory  the bytes of Q, O, K and V, over `memory`; K and V again for each tile where a section of heads exceeds L2
 //   l2      what all tiles load and store, over `l2`
 //   merge   of splits: 0.06 us for each and their partial results, or 0.03 us where a cluster of CTAs merges them
-// Packed sequences are taken to have lengths that spread evenly about the mean, up to the largest.
 #pragma once
 
-#include <cstdint>
-
-#include "cute_kernels/config.h"
+#include "cute_kernels/host/grid.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
@@ -34,20 +30,6 @@ struct Costs {
 inline constexpr double Costs::* kCosts[] = {
     &Costs::launch, &Costs::tile,   &Costs::step, &Costs::share, &Costs::rows, &Costs::mask,
     &Costs::capped, &Costs::memory, &Costs::l2,   &Costs::cold,  &Costs::merge};
-
-// How a kernel cuts problems into tiles.
-struct GridShape {
-  int d_head;
-  int B_r;
-  int B_c;
-  int n_warpgroups;  // that skip blocks of keys on their own
-  int max_cluster;   // so many splits the kernel merges itself
-  int ctas_per_sm;
-  bool packs_heads;  // the query heads of a head of K and V are rows of one tile
-  bool persistent;
-};
-
-GridShape grid_shape(AnyConfig const& config, int ctas_per_sm);
 
 // In microseconds.
 double expected_time(GridShape const& shape, Costs const& costs, ForwardParams const& params,
