@@ -114,8 +114,8 @@ def class_of(problem: Problem) -> ProblemClass:
 def expected_microseconds(
     problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int, **costs: float
 ) -> float:
-    """The time that a tuned table with these costs (`COSTS` of tables.py) expects of a config that need not be
-    built, with the splits of the rule or those in the problem's options."""
+    """The time that a tuned table with these costs (`COSTS` of tables.py) expects of a config that
+    need not be built, with the splits of the rule or those in the problem's options."""
     microseconds, _ = call(
         torch.ops.pyflash.expect_time,
         **_arguments(problem),

@@ -116,7 +116,7 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
         fits = fit_all(observations_of(train), sm, n_sms)
         for record in test:
             problem = parse_problem(record["name"])
-            ratio = _ratio_of_choice(record, problem, fits, sm, n_sms)
+            ratio = ratio_of_choice(record, problem, fits, sm, n_sms)
             ratios[class_of(problem).kind].append((ratio, record["ratio"]))
     judgements = {}
     for kind, pairs in ratios.items():
@@ -133,7 +133,7 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
     return judgements
 
 
-def _ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
+def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
     """The time of the config that these costs choose over that of the best; that of what was
     selected where they do not decide. As choose_by_costs in cute_kernels/host/select.cpp."""
     kind = class_of(problem).kind

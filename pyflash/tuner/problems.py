@@ -100,7 +100,13 @@ def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
             lengths = packed_lengths(extents["batch"], extents[f"seqlen_{name}"])
             totals[f"total_{name}"] = sum(lengths)
     return Problem(
-        dtype=dtype, heads_q=heads, packed=packed, device=device, options=values, **extents, **totals
+        dtype=dtype,
+        heads_q=heads,
+        packed=packed,
+        device=device,
+        options=values,
+        **extents,
+        **totals,
     )
 
 
