@@ -276,7 +276,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(problem_schema("expect_time",
                        "int n_sms, str kernel, int ctas_per_sm, float launch, float tile, "
                        "float step, float share, float rows, float mask, float capped, "
-                       "float memory, float l2, float cold, float merge, ",
+                       "float memory, float l2, float cold, float merge, float split, ",
                        "float microseconds, int num_splits")
             .c_str());
 }

@@ -9,11 +9,11 @@ double merge_time(Grid const& grid, Costs const& costs, int num_splits) {
   if (num_splits == 1) {
     return 0;
   }
-  double const n_outputs = grid.bytes_of_rows() / 4;
-  return costs.merge + num_splits * (grid.cluster() > 1 ? 0.03 : 0.06 + n_outputs / 375000);
+  double const partial = grid.cluster() > 1 ? 0 : grid.bytes_of_rows() / 4 / 375000;  // splits.h
+  return costs.merge + num_splits * (costs.split + partial);
 }
 
-double fourth(double x) { return x * x * x * x; }
+double cube(double x) { return x * x * x; }
 
 }  // namespace
 
@@ -31,7 +31,7 @@ double expected_time(GridShape const& shape, Costs const& costs, ForwardParams c
   double const memory = grid.bytes_of_memory() / costs.memory * 1e-6;
   double const l2 = (grid.bytes_of_tiles() + grid.bytes_of_rows()) / costs.l2 * 1e-6;
   double const busy = alone * grid.slowdown(costs.share) + costs.cold * memory;
-  double const all = std::sqrt(std::sqrt(fourth(busy) + fourth(memory) + fourth(l2)));
+  double const all = std::cbrt(cube(busy) + cube(memory) + cube(l2));
   return costs.launch + all + merge_time(grid, costs, num_splits);
 }
 

@@ -1,10 +1,10 @@
 // How long a kernel takes for a problem, from what a few things cost it:
-//   time = launch + (busy^4 + memory^4 + l2^4)^(1/4) + merge
+//   time = launch + (busy^3 + memory^3 + l2^3)^(1/3) + merge
 //   busy    the tiles and steps of the slot that is busy longest (grid.h), as many times slower as CTAs share an SM, and the
 //           part of `memory` that nothing hides
 //   memory  the bytes of Q, O, K and V, over `memory`; K and V again for each tile where a section of heads exceeds L2
 //   l2      what all tiles load and store, over `l2`
-//   merge   of splits: 0.06 us for each and their partial results, or 0.03 us where a cluster of CTAs merges them
+//   merge   of splits: once, for each, and for their partial results where no cluster of CTAs merges them
 #pragma once
 
 #include "cute_kernels/host/grid.h"
@@ -24,12 +24,13 @@ struct Costs {
   double memory;  // terabytes per second
   double l2;      // terabytes per second
   double cold;    // the part of the time for memory that is not hidden
-  double merge;   // of splits, beside what depends on their number
+  double merge;   // splits, once
+  double split;   // each of them
 };
 
 inline constexpr double Costs::* kCosts[] = {
-    &Costs::launch, &Costs::tile,   &Costs::step, &Costs::share, &Costs::rows, &Costs::mask,
-    &Costs::capped, &Costs::memory, &Costs::l2,   &Costs::cold,  &Costs::merge};
+    &Costs::launch, &Costs::tile,   &Costs::step, &Costs::share, &Costs::rows,  &Costs::mask,
+    &Costs::capped, &Costs::memory, &Costs::l2,   &Costs::cold,  &Costs::merge, &Costs::split};
 
 // In microseconds.
 double expected_time(GridShape const& shape, Costs const& costs, ForwardParams const& params,

@@ -18,11 +18,11 @@ from typing import Any
 from pyflash.config import DType, Features
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "data" / "tuned"
-FORMAT = 2
+FORMAT = 1
 KINDS = ("many", "few")
 # Of a config, as host/expected_time.h says.
 COSTS = (
-    "launch", "tile", "step", "share", "rows", "mask", "capped", "memory", "l2", "cold", "merge",
+    "launch", "tile", "step", "share", "rows", "mask", "capped", "memory", "l2", "cold", "merge", "split",
 )  # fmt: skip
 
 Table = dict[str, Any]

@@ -23,7 +23,7 @@ LEAST_PROBLEMS = 4
 # Where the fit starts; and how strongly it is held there, beside the mean square of errors.
 _START = {
     "launch": 3.0, "tile": 2.0, "step": 0.8, "share": 0.7, "rows": 0.5, "mask": 0.4, "capped": 1.3,
-    "memory": 4.0, "l2": 6.0, "cold": 0.3, "merge": 2.0,
+    "memory": 4.0, "l2": 6.0, "cold": 0.3, "merge": 2.0, "split": 0.06,
 }  # fmt: skip
 _SHARES = ("share", "rows")  # at most 1
 _PULL = 1e-4

@@ -66,7 +66,7 @@ def choice(config, num_splits=0, **changes):
 # Of a GPU whose memory and L2 are never waited for.
 FIGURES = {
     "launch": 2.0, "tile": 3.0, "step": 0.5, "share": 0.7, "rows": 0.0, "mask": 0.0, "capped": 1.0,
-    "memory": 1e6, "l2": 1e6, "cold": 0.0, "merge": 3.0,
+    "memory": 1e6, "l2": 1e6, "cold": 0.0, "merge": 3.0, "split": 0.06,
 }  # fmt: skip
 
 
@@ -307,9 +307,9 @@ def test_masks_softcaps_memory_and_clusters_have_their_costs():
     assert slow == pytest.approx(2 + bytes_ / 1e3, rel=1e-4)
     hidden = microseconds(decoding, PACKING, memory=1.0)
     assert hidden < microseconds(decoding, PACKING, memory=1.0, cold=0.5)
-    # Splits that a cluster merges cost less each than those of another launch.
+    # A cluster merges splits without partial results in memory.
     in_cluster = microseconds(decoding + ",num_splits=4", PACKING)
-    assert in_cluster == pytest.approx(2 + 3 + 4 * 0.5 + 3 + 4 * 0.03)
+    assert in_cluster == pytest.approx(2 + 3 + 4 * 0.5 + 3 + 4 * 0.06)
 
 
 def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
@@ -326,7 +326,7 @@ def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 1}, "format 1: expected 2"),
+        ({"format": 2}, "format 2: expected 1"),
         ({"costs": [costs(RANK_1, kind="odd")]}, "unknown kind 'odd'"),
         ({"choices": [{"config": RANK_1}]}, "KeyError"),
         ({"name": "a\nb"}, "without a line break"),
@@ -527,7 +527,7 @@ def test_the_shipped_tables_are_tables():
 
 
 def test_the_shipped_costs_choose_well():
-    """For the problems of both audits, by costs alone: 296 of 335 within 3 %, geometric mean 1.009.
+    """For the problems of both audits, by costs alone: 300 of 335 within 3 %, geometric mean 1.008.
     What they take of problems that they have not seen is in docs/tuning.md."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
@@ -541,6 +541,6 @@ def test_the_shipped_costs_choose_well():
         if record["kind"] == "audit"
     ]
     assert len(ratios) == 335
-    assert sum(ratio <= GOOD for ratio in ratios) >= 290
-    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.011
+    assert sum(ratio <= GOOD for ratio in ratios) >= 294
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.010
     assert max(ratios) < 1.3
