@@ -280,17 +280,6 @@ Load Grid::of_section(int64_t slot, int64_t n_tiles) const {
   return load;
 }
 
-double Grid::bytes_of_rows() const {
-  double const n_rows = mean_q_ * params_.batch * params_.heads;
-  return 4 * n_rows * params_.d_head;
-}
-
-// That all tiles load of K and V.
-double Grid::bytes_of_tiles() const {
-  double const n_tiles = static_cast<double>(n_tiles_) / (num_splits_ / cluster_);
-  return n_tiles * mean_.steps * shape_.B_c * 4 * params_.d_head;
-}
-
 double Grid::bytes_of_memory() const {
   double const cut_left =
       params_.window_left < kNoWindow ? mean_k_ - mean_q_ - params_.window_left : 0;

@@ -54,8 +54,15 @@ class Grid {
   Load busiest() const;  // of all splits of its tiles
   // How many times slower CTAs are that share an SM: c CTAs max(1, c * share) times.
   double slowdown(double share) const;
-  double bytes_of_rows() const;    // of Q and O
-  double bytes_of_tiles() const;   // of K and V, loaded by all tiles
+  // Of Q and O.
+  double bytes_of_rows() const {
+    return 4 * mean_q_ * params_.batch * params_.heads * params_.d_head;
+  }
+  // Of K and V, loaded by all tiles.
+  double bytes_of_tiles() const {
+    double const n_tiles = static_cast<double>(n_tiles_) / (num_splits_ / cluster_);
+    return n_tiles * mean_.steps * shape_.B_c * 4 * params_.d_head;
+  }
   double bytes_of_memory() const;  // of all, between memory and L2
 
  private:

@@ -22,7 +22,8 @@ FORMAT = 1
 KINDS = ("many", "few")
 # Of a config, as host/expected_time.h says.
 COSTS = (
-    "launch", "tile", "step", "share", "rows", "mask", "capped", "memory", "l2", "cold", "merge", "split",
+    "launch", "tile", "step", "share", "rows", "mask", "capped", "memory", "l2", "cold", "merge",
+    "split",
 )  # fmt: skip
 
 Table = dict[str, Any]
