@@ -316,6 +316,19 @@ def test_a_table_is_of_one_gpu(tmp_path):
         making.table_of([journal_of(tmp_path / "empty")])
 
 
+def test_a_tables_choices_can_be_kept(tmp_path):
+    """Those that were measured by hand; a journal's winner of the same class replaces them."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    kept = choice(RANK_2) | {"problem": "by hand"}
+    tables.write_table(old, table([kept], [costs(RANK_1)]) | {"made": {"choices": ["by hand"]}})
+    journal = journal_of(tmp_path / "j", winner(NAME, RANK_3))
+    assert making.main([str(journal), "--choices", str(old), "--out", str(new)]) == 0
+    made = tables.read_table(new)
+    assert [row["config"] for row in made["choices"]] == [RANK_3, RANK_2]
+    assert made["made"]["choices"] == ["by hand"]
+    assert made["costs"] == []
+
+
 def test_costs_are_found_again_from_times(tmp_path):
     config = FlashForwardKernelConfig.parse(
         "(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
