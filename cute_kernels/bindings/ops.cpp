@@ -170,6 +170,9 @@ struct Asked {
     for (auto const& [name, extent] : kExtents) {
       extents.*extent = arguments.take<int64_t>();
     }
+    for (auto const& [name, total] : kTotals) {
+      extents.*total = arguments.take<int64_t>();
+    }
   }
   Problem problem(Options const& options) const {
     return problem_like(dtype, packed, extents, options);
@@ -194,22 +197,20 @@ void problem_class(StableIValue* stack, uint64_t, uint64_t) {
 void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
   Asked const asked(arguments);
-  auto const take_int = [&] { return static_cast<int>(arguments.take<int64_t>()); };
-  auto const take_double = [&] { return arguments.take<double>(); };
-  int const n_sms = take_int();
-  CostedKernel const kernel{.B_r = take_int(),
-                            .B_c = take_int(),
-                            .ctas_per_sm = take_int(),
-                            .costs = {.launch = take_double(),
-                                      .tile = take_double(),
-                                      .step = take_double(),
-                                      .share = take_double()}};
+  auto const n_sms = static_cast<int>(arguments.take<int64_t>());
+  AnyConfig const config = parse_short_form(arguments.take<std::string>());
+  GridShape const shape = grid_shape(config, static_cast<int>(arguments.take<int64_t>()));
+  Costs costs{};
+  for (auto const cost : kCosts) {
+    costs.*cost = arguments.take<double>();
+  }
   Problem const problem = asked.problem(arguments.take_options());
-  int const num_splits =
-      problem.num_splits > 0
-          ? problem.num_splits
-          : splits_by_rule(problem.params, {kernel.B_r, kernel.B_c}, kernel.ctas_per_sm, n_sms);
-  put_results(stack, expected_time(kernel, problem.params, n_sms, num_splits), int64_t(num_splits));
+  Tiling const tiling{shape.B_r, shape.B_c, shape.packs_heads, shape.max_cluster};
+  int const num_splits = problem.num_splits > 0
+                             ? problem.num_splits
+                             : splits_by_rule(problem.params, tiling, shape.ctas_per_sm, n_sms);
+  put_results(stack, expected_time(shape, costs, problem.params, n_sms, num_splits),
+              int64_t(num_splits));
 }
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
@@ -242,6 +243,9 @@ std::string problem_schema(std::string const& name, std::string const& arguments
   for (auto const& [extent_name, extent] : kExtents) {
     schema += sentence(", int ", extent_name);
   }
+  for (auto const& [total_name, total] : kTotals) {
+    schema += sentence(", int ", total_name, "=0");
+  }
   return schema + ", " + arguments + options_schema() + ") -> (" + results + ")";
 }
 
@@ -270,8 +274,9 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
   m.def(problem_schema("expect_time",
-                       "int n_sms, int B_r, int B_c, int ctas_per_sm, float launch, float tile, "
-                       "float step, float share, ",
+                       "int n_sms, str kernel, int ctas_per_sm, float launch, float tile, "
+                       "float step, float share, float rows, float mask, float capped, "
+                       "float memory, float l2, float cold, float merge, float split, ",
                        "float microseconds, int num_splits")
             .c_str());
 }

@@ -54,7 +54,8 @@ void look_up(std::vector<Kernel> const& kernels, CandidatesKey const& key, Candi
   if (TunedTable const* const table = table_of_costs(*candidates.tables, key)) {
     for (TunedCosts const& row : table->costs) {
       if (auto const kernel = find(row.config); kernel != kernels.end()) {
-        candidates.priced.push_back({*kernel, row.kind, row.costs, table});
+        GridShape const shape = grid_shape(row.config, ctas_per_sm(*kernel->row, key.sm_arch));
+        candidates.priced.push_back({*kernel, row.kind, shape, row.costs, table});
       }
     }
   }

@@ -18,6 +18,7 @@ struct TunedKernel {
 struct PricedKernel {
   Kernel kernel;
   ProblemKind kind;
+  GridShape shape;
   Costs costs;
   TunedTable const* table;
 };

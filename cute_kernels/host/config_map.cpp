@@ -115,6 +115,14 @@ bool runs_on(ConfigMapRow const& row, int sm_arch) {
   return row.ptx_arch != 0 && row.ptx_arch <= sm_arch;
 }
 
+int ctas_per_sm(ConfigMapRow const& row, int sm_arch) {
+  int per_sm = 0;
+  for (ArchCtas const& known : row.ctas_per_sm) {
+    per_sm = known.sm_arch <= sm_arch ? known.ctas : per_sm;
+  }
+  return std::max(per_sm, 1);
+}
+
 bool covers(ConfigMapRow const& row, ForwardFeatures needed) {
   return std::any_of(row.features.begin(), row.features.end(),
                      [&](ForwardFeatures const& built) { return built.covers(needed); });

@@ -39,6 +39,9 @@ KernelLibrary const* any_kernel_library();
 // major version and no newer minor one (code for "90a" runs on 90 alone), or PTX that is not newer; and whether the config is legal there.
 bool runs_on(ConfigMapRow const& row, int sm_arch);
 
+// CTAs that run on an SM at a time. An architecture that the resource model does not know is taken for the next older one.
+int ctas_per_sm(ConfigMapRow const& row, int sm_arch);
+
 // Whether some built combination covers the features.
 bool covers(ConfigMapRow const& row, ForwardFeatures needed);
 

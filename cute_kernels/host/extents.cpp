@@ -51,10 +51,19 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
     require(extents.*extent >= 0 && extents.*extent <= kMaxExtent, name, " = ", extents.*extent,
             ": expected a number from 0 to ", kMaxExtent);
   }
-  auto const& [batch, heads, heads_kv, seqlen_q, seqlen_k, d_head] = extents;
-  auto const rows = [&](int64_t seqlen) { return packed && batch == 0 ? 0 : seqlen; };
-  Contiguous const q(batch, rows(seqlen_q), heads, d_head);
-  Contiguous const kv(batch, rows(seqlen_k), heads_kv, d_head);
+  for (auto const& [name, total] : kTotals) {
+    require(extents.*total >= 0 && extents.*total <= kMaxExtent, name, " = ", extents.*total,
+            ": expected a number from 0 to ", kMaxExtent);
+  }
+  auto const& [batch, heads, heads_kv, seqlen_q, seqlen_k, d_head, total_q, total_k] = extents;
+  auto const rows = [&](int64_t seqlen, int64_t total) {
+    if (!packed || seqlen == 0) {
+      return seqlen;
+    }
+    return total > 0 ? total : batch * std::min(seqlen, kMaxExtent / std::max<int64_t>(batch, 1));
+  };
+  Contiguous const q(batch, rows(seqlen_q, total_q), heads, d_head);
+  Contiguous const kv(batch, rows(seqlen_k, total_k), heads_kv, d_head);
   ElementType const type = dtype == DType::FP16 ? ElementType::kFloat16 : ElementType::kBFloat16;
   if (options.sinks) {
     options.sinks->device = kNowhere;

@@ -15,6 +15,8 @@ struct Extents {
   int64_t seqlen_q;  // packed: max_seqlen_q
   int64_t seqlen_k;
   int64_t d_head;
+  int64_t total_q = 0;  // packed: rows of q; 0: sequences are all as long as the longest
+  int64_t total_k = 0;  // the same of k and v
 };
 
 // In the order of select's schema.
@@ -23,7 +25,11 @@ inline constexpr std::pair<char const*, int64_t Extents::*> kExtents[] = {
     {"heads_kv", &Extents::heads_kv}, {"seqlen_q", &Extents::seqlen_q},
     {"seqlen_k", &Extents::seqlen_k}, {"d_head", &Extents::d_head}};
 
-// As problem_of a call with contiguous tensors of these extents, without data. Packed sequences have the rows of one.
+// These may be left out.
+inline constexpr std::pair<char const*, int64_t Extents::*> kTotals[] = {
+    {"total_q", &Extents::total_q}, {"total_k", &Extents::total_k}};
+
+// As problem_of a call with contiguous tensors of these extents, without data.
 // d_head may also be that of any config that is loaded.
 Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options);
 

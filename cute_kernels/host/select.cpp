@@ -163,19 +163,10 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
   return with_fewer_rows == kernels.end() ? std::pair{2, *filling} : std::pair{3, *with_fewer_rows};
 }
 
-// CTAs that run on an SM at a time. An architecture that the resource model does not know is taken for the next older one.
-int ctas_per_sm(ConfigMapRow const& row, Gpu const& gpu) {
-  int per_sm = 0;
-  for (ArchCtas const& known : row.ctas_per_sm) {
-    per_sm = known.sm_arch <= gpu.sm_arch ? known.ctas : per_sm;
-  }
-  return std::max(per_sm, 1);
-}
-
 int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu) {
-  return problem.num_splits > 0
-             ? problem.num_splits
-             : splits_by_rule(problem.params, tiling_of(row), ctas_per_sm(row, gpu), gpu.n_sms);
+  return problem.num_splits > 0 ? problem.num_splits
+                                : splits_by_rule(problem.params, tiling_of(row),
+                                                 ctas_per_sm(row, gpu.sm_arch), gpu.n_sms);
 }
 
 // Rule 5. Whether it holds.
@@ -208,9 +199,8 @@ void choose_by_costs(Candidates const& candidates, Problem const& problem,
       continue;
     }
     knows_rule = knows_rule || &row == selection.kernel.row;
-    CostedKernel const costed{row.B_r, row.B_c, ctas_per_sm(row, selection.gpu), priced.costs};
-    double const time =
-        expected_time(costed, params, selection.gpu.n_sms, splits_of(problem, row, selection.gpu));
+    double const time = expected_time(priced.shape, priced.costs, params, selection.gpu.n_sms,
+                                      splits_of(problem, row, selection.gpu));
     if (best == nullptr || time < least) {
       best = &priced;
       least = time;

@@ -58,12 +58,17 @@ void read_costs(std::istringstream& words, std::string const& line, TunedTable& 
   std::string kind;
   TunedCosts row{};
   Costs& costs = row.costs;
-  words >> kind >> costs.launch >> costs.tile >> costs.step >> costs.share;
-  constexpr ProblemKind kKinds[] = {ProblemKind::kFull, ProblemKind::kMasked, ProblemKind::kFew};
+  words >> kind;
+  for (auto const cost : kCosts) {
+    words >> costs.*cost;
+  }
+  constexpr ProblemKind kKinds[] = {ProblemKind::kMany, ProblemKind::kFew};
   auto const known = std::find_if(std::begin(kKinds), std::end(kKinds),
                                   [&](ProblemKind k) { return kind == name(k); });
   if (!words || known == std::end(kKinds) ||
-      std::min({costs.launch, costs.tile, costs.step, costs.share}) < 0) {
+      std::any_of(std::begin(kCosts), std::end(kCosts),
+                  [&](auto const cost) { return costs.*cost < 0; }) ||
+      costs.memory == 0 || costs.l2 == 0) {
     refuse_line(line);
   }
   row.kind = *known;
@@ -101,50 +106,6 @@ TunedTables read_tables(std::string_view text) {
   return result;
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-bool has_window(ForwardParams const& params) {
-  return params.window_left < kNoWindow || params.window_right < kNoWindow;
-}
-
-// Blocks of keys that the Q block of these rows attends.
-int64_t count_steps(ForwardParams const& params, int64_t first_row, int B_r, int B_c) {
-  int64_t const keys = params.seqlen_k;
-  int64_t const offset = keys - params.seqlen_q;
-  int64_t const last_row = std::min<int64_t>(first_row + B_r, params.seqlen_q) - 1;
-  int64_t begin = 0, end = keys;
-  if (params.window_left < kNoWindow) {
-    begin = std::clamp<int64_t>(first_row + offset - params.window_left, 0, keys);
-  }
-  if (params.window_right < kNoWindow) {
-    end = std::clamp<int64_t>(last_row + offset + params.window_right + 1, 0, keys);
-  }
-  return std::max<int64_t>(0, ceil_div(end, B_c) - begin / B_c);
-}
-
-struct Steps {
-  double mean;
-  int64_t most;
-};
-
-// Of a CTA. The mean is that of at most 8 Q blocks.
-Steps steps_of(ForwardParams const& params, int64_t n_blocks, int B_r, int B_c) {
-  if (!has_window(params)) {
-    int64_t const n = ceil_div(params.seqlen_k, B_c);
-    return {static_cast<double>(n), n};
-  }
-  int64_t const n_sampled = std::min<int64_t>(n_blocks, 8);
-  int64_t total = 0, most = 0;
-  for (int64_t i = 0; i < n_sampled; ++i) {
-    int64_t const block = (2 * i + 1) * n_blocks / (2 * n_sampled);
-    int64_t const n = count_steps(params, block * B_r, B_r, B_c);
-    total += n;
-    most = std::max(most, n);
-  }
-  most = std::max(most, count_steps(params, (n_blocks - 1) * B_r, B_r, B_c));
-  return {static_cast<double>(total) / static_cast<double>(std::max<int64_t>(n_sampled, 1)), most};
-}
-
 }  // namespace
 
 ProblemSize size_of(ForwardParams const& params) {
@@ -155,22 +116,10 @@ ProblemSize size_of(ForwardParams const& params) {
 }
 
 ProblemKind kind_of(ForwardParams const& params) {
-  if (params.seqlen_q <= kFewRows) {
-    return ProblemKind::kFew;
-  }
-  return has_window(params) ? ProblemKind::kMasked : ProblemKind::kFull;
+  return params.seqlen_q <= kFewRows ? ProblemKind::kFew : ProblemKind::kMany;
 }
 
-char const* name(ProblemKind kind) {
-  switch (kind) {
-    case ProblemKind::kFull:
-      return "full";
-    case ProblemKind::kMasked:
-      return "masked";
-    default:
-      return "few";
-  }
-}
+char const* name(ProblemKind kind) { return kind == ProblemKind::kFew ? "few" : "many"; }
 
 int64_t set_tuned_tables(std::string_view text) {
   auto read = std::make_shared<TunedTables const>(read_tables(text));
@@ -190,37 +139,5 @@ std::shared_ptr<TunedTables const> tuned_tables() {
 }
 
 uint64_t tuned_generation() { return generation.load(std::memory_order_acquire); }
-
-double expected_time(CostedKernel const& kernel, ForwardParams const& params, int n_sms,
-                     int num_splits) {
-  auto const& [B_r, B_c, ctas_per_sm, costs] = kernel;
-  int64_t const n_blocks = ceil_div(params.seqlen_q, B_r);
-  int64_t const n_ctas = n_blocks * params.heads * params.batch * num_splits;
-  if (n_ctas == 0) {
-    return costs.launch;
-  }
-  Steps const steps = steps_of(params, n_blocks, B_r, B_c);
-  auto const cta = [&](double n_steps) { return costs.tile + costs.step * n_steps; };
-  auto const slowed = [&](int64_t n_on_sm) {
-    return std::max(1.0, static_cast<double>(n_on_sm) * costs.share);
-  };
-  auto const of_one_sm = [&](int64_t n) {
-    return std::min<int64_t>(ceil_div(n, n_sms), ctas_per_sm);
-  };
-  double const longest = cta(static_cast<double>(ceil_div(steps.most, num_splits)));
-  double time = 0;
-  if (has_window(params)) {
-    double const per_sm = std::max(1.0 / ctas_per_sm, costs.share) / n_sms;
-    time = std::max(longest * slowed(of_one_sm(n_ctas)),
-                    static_cast<double>(n_ctas) * cta(steps.mean / num_splits) * per_sm);
-  } else {
-    int64_t const n_slots = int64_t(n_sms) * ctas_per_sm;
-    int64_t const n_rest = n_ctas % n_slots;
-    time = static_cast<double>(n_ctas / n_slots) * longest * slowed(ctas_per_sm) +
-           (n_rest > 0 ? longest * slowed(of_one_sm(n_rest)) : 0);
-  }
-  int64_t const n_outputs = int64_t(params.heads) * params.batch * params.seqlen_q * params.d_head;
-  return costs.launch + time + merge_cost(num_splits, n_outputs);
-}
 
 }  // namespace pyflash

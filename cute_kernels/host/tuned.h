@@ -1,8 +1,8 @@
 // Selection as data: what was measured on a GPU, as tables. A table has
 //   choices  for a class of problems (dtype, d_head, features, ranges of rows, keys and pairs) the config, and the splits,
 //            that were the fastest there
-//   costs    of a config in a kind of problem: what a launch, a tile and a step take, from which the time of any problem of
-//            that kind is expected
+//   costs    of a config in a kind of problem: what a launch, a tile, a step and memory take (expected_time.h), from which the
+//            time of any problem of that kind is expected
 // select.h says when they decide. Tables are made from journals and read by Python (pyflash/op/tables.py), which hands all
 // of them over as text.
 #pragma once
@@ -16,6 +16,7 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/host/expected_time.h"
 #include "cute_kernels/host/problem.h"
 
 namespace pyflash {
@@ -54,19 +55,11 @@ struct TunedChoice {
   }
 };
 
-// kFew: at most 64 rows, as in decoding. kMasked: with a window.
-enum class ProblemKind { kFull, kMasked, kFew };
+// kFew: at most 64 rows, as in decoding, where nothing is read twice.
+enum class ProblemKind { kMany, kFew };
 
 ProblemKind kind_of(ForwardParams const& params);
-char const* name(ProblemKind kind);  // "full", "masked", "few"
-
-// In microseconds.
-struct Costs {
-  double launch;  // once
-  double tile;    // a CTA beside its steps
-  double step;    // a CTA over a block of keys, alone on its SM
-  double share;   // of an SM that a CTA takes: c CTAs on one SM are max(1, c * share) times slower
-};
+char const* name(ProblemKind kind);  // "many", "few"
 
 struct TunedCosts {
   AnyConfig config;
@@ -87,7 +80,7 @@ using TunedTables = std::vector<TunedTable>;
 // Replaces all tables; returns the number of their rows. In the order of precedence, one line each:
 //   table SM_ARCH N_SMS | NAME
 //   choice DTYPE D_HEAD FEATURES PACKED PAIRS PAIRS ROWS ROWS KEYS KEYS NUM_SPLITS | SHORT_FORM
-//   costs KIND LAUNCH TILE STEP SHARE | SHORT_FORM
+//   costs KIND LAUNCH TILE STEP SHARE ROWS MASK CAPPED MEMORY L2 COLD MERGE SPLIT | SHORT_FORM
 // where FEATURES is as names.h has them and PACKED 0 or 1. Refuses, and changes nothing for, a line
 // that does not read so. A config that this version does not know is left out.
 int64_t set_tuned_tables(std::string_view text);
@@ -97,20 +90,5 @@ std::shared_ptr<TunedTables const> tuned_tables();
 
 // Changes whenever the tables do.
 uint64_t tuned_generation();
-
-// A kernel as the model of time knows it.
-struct CostedKernel {
-  int B_r;
-  int B_c;
-  int ctas_per_sm;
-  Costs costs;
-};
-
-// The expected time in microseconds:
-//   full and few: the CTAs in waves of n_sms * ctas_per_sm
-//   masked: CTAs of unequal length, longest first: as long as the longest, or as all of them together
-// and what merging the splits takes, as in splits.h.
-double expected_time(CostedKernel const& kernel, ForwardParams const& params, int n_sms,
-                     int num_splits);
 
 }  // namespace pyflash

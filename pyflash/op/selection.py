@@ -17,6 +17,10 @@ from pyflash.op.backward import cudnn
 from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions, windows_of
 
+_EXTENTS = (
+    "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head", "total_q", "total_k",
+)  # fmt: skip
+
 TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 
@@ -24,8 +28,9 @@ TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 class Problem:
     """A call of `attention`, without its data; device as torch names it; dtype a `DType` or its
     name, a `DType` from then on. For `attention_varlen`, packed is True, batch is the number of
-    sequences, and seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k. The options' sinks may
-    be on any device, meta too."""
+    sequences, seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k, and total_q and total_k the
+    rows of q and of k; 0: all sequences are as long as the longest. The options' sinks may be on
+    any device, meta too."""
 
     batch: int
     heads_q: int
@@ -35,11 +40,13 @@ class Problem:
     d_head: int
     dtype: DType | str
     packed: bool = False
+    total_q: int = 0
+    total_k: int = 0
     device: str = "cuda"
     options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head"):
+        for name in _EXTENTS:
             check_type(name, getattr(self, name), "int")
         check_type("packed", self.packed, "bool")
         if not isinstance(self.options, Mapping):
@@ -96,7 +103,7 @@ class ProblemClass(NamedTuple):
     pairs: int  # of batch and head
     rows: int
     keys: int
-    kind: str  # "full", "masked", "few": at most 64 rows
+    kind: str  # "many", "few": at most 64 rows
 
 
 def class_of(problem: Problem) -> ProblemClass:
@@ -107,14 +114,13 @@ def class_of(problem: Problem) -> ProblemClass:
 def expected_microseconds(
     problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int, **costs: float
 ) -> float:
-    """The time that a tuned table with these costs (launch, tile, step, share) expects of a config
-    that need not be built, with the splits of the rule or those in the problem's options."""
+    """The time that a tuned table with these costs (`COSTS` of tables.py) expects of a config that
+    need not be built, with the splits of the rule or those in the problem's options."""
     microseconds, _ = call(
         torch.ops.pyflash.expect_time,
         **_arguments(problem),
         n_sms=n_sms,
-        B_r=config.B_r,
-        B_c=config.B_c,
+        kernel=str(config),
         ctas_per_sm=max(1, config.num_ctas_per_sm(sm_arch)),
         **costs,
     )
@@ -131,6 +137,8 @@ def _arguments(problem: Problem) -> dict[str, Any]:
         "seqlen_q": problem.seqlen_q,
         "seqlen_k": problem.seqlen_k,
         "d_head": problem.d_head,
+        "total_q": problem.total_q,
+        "total_k": problem.total_k,
         **ops.arguments_of("Problem", problem.options),
     }
 

@@ -1,5 +1,5 @@
-"""The costs of a tuned table: what a launch, a tile and a step of a config take, fitted to the
-times of many problems. The model of time is in cute_kernels/host/tuned.h."""
+"""The costs of a tuned table: what a launch, a tile, a step and memory cost a config, fitted to the
+times of many problems. The model of time is in cute_kernels/host/expected_time.h."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import torch
+
 from pyflash.config import DType, KernelConfig, parse
 from pyflash.op.selection import Problem, class_of, expected_microseconds
+from pyflash.op.tables import COSTS
 from pyflash.tuner.journal import Record
 from pyflash.tuner.problems import parse_problem
 
 # Fewer problems tell nothing of a config.
 LEAST_PROBLEMS = 4
-# Where the fit starts, in microseconds; and how strongly it is held there, in problems.
-_START = {"launch": 4.0, "tile": 3.0, "step": 1.0, "share": 0.6}
-_PULL = 0.01
-_ROUNDS = 600
+# Where the fit starts; and how strongly it is held there, beside the mean square of errors.
+_START = {
+    "launch": 3.0, "tile": 2.0, "step": 0.8, "share": 0.7, "rows": 0.5, "mask": 0.4, "capped": 1.3,
+    "memory": 4.0, "l2": 6.0, "cold": 0.3, "merge": 2.0, "split": 0.06,
+}  # fmt: skip
+_SHARES = ("share", "rows")  # at most 1
+_PULL = 1e-4
+_OUTLIER = 0.15  # errors above count by their size, not its square
+_ROUNDS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +70,27 @@ def costs_of(
 
 
 def observations_of(records: Iterable[Record]) -> dict[KernelConfig, list[Observation]]:
-    """The times of each config, of audits and of tuning."""
+    """The times of each config, of audits and of tuning; of an audit's only those that compete:
+    of the smallest d_head."""
     found: dict[KernelConfig, dict[str, Observation]] = {}
 
-    def add(config: str, name: str, seconds: float) -> None:
-        observation = Observation(parse_problem(name), seconds)
-        found.setdefault(parse(config), {})[name] = observation
+    def add(config: KernelConfig, name: str, seconds: float) -> None:
+        found.setdefault(config, {})[name] = Observation(parse_problem(name), seconds)
 
     for record in records:
         if record["kind"] == "sample" and not record.get("num_splits"):
-            add(record["config"], record["problem"], record["seconds"])
+            add(parse(record["config"]), record["problem"], record["seconds"])
         elif record["kind"] == "audit":
-            for config, seconds in record.get("seconds", {}).items():
+            for config, seconds in competing(record).items():
                 add(config, record["name"], seconds)
     return {config: list(of.values()) for config, of in found.items()}
+
+
+def competing(audit: Record) -> dict[KernelConfig, float]:
+    """The seconds of the configs among which selection chooses: those of the smallest d_head."""
+    seconds = {parse(config): value for config, value in audit.get("seconds", {}).items()}
+    d_head = min((config.d_head for config in seconds), default=0)
+    return {config: value for config, value in seconds.items() if config.d_head == d_head}
 
 
 def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms: int) -> Fits:
@@ -83,8 +98,6 @@ def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms:
     problems). Both dtypes have the same costs: their instructions take as long."""
     by_kernel: dict[tuple[KernelConfig, str], list[Observation]] = defaultdict(list)
     for config, found in observations.items():
-        if _is_other(config):
-            continue
         for observation in found:
             key = (config.replace(dtype=DType.BF16), class_of(observation.problem).kind)
             by_kernel[key].append(observation)
@@ -95,12 +108,6 @@ def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms:
     }
 
 
-def _is_other(config: KernelConfig) -> bool:
-    """Whether the model of time does not describe its grid: the heads that share keys are rows of
-    one tile. Where the rule takes such a config, costs do not decide."""
-    return getattr(config, "pack_gqa", False)
-
-
 def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any]]:
     """By kind: how well costs choose for problems that they were not fitted to."""
     halves = (audits[::2], audits[1::2])
@@ -109,7 +116,7 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
         fits = fit_all(observations_of(train), sm, n_sms)
         for record in test:
             problem = parse_problem(record["name"])
-            ratio = _ratio_of_choice(record, problem, fits, sm, n_sms)
+            ratio = ratio_of_choice(record, problem, fits, sm, n_sms)
             ratios[class_of(problem).kind].append((ratio, record["ratio"]))
     judgements = {}
     for kind, pairs in ratios.items():
@@ -126,78 +133,79 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
     return judgements
 
 
-def _ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
+def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
     """The time of the config that these costs choose over that of the best; that of what was
     selected where they do not decide. As choose_by_costs in cute_kernels/host/select.cpp."""
     kind = class_of(problem).kind
-    measured = {parse(config): seconds for config, seconds in record["seconds"].items()}
-    d_head = min(config.d_head for config in measured)
     expected = {}
-    for config in measured:
-        known = fits.get((config.replace(dtype=DType.BF16), kind))
-        if known and config.d_head == d_head:
+    for config in competing(record):
+        if known := fits.get((config.replace(dtype=DType.BF16), kind)):
             expected[config] = expected_microseconds(problem, config, sm, n_sms, **known[0])
     if parse(record["selected"]) not in expected:
         return record["ratio"]
     choice = min(expected, key=expected.__getitem__)
-    return measured[choice] / min(measured.values())
+    return record["seconds"][str(choice)] / min(record["seconds"].values())
 
 
 def fit(
     config: KernelConfig, observations: Sequence[Observation], sm: int, n_sms: int
-) -> tuple[dict[str, float], float]:
-    """(costs, median relative error): least squares of the logarithms of expected over measured
+) -> tuple[Costs, float]:
+    """(costs, median error): the costs with the least errors of the logarithm of the expected
     time, held to plausible values where problems do not tell."""
-    names = list(_START)
     measured = [observation.seconds * 1e6 for observation in observations]
-    arguments = [(observation.problem, config, sm, n_sms) for observation in observations]
 
-    def ratios(point: Sequence[float]) -> list[float]:
-        costs = {name: math.exp(x) for name, x in zip(names, point, strict=True)}
-        expected = (expected_microseconds(*args, **costs) for args in arguments)
+    def errors(point: Sequence[float]) -> list[float]:
+        costs = _costs_at(point)
+        expected = (
+            expected_microseconds(observation.problem, config, sm, n_sms, **costs)
+            for observation in observations
+        )
         return [math.log(e / m) for e, m in zip(expected, measured, strict=True)]
 
-    start = [math.log(value) for value in _START.values()]
+    start = [math.log(_START[name]) for name in COSTS]
     # The step first: what the times are by, in one stroke.
-    start[names.index("step")] -= median(ratios(start))
-
-    def loss(point: Sequence[float]) -> float:
-        held = sum((x - s) ** 2 for x, s in zip(point, start, strict=True))
-        return sum(min(r * r, 0.25) for r in ratios(point)) + _PULL * held
-
-    best = minimize(loss, start)
-    costs = {name: math.exp(x) for name, x in zip(names, best, strict=True)}
-    costs["share"] = min(costs["share"], 1.0)
-    return costs, median(abs(math.expm1(r)) for r in ratios(best))
+    start[COSTS.index("step")] -= median(errors(start))
+    best = least_squares(errors, start)
+    return _costs_at(best), median(abs(math.expm1(error)) for error in errors(best))
 
 
-def minimize(loss: Callable[[Sequence[float]], float], start: Sequence[float]) -> list[float]:
-    """The simplex method of Nelder and Mead (1965), from steps of 0.5 in each direction."""
-    n = len(start)
-    points = [list(start)]
-    points += [[x + 0.5 * (i == j) for j, x in enumerate(start)] for i in range(n)]
-    simplex = sorted((loss(p), p) for p in points)
+def _costs_at(point: Sequence[float]) -> Costs:
+    costs = {name: math.exp(x) for name, x in zip(COSTS, point, strict=True)}
+    return costs | {name: min(costs[name], 1.0) for name in _SHARES}
 
-    def along(t: float, worst: list[float], centre: list[float]) -> tuple[float, list[float]]:
-        point = [c + t * (w - c) for c, w in zip(centre, worst, strict=True)]
-        return loss(point), point
 
+def least_squares(
+    errors: Callable[[Sequence[float]], Sequence[float]], start: Sequence[float]
+) -> list[float]:
+    """The method of Levenberg (1944) and Marquardt (1963) with numerical derivatives. Errors beyond
+    `_OUTLIER` weigh less."""
+    origin = torch.tensor(start, dtype=torch.float64)
+    identity = torch.eye(len(start), dtype=torch.float64)
+
+    def at(point: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(errors(point.tolist()), dtype=torch.float64)
+
+    def loss(found: torch.Tensor, point: torch.Tensor) -> float:
+        robust = 2 * _OUTLIER**2 * (torch.sqrt(1 + (found / _OUTLIER) ** 2) - 1)
+        return float(robust.mean() + _PULL * (point - origin).square().sum())
+
+    point, found, damping, step = origin, at(origin), 1e-2, 1e-4
     for _ in range(_ROUNDS):
-        (least, best), (most, worst) = simplex[0], simplex[-1]
-        if most - least < 1e-9:
-            break
-        centre = [sum(p[j] for _, p in simplex[:-1]) / n for j in range(n)]
-        reflected = along(-1.0, worst, centre)
-        if reflected[0] < least:
-            simplex[-1] = min(reflected, along(-2.0, worst, centre))
-        elif reflected[0] < simplex[-2][0]:
-            simplex[-1] = reflected
+        slopes = torch.stack([(at(point + step * row) - found) / step for row in identity], dim=1)
+        weights = 1 / torch.sqrt(1 + (found / _OUTLIER) ** 2) / len(found)
+        curvature = slopes.T @ (weights[:, None] * slopes) + _PULL * identity
+        slope = slopes.T @ (weights * found) + _PULL * (point - origin)
+        before = loss(found, point)
+        for _ in range(8):
+            damped = curvature + damping * torch.diag(curvature.diag())
+            tried = point - torch.linalg.solve(damped, slope)
+            found_there = at(tried.clamp(-20, 20))
+            if loss(found_there, tried) < before:
+                break
+            damping *= 4
         else:
-            contracted = along(-0.5 if reflected[0] < most else 0.5, worst, centre)
-            if contracted[0] < min(reflected[0], most):
-                simplex[-1] = contracted
-            else:
-                points = [[(a + b) / 2 for a, b in zip(best, p, strict=True)] for _, p in simplex]
-                simplex = [(loss(p), p) for p in points]
-        simplex.sort()
-    return simplex[0][1]
+            break
+        point, found, damping = tried, found_there, damping / 4
+        if before - loss(found, point) < 1e-6 * before:
+            break
+    return point.tolist()

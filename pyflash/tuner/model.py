@@ -28,8 +28,8 @@ _EXPONENTIALS_PER_CYCLE = 16  # of an SM
 _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row maximum's chain
 _TILE_CYCLES = 2500  # of a CTA beside its steps: prologue, Q, epilogue
 _LAUNCH_SECONDS = 3e-6
-# Of L2 over memory. In docs/data/h200-audit-3.jsonl a tile of 64 rows, which loads twice as much of
-# K and V as one of 128, takes 1.2 to 1.3 times as long at d_head 128: 8 TB/s.
+# Of L2 over memory. In docs/data/h200-audit-8.jsonl the SM80 kernel of 64 rows, which loads twice
+# as much of K and V as that of 128, takes 1.1 to 1.2 times as long at d_head 128: 8 TB/s.
 _L2_RATE = 1.7
 # On sm_90 the mma of SM80 has this share of the rate of warpgroup MMAs.
 _MMA_SYNC_ON_HOPPER = 0.62

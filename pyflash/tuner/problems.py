@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -82,7 +83,8 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
 
 
 def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
-    """The inverse of `problem_to_json`; sinks are zeros."""
+    """The inverse of `problem_to_json`; sinks are zeros, packed sequences as long as
+    `packed_lengths` has them."""
     values = dict(values)
     dtype = DType.of(values.pop("dtype"))
     heads = values.pop("heads")
@@ -92,9 +94,28 @@ def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
     packed = values.pop("packed", False)
     if values.pop("sinks", False):
         values["sinks"] = torch.zeros(heads)
+    totals = {}
+    if packed:
+        for name in ("q", "k"):
+            lengths = packed_lengths(extents["batch"], extents[f"seqlen_{name}"])
+            totals[f"total_{name}"] = sum(lengths)
     return Problem(
-        dtype=dtype, heads_q=heads, packed=packed, device=device, options=values, **extents
+        dtype=dtype,
+        heads_q=heads,
+        packed=packed,
+        device=device,
+        options=values,
+        **extents,
+        **totals,
     )
+
+
+def packed_lengths(n: int, longest: int, seed: int = 0) -> list[int]:
+    """The lengths of n packed sequences: from half of the longest to all of it; the first is the
+    longest. The same seed gives the same shares of any length."""
+    rng = random.Random(seed)
+    shares = [1.0, *(rng.uniform(0.5, 1) for _ in range(n - 1))][:n]
+    return [math.ceil(longest * share) for share in shares]
 
 
 def random_problems(n: int, seed: int, device: str = "cuda") -> list[Problem]:

@@ -1,8 +1,9 @@
 """python -m pyflash.tuner.tables JOURNAL... --out TABLE.json: a tuned table from journals.
 
-Journals of `pyflash tune` give choices: for the class of each tuned problem its winner. Those of
-`pyflash.tuner.audit`, and the samples of `pyflash tune`, give costs: of each config, what a launch,
-a tile and a step take, fitted to the times of many problems.
+Journals of `pyflash tune` give choices: for the class of each tuned problem its winner; --choices
+keeps those of a table, which may be measured by hand. Those of `pyflash.tuner.audit`, and the
+samples of `pyflash tune`, give costs: of each config, what a launch, a tile, a step and memory
+cost, fitted to the times of many problems.
 """
 
 from __future__ import annotations
@@ -118,9 +119,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="TABLE.json")
     parser.add_argument("--name", help="of the table; the GPU's by default")
     parser.add_argument("--no-costs", action="store_true", help="choices alone")
+    parser.add_argument(
+        "--choices", type=Path, metavar="TABLE.json", help="keep the choices of this table, too"
+    )
     arguments = parser.parse_args(argv)
     try:
         table = table_of(arguments.journals, arguments.name, costs=not arguments.no_costs)
+        if arguments.choices:
+            kept = tables.read_table(arguments.choices)
+            table = merged(table, kept | {"costs": []})
+            table["made"]["choices"] = kept.get("made", {}).get("choices", [])
         tables.write_table(arguments.out, table)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

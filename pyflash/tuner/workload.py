@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -17,6 +15,7 @@ from pyflash.bench.timing import Calls, seconds_per_call
 from pyflash.op.ops import attention, attention_varlen
 from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES, Problem
+from pyflash.tuner.problems import packed_lengths
 
 SECONDS_PER_SAMPLE = 1e-3
 _MOST_CALLS = 200  # of a sample, which a CUDA graph holds
@@ -154,11 +153,8 @@ class Workload:
 
     def _draw_lengths(self, seed: int) -> tuple[Tensor, Tensor, int, int]:
         """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; the first sequence is longest."""
-        problem = self.problem
-        rng = random.Random(seed)
-        shares = [1.0, *(rng.uniform(0.5, 1) for _ in range(problem.batch - 1))]
-        longest = (problem.seqlen_q, problem.seqlen_k)
-        lengths = [[math.ceil(n * share) for share in shares] for n in longest]
+        longest = (self.problem.seqlen_q, self.problem.seqlen_k)
+        lengths = [packed_lengths(self.problem.batch, n, seed) for n in longest]
         self._totals = tuple((sum(values),) for values in lengths)
         starts = [list(itertools.accumulate(values, initial=0)) for values in lengths]
         cu_seqlens = (torch.tensor(x, dtype=torch.int32, device=self.device) for x in starts)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.costs import FIGURES
 from support.fake_library import build_fake_library
 from support.headers import ROOT
 
@@ -51,7 +52,7 @@ def own_tables(tmp_path, monkeypatch):
 
 def table(choices=(), costs=(), name="a table", sm=90, n_sms=132):
     return {
-        "format": 1, "name": name, "sm": sm, "n_sms": n_sms, "choices": list(choices),
+        "format": tables.FORMAT, "name": name, "sm": sm, "n_sms": n_sms, "choices": list(choices),
         "costs": list(costs),
     }  # fmt: skip
 
@@ -60,15 +61,8 @@ def choice(config, num_splits=0, **changes):
     return {"class": CLASS | changes, "config": config, "num_splits": num_splits}
 
 
-def costs(config, kind="full", step=1.0, share=1.0):
-    return {
-        "config": config,
-        "kind": kind,
-        "launch": 2.0,
-        "tile": 1.0,
-        "step": step,
-        "share": share,
-    }
+def costs(config, kind="many", step=1.0, share=1.0):
+    return FIGURES | {"config": config, "kind": kind, "tile": 1.0, "step": step, "share": share}
 
 
 def selected(problem=PROBLEM, sm=90, n_sms=132, **changes):
@@ -119,8 +113,8 @@ def test_the_class_is_of_the_problem_as_kernels_see_it():
     )
     assert class_of(decoding) == ("plain", 24, 4, 101, "few")
     prompt = parse_problem("fp16,batch=3,heads=32,seqlen=300,d_head=64,causal,softcap=3,sinks")
-    assert class_of(prompt) == ("right_window+softcap+sinks", 96, 300, 300, "masked")
-    assert class_of(parse_problem("fp16,heads=2,seqlen=65,d_head=64")).kind == "full"
+    assert class_of(prompt) == ("right_window+softcap+sinks", 96, 300, 300, "many")
+    assert class_of(parse_problem("fp16,heads=2,seqlen=65,d_head=64")).kind == "many"
 
 
 def test_where_a_row_cannot_hold_the_rule_decides():
@@ -180,7 +174,7 @@ def test_the_least_expected_time_decides():
     # A grid that leaves SMs idle with 128 rows has one CTA of 64 rows on each.
     assert str(selected(heads_q=66, heads_kv=66).config) == RANK_3
     # A kind that nothing is known of is the rule's.
-    assert str(selected(options={"causal": True}).config) == RANK_1
+    assert str(selected(seqlen_q=64).config) == RANK_3
 
 
 def test_costs_without_those_of_the_rules_choice_do_not_decide():
@@ -203,36 +197,6 @@ def test_other_gpus_of_the_architecture_get_the_costs_of_the_nearest():
     assert "table near" in selected(n_sms=114, heads_q=114, heads_kv=114).reason
     assert "table far" in selected(n_sms=80).reason
     assert "table" not in selected(sm=80).reason  # of another architecture
-
-
-@pytest.mark.parametrize(
-    ("problem", "expected"),
-    [
-        # launch 2 + waves of tile 3 + steps of 0.5; 2 CTAs fit on an SM, each 1.4 times slower.
-        ("heads=132,seqlen=64", 2 + 3 + 0.5),
-        ("heads=264,seqlen=64", 2 + 1.4 * (3 + 0.5)),
-        ("heads=265,seqlen=64", 2 + 1.4 * (3 + 0.5) + (3 + 0.5)),
-        ("heads=132,seqlen=128", 2 + 1.4 * (3 + 2 * 0.5)),
-        ("heads=4,seqlen_q=1,seqlen_k=640,num_splits=1", 2 + 3 + 10 * 0.5),
-        ("heads=4,seqlen_q=1,seqlen_k=640,num_splits=2", 2 + 3 + 2.5 + 3.7 + 2 * 4 * 128 / 375000),
-        # Causal, 2 blocks of rows: one and two steps. As long as the longest, or all on their SMs.
-        ("heads=1,seqlen=128,causal", 2 + 3 + 2 * 0.5),
-        ("heads=1320,seqlen=128,causal", 2 + 2640 * (3 + 1.5 * 0.5) * 0.7 / 132),
-    ],
-)
-def test_the_expected_time(problem, expected):
-    config = FlashForwardKernelConfig.parse(
-        "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+stages_2"
-    )
-    assert config.num_ctas_per_sm(90) == 2
-    words = problem.split(",")
-    options = {"num_splits": 1}
-    if words[-1].startswith("num_splits"):
-        options = {"num_splits": int(words.pop().partition("=")[2])}
-    parsed = parse_problem(f"fp16,d_head=128,{','.join(words)}")
-    parsed = replace(parsed, options=parsed.options | options)
-    figures = {"launch": 2.0, "tile": 3.0, "step": 0.5, "share": 0.7}
-    assert expected_microseconds(parsed, config, 90, 132, **figures) == pytest.approx(expected)
 
 
 # Files.
@@ -352,11 +316,24 @@ def test_a_table_is_of_one_gpu(tmp_path):
         making.table_of([journal_of(tmp_path / "empty")])
 
 
+def test_a_tables_choices_can_be_kept(tmp_path):
+    """Those that were measured by hand; a journal's winner of the same class replaces them."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    kept = choice(RANK_2) | {"problem": "by hand"}
+    tables.write_table(old, table([kept], [costs(RANK_1)]) | {"made": {"choices": ["by hand"]}})
+    journal = journal_of(tmp_path / "j", winner(NAME, RANK_3))
+    assert making.main([str(journal), "--choices", str(old), "--out", str(new)]) == 0
+    made = tables.read_table(new)
+    assert [row["config"] for row in made["choices"]] == [RANK_3, RANK_2]
+    assert made["made"]["choices"] == ["by hand"]
+    assert made["costs"] == []
+
+
 def test_costs_are_found_again_from_times(tmp_path):
     config = FlashForwardKernelConfig.parse(
         "(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
     )
-    truth = {"launch": 3.0, "tile": 5.0, "step": 0.8, "share": 0.7}
+    truth = FIGURES | {"launch": 3.0, "tile": 5.0, "step": 0.8, "memory": 4.0, "l2": 6.0}
     names = [
         f"bf16,batch={batch},heads={heads},seqlen={seqlen},d_head=64"
         for batch in (1, 7)
@@ -374,10 +351,10 @@ def test_costs_are_found_again_from_times(tmp_path):
         name: expected_microseconds(parse_problem(name), half, 90, 132, **halved) / 1e6
         for name in names
     }
-    packing = parse("(BF16, 64, 64, 64, 1): sm90+stages_2+pack_gqa")  # which it does not describe
+    wider = parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")  # which does not compete
     audits = [
         audit_of(
-            name, {config: seconds[name] * noise, half: other[name] / noise, packing: 1.0}, config
+            name, {config: seconds[name] * noise, half: other[name] / noise, wider: 1.0}, config
         )
         for name, noise in zip(names, [1.01, 0.99] * 6, strict=True)
     ]
@@ -386,11 +363,11 @@ def test_costs_are_found_again_from_times(tmp_path):
     assert {row["config"] for row in made["costs"]} == {
         str(c.replace(dtype=dtype)) for c in (config, half) for dtype in DType
     }
-    judged = made["made"]["costs"]["full"]
+    judged = made["made"]["costs"]["many"]
     assert judged["kept"]
     assert judged["held_out"] < 1.02 < judged["selected"]
     row = next(row for row in made["costs"] if row["config"] == str(config))
-    assert (row["kind"], row["problems"]) == ("full", 12)
+    assert (row["kind"], row["problems"]) == ("many", 12)
     assert row["error"] < 0.03
     unseen = parse_problem("bf16,batch=3,heads=12,seqlen=1500,d_head=64")
     found = {name: row[name] for name in truth}
@@ -430,8 +407,8 @@ def test_costs_that_choose_worse_than_what_was_selected_are_left_out(tmp_path):
     journal = journal_of(tmp_path / "j", winner(NAME), *audits)
     made = making.table_of([journal])
     assert made["costs"] == []
-    assert made["made"]["costs"]["full"]["selected"] == 1.0
-    assert not made["made"]["costs"]["full"]["kept"]
+    assert made["made"]["costs"]["many"]["selected"] == 1.0
+    assert not made["made"]["costs"]["many"]["kept"]
 
 
 def test_the_shipped_tables_are_tables():
