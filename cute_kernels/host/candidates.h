@@ -1,6 +1,7 @@
 // The built configs that selection chooses among, kept from call to call.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -21,6 +22,22 @@ struct PricedKernel {
   GridShape shape;
   Costs costs;
   TunedTable const* table;
+};
+
+// What the time that is expected of a candidate depends on, beside the key below.
+struct CostedSize {
+  int batch, heads, heads_kv, seqlen_q, seqlen_k, total_q, total_k;
+  int window_left, window_right;
+  int num_splits;
+
+  friend bool operator==(CostedSize const&, CostedSize const&) = default;
+};
+
+// The least that was expected for a problem that every candidate accepts.
+struct CostedChoice {
+  CostedSize size;
+  PricedKernel const* kernel;  // nullptr: the costs do not decide
+  double time;
 };
 
 // sm_arch 0: the CPU, on which any config runs.
@@ -45,6 +62,11 @@ struct Candidates {
   std::shared_ptr<TunedTables const> tables;  // which these point into
   std::vector<TunedKernel> choices;
   std::vector<PricedKernel> priced;
+
+  // The latest choices by costs, the oldest of which makes room: a model asks for few sizes again and again.
+  static constexpr size_t kMaxKnown = 16;
+  mutable std::vector<CostedChoice> known;
+  mutable size_t oldest = 0;
 };
 
 // Valid until this thread asks again.

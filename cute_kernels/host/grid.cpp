@@ -242,7 +242,8 @@ Load Grid::of_busiest_unsorted(Load const& even) const {
 // In each section tiles go from the longest to the shortest, in every other round backwards.
 Load Grid::of_busiest_sorted() const {
   int64_t const section = section_ * n_blocks_;
-  int64_t const n_full = (n_tiles_ - 1) / section, rest = n_tiles_ - n_full * section;
+  int64_t const n_full = n_tiles_ / section - (n_tiles_ % section < n_slots_ ? 1 : 0);
+  int64_t const rest = n_tiles_ - n_full * section;
   int64_t const in_last_round = (rest - 1) % n_slots_ + 1;
   bool const last_is_forward = (ceil_div(rest, n_slots_) - 1) % 2 == 0;
   int64_t const edge = last_is_forward ? in_last_round - 1 : n_slots_ - in_last_round;

@@ -185,32 +185,65 @@ bool choose_by_class(Candidates const& candidates, Problem const& problem,
   return false;
 }
 
-// Rule 6, which improves on the kernel that rules 1 to 4 took.
-void choose_by_costs(Candidates const& candidates, Problem const& problem,
-                     GpuSelection& selection) {
+// The least expected time, if the costs include those of `rule`, the kernel that rules 1 to 4 took.
+CostedChoice least_expected(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
+                            ConfigMapRow const* rule) {
   ForwardParams const& params = problem.params;
   ProblemKind const kind = kind_of(params);
-  PricedKernel const* best = nullptr;
-  double least = 0;
+  CostedChoice best{};
   bool knows_rule = false;
   for (PricedKernel const& priced : candidates.priced) {
     ConfigMapRow const& row = *priced.kernel.row;
     if (priced.kind != kind || refusal(row, params)) {
       continue;
     }
-    knows_rule = knows_rule || &row == selection.kernel.row;
-    double const time = expected_time(priced.shape, priced.costs, params, selection.gpu.n_sms,
-                                      splits_of(problem, row, selection.gpu));
-    if (best == nullptr || time < least) {
-      best = &priced;
-      least = time;
+    knows_rule = knows_rule || &row == rule;
+    double const time =
+        expected_time(priced.shape, priced.costs, params, gpu.n_sms, splits_of(problem, row, gpu));
+    if (best.kernel == nullptr || time < best.time) {
+      best.kernel = &priced;
+      best.time = time;
     }
   }
-  if (knows_rule) {
+  return knows_rule ? best : CostedChoice{};
+}
+
+// The same from what is known, where no candidate refuses the problem.
+CostedChoice known_least_expected(Candidates const& candidates, Problem const& problem,
+                                  Gpu const& gpu, ConfigMapRow const* rule) {
+  ForwardParams const& params = problem.params;
+  CostedSize const size{params.batch,        params.heads,      params.heads_kv, params.seqlen_q,
+                        params.seqlen_k,     params.total_q,    params.total_k,  params.window_left,
+                        params.window_right, problem.num_splits};
+  for (CostedChoice const& known : candidates.known) {
+    if (known.size == size) {
+      return known;
+    }
+  }
+  CostedChoice found = least_expected(candidates, problem, gpu, rule);
+  found.size = size;
+  if (candidates.known.size() < Candidates::kMaxKnown) {
+    candidates.known.push_back(found);
+  } else {
+    candidates.known[candidates.oldest] = found;
+    candidates.oldest = (candidates.oldest + 1) % Candidates::kMaxKnown;
+  }
+  return found;
+}
+
+// Rule 6, which improves on the kernel that rules 1 to 4 took.
+void choose_by_costs(Candidates const& candidates, Problem const& problem,
+                     GpuSelection& selection) {
+  bool const all_accept = std::none_of(
+      candidates.priced.begin(), candidates.priced.end(),
+      [&](PricedKernel const& priced) { return refusal(*priced.kernel.row, problem.params); });
+  auto const least = all_accept ? known_least_expected : least_expected;
+  CostedChoice const choice = least(candidates, problem, selection.gpu, selection.kernel.row);
+  if (choice.kernel != nullptr) {
     selection.rule = 6;
-    selection.kernel = best->kernel;
-    selection.table = best->table;
-    selection.expected_time = least;
+    selection.kernel = choice.kernel->kernel;
+    selection.table = choice.kernel->table;
+    selection.expected_time = choice.time;
   }
 }
 

@@ -76,7 +76,7 @@ def test_heads_that_share_keys_are_rows_of_one_tile(seqlen_q, expected):
         (66, 1, 2),  # a CTA for each of 132 tiles, of one and of two steps
         (99, 2, 3),  # the 66 that are left go to CTAs from the last one on
         (132, 2, 3),
-        (133, 3, 5),  # the last head begins with its longest tile again
+        (133, 3, 4),  # what is left of a round joins the section: the last two tiles are short
     ],
 )
 def test_persistent_ctas_take_every_other_round_backwards(heads, tiles, steps):
