@@ -131,9 +131,15 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor tOrP = make_tensor<Element>(typename Traits::FragmentP{});  // (MMA,MMA_M,MMA_K)
   using AccS = typename Traits::template Accumulator<kBlockN>;       // (MMA,MMA_M,MMA_N)
   Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
-  // NOTE: not kept, where registers are few.
-  auto coords_S = [] {
-    return coords_of<Traits, kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+  // NOTE: with four consumers and no right window they would take the registers of two of four chains of maxima.
+  constexpr bool kKeepsCoords = kNConsumers < 4 || kFeatures.right_window;
+  Tensor tScS = coords_of<Traits, kBlockN>(device::thread_idx() % kWarpgroup);
+  auto coords_S = [&] {
+    if constexpr (kKeepsCoords) {
+      return tScS;
+    } else {
+      return coords_of<Traits, kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+    }
   };
   Tensor sV = make_tensor(make_smem_ptr(smem.v),
                           typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
