@@ -117,6 +117,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   constexpr int kNConsumers = Traits::kNConsumers;
 
   ForwardParams const& problem = params.problem;
+  int const tidx = device::thread_idx() % kWarpgroup;
   int const first_row_query = warpgroup * Schedule::queries_per_warpgroup(params);
 
   // MMA operands; those in shared memory are descriptors.
@@ -133,7 +134,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
   // NOTE: with four consumers and no right window they would take the registers of two of four chains of maxima.
   constexpr bool kKeepsCoords = kNConsumers < 4 || kFeatures.right_window;
-  Tensor tScS = coords_of<Traits, kBlockN>(device::thread_idx() % kWarpgroup);
+  Tensor tScS = coords_of<Traits, kBlockN>(tidx);
   auto coords_S = [&] {
     if constexpr (kKeepsCoords) {
       return tScS;
