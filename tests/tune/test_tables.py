@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -175,6 +176,36 @@ def test_the_least_expected_time_decides():
     assert str(selected(heads_q=66, heads_kv=66).config) == RANK_3
     # A kind that nothing is known of is the rule's.
     assert str(selected(seqlen_q=64).config) == RANK_3
+
+
+def test_what_a_thread_remembers_is_of_the_same_problem():
+    """More problems than it remembers, each another in one figure; a new thread remembers none."""
+    tables.use_tables([table(costs=[costs(c) for c in (RANK_1, RANK_2, RANK_3)])])
+    base = replace(PROBLEM, seqlen_q=300, seqlen_k=900)
+    changes: list[dict] = [{"batch": n} for n in (2, 3, 4)]
+    changes += [{"heads_kv": n} for n in (66, 44, 33)] + [{"heads_q": 264}]
+    changes += [{"seqlen_q": n} for n in (200, 400)] + [{"seqlen_k": n} for n in (700, 1200)]
+    changes += [{"options": {"window_left": n}} for n in (50, 400)]
+    changes += [{"options": {"window_right": n}} for n in (50, 400)]
+    changes += [{"options": {"num_splits": n}} for n in (2, 3)]
+    packed = replace(base, batch=5, packed=True)
+    problems = [replace(base, **change) for change in changes]
+    problems += [replace(packed, total_q=n, total_k=3 * n) for n in (500, 1000)]
+    problems += [replace(packed, total_q=500, total_k=n) for n in (2000, 3000)]
+
+    def told(problem):
+        selection = selected(problem)
+        return str(selection.config), selection.num_splits, selection.reason
+
+    def by_a_new_thread(problem):
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(told, problem).result()
+
+    expected = [by_a_new_thread(problem) for problem in problems]
+    assert all("the least expected time" in reason for *_, reason in expected)
+    assert [told(problem) for problem in problems] == expected
+    order = random.Random(0).choices(range(len(problems)), k=200)
+    assert [told(problems[i]) for i in order] == [expected[i] for i in order]
 
 
 def test_costs_without_those_of_the_rules_choice_do_not_decide():
