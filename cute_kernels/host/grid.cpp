@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <variant>
 
 #include "cute_kernels/sm90/shape.h"
@@ -54,7 +53,7 @@ Grid::Grid(GridShape const& shape, ForwardParams const& params, int n_sms, int n
   n_slots_ = std::max<int64_t>(int64_t(n_sms) * shape.ctas_per_sm / cluster_, 1);
   n_rounds_ = ceil_div(n_tiles_, n_slots_);
   if (n_tiles_ > 0) {
-    section_ = heads_of_section();
+    sections_ = sections();
     set_samples();
   }
 }
@@ -185,19 +184,14 @@ Load Grid::longest_tile() const {
   return longest;
 }
 
-// As set_order in sm90/plan.h.
-int64_t Grid::heads_of_section() const {
+sm90::Sections Grid::sections() const {
   if (!is_sorted_) {
-    return std::clamp<int64_t>(ceil_div(n_slots_, n_blocks_), 1, n_rest_);
+    int64_t const heads = std::clamp<int64_t>(ceil_div(n_slots_, n_blocks_), 1, n_rest_);
+    return {.heads = heads, .last = 0};
   }
-  constexpr int64_t kL2Bytes = 36 << 20;
-  int64_t const bytes_of_head = std::max<int64_t>(params_.seqlen_k, 1) * 4 * shape_.d_head;
-  int64_t section = std::max<int64_t>(kL2Bytes / bytes_of_head * (n_heads_ / params_.heads_kv), 1);
-  if (shape_.persistent) {
-    int64_t const unit = 2 * n_slots_ / std::gcd(2 * n_slots_, n_blocks_);
-    section = 2 * section >= unit ? unit : n_rest_;
-  }
-  return std::min(section, n_rest_);
+  int64_t const bytes_of_kv = int64_t(params_.seqlen_k) * 4 * shape_.d_head;
+  return sm90::divide_into_sections(shape_.persistent, n_slots_, n_blocks_, n_rest_,
+                                    n_heads_ / params_.heads_kv, bytes_of_kv);
 }
 
 Load Grid::of_busiest_slot(Load const& longest) const {
@@ -241,9 +235,8 @@ Load Grid::of_busiest_unsorted(Load const& even) const {
 
 // In each section tiles go from the longest to the shortest, in every other round backwards.
 Load Grid::of_busiest_sorted() const {
-  int64_t const section = section_ * n_blocks_;
-  int64_t const n_full = n_tiles_ / section - (n_tiles_ % section < n_slots_ ? 1 : 0);
-  int64_t const rest = n_tiles_ - n_full * section;
+  int64_t const section = sections_.heads * n_blocks_;
+  int64_t const n_full = sections_.last, rest = n_tiles_ - n_full * section;
   int64_t const in_last_round = (rest - 1) % n_slots_ + 1;
   bool const last_is_forward = (ceil_div(rest, n_slots_) - 1) % 2 == 0;
   int64_t const edge = last_is_forward ? in_last_round - 1 : n_slots_ - in_last_round;
@@ -294,7 +287,7 @@ double Grid::bytes_of_memory() const {
   double const of_tile = params_.window_left < kNoWindow
                              ? std::min<double>(mean_k_, double(params_.window_left) + n_queries_)
                              : mean_k_;
-  double const of_section = static_cast<double>(section_) / n_heads_ * of_tile * per_key;
+  double const of_section = static_cast<double>(sections_.heads) / n_heads_ * of_tile * per_key;
   double const lost = std::clamp((of_section - kKeptBytes) / (kLostBytes - kKeptBytes), 0.0, 1.0);
   return once + lost * std::max(bytes_of_tiles() - once, 0.0) + bytes_of_rows();
 }

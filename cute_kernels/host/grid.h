@@ -9,6 +9,7 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/sm90/sections.h"
 
 namespace pyflash {
 
@@ -78,7 +79,7 @@ class Grid {
   void set_samples();
   Load at(int block) const;
   Load longest_tile() const;
-  int64_t heads_of_section() const;
+  sm90::Sections sections() const;
   Load of_busiest_slot(Load const& longest) const;
   Load of_busiest_unsorted(Load const& even) const;
   Load of_busiest_sorted() const;
@@ -105,8 +106,8 @@ class Grid {
   int64_t n_tiles_;
   int64_t n_slots_;  // for CTAs, or clusters
   int64_t n_rounds_;
-  int64_t section_ = 0;  // heads, whose tiles are in one order
-  int n_whole_ = 0;      // blocks with all queries
+  sm90::Sections sections_{};  // whose tiles are in one order
+  int n_whole_ = 0;            // blocks with all queries
   int n_samples_ = 0;
   Load samples_[kMaxSamples];
   Load last_;

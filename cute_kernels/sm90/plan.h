@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -13,6 +12,7 @@
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/kernel_params.h"
+#include "cute_kernels/sm90/sections.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
@@ -168,33 +168,21 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   int const n_heads = problem.heads / group;
   int64_t const n_m_blocks = count_m_blocks(config, problem);
   int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
-  constexpr int64_t kL2Bytes = 36 << 20;
-  int64_t const bytes_per_head =
-      std::max<int64_t>(problem.seqlen_k, 1) * 2 * config.d_head * kElementBytes;
-  int64_t section = std::max<int64_t>(kL2Bytes / bytes_per_head * (n_heads / problem.heads_kv), 1);
-  if (config.persistent) {
-    // Each CTA takes as long over a section as any other where a section is a number of double rounds. One of them: in a
-    // longer section all CTAs would begin with their longest tiles, and read new keys, at the same time.
-    int64_t const rounds = 2 * n_ctas;
-    int64_t const unit = rounds / std::gcd(rounds, n_m_blocks);
-    // Too many heads in a section cost less than CTAs that wait for others, up to twice what L2 holds.
-    section = 2 * section >= unit ? unit : n_rest;
-  }
-  section = std::min(section, n_rest);
+  int64_t const bytes_of_kv = int64_t(problem.seqlen_k) * 2 * config.d_head * kElementBytes;
+  Sections const sections = divide_into_sections(config.persistent, n_ctas, n_m_blocks, n_rest,
+                                                 n_heads / problem.heads_kv, bytes_of_kv);
   order.n_tiles = int(n_m_blocks * n_rest);
   order.cluster = cluster;
-  order.section = int(section);
-  // What is left of a round would be one tile for some CTAs and none for others, and goes with the section before.
-  int64_t const n_left = n_rest % section * n_m_blocks;
-  order.last_section = int(n_rest / section) - (n_left < n_ctas ? 1 : 0);
+  order.section = int(sections.heads);
+  order.last_section = int(sections.last);
   bool const first_is_longest = count_keys(problem, 0) > count_keys(problem, problem.seqlen_q - 1);
   order.longest = first_is_longest ? 0 : int(n_m_blocks - 1);
   order.by_m_blocks = cutlass::FastDivmod(int(n_m_blocks));
   order.by_splits = cutlass::FastDivmod(problem.num_splits);
   order.by_heads = cutlass::FastDivmod(n_heads);
-  order.by_section_tiles = cutlass::FastDivmod(int(n_m_blocks * section));
-  order.by_section = cutlass::FastDivmod(int(section));
-  order.by_last_section = cutlass::FastDivmod(int(n_rest - order.last_section * section));
+  order.by_section_tiles = cutlass::FastDivmod(int(n_m_blocks * sections.heads));
+  order.by_section = cutlass::FastDivmod(order.section);
+  order.by_last_section = cutlass::FastDivmod(int(n_rest - sections.last * sections.heads));
   order.by_group = cutlass::FastDivmod(group);
 }
 
