@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "cute_kernels/host/splits.h"
+
 namespace pyflash {
 namespace {
 
@@ -9,7 +11,8 @@ double merge_time(Grid const& grid, Costs const& costs, int num_splits) {
   if (num_splits == 1) {
     return 0;
   }
-  double const partial = grid.cluster() > 1 ? 0 : grid.bytes_of_rows() / 4 / 375000;  // splits.h
+  double const n_outputs = grid.bytes_of_rows() / 4;
+  double const partial = grid.cluster() > 1 ? 0 : n_outputs / kPartialsPerMicrosecond;
   return costs.merge + num_splits * (costs.split + partial);
 }
 

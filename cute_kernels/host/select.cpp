@@ -234,9 +234,11 @@ CostedChoice known_least_expected(Candidates const& candidates, Problem const& p
 // Rule 6, which improves on the kernel that rules 1 to 4 took.
 void choose_by_costs(Candidates const& candidates, Problem const& problem,
                      GpuSelection& selection) {
+  ProblemKind const kind = kind_of(problem.params);
   bool const all_accept = std::none_of(
-      candidates.priced.begin(), candidates.priced.end(),
-      [&](PricedKernel const& priced) { return refusal(*priced.kernel.row, problem.params); });
+      candidates.priced.begin(), candidates.priced.end(), [&](PricedKernel const& priced) {
+        return priced.kind == kind && refusal(*priced.kernel.row, problem.params);
+      });
   auto const least = all_accept ? known_least_expected : least_expected;
   CostedChoice const choice = least(candidates, problem, selection.gpu, selection.kernel.row);
   if (choice.kernel != nullptr) {

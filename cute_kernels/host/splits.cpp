@@ -36,7 +36,7 @@ std::pair<int, bool> splits_of_cluster(SplitProblem const& problem) {
 }  // namespace
 
 double merge_cost(int n, int64_t n_outputs) {
-  return n == 1 ? 0 : 3 + 0.35 * n + static_cast<double>(n * n_outputs) / 375000;
+  return n == 1 ? 0 : 3 + 0.35 * n + static_cast<double>(n * n_outputs) / kPartialsPerMicrosecond;
 }
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {

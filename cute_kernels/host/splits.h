@@ -30,6 +30,9 @@ struct SplitProblem {
 
 int choose_num_splits(SplitProblem const& problem);
 
+// Elements of a split's O, in fp32, that are written and read again in a microsecond.
+inline constexpr double kPartialsPerMicrosecond = 375000;
+
 // merge(n) above.
 double merge_cost(int n, int64_t n_outputs);
 

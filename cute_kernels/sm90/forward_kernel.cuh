@@ -132,7 +132,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor tOrP = make_tensor<Element>(typename Traits::FragmentP{});  // (MMA,MMA_M,MMA_K)
   using AccS = typename Traits::template Accumulator<kBlockN>;       // (MMA,MMA_M,MMA_N)
   Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
-  // NOTE: with four consumers and no right window they would take the registers of two of four chains of maxima.
+  // Where this thread's scores are. NOTE: with four consumers and no right window to keep that would take the registers of two
+  // of four chains of maxima.
   constexpr bool kKeepsCoords = kNConsumers < 4 || kFeatures.right_window;
   Tensor tScS = coords_of<Traits, kBlockN>(tidx);
   auto coords_S = [&] {

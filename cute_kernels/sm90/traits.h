@@ -57,11 +57,10 @@ struct KernelTraits {
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
   static constexpr int kMmaK = 16;
-  static constexpr GMMA::Major kMajorV = GMMA::Major::MN;
   using MmaQK =
       MMA_Atom<typename MmaAtoms<Element, kBlockN>::template SS<GMMA::Major::K, GMMA::Major::K>>;
   using MmaPV =
-      MMA_Atom<typename MmaAtoms<Element, kHeadDim>::template RS<GMMA::Major::K, kMajorV>>;
+      MMA_Atom<typename MmaAtoms<Element, kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
 
   // Shared memory: slabs of 64 or 32 columns, 128 or 64 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and
   // the MMAs agree to. A slab is a TMA box.

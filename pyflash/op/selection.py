@@ -40,10 +40,10 @@ class Problem:
     d_head: int
     dtype: DType | str
     packed: bool = False
-    total_q: int = 0
-    total_k: int = 0
     device: str = "cuda"
     options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
+    total_q: int = 0
+    total_k: int = 0
 
     def __post_init__(self) -> None:
         for name in _EXTENTS:
