@@ -90,6 +90,24 @@ def test_maxima_that_grow_from_block_to_block(libraries, config):
     expect(*inputs).check(out, lse)
 
 
+@pytest.mark.parametrize(
+    ("n_ctas", "heads"),
+    [
+        (4, 5),  # a section of 4 heads; the 2 tiles of the last, half a round, join it
+        (2, 3),  # one of 2, and a round's tiles of another
+    ],
+)
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.persistent], ids=str)
+def test_every_tile_of_every_section_is_taken(libraries, config, n_ctas, heads):
+    n_rows = 2 * config.B_r - 5
+    inputs = make_inputs(
+        Shape("", 1, n_rows, n_rows, heads), TORCH_DTYPES[config.dtype], config.d_head
+    )
+    out, lse, report = emulate(libraries, config, inputs, causal=True, resident_ctas=n_ctas)
+    report.check()
+    expect(*inputs, causal=True).check(out, lse)
+
+
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_bits_do_not_depend_on_what_nothing_wrote(libraries, config, softcap):
