@@ -28,13 +28,13 @@ struct SinkStrides {
 
 // What becomes of a raw score s, before softmax_scale: outer * tanh(inner * s), an exponent of 2. Scores are mostly far below
 // a cap, and three terms of the series do: s * (constant + linear * s^2 + quadratic * s^4), as long as none of a row's exceeds
-// `largest` and their maximum is at least least_max. cap 0: scores stay, and the rest means nothing.
+// `largest` and the exponent of their maximum is at least least_exponent. cap 0: scores stay, and the rest means nothing.
 struct Softcap {
   float cap;
   float inner;
   float outer;
   float largest;
-  float least_max;
+  float least_exponent;
   float constant;
   float linear;
   float quadratic;
@@ -85,6 +85,7 @@ struct ForwardParams {
   int num_splits;  // from 1 to kMaxSplits
 
   float softmax_scale;
+  float inverse_scale_log2;  // 1 / (softmax_scale * log2(e)), at most 1e28: the score whose exponent of 2 is 1
   Softcap softcap;
 
   // A logit per head, or per head and row, that joins the softmax denominator only; of fp32, or of q's type.

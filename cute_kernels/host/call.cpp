@@ -66,13 +66,13 @@ Softcap make_softcap(float softmax_scale, float cap) {
                   .inner = static_cast<float>(inner),
                   .outer = static_cast<float>(outer),
                   .largest = static_cast<float>(kLargest / inner),
-                  .least_max = static_cast<float>(kLeastMax / inner),
+                  .least_exponent = static_cast<float>(outer * std::tanh(kLeastMax)),
                   .constant = static_cast<float>(kP[0] * x1),
                   .linear = static_cast<float>(kP[1] * x1 * x2),
                   .quadratic = static_cast<float>(kP[2] * x1 * x2 * x2)};
   // NOTE: a quadratic term that underflows, times the square of a masked score, would be NaN.
   if (cap < kLeastCap || !std::isnormal(softcap.quadratic)) {
-    softcap.least_max = std::numeric_limits<float>::infinity();
+    softcap.least_exponent = std::numeric_limits<float>::infinity();
   }
   return softcap;
 }
@@ -80,6 +80,8 @@ Softcap make_softcap(float softmax_scale, float cap) {
 void set_options(ForwardParams& params, Options const& options) {
   double const default_scale = 1 / std::sqrt(static_cast<double>(params.d_head));
   params.softmax_scale = static_cast<float>(options.softmax_scale.value_or(default_scale));
+  params.inverse_scale_log2 =
+      static_cast<float>(std::min(1 / (std::numbers::log2e * params.softmax_scale), 1e28));
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
   set_windows(params, options.window_left, options.causal ? 0 : options.window_right);
   if (options.sinks) {

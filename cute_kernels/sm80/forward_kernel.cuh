@@ -96,7 +96,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using AccRows = typename Traits::AccRows;
   Coord const acc_coord = lane_coord<typename Traits::AccLanes>(warp_row);
 
-  Softmax<Traits::kRowsPerThread, Traits::kOptimizedSoftmax, Traits::kRescaleThreshold,
+  Softmax<Element, Traits::kRowsPerThread, Traits::kOptimizedSoftmax, Traits::kRescaleThreshold,
           kFeatures.softcap>
       softmax(params);
 

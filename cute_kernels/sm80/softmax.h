@@ -21,20 +21,24 @@ using namespace cute;
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
 //
-// Where there may be a cap, the maximum is over unscaled scores and exponents are of 2, whatever kOptimized is.
-template <int kRows, bool kOptimized, bool kRescaleThreshold, bool kSoftcap>
+// Where there may be a cap, exponents are of 2 and take the place of scores before any is raised to one, whatever kOptimized is.
+template <class Element, int kRows, bool kOptimized, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
-  static constexpr float kThreshold = 8.f;
+  static constexpr float kThreshold = kRescaleThreshold ? kMaxGrowth<Element> : 0.f;
   static constexpr bool kScalesFirst = !kOptimized && !kSoftcap;
 
   float softmax_scale;
+  float inverse_scale_log2;
   Softcap const& softcap;
-  cute::array<float, kRows> row_max;       // of S, or a little less; scaled where kScalesFirst
-  cute::array<float, kRows> max_exponent;  // what it is as an exponent of 2, where there is a cap
+  cute::array<float, kRows>
+      limit;  // scores up to it leave m as it is: m, and the threshold above it; scaled where kScalesFirst
+  cute::array<float, kRows> max_exponent;  // m, where there is a cap
   cute::array<float, kRows> row_sum;       // this thread's share of l
 
   CUTE_DEVICE explicit Softmax(ForwardParams const& params)
-      : softmax_scale(params.softmax_scale), softcap(params.softcap) {
+      : softmax_scale(params.softmax_scale),
+        inverse_scale_log2(params.inverse_scale_log2),
+        softcap(params.softcap) {
     if constexpr (!kOptimized) {
       reset();
     }
@@ -42,85 +46,100 @@ struct Softmax {
 
   // The state before any block.
   CUTE_DEVICE void reset() {
-    cute::fill(row_max, float{kLeastMax});
-    cute::fill(max_exponent, exponent(kLeastMax));
+    cute::fill(limit, float{kLeastMax});
+    cute::fill(max_exponent, capped_max(kLeastMax));
     cute::clear(row_sum);
+  }
+
+  // m: scaled where kScalesFirst, else an exponent of 2.
+  CUTE_DEVICE float m(int r) const {
+    return kScalesFirst  ? limit[r]
+           : is_capped() ? max_exponent[r]
+                         : fmaf(limit[r], scale_log2(), -kThreshold);
   }
 
   // Begins a block of scores: brings m up to date with it, and l and O to the new m. kFirst: nothing came before, so nothing
   // is rescaled and the state is written, not updated.
   template <bool kFirst, class AccS, class AccO>
   CUTE_DEVICE void begin(AccS& acc_S, AccO& acc_O) {
-    cute::array<float, kRows> block_max;  // over this thread's columns, or the quad's
-    update_max<kFirst>(acc_S, acc_O, block_max);
-    if (is_capped()) {
-      cap(acc_S, block_max);
-    }
-  }
-
-  template <bool kFirst, class AccS, class AccO>
-  CUTE_DEVICE void update_max(AccS& acc_S, AccO& acc_O, cute::array<float, kRows>& block_max) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
-    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
-    bool grows = !kRescaleThreshold;
+    if constexpr (kScalesFirst) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc_S); ++i) {
+        acc_S(i) *= softmax_scale;
+      }
+    }
+    cute::array<float, kRows> block_max;  // over this thread's columns
+    bool grows = kFirst || !kRescaleThreshold;
+    bool small = true;  // the scores, under a cap
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      if (kScalesFirst) {
-        CUTE_UNROLL
-        for (int c = 0; c < size<1>(S); ++c) {
-          S(r, c) *= softmax_scale;
-        }
-      }
       block_max[r] = S(r, 0);
       CUTE_UNROLL
       for (int c = 1; c < size<1>(S); ++c) {
         block_max[r] = fmaxf(block_max[r], S(r, c));
       }
-      if constexpr (!kFirst && kRescaleThreshold) {
-        grows |= (block_max[r] - row_max[r]) * scale_log2() > kThreshold;
-      }
+      grows |= !kFirst && block_max[r] > limit[r];
+      small &= block_max[r] <= softcap.largest;
     }
-    // Lanes need not agree on the maximum where all of them stay below the threshold.
-    if (!kFirst && kRescaleThreshold && !device::any_lane(grows)) {
-      return;
+    // Lanes need not agree on the maximum where none exceeds its limit.
+    if (kFirst || !kRescaleThreshold || device::any_lane(grows)) {
+      update_max<kFirst>(block_max, acc_O);
     }
+    if constexpr (kSoftcap) {
+      to_exponents(S, small);
+    }
+  }
+
+  template <bool kFirst, class AccO>
+  CUTE_DEVICE void update_max(cute::array<float, kRows> const& block_max, AccO& acc_O) {
+    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
+    float const growth = kThreshold * inverse_scale_log2;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      block_max[r] = reduce_quad(block_max[r], [](float a, float b) { return fmaxf(a, b); });
-      float const new_max = fmaxf(block_max[r], kFirst ? kLeastMax : row_max[r]);
-      float const new_exponent = exponent(new_max);
+      float const quad_max =
+          reduce_quad(block_max[r], [](float a, float b) { return fmaxf(a, b); });
+      float const old_m = m(r);
+      limit[r] = fmaxf(quad_max + growth, kFirst ? kLeastMax : limit[r]);
+      max_exponent[r] = capped_max(limit[r] - growth);
       if constexpr (kFirst) {
         row_sum[r] = 0.f;
       } else {
-        float const correction = is_capped() ? device::exp2(max_exponent[r] - new_exponent)
-                                 : kScalesFirst
-                                     ? device::exp(row_max[r] - new_max)
-                                     : device::exp2((row_max[r] - new_max) * scale_log2());
+        float const difference = old_m - m(r);
+        float const correction = kScalesFirst ? device::exp(difference) : device::exp2(difference);
         row_sum[r] *= correction;
         CUTE_UNROLL
         for (int c = 0; c < size<1>(O); ++c) {
           O(r, c) *= correction;
         }
       }
-      row_max[r] = new_max;
-      max_exponent[r] = new_exponent;
     }
   }
 
-  template <class AccS>
-  CUTE_DEVICE void cap(AccS& acc_S, cute::array<float, kRows> const& block_max) const {
-    bool small = true;
+  // Scores to exponents of 2, less m. small: none of this block is large.
+  template <class Scores>
+  CUTE_DEVICE void to_exponents(Scores& S, bool small) const {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      small &= scores_are_small(softcap, row_max[r], block_max[r]);
+      small &= max_exponent[r] >= softcap.least_exponent;
     }
-    if (small) {
+    auto for_each = [&](auto&& exponent) {
       CUTE_UNROLL
-      for (int i = 0; i < size(acc_S); ++i) {
-        acc_S(i) *= capped_slope(softcap, acc_S(i));
+      for (int r = 0; r < kRows; ++r) {
+        float const offset = m(r);
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(S); ++c) {
+          S(r, c) = exponent(S(r, c), offset);
+        }
       }
+    };
+    if (!is_capped()) {
+      for_each([&](float score, float m) { return score * scale_log2() - m; });
+    } else if (small) {
+      for_each([&](float score, float m) { return score * capped_slope(softcap, score) - m; });
     } else {
-      cap_scores(softcap, acc_S);
+      cap_scores(softcap, S);
+      for_each([&](float exponent, float m) { return exponent - m; });
     }
   }
 
@@ -130,20 +149,20 @@ struct Softmax {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const factor = is_capped() ? 1.f : scale_log2();
-      float const offset = is_capped() ? max_exponent[r] : row_max[r] * scale_log2();
+      float const offset = m(r);
       CUTE_UNROLL
       for (int c = 4 * k; c < 4 * (k + 1); ++c) {
-        S(r, c) = kScalesFirst ? device::exp(S(r, c) - row_max[r])
-                               : device::exp2(S(r, c) * factor - offset);
+        S(r, c) = kScalesFirst ? device::exp(S(r, c) - offset)
+                  : kSoftcap   ? device::exp2(S(r, c))
+                               : device::exp2(S(r, c) * scale_log2() - offset);
         row_sum[r] += S(r, c);
       }
     }
   }
 
   CUTE_DEVICE bool is_capped() const { return kSoftcap && softcap.cap != 0.f; }
-  // Of 2, for a raw score; 0 where there is no cap.
-  CUTE_DEVICE float exponent(float score) const {
+  // m under a cap, of the largest score; 0 where there is no cap.
+  CUTE_DEVICE float capped_max(float score) const {
     return is_capped() ? capped_exponent(softcap, score) : 0.f;
   }
   CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
@@ -157,9 +176,7 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       float const sum = reduce_quad(row_sum[r], [](float a, float b) { return a + b; });
       float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = is_capped()    ? max_exponent[r] / kLog2e
-                               : kScalesFirst ? row_max[r]
-                                              : row_max[r] * softmax_scale;
+      float const scaled_max = kScalesFirst ? m(r) : m(r) * kLn2;
       lse[r] = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); ++c) {

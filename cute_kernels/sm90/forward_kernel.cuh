@@ -147,7 +147,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
                           typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
 
   using TileMask = Mask<Traits, kFeatures>;
-  using TileSoftmax = Softmax<Traits::kRescaleThreshold, kFeatures.softcap>;
+  using TileSoftmax = Softmax<Element, Traits::kRescaleThreshold, kFeatures.softcap>;
   typename TileSoftmax::PerRow correction;
 
   RingPosition<1> read_Q;
@@ -277,7 +277,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tile tile{};
   Blocks blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
-  TileSoftmax softmax(problem.softmax_scale);
+  TileSoftmax softmax(problem);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
   int n_skip = 0;           // blocks between the last one attended and the next

@@ -15,110 +15,140 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
+// Whether a score of row r exceeds the limit; where that is below 0, it says so whether or not one does. Half an instruction a
+// score, where a maximum takes one.
+template <class Scores>
+CUTE_DEVICE bool exceeds(Scores const& S, int r, float limit) {
+  constexpr int kColumns = decltype(size<1>(S))::value;
+  int largest[2] = {0, 0};  // bits, in two chains
+  CUTE_UNROLL
+  for (int c = 0; c < kColumns; c += 2) {
+    int& chain = largest[c / 2 % 2];
+    chain = device::max3(chain, device::bits(S(r, c)), device::bits(S(r, c + 1)));
+  }
+  return max(largest[0], largest[1]) > device::bits(limit);
+}
+
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
-template <bool kRescaleThreshold, bool kSoftcap>
+template <class Element, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr int kRows = 2;
-  static constexpr float kThreshold = kRescaleThreshold ? 8.f : 0.f;
+  static constexpr float kThreshold = kRescaleThreshold ? kMaxGrowth<Element> : 0.f;
   using PerRow = Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>>;
 
   float softmax_scale;
-  PerRow row_max;       // of S, or a little less
-  PerRow max_exponent;  // what it is as an exponent of 2, where there is a cap
+  float inverse_scale_log2;
+  PerRow limit;         // scores up to it leave m as it is: m, and the threshold above it
+  PerRow max_exponent;  // m, where there is a cap
   PerRow row_sum;       // this thread's share of l
 
-  CUTE_DEVICE explicit Softmax(float softmax_scale) : softmax_scale(softmax_scale) {}
+  CUTE_DEVICE explicit Softmax(ForwardParams const& params)
+      : softmax_scale(params.softmax_scale), inverse_scale_log2(params.inverse_scale_log2) {}
 
   // The state before any block.
   CUTE_DEVICE void reset() {
-    fill(row_max, float{kLeastMax});
+    fill(limit, float{kLeastMax});
     clear(max_exponent);
     clear(row_sum);
   }
 
-  // Row r does not exist: no score of it exceeds its m, so that it has no part in what rows decide together.
-  CUTE_DEVICE void leave_out(int r) { row_max(r) = INFINITY; }
+  // Row r does not exist: no score of it exceeds its limit, so that it has no part in what rows decide together.
+  CUTE_DEVICE void leave_out(int r) { limit(r) = INFINITY; }
+
+  // m as an exponent of 2.
+  CUTE_DEVICE float m(int r, Softcap const& softcap) const {
+    return is_capped(softcap) ? max_exponent(r) : fmaf(limit(r), scale_log2(), -kThreshold);
+  }
 
   // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before; where
   // kSoftcap, m is as `reset` and `leave_out` left it. Returns whether O is to be rescaled, and if so, writes by what.
   template <bool kFirst, class AccS>
   CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction, Softcap const& softcap) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    constexpr int kColumns = decltype(size<1>(S))::value;
-    float const scale_log2 = softmax_scale * kLog2e;
-    bool const is_capped = kSoftcap && softcap.cap != 0.f;
-
-    PerRow block_max;  // over this thread's columns, or the quad's
-    bool grows = false;
+    bool grows = kFirst;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float odd = S(r, 1);
-      block_max(r) = S(r, 0);
-      CUTE_UNROLL
-      for (int c = 2; c < kColumns; c += 2) {
-        block_max(r) = fmaxf(block_max(r), S(r, c));
-        odd = fmaxf(odd, S(r, c + 1));
+      if constexpr (!kFirst) {
+        // Under a cap also where scores cease to be small, of rows that exist.
+        bool const is_limited = is_capped(softcap) && limit(r) != INFINITY;
+        grows |= exceeds(S, r, is_limited ? fminf(limit(r), softcap.largest) : limit(r));
       }
-      block_max(r) = fmaxf(block_max(r), odd);
-      grows |= !kFirst && (block_max(r) - row_max(r)) * scale_log2 > kThreshold;
     }
-    // Lanes need not agree on the maximum where all of them stay below the threshold.
+    // Lanes need not agree on the maximum where none exceeds its limit.
     bool const rescale = !kFirst && device::any_lane(grows);
+    bool small = true;  // the scores, under a cap
     if (kFirst || rescale) {
       CUTE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        block_max(r) = reduce_quad(block_max(r), [](float a, float b) { return fmaxf(a, b); });
-        float const new_max = fmaxf(block_max(r), kFirst && !kSoftcap ? kLeastMax : row_max(r));
-        float const new_exponent = is_capped ? capped_exponent(softcap, new_max) : 0.f;
+        float const block_max = max_of_row(S, r);
+        float const old_limit = limit(r);
+        float const old_exponent = max_exponent(r);
+        limit(r) = fmaxf(fmaf(kThreshold, inverse_scale_log2, block_max),
+                         kFirst && !kSoftcap ? kLeastMax : limit(r));
+        if (is_capped(softcap)) {
+          small &= limit(r) == INFINITY || block_max <= softcap.largest;
+          max_exponent(r) =
+              capped_exponent(softcap, fmaf(-kThreshold, inverse_scale_log2, limit(r)));
+        }
         if constexpr (kFirst) {
           row_sum(r) = 0.f;
         } else {
-          correction(r) = device::exp2(is_capped ? max_exponent(r) - new_exponent
-                                                 : (row_max(r) - new_max) * scale_log2);
+          correction(r) = device::exp2(is_capped(softcap) ? old_exponent - max_exponent(r)
+                                                          : (old_limit - limit(r)) * scale_log2());
           row_sum(r) *= correction(r);
         }
-        row_max(r) = new_max;
-        max_exponent(r) = new_exponent;
       }
     }
-    if (is_capped) {
-      bool small = true;
+    if (is_capped(softcap)) {
       CUTE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        small &= row_max(r) == INFINITY || scores_are_small(softcap, row_max(r), block_max(r));
+        small &= limit(r) == INFINITY || max_exponent(r) >= softcap.least_exponent;
       }
       if (small) {
-        exponentiate(S, max_exponent, [&](float score) { return capped_slope(softcap, score); });
+        exponentiate(S, softcap, [&](float score) { return capped_slope(softcap, score); });
       } else {
         cap_scores(softcap, S);
-        exponentiate(S, max_exponent, [](float) { return 1.f; });
+        exponentiate(S, softcap, [](float) { return 1.f; });
       }
     } else {
-      PerRow exponent;
-      CUTE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        exponent(r) = row_max(r) * scale_log2;
-      }
-      exponentiate(S, exponent, [&](float) { return scale_log2; });
+      exponentiate(S, softcap, [&](float) { return scale_log2(); });
     }
     return rescale;
   }
 
+  // Of the quad's scores of row r, in two chains.
+  template <class Scores>
+  CUTE_DEVICE static float max_of_row(Scores const& S, int r) {
+    float even = S(r, 0), odd = S(r, 1);
+    CUTE_UNROLL
+    for (int c = 2; c < size<1>(S); c += 2) {
+      even = fmaxf(even, S(r, c));
+      odd = fmaxf(odd, S(r, c + 1));
+    }
+    return reduce_quad(fmaxf(even, odd), [](float a, float b) { return fmaxf(a, b); });
+  }
+
   // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)), and their sums to l.
   template <class Scores, class Slope>
-  CUTE_DEVICE void exponentiate(Scores& S, PerRow const& m, Slope const& slope) {
+  CUTE_DEVICE void exponentiate(Scores& S, Softcap const& softcap, Slope const& slope) {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
+      float const offset = m(r, softcap);
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), -m(r)));
+        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), -offset));
         sum[c % 2] += S(r, c);
       }
       row_sum(r) += sum[0] + sum[1];
     }
   }
+
+  CUTE_DEVICE static bool is_capped(Softcap const& softcap) {
+    return kSoftcap && softcap.cap != 0.f;
+  }
+  CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
 
   template <class AccO>
   CUTE_DEVICE static void rescale(AccO& acc_O, PerRow const& factor) {
@@ -140,8 +170,7 @@ struct Softmax {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
-      float maximum =
-          kSoftcap && softcap.cap != 0.f ? max_exponent(r) / kLog2e : row_max(r) * softmax_scale;
+      float maximum = m(r, softcap) * kLn2;
       float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
       if (sinks(r) != -INFINITY) {
         float const new_max = fmaxf(maximum, sinks(r));

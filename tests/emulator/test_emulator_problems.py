@@ -15,6 +15,7 @@ from support.problems import (
     Packed,
     Shape,
     growing,
+    growing_below_zero,
     make_inputs,
     make_packed,
     near_a_cap,
@@ -133,10 +134,11 @@ def test_keys_whose_scores_are_minus_infinity_count_nothing(
     expect(q, k[:, finite], v[:, finite]).check(out, lse)
 
 
+@pytest.mark.parametrize("grow", [growing, growing_below_zero])
 @pytest.mark.parametrize("config", [BEST, CONFIGS[6], CONFIGS[14]], ids=str)
-def test_maxima_that_grow_from_block_to_block(libraries, config):
+def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
     dtype = TORCH_DTYPES[config.dtype]
-    inputs = growing(make_inputs(Shape("", 1, 67, 300, 2), dtype, config.d_head))
+    inputs = grow(make_inputs(Shape("", 1, 67, 300, 2), dtype, config.d_head))
     out, lse, report = emulate(libraries, config, inputs)
     report.check()
     expect(*inputs).check(out, lse)

@@ -18,6 +18,7 @@ from support.problems import (
     Packed,
     Shape,
     growing,
+    growing_below_zero,
     make_inputs,
     make_packed,
     near_a_cap,
@@ -81,10 +82,11 @@ def test_kernels_are_right_and_nothing_is_found(libraries, config, case):
     run(libraries, config, case, ORDERS[n % len(ORDERS)])
 
 
+@pytest.mark.parametrize("grow", [growing, growing_below_zero])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_maxima_that_grow_from_block_to_block(libraries, config):
+def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
     dtype = TORCH_DTYPES[config.dtype]
-    inputs = growing(make_inputs(Shape("", 1, 67, 300, 2), dtype, config.d_head))
+    inputs = grow(make_inputs(Shape("", 1, 67, 300, 2), dtype, config.d_head))
     out, lse, report = emulate(libraries, config, inputs, resident_ctas=RESIDENT_CTAS)
     report.check()
     expect(*inputs).check(out, lse)

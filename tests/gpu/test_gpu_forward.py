@@ -14,6 +14,7 @@ from support.problems import (
     Mask,
     Shape,
     growing,
+    growing_below_zero,
     make_inputs,
     near_a_cap,
     packed_and_expected,
@@ -54,12 +55,13 @@ def test_every_config_is_within_tolerance_at_every_shape(config, shape):
     assert out.is_contiguous()
 
 
+@pytest.mark.parametrize("grow", [growing, growing_below_zero])
 @pytest.mark.parametrize("causal", [False, True])
 @every_config
-def test_maxima_that_grow(config, causal):
+def test_maxima_that_grow(config, causal, grow):
     """A threshold that is passed again and again."""
     shape = Shape("", 2, 300, 700, 4)
-    inputs = growing(make_inputs(shape, TORCH_DTYPES[config.dtype], config.d_head, "cuda"))
+    inputs = grow(make_inputs(shape, TORCH_DTYPES[config.dtype], config.d_head, "cuda"))
     check(expect(*inputs, causal=causal), attend(inputs, config=config, causal=causal), shape)
 
 

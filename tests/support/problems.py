@@ -157,6 +157,14 @@ def growing(inputs: Inputs) -> Inputs:
     return q, (k * factors[:, None, None]).to(k.dtype), v
 
 
+def growing_below_zero(inputs: Inputs) -> Inputs:
+    """The same with scores below 0 alone, the lowest those of the last keys: maxima grow as in
+    `growing`, and no score is above 0 when they do."""
+    q, k, v = inputs
+    factors = torch.linspace(1, 40, k.shape[1], device=k.device)
+    return -q.abs(), (k.abs() * factors[:, None, None]).to(k.dtype), v
+
+
 def near_a_cap(inputs: Inputs) -> Inputs:
     """The same with rows of q from a hundredth to thirty times as large, so that scores are far
     below a cap of tens, near it, and above. All scores of the last head are below 0."""

@@ -39,7 +39,7 @@ class FlashForwardKernelConfig(KernelConfig):
     mma_double_buffer_loads: bool = flag("buffer")  # the next stage's ldmatrix before mma
     optimized_softmax: bool = flag("opt_softmax")  # exp2 with a folded scale; first block peeled
     kv_stages: int = number("stages_{}", default=1)  # blocks of K, and of V, in smem at a time
-    # O is rescaled for growth of m above 2^8 only.
+    # O is rescaled where scores exceed m by more than 2^14 (fp16) or 2^24 (bf16) only.
     rescale_threshold: bool = flag("rescale_threshold", default=False)
 
     @property

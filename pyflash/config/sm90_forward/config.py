@@ -38,7 +38,8 @@ class FlashForwardSm90Config(KernelConfig):
     pingpong: bool = flag("pingpong")  # consumer warpgroups take turns on the tensor cores
     # One CTA per SM takes tile after tile; the next tile's first QK^T overlaps this one's last PV.
     persistent: bool = flag("persistent")
-    rescale_threshold: bool = flag("rescale_threshold")  # rescale O for growth of m above 2^8 only
+    # O is rescaled where scores exceed m by more than 2^14 (fp16) or 2^24 (bf16) only.
+    rescale_threshold: bool = flag("rescale_threshold")
     pack_gqa: bool = flag("pack_gqa")  # the query heads of a K/V head are rows of one Q tile
 
     @property
