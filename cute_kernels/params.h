@@ -85,7 +85,7 @@ struct ForwardParams {
   int num_splits;  // from 1 to kMaxSplits
 
   float softmax_scale;
-  float inverse_scale_log2;  // 1 / (softmax_scale * log2(e)), at most 1e28: the score whose exponent of 2 is 1
+  float inverse_scale_log2;  // 1 / (softmax_scale * log2(e)), at most 1e28
   Softcap softcap;
 
   // A logit per head, or per head and row, that joins the softmax denominator only; of fp32, or of q's type.
