@@ -4,6 +4,7 @@
 #include <cmath>
 #include <variant>
 
+#include "cute_kernels/host/splits.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash {
@@ -71,8 +72,8 @@ double Grid::slowdown(double share) const {
     return std::max(1.0, std::clamp<double>(on_sm, 1, shape_.ctas_per_sm) * share);
   };
   if (n_tiles_ <= n_slots_) {
-    // NOTE: clusters of CTAs do not fit on all SMs; some share one.
-    bool const is_tight = cluster_ > 1 && 16 * n_tiles_ * cluster_ > 15 * n_sms_;
+    // Those that do not fit share SMs with others.
+    bool const is_tight = cluster_ > 1 && !clusters_fit(n_tiles_ * cluster_, n_sms_);
     return std::max(slower(n_tiles), is_tight ? 1.5 * share : 0);
   }
   double const rest = std::fmod(n_tiles, slots);

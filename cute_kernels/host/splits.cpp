@@ -18,19 +18,26 @@ double cost(SplitProblem const& problem, int n) {
   return steps + merge_cost(n, problem.n_outputs);
 }
 
-// The largest cluster that pays, and whether it is enough: it leaves few SMs idle, or its splits are short.
+// The largest cluster that pays, and whether it is as fast as splits that are merged apart. Those fill the GPU better, which pays
+// for the merge where the largest cluster leaves SMs idle and splits are long.
 std::pair<int, bool> splits_of_cluster(SplitProblem const& problem) {
   constexpr int kMinKeys = 128;
+  int const n_keys = problem.n_key_blocks * problem.B_c;
+  int64_t const n_sms = problem.n_sms;
   int n = 1;
-  while (2 * n <= problem.max_cluster && 2 * n * problem.n_ctas <= problem.n_sms &&
-         2 * n * kMinKeys <= problem.n_key_blocks * problem.B_c) {
+  while (2 * n <= problem.max_cluster && 2 * n * problem.n_ctas <= n_sms &&
+         2 * n * kMinKeys <= n_keys) {
     n *= 2;
   }
-  // NOTE: where the hardware places the CTAs of the largest clusters two to an SM, longer ones suffer.
-  constexpr int kLong = 64;
-  bool const largest = n == problem.max_cluster;
-  bool const fills = 2 * n * problem.n_ctas > problem.n_sms;
-  return {n, !largest || (fills && problem.n_key_blocks < n * kLong)};
+  if (n < problem.max_cluster) {
+    return {n, n > 1 || problem.n_ctas <= n_sms};
+  }
+  if (n > kPortableCluster && !clusters_fit(n * problem.n_ctas, problem.n_sms)) {
+    n /= 2;
+  }
+  int64_t const n_ctas = n * problem.n_ctas;
+  int const longest = 3 * n_ctas < n_sms ? 512 : 2 * n_ctas < n_sms ? 1024 : 4096;
+  return {n, n_keys <= n * longest};
 }
 
 }  // namespace

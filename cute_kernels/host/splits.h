@@ -5,8 +5,11 @@
 // where the slots are the CTAs that run at a time. The cheapest number of splits is taken, the fewest where several are, of
 // those that leave every split kMinSteps blocks or more. A grid that fills four slots of five without is not split.
 // Splits that a cluster of CTAs merges cost next to nothing: a power of two of them, as many as the SMs have room for with a
-// CTA each and 128 keys for each; where even the largest cluster leaves half of the SMs idle or 64 blocks to each of its
-// splits, the model above decides.
+// CTA each and 128 keys for each; 8 instead of 16 where not all clusters have SMs of their own. The model above decides where the
+// largest cluster leaves two thirds of the SMs idle and splits have 512 keys, or half of them and 1024, or else 4096; and where
+// CTAs share SMs without any splits. One query, 8 heads of d_head 128: clusters of 16 took, at 1k to 16k keys, 8.5, 10.3, 12.8, 16.8 and
+// 27.0 us, of 8 7.4, 8.7, 11.8, 16.4 and 25.5, 17 splits merged apart 9.1, 10.7, 13.8, 17.3 and 25.2. 144 heads: 75.6 us without
+// splits, 59.1 with 3.
 // Measured on an H200 with one query, 8 heads of k and v, 8192 keys and d_head 128, in microseconds: 16 splits 19.4, chosen
 // 16 (8: 24.9, 32: 22.0); batch 4: chosen 8, 44.9 (4: 61.2, 16: 53.1).
 #pragma once
@@ -27,6 +30,13 @@ struct SplitProblem {
   int n_sms = 0;
   int max_cluster = 1;  // so many splits the kernel merges itself
 };
+
+// Clusters of more CTAs are not launched on every GPU.
+inline constexpr int kPortableCluster = 8;
+
+// Whether clusters with so many CTAs in all each have SMs of their own. The SMs of a cluster are neighbours, and an H200 with 132
+// of them has room for 7 clusters of 16, not 8, for 15 of 8 and for 31 of 4.
+inline bool clusters_fit(int64_t n_ctas, int n_sms) { return 16 * n_ctas <= 15 * int64_t(n_sms); }
 
 int choose_num_splits(SplitProblem const& problem);
 

@@ -57,6 +57,32 @@ PERSISTENT = parse("(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+per
 
 
 @pytest.mark.parametrize(
+    ("heads", "seqlen_k", "splits"),
+    [
+        (1, 4096, 16),
+        (1, 16384, 26),  # 1024 keys to each of 16 splits, and most SMs idle
+        (4, 16384, 16),  # half of them busy
+        (7, 16384, 16),  # 112 of 132 SMs
+        (7, 131072, 37),
+        (8, 1024, 8),  # 128 keys to each
+        (8, 4096, 8),  # 8 clusters of 16 do not fit
+        (8, 16384, 26),
+        (16, 16384, 8),
+        (66, 16384, 2),
+        (67, 16384, 1),
+        (132, 16384, 1),
+        (144, 2958, 3),  # two CTAs on some SMs
+    ],
+)
+def test_splits_of_a_kernel_that_merges_them_in_clusters(heads, seqlen_k, splits):
+    """Of the costs only a split's is not 0."""
+    figures = dict.fromkeys(FIGURES, 0.0) | {"split": 1.0, "memory": 1e30, "l2": 1e30}
+    problem = f"heads={heads},seqlen_q=1,seqlen_k={seqlen_k},num_splits=0"
+    found = microseconds(problem, PACKING, **figures)
+    assert max(1, round(found)) == splits
+
+
+@pytest.mark.parametrize(
     ("seqlen_q", "expected"),
     [
         (8, 2 + 3 + 0.5),  # 8 queries of 8 heads are the 64 rows of a tile: one to an SM
