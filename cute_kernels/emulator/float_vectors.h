@@ -1,4 +1,4 @@
-// 16-bit numbers to fp32, four at a time, as any CPU can.
+// Four fp32 at a time: from 16-bit numbers, as any CPU can, and as a tensor core writes them.
 #pragma once
 
 #include <cstdint>
@@ -25,5 +25,10 @@ inline Floats from_fp16(Words half) {
 }
 
 inline Floats from_bf16(Words bfloat) { return reinterpret_cast<Floats>(bfloat << 16); }
+
+// NaN as a tensor core writes it: all bits of it but the sign. A CPU's has the sign, and would be below all numbers as bits.
+inline Floats canonical(Floats x) {
+  return x == x ? x : reinterpret_cast<Floats>(Words{} + 0x7fffffffu);
+}
 
 }  // namespace pyflash::emulator

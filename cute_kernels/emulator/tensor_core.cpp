@@ -53,6 +53,11 @@ void mma(std::array<MmaRegisters*, kLanes> const& lanes) {
         }
       }
     }
+    for (Floats(&row)[kN / kWidth] : sums) {
+      for (Floats& sum : row) {
+        sum = canonical(sum);
+      }
+    }
     std::memcpy(D[m], sums, sizeof sums);
   }
   for (int lane = 0; lane < kLanes; ++lane) {

@@ -88,6 +88,8 @@ void add_products(float const* A, float const* B, int n, float* D) {
         }
       }
       for (int i = 0; i < 4; ++i) {
+        sums[i][0] = canonical(sums[i][0]);
+        sums[i][1] = canonical(sums[i][1]);
         std::memcpy(&D[(m + i) * n + column], sums[i], sizeof sums[i]);
       }
     }

@@ -26,7 +26,9 @@ CUTE_DEVICE bool exceeds(Scores const& S, int r, float limit) {
     int& chain = largest[c / 2 % 2];
     chain = device::max3(chain, device::bits(S(r, c)), device::bits(S(r, c + 1)));
   }
-  return max(largest[0], largest[1]) > device::bits(limit);
+  // NaN, whose bits are above those of infinity, does not exceed it.
+  int const at_most_infinity = min(max(largest[0], largest[1]), device::bits(INFINITY));
+  return at_most_infinity > device::bits(limit);
 }
 
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum

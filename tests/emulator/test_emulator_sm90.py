@@ -134,13 +134,17 @@ def test_bits_of_a_packed_sequence_do_not_depend_on_its_neighbours(libraries, co
     """Whose queries are rows of its last tile."""
     packed = Packed("", (70, 60), (200, 90), 2, 1)
     q, *others = make_packed(packed, TORCH_DTYPES[config.dtype], config.d_head)
-    louder = q.clone()
+    louder, broken = q.clone(), q.clone()
     louder[70:] *= 30
+    broken[70:] = torch.nan
     options = {"softcap": softcap, "resident_ctas": RESIDENT_CTAS}
-    first, again = (emulate(libraries, config, (x, *others), **options) for x in (q, louder))
-    assert torch.equal(first[0][:70], again[0][:70])
-    assert torch.equal(first[1][:, :70], again[1][:, :70])
-    assert not torch.equal(first[0][70:], again[0][70:])
+    first, *others = (
+        emulate(libraries, config, (x, *others), **options) for x in (q, louder, broken)
+    )
+    for again in others:
+        assert torch.equal(first[0][:70], again[0][:70])
+        assert torch.equal(first[1][:, :70], again[1][:, :70])
+        assert not torch.equal(first[0][70:], again[0][70:])
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
