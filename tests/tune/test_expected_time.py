@@ -10,7 +10,7 @@ from support.headers import ROOT
 from pyflash import FlashForwardKernelConfig
 from pyflash.config import parse
 from pyflash.op import tables
-from pyflash.op.selection import expected_microseconds
+from pyflash.op.selection import class_of, expected_microseconds
 from pyflash.tuner.audit import GOOD
 from pyflash.tuner.costs import ratio_of_choice
 from pyflash.tuner.journal import read_journal
@@ -156,20 +156,29 @@ def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
 
 
 def test_the_shipped_costs_choose_well():
-    """For the problems of both audits, by costs alone: 300 of 335 within 3 %, geometric mean 1.008.
-    What they take of problems that they have not seen is in docs/tuning.md."""
+    """For the audited problems that they were fitted to, by costs alone: 221 of 240 and, of few
+    queries, 117 of 146 within 3 %, geometric means 1.007 and 1.018. What they take of problems that
+    they have not seen is in docs/tuning.md."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
         (parse(row["config"]), row["kind"]): ({name: row[name] for name in tables.COSTS}, 0, 0)
         for row in shipped["costs"]
     }
-    ratios = [
-        ratio_of_choice(record, parse_problem(record["name"]), fits, 90, 132)
-        for number in (7, 8)
-        for record in read_journal(ROOT / f"docs/data/h200-audit-{number}.jsonl")
-        if record["kind"] == "audit"
-    ]
-    assert len(ratios) == 335
-    assert sum(ratio <= GOOD for ratio in ratios) >= 294
-    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.010
-    assert max(ratios) < 1.3
+
+    def ratios_of(kind, *audits):
+        return [
+            ratio_of_choice(record, problem, fits, 90, 132)
+            for number in audits
+            for record in read_journal(ROOT / f"docs/data/h200-audit-{number}.jsonl")
+            if "ratio" in record
+            and class_of(problem := parse_problem(record["name"])).kind == kind
+        ]
+
+    for ratios, n, good, mean in (
+        (ratios_of("many", 7, 8), 240, 216, 1.009),
+        (ratios_of("few", 10, 11), 146, 112, 1.020),
+    ):
+        assert len(ratios) == n
+        assert sum(ratio <= GOOD for ratio in ratios) >= good
+        assert math.exp(sum(map(math.log, ratios)) / n) < mean
+        assert max(ratios) < 1.35
