@@ -170,8 +170,7 @@ def test_the_shipped_costs_choose_well():
             ratio_of_choice(record, problem, fits, 90, 132)
             for number in audits
             for record in read_journal(ROOT / f"docs/data/h200-audit-{number}.jsonl")
-            if "ratio" in record
-            and class_of(problem := parse_problem(record["name"])).kind == kind
+            if "ratio" in record and class_of(problem := parse_problem(record["name"])).kind == kind
         ]
 
     for ratios, n, good, mean in (
