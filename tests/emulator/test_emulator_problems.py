@@ -19,6 +19,7 @@ from support.problems import (
     make_inputs,
     make_packed,
     near_a_cap,
+    rising,
 )
 
 from pyflash.emulator import ORDERS
@@ -134,7 +135,7 @@ def test_keys_whose_scores_are_minus_infinity_count_nothing(
     expect(q, k[:, finite], v[:, finite]).check(out, lse)
 
 
-@pytest.mark.parametrize("grow", [growing, growing_below_zero])
+@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising])
 @pytest.mark.parametrize("config", [BEST, CONFIGS[6], CONFIGS[14]], ids=str)
 def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
     dtype = TORCH_DTYPES[config.dtype]

@@ -22,6 +22,7 @@ from support.problems import (
     make_inputs,
     make_packed,
     near_a_cap,
+    rising,
 )
 from typer.testing import CliRunner
 
@@ -82,7 +83,7 @@ def test_kernels_are_right_and_nothing_is_found(libraries, config, case):
     run(libraries, config, case, ORDERS[n % len(ORDERS)])
 
 
-@pytest.mark.parametrize("grow", [growing, growing_below_zero])
+@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
     dtype = TORCH_DTYPES[config.dtype]

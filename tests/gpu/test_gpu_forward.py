@@ -19,6 +19,7 @@ from support.problems import (
     near_a_cap,
     packed_and_expected,
     problem_of,
+    rising,
 )
 
 from pyflash import built_configs
@@ -55,7 +56,7 @@ def test_every_config_is_within_tolerance_at_every_shape(config, shape):
     assert out.is_contiguous()
 
 
-@pytest.mark.parametrize("grow", [growing, growing_below_zero])
+@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising])
 @pytest.mark.parametrize("causal", [False, True])
 @every_config
 def test_maxima_that_grow(config, causal, grow):

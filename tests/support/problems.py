@@ -157,6 +157,15 @@ def growing(inputs: Inputs) -> Inputs:
     return q, (k * factors[:, None, None]).to(k.dtype), v
 
 
+def rising(inputs: Inputs) -> Inputs:
+    """The same with scores that rise by 11.3, 16.3 as exponents of 2, from the last keys to the
+    first: for long by less than a threshold, and by more than exponentials in fp16 can."""
+    q, k, v = (x.clone() for x in inputs)
+    q[..., 0] = q.shape[-1] ** 0.5
+    k[..., 0] = torch.linspace(11.3, 0, k.shape[1], device=k.device)[:, None]
+    return q, k, v
+
+
 def growing_below_zero(inputs: Inputs) -> Inputs:
     """The same with scores below 0 alone, the lowest those of the last keys: maxima grow as in
     `growing`, and no score is above 0 when they do."""
