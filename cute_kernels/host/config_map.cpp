@@ -128,6 +128,10 @@ bool covers(ConfigMapRow const& row, ForwardFeatures needed) {
                      [&](ForwardFeatures const& built) { return built.covers(needed); });
 }
 
+char const* refusal(ConfigMapRow const& row, ForwardParams const& params) {
+  return row.refusal ? row.refusal(row, params) : nullptr;
+}
+
 std::string config_map_json() {
   std::ostringstream json;
   json << "[";

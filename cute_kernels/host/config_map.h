@@ -45,6 +45,9 @@ int ctas_per_sm(ConfigMapRow const& row, int sm_arch);
 // Whether some built combination covers the features.
 bool covers(ConfigMapRow const& row, ForwardFeatures needed);
 
+// Why the row's kernels cannot run a problem of features that they cover; nullptr: they can.
+char const* refusal(ConfigMapRow const& row, ForwardParams const& params);
+
 // [{"config": "(FP16, ...", "features": ["plain", "right_window"], "sm_archs": [80, 90], "ptx_arch": 90, "n_threads": 128,
 // "smem_bytes": 49152, "rank": 0}, ...]
 std::string config_map_json();

@@ -6,6 +6,7 @@
 
 #include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/least_expected.h"
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
@@ -64,10 +65,6 @@ AnyConfig named_config(std::string_view text, Problem const& problem) {
   auto const [dtype, d_head] = key_fields(config);
   check_config_fits(text, dtype, d_head, problem);
   return config;
-}
-
-char const* refusal(ConfigMapRow const& row, ForwardParams const& params) {
-  return row.refusal ? row.refusal(row, params) : nullptr;
 }
 
 Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gpu) {
@@ -163,12 +160,6 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
   return with_fewer_rows == kernels.end() ? std::pair{2, *filling} : std::pair{3, *with_fewer_rows};
 }
 
-int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu) {
-  return problem.num_splits > 0 ? problem.num_splits
-                                : splits_by_rule(problem.params, tiling_of(row),
-                                                 ctas_per_sm(row, gpu.sm_arch), gpu.n_sms);
-}
-
 // Rule 5. Whether it holds.
 bool choose_by_class(Candidates const& candidates, Problem const& problem,
                      GpuSelection& selection) {
@@ -185,62 +176,11 @@ bool choose_by_class(Candidates const& candidates, Problem const& problem,
   return false;
 }
 
-// The least expected time, if the costs include those of `rule`, the kernel that rules 1 to 4 took.
-CostedChoice least_expected(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
-                            ConfigMapRow const* rule) {
-  ForwardParams const& params = problem.params;
-  ProblemKind const kind = kind_of(params);
-  CostedChoice best{};
-  bool knows_rule = false;
-  for (PricedKernel const& priced : candidates.priced) {
-    ConfigMapRow const& row = *priced.kernel.row;
-    if (priced.kind != kind || refusal(row, params)) {
-      continue;
-    }
-    knows_rule = knows_rule || &row == rule;
-    double const time =
-        expected_time(priced.shape, priced.costs, params, gpu.n_sms, splits_of(problem, row, gpu));
-    if (best.kernel == nullptr || time < best.time) {
-      best.kernel = &priced;
-      best.time = time;
-    }
-  }
-  return knows_rule ? best : CostedChoice{};
-}
-
-// The same from what is known, where no candidate refuses the problem.
-CostedChoice known_least_expected(Candidates const& candidates, Problem const& problem,
-                                  Gpu const& gpu, ConfigMapRow const* rule) {
-  ForwardParams const& params = problem.params;
-  CostedSize const size{params.batch,        params.heads,      params.heads_kv, params.seqlen_q,
-                        params.seqlen_k,     params.total_q,    params.total_k,  params.window_left,
-                        params.window_right, problem.num_splits};
-  for (CostedChoice const& known : candidates.known) {
-    if (known.size == size) {
-      return known;
-    }
-  }
-  CostedChoice found = least_expected(candidates, problem, gpu, rule);
-  found.size = size;
-  if (candidates.known.size() < Candidates::kMaxKnown) {
-    candidates.known.push_back(found);
-  } else {
-    candidates.known[candidates.oldest] = found;
-    candidates.oldest = (candidates.oldest + 1) % Candidates::kMaxKnown;
-  }
-  return found;
-}
-
 // Rule 6, which improves on the kernel that rules 1 to 4 took.
 void choose_by_costs(Candidates const& candidates, Problem const& problem,
                      GpuSelection& selection) {
-  ProblemKind const kind = kind_of(problem.params);
-  bool const all_accept = std::none_of(
-      candidates.priced.begin(), candidates.priced.end(), [&](PricedKernel const& priced) {
-        return priced.kind == kind && refusal(*priced.kernel.row, problem.params);
-      });
-  auto const least = all_accept ? known_least_expected : least_expected;
-  CostedChoice const choice = least(candidates, problem, selection.gpu, selection.kernel.row);
+  CostedChoice const choice =
+      least_expected(candidates, problem, selection.gpu, selection.kernel.row);
   if (choice.kernel != nullptr) {
     selection.rule = 6;
     selection.kernel = choice.kernel->kernel;
@@ -261,6 +201,12 @@ int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_p
                             .B_c = tiling.B_c,
                             .n_sms = n_sms,
                             .max_cluster = tiling.max_cluster});
+}
+
+int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu) {
+  return problem.num_splits > 0 ? problem.num_splits
+                                : splits_by_rule(problem.params, tiling_of(row),
+                                                 ctas_per_sm(row, gpu.sm_arch), gpu.n_sms);
 }
 
 std::string GpuSelection::reason() const {

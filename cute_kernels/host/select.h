@@ -61,6 +61,8 @@ struct Tiling {
 
 // The number of splits by splits.h for a config of which ctas_per_sm CTAs fit on an SM.
 int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms);
+// Those that the problem asks for, or by the rule.
+int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu);
 
 // `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
 // listing what is built. On the CPU a named config need not be built, and one pass does what splits would.

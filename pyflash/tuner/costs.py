@@ -135,7 +135,7 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
 
 def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
     """The time of the config that these costs choose over that of the best; that of what was
-    selected where they do not decide. As choose_by_costs in cute_kernels/host/select.cpp."""
+    selected where they do not decide. As least_expected in cute_kernels/host/least_expected.cpp."""
     kind = class_of(problem).kind
     expected = {}
     for config in competing(record):
