@@ -1,6 +1,7 @@
 """Libraries as they are built: what the config map says of kernels is what the configs say, and the
 op library asks no more of torch than every version has. What is no kernel library is refused."""
 
+import hashlib
 import re
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.fake_library import build_fake_library
+from support.headers import ROOT
 
 import pyflash
 from pyflash import named_set
@@ -90,3 +92,16 @@ def test_a_file_that_is_no_library_is_refused(tmp_path):
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(RuntimeError, match=r"text\.so' is cut off, or was not built by"):
         pyflash.load(tmp_path / "text.so")
+
+
+def test_the_abi_version_is_of_these_structs():
+    """A kernel library that is as old as other structs would read a problem where it is not."""
+    code = ""
+    for name in ("features.h", "params.h", "registry.h"):
+        text = (ROOT / "cute_kernels" / name).read_text()
+        code += re.sub(r"//.*|\s+", "", text)
+    (version,) = re.findall(r"kKernelLibraryAbi=(\d+);", code)
+    digest = hashlib.sha256(code.encode()).hexdigest()[:16]
+    assert (version, digest) == ("8", "2a086162d30762c2"), (
+        "structs changed: raise kKernelLibraryAbi in registry.h, and put both here"
+    )
