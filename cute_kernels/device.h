@@ -80,12 +80,6 @@ CUTE_DEVICE float clamp(float x, float limit) {
   return y;
 }
 
-// The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
-CUTE_DEVICE int bits(float x) { return __float_as_int(x); }
-
-// The largest of three, one instruction on SM90.
-CUTE_DEVICE int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
-
 // Two fp32 rounded to nearest even into one 32-bit register, `lo` in the lower half.
 CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::half_t) {
   __half2 const packed = __floats2half2_rn(lo, hi);
@@ -141,8 +135,6 @@ float exp(float x);
 float log(float x);
 float rsqrt(float x);
 float clamp(float x, float limit);
-int bits(float x);
-int max3(int a, int b, int c);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);

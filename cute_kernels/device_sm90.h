@@ -37,6 +37,12 @@ CUTE_DEVICE int fresh_thread_idx() {
   return index;
 }
 
+// The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
+CUTE_DEVICE int bits(float x) { return __float_as_int(x); }
+
+// The largest of three, one instruction.
+CUTE_DEVICE int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+
 // One lane of the warp.
 CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
 
@@ -182,6 +188,9 @@ int warp_idx();
 int warpgroup_idx();
 int grid_size();
 int fresh_thread_idx();
+
+int bits(float x);
+int max3(int a, int b, int c);
 
 bool elect_one();
 

@@ -33,11 +33,6 @@ CUTE_DEVICE float capped_slope(Softcap const& softcap, float score) {
   return (softcap.quadratic * square + softcap.linear) * square + softcap.constant;
 }
 
-// Whether a row's scores are, whose m is the exponent max_exponent, and of which this block's largest is block_max.
-CUTE_DEVICE bool scores_are_small(Softcap const& softcap, float max_exponent, float block_max) {
-  return max_exponent >= softcap.least_exponent && block_max <= softcap.largest;
-}
-
 // To exponents, whatever the scores are. Masked ones stay -inf.
 template <class Scores>
 CUTE_DEVICE void cap_scores(Softcap const& softcap, Scores& scores) {

@@ -1,8 +1,6 @@
 // The device primitives of an emulated kernel.
 #include "cute_kernels/device.h"
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "cute_kernels/emulator/device.h"
@@ -27,9 +25,6 @@ void store(void* address, void const* value, int bytes) { machine->copy(value, a
 
 void async_commit() { machine->async_commit(); }
 void async_wait(int n_pending) { machine->async_wait(n_pending); }
-
-int bits(float x) { return std::bit_cast<int>(x); }
-int max3(int a, int b, int c) { return std::max({a, b, c}); }
 
 float exp2(float x) {
   machine->count_exponential();

@@ -1,6 +1,9 @@
 // The device primitives of an emulated SM90 kernel, and what its instrumented accesses to registers call.
 #include "cute_kernels/device_sm90.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "cute_kernels/emulator/device.h"
 
 namespace pyflash::device {
@@ -11,6 +14,9 @@ int warp_idx() { return machine->thread_idx() / 32; }
 int warpgroup_idx() { return machine->thread_idx() / 128; }
 int grid_size() { return machine->grid_size(); }
 int fresh_thread_idx() { return machine->thread_idx(); }
+
+int bits(float x) { return std::bit_cast<int>(x); }
+int max3(int a, int b, int c) { return std::max({a, b, c}); }
 
 bool elect_one() { return machine->elect_one(); }
 

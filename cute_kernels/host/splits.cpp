@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cute_kernels/host/problem.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash {
 namespace {
@@ -32,7 +33,7 @@ std::pair<int, bool> splits_of_cluster(SplitProblem const& problem) {
   if (n < problem.max_cluster) {
     return {n, n > 1 || problem.n_ctas <= n_sms};
   }
-  if (n > kPortableCluster && !clusters_fit(n * problem.n_ctas, problem.n_sms)) {
+  if (n > sm90::kPortableCluster && !clusters_fit(n * problem.n_ctas, problem.n_sms)) {
     n /= 2;
   }
   int64_t const n_ctas = n * problem.n_ctas;

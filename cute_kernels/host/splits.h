@@ -31,9 +31,6 @@ struct SplitProblem {
   int max_cluster = 1;  // so many splits the kernel merges itself
 };
 
-// Clusters of more CTAs are not launched on every GPU.
-inline constexpr int kPortableCluster = 8;
-
 // Whether clusters with so many CTAs in all each have SMs of their own. The SMs of a cluster are neighbours, and an H200 with 132
 // of them has room for 7 clusters of 16, not 8, for 15 of 8 and for 31 of 4.
 inline bool clusters_fit(int64_t n_ctas, int n_sms) { return 16 * n_ctas <= 15 * int64_t(n_sms); }

@@ -30,8 +30,7 @@ struct Softmax {
   float softmax_scale;
   float inverse_scale_log2;
   Softcap const& softcap;
-  cute::array<float, kRows>
-      limit;  // scores up to it leave m as it is: m, and the threshold above it; scaled where kScalesFirst
+  cute::array<float, kRows> limit;  // scores up to it leave m as it is; scaled where kScalesFirst
   cute::array<float, kRows> max_exponent;  // m, where there is a cap
   cute::array<float, kRows> row_sum;       // this thread's share of l
 
@@ -70,7 +69,7 @@ struct Softmax {
       }
     }
     cute::array<float, kRows> block_max;  // over this thread's columns
-    bool grows = kFirst || !kRescaleThreshold;
+    bool grows = false;
     bool small = true;  // the scores, under a cap
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {

@@ -63,8 +63,7 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
   if (error != cudaSuccess) {
     return error;
   }
-  constexpr uint32_t kPortableCluster = 8;
-  auto const cluster = static_cast<uint32_t>(plan.params.order.cluster);
+  int const cluster = plan.params.order.cluster;
   if (cluster > kPortableCluster) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error != cudaSuccess) {
@@ -79,7 +78,7 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
   if (cluster > 1) {
     cudaLaunchAttribute& attribute = attributes[n_attributes++];
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {cluster, 1, 1};
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   }
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<uint32_t>(plan.n_ctas));  // a multiple of cluster

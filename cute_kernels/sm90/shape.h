@@ -5,10 +5,11 @@
 
 namespace pyflash::sm90 {
 
-inline constexpr int kWarpgroup = 128;   // threads
-inline constexpr int kMmaM = 64;         // rows of a warpgroup's MMA atom, and of a warpgroup
-inline constexpr int kElementBytes = 2;  // of Q, K, V and O
-inline constexpr int kPartPadding = 8;   // columns, of a split's part of O in shared memory
+inline constexpr int kWarpgroup = 128;      // threads
+inline constexpr int kMmaM = 64;            // rows of a warpgroup's MMA atom, and of a warpgroup
+inline constexpr int kElementBytes = 2;     // of Q, K, V and O
+inline constexpr int kPortableCluster = 8;  // CTAs; larger clusters are not launched on every GPU
+inline constexpr int kPartPadding = 8;      // columns, of a split's part of O in shared memory
 
 // Warpgroup 0 loads.
 constexpr int n_threads(FlashForwardSm90Config const& config) {

@@ -68,7 +68,7 @@ struct Softmax {
   template <bool kFirst, class AccS>
   CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction, Softcap const& softcap) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    bool grows = kFirst;
+    bool grows = false;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       if constexpr (!kFirst) {
