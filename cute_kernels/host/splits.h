@@ -31,8 +31,8 @@ struct SplitProblem {
   int max_cluster = 1;  // so many splits the kernel merges itself
 };
 
-// Whether clusters with so many CTAs in all each have SMs of their own. The SMs of a cluster are neighbours, and an H200 with 132
-// of them has room for 7 clusters of 16, not 8, for 15 of 8 and for 31 of 4.
+// Whether clusters with so many CTAs in all each have SMs of their own. The SMs of a cluster are neighbours: on an H200, of 132 SMs,
+// 8 clusters of 16 CTAs do not, nor 16 of 8, nor 32 of 4; 12 of 8 and 24 of 4 do.
 inline bool clusters_fit(int64_t n_ctas, int n_sms) { return 16 * n_ctas <= 15 * int64_t(n_sms); }
 
 int choose_num_splits(SplitProblem const& problem);
