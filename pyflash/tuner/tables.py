@@ -113,6 +113,18 @@ def _near(value: int) -> list[int]:
     return [math.ceil(value / NEAR), math.floor(value * NEAR)]
 
 
+def _onto(kept: tables.Table, table: tables.Table, kinds: Sequence[str]) -> tables.Table:
+    """`table` with its costs of these kinds alone, and the choices and other costs of `kept`."""
+    made, made_before = table["made"], kept.get("made", {})
+    journals = {"journals": made["journals"]}
+    judged = {kind: of | journals for kind, of in made["costs"].items() if kind in kinds}
+    before = {k: of for k, of in made_before.get("costs", {}).items() if k not in kinds}
+    made = made | {"costs": judged | before, "choices": made_before.get("choices", [])}
+    fitted = [row for row in table["costs"] if row["kind"] in kinds]
+    others = [row for row in kept["costs"] if row["kind"] not in kinds]
+    return merged(table | {"made": made, "costs": fitted}, kept | {"costs": others})
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pyflash.tuner.tables", description=__doc__)
     parser.add_argument("journals", type=Path, nargs="+", metavar="JOURNAL")
@@ -122,13 +134,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--choices", type=Path, metavar="TABLE.json", help="keep the choices of this table, too"
     )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=tables.KINDS,
+        default=tables.KINDS,
+        help="of problems that costs are fitted for; others stay as in --choices (default: all)",
+    )
     arguments = parser.parse_args(argv)
     try:
         table = table_of(arguments.journals, arguments.name, costs=not arguments.no_costs)
         if arguments.choices:
-            kept = tables.read_table(arguments.choices)
-            table = merged(table, kept | {"costs": []})
-            table["made"]["choices"] = kept.get("made", {}).get("choices", [])
+            table = _onto(tables.read_table(arguments.choices), table, arguments.kinds)
         tables.write_table(arguments.out, table)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -142,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
             f"{judged['selected']:.3f} as selected then"
         )
     for row in table["costs"]:
+        if row["kind"] not in arguments.kinds:
+            continue
         print(f"  {row['kind']:6} error {row['error']:.1%} of {row['problems']}: {row['config']}")
     return 0
 

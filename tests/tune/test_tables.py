@@ -358,6 +358,10 @@ def test_a_tables_choices_can_be_kept(tmp_path):
     assert [row["config"] for row in made["choices"]] == [RANK_3, RANK_2]
     assert made["made"]["choices"] == ["by hand"]
     assert made["costs"] == []
+    # Of kinds that are not asked for costs stay, too.
+    kinds = ["--kinds", "few", "--choices", str(old)]
+    assert making.main([str(journal), *kinds, "--out", str(new)]) == 0
+    assert [row["config"] for row in tables.read_table(new)["costs"]] == [RANK_1]
 
 
 def test_costs_are_found_again_from_times(tmp_path):
