@@ -27,8 +27,11 @@ struct SinkStrides {
 };
 
 // What becomes of a raw score s, before softmax_scale: outer * tanh(inner * s), an exponent of 2. Scores are mostly far below
-// a cap, and three terms of the series do: s * (constant + linear * s^2 + quadratic * s^4), as long as none of a row's exceeds
-// `largest` and the exponent of their maximum is at least least_exponent. cap 0: scores stay, and the rest means nothing.
+// a cap, and a few terms of the series do.
+// - Three: s * (constant + linear * s^2 + quadratic * s^4), as long as none of a row's exceeds `largest` and the exponent of
+//   their maximum is at least least_exponent.
+// - Two: s * (constant_of_two + linear_of_two * s^2), as long as |s| <= largest_of_two.
+// cap 0: scores stay, and the rest means nothing.
 struct Softcap {
   float cap;
   float inner;
@@ -38,6 +41,9 @@ struct Softcap {
   float constant;
   float linear;
   float quadratic;
+  float largest_of_two;
+  float constant_of_two;
+  float linear_of_two;
 };
 
 // A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.

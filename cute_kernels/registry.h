@@ -14,7 +14,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, features.h or params.h changes its layout. Configs have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 8;
+inline constexpr int kKernelLibraryAbi = 9;
 
 struct ConfigMapRow;
 

@@ -27,10 +27,13 @@ CUTE_DEVICE float capped_exponent(Softcap const& softcap, float score) {
   return softcap.outer * pyflash::tanh(softcap.inner * score);
 }
 
-// The exponent over the score, where both are small.
+// The exponent over the score, by three terms and by two.
 CUTE_DEVICE float capped_slope(Softcap const& softcap, float score) {
   float const square = score * score;
   return (softcap.quadratic * square + softcap.linear) * square + softcap.constant;
+}
+CUTE_DEVICE float capped_slope_of_two(Softcap const& softcap, float score) {
+  return softcap.linear_of_two * (score * score) + softcap.constant_of_two;
 }
 
 // To exponents, whatever the scores are. Masked ones stay -inf.

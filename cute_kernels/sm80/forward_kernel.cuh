@@ -178,21 +178,29 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
                                                                  n_block);
     }
-    softmax.template begin<first.value && Traits::kOptimizedSoftmax>(acc_S, acc_O);
+    constexpr bool kFirst = first.value && Traits::kOptimizedSoftmax;
+    softmax.template begin<kFirst, masked.value>(acc_S, acc_O);
 
     if constexpr (!Traits::kEagerLoadBlocks) {
       load_V(n_block, first);
       wait_and_sync(_0{});  // V[n_block] is visible
     }
     // P comes step by step: the exponentials of a step run beside the MMAs of the one before.
-    Tensor tOrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});  // (MMA,MMA_M,MMA_K)
-    gemm_staged<MmaAtom, Traits::kStageStepsPV, Traits::kDoubleBuffer>(
-        acc_O, tOrP, tOrVt, [&](int k) {
-          device::at(Site::V_s2r);
-          load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
-          softmax.exponentiate(acc_S, k);
-          pack_step<Element>(acc_S, tOrP, k);
-        });
+    auto multiply_PV = [&](auto two_terms) {
+      Tensor tOrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});  // (MMA,MMA_M,MMA_K)
+      gemm_staged<MmaAtom, Traits::kStageStepsPV, Traits::kDoubleBuffer>(
+          acc_O, tOrP, tOrVt, [&](int k) {
+            device::at(Site::V_s2r);
+            load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
+            softmax.template exponentiate<two_terms.value>(acc_S, k);
+            pack_step<Element>(acc_S, tOrP, k);
+          });
+    };
+    if (softmax.template left_scores<kFirst, masked.value>()) {
+      multiply_PV(true_type{});
+    } else {
+      multiply_PV(false_type{});
+    }
   };
 
   clear(acc_O);

@@ -33,6 +33,7 @@ struct Softmax {
   cute::array<float, kRows> limit;  // scores up to it leave m as it is; scaled where kScalesFirst
   cute::array<float, kRows> max_exponent;  // m, where there is a cap
   cute::array<float, kRows> row_sum;       // this thread's share of l
+  bool has_two_terms = true;               // under a cap, two terms of the series did so far
 
   CUTE_DEVICE explicit Softmax(ForwardParams const& params)
       : softmax_scale(params.softmax_scale),
@@ -58,14 +59,22 @@ struct Softmax {
   }
 
   // Begins a block of scores: brings m up to date with it, and l and O to the new m. kFirst: nothing came before, so nothing
-  // is rescaled and the state is written, not updated.
-  template <bool kFirst, class AccS, class AccO>
+  // is rescaled and the state is written, not updated. kMasked: some scores are -inf.
+  template <bool kFirst, bool kMasked, class AccS, class AccO>
   CUTE_DEVICE void begin(AccS& acc_S, AccO& acc_O) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     if constexpr (kScalesFirst) {
       CUTE_UNROLL
       for (int i = 0; i < size(acc_S); ++i) {
         acc_S(i) *= softmax_scale;
+      }
+    }
+    if constexpr (kSoftcap && kRescaleThreshold && !kFirst && !kMasked) {
+      if (is_capped() && has_two_terms) {
+        has_two_terms = !device::any_lane(is_large(S));
+        if (has_two_terms) {
+          return;  // `exponentiate` does the rest
+        }
       }
     }
     cute::array<float, kRows> block_max;  // over this thread's columns
@@ -115,6 +124,22 @@ struct Softmax {
     }
   }
 
+  // Whether m may have to grow, or two terms of the series do not do.
+  template <class Scores>
+  CUTE_DEVICE bool is_large(Scores const& S) const {
+    bool large = false;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float magnitude = fabsf(S(r, 0));
+      CUTE_UNROLL
+      for (int c = 1; c < size<1>(S); ++c) {
+        magnitude = fmaxf(magnitude, fabsf(S(r, c)));
+      }
+      large |= magnitude > fminf(limit[r], softcap.largest_of_two);
+    }
+    return large;
+  }
+
   // Scores to exponents of 2, less m. small: none of this block is large.
   template <class Scores>
   CUTE_DEVICE void to_exponents(Scores& S, bool small) const {
@@ -122,28 +147,32 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       small &= max_exponent[r] >= softcap.least_exponent;
     }
-    auto for_each = [&](auto&& exponent) {
-      CUTE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        float const offset = m(r);
-        CUTE_UNROLL
-        for (int c = 0; c < size<1>(S); ++c) {
-          S(r, c) = exponent(S(r, c), offset);
-        }
-      }
-    };
     if (!is_capped()) {
-      for_each([&](float score, float m) { return score * scale_log2() - m; });
+      for_each_exponent(S, [&](float score, float m) { return score * scale_log2() - m; });
     } else if (small) {
-      for_each([&](float score, float m) { return score * capped_slope(softcap, score) - m; });
+      for_each_exponent(
+          S, [&](float score, float m) { return score * capped_slope(softcap, score) - m; });
     } else {
       cap_scores(softcap, S);
-      for_each([&](float exponent, float m) { return exponent - m; });
+      for_each_exponent(S, [&](float exponent, float m) { return exponent - m; });
+    }
+  }
+
+  // exponent: of a score and its row's m.
+  template <class Scores, class Exponent>
+  CUTE_DEVICE void for_each_exponent(Scores& S, Exponent const& exponent) const {
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float const offset = m(r);
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(S); ++c) {
+        S(r, c) = exponent(S(r, c), offset);
+      }
     }
   }
 
   // Turns the columns of S that are step k of PV, two tiles of 8, into P, and adds them to l.
-  template <class AccS>
+  template <bool kTwoTerms, class AccS>
   CUTE_DEVICE void exponentiate(AccS& acc_S, int k) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
     CUTE_UNROLL
@@ -152,11 +181,18 @@ struct Softmax {
       CUTE_UNROLL
       for (int c = 4 * k; c < 4 * (k + 1); ++c) {
         S(r, c) = kScalesFirst ? device::exp(S(r, c) - offset)
+                  : kTwoTerms  ? device::exp2(S(r, c) * capped_slope_of_two(softcap, S(r, c)) - offset)
                   : kSoftcap   ? device::exp2(S(r, c))
                                : device::exp2(S(r, c) * scale_log2() - offset);
         row_sum[r] += S(r, c);
       }
     }
+  }
+
+  // Whether a block's scores are still to be taken to exponents.
+  template <bool kFirst, bool kMasked>
+  CUTE_DEVICE bool left_scores() const {
+    return kSoftcap && kRescaleThreshold && !kFirst && !kMasked && is_capped() && has_two_terms;
   }
 
   CUTE_DEVICE bool is_capped() const { return kSoftcap && softcap.cap != 0.f; }

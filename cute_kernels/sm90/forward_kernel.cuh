@@ -267,10 +267,10 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     // With a right window the first block is nearly always cut.
     if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
       mask.apply(acc_S, n_block);
-      return softmax.template update<first.value>(acc_S, correction, problem.softcap);
+      return softmax.template update<first.value, true>(acc_S, correction, problem.softcap);
     }
     // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
-    return softmax.template update<first.value>(acc_S, correction, problem.softcap);
+    return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
   };
 
   Schedule schedule(params);

@@ -15,16 +15,15 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
-// Whether a score of row r exceeds the limit; where that is below 0, it says so whether or not one does. Half an instruction a
-// score, where a maximum takes one.
-template <class Scores>
-CUTE_DEVICE bool exceeds(Scores const& S, int r, float limit) {
-  constexpr int kColumns = decltype(size<1>(S))::value;
+// Whether one of these exceeds the limit; where that is below 0, it says so whether or not one does. Half an instruction for
+// each, where a maximum takes one.
+template <int kSize, class Value>
+CUTE_DEVICE bool exceeds(Value const& value, float limit) {
   int largest[2] = {0, 0};  // bits, in two chains
   CUTE_UNROLL
-  for (int c = 0; c < kColumns; c += 2) {
-    int& chain = largest[c / 2 % 2];
-    chain = device::max3(chain, device::bits(S(r, c)), device::bits(S(r, c + 1)));
+  for (int i = 0; i < kSize; i += 2) {
+    int& chain = largest[i / 2 % 2];
+    chain = device::max3(chain, device::bits(value(i)), device::bits(value(i + 1)));
   }
   // NaN, whose bits are above those of infinity, does not exceed it.
   int const at_most_infinity = min(max(largest[0], largest[1]), device::bits(INFINITY));
@@ -44,6 +43,7 @@ struct Softmax {
   PerRow limit;         // scores up to it leave m as it is: m, and the threshold above it
   PerRow max_exponent;  // m, where there is a cap
   PerRow row_sum;       // this thread's share of l
+  bool has_two_terms;   // under a cap, two terms of the series did so far
 
   CUTE_DEVICE explicit Softmax(ForwardParams const& params)
       : softmax_scale(params.softmax_scale), inverse_scale_log2(params.inverse_scale_log2) {}
@@ -64,17 +64,33 @@ struct Softmax {
   }
 
   // Turns a block of scores into P and brings m and l up to date with it. kFirst: nothing came before; where
-  // kSoftcap, m is as `reset` and `leave_out` left it. Returns whether O is to be rescaled, and if so, writes by what.
-  template <bool kFirst, class AccS>
+  // kSoftcap, m is as `reset` and `leave_out` left it. kMasked: some scores are -inf. Returns whether O is to be rescaled,
+  // and if so, writes by what.
+  template <bool kFirst, bool kMasked, class AccS>
   CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction, Softcap const& softcap) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+    if constexpr (kFirst && kSoftcap) {
+      has_two_terms = true;
+    }
+    if constexpr (!kFirst && !kMasked && kSoftcap) {
+      if (is_capped(softcap) && has_two_terms) {
+        has_two_terms = !device::any_lane(is_large(S, softcap));
+        if (has_two_terms) {
+          exponentiate(S, softcap,
+                       [&](float score) { return capped_slope_of_two(softcap, score); });
+          return false;
+        }
+      }
+    }
     bool grows = false;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       if constexpr (!kFirst) {
         // Under a cap also where scores cease to be small, of rows that exist.
         bool const is_limited = is_capped(softcap) && limit(r) != INFINITY;
-        grows |= exceeds(S, r, is_limited ? fminf(limit(r), softcap.largest) : limit(r));
+        grows |= exceeds<decltype(size<1>(S))::value>(
+            [&](int c) { return S(r, c); },
+            is_limited ? fminf(limit(r), softcap.largest) : limit(r));
       }
     }
     // Lanes need not agree on the maximum where none exceeds its limit.
@@ -117,6 +133,21 @@ struct Softmax {
       exponentiate(S, softcap, [&](float) { return scale_log2(); });
     }
     return rescale;
+  }
+
+  // Whether m may have to grow, or two terms of the series do not do.
+  template <class Scores>
+  CUTE_DEVICE bool is_large(Scores const& S, Softcap const& softcap) const {
+    bool large = false;
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      // Of rows that exist.
+      float const largest =
+          limit(r) != INFINITY ? fminf(limit(r), softcap.largest_of_two) : INFINITY;
+      auto magnitude = [&](int i) { return fmaxf(fabsf(S(r, 2 * i)), fabsf(S(r, 2 * i + 1))); };
+      large |= exceeds<decltype(size<1>(S))::value / 2>(magnitude, largest);
+    }
+    return large;
   }
 
   // Of the quad's scores of row r, in two chains.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -29,16 +29,24 @@ _SHARES = ("share", "rows")  # at most 1
 _PULL = 1e-4
 _OUTLIER = 0.15  # errors above count by their size, not its square
 _ROUNDS = 30
+# Costs are there to choose by. So what all configs are off by at a problem is no error, and a
+# config counts the less the slower it is there: by e for this share of the least time.
+_NEAR = 0.2
+_LEAST_WEIGHT = 0.02
+_JOINT_ROUNDS = 3  # of fits, and of what all are off by
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
+    name: str
     problem: Problem
     seconds: float
+    weight: float = 1.0
 
 
 Costs = dict[str, float]
-Fits = dict[tuple[KernelConfig, str], tuple[Costs, float, int]]  # by config and kind
+Kernel = tuple[KernelConfig, str]  # a config, and the kind of problems
+Fits = dict[Kernel, tuple[Costs, float, int]]
 
 
 def costs_of(
@@ -75,7 +83,7 @@ def observations_of(records: Iterable[Record]) -> dict[KernelConfig, list[Observ
     found: dict[KernelConfig, dict[str, Observation]] = {}
 
     def add(config: KernelConfig, name: str, seconds: float) -> None:
-        found.setdefault(config, {})[name] = Observation(parse_problem(name), seconds)
+        found.setdefault(config, {})[name] = Observation(name, parse_problem(name), seconds)
 
     for record in records:
         if record["kind"] == "sample" and not record.get("num_splits"):
@@ -96,15 +104,33 @@ def competing(audit: Record) -> dict[KernelConfig, float]:
 def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms: int) -> Fits:
     """For each config, as of BF16, and kind of problem with enough of them (costs, error, number of
     problems). Both dtypes have the same costs: their instructions take as long."""
-    by_kernel: dict[tuple[KernelConfig, str], list[Observation]] = defaultdict(list)
+    by_kernel: dict[Kernel, list[Observation]] = defaultdict(list)
     for config, found in observations.items():
         for observation in found:
             key = (config.replace(dtype=DType.BF16), class_of(observation.problem).kind)
             by_kernel[key].append(observation)
+    by_kernel = {key: found for key, found in by_kernel.items() if len(found) >= LEAST_PROBLEMS}
+    by_kernel = _weighted(by_kernel)
+    points: dict[Kernel, list[float]] = {}
+    errors: dict[Kernel, list[float]] = {}
+    common: dict[str, float] = defaultdict(float)
+    for _ in range(_JOINT_ROUNDS):
+        of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for key, found in by_kernel.items():
+            fit = _Fit(key[0], found, common, sm, n_sms)
+            points[key] = fit.run(points.get(key))
+            errors[key] = fit.errors(points[key])
+            for observation, error in zip(found, errors[key], strict=True):
+                of_problem[observation.name].append((error, observation.weight))
+        for name, found in of_problem.items():
+            common[name] = sum(e * w for e, w in found) / sum(w for _, w in found)
     return {
-        (config, kind): (*fit(config, found, sm, n_sms), len(found))
-        for (config, kind), found in by_kernel.items()
-        if len(found) >= LEAST_PROBLEMS
+        key: (
+            _costs_at(point),
+            median(abs(math.expm1(error)) for error in errors[key]),
+            len(errors[key]),
+        )
+        for key, point in points.items()
     }
 
 
@@ -147,26 +173,53 @@ def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms
     return record["seconds"][str(choice)] / min(record["seconds"].values())
 
 
-def fit(
-    config: KernelConfig, observations: Sequence[Observation], sm: int, n_sms: int
-) -> tuple[Costs, float]:
-    """(costs, median error): the costs with the least errors of the logarithm of the expected
-    time, held to plausible values where problems do not tell."""
-    measured = [observation.seconds * 1e6 for observation in observations]
+def _weighted(by_kernel: dict[Kernel, list[Observation]]) -> dict[Kernel, list[Observation]]:
+    least: dict[str, float] = {}
+    for observation in (o for found in by_kernel.values() for o in found):
+        least[observation.name] = min(observation.seconds, least.get(observation.name, math.inf))
 
-    def errors(point: Sequence[float]) -> list[float]:
+    def weight(observation: Observation) -> float:
+        slower = observation.seconds / least[observation.name] - 1
+        return max(math.exp(-slower / _NEAR), _LEAST_WEIGHT)
+
+    return {k: [replace(o, weight=weight(o)) for o in found] for k, found in by_kernel.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Of one config's costs to its times, `common` errors by problem left out."""
+
+    config: KernelConfig
+    observations: Sequence[Observation]
+    common: dict[str, float]
+    sm: int
+    n_sms: int
+
+    def errors(self, point: Sequence[float]) -> list[float]:
+        """The logarithms of expected over measured times."""
         costs = _costs_at(point)
-        expected = (
-            expected_microseconds(observation.problem, config, sm, n_sms, **costs)
-            for observation in observations
-        )
-        return [math.log(e / m) for e, m in zip(expected, measured, strict=True)]
+        return [
+            math.log(
+                expected_microseconds(o.problem, self.config, self.sm, self.n_sms, **costs)
+                / (o.seconds * 1e6)
+            )
+            for o in self.observations
+        ]
 
-    start = [math.log(_START[name]) for name in COSTS]
-    # The step first: what the times are by, in one stroke.
-    start[COSTS.index("step")] -= median(errors(start))
-    best = least_squares(errors, start)
-    return _costs_at(best), median(abs(math.expm1(error)) for error in errors(best))
+    def run(self, start: Sequence[float] | None) -> list[float]:
+        """The costs with the least errors, held to where it starts where problems do not tell."""
+        if start is None:
+            start = [math.log(_START[name]) for name in COSTS]
+            # The step first: what the times are by, in one stroke.
+            start[COSTS.index("step")] -= median(self.errors(start))
+
+        def weighted(point: Sequence[float]) -> list[float]:
+            return [
+                (error - self.common[o.name]) * math.sqrt(o.weight)
+                for o, error in zip(self.observations, self.errors(point), strict=True)
+            ]
+
+        return least_squares(weighted, start)
 
 
 def _costs_at(point: Sequence[float]) -> Costs:

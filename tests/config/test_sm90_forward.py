@@ -119,12 +119,25 @@ def test_defaults_are_legal_canonical_and_preferred():
 
 
 def test_three_consumers_leave_some_features_to_others():
-    built = WIDE.family.built_features(WIDE)
-    for features in ("plain", "left_window", "sinks", "right_window+predicated_head_dim"):
+    with_all = BEST.family.built_features(BEST)
+    for config in (WIDE, WIDE.replace(d_head=128, B_c=80)):
+        built = config.family.built_features(config)
+        for features in ("plain", "left_window", "sinks", "right_window+predicated_head_dim"):
+            assert first_covering(features, built), features
+        for features in ("left_window+predicated_head_dim", "sinks+predicated_head_dim"):
+            assert not first_covering(features, built), features
+            assert first_covering(features, with_all), features
+        assert bool(first_covering("softcap", built)) == (config.d_head == 64)
+    assert first_covering("softcap", with_all)
+
+
+def test_short_blocks_of_wide_tiles_are_for_windows():
+    configs = BEST.family.sets["sm90"]()
+    (config, _) = (config for config in configs if config.B_c == 64 and config.B_r == 192)
+    built = config.family.built_features(config)
+    assert all(features.left_window for features in built)
+    for features in ("right_window+left_window+sinks", "left_window+softcap"):
         assert first_covering(features, built), features
-    for features in ("softcap", "left_window+predicated_head_dim", "sinks+predicated_head_dim"):
-        assert not first_covering(features, built), features
-        assert first_covering(features, BEST.family.built_features(BEST)), features
 
 
 def test_a_space():

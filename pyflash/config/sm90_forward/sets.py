@@ -20,10 +20,17 @@ def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
 _LONG = "pingpong+persistent+rescale_threshold"
 _FEW = "rescale_threshold+pack_gqa"
 
+# Of shorter blocks, so that fewer of a tile's scores lie outside of a window.
+_WINDOWED = _of_each_dtype(
+    "persistent+rescale_threshold",
+    "(FP16, 128, 192, 64, 3): sm90+stages_3",
+)
+
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
-# 64, the smaller one for grids that the larger one leaves small, and the one without `pingpong`,
-# where the first blocks need not take turns, for causal masks. The smallest are for few queries;
-# the persistent one for few tiles or many, the other where the splits of a tile are a cluster.
+# 64, the smallest one for grids that the larger ones leave small, that of 192 rows for long
+# sequences, and the one without `pingpong`, where the first blocks need not take turns, for causal
+# masks. The smallest of all are for few queries; the persistent one for few tiles or many, the
+# other where the splits of a tile are a cluster.
 DEFAULTS = (
     _of_each_dtype(
         _LONG,
@@ -31,11 +38,13 @@ DEFAULTS = (
         "(FP16, 128, 192, 80, 3): sm90+stages_3",
         "(FP16, 64, 256, 64, 4): sm90+stages_3",
         "(FP16, 64, 128, 128, 2): sm90+stages_2",
+        "(FP16, 64, 192, 128, 3): sm90+stages_2",
     )
     + _of_each_dtype(
         "persistent+rescale_threshold",
         "(FP16, 64, 256, 64, 4): sm90+stages_4",
     )
+    + _WINDOWED
     + _of_each_dtype(
         _FEW,
         "(FP16, 128, 64, 64, 1): sm90+stages_3",
@@ -68,7 +77,8 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
 
 
 # Built by default. Three or four consumers have no registers for all features at once: narrower
-# heads with left windows, sinks or softcap run in other configs. Three have none for a softcap.
+# heads with left windows, sinks or softcap run in other configs. Three of wide heads have none for
+# a softcap, but with the blocks of those for windows.
 BUILT = tuple(
     map(
         Features.parse,
@@ -88,6 +98,8 @@ _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sink
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
-    if config.n_consumers == 3:
+    if config in _WINDOWED:
+        return tuple(features for features in (*BUILT, _CAPPED) if features.left_window)
+    if config.n_consumers == 3 and config.d_head > 64:
         return BUILT
-    return (*BUILT, _CAPPED) if config.n_consumers == 4 else (*BUILT, _CAPPED, _ALL)
+    return (*BUILT, _CAPPED) if config.n_consumers > 2 else (*BUILT, _CAPPED, _ALL)
