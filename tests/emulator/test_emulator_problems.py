@@ -14,6 +14,7 @@ from support.emulated import BEST, CONFIGS, emulate, libraries, n_mma
 from support.problems import (
     Packed,
     Shape,
+    far_below_a_cap,
     growing,
     growing_below_zero,
     make_inputs,
@@ -94,6 +95,16 @@ def test_scores_from_far_below_a_cap_to_far_above(libraries, config):
     """The series, tanh, and rows whose largest score is among the lowest."""
     dtype = TORCH_DTYPES[config.dtype]
     inputs = near_a_cap(make_inputs(Shape("", 1, 131, 200, 2), dtype, config.d_head))
+    out, lse, report = emulate(libraries, config, inputs, softcap=30.0)
+    report.check()
+    expect(*inputs, softcap=30.0).check(out, lse)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_scores_far_below_a_cap_under_small_ones(libraries, config):
+    """Where only the magnitude tells that the series does not do."""
+    shape, dtype = Shape("", 1, 70, 320, 1), TORCH_DTYPES[config.dtype]
+    inputs = far_below_a_cap(make_inputs(shape, dtype, config.d_head))
     out, lse, report = emulate(libraries, config, inputs, softcap=30.0)
     report.check()
     expect(*inputs, softcap=30.0).check(out, lse)

@@ -17,6 +17,7 @@ from support.emulated_sm90 import BEST, CONFIGS, RESIDENT_CTAS, libraries, n_wgm
 from support.problems import (
     Packed,
     Shape,
+    far_below_a_cap,
     growing,
     growing_below_zero,
     make_inputs,
@@ -159,6 +160,16 @@ def test_scores_from_far_below_a_cap_to_far_above(libraries, config):
         )
         report.check()
         expect(*inputs, **options).check(out, lse)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_scores_far_below_a_cap_under_small_ones(libraries, config):
+    """Where only the magnitude tells that the series does not do."""
+    shape, dtype = Shape("", 1, 70, 320, 1), TORCH_DTYPES[config.dtype]
+    inputs = far_below_a_cap(make_inputs(shape, dtype, config.d_head))
+    out, lse, report = emulate(libraries, config, inputs, resident_ctas=RESIDENT_CTAS, softcap=30.0)
+    report.check()
+    expect(*inputs, softcap=30.0).check(out, lse)
 
 
 @pytest.mark.parametrize("infinite", [slice(128), slice(128, 256)], ids=["first", "last"])

@@ -185,6 +185,15 @@ def near_a_cap(inputs: Inputs) -> Inputs:
     return q, k, v
 
 
+def far_below_a_cap(inputs: Inputs) -> Inputs:
+    """The same with scores that are small for the last 128 keys, and for those before beyond minus
+    twice a cap of tens, where two terms of tanh's series are positive and large."""
+    q, k, v = inputs
+    q, k = q.abs() + 0.5, 0.01 * k
+    k[:, :-128] = -5.0
+    return q, k, v
+
+
 def make_packed(
     packed: Packed, dtype: torch.dtype, d_head: int, device: str = "cpu", seed: int = 0
 ) -> tuple[Any, ...]:
