@@ -181,9 +181,10 @@ struct Softmax {
       CUTE_UNROLL
       for (int c = 4 * k; c < 4 * (k + 1); ++c) {
         S(r, c) = kScalesFirst ? device::exp(S(r, c) - offset)
-                  : kTwoTerms  ? device::exp2(S(r, c) * capped_slope_of_two(softcap, S(r, c)) - offset)
-                  : kSoftcap   ? device::exp2(S(r, c))
-                               : device::exp2(S(r, c) * scale_log2() - offset);
+                  : kTwoTerms
+                      ? device::exp2(S(r, c) * capped_slope_of_two(softcap, S(r, c)) - offset)
+                  : kSoftcap ? device::exp2(S(r, c))
+                             : device::exp2(S(r, c) * scale_log2() - offset);
         row_sum[r] += S(r, c);
       }
     }
