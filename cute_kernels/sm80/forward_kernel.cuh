@@ -196,11 +196,13 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
             pack_step<Element>(acc_S, tOrP, k);
           });
     };
-    if (softmax.template left_scores<kFirst, masked.value>()) {
-      multiply_PV(true_type{});
-    } else {
-      multiply_PV(false_type{});
+    if constexpr (decltype(softmax)::template kMayLeaveScores<kFirst, masked.value>) {
+      if (softmax.leaves_scores()) {
+        multiply_PV(true_type{});
+        return;
+      }
     }
+    multiply_PV(false_type{});
   };
 
   clear(acc_O);

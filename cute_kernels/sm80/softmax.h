@@ -69,11 +69,11 @@ struct Softmax {
         acc_S(i) *= softmax_scale;
       }
     }
-    if constexpr (kSoftcap && kRescaleThreshold && !kFirst && !kMasked) {
-      if (is_capped() && has_two_terms) {
+    if constexpr (kMayLeaveScores<kFirst, kMasked>) {
+      if (leaves_scores()) {
         has_two_terms = !device::any_lane(is_large(S));
         if (has_two_terms) {
-          return;  // `exponentiate` does the rest
+          return;
         }
       }
     }
@@ -190,11 +190,11 @@ struct Softmax {
     }
   }
 
-  // Whether a block's scores are still to be taken to exponents.
+  // Whether `begin` left scores that `exponentiate` is to take to exponents by two terms of the series; it may where
+  // kMayLeaveScores.
+  CUTE_DEVICE bool leaves_scores() const { return is_capped() && has_two_terms; }
   template <bool kFirst, bool kMasked>
-  CUTE_DEVICE bool left_scores() const {
-    return kSoftcap && kRescaleThreshold && !kFirst && !kMasked && is_capped() && has_two_terms;
-  }
+  static constexpr bool kMayLeaveScores = kSoftcap && kRescaleThreshold && !kFirst && !kMasked;
 
   CUTE_DEVICE bool is_capped() const { return kSoftcap && softcap.cap != 0.f; }
   // m under a cap, of the largest score; 0 where there is no cap.
