@@ -96,9 +96,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   using AccRows = typename Traits::AccRows;
   Coord const acc_coord = lane_coord<typename Traits::AccLanes>(warp_row);
 
-  Softmax<Element, Traits::kRowsPerThread, Traits::kOptimizedSoftmax, Traits::kRescaleThreshold,
-          kFeatures.softcap>
-      softmax(params);
+  using TileSoftmax = Softmax<Element, Traits::kRowsPerThread, Traits::kOptimizedSoftmax,
+                              Traits::kRescaleThreshold, kFeatures.softcap>;
+  TileSoftmax softmax(params);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -196,7 +196,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
             pack_step<Element>(acc_S, tOrP, k);
           });
     };
-    if constexpr (decltype(softmax)::template kMayLeaveScores<kFirst, masked.value>) {
+    if constexpr (TileSoftmax::template kMayLeaveScores<kFirst, masked.value>) {
       if (softmax.leaves_scores()) {
         multiply_PV(true_type{});
         return;
