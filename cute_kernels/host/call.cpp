@@ -57,14 +57,17 @@ void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t b
 Softcap make_softcap(float softmax_scale, float cap) {
   constexpr double kLargest = 0.3, kLeastMax = -0.2, kLeastCap = 20;
   constexpr double kP[] = {9.99998839e-1, -3.33100217e-1, 1.26339457e-1};
-  constexpr double kErrorOfTwo = 2e-5;
+  constexpr double kErrorOfTwo = 2e-5;  // of a score by two terms
+  constexpr double kMostSquareOfTwo =
+      0.02;  // so that under low caps it is 7e-6 of the score at most
   if (cap == 0) {
     return {};
   }
   double const inner = double(softmax_scale) / cap, outer = std::numbers::log2e * cap;
   double const x1 = outer * inner, x2 = inner * inner;
-  // 2 / 15 x^4, the series' third term, by the first two Chebyshev polynomials of x^2 on [0, t]: off by at most t^2 / 60.
-  double const t = std::min(std::pow(60 * kErrorOfTwo / cap, 0.4), 0.02);
+  // Two terms are for x^2 <= t. There the first two Chebyshev polynomials of x^2 stand for 2 / 15 x^4, the series' third term,
+  // and are off by at most t^2 / 60.
+  double const t = std::min(std::pow(60 * kErrorOfTwo / cap, 0.4), kMostSquareOfTwo);
   Softcap softcap{.cap = cap,
                   .inner = static_cast<float>(inner),
                   .outer = static_cast<float>(outer),

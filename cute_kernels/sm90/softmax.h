@@ -53,6 +53,7 @@ struct Softmax {
     fill(limit, float{kLeastMax});
     clear(max_exponent);
     clear(row_sum);
+    has_two_terms = true;
   }
 
   // Row r does not exist: no score of it exceeds its limit, so that it has no part in what rows decide together.
@@ -69,9 +70,6 @@ struct Softmax {
   template <bool kFirst, bool kMasked, class AccS>
   CUTE_DEVICE bool update(AccS& acc_S, PerRow& correction, Softcap const& softcap) {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    if constexpr (kFirst && kSoftcap) {
-      has_two_terms = true;
-    }
     if constexpr (!kFirst && !kMasked && kSoftcap) {
       if (is_capped(softcap) && has_two_terms) {
         has_two_terms = !device::any_lane(is_large(S, softcap));
