@@ -122,8 +122,8 @@ def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms:
             errors[key] = fit.errors(points[key])
             for observation, error in zip(found, errors[key], strict=True):
                 of_problem[observation.name].append((error, observation.weight))
-        for name, found in of_problem.items():
-            common[name] = sum(e * w for e, w in found) / sum(w for _, w in found)
+        for name, weighted in of_problem.items():
+            common[name] = sum(e * w for e, w in weighted) / sum(w for _, w in weighted)
     return {
         key: (
             _costs_at(point),
@@ -174,6 +174,7 @@ def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms
 
 
 def _weighted(by_kernel: dict[Kernel, list[Observation]]) -> dict[Kernel, list[Observation]]:
+    """The same with each observation's weight, by how it compares with the best of its problem."""
     least: dict[str, float] = {}
     for observation in (o for found in by_kernel.values() for o in found):
         least[observation.name] = min(observation.seconds, least.get(observation.name, math.inf))

@@ -119,7 +119,12 @@ def _onto(kept: tables.Table, table: tables.Table, kinds: Sequence[str]) -> tabl
     journals = {"journals": made["journals"]}
     judged = {kind: of | journals for kind, of in made["costs"].items() if kind in kinds}
     before = {k: of for k, of in made_before.get("costs", {}).items() if k not in kinds}
-    made = made | {"costs": judged | before, "choices": made_before.get("choices", [])}
+    of_others = [name for of in before.values() for name in of.get("journals", ())]
+    made = made | {
+        "journals": list(dict.fromkeys([*made["journals"], *of_others])),
+        "costs": judged | before,
+        "choices": made_before.get("choices", []),
+    }
     fitted = [row for row in table["costs"] if row["kind"] in kinds]
     others = [row for row in kept["costs"] if row["kind"] not in kinds]
     return merged(table | {"made": made, "costs": fitted}, kept | {"costs": others})
