@@ -65,7 +65,7 @@ struct ForwardParams {
   int const* cu_seqlens_q;  // (batch + 1), ascending from 0 to total_q; nullptr: padded
   int const* cu_seqlens_k;  // (batch + 1), ascending from 0 to total_k; nullptr: padded
 
-  // Where num_splits > 1, what each split of the keys makes of them goes here, and o and lse are merged from it.
+  // Where num_splits > cluster, what each split of the keys makes of them goes here, and o and lse are merged from it.
   float* o_partial;    // (num_splits, elements of lse, d_head)
   float* lse_partial;  // (num_splits, elements of lse)
 
@@ -89,6 +89,7 @@ struct ForwardParams {
   int window_right;
 
   int num_splits;  // from 1 to kMaxSplits
+  int cluster;     // CTAs that share a tile, a split each, and merge them: num_splits, or 1
 
   float softmax_scale;
   float inverse_scale_log2;  // 1 / (softmax_scale * log2(e)), at most 1e28

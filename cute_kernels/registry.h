@@ -14,7 +14,7 @@
 namespace pyflash {
 
 // Bumped whenever a struct in this file, features.h or params.h changes its layout. Configs have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 9;
+inline constexpr int kKernelLibraryAbi = 10;
 
 struct ConfigMapRow;
 
@@ -41,7 +41,7 @@ struct ConfigMapRow {
   // These follow from the config: KernelLibrary::describe.
   ProblemRefusal refusal = nullptr;  // nullptr: its kernels run any problem
   bool packs_heads = false;          // the query heads of a head of K and V are rows of one tile
-  int max_cluster = 1;               // up to so many splits the kernel merges itself
+  int max_cluster = 1;               // up to so many splits of a tile may be a cluster of CTAs
 };
 
 struct KernelLibrary {
@@ -51,7 +51,8 @@ struct KernelLibrary {
   // Of the current device: compute capability as major * 10 + minor, number of multiprocessors; returns a cudaError_t.
   int (*device_properties)(int* sm_arch, int* n_sms);
   char const* (*error_string)(int error);
-  // Combines the partial results of more splits than the row's max_cluster into o and lse, after the kernel that wrote them, on the same stream.
+  // Combines the partial results of splits that are no cluster into o and lse, after the kernel that wrote them, on the same
+  // stream.
   int (*merge_splits)(ForwardParams const& params, DType dtype, void* stream);
   // Launches one forward pass with a kernel of the row on `stream` (a cudaStream_t) of the current device, without
   // synchronising; returns a cudaError_t.

@@ -55,7 +55,7 @@ void* current_cuda_stream(int32_t device_index) {
 void launch(GpuSelection const& selection, ForwardParams const& params, void* stream) {
   auto const& [row, library, cubins] = selection.kernel;
   int error = selection.kernel.launch(params, stream);
-  if (error == 0 && params.num_splits > row->max_cluster) {
+  if (error == 0 && params.num_splits > params.cluster) {
     error = library->merge_splits(params, row->dtype, stream);
   }
   if (error != 0) {

@@ -57,10 +57,11 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   torch::stable::accelerator::DeviceGuard const guard(device_index);
   GpuSelection const selection = select_on_gpu(problem, current_gpu(device_index), named);
   params.num_splits = selection.num_splits;
+  params.cluster = selection.cluster;
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     std::optional<Tensor> partial;
-    if (params.num_splits > selection.kernel.row->max_cluster) {
+    if (params.num_splits > params.cluster) {
       partial = allocate_partial(q, params);
     }
     launch(selection, params, current_cuda_stream(device_index));
@@ -71,7 +72,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
 Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
   ForwardParams& params = problem.params;
   CpuConfig const config = cpu_config(select_on_cpu(problem, named).config);
-  params.num_splits = 1;
+  params.num_splits = params.cluster = 1;
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     torch::stable::parallel_for(0, n_cpu_tasks(params, config), 1, [&](int64_t begin, int64_t end) {

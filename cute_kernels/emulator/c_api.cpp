@@ -90,9 +90,7 @@ struct Run {
 Run& run_of(void* emulator) { return *static_cast<Run*>(emulator); }
 
 // Of O and lse that a kernel writes, to be merged by another.
-int n_parts(pyflash::ForwardParams const& params) {
-  return params.num_splits <= pyflash_emulated_kernel()->max_cluster ? 1 : params.num_splits;
-}
+int n_parts(pyflash::ForwardParams const& params) { return params.num_splits / params.cluster; }
 
 Order order_of(std::string_view name) {
   if (name == "ascending") {
@@ -144,7 +142,10 @@ char const* pyflash_emulator_prepare(void* emulator, char const* config, int dty
   pyflash::check_config_fits(config, static_cast<DType>(dtype), d_head, problem);
   run.params = problem.params;
   run.params.num_splits = problem.num_splits;
-  auto const refusal = pyflash_emulated_kernel()->refusal;
+  auto const [cluster, refusal] =
+      std::pair(pyflash_emulated_kernel()->cluster, pyflash_emulated_kernel()->refusal);
+  run.params.cluster =
+      cluster == nullptr ? 1 : cluster(run.params, static_cast<int>(run.resident_ctas));
   if (char const* const reason = refusal == nullptr ? nullptr : refusal(run.params)) {
     pyflash::refuse("config '", config, "' cannot run this problem: ", reason);
   }

@@ -155,11 +155,11 @@ struct EmulatedKernel {
   bool starts_early;       // before the kernel before it has ended, for which it waits itself
   bool watches_registers;  // it is compiled so that RegisterWatch learns of its accesses
   int registers;           // of a thread when a CTA starts; 0: they are never moved
-  int max_cluster;         // splits of a tile that it merges itself, in a cluster of CTAs
-  Span<SmemTile> tiles;    // operands of warpgroup MMAs lie within one of their stages
+  // CTAs that share a tile, a split of the keys each, and merge them; nullptr: none do. n_resident: CTAs that run at a time.
+  int (*cluster)(ForwardParams const& params, int n_resident);
+  Span<SmemTile> tiles;  // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;
   char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
-  // n_resident: CTAs of a persistent kernel.
   Launch (*launch)(ForwardParams const& params, int n_resident);
   void (*attach)(Machine* machine);        // to run its threads
   void (*run_thread)(void const* params);  // one thread of one CTA, from start to end

@@ -35,7 +35,6 @@ GridShape grid_shape(AnyConfig const& config, int ctas_per_sm) {
 
 Grid::Grid(GridShape const& shape, ForwardParams const& params, int n_sms, int num_splits)
     : shape_(shape), params_(params), n_sms_(n_sms), num_splits_(num_splits) {
-  cluster_ = num_splits <= shape.max_cluster ? num_splits : 1;
   n_heads_ = shape.packs_heads ? params.heads_kv : params.heads;
   int const group = params.heads / std::max(n_heads_, 1);
   warpgroup_queries_ = std::max(shape.B_r / shape.n_warpgroups / std::max(group, 1), 1);
@@ -49,7 +48,10 @@ Grid::Grid(GridShape const& shape, ForwardParams const& params, int n_sms, int n
   mean_k_ = packed ? params.total_k / batch : params.seqlen_k;
   is_ragged_ = mean_q_ < 0.999 * params.seqlen_q;
   n_blocks_ = static_cast<int>(ceil_div(params.seqlen_q, n_queries_));
-  n_rest_ = int64_t(n_heads_) * params.batch * (num_splits / cluster_);
+  int64_t const n_pairs = int64_t(n_heads_) * params.batch;
+  cluster_ = sm90::cluster_of(num_splits, shape.max_cluster, n_blocks_ * n_pairs,
+                              int64_t(n_sms) * shape.ctas_per_sm);
+  n_rest_ = n_pairs * (num_splits / cluster_);
   n_tiles_ = n_blocks_ * n_rest_;
   n_slots_ = std::max<int64_t>(int64_t(n_sms) * shape.ctas_per_sm / cluster_, 1);
   n_rounds_ = ceil_div(n_tiles_, n_slots_);
@@ -73,7 +75,7 @@ double Grid::slowdown(double share) const {
   };
   if (n_tiles_ <= n_slots_) {
     // Those that do not fit share SMs with others.
-    bool const is_tight = cluster_ > 1 && !clusters_fit(n_tiles_ * cluster_, n_sms_);
+    bool const is_tight = cluster_ > 1 && n_tiles_ > clusters_that_fit(cluster_, 1, n_sms_);
     return std::max(slower(n_tiles), is_tight ? 1.5 * share : 0);
   }
   double const rest = std::fmod(n_tiles, slots);

@@ -10,6 +10,7 @@
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash {
 namespace {
@@ -20,13 +21,16 @@ std::pair<DType, int> key_fields(AnyConfig const& config) {
 
 constexpr char const* kNamed = "it was named";
 
+int64_t count_row_blocks(ForwardParams const& params, Tiling const& tiling) {
+  int const group = tiling.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
+  int const n_queries = std::max(tiling.B_r / std::max(group, 1), 1);
+  return (int64_t(params.seqlen_q) + n_queries - 1) / n_queries;
+}
+
 // CTAs of one pass, one per Q block, head, or group of them, and batch.
 int64_t count_ctas(ForwardParams const& params, Tiling const& tiling) {
   int const n_heads = tiling.packs_heads ? params.heads_kv : params.heads;
-  int const group = n_heads > 0 ? params.heads / n_heads : 1;
-  int const n_queries = std::max(tiling.B_r / group, 1);
-  int64_t const n_row_blocks = (int64_t(params.seqlen_q) + n_queries - 1) / n_queries;
-  return n_row_blocks * n_heads * params.batch;
+  return count_row_blocks(params, tiling) * n_heads * params.batch;
 }
 
 Tiling tiling_of(ConfigMapRow const& row) {
@@ -195,6 +199,7 @@ int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_p
   int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
                          (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
   return choose_num_splits({.n_ctas = count_ctas(params, tiling),
+                            .n_row_blocks = count_row_blocks(params, tiling),
                             .n_slots = int64_t(n_sms) * ctas_per_sm,
                             .n_key_blocks = count_key_blocks(params, tiling.B_r, tiling.B_c),
                             .n_outputs = n_rows * params.d_head,
@@ -282,6 +287,8 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
   if (selection.num_splits == 0 || selection.splits_asked_for) {
     selection.num_splits = splits_of(problem, row, gpu);
   }
+  selection.cluster = sm90::cluster_of(selection.num_splits, row.max_cluster, selection.n_ctas,
+                                       int64_t(gpu.n_sms) * ctas_per_sm(row, gpu.sm_arch));
   return selection;
 }
 

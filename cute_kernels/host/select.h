@@ -32,6 +32,7 @@ struct Gpu {
 struct GpuSelection {
   Kernel kernel;
   int num_splits;
+  int cluster;  // of the CTAs that share a tile, a split each: num_splits, or 1
   std::string reason() const;
 
   // What the reason is made of.

@@ -1,50 +1,74 @@
 #include "cute_kernels/host/splits.h"
 
 #include <algorithm>
-#include <utility>
+#include <cmath>
 
-#include "cute_kernels/host/problem.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash {
 namespace {
 
-constexpr int kMinSteps = 4;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-double cost(SplitProblem const& problem, int n) {
-  int64_t const waves = ceil_div(problem.n_ctas * n, problem.n_slots);
-  double const steps = static_cast<double>(waves * (ceil_div(problem.n_key_blocks, n) + 2));
-  return steps + merge_cost(n, problem.n_outputs);
+// A partial result of each split goes out and in.
+double time_of_partials(SplitProblem const& problem, int n) {
+  return static_cast<double>(n * problem.n_outputs) / kPartialsPerMicrosecond;
 }
 
-// The largest cluster that pays, and whether it is as fast as splits that are merged apart. Those fill the GPU better, which pays
-// for the merge where the largest cluster leaves SMs idle and splits are long.
-std::pair<int, bool> splits_of_cluster(SplitProblem const& problem) {
-  constexpr int kMinKeys = 128;
-  int const n_keys = problem.n_key_blocks * problem.B_c;
-  int64_t const n_sms = problem.n_sms;
-  int n = 1;
-  while (2 * n <= problem.max_cluster && 2 * n * problem.n_ctas <= n_sms &&
-         2 * n * kMinKeys <= n_keys) {
-    n *= 2;
+double cost_apart(SplitProblem const& problem, int n) {
+  int64_t const waves = ceil_div(problem.n_ctas * n, problem.n_slots);
+  double const steps = static_cast<double>(waves * (ceil_div(problem.n_key_blocks, n) + 2));
+  return n == 1 ? steps : steps + 3 + 0.35 * n + time_of_partials(problem, n);
+}
+
+// How many CTAs the busiest SM runs, in how many rounds, and how long merging takes.
+struct Occupancy {
+  int64_t on_sm;
+  int64_t rounds;
+  double merge;
+};
+
+Occupancy occupancy(SplitProblem const& problem, int n) {
+  int64_t const n_ctas = problem.n_ctas * n;
+  int const cluster = sm90::cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots);
+  if (cluster == 1) {
+    int64_t const rounds = ceil_div(n_ctas, problem.n_slots);
+    return {.on_sm = n_ctas <= problem.n_sms ? 1 : 2 * rounds,
+            .rounds = rounds,
+            .merge = n == 1 ? 0 : 5.1 + time_of_partials(problem, n)};
   }
-  if (n < problem.max_cluster) {
-    return {n, n > 1 || problem.n_ctas <= n_sms};
+  double const merge = 1.7 + 0.0074 * static_cast<double>(n_ctas);
+  for (int const on_sm : {1, 2}) {
+    if (problem.n_ctas <= clusters_that_fit(cluster, on_sm, problem.n_sms)) {
+      return {.on_sm = on_sm, .rounds = 1, .merge = merge};
+    }
   }
-  if (n > sm90::kPortableCluster && !clusters_fit(n * problem.n_ctas, problem.n_sms)) {
-    n /= 2;
-  }
-  int64_t const n_ctas = n * problem.n_ctas;
-  int const longest = 3 * n_ctas < n_sms ? 512 : 2 * n_ctas < n_sms ? 1024 : 4096;
-  return {n, n_keys <= n * longest};
+  return {.on_sm = 4, .rounds = 2, .merge = merge};
+}
+
+double square(double x) { return x * x; }
+
+double cost_with_clusters(SplitProblem const& problem, int n) {
+  auto const [on_sm, rounds, merge] = occupancy(problem, n);
+  auto const steps = static_cast<double>(ceil_div(problem.n_key_blocks, n));
+  double const busy = static_cast<double>(rounds) * (steps + 1.9) * (on_sm > 1 ? 1.34 : 1);
+  double const n_sms = problem.n_sms;
+  double const mean_on_sm = std::max(static_cast<double>(problem.n_ctas * n) / n_sms, 1.0);
+  double const unequal = std::max(static_cast<double>(on_sm) / mean_on_sm - 1, 0.0);
+  // A block of each SM takes memory as long as a CTA 1.76 steps over 64 keys.
+  double const n_blocks = static_cast<double>(problem.n_ctas * problem.n_key_blocks) / n_sms;
+  double const memory = 1.76 * 64 / problem.B_c * n_blocks * (1 + 0.29 * unequal);
+  return std::sqrt(std::sqrt(square(square(busy)) + square(square(memory)))) + merge;
 }
 
 }  // namespace
 
-double merge_cost(int n, int64_t n_outputs) {
-  return n == 1 ? 0 : 3 + 0.35 * n + static_cast<double>(n * n_outputs) / kPartialsPerMicrosecond;
+int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
+  // As cudaOccupancyMaxActiveClusters has them of an H200.
+  constexpr int kSms = 132;
+  constexpr int kAlone[] = {132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
+  constexpr int kPaired[] = {264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14};
+  return int64_t((ctas_per_sm == 1 ? kAlone : kPaired)[cluster - 1]) * n_sms / kSms;
 }
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
@@ -56,18 +80,26 @@ int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
 }
 
 int choose_num_splits(SplitProblem const& problem) {
-  if (problem.n_ctas == 0 || 5 * problem.n_ctas >= 4 * problem.n_slots) {
+  constexpr int kMinSteps = 4;  // of a split that is merged apart
+  constexpr int kMaxRounds = 8;
+  bool const has_clusters = problem.max_cluster > 1;
+  bool const may_be_full = has_clusters && problem.n_row_blocks == 1;
+  if (problem.n_ctas == 0 || (!may_be_full && 5 * problem.n_ctas >= 4 * problem.n_slots)) {
     return 1;
   }
-  if (problem.max_cluster > 1) {
-    if (auto const [n, suffices] = splits_of_cluster(problem); suffices) {
-      return n;
-    }
-  }
-  int const most = std::min(kMaxSplits, problem.n_key_blocks / kMinSteps);
+  auto const most = std::min({int64_t(kMaxSplits), int64_t(problem.n_key_blocks),
+                              kMaxRounds * problem.n_slots / problem.n_ctas});
+  auto const cost = has_clusters ? cost_with_clusters : cost_apart;
   int cheapest = 1;
   double least = cost(problem, cheapest);
   for (int n = 2; n <= most; ++n) {
+    bool const is_cluster =
+        sm90::cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots) > 1;
+    // NOTE: from 9 to 15 CTAs of a cluster are placed no better than 16, and were never the fastest.
+    bool const is_odd = n > sm90::kPortableCluster && n < problem.max_cluster;
+    if (is_cluster ? is_odd : problem.n_key_blocks < n * kMinSteps) {
+      continue;
+    }
     if (double const of_n = cost(problem, n); of_n < least) {
       least = of_n;
       cheapest = n;

@@ -39,7 +39,7 @@ EmulatedKernel const* forward_kernel() {
                                          .starts_early = false,
                                          .watches_registers = false,
                                          .registers = 0,
-                                         .max_cluster = 1,
+                                         .cluster = nullptr,
                                          .tiles = {},
                                          .rings = {},
                                          .refusal = nullptr,

@@ -35,17 +35,14 @@ Launch launch_sm90(ForwardParams const& params, int n_resident) {
             .params = nullptr,
             .error = "no built combination of features covers the problem"};
   }
-  // NOTE: a CTA per multiprocessor.
-  if (sm90::make_plan(launch->plan, kConfig, params, n_resident, Traits::kMaxCluster,
-                      encode_tensor_map) != cudaSuccess) {
+  if (sm90::make_plan(launch->plan, kConfig, params, n_resident, encode_tensor_map) !=
+      cudaSuccess) {
     return {.n_ctas = 0,
             .params = nullptr,
             .error = "the driver would encode no tensor map of q, k or v"};
   }
-  return {.n_ctas = launch->plan.n_ctas,
-          .cluster = std::max(launch->plan.params.order.cluster, 1),
-          .params = launch,
-          .error = nullptr};
+  return {
+      .n_ctas = launch->plan.n_ctas, .cluster = params.cluster, .params = launch, .error = nullptr};
 }
 
 template <class Traits>
@@ -98,7 +95,11 @@ EmulatedKernel const* forward_kernel() {
       .watches_registers = true,
       .registers =
           kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,
-      .max_cluster = Traits::kMaxCluster,
+      .cluster =
+          [](ForwardParams const& params, int n_resident) {
+            return sm90::cluster_of(params.num_splits, Traits::kMaxCluster,
+                                    sm90::count_tiles(kConfig, params), n_resident);
+          },
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
       .refusal = [](ForwardParams const& params) { return sm90::refusal(kConfig, params); },

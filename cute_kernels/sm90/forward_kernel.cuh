@@ -185,7 +185,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     auto const lse = softmax.finalise(O, sinks, problem.softcap);
     if (may_be_split.value && is_split) {
       if constexpr (Traits::kMaxCluster > 1) {
-        if (params.order.cluster > 1) {
+        if (problem.cluster > 1) {
           merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
                                               reinterpret_cast<float*>(smem.k),
                                               kWarpgroupSync + warpgroup);

@@ -8,13 +8,13 @@
 
 namespace pyflash::sm90 {
 
-// Tiles are numbered; a number is taken apart by these. A head is one of K and V where query heads are packed.
+// Tiles are numbered; a number is taken apart by these. A head is one of K and V where query heads are packed. Splits are tiles,
+// unless they are a cluster.
 //
 // Neighbouring tiles share a head, so that its K and V stay in L2. For masks that leave the last Q blocks the most to do,
 // the tiles of a section of heads, whose K and V have room in L2 together, go from the last Q block to the first.
 struct TileOrder {
   int n_tiles;
-  int cluster;       // CTAs of a tile, a split each, which merge them; 1: splits are tiles
   int section;       // heads, batches and splits in a section; the last may have more or fewer
   int last_section;  // the number of the last section
   int longest;       // the M block with the most keys, 0 or the last: the first one under a mask

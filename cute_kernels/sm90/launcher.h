@@ -54,7 +54,7 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
     return error;
   }
   Plan plan;
-  error = make_plan(plan, config, problem, n_resident, row.max_cluster, tensor_map_encoder());
+  error = make_plan(plan, config, problem, n_resident, tensor_map_encoder());
   if (error != cudaSuccess) {
     return error;
   }
@@ -63,7 +63,7 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
   if (error != cudaSuccess) {
     return error;
   }
-  int const cluster = plan.params.order.cluster;
+  int const cluster = problem.cluster;
   if (cluster > kPortableCluster) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error != cudaSuccess) {

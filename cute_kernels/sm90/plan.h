@@ -160,19 +160,20 @@ inline int64_t count_keys(ForwardParams const& problem, int64_t query) {
   return std::max<int64_t>(end - begin, 0);
 }
 
-// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles. cluster: CTAs that share a tile.
-inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas, int cluster) {
+// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
+inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   ForwardParams const& problem = params.problem;
+  int const cluster = problem.cluster;
   TileOrder& order = params.order;
   int const group = rows_per_query(config, problem);
   int const n_heads = problem.heads / group;
   int64_t const n_m_blocks = count_m_blocks(config, problem);
   int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
   int64_t const bytes_of_kv = int64_t(problem.seqlen_k) * 2 * config.d_head * kElementBytes;
-  Sections const sections = divide_into_sections(config.persistent, n_ctas, n_m_blocks, n_rest,
-                                                 n_heads / problem.heads_kv, bytes_of_kv);
+  Sections const sections =
+      divide_into_sections(config.persistent && cluster == 1, n_ctas, n_m_blocks, n_rest,
+                           n_heads / problem.heads_kv, bytes_of_kv);
   order.n_tiles = int(n_m_blocks * n_rest);
-  order.cluster = cluster;
   order.section = int(sections.heads);
   order.last_section = int(sections.last);
   bool const first_is_longest = count_keys(problem, 0) > count_keys(problem, problem.seqlen_q - 1);
@@ -197,21 +198,20 @@ inline bool is_empty(Config const& config, ForwardParams const& problem) {
          (problem.cu_seqlens_q != nullptr && problem.total_q == 0);
 }
 
-// n_resident: CTAs that run at a time. max_cluster: of the splits of a tile that may be a cluster.
+// n_resident: CTAs that run at a time.
 inline cudaError_t make_plan(Plan& plan, Config const& config, ForwardParams const& problem,
-                             int64_t n_resident, int max_cluster, TensorMapEncoder encoder) {
+                             int64_t n_resident, TensorMapEncoder encoder) {
   plan = {};
   if (is_empty(config, problem)) {
     return cudaSuccess;
   }
-  int const cluster = problem.num_splits <= max_cluster ? problem.num_splits : 1;
-  int64_t const n_tiles = count_tiles(config, problem) * (problem.num_splits / cluster);
-  if (n_tiles * cluster > kMaxTiles) {
+  int64_t const n_tiles = count_tiles(config, problem) * problem.num_splits;
+  if (n_tiles > kMaxTiles) {
     return cudaErrorInvalidConfiguration;
   }
   plan.params.problem = problem;
-  plan.n_ctas = config.persistent ? std::min(n_tiles, n_resident) : n_tiles * cluster;
-  set_order(plan.params, config, n_resident, cluster);
+  plan.n_ctas = config.persistent && problem.cluster == 1 ? std::min(n_tiles, n_resident) : n_tiles;
+  set_order(plan.params, config, n_resident);
   return set_tensor_maps(plan.params, config, encoder);
 }
 

@@ -50,8 +50,8 @@ struct Tile {
   CUTE_DEVICE int diagonal() const { return k_rows.length - q_rows.length; }
 };
 
-// The tiles of one CTA, in order. Persistent CTAs take one in each round; every other round goes backwards, so that where
-// tiles are sorted by their length nobody gets the longest each time.
+// The tiles of one CTA, in order. Persistent CTAs take one in each round, unless clusters of them share tiles; every other round
+// goes backwards, so that where tiles are sorted by their length nobody gets the longest each time.
 template <class Traits, ForwardFeatures kFeatures>
 struct TileSchedule {
   KernelParams const& params;
@@ -60,7 +60,7 @@ struct TileSchedule {
   CUTE_DEVICE explicit TileSchedule(KernelParams const& params) : params(params) {}
 
   CUTE_DEVICE Tile next() {
-    while (Traits::kPersistent || round == 0) {
+    while (round == 0 || has_rounds()) {
       int const index = index_of_round();
       if (index >= params.order.n_tiles) {
         break;
@@ -75,13 +75,18 @@ struct TileSchedule {
   }
 
  private:
+  CUTE_DEVICE bool in_cluster() const {
+    return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
+  }
+  CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
+
   CUTE_DEVICE int index_of_round() const {
     int const cta = device::block_idx();
-    if constexpr (Traits::kPersistent) {
+    if (has_rounds()) {
       int const n_ctas = device::grid_size();
       return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
     }
-    return Traits::kMaxCluster > 1 ? cta / params.order.cluster : cta;
+    return in_cluster() ? cta / params.problem.cluster : cta;
   }
 
   CUTE_DEVICE Tile at(int index) const {
@@ -105,7 +110,7 @@ struct TileSchedule {
     }
     Tile tile;
     tile.exists = true;
-    if (Traits::kMaxCluster > 1 && order.cluster > 1) {
+    if (in_cluster()) {
       tile.split = device::cluster_rank();
     } else {
       order.by_splits(rest, tile.split, rest);

@@ -1,6 +1,8 @@
 // What the kernel and its launcher agree on about a config, beside its fields.
 #pragma once
 
+#include <cstdint>
+
 #include "cute_kernels/config.h"
 
 namespace pyflash::sm90 {
@@ -21,12 +23,16 @@ constexpr int slab_columns(FlashForwardSm90Config const& config) {
   return config.d_head % 64 == 0 ? 64 : 32;
 }
 
-// Splits of a tile that a cluster of CTAs merges. Each leaves its part, O and lse in fp32, where K was.
+// The most splits of a tile that a cluster of CTAs merges. Each leaves its part, O and lse in fp32, where K and V were.
 constexpr int max_cluster(FlashForwardSm90Config const& config) {
   int const part_bytes = kMmaM * (config.d_head + kPartPadding + 1) * int(sizeof(float));
-  int const bytes_of_K = config.stages * config.B_c * config.d_head * kElementBytes;
-  bool const fits = part_bytes <= bytes_of_K;
-  return config.n_consumers == 1 && !config.persistent && fits ? 16 : 1;
+  int const bytes_of_kv = 2 * config.stages * config.B_c * config.d_head * kElementBytes;
+  return config.n_consumers == 1 && part_bytes <= bytes_of_kv ? 16 : 1;
+}
+
+// CTAs of a cluster: all splits of a tile, where those of all tiles run at a time, or 1. n_tiles: of one pass.
+constexpr int cluster_of(int num_splits, int max_cluster, int64_t n_tiles, int64_t n_resident) {
+  return num_splits <= max_cluster && n_tiles * num_splits <= n_resident ? num_splits : 1;
 }
 
 }  // namespace pyflash::sm90

@@ -134,12 +134,12 @@ struct KernelTraits {
   static constexpr int kEpilogue = kPersistent ? kMmaM * kSlab : 0;  // elements, per warpgroup
 
   // Splits of a tile that a cluster of CTAs merges through shared memory: each leaves its part, O and lse in fp32, where K
-  // was. Rows are padded so that a store of the accumulator has no bank conflicts.
+  // and V were. Rows are padded so that a store of the accumulator has no bank conflicts.
   using SmemLayoutPart =
       Layout<Shape<Int<kMmaM>, Int<kHeadDim>>, Stride<Int<kHeadDim + kPartPadding>, _1>>;
   static constexpr int kMaxCluster = max_cluster(kConfig);
   static_assert(kMaxCluster == 1 || (cosize_v<SmemLayoutPart> + kMmaM) * sizeof(float) <=
-                                        cosize_v<SmemLayoutKV> * sizeof(Element));
+                                        2 * cosize_v<SmemLayoutKV> * sizeof(Element));
 
   struct SharedStorage {
     alignas(1024) Element q[cosize_v<SmemLayoutQ> + kNConsumers * kEpilogue];

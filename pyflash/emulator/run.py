@@ -47,7 +47,8 @@ def emulate(
     CPU. The kernel is compiled for the CPU and kept in the cache of builds: half a minute the first
     time. A tile of 64 x 64 at d_head 128 takes about 2 ms.
 
-    `resident_ctas` is how many CTAs a persistent kernel has at most; each takes tile after tile.
+    `resident_ctas` is how many CTAs run at a time: a persistent kernel has no more, each of which
+    takes tile after tile, and clusters only where all run.
 
     With num_splits > 1 the kernel writes partial results, one per split of the keys, and PyTorch
     merges them.

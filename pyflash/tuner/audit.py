@@ -45,7 +45,7 @@ def audit(
 ) -> list[Record]:
     """A record for each problem, those that the journal has figures of taken from there.
 
-    A record has seconds (the median) by short form, `selected` and `num_splits` with the reason,
+    A record has seconds (the median) and splits by short form, `selected` and `num_splits` with the reason,
     `best`, `ratio` (seconds of the choice over those of the best), and under `failed` the configs
     that were refused or wrong, each with why.
     """
@@ -133,10 +133,11 @@ def _audit(problem: Problem, n_samples: int) -> dict[str, Any]:
     called, *seconds = map(median, samples)
     by_config = {c.config: value for c, value in zip(contenders, seconds, strict=True)}
     chosen = str(selection.config)
+    splits = {config: _splits_by_rule(problem, config) for config in by_config}
     # The chosen config under its name is the same kernel, but where a table chose the splits.
-    same = select(replace(problem, options=problem.options | {"config": chosen}))
-    if same.num_splits != selection.num_splits or chosen not in by_config:
+    if splits.get(chosen) != selection.num_splits:
         by_config |= {chosen: called}
+        splits |= {chosen: selection.num_splits}
     best = min(by_config, key=by_config.__getitem__)
     return record | {
         "selected": chosen,
@@ -147,9 +148,14 @@ def _audit(problem: Problem, n_samples: int) -> dict[str, Any]:
         "best": best,
         "ratio": by_config[chosen] / by_config[best],
         "seconds": by_config,
+        "splits": splits,
         "failed": failed,
         "n_samples": n_samples,
     }
+
+
+def _splits_by_rule(problem: Problem, config: str) -> int:
+    return select(replace(problem, options=problem.options | {"config": config})).num_splits
 
 
 def _correct_contenders(workload: Workload) -> tuple[list[Contender], dict[str, str]]:

@@ -56,8 +56,10 @@ def costs_of(
     of the kinds that are kept.
 
     A kind is kept where costs that are fitted to half of the audited problems choose for the other
-    half at least as well as selection did when they were measured, by the geometric mean.
+    half at least as well as selection did when they were measured, by the geometric mean. Configs
+    that the latest audit did not measure are no longer built, and their times are left out.
     """
+    records = of_built(records)
     observations = observations_of(records)
     fits = fit_all(observations, sm, n_sms)
     audits = [record for record in records if record["kind"] == "audit" and "ratio" in record]
@@ -77,20 +79,48 @@ def costs_of(
     return rows, judgements
 
 
+def of_built(records: Sequence[Record]) -> list[Record]:
+    """The records with the times of those configs alone that the latest audit measured, of any
+    dtype and d_head; all of them where there is no audit."""
+    latest: set[str] = set()
+    for record in records:
+        if record["kind"] == "run" and record["what"] == "audit":
+            latest = set()
+        elif record["kind"] == "audit":
+            latest |= set(record.get("seconds", ()))
+    if not latest:
+        return list(records)
+    built = {parse(config).replace(dtype=DType.BF16) for config in latest}
+
+    def kept(seconds: dict[str, float]) -> dict[str, float]:
+        of_bf16 = {config: parse(config).replace(dtype=DType.BF16) for config in seconds}
+        return {config: value for config, value in seconds.items() if of_bf16[config] in built}
+
+    return [
+        record | {"seconds": kept(record["seconds"])}
+        if record["kind"] == "audit" and "ratio" in record
+        else record
+        for record in records
+    ]
+
+
 def observations_of(records: Iterable[Record]) -> dict[KernelConfig, list[Observation]]:
     """The times of each config, of audits and of tuning; of an audit's only those that compete:
-    of the smallest d_head."""
+    of the smallest d_head. With as many splits as the record has, or as the rule chooses."""
     found: dict[KernelConfig, dict[str, Observation]] = {}
 
-    def add(config: KernelConfig, name: str, seconds: float) -> None:
-        found.setdefault(config, {})[name] = Observation(name, parse_problem(name), seconds)
+    def add(config: KernelConfig, name: str, seconds: float, num_splits: int = 0) -> None:
+        problem = parse_problem(name)
+        problem = replace(problem, options=problem.options | {"num_splits": num_splits})
+        found.setdefault(config, {})[name] = Observation(name, problem, seconds)
 
     for record in records:
         if record["kind"] == "sample" and not record.get("num_splits"):
             add(parse(record["config"]), record["problem"], record["seconds"])
         elif record["kind"] == "audit":
             for config, seconds in competing(record).items():
-                add(config, record["name"], seconds)
+                splits = record.get("splits", {}).get(str(config), 0)
+                add(config, record["name"], seconds, splits)
     return {config: list(of.values()) for config, of in found.items()}
 
 

@@ -23,6 +23,7 @@ CONFIGS = [
     parse(short_form).canonical()
     for short_form in (
         "(BF16, 128, 64, 64, 1): sm90+stages_3+overlap+rescale_threshold+pack_gqa",
+        "(BF16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa",
         "(FP16, 64, 64, 64, 1): sm90+stages_3",
     )
 ]
@@ -49,9 +50,12 @@ def libraries() -> dict[KernelConfig, Path]:
     return build_emulated(CONFIGS)
 
 
-def run(libraries, config, case, num_splits, order) -> tuple[torch.Tensor, torch.Tensor, Report]:
+def run(
+    libraries, config, case, num_splits, order, resident_ctas=264
+) -> tuple[torch.Tensor, torch.Tensor, Report]:
     inputs, expected = case.problem(config)
-    options = case.options(config) | {"num_splits": num_splits}
+    options = case.options(config)
+    options |= {"num_splits": num_splits, "resident_ctas": resident_ctas}
     out, lse, report = emulate(libraries, config, inputs, order=order, seed=7, **options)
     report.check()
     assert report.completed
@@ -87,6 +91,16 @@ def test_more_splits_than_a_cluster_takes_are_parts(libraries):
     assert report.counts.cluster_syncs == report.counts.cluster_loads == 0
     assert "O_r2g" in report.sites
     assert "part_r2s" not in report.sites
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_clusters_that_do_not_run_at_a_time_are_parts(libraries, config):
+    tiles = 2 * 2  # the heads of a group are rows
+    for resident_ctas, cluster in ((3 * tiles, 3), (3 * tiles - 1, 1)):
+        _, _, report = run(libraries, config, CASES[0], 3, ORDERS[0], resident_ctas)
+        assert report.cluster == cluster
+        last_round = resident_ctas if config.persistent else 3 * tiles
+        assert report.n_ctas == min(3 * tiles, last_round)
 
 
 def test_a_report_of_clusters_says_so(libraries):

@@ -99,8 +99,7 @@ PACKING = [c for c in built_configs() if getattr(c, "pack_gqa", False) and c.dty
 @pytest.mark.parametrize("config", PACKING, ids=str)
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 5, 8, 13, 16, 17, 40])
 def test_clusters_merge_their_splits(config, num_splits):
-    """Up to 16 splits without temporary memory, but for persistent CTAs; splits with nothing to
-    attend among them."""
+    """Up to 16 splits without temporary memory; splits with nothing to attend among them."""
     for seqlen_q, seqlen_k, mask in (
         (1, 1031, NO_MASK),
         (3, 1031, CAUSAL),
@@ -115,8 +114,20 @@ def test_clusters_merge_their_splits(config, num_splits):
             check(expected, results, shape, d_head, options)
             for a, b in zip(results, attend(inputs, **options), strict=True):
                 assert torch.equal(a, b)
-    takes_memory = temporary_bytes(inputs, **options) > 0
-    assert takes_memory == (num_splits > (1 if config.persistent else 16))
+    assert (temporary_bytes(inputs, **options) > 0) == (num_splits > 16)
+
+
+@pytest.mark.parametrize("config", PACKING, ids=str)
+def test_clusters_that_do_not_run_at_a_time_are_splits_of_persistent_ctas(config):
+    """Two CTAs fit on an SM."""
+    n_sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    for n_tiles, takes_memory in ((2 * n_sms // 3, False), (2 * n_sms // 3 + 1, True)):
+        inputs, expected = on_gpu(
+            Shape("few", n_tiles, 2, 517, 4, heads_kv=1), config.d_head, CAUSAL
+        )
+        options = {"config": config, "num_splits": 3, **CAUSAL.options}
+        check(expected, attend(inputs, **options), config, n_tiles)
+        assert (temporary_bytes(inputs, **options) > 0) == takes_memory
 
 
 @pytest.mark.parametrize("config", PACKING, ids=str)

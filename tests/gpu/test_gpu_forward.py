@@ -13,6 +13,7 @@ from support.problems import (
     SHAPES,
     Mask,
     Shape,
+    far_below_a_cap,
     growing,
     growing_below_zero,
     make_inputs,
@@ -108,6 +109,15 @@ def test_scores_from_far_below_a_cap_to_far_above(config, causal):
     first, again = (attend(inputs, config=config, **options) for _ in range(2))
     check(expect(*inputs, **options), first, config)
     assert all(map(torch.equal, first, again))
+
+
+@every_config
+def test_scores_far_below_a_cap_under_small_ones(config):
+    """Where only the magnitude tells that the series does not do."""
+    shape = Shape("", 2, 300, 517, 4, heads_kv=4)
+    inputs = make_inputs(shape, TORCH_DTYPES[config.dtype], config.d_head, "cuda")
+    inputs = far_below_a_cap(inputs)
+    check(expect(*inputs, softcap=30.0), attend(inputs, config=config, softcap=30.0), config)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ int main(int, char** argv) {
   params.seqlen_q = std::atoi(argv[5]);
   params.seqlen_k = std::atoi(argv[6]);
   params.num_splits = std::atoi(argv[7]);
+  params.cluster = params.num_splits <= row.max_cluster ? params.num_splits : 1;
   params.d_head = row.d_head;
   auto const strides = [&](int heads, int seqlen) {
     int64_t const of_row = int64_t(heads) * row.d_head;

@@ -54,7 +54,7 @@ emulator::EmulatedKernel const* pyflash_emulated_kernel() {
       .starts_early = false,
       .watches_registers = false,
       .registers = 0,
-      .max_cluster = 1,
+      .cluster = nullptr,
       .tiles = {},
       .rings = {},
       .refusal = nullptr,

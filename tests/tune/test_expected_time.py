@@ -12,7 +12,7 @@ from pyflash.config import parse
 from pyflash.op import tables
 from pyflash.op.selection import class_of, expected_microseconds
 from pyflash.tuner.audit import GOOD
-from pyflash.tuner.costs import ratio_of_choice
+from pyflash.tuner.costs import of_built, ratio_of_choice
 from pyflash.tuner.journal import read_journal
 from pyflash.tuner.problems import parse_problem
 
@@ -52,26 +52,26 @@ def microseconds(problem, config, changes=None, **figures):
     return expected_microseconds(parsed, config, 90, 132, **FIGURES | figures)
 
 
-PACKING = parse("(FP16, 128, 64, 64, 1): sm90+stages_3+overlap+pack_gqa")
+PACKING = parse("(FP16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+pack_gqa")
 PERSISTENT = parse("(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent")
 
 
 @pytest.mark.parametrize(
     ("heads", "seqlen_k", "splits"),
     [
-        (1, 4096, 16),
-        (1, 16384, 26),  # 1024 keys to each of 16 splits, and most SMs idle
-        (4, 16384, 16),  # half of them busy
-        (7, 16384, 16),  # 112 of 132 SMs
-        (7, 131072, 37),
-        (8, 1024, 8),  # 128 keys to each
-        (8, 4096, 8),  # 8 clusters of 16 do not fit
-        (8, 16384, 26),
-        (16, 16384, 8),
-        (66, 16384, 2),
-        (67, 16384, 1),
-        (132, 16384, 1),
-        (144, 2958, 3),  # two CTAs on some SMs
+        (1, 5120, 16),
+        (1, 16384, 64),  # more than a cluster has, and most SMs idle
+        (8, 1024, 8),
+        (8, 5120, 8),  # 8 clusters of 16 do not fit
+        (16, 5120, 6),  # nor 16 of 8
+        (24, 5120, 4),
+        (32, 10240, 16),  # persistent CTAs, two to an SM
+        (64, 5120, 2),
+        (112, 5120, 1),
+        (160, 5120, 8),  # 160 would leave SMs with one CTA
+        (264, 5120, 1),
+        (320, 5120, 4),  # a second round of a few
+        (528, 5120, 1),
     ],
 )
 def test_splits_of_a_kernel_that_merges_them_in_clusters(heads, seqlen_k, splits):
@@ -156,8 +156,8 @@ def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
 
 
 def test_the_shipped_costs_choose_well():
-    """For the audited problems that they were fitted to, by costs alone: 395 of 440 and, of few
-    queries, 147 of 171 within 3 %, geometric means 1.010 and 1.015. What they take of problems that
+    """For the audited problems that they were fitted to, by costs alone: 591 of 670 and, of few
+    queries, 132 of 149 within 3 %, geometric means 1.012 and 1.009. What they take of problems that
     they have not seen is in docs/tuning.md."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
@@ -166,18 +166,20 @@ def test_the_shipped_costs_choose_well():
     }
 
     def ratios_of(kind, *audits):
+        journals = [
+            read_journal(ROOT / f"docs/data/h200-audit-{number}.jsonl") for number in audits
+        ]
         return [
             ratio_of_choice(record, problem, fits, 90, 132)
-            for number in audits
-            for record in read_journal(ROOT / f"docs/data/h200-audit-{number}.jsonl")
+            for record in of_built([record for journal in journals for record in journal])
             if "ratio" in record and class_of(problem := parse_problem(record["name"])).kind == kind
         ]
 
     for ratios, n, good, mean in (
-        (ratios_of("many", 7, 8, 11, 12, 13, 14), 440, 388, 1.012),
-        (ratios_of("few", 10, 11, 12, 13), 171, 142, 1.017),
+        (ratios_of("many", 7, 8, 11, 12, 13, 14, 15, 17, 16, 18), 670, 580, 1.013),
+        (ratios_of("few", 16, 18), 149, 128, 1.011),
     ):
         assert len(ratios) == n
         assert sum(ratio <= GOOD for ratio in ratios) >= good
         assert math.exp(sum(map(math.log, ratios)) / n) < mean
-        assert max(ratios) < 1.35
+        assert max(ratios) < 1.55

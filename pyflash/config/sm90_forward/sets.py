@@ -18,8 +18,6 @@ def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
 
 
 _LONG = "pingpong+persistent+rescale_threshold"
-_FEW = "rescale_threshold+pack_gqa"
-
 # Of shorter blocks, so that fewer of a tile's scores lie outside of a window.
 _WINDOWED = _of_each_dtype(
     "persistent+rescale_threshold",
@@ -29,8 +27,7 @@ _WINDOWED = _of_each_dtype(
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
 # 64, the smallest one for grids that the larger ones leave small, that of 192 rows for long
 # sequences, and the one without `pingpong`, where the first blocks need not take turns, for causal
-# masks. The smallest of all are for few queries; the persistent one for few tiles or many, the
-# other where the splits of a tile are a cluster.
+# masks. The smallest of all are for few queries.
 DEFAULTS = (
     _of_each_dtype(
         _LONG,
@@ -46,13 +43,9 @@ DEFAULTS = (
     )
     + _WINDOWED
     + _of_each_dtype(
-        _FEW,
-        "(FP16, 128, 64, 64, 1): sm90+stages_3",
-        "(FP16, 64, 64, 128, 1): sm90+stages_3",
-    )
-    + _of_each_dtype(
-        f"persistent+{_FEW}",
+        "persistent+rescale_threshold+pack_gqa",
         "(FP16, 128, 64, 64, 1): sm90+stages_2",
+        "(FP16, 64, 64, 128, 1): sm90+stages_2",
     )
 )
 
