@@ -11,6 +11,7 @@ namespace pyflash {
 namespace {
 
 constexpr int64_t kMaxRounds = 6;  // that are followed one by one; more are taken for balanced
+constexpr int64_t kMaxRaggedRounds = 4;  // the same, of packed sequences
 // Of a section of heads: up to the one K and V stay in L2, from the other on they are read for each tile.
 constexpr double kKeptBytes = 18e6, kLostBytes = 50e6;
 
@@ -206,6 +207,9 @@ Load Grid::of_busiest_slot(Load const& longest) const {
   if (is_ragged_ && !shape_.persistent) {
     return even + longest * (has_window_ ? 0.15 : 0.3);
   }
+  if (is_ragged_ && !has_window_ && n_rounds_ <= kMaxRaggedRounds) {
+    return of_busiest_ragged();
+  }
   Load const planned = is_sorted_ ? of_busiest_sorted() : of_busiest_unsorted(even);
   if (!is_ragged_) {
     return planned;
@@ -215,6 +219,43 @@ Load Grid::of_busiest_slot(Load const& longest) const {
   Load const busiest = planned + longest * spread, most = longest * rounds;
   return {std::min(busiest.tiles, most.tiles), std::min(busiest.steps, most.steps),
           std::min(busiest.attended, most.attended)};
+}
+
+// Of some slots, where the first sequence is the longest and the others are as long in the mean as the total tells.
+Load Grid::of_busiest_ragged() const {
+  constexpr int kSlots = 33;
+  int const n_sequences = params_.batch;
+  auto const others = [&](double mean, int largest) {
+    return n_sequences > 1 ? (mean * n_sequences - largest) / (n_sequences - 1) : mean;
+  };
+  double const others_q = others(mean_q_, params_.seqlen_q);
+  double const others_k = others(mean_k_, params_.seqlen_k);
+  int const n_tiles = static_cast<int>(n_tiles_), n_slots = static_cast<int>(n_slots_);
+  int const tiles_of_sequence = n_tiles / n_sequences;
+  Load busiest;
+  for (int i = 0; i < kSlots; ++i) {
+    int const slot = i * (n_slots - 1) / (kSlots - 1);
+    Load load;
+    for (int round = 0; round < n_rounds_; ++round) {
+      int const index = round * n_slots + (round % 2 == 0 ? slot : n_slots - 1 - slot);
+      if (index >= n_tiles) {
+        continue;
+      }
+      int const sequence = index / tiles_of_sequence;
+      // Shares of a length, evenly spread from -1 to 1 whatever their number.
+      double const turns = 0.5 + (sequence - 1) * 0.618034;
+      double const place = (turns - std::floor(turns)) * 2 - 1;
+      auto const length = [&](double mean, int largest) {
+        return sequence == 0 ? largest : std::max(mean + (largest - mean) * place, 1.0);
+      };
+      if (index % n_blocks_ * n_queries_ < length(others_q, params_.seqlen_q)) {
+        double const steps = std::ceil(length(others_k, params_.seqlen_k) * per_key_);
+        load = load + Load{1, steps, steps};
+      }
+    }
+    busiest = heavier(busiest, load);
+  }
+  return busiest;
 }
 
 Load Grid::of_busiest_unsorted(Load const& even) const {

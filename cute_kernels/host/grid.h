@@ -81,6 +81,7 @@ class Grid {
   Load longest_tile() const;
   sm90::Sections sections() const;
   Load of_busiest_slot(Load const& longest) const;
+  Load of_busiest_ragged() const;
   Load of_busiest_unsorted(Load const& even) const;
   Load of_busiest_sorted() const;
   Load of_section(int64_t slot, int64_t n_tiles) const;

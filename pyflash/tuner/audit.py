@@ -45,9 +45,9 @@ def audit(
 ) -> list[Record]:
     """A record for each problem, those that the journal has figures of taken from there.
 
-    A record has seconds (the median) and splits by short form, `selected` and `num_splits` with the reason,
-    `best`, `ratio` (seconds of the choice over those of the best), and under `failed` the configs
-    that were refused or wrong, each with why.
+    A record has seconds (the median) and splits by short form, `selected` and `num_splits` with the
+    reason, `best`, `ratio` (seconds of the choice over those of the best), and under `failed` the
+    configs that were refused or wrong, each with why.
     """
     known = {record["name"]: record for record in journal.of_kind("audit") if "ratio" in record}
     records = []

@@ -65,7 +65,7 @@ PERSISTENT = parse("(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+per
         (8, 5120, 8),  # 8 clusters of 16 do not fit
         (16, 5120, 6),  # nor 16 of 8
         (24, 5120, 4),
-        (32, 10240, 16),  # persistent CTAs, two to an SM
+        (32, 16384, 33),  # persistent CTAs, two to an SM
         (64, 5120, 2),
         (112, 5120, 1),
         (160, 5120, 8),  # 160 would leave SMs with one CTA
@@ -156,8 +156,8 @@ def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
 
 
 def test_the_shipped_costs_choose_well():
-    """For the audited problems that they were fitted to, by costs alone: 591 of 670 and, of few
-    queries, 132 of 149 within 3 %, geometric means 1.012 and 1.009. What they take of problems that
+    """For the audited problems that they were fitted to, by costs alone: 590 of 670 and, of few
+    queries, 132 of 149 within 3 %, geometric means 1.011 and 1.009. What they take of problems that
     they have not seen is in docs/tuning.md."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
