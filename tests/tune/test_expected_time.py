@@ -130,6 +130,20 @@ def test_packed_sequences_count_by_their_mean_length():
     assert microseconds(problem, PERSISTENT, short) < drawn
 
 
+@pytest.mark.parametrize(
+    ("total", "tiles", "steps"),
+    [
+        (1024, 2, 8),  # both are as long
+        (576, 1, 4),  # the second has 64 rows, a tile of four: for whom a second is left lacks one
+    ],
+)
+def test_tiles_that_a_packed_sequence_lacks_are_passed(total, tiles, steps):
+    """160 of two sequences and 20 heads, of four steps, 132 at a time."""
+    drawn = {"total_q": total, "total_k": total}
+    found = microseconds("batch=2,heads=20,seqlen=512,packed", PERSISTENT, drawn)
+    assert found == pytest.approx(2 + 3 * tiles + 0.5 * steps)
+
+
 def test_masks_softcaps_memory_and_clusters_have_their_costs():
     one = "heads=1,seqlen=128"
     assert microseconds(one, PERSISTENT, capped=2.0) == pytest.approx(2 + 3 + 0.5)
