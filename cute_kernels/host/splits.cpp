@@ -88,8 +88,10 @@ int choose_num_splits(SplitProblem const& problem) {
   if (problem.n_ctas == 0 || (!may_be_full && 5 * problem.n_ctas >= 4 * problem.n_slots)) {
     return 1;
   }
-  auto const most = std::min({int64_t(kMaxSplits), int64_t(problem.n_key_blocks),
-                              kMaxRounds * problem.n_slots / problem.n_ctas});
+  auto most = int64_t(std::min(kMaxSplits, problem.n_key_blocks));
+  if (has_clusters) {
+    most = std::min(most, kMaxRounds * problem.n_slots / problem.n_ctas);
+  }
   auto const cost = has_clusters ? cost_with_clusters : cost_apart;
   int cheapest = 1;
   double least = cost(problem, cheapest);
