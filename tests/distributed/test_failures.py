@@ -23,9 +23,12 @@ def qkv(seqlen: int = 16, heads: int = 4, heads_kv: int = 4) -> list[torch.Tenso
 
 def attend_while_one_dies(rank: int, variant: str, moment: str) -> None:
     q, k, v = qkv(heads=6, heads_kv=6)
-    if moment != "first":
+    if moment == "first":
+        torch.distributed.barrier()  # else it may be gone while others still set up the group
+    else:
         out = distributed.attention(q, k, v, variant=variant)
     if rank == 1:
+        time.sleep(0.5)  # for others to leave the barrier
         os._exit(1)
     if moment == "backward":
         out.sum().backward()
