@@ -194,8 +194,8 @@ sm90::Sections Grid::sections() const {
     return {.heads = heads, .last = 0};
   }
   int64_t const bytes_of_kv = int64_t(params_.seqlen_k) * 4 * shape_.d_head;
-  return sm90::divide_into_sections(shape_.persistent, n_slots_, n_blocks_, n_rest_,
-                                    n_heads_ / params_.heads_kv, bytes_of_kv);
+  return sm90::divide_into_sections(shape_.persistent && cluster_ == 1, n_slots_, n_blocks_,
+                                    n_rest_, n_heads_ / params_.heads_kv, bytes_of_kv);
 }
 
 Load Grid::of_busiest_slot(Load const& longest) const {

@@ -57,8 +57,8 @@ double cost_with_clusters(SplitProblem const& problem, int n) {
   double const unequal = std::max(static_cast<double>(on_sm) / mean_on_sm - 1, 0.0);
   // A block of each SM takes memory as long as a CTA 1.76 steps over 64 keys.
   double const n_blocks = static_cast<double>(problem.n_ctas * problem.n_key_blocks) / n_sms;
-  double const apart = n > 1 && rounds > 1 ? 1.02 : 1;
-  double const memory = apart * 1.76 * 64 / problem.B_c * n_blocks * (1 + 0.29 * unequal);
+  double const refilled = n > 1 && rounds > 1 ? 1.02 : 1;
+  double const memory = refilled * 1.76 * 64 / problem.B_c * n_blocks * (1 + 0.29 * unequal);
   return std::sqrt(std::sqrt(square(square(busy)) + square(square(memory)))) + merge;
 }
 

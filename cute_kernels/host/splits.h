@@ -15,8 +15,8 @@
 //              shares of it; 2 % more for splits of several rounds
 //   merge(n)   1.7 and 0.0074 for each CTA in clusters, else 5.1 and the partial results
 // The SMs of a cluster are neighbours, so that fewer clusters fit than there are SMs (clusters_that_fit). Fitted to 267 problems
-// of one query on an H200 with up to nine numbers each (docs/data/h200-splits.jsonl) and 75 of audits: chosen within 3 % of the
-// best in 235 and 63, 1.009 and 1.011 in the geometric mean. One query, 5120 keys, d_head 128, in microseconds: 16 heads of k and
+// of one query on an H200 with up to nine numbers each (docs/data/h200-splits.jsonl: microseconds by config and number) and 75 of
+// audits: chosen within 3 % of the best in 235 and 63, 1.009 and 1.011 in the geometric mean. One query, 5120 keys, d_head 128, in microseconds: 16 heads of k and
 // v 17.2 with 6 splits, 18.5 with 8, 23.2 with 16; 40 heads 31.0 with 3, 35.8 with 4, 52.8 without; 160 heads 102.6 with 3, 131.8.
 #pragma once
 

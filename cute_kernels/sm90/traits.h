@@ -5,6 +5,7 @@
 // tile_to_shape and TiledMMA compute of the same atoms, tiled.h asserts.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
@@ -156,6 +157,8 @@ struct KernelTraits {
     }
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024);
+  static_assert(offsetof(SharedStorage, v) == offsetof(SharedStorage, k) + sizeof(SharedStorage::k),
+                "a part lies where K and V were");
 };
 
 }  // namespace pyflash::sm90

@@ -61,7 +61,8 @@ def audit(
 
 def replay(journal: Path) -> list[Record]:
     """The records of an audit with what selection, as it is in this process, would choose, of the
-    times that were measured then. A choice that was not measured is an error.
+    times that were measured then. A choice that was not measured, or not with as many splits, is an
+    error.
 
     Raises ValueError for a journal without an audit, OSError for one that cannot be read.
     """
@@ -78,9 +79,11 @@ def _replayed(record: Record, sm: int, n_sms: int) -> Record:
     selection = select_on(problem, sm, n_sms)
     chosen, seconds = str(selection.config), record["seconds"]
     facts = {"selected": chosen, "num_splits": selection.num_splits, "reason": selection.reason}
-    if chosen not in seconds:
+    splits = record.get("splits", {}).get(chosen, selection.num_splits)
+    if chosen not in seconds or splits != selection.num_splits:
         kept = {name: value for name, value in record.items() if name != "ratio"}
-        return kept | facts | {"error": f"{chosen} was not measured"}
+        times = f"with {selection.num_splits} splits"
+        return kept | facts | {"error": f"{chosen} was not measured {times}"}
     ratio = seconds[chosen] / seconds[record["best"]]
     return record | facts | {"selected_seconds": seconds[chosen], "ratio": ratio}
 

@@ -109,19 +109,24 @@ def observations_of(records: Iterable[Record]) -> dict[KernelConfig, list[Observ
     of the smallest d_head. With as many splits as the record has, or as the rule chooses."""
     found: dict[KernelConfig, dict[str, Observation]] = {}
 
-    def add(config: KernelConfig, name: str, seconds: float, num_splits: int = 0) -> None:
-        problem = parse_problem(name)
-        problem = replace(problem, options=problem.options | {"num_splits": num_splits})
+    def add(config: KernelConfig, name: str, problem: Problem, seconds: float) -> None:
         found.setdefault(config, {})[name] = Observation(name, problem, seconds)
 
     for record in records:
         if record["kind"] == "sample" and not record.get("num_splits"):
-            add(parse(record["config"]), record["problem"], record["seconds"])
+            name = record["problem"]
+            add(parse(record["config"]), name, parse_problem(name), record["seconds"])
         elif record["kind"] == "audit":
+            problem = parse_problem(record["name"])
             for config, seconds in competing(record).items():
-                splits = record.get("splits", {}).get(str(config), 0)
-                add(config, record["name"], seconds, splits)
+                add(config, record["name"], _as_measured(record, problem, config), seconds)
     return {config: list(of.values()) for config, of in found.items()}
+
+
+def _as_measured(audit: Record, problem: Problem, config: KernelConfig) -> Problem:
+    """With the config's splits of then."""
+    num_splits = audit.get("splits", {}).get(str(config), 0)
+    return replace(problem, options=problem.options | {"num_splits": num_splits})
 
 
 def competing(audit: Record) -> dict[KernelConfig, float]:
@@ -190,13 +195,15 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
 
 
 def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
-    """The time of the config that these costs choose over that of the best; that of what was
-    selected where they do not decide. As least_expected in cute_kernels/host/least_expected.cpp."""
+    """The time of the config that these costs choose over that of the best, all with their splits
+    of then; that of what was selected where they do not decide. As least_expected in
+    cute_kernels/host/least_expected.cpp."""
     kind = class_of(problem).kind
     expected = {}
     for config in competing(record):
         if known := fits.get((config.replace(dtype=DType.BF16), kind)):
-            expected[config] = expected_microseconds(problem, config, sm, n_sms, **known[0])
+            as_measured = _as_measured(record, problem, config)
+            expected[config] = expected_microseconds(as_measured, config, sm, n_sms, **known[0])
     if parse(record["selected"]) not in expected:
         return record["ratio"]
     choice = min(expected, key=expected.__getitem__)

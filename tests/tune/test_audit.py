@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from support.fake_library import build_fake_library
 
+import pyflash
 from pyflash.config import parse
+from pyflash.op.selection import select_on
 from pyflash.tuner import audit
 from pyflash.tuner.journal import Journal
-from pyflash.tuner.problems import parse_problem
+from pyflash.tuner.problems import parse_problem, problem_to_json
 from pyflash.tuner.workload import Contender, Workload
 
 NAMES = [
@@ -41,6 +44,33 @@ def test_every_built_config_is_checked_timed_and_compared_with_the_choice(tmp_pa
     out = capsys.readouterr().out
     assert "2 problems: " in out
     assert "geometric mean" in out
+
+
+def test_a_replay_takes_only_what_was_measured(tmp_path, tmp_path_factory):
+    """Of other times none, nor of other splits."""
+    pyflash.load(build_fake_library(tmp_path_factory.mktemp("library")))
+    name = "fp16,batch=1,heads=132,seqlen=128,d_head=512"
+    problem = parse_problem(name)
+    chosen = select_on(problem, 90, 132)
+    config = str(chosen.config)
+    fields = {"problem": problem_to_json(problem), "best": "", "ratio": 1.0, "reason": ""}
+    for seconds, splits, error in (
+        ({config: 2.0}, {}, None),
+        ({config: 2.0}, {config: chosen.num_splits}, None),
+        ({config: 2.0}, {config: chosen.num_splits + 1}, "was not measured with 1 splits"),
+        ({}, {}, "was not measured with 1 splits"),
+    ):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        with Journal(path) as journal:
+            journal.append("run", what="audit", sm=90, n_sms=132)
+            seconds = seconds | {"": 1.0}
+            journal.append("audit", name=name, seconds=seconds, splits=splits, **fields)
+        (record,) = audit.replay(path)
+        if error is None:
+            assert (record["ratio"], record["selected"]) == (2.0, config)
+        else:
+            assert record["error"].endswith(error)
+            assert "ratio" not in record
 
 
 def test_an_audit_goes_on_after_the_last_problem(tmp_path, monkeypatch):
