@@ -172,6 +172,22 @@ def test_scores_far_below_a_cap_under_small_ones(libraries, config):
     expect(*inputs, softcap=30.0).check(out, lse)
 
 
+@pytest.mark.parametrize("cap", [2.0, 10.0, 30.0, 50.0, 120.0, 200.0, 1000.0])
+def test_exponents_far_below_a_cap_are_precise(libraries, cap):
+    """Those of each magnitude, next to as many keys whose scores are 0."""
+    config, n_keys = BEST, 2 * BEST.B_c
+    scores = torch.linspace(-0.14, 0.14, 141, dtype=torch.float64) * cap
+    q, k, v = (torch.zeros(1, n, 1, config.d_head) for n in (len(scores), n_keys, n_keys))
+    q[0, :, 0, 0] = scores
+    k[0, : n_keys // 2, 0, 0] = 1
+    inputs = tuple(x.to(TORCH_DTYPES[config.dtype]) for x in (q, k, v))
+    _, lse, report = emulate(libraries, config, inputs, softcap=cap, softmax_scale=1.0)
+    report.check()
+    capped = cap * (inputs[0][0, :, 0, 0].double() / cap).tanh()
+    exact = torch.log(n_keys / 2 * (1 + capped.exp()))
+    assert ((lse[0, 0].double() - exact).abs() < 2.1e-5 + 1.3e-6 * capped.abs()).all()
+
+
 @pytest.mark.parametrize("infinite", [slice(128), slice(128, 256)], ids=["first", "last"])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_keys_whose_scores_are_minus_infinity_count_nothing(libraries, config, infinite):
