@@ -23,8 +23,10 @@ from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import CPU
 from pyflash.tuner.problems import problem_from_json
 
-# A winner stands for problems with pairs, rows and keys within this factor of its own.
+# A winner stands for problems with pairs, rows and keys within this factor of its own; with many
+# rows not for longer ones with more blocks of this size, which tiles of another size may hold.
 NEAR = 2**0.25
+BLOCK = 64
 
 
 def table_of(journals: Sequence[Path], name: str | None = None, costs: bool = True) -> tables.Table:
@@ -89,8 +91,8 @@ def choices_of(records: Iterable[Record]) -> list[dict[str, Any]]:
                     "features": known.features,
                     "packed": problem.packed,
                     "pairs": _near(known.pairs),
-                    "rows": _near(known.rows),
-                    "keys": _near(known.keys),
+                    "rows": _near_length(known.rows, known.kind),
+                    "keys": _near_length(known.keys, known.kind),
                 },
                 "config": record["config"],
                 "num_splits": record.get("num_splits", 0),
@@ -111,6 +113,11 @@ def choices_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 def _near(value: int) -> list[int]:
     return [math.ceil(value / NEAR), math.floor(value * NEAR)]
+
+
+def _near_length(length: int, kind: str) -> list[int]:
+    first, last = _near(length)
+    return [first, last if kind == "few" else min(last, math.ceil(length / BLOCK) * BLOCK)]
 
 
 def _onto(kept: tables.Table, table: tables.Table, kinds: Sequence[str]) -> tables.Table:

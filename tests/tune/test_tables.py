@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -312,8 +313,13 @@ def test_install_makes_a_winner_what_selection_takes(tmp_path):
     assert row["runners_up"] == {RANK_1: 40.0}
     assert row["class"] | {"packed": False} == {
         "dtype": "FP16", "d_head": 512, "features": "plain", "packed": False,
-        "pairs": [111, 156], "rows": [108, 152], "keys": [108, 152],
+        "pairs": [111, 156], "rows": [108, 128], "keys": [108, 128],
     }  # fmt: skip
+    # For as many blocks of 64 rows or fewer: of another tile's more may fit.
+    for length in (108, 128):
+        assert str(selected(seqlen_q=length, seqlen_k=length).config) == RANK_3
+    for length in (107, 129):
+        assert "by the table" not in selected(seqlen_q=length, seqlen_k=length).reason
     # Another journal replaces what it knows better and keeps the rest.
     other = "fp16,batch=2,heads=132,seqlen=512,d_head=512"
     text = install(journal_of(tmp_path / "k", winner(NAME, RANK_2), winner(other, NOT_BUILT)))
@@ -451,3 +457,12 @@ def test_the_shipped_tables_are_tables():
         table = tables.read_table(path)
         assert table["made"]["journals"]
         assert table["made"]["environments"]
+
+
+def test_the_shipped_choices_are_for_as_many_blocks_of_rows_as_were_measured():
+    """At 512 rows of d_head 128 tiles of 128 are the fastest, at 521 tiles of 192 by a third."""
+    for row in tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")["choices"]:
+        (length,) = map(int, re.findall(r"seqlen (\d+)", row["problem"]))
+        for first, last in (row["class"]["rows"], row["class"]["keys"]):
+            assert first <= length <= last
+            assert (first - 1) // 64 == (last - 1) // 64
