@@ -29,6 +29,15 @@ CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0
 CUTE_DEVICE int warpgroup_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 CUTE_DEVICE int grid_size() { return gridDim.x; }
 
+// The CTA's dynamic shared memory, from an address that is known to be uniform, too. Of dynamic_smem the compiler computes the
+// address again wherever it is used, in every block of keys.
+template <class SharedStorage>
+CUTE_DEVICE SharedStorage& uniform_smem() {
+  uint32_t const address =
+      __shfl_sync(0xffffffffu, cute::cast_smem_ptr_to_uint(&dynamic_smem<SharedStorage>()), 0);
+  return *reinterpret_cast<SharedStorage*>(__cvta_shared_to_generic(address));
+}
+
 // The index of this thread, read here and now: what depends on it is not computed ahead of time, and takes no registers in
 // between.
 CUTE_DEVICE int fresh_thread_idx() {
@@ -39,6 +48,10 @@ CUTE_DEVICE int fresh_thread_idx() {
 
 // The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
 CUTE_DEVICE int bits(float x) { return __float_as_int(x); }
+
+// The exponent of x > 0, rounded down, and 2 to one from -126 to 127.
+CUTE_DEVICE int exponent(float x) { return (__float_as_int(x) >> 23) - 127; }
+CUTE_DEVICE float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
 // The largest of three, one instruction.
 CUTE_DEVICE int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
@@ -187,9 +200,15 @@ CUTE_DEVICE void registers_claim() {
 int warp_idx();
 int warpgroup_idx();
 int grid_size();
+template <class SharedStorage>
+SharedStorage& uniform_smem() {
+  return dynamic_smem<SharedStorage>();
+}
 int fresh_thread_idx();
 
 int bits(float x);
+int exponent(float x);
+float power_of_two(int exponent);
 int max3(int a, int b, int c);
 
 bool elect_one();

@@ -18,6 +18,7 @@ enum class Site {
   part_r2s,  // of a tile whose splits a cluster merges
   part_s2r,
   sinks_g2r,
+  QK_g2r,  // scores that are computed once more
   V_r2s,
   QK,
   PV,
@@ -28,8 +29,8 @@ enum class Site {
 
 inline constexpr char const* kSiteNames[] = {
     "Q_g2s", "K_g2s", "V_g2s",   "Q_s2r",     "K_s2r",    "V_s2r",     "O_r2s",
-    "O_s2g", "O_r2g", "lse_r2g", "part_r2s",  "part_s2r", "sinks_g2r", "V_r2s",
-    "QK",    "PV",    "softmax", "O_rescale", "P_convert"};
+    "O_s2g", "O_r2g", "lse_r2g", "part_r2s",  "part_s2r", "sinks_g2r", "QK_g2r",
+    "V_r2s", "QK",    "PV",      "softmax",   "O_rescale", "P_convert"};
 static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::P_convert) + 1));
 
 }  // namespace pyflash::device

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "cute_kernels/emulator/device.h"
 
@@ -16,6 +17,8 @@ int grid_size() { return machine->grid_size(); }
 int fresh_thread_idx() { return machine->thread_idx(); }
 
 int bits(float x) { return std::bit_cast<int>(x); }
+int exponent(float x) { return (bits(x) >> 23) - 127; }
+float power_of_two(int exponent) { return std::ldexp(1.f, exponent); }
 int max3(int a, int b, int c) { return std::max({a, b, c}); }
 
 bool elect_one() { return machine->elect_one(); }

@@ -23,6 +23,7 @@
 #include "cute_kernels/sm90/mask.h"
 #include "cute_kernels/sm90/merge.h"
 #include "cute_kernels/sm90/problem.h"
+#include "cute_kernels/sm90/scores.h"
 #include "cute_kernels/sm90/softmax.h"
 #include "cute_kernels/sm90/traits.h"
 
@@ -259,11 +260,39 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     release_V();
   };
 
+  Schedule schedule(params);
+  Tile tile{};
+
   // S to P, in place. Returns whether O is to be rescaled.
   // NOTE: called from more than one place, it would not always be inlined.
-  auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask const& mask,
+  auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
                            int n_block) __attribute__((always_inline)) {
     device::at(Site::softmax);
+    if constexpr (TileSoftmax::kSumsTell && !first.value) {
+      if (!mask.cuts(n_block)) {
+        typename TileSoftmax::PerRow const sums =
+            softmax.exponentiate_with_m(acc_S, problem.softcap);
+        if (!softmax.are_large(sums)) {
+          softmax.add(sums);
+          return false;
+        }
+        if (!softmax.overflow(sums)) {
+          softmax.grow(acc_S, sums, correction);
+          return true;
+        }
+        compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
+                                          acc_S);
+        device::at(Site::softmax);
+        mask.cut_all();  // of the tile's blocks none is to take that long again
+      }
+      mask.apply(acc_S, n_block);
+      bool const rescale =
+          softmax.template update<false, true>(acc_S, correction, problem.softcap);
+      if (softmax.lacks_maximum()) {
+        mask.also_cut(n_block - 1);
+      }
+      return rescale;
+    }
     // With a right window the first block is nearly always cut.
     if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
       mask.apply(acc_S, n_block);
@@ -273,8 +302,6 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
   };
 
-  Schedule schedule(params);
-  Tile tile{};
   Blocks blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
   TileSoftmax softmax(problem);
@@ -313,6 +340,11 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     // NOTE: without a cap the first block is nobody's but its row's, and there are too few registers for m before it.
     if constexpr (!kFeatures.softcap) {
       leave_out_missing_rows();
+    }
+    if constexpr (TileSoftmax::kSumsTell) {
+      if (softmax.lacks_maximum()) {
+        mask.also_cut(blocks.end - 2);
+      }
     }
     convert_P<Element>(acc_S, tOrP);
   };
@@ -439,7 +471,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
 
 template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void forward_cta(KernelParams const& params) {
-  auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
+  auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
   int const warp = device::warp_idx();
   if (warp == 0 && device::elect_one()) {

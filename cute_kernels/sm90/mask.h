@@ -52,6 +52,12 @@ struct Mask {
            (kFeatures.left_window && n_block * kBlockN < uncut_begin);
   }
 
+  // What `cuts` says from here on, of blocks before this one: block n_block is cut, too, or all are.
+  CUTE_DEVICE void also_cut(int n_block) {
+    uncut_end = min(uncut_end, (n_block + 1) * kBlockN - 1);
+  }
+  CUTE_DEVICE void cut_all() { uncut_end = 0; }
+
   // Sets the scores that do not count to -inf.
   template <class AccS>
   CUTE_DEVICE void apply(AccS& acc_S, int n_block) const {

@@ -32,10 +32,15 @@ CUTE_DEVICE bool exceeds(Value const& value, float limit) {
 
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
+//
+// Nor need scores be compared with it first. Where kSumsTell, a block is exponentiated with m as it is, and its sums, which are
+// needed anyway, tell whether m has to grow. P, in fp32 until then, is brought to the new m. Where a score exceeds m by 2^128
+// that is too late: the sum is infinite, and the block's scores have to be computed once more.
 template <class Element, bool kRescaleThreshold, bool kSoftcap>
 struct Softmax {
   static constexpr int kRows = 2;
   static constexpr float kThreshold = kRescaleThreshold ? kMaxGrowth<Element> : 0.f;
+  static constexpr bool kSumsTell = kRescaleThreshold && !kSoftcap;
   using PerRow = Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>>;
 
   float softmax_scale;
@@ -59,6 +64,11 @@ struct Softmax {
   // Row r does not exist: no score of it exceeds its limit, so that it has no part in what rows decide together.
   CUTE_DEVICE void leave_out(int r) { limit(r) = INFINITY; }
 
+  // Whether a row has not met a score that counts. Above its m all would overflow.
+  CUTE_DEVICE bool lacks_maximum() const {
+    return device::any_lane(fminf(limit(0), limit(1)) <= kLeastMax);
+  }
+
   // m as an exponent of 2.
   CUTE_DEVICE float m(int r, Softcap const& softcap) const {
     return is_capped(softcap) ? max_exponent(r) : fmaf(limit(r), scale_log2(), -kThreshold);
@@ -74,8 +84,8 @@ struct Softmax {
       if (is_capped(softcap) && has_two_terms) {
         has_two_terms = !device::any_lane(is_large(S, softcap));
         if (has_two_terms) {
-          exponentiate(S, softcap,
-                       [&](float score) { return capped_slope_of_two(softcap, score); });
+          add(exponentiate(S, softcap,
+                           [&](float score) { return capped_slope_of_two(softcap, score); }));
           return false;
         }
       }
@@ -122,15 +132,45 @@ struct Softmax {
         small &= limit(r) == INFINITY || max_exponent(r) >= softcap.least_exponent;
       }
       if (small) {
-        exponentiate(S, softcap, [&](float score) { return capped_slope(softcap, score); });
+        add(exponentiate(S, softcap, [&](float score) { return capped_slope(softcap, score); }));
       } else {
         cap_scores(softcap, S);
-        exponentiate(S, softcap, [](float) { return 1.f; });
+        add(exponentiate(S, softcap, [](float) { return 1.f; }));
       }
     } else {
-      exponentiate(S, softcap, [&](float) { return scale_log2(); });
+      add(exponentiate(S, softcap, [&](float) { return scale_log2(); }));
     }
     return rescale;
+  }
+
+  // Where kSumsTell: P of a block of which no score is masked, with m as it is; returns its sums. Then `add` takes these while
+  // they are not large, and `grow` while they do not overflow. Else scores are lost, and the state is that of before. No row
+  // may lack its maximum.
+  template <class AccS>
+  CUTE_DEVICE PerRow exponentiate_with_m(AccS& acc_S, Softcap const& softcap) const {
+    Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+    return exponentiate(S, softcap, [&](float) { return scale_log2(); });
+  }
+  CUTE_DEVICE static bool are_large(PerRow const& sums) {
+    return device::any_lane(larger(sums) > static_cast<float>(1 << static_cast<int>(kThreshold)));
+  }
+  CUTE_DEVICE static bool overflow(PerRow const& sums) {
+    return device::any_lane(larger(sums) == INFINITY);
+  }
+
+  // Has m grow by what the sums of a block exceed 1 by, and brings P and l to it. O is to be rescaled by `correction`.
+  template <class AccS>
+  CUTE_DEVICE void grow(AccS& acc_S, PerRow const& sums, PerRow& correction) {
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      // By a power of two, so that m grows by an integer.
+      float const largest_sum = reduce_quad(sums(r), [](float a, float b) { return fmaxf(a, b); });
+      int const growth = largest_sum > 1.f ? min(device::exponent(largest_sum), 126) : 0;
+      limit(r) = fmaf(static_cast<float>(growth), inverse_scale_log2, limit(r));
+      correction(r) = device::power_of_two(-growth);
+      row_sum(r) = fmaf(row_sum(r), correction(r), sums(r) * correction(r));
+    }
+    rescale(acc_S, correction);
   }
 
   // Whether m may have to grow, or two terms of the series do not do.
@@ -160,9 +200,13 @@ struct Softmax {
     return reduce_quad(fmaxf(even, odd), [](float a, float b) { return fmaxf(a, b); });
   }
 
-  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)), and their sums to l.
+  // NaN aside.
+  CUTE_DEVICE static float larger(PerRow const& rows) { return fmaxf(rows(0), rows(1)); }
+
+  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)); returns their sums.
   template <class Scores, class Slope>
-  CUTE_DEVICE void exponentiate(Scores& S, Softcap const& softcap, Slope const& slope) {
+  CUTE_DEVICE PerRow exponentiate(Scores& S, Softcap const& softcap, Slope const& slope) const {
+    PerRow sums;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float const offset = m(r, softcap);
@@ -172,7 +216,14 @@ struct Softmax {
         S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), -offset));
         sum[c % 2] += S(r, c);
       }
-      row_sum(r) += sum[0] + sum[1];
+      sums(r) = sum[0] + sum[1];
+    }
+    return sums;
+  }
+  CUTE_DEVICE void add(PerRow const& sums) {
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      row_sum(r) += sums(r);
     }
   }
 
@@ -181,14 +232,15 @@ struct Softmax {
   }
   CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
 
-  template <class AccO>
-  CUTE_DEVICE static void rescale(AccO& acc_O, PerRow const& factor) {
-    Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,V,MMA_K))
+  // The rows of O, or of P.
+  template <class Acc>
+  CUTE_DEVICE static void rescale(Acc& acc, PerRow const& factor) {
+    Tensor rows = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_K))
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       CUTE_UNROLL
-      for (int c = 0; c < size<1>(O); ++c) {
-        O(r, c) *= factor(r);
+      for (int c = 0; c < size<1>(rows); ++c) {
+        rows(r, c) *= factor(r);
       }
     }
   }

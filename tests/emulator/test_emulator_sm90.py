@@ -20,6 +20,7 @@ from support.problems import (
     far_below_a_cap,
     growing,
     growing_below_zero,
+    leaping,
     make_inputs,
     make_packed,
     near_a_cap,
@@ -32,7 +33,7 @@ from pyflash.cli import app
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import included_headers
 from pyflash.emulator import ORDERS, Report, timeline
-from pyflash.op.reference import expect
+from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
 __all__ = ["libraries"]
@@ -84,7 +85,7 @@ def test_kernels_are_right_and_nothing_is_found(libraries, config, case):
     run(libraries, config, case, ORDERS[n % len(ORDERS)])
 
 
-@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising])
+@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising, leaping])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
     dtype = TORCH_DTYPES[config.dtype]
@@ -92,6 +93,33 @@ def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
     out, lse, report = emulate(libraries, config, inputs, resident_ctas=RESIDENT_CTAS)
     report.check()
     expect(*inputs).check(out, lse)
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_left": 200}], ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_scores_that_overflow_are_computed_once_more(libraries, config, mask):
+    """Of grouped heads narrower than the config's, padded, and of a packed sequence that begins in
+    the middle: where a score leaps above all that came before it by 2^128, and nowhere else.
+    Without a threshold, or where a mask cuts the block of the leap, maxima come first."""
+    dtype, d_head = TORCH_DTYPES[config.dtype], config.d_head - 24
+    tame = make_inputs(Shape("", 2, 150, 400, 4, heads_kv=2), dtype, d_head)
+    packed = make_packed(Packed("", (70, 150), (33, 400), 4, 2), dtype, d_head)
+    batched = [x[None] for x in packed[:3]]
+    wild = [x[0] for x in leaping((batched[0], batched[1], batched[2]))]
+    for inputs, leaps in (
+        (tame, False),
+        (leaping(tame), True),
+        ((*wild, *packed[3:]), True),
+    ):
+        out, lse, report = emulate(
+            libraries, config, inputs, resident_ctas=RESIDENT_CTAS, **mask
+        )
+        report.check()
+        (expect_varlen(*inputs[:5], **mask) if len(inputs) > 3 else expect(*inputs, **mask)).check(
+            out, lse
+        )
+        assert "QK_g2r" not in report.sites or (leaps and config.rescale_threshold)
+        assert "QK_g2r" in report.sites or mask or not (leaps and config.rescale_threshold)
 
 
 @pytest.mark.parametrize(

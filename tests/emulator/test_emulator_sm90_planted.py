@@ -11,7 +11,7 @@ pytest.importorskip("rich", reason="building needs rich")
 
 from support.planted.planting import Bug, switched_on
 from support.planted.sm90 import BUGS, CONFIGS, planted_libraries
-from support.problems import Packed, Shape, make_inputs, make_packed
+from support.problems import Packed, Shape, leaping, make_inputs, make_packed
 
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import run_library
@@ -28,6 +28,7 @@ PROBLEMS = {
     "packed": (make_packed(Packed("", (70, 33), (41, 141), 1, 1), torch.float16, D_HEAD), {}),
     "narrow_heads": (make_inputs(Shape("", 1, 141, 109, 1), torch.float16, 72), {}),
     "causal": (make_inputs(Shape("", 1, 300, 300, 1), torch.float16, D_HEAD), {"causal": True}),
+    "leaping": (leaping(make_inputs(Shape("", 1, 141, 300, 1), torch.float16, D_HEAD)), {}),
     "splits": (make_inputs(Shape("", 1, 70, 300, 1), torch.float16, D_HEAD), {"num_splits": 3}),
 }
 

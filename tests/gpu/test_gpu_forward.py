@@ -16,6 +16,7 @@ from support.problems import (
     far_below_a_cap,
     growing,
     growing_below_zero,
+    leaping,
     make_inputs,
     near_a_cap,
     packed_and_expected,
@@ -57,7 +58,7 @@ def test_every_config_is_within_tolerance_at_every_shape(config, shape):
     assert out.is_contiguous()
 
 
-@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising])
+@pytest.mark.parametrize("grow", [growing, growing_below_zero, rising, leaping])
 @pytest.mark.parametrize("causal", [False, True])
 @every_config
 def test_maxima_that_grow(config, causal, grow):

@@ -166,6 +166,17 @@ def rising(inputs: Inputs) -> Inputs:
     return q, k, v
 
 
+def leaping(inputs: Inputs) -> Inputs:
+    """The same with scores that leap, at a key in the middle, by more than exponentials in fp32
+    can: up for even queries and down for odd ones, of another head the other way around."""
+    q, k, v = (x.clone() for x in inputs)
+    queries, heads = torch.arange(q.shape[1])[:, None], torch.arange(q.shape[2])
+    q[..., 0] = ((1 - 2 * ((queries + heads) % 2)) * q.shape[-1] ** 0.5).to(q)
+    k[..., 0] = 0
+    k[:, : k.shape[1] // 2, :, 0] = 200
+    return q, k, v
+
+
 def growing_below_zero(inputs: Inputs) -> Inputs:
     """The same with scores below 0 alone, the lowest those of the last keys: maxima grow as in
     `growing`, and no score is above 0 when they do."""

@@ -13,6 +13,7 @@ _KERNEL = "sm90/forward_kernel.cuh"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
 _EPILOGUE = "sm90/epilogue.h"
+_SCORES = "sm90/scores.h"
 _MERGE = "sm90/merge.h"
 
 CONFIGS = {
@@ -289,6 +290,20 @@ BUGS = [
                   "{(packed ? problem.total_q : problem.seqlen_q) + BUG, strides.row,",
                   "sm90/plan.h"),
         finds=[found("out_of_bounds", "Q_g2s", memory="q")],
+    ),
+    _bug(
+        "scores_of_keys_past_the_end_computed_again",
+        condition("n_block * Traits::kBlockN + get<1>(coords(i));",
+                  "(n_block + 10 * BUG) * Traits::kBlockN + get<1>(coords(i));", _SCORES),
+        finds=[found("out_of_bounds", "QK_g2r", memory="k")],
+        problem="leaping",
+    ),
+    _bug(
+        "scores_computed_again_into_MMAs_in_flight",
+        condition("device::at(Site::softmax); mask.cut_all();",
+                  "if (BUG) { acc_O(0) = acc_S(0); } {original}", _KERNEL),
+        finds=[found("register_in_flight", "QK_g2r", "PV", memory="accumulators")],
+        problem="leaping",
     ),
     # Roles: registers, turns.
     _bug(

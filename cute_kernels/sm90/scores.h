@@ -1,0 +1,65 @@
+// S = QK^T by fp32 arithmetic from global memory, where the MMAs' result is lost: slow, and rare.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/sm90/problem.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+// q . k, of d_head elements, a multiple of 8.
+template <class Element>
+CUTE_DEVICE float dot(Element const* q, Element const* k, int d_head) {
+  constexpr int kVector = 8;  // elements in 16 bytes
+  float sum = 0.f;
+  CUTE_NO_UNROLL
+  for (int column = 0; column < d_head; column += kVector) {
+    uint4 const q_words = device::load(reinterpret_cast<uint4 const*>(q + column));
+    uint4 const k_words = device::load(reinterpret_cast<uint4 const*>(k + column));
+    CUTE_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      sum = fmaf(float(reinterpret_cast<Element const*>(&q_words)[i]),
+                 float(reinterpret_cast<Element const*>(&k_words)[i]), sum);
+    }
+  }
+  return sum;
+}
+
+// This thread's scores of a block of keys, all of which exist. first_query: the warpgroup's. Rows that do not exist have
+// another's.
+// NOTE: it needs few registers, of which the loop that it is called from has none left: one score at a time, and nothing that
+// could be computed here is handed over.
+template <class Traits, ForwardFeatures kFeatures, class AccS>
+CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, int first_query,
+                                int n_block, AccS& acc_S) {
+  using Element = typename Traits::Element;
+  device::at(device::Site::QK_g2r);
+  ForwardParams const& problem = params.problem;
+  Tensor coords = coords_of<Traits, Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+  int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+  float volatile scores[decltype(size(acc_S))::value];
+  CUTE_NO_UNROLL
+  for (int i = 0; i < size(acc_S); ++i) {
+    PackedRow const row = unpack_row<Traits>(params, get<0>(coords(i)));
+    int const head = tile.head * group + row.head;
+    int const query = tile.q_rows.begin + min(first_query + row.query, tile.q_rows.length - 1);
+    int const key = rows_of(problem.cu_seqlens_k, tile.batch, 0, problem.total_k).begin +
+                    n_block * Traits::kBlockN + get<1>(coords(i));
+    scores[i] = dot(static_cast<Element const*>(problem.q) + tile.batch * problem.q_strides.batch +
+                        head * problem.q_strides.head + query * problem.q_strides.row,
+                    static_cast<Element const*>(problem.k) + tile.batch * problem.k_strides.batch +
+                        head / (problem.heads / problem.heads_kv) * problem.k_strides.head +
+                        key * problem.k_strides.row,
+                    problem.d_head);
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc_S); ++i) {
+    acc_S(i) = scores[i];
+  }
+}
+
+}  // namespace pyflash::sm90
