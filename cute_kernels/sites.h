@@ -28,9 +28,9 @@ enum class Site {
 };
 
 inline constexpr char const* kSiteNames[] = {
-    "Q_g2s", "K_g2s", "V_g2s",   "Q_s2r",     "K_s2r",    "V_s2r",     "O_r2s",
-    "O_s2g", "O_r2g", "lse_r2g", "part_r2s",  "part_s2r", "sinks_g2r", "QK_g2r",
-    "V_r2s", "QK",    "PV",      "softmax",   "O_rescale", "P_convert"};
+    "Q_g2s", "K_g2s", "V_g2s",   "Q_s2r",    "K_s2r",     "V_s2r",     "O_r2s",
+    "O_s2g", "O_r2g", "lse_r2g", "part_r2s", "part_s2r",  "sinks_g2r", "QK_g2r",
+    "V_r2s", "QK",    "PV",      "softmax",  "O_rescale", "P_convert"};
 static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::P_convert) + 1));
 
 }  // namespace pyflash::device

@@ -286,8 +286,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         mask.cut_all();  // of the tile's blocks none is to take that long again
       }
       mask.apply(acc_S, n_block);
-      bool const rescale =
-          softmax.template update<false, true>(acc_S, correction, problem.softcap);
+      bool const rescale = softmax.template update<false, true>(acc_S, correction, problem.softcap);
       if (softmax.lacks_maximum()) {
         mask.also_cut(n_block - 1);
       }

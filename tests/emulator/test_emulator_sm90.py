@@ -111,9 +111,7 @@ def test_scores_that_overflow_are_computed_once_more(libraries, config, mask):
         (leaping(tame), True),
         ((*wild, *packed[3:]), True),
     ):
-        out, lse, report = emulate(
-            libraries, config, inputs, resident_ctas=RESIDENT_CTAS, **mask
-        )
+        out, lse, report = emulate(libraries, config, inputs, resident_ctas=RESIDENT_CTAS, **mask)
         report.check()
         (expect_varlen(*inputs[:5], **mask) if len(inputs) > 3 else expect(*inputs, **mask)).check(
             out, lse
