@@ -38,7 +38,7 @@ CLASSES: dict[str, str] = {
     "TMA store": r"UTMASTG",
     "global load": r"LDG\b|LD\b",
     "global store": r"STG\b|ST\b",
-    "spill": r"LDL|STL",
+    "local memory": r"LDL|STL",  # spills, and arrays with an index
     "constant load": r"LDC|ULDC|LDCU",
     "exp2": r"MUFU\.EX2",
     "MUFU": r"MUFU",

@@ -80,7 +80,7 @@ def test_a_kernel_without_matrix_instructions_has_no_main_loop():
         ("LDGDEPBAR", "barrier"),
         ("UTMALDG.4D", "TMA load"),
         ("LDG.E.128", "global load"),
-        ("STL.64", "spill"),
+        ("STL.64", "local memory"),
         ("ULDC.64", "constant load"),
         ("MUFU.EX2", "exp2"),
         ("MUFU.RCP", "MUFU"),
