@@ -56,6 +56,14 @@ CUTE_DEVICE float power_of_two(int exponent) { return __int_as_float((exponent +
 // The largest of three, one instruction.
 CUTE_DEVICE int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 
+// A word of bits [begin, end), as far as it has these.
+CUTE_DEVICE uint32_t bits_between(int begin, int end) {
+  uint32_t word;
+  begin = max(begin, 0);
+  asm("bmsk.clamp.b32 %0, %1, %2;\n" : "=r"(word) : "r"(begin), "r"(max(end - begin, 0)));
+  return word;
+}
+
 // One lane of the warp.
 CUTE_DEVICE bool elect_one() { return cute::elect_one_sync(); }
 
@@ -210,6 +218,7 @@ int bits(float x);
 int exponent(float x);
 float power_of_two(int exponent);
 int max3(int a, int b, int c);
+uint32_t bits_between(int begin, int end);
 
 bool elect_one();
 

@@ -20,6 +20,10 @@ int bits(float x) { return std::bit_cast<int>(x); }
 int exponent(float x) { return (bits(x) >> 23) - 127; }
 float power_of_two(int exponent) { return std::ldexp(1.f, exponent); }
 int max3(int a, int b, int c) { return std::max({a, b, c}); }
+uint32_t bits_between(int begin, int end) {
+  auto const below = [](int n) { return (uint64_t{1} << std::clamp(n, 0, 32)) - 1; };
+  return static_cast<uint32_t>(below(end) & ~below(begin));
+}
 
 bool elect_one() { return machine->elect_one(); }
 

@@ -15,6 +15,7 @@ _GEMM = "sm90/gemm.h"
 _EPILOGUE = "sm90/epilogue.h"
 _SCORES = "sm90/scores.h"
 _MERGE = "sm90/merge.h"
+_MASK = "sm90/mask.h"
 
 CONFIGS = {
     "overlap": FlashForwardSm90Config.parse(
@@ -304,6 +305,26 @@ BUGS = [
                   "if (BUG) { acc_O(0) = acc_S(0); } {original}", _KERNEL),
         finds=[found("register_in_flight", "QK_g2r", "PV", memory="accumulators")],
         problem="leaping",
+    ),
+    # Masks.
+    _bug(
+        "a_key_past_the_diagonal",
+        condition("min(diagonal + problem.window_right + 1, n_keys)",
+                  "min(diagonal + problem.window_right + 1 + BUG, n_keys)", _MASK),
+        condition("min(key + problem.window_right + 1, n_keys)",
+                  "min(key + problem.window_right + 1 + BUG, n_keys)", _MASK),
+        problem="causal",
+    ),
+    _bug(
+        "the_second_of_a_thread_s_columns_cut_with_the_first",
+        condition("min(column & 7, 2)", "min(column & 7, 2 - BUG)", _MASK),
+        problem="causal",
+    ),
+    _bug(
+        "a_window_from_one_column_too_late",
+        condition("columns_before(row_begin[r] - first_key);",
+                  "columns_before(row_begin[r] - first_key) + BUG;", _MASK),
+        problem="window",
     ),
     # Roles: registers, turns.
     _bug(
