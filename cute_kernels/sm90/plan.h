@@ -92,9 +92,13 @@ bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* b
       slab_columns(config) == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   auto const type = config.dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  // Few queries wait for memory. Where rows are no whole lines, whoever loads the next head loads the rest of these.
+  auto const promotion = config.pack_gqa && columns * kElementBytes % 128 != 0
+                             ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
+                             : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
                  element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                 promotion,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
