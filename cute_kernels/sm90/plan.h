@@ -97,8 +97,7 @@ bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* b
                              ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
                              : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
-                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                 promotion,
+                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

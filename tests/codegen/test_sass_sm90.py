@@ -1,4 +1,4 @@
-"""The machine code of an SM90 kernel: its instructions, that nothing spills, the order of its waits."""
+"""The machine code of an SM90 kernel: instructions, no spills, the order of its waits."""
 
 from __future__ import annotations
 
