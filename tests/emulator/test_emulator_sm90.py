@@ -32,6 +32,8 @@ import pyflash
 from pyflash.cli import app
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import included_headers
+from pyflash.codegen.emulated import build_emulated
+from pyflash.config import parse
 from pyflash.emulator import ORDERS, Report, timeline
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
@@ -118,6 +120,20 @@ def test_scores_that_overflow_are_computed_once_more(libraries, config, mask):
         )
         may, again = leaps and config.rescale_threshold, "QK_g2r" in report.sites
         assert again == may or (mask and not again)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [{}, {"causal": True}, {"window_left": 133}, {"window_left": 40, "window_right": 90}],
+    ids=str,
+)
+def test_masks_of_blocks_wider_than_a_word_of_columns(mask):
+    """A thread has a quarter of a row's columns; 44 of 176, where a word has 32 bits."""
+    config = parse("(FP16, 64, 64, 176, 1): sm90+stages_1").canonical()
+    inputs = make_inputs(Shape("", 1, 150, 371, 1), torch.float16, config.d_head)
+    out, lse, report = emulate(build_emulated([config]), config, inputs, **mask)
+    report.check()
+    expect(*inputs, **mask).check(out, lse)
 
 
 @pytest.mark.parametrize(
