@@ -63,6 +63,7 @@ struct Mask {
   // take one instruction more, or two.
   template <class AccS>
   CUTE_DEVICE void apply(AccS& acc_S, int n_block) const {
+    static_assert(are_columns_as_counted());
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
     constexpr int kColumns = decltype(size<1>(S))::value;
     constexpr int kBits = 32;
@@ -88,6 +89,15 @@ struct Mask {
   // How many columns of a thread, two of every eight, are before this one, counted from its first; beyond the block, too.
   CUTE_DEVICE static int columns_before(int column) {
     return 2 * (column >> 3) + min(column & 7, 2);
+  }
+  static constexpr bool are_columns_as_counted() {
+    typename Traits::template AccCoords<kBlockN> const coords{};
+    bool same = true;
+    for (int c = 0; c < kBlockN / 4; ++c) {
+      same = same &&
+             get<1>(coords(make_coord(make_coord(c % 2, 0, c / 2), 0, 0))) == 8 * (c / 2) + c % 2;
+    }
+    return same;
   }
 };
 
