@@ -10,13 +10,13 @@ import torch
 pytest.importorskip("ninja", reason="building needs ninja")
 pytest.importorskip("rich", reason="building needs rich")
 
-from support.planted.planting import Bug, switched_on
+from support.planted.planting import Bug, expected_of, is_right, switched_on
 from support.planted.sm80 import BUGS, CONFIGS, planted_libraries
 from support.problems import Packed, Shape, make_inputs, make_packed, make_sinks
 
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import run_library
-from pyflash.op.reference import Expected, expect, expect_varlen
+from pyflash.op.reference import Expected
 
 __all__ = ["planted_libraries"]
 
@@ -62,18 +62,8 @@ def run(library, config, problem, order):
 
 
 @functools.cache
-def expected_of(problem: str) -> Expected:
-    inputs, options = PROBLEMS[problem]
-    options = {name: value for name, value in options.items() if name != "num_splits"}
-    return expect_varlen(*inputs[:5]) if len(inputs) > 3 else expect(*inputs, **options)
-
-
-def is_right(problem, out, lse) -> bool:
-    try:
-        expected_of(problem).check(out, lse)
-    except AssertionError:
-        return False
-    return True
+def expected(problem: str) -> Expected:
+    return expected_of(*PROBLEMS[problem])
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -83,7 +73,7 @@ def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem,
     out, lse, report = run(planted_libraries[config], config, problem, order)
     report.check()
     assert report.completed
-    assert is_right(problem, out, lse)
+    expected(problem).check(out, lse)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -93,11 +83,11 @@ def test_a_bug_is_found(planted_libraries, bug: Bug, order):
         library = planted_libraries[config]
         with switched_on(BUGS, bug, library):
             out, lse, report = run(library, config, bug.problem, order)
-        for expected in bug.found:
-            assert expected.is_in(report.findings), f"{expected}:\n" + "\n".join(
+        for finding in bug.found:
+            assert finding.is_in(report.findings), f"{finding}:\n" + "\n".join(
                 map(str, report.findings)
             )
         if bug.conflicts_at:
             assert report.sites[bug.conflicts_at]["shared_load"].max_degree == 8
-        assert is_right(bug.problem, out, lse) == bug.silent
+        assert is_right(expected(bug.problem), out, lse) == bug.silent
     assert bug.found or bug.conflicts_at or not bug.silent

@@ -3,19 +3,21 @@ warps; and nothing is found without it."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 pytest.importorskip("ninja", reason="building needs ninja")
 pytest.importorskip("rich", reason="building needs rich")
 
-from support.planted.planting import Bug, switched_on
+from support.planted.planting import Bug, expected_of, is_right, switched_on
 from support.planted.sm90 import BUGS, CONFIGS, planted_libraries
 from support.problems import Packed, Shape, leaping, make_inputs, make_packed
 
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import run_library
-from pyflash.op.reference import expect, expect_varlen
+from pyflash.op.reference import Expected
 
 __all__ = ["planted_libraries"]
 
@@ -44,15 +46,9 @@ def run(library, config, problem, order):
     return run_library(library, inputs, CONFIGS[config], order=order, seed=1, **options)
 
 
-def is_right(problem, out, lse) -> bool:
-    inputs, options = PROBLEMS[problem]
-    mask = {name: value for name, value in options.items() if name != "num_splits"}
-    expected = expect_varlen(*inputs[:5]) if len(inputs) > 3 else expect(*inputs, **mask)
-    try:
-        expected.check(out, lse)
-    except AssertionError:
-        return False
-    return True
+@functools.cache
+def expected(problem: str) -> Expected:
+    return expected_of(*PROBLEMS[problem])
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -61,7 +57,7 @@ def is_right(problem, out, lse) -> bool:
 def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem, order):
     out, lse, report = run(planted_libraries[config], config, problem, order)
     report.check()
-    assert is_right(problem, out, lse)
+    expected(problem).check(out, lse)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -71,9 +67,9 @@ def test_a_bug_is_found(planted_libraries, bug: Bug, order):
         library = planted_libraries[config]
         with switched_on(BUGS, bug, library):
             out, lse, report = run(library, config, bug.problem, order)
-        for expected in bug.found:
-            assert expected.is_in(report.findings), f"{expected}:\n" + "\n".join(
+        for finding in bug.found:
+            assert finding.is_in(report.findings), f"{finding}:\n" + "\n".join(
                 map(str, report.findings)
             )
         # A bug that nothing points at shows in the result.
-        assert bug.found or not is_right(bug.problem, out, lse)
+        assert bug.found or not is_right(expected(bug.problem), out, lse)

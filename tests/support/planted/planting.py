@@ -14,14 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from pyflash.codegen import compilation, emulated, toolchain
 from pyflash.codegen.compilation import ROOT
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import KernelConfig
 from pyflash.emulator import Finding
+from pyflash.op.reference import Expected, expect, expect_varlen
 
 # Which bug is on; 0: none.
 _SWITCH = "pyflash_planted_bug"
@@ -119,6 +122,20 @@ def apply(edit: Edit, number: int, path: Path) -> None:
     planted = edit.planted.replace("{original}", text[start:end] + "\n")
     planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
     path.write_text(text[:start] + planted + text[end:])
+
+
+def expected_of(inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Expected:
+    """What the reference says of a problem, padded or packed, whatever its splits."""
+    options = {name: value for name, value in options.items() if name != "num_splits"}
+    return expect_varlen(*inputs[:5], **options) if len(inputs) > 3 else expect(*inputs, **options)
+
+
+def is_right(expected: Expected, out: torch.Tensor, lse: torch.Tensor) -> bool:
+    try:
+        expected.check(out, lse)
+    except AssertionError:
+        return False
+    return True
 
 
 @contextmanager
