@@ -122,16 +122,22 @@ def test_scores_that_overflow_are_computed_once_more(libraries, config, mask):
         assert again == may or (mask and not again)
 
 
+@pytest.fixture(scope="module")
+def wide_block():
+    config = parse("(FP16, 64, 64, 176, 1): sm90+stages_1").canonical()
+    return config, build_emulated([config])
+
+
 @pytest.mark.parametrize(
     "mask",
     [{}, {"causal": True}, {"window_left": 133}, {"window_left": 40, "window_right": 90}],
     ids=str,
 )
-def test_masks_of_blocks_wider_than_a_word_of_columns(mask):
+def test_masks_of_blocks_wider_than_a_word_of_columns(wide_block, mask):
     """A thread has a quarter of a row's columns; 44 of 176, where a word has 32 bits."""
-    config = parse("(FP16, 64, 64, 176, 1): sm90+stages_1").canonical()
+    config, library = wide_block
     inputs = make_inputs(Shape("", 1, 150, 371, 1), torch.float16, config.d_head)
-    out, lse, report = emulate(build_emulated([config]), config, inputs, **mask)
+    out, lse, report = emulate(library, config, inputs, **mask)
     report.check()
     expect(*inputs, **mask).check(out, lse)
 
