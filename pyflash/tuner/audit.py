@@ -132,7 +132,6 @@ def _audit(problem: Problem, n_samples: int) -> dict[str, Any]:
         selection = select(problem)
         workload = Workload(problem)
         contenders, failed = _correct_contenders(workload)
-        workload.warm_up(Contender(""), seconds=0.2)
         samples = workload.sample([Contender(""), *contenders], n_samples)
     except (ValueError, RuntimeError, torch.OutOfMemoryError) as error:
         return record | {"error": str(error).splitlines()[0]}

@@ -46,7 +46,6 @@ class TorchBackend:
     """
 
     MOST_WORKLOADS = 16
-    SECONDS_OF_WARMUP = 0.15
 
     def __init__(self, device: str = "cuda", cold: bool = True, seed: int = 0) -> None:
         self._device, self._cold, self._seed = torch.device(device), cold, seed
@@ -61,8 +60,6 @@ class TorchBackend:
     ) -> Samples:
         workload = self._workload(problem)
         contenders = [self._load(candidate) for candidate in candidates]
-        if self._device.type == "cuda":
-            workload.warm_up(contenders[0], self.SECONDS_OF_WARMUP)
         return workload.sample(contenders, n_samples)
 
     def is_usable(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +21,9 @@ from pyflash.tuner.problems import packed_lengths
 SECONDS_PER_SAMPLE = 1e-3
 _MOST_CALLS = 200  # of a sample, which a CUDA graph holds
 _HOST_BOUND = 60e-6  # calls that take less may take the host longer than the GPU
+# Until the GPU draws all the power that it may, and its clocks have come down: a pause of 50 ms is
+# enough for them to be up again. Which config is faster differs, by up to 5 % (docs/tuning.md).
+_SECONDS_OF_WARMUP = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +82,29 @@ class Workload:
         return self._expected
 
     def sample(self, contenders: list[Contender], n_samples: int) -> list[list[float]]:
-        """Seconds per call: `n_samples` of each contender, in turns, after it has warmed up."""
+        """Seconds per call: `n_samples` of each contender, in turns, after all have warmed up."""
         calls = [self._calls(contender) for contender in contenders]
-        counts = [n for _, n in calls]
-        samples: list[list[float]] = [[] for _ in contenders]
-        for turn in range(-1, n_samples):  # the first warms up
-            order = list(range(len(calls)))
-            first = turn % len(calls)
-            for i in order[first:] + order[:first]:
-                seconds = seconds_per_call(calls[i][0], self.device, 1) / counts[i]
-                if turn >= 0:
-                    samples[i].append(seconds)
-        return samples
 
-    def warm_up(self, contender: Contender, seconds: float) -> None:
-        """Runs until the clocks are up."""
-        run, _ = self._calls(contender)
-        spent = 0.0
-        while spent < seconds:
-            spent += max(seconds_per_call(run, self.device, 1), 1e-6)
+        def measure(turn: int) -> list[float]:
+            """Of each contender, of which each turn starts with another one."""
+            seconds = [0.0] * len(calls)
+            for k in range(len(calls)):
+                run, n = calls[i := (turn + k) % len(calls)]
+                seconds[i] = seconds_per_call(run, self.device, 1) / n
+            return seconds
+
+        self._warm_up(measure)
+        turns = [measure(turn) for turn in range(n_samples)]
+        return [list(samples) for samples in zip(*turns, strict=True)]
+
+    def _warm_up(self, measure: Callable[[int], Any]) -> None:
+        """One turn at least."""
+        seconds = _SECONDS_OF_WARMUP if self.device.type == "cuda" else 0.0
+        until = time.monotonic() + seconds
+        for turn in itertools.count():
+            measure(turn)
+            if time.monotonic() >= until:
+                return
 
     def _calls(self, contender: Contender) -> tuple[Calls, int]:
         """What runs a sample of a contender, and how many calls of attention that is.

@@ -1,6 +1,8 @@
 """Tuning on a GPU: with real clocks, real compilers, and candidates that take the device along."""
 
 import dataclasses
+import time
+from statistics import median
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from pyflash.tuner.candidates import kernels_for
 from pyflash.tuner.install import install
 from pyflash.tuner.journal import read_journal
 from pyflash.tuner.problems import parse_problem, problem_text
+from pyflash.tuner.workload import Contender, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -54,6 +57,14 @@ def test_the_winner_of_what_is_built_is_what_is_selected_once_installed(tmp_path
     finally:
         monkeypatch.undo()
         tables.load_tables()
+
+
+def test_clocks_have_settled_when_samples_are_taken():
+    """At first, and after any pause, they are up to a tenth higher, more for some configs."""
+    workload = Workload(parse_problem("bf16,batch=4,heads=16,seqlen=4096,d_head=128,causal"))
+    time.sleep(0.5)
+    (samples,) = workload.sample([Contender("")], 60)
+    assert median(samples[:6]) == pytest.approx(median(samples[-6:]), rel=0.05)
 
 
 def test_candidates_that_trap_or_never_end_do_not_end_the_run(tmp_path, monkeypatch):
