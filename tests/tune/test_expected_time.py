@@ -170,9 +170,8 @@ def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
 
 
 def test_the_shipped_costs_choose_well():
-    """For audited problems that they were fitted to, by costs alone: of those measured with the
-    kernels of now 150 of 170 and, of few queries, 164 of 190 within 3 %, geometric means 1.009 and
-    1.013. What they take of problems that they have not seen is in docs/tuning.md."""
+    """For audited problems that they were fitted to, by costs alone. What they take of problems that
+    they have not seen is in docs/tuning.md."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
         (parse(row["config"]), row["kind"]): ({name: row[name] for name in tables.COSTS}, 0, 0)
