@@ -170,8 +170,7 @@ def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
 
 
 def test_the_shipped_costs_choose_well():
-    """For audited problems that they were fitted to, by costs alone. What they take of problems that
-    they have not seen is in docs/tuning.md."""
+    """By themselves, for audited problems that they were fitted to."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
         (parse(row["config"]), row["kind"]): ({name: row[name] for name in tables.COSTS}, 0, 0)
