@@ -24,6 +24,8 @@ _HOST_BOUND = 60e-6  # calls that take less may take the host longer than the GP
 # Until the GPU draws all the power that it may, and its clocks have come down: a pause of 50 ms is
 # enough for them to be up again. Which config is faster differs, by up to 5 % (docs/tuning.md).
 _SECONDS_OF_WARMUP = 0.15
+# Kernels that take longer than this beside the fastest draw less power: beside them clocks go up.
+_NEAR = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +84,39 @@ class Workload:
         return self._expected
 
     def sample(self, contenders: list[Contender], n_samples: int) -> list[list[float]]:
-        """Seconds per call: `n_samples` of each contender, in turns, after all have warmed up."""
+        """Seconds per call: `n_samples` of each contender, in turns, after all have warmed up.
+        Those that are about as fast as the fastest take turns among themselves."""
         calls = [self._calls(contender) for contender in contenders]
+        seconds = self._warm_up(calls)
+        near = [k for k, value in enumerate(seconds) if value <= _NEAR * min(seconds)]
+        far = [k for k in range(len(calls)) if k not in near]
+        samples: list[list[float]] = [[] for _ in calls]
+        for group in (far, near):
+            mine = [calls[k] for k in group]
+            if group is near and far:
+                self._warm_up(mine)
+            for turn in range(n_samples):
+                for k, value in zip(group, self._turn(mine, turn), strict=True):
+                    samples[k].append(value)
+        return samples
 
-        def measure(turn: int) -> list[float]:
-            """Of each contender, of which each turn starts with another one."""
-            seconds = [0.0] * len(calls)
-            for k in range(len(calls)):
-                run, n = calls[i := (turn + k) % len(calls)]
-                seconds[i] = seconds_per_call(run, self.device, 1) / n
-            return seconds
-
-        self._warm_up(measure)
-        turns = [measure(turn) for turn in range(n_samples)]
-        return [list(samples) for samples in zip(*turns, strict=True)]
-
-    def _warm_up(self, measure: Callable[[int], Any]) -> None:
-        """One turn at least."""
+    def _warm_up(self, calls: list[tuple[Calls, int]]) -> list[float]:
+        """One turn at least, of which the last one's seconds are returned."""
         seconds = _SECONDS_OF_WARMUP if self.device.type == "cuda" else 0.0
         until = time.monotonic() + seconds
         for turn in itertools.count():
-            measure(turn)
+            last = self._turn(calls, turn)
             if time.monotonic() >= until:
-                return
+                break
+        return last
+
+    def _turn(self, calls: list[tuple[Calls, int]], turn: int) -> list[float]:
+        """Seconds per call of each contender, of which each turn starts with another one."""
+        seconds = [0.0] * len(calls)
+        for k in range(len(calls)):
+            run, n = calls[i := (turn + k) % len(calls)]
+            seconds[i] = seconds_per_call(run, self.device, 1) / n
+        return seconds
 
     def _calls(self, contender: Contender) -> tuple[Calls, int]:
         """What runs a sample of a contender, and how many calls of attention that is.
