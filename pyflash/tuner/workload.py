@@ -24,8 +24,7 @@ _HOST_BOUND = 60e-6  # calls that take less may take the host longer than the GP
 # Until the GPU draws all the power that it may, and its clocks have come down: a pause of 50 ms is
 # enough for them to be up again. Which config is faster differs, by up to 5 % (docs/tuning.md).
 _SECONDS_OF_WARMUP = 0.15
-# Beside kernels that take longer than this, over the fastest, which of these is the fastest differs,
-# too, by up to 5 %.
+# Over the fastest. Beside kernels that take longer, which one is the fastest differs by up to 5 %.
 _NEAR = 1.3
 
 
