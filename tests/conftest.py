@@ -6,6 +6,7 @@ machine with a GPU may hold no more than torch, pytest, a checkout and its prebu
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,10 @@ else:  # a busy machine is no fault
     quiet = [HealthCheck.too_slow]
     settings.register_profile("pyflash", deadline=None, suppress_health_check=quiet)
     settings.load_profile("pyflash")
+
+# In the background of a script SIGINT is ignored, and then by processes that tests start and stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
