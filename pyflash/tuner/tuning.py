@@ -36,8 +36,8 @@ EFFORTS = {
     "quick": Effort(0.15, (3, 7, 21), (6, 3)),
     "normal": Effort(1 / 3, (3, 9, 31), (12, 5)),
     "thorough": Effort(1.0, (3, 9, 31), (24, 6)),
-    # Every candidate as carefully as the winner. Beside slow ones, which draw little power, clocks
-    # stay up: so all that may be the best are measured once more beside each other.
+    # Every candidate as carefully as the winner; all that may be the best, which were in several
+    # batches, once more beside each other.
     "exhaustive": Effort(1.0, (31, 31, 31), (24, 12)),
 }
 _KEPT = 1 / 3  # of a rung's candidates go on to the next
