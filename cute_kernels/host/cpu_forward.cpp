@@ -183,6 +183,7 @@ class QBlock {
     float l = row_sum_[r];
     float correction = 1.f;
     if (sink != -kInfinity) {
+      m = l == 0.f ? -kInfinity : m;  // a row that attended nothing has no maximum
       float const new_max = std::max(m, sink);
       correction = std::exp(m - new_max);
       l = l * correction + std::exp(sink - new_max);

@@ -245,8 +245,8 @@ struct Softmax {
     }
   }
 
-  // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf. sinks: per row, a logit
-  // that enters l alone, or -inf.
+  // O /= l; returns the rows' lse = m + ln(l). sinks: per row, a logit that enters l alone, or -inf. A row that attended
+  // nothing gets O = 0 and its sink as lse.
   template <class AccO>
   CUTE_DEVICE PerRow finalise(AccO& acc_O, PerRow const& sinks, Softcap const& softcap) const {
     PerRow lse, inverse;
@@ -256,6 +256,8 @@ struct Softmax {
       float maximum = m(r, softcap) * kLn2;
       float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
       if (sinks(r) != -INFINITY) {
+        // NOTE: a row that attended nothing has some m. A sink far below it would vanish beside it.
+        maximum = sum == 0.f ? -INFINITY : maximum;
         float const new_max = fmaxf(maximum, sinks(r));
         shrink = device::exp2((maximum - new_max) * kLog2e);
         sum = sum * shrink + device::exp2((sinks(r) - new_max) * kLog2e);
