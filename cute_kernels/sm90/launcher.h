@@ -12,22 +12,38 @@
 
 namespace pyflash::sm90 {
 
-// cuTensorMapEncodeTiled of the driver, without linking to libcuda; nullptr where the driver has none.
-inline TensorMapEncoder tensor_map_encoder() {
-  static auto const encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
+// A function of the driver, without linking to libcuda; nullptr where the driver has none.
+template <class Function>
+Function driver_function(char const* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-    cudaError_t const error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
+  cudaError_t const error =
+      cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
 #else
-    cudaError_t const error =
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+  cudaError_t const error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
 #endif
-    bool const found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return reinterpret_cast<TensorMapEncoder>(found ? function : nullptr);
-  }();
+  bool const found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+  return reinterpret_cast<Function>(found ? function : nullptr);
+}
+
+inline TensorMapEncoder tensor_map_encoder() {
+  static auto const encoder = driver_function<TensorMapEncoder>("cuTensorMapEncodeTiled");
   return encoder;
+}
+
+// Gives this thread a context, which driver functions need: a thread that has not used CUDA yet has none. A context that the
+// caller made current stays.
+inline cudaError_t ensure_context() {
+  using Getter = CUresult (*)(CUcontext*);
+  static auto const get_current = driver_function<Getter>("cuCtxGetCurrent");
+  CUcontext context = nullptr;
+  if (get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr) {
+    return cudaSuccess;
+  }
+  int device = 0;
+  cudaError_t const error = cudaGetDevice(&device);
+  return error == cudaSuccess ? cudaSetDevice(device) : error;
 }
 
 // CTAs of a row's kernels that the current device runs at a time.
@@ -48,8 +64,12 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
   if (is_empty(config, problem)) {
     return cudaSuccess;
   }
+  cudaError_t error = ensure_context();
+  if (error != cudaSuccess) {
+    return error;
+  }
   int64_t n_resident = 0;
-  cudaError_t error = count_resident_ctas(n_resident, row);
+  error = count_resident_ctas(n_resident, row);
   if (error != cudaSuccess) {
     return error;
   }

@@ -59,6 +59,17 @@ def test_persistent_ctas_take_the_tiles_in_rounds(program):
     assert "launch 16 x 384" in asked(program, PERSISTENT, 1, 8, 4, 200, 500, 1)[-2]
 
 
+def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypatch):
+    """Pitfall 27. One that has a context keeps it, whoever made it current."""
+    problem = (2, 8, 4, 10000, 500, 1)
+    with_context = asked(program, PERSISTENT, *problem)
+    monkeypatch.setenv("NO_CONTEXT", "1")
+    row, first, *others = asked(program, PERSISTENT, *problem)
+    assert first == "set device 0"
+    assert [row, *others] == with_context
+    assert others[-1] == "returned 0"
+
+
 @pytest.mark.parametrize(("num_splits", "clusters"), [(1, 1), (4, 4), (16, 16), (17, 1)])
 def test_a_cluster_merges_the_splits_of_a_tile(program, num_splits, clusters):
     """Of packed heads: 16 of them and 4 queries are a tile of 64 rows."""

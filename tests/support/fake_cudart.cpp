@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <variant>
 
 #include "cute_kernels/host/short_form.h"
@@ -13,11 +14,21 @@
 namespace {
 
 int const kernel = 0;  // its address is what is launched
+bool has_context = false;  // this thread
 
+CUresult get_current_context(CUcontext* context) {
+  *context = has_context ? reinterpret_cast<CUcontext>(0x99) : nullptr;
+  return CUDA_SUCCESS;
+}
+
+// As the driver does: refuses a thread without a context.
 CUresult encode(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank, void*,
                 cuuint64_t const* extents, cuuint64_t const* strides, cuuint32_t const* box,
                 cuuint32_t const*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if (!has_context) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
   std::printf("map %s, swizzle %s:", type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ? "FP16" : "BF16",
               swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? "128B" : "64B");
   for (cuuint32_t i = 0; i < rank; ++i) {
@@ -32,6 +43,12 @@ CUresult encode(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank, void*,
 
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  std::printf("set device %d\n", device);
+  has_context = true;
   return cudaSuccess;
 }
 
@@ -73,10 +90,12 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* launch, void const*, v
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(char const*, void** function, unsigned,
+cudaError_t cudaGetDriverEntryPointByVersion(char const* name, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = reinterpret_cast<void*>(encode);
+  bool const is_encoder = std::string_view(name) == "cuTensorMapEncodeTiled";
+  *function = is_encoder ? reinterpret_cast<void*>(encode)
+                         : reinterpret_cast<void*>(get_current_context);
   *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
@@ -94,6 +113,7 @@ char const* cudaGetErrorString(cudaError_t) { return "an error"; }
 
 int main(int, char** argv) {
   using namespace pyflash;
+  has_context = std::getenv("NO_CONTEXT") == nullptr;
   ArchCtas const ctas{90, 2};
   ConfigMapRow row{.config = parse_short_form(argv[1])};
   std::visit(
