@@ -15,7 +15,7 @@ from pyflash.config.words import shown, type_name
 from pyflash.op import ops
 from pyflash.op.backward import cudnn
 from pyflash.op.errors import call, check_type
-from pyflash.op.options import AttentionOptions, windows_of
+from pyflash.op.options import AttentionOptions
 
 _EXTENTS = (
     "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head", "total_q", "total_k",
@@ -90,8 +90,10 @@ def _backward(problem: Problem) -> str:
     if problem.options.get("softcap"):
         return "none: softcap has no gradients on a GPU"
     lengths = problem.seqlen_q, problem.seqlen_k
-    windows = windows_of(problem.options, *lengths)
-    refusal = cudnn.refusal(device, *lengths, problem.d_head, windows, problem.packed)
+    dtype = TORCH_DTYPES[DType.of(problem.dtype)]
+    refusal = cudnn.refusal(
+        device, dtype, *lengths, problem.d_head, problem.options, problem.packed
+    )
     return "PyTorch's cuDNN backward" if refusal is None else f"PyTorch's flash backward: {refusal}"
 
 

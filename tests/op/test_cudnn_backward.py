@@ -28,6 +28,8 @@ class CudnnBackward:
     ):  # fmt: skip
         self.n_calls += 1
         assert (bias, cum_q, cum_k, dropout_p) == (None, None, None, 0.0)
+        assert math.copysign(1, dropout_p) == -1  # plans of its own
+        assert grad_out.stride() == out.stride() == torch.empty_like(q).stride()
         assert (max_q, max_k) == (q.shape[2], k.shape[2])
         assert lse.shape == (*q.shape[:3], 1)
         assert lse.is_contiguous()
@@ -58,11 +60,12 @@ def hopper(monkeypatch):
     monkeypatch.setattr(cudnn, "_backward", stand_in)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch, "__version__", f"{cudnn.TESTED_TORCH[0]}.0+cu130")
     return stand_in
 
 
-def refusal(seqlen_q=64, seqlen_k=64, d_head=64, windows=(-1, -1), **others):
-    return cudnn.refusal(H200, seqlen_q, seqlen_k, d_head, windows, **others)
+def refusal(seqlen_q=64, seqlen_k=64, d_head=64, dtype=torch.float16, packed=False, **options):
+    return cudnn.refusal(H200, dtype, seqlen_q, seqlen_k, d_head, options, packed)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -70,19 +73,30 @@ def refusal(seqlen_q=64, seqlen_k=64, d_head=64, windows=(-1, -1), **others):
     ("reason", "problem"),
     [
         (None, {}),
-        (None, {"windows": (-1, 0)}),
+        (None, {"causal": True}),
         (None, {"seqlen_q": 37}),
         (None, {"d_head": 128}),
         ("sequences are packed", {"packed": True}),
         ("d_head is 136, more than 128", {"d_head": 136}),
-        ("a window is neither full nor causal", {"windows": (5, 0)}),
-        ("a window is neither full nor causal", {"windows": (-1, 5)}),
+        ("a window is neither full nor causal", {"causal": True, "window_left": 5}),
+        ("a window is neither full nor causal", {"window_right": 5}),
         (
             "cuDNN aligns a causal mask with the first key, and q and k differ in length",
-            {"windows": (-1, 0), "seqlen_q": 37},
+            {"causal": True, "seqlen_q": 37},
         ),
         ("q or k has fewer than two rows", {"seqlen_q": 1}),
         ("q or k has fewer than two rows", {"seqlen_k": 1}),
+        (None, {"softmax_scale": 1 / 32}),
+        (None, {"softmax_scale": -1.0}),
+        (None, {"softmax_scale": 1e-6, "dtype": torch.bfloat16}),
+        (
+            "cuDNN rounds in fp16 what softmax_scale = 0.03 makes too small for it",
+            {"softmax_scale": 0.03},
+        ),
+        (
+            "cuDNN rounds in fp16 what softmax_scale = -1e-06 makes too small for it",
+            {"softmax_scale": -1e-6},
+        ),
     ],
 )
 def test_what_cudnn_computes(reason, problem):
@@ -99,6 +113,8 @@ def test_settings_of_torch_are_respected(monkeypatch):
     assert refusal() is None
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
         assert refusal() == "torch.backends.cuda.enable_cudnn_sdp is off"
+    monkeypatch.setattr(torch, "__version__", "2.10.1")
+    assert refusal() == "cuDNN's plans are kept apart in torch 2.11 alone"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert refusal() == "the GPU is not a Hopper"
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)

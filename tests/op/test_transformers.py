@@ -143,7 +143,7 @@ def test_generates_the_same_tokens(name, seed, padding, cache, device):
 
 @DTYPES
 @pytest.mark.parametrize("padding", ["none", "right"])
-@pytest.mark.parametrize(("name", "n_weights"), [("llama", 21), ("sinks", 37)])
+@pytest.mark.parametrize(("name", "n_weights"), [("llama", 21), ("sinks", 37), ("neox", 28)])
 def test_a_training_steps_gradients(name, n_weights, padding, dtype, device):
     models = make_models(name, dtype, device)
     ids, mask = make_ids(device), make_mask(padding, device)

@@ -11,6 +11,8 @@ from transformers import (
     BertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -69,6 +71,11 @@ _MODELS = {
             num_experts_per_tok=2,
             sliding_window=9,
         ),
+    ),
+    # A partial rotary embedding gives q and k another memory layout than v.
+    "neox": (
+        GPTNeoXForCausalLM,
+        lambda: GPTNeoXConfig(**_SHAPE, bos_token_id=None, eos_token_id=None),
     ),
     "encoder": (BertModel, lambda: BertConfig(**_SHAPE)),
 }

@@ -43,9 +43,9 @@ def bwd(
             for whole, values in zip(gradients, parts, strict=True):
                 whole[part] = values
         return gradients
+    if cudnn.refusal(q.device, q.dtype, seqlen_q, seqlen_k, q.shape[-1], options) is None:
+        return cudnn.bwd(grad_out, out, lse, q, k, v, options)
     left, right = windows = windows_of(options, seqlen_q, seqlen_k)
-    if cudnn.refusal(q.device, seqlen_q, seqlen_k, q.shape[-1], windows) is None:
-        return cudnn.bwd(grad_out, out, lse, q, k, v, windows, options)
     if seqlen_q > seqlen_k + 1 and (right >= seqlen_k or (left >= 0 and right < 0)):
         # PyTorch replaces a right window of seqlen_k or more, and a missing one beside a left
         # window, by seqlen_k, which masks keys here. For packed sequences it uses max_seqlen_k.

@@ -1,7 +1,14 @@
 """Gradients on a Hopper GPU by cuDNN's attention backward, as PyTorch wraps it.
 
 Like the flash backward it recomputes P = exp(S - lse) from the given lse. Its kernels are built
-when a shape first comes, and kept.
+when a shape first comes, and kept as plans.
+
+PyTorch looks plans up by q, k, v and the other arguments but out and its gradient, although a plan
+holds the strides of these two as well. A plan made by another caller may have other ones, and then
+gradients are wrong. Two measures make pyflash's plans its own, and all of one kind:
+- dropout_p is -0.0, which means 0, but is told apart from 0.0: PyTorch compares the arguments as
+  bytes.
+- out and its gradient get strides that follow from those of q.
 """
 
 from __future__ import annotations
@@ -9,24 +16,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyflash.op.options import AttentionOptions
+from pyflash.op.options import AttentionOptions, softmax_scale_of, windows_of
 
 MAX_D_HEAD = 128
 # The architecture (major) on which it was measured to be the faster one.
 MEASURED_ON = 9
+# The versions of torch on which plans were seen to be kept apart.
+TESTED_TORCH = ("2.11",)
+# cuDNN rounds scale * dS to fp16, whose least number is 6e-8. The flash backward scales in float32.
+MIN_SCALE_FP16 = 1 / 32
+_OWN_PLANS = -0.0  # dropout_p
 _FULL, _CAUSAL = (-1, -1), (-1, 0)
 _backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
 
 
 def refusal(
     device: torch.device,
+    dtype: torch.dtype,
     seqlen_q: int,
     seqlen_k: int,
     d_head: int,
-    windows: tuple[int, int],
+    options: AttentionOptions,
     packed: bool = False,
 ) -> str | None:
     """Why the flash backward is used instead, as half a sentence; None: it is not."""
+    windows = windows_of(options, seqlen_q, seqlen_k)
+    scale = softmax_scale_of(options, d_head)
     if packed:
         return "sequences are packed"
     if d_head > MAX_D_HEAD:
@@ -37,6 +52,13 @@ def refusal(
         return "cuDNN aligns a causal mask with the first key, and q and k differ in length"
     if min(seqlen_q, seqlen_k) < 2:
         return "q or k has fewer than two rows"
+    if dtype == torch.float16 and abs(scale) < MIN_SCALE_FP16:
+        return f"cuDNN rounds in fp16 what softmax_scale = {scale:g} makes too small for it"
+    return _refusal_here(device)
+
+
+def _refusal_here(device: torch.device) -> str | None:
+    """As `refusal`, whatever the problem is."""
     if torch.are_deterministic_algorithms_enabled():
         return "torch.use_deterministic_algorithms is on, and cuDNN's dq is not deterministic"
     if not torch.backends.cuda.cudnn_sdp_enabled():
@@ -45,6 +67,8 @@ def refusal(
         return "this torch has no cuDNN"
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != MEASURED_ON:
         return "the GPU is not a Hopper"
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED_TORCH:
+        return f"cuDNN's plans are kept apart in torch {', '.join(TESTED_TORCH)} alone"
     return None
 
 
@@ -55,11 +79,11 @@ def bwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    windows: tuple[int, int],
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, (batch, seqlen, heads, d_head); `refusal` is None."""
-    grad_out, out, q, k, v = (_aligned(x).transpose(1, 2) for x in (grad_out, out, q, k, v))
+    q, k, v = (_readable(x).transpose(1, 2) for x in (q, k, v))
+    grad_out, out = (_laid_out_like(q, x.transpose(1, 2)) for x in (grad_out, out))
     unused = lse.new_zeros((), dtype=torch.int64)  # the state of dropout
     gradients = _backward(
         grad_out,
@@ -75,17 +99,26 @@ def bwd(
         None,  # cum_seq_k
         q.shape[2],
         k.shape[2],
-        0.0,  # dropout_p
-        windows == _CAUSAL,
+        _OWN_PLANS,
+        windows_of(options, q.shape[2], k.shape[2]) == _CAUSAL,
         scale=options.get("softmax_scale"),
     )
     return tuple(gradient.transpose(1, 2) for gradient in gradients)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def _readable(x: Tensor) -> Tensor:
     """x, or a copy where cuDNN could not read it: rows of 16-byte vectors, none of them shared."""
     vector = 16 // x.element_size()
     *strides, last = x.stride()
     readable = last == 1 and x.data_ptr() % 16 == 0
     readable = readable and all(s > 0 and s % vector == 0 for s in strides)
     return x if readable else x.clone(memory_format=torch.contiguous_format)
+
+
+def _laid_out_like(q: Tensor, x: Tensor) -> Tensor:
+    """x, or a copy of it, with the strides of torch.empty_like(q)."""
+    strides = torch.empty_like(q, device="meta").stride()
+    same = all(n == 1 or a == b for n, a, b in zip(x.shape, x.stride(), strides, strict=True))
+    if same and x.data_ptr() % 16 == 0:
+        return x.as_strided(x.shape, strides)
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
