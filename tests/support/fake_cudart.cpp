@@ -13,7 +13,7 @@
 
 namespace {
 
-int const kernel = 0;  // its address is what is launched
+int const kernel = 0;      // its address is what is launched
 bool has_context = false;  // this thread
 
 CUresult get_current_context(CUcontext* context) {
@@ -94,8 +94,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(char const* name, void** function, 
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   bool const is_encoder = std::string_view(name) == "cuTensorMapEncodeTiled";
-  *function = is_encoder ? reinterpret_cast<void*>(encode)
-                         : reinterpret_cast<void*>(get_current_context);
+  *function =
+      is_encoder ? reinterpret_cast<void*>(encode) : reinterpret_cast<void*>(get_current_context);
   *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
