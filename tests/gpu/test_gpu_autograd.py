@@ -90,7 +90,7 @@ def test_gradients_of_any_head_dimension_and_dtype(dtype, d_head):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("seqlen", [256, 2048])
-@pytest.mark.parametrize("scale", [0.125, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, -1e-3])
+@pytest.mark.parametrize("scale", [0.125, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
 def test_gradients_with_any_softmax_scale(scale, seqlen, dtype):
     """As exact as their dtype, whose subnormal numbers are coarse."""
     inputs = make_inputs(Shape("square", 2, seqlen, seqlen, 4), dtype, 64, "cuda")

@@ -52,7 +52,7 @@ def refusal(
         return "cuDNN aligns a causal mask with the first key, and q and k differ in length"
     if min(seqlen_q, seqlen_k) < 2:
         return "q or k has fewer than two rows"
-    if dtype == torch.float16 and abs(scale) < MIN_SCALE_FP16:
+    if dtype == torch.float16 and scale < MIN_SCALE_FP16:
         return f"cuDNN rounds in fp16 what softmax_scale = {scale:g} makes too small for it"
     return _refusal_here(device)
 
