@@ -19,7 +19,7 @@ from torch import Tensor
 
 import pyflash
 from pyflash import DType, KernelConfig, Problem
-from pyflash.bench import records
+from pyflash.bench import plain_text
 from pyflash.bench.contenders import backends, pyflash_configs
 from pyflash.bench.measure import rotated_inputs, run
 from pyflash.codegen import emit
@@ -123,7 +123,7 @@ def demo_on_gpu() -> None:
         config = _select(problem)
     contenders = [*backends(problem, ["flash", "cudnn"]), *pyflash_configs([config])]
     results = run(problem, contenders, n_samples=25)
-    table = records.table(result.record() for result in results)
+    table = plain_text.table(result.record() for result in results)
     print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table}")
     ours = results[-1]
     if ours.status != "ok":

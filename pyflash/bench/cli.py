@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,14 +23,15 @@ from pyflash.commands.problems import Device, Dtype, HeadsKv, device_of, dtype_o
 
 if TYPE_CHECKING:
     from pyflash.bench.records import Record
-    from pyflash.config import KernelConfig
 
 app = new_app()
 FORMATS = ("table", "json", "csv", "cutlass", "markdown")
+_OF_HOST = ("host", "samples", "device", "out", "form")
 
 
 @app.command("bench")
 def bench_command(
+    ctx: typer.Context,
     configs: Annotated[
         list[str] | None, typer.Argument(help="Short forms; the selected config by default.")
     ] = None,
@@ -66,7 +67,11 @@ def bench_command(
         bool, typer.Option("--host", help="Host time per call of a tiny problem instead.")
     ] = False,
     read: Annotated[
-        Path | None, typer.Option(help="Shows the records of a file instead of measuring.")
+        Path | None,
+        typer.Option(
+            help="Shows the records of a file instead of measuring: those that the other options "
+            "name, or all."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON lines: records are appended.")] = None,
     csv: Annotated[Path | None, typer.Option(help="The records as CSV.")] = None,
@@ -85,36 +90,39 @@ def bench_command(
     Checks each contender, then times the correct ones in turns, in one run with a GEMM. Several
     values are joined by commas.
     """
-    from pyflash.bench import figures, records
+    from pyflash.bench import asked, figures
     from pyflash.bench.grid import Wanted, measure_all
 
     if form not in FORMATS:
         raise ValueError(f"--format {form}: expected one of {', '.join(FORMATS)}")
+    given = _given(ctx)
+    if "over" in given and form != "markdown":
+        raise ValueError("--over: --format markdown alone divides by a contender's speed")
     check_writable(out, csv, plot, roofline, html)
     figures.check_figure(plot)
     figures.check_figure(roofline)
-    if host:
-        _bench_host(device_of(device), samples, out, form)
-        return
     if read is not None:
-        found = records.read(read)
+        found = _read(read, ctx.params, given)
+    elif host:
+        _bench_host(device_of(device), samples, out, form, given)
+        return
     else:
         target = device_of(device)
         on_cpu = target.startswith("cpu")
         wanted = Wanted(
-            passes=_words(passes, ("forward", "backward", "both"), "--pass"),
-            dtypes=_words(dtype.lower(), ("fp16", "bf16"), "--dtype"),
-            d_heads=_numbers(d_head, "--d-head"),
-            masks=_words(mask, ("full", "causal"), "--mask"),
-            seqlens=_numbers(seqlen or ("512" if on_cpu else "4k"), "--seqlen"),
+            passes=asked.passes_of(passes),
+            dtypes=asked.dtypes_of(dtype),
+            d_heads=asked.d_heads_of(d_head),
+            masks=asked.masks_of(mask),
+            seqlens=asked.seqlens_of(seqlen or ("512" if on_cpu else "4k")),
             decode=decode,
             tokens=tokens or (512 if on_cpu else 16384),
             width=256 if on_cpu else 2048,
             heads=heads,
             heads_kv=heads_kv,
             device=target,
-            configs=_configs(configs or [], set_name),
-            backends=None if backend is None else _backends(backend),
+            configs=asked.configs_of(configs or [], set_name),
+            backends=None if backend is None else asked.backends_of(backend),
         )
         found = measure_all(wanted, samples, out)
     _write(found, csv, plot, roofline, html)
@@ -154,7 +162,37 @@ def ladder_command(
         show(ladder)
 
 
-def _bench_host(device: str, samples: int, out: Path | None, form: str) -> None:
+def _given(ctx: typer.Context) -> dict[str, str]:
+    """The parameters that are on the command line, as they are written there."""
+    given = {}
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if param.name and source is not None and source.name == "COMMANDLINE":
+            given[param.name] = next((opt for opt in param.opts if opt[0] == "-"), "CONFIG")
+    return given
+
+
+def _read(path: Path, values: dict[str, Any], given: dict[str, str]) -> list[Record]:
+    """The records of a file that the options ask for. Raises ValueError where there are none."""
+    from pyflash.bench import asked, records
+
+    if measuring := [given[name] for name in asked.MEASURING if name in given]:
+        raise ValueError(f"--read measures nothing: it has no {', '.join(measuring)}")
+    found = records.read(path)
+    asking = [name for name in given if name not in asked.SHOWING]
+    kept = asked.kept(found, {name: values[name] for name in asking})
+    if not kept:
+        words = ", ".join(given[name] for name in asking)
+        raise ValueError(
+            f"{path}: none of its {len(found)} records is as {words} ask: "
+            f"`pyflash bench --read {path}` shows all"
+        )
+    return kept
+
+
+def _bench_host(
+    device: str, samples: int, out: Path | None, form: str, given: dict[str, str]
+) -> None:
     import torch
 
     from pyflash.bench import records
@@ -163,6 +201,8 @@ def _bench_host(device: str, samples: int, out: Path | None, form: str) -> None:
 
     if form not in ("table", "json"):
         raise ValueError(f"--host has no --format {form}: expected table or json")
+    if others := [given[name] for name in given if name not in _OF_HOST]:
+        raise ValueError(f"--host has no {', '.join(others)}: its calls are fixed")
     target = torch.device(device)
     times = host_times(target, samples)
     found = records.stamped("host", (time.record() for time in times), environment(target))
@@ -194,56 +234,21 @@ def _write(
 
 
 def _as_text(found: Sequence[Record], form: str, over: str) -> str:
-    from itertools import groupby
-
-    from pyflash.bench import records
+    from pyflash.bench import plain_text, records
 
     if form == "json":
         return _json_lines(found)
     if form == "csv":
         return records.to_csv(found)
     if form == "cutlass":
-        from pyflash.compare.attention_rows import attention_row
+        from pyflash.compare.attention_rows import attention_rows
         from pyflash.compare.profiler_csv import as_text
 
-        return as_text(map(attention_row, found))
+        return as_text(attention_rows(found))
     if form == "markdown":
-        return records.markdown(found, "pyflash", over) + "\n"
-    parts = []
-    for title, group in groupby(found, key=lambda r: (r["what"], records.title(r["problem"]))):
-        parts.append(f"{': '.join(title)}\n{records.table(group)}\n")
-    return "\n".join(parts)
+        return plain_text.markdown(found, records.OURS, over) + "\n"
+    return plain_text.tables(found)
 
 
 def _json_lines(found: Sequence[Record]) -> str:
     return "".join(f"{json.dumps(record)}\n" for record in found)
-
-
-def _configs(texts: Sequence[str], set_name: str | None) -> list[KernelConfig]:
-    from pyflash.config import named_set, parse
-
-    if texts and set_name:
-        raise ValueError("configs and --set exclude each other")
-    return named_set(set_name) if set_name else [parse(text) for text in texts]
-
-
-def _backends(text: str) -> list[str]:
-    return [] if text == "none" else [word.strip() for word in text.split(",")]
-
-
-def _words(text: str, known: Sequence[str], option: str) -> list[str]:
-    words = [word.strip() for word in text.split(",")]
-    if unknown := [word for word in words if word not in known]:
-        raise ValueError(f"{option} {unknown[0]}: expected some of {', '.join(known)}")
-    return list(dict.fromkeys(words))
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    """Such as 512,1k: k is 1024. Raises ValueError for what is no number of at least 1."""
-    numbers = []
-    for word in text.split(","):
-        digits = word.strip().lower().removesuffix("k")
-        if not digits.isdecimal() or int(digits) < 1:
-            raise ValueError(f"{option} {word}: expected numbers such as 512,1k")
-        numbers.append(int(digits) * (1024 if word.strip().lower().endswith("k") else 1))
-    return list(dict.fromkeys(numbers))

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from pyflash.bench import packages
+from pyflash.bench.records import OURS
 from pyflash.config import KernelConfig
 from pyflash.op.ops import attention
 from pyflash.op.selection import Problem, select
@@ -54,7 +55,7 @@ def selected(problem: Problem) -> Contender:
     """pyflash as a caller has it who names no config. Raises RuntimeError where it refuses the
     problem, or has no kernel for it."""
     run = functools.partial(attention, causal=bool(problem.options.get("causal")))
-    return Contender("pyflash", run, select(problem).config)
+    return Contender(OURS, run, select(problem).config)
 
 
 def backends(problem: Problem, names: Sequence[str] | None = None) -> list[Contender]:
@@ -66,9 +67,19 @@ def backends(problem: Problem, names: Sequence[str] | None = None) -> list[Conte
     device = torch.device(problem.device)
     if names is None:
         names = [name for name in BACKENDS if _is_default(name, device)]
+    check_backends(names)
+    return [_backend(name, problem) for name in BACKENDS if name in names]
+
+
+def check_backends(names: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not in `BACKENDS`."""
     if unknown := set(names) - set(BACKENDS):
         raise ValueError(f"unknown backends {sorted(unknown)}: expected {', '.join(BACKENDS)}")
-    return [_backend(name, problem) for name in BACKENDS if name in names]
+
+
+def title_of(backend: str) -> str:
+    """What it is called in records."""
+    return f"PyTorch {backend}" if backend in _SDPA else packages.PACKAGES[backend].title
 
 
 def _is_default(name: str, device: torch.device) -> bool:
@@ -84,11 +95,11 @@ def _backend(name: str, problem: Problem) -> Contender:
     causal = bool(problem.options.get("causal"))
     if name in _SDPA:
         return Contender(
-            name=f"PyTorch {name}",
+            name=title_of(name),
             run=functools.partial(_scaled_dot_product, causal=causal),
             context=functools.partial(sdpa_kernel, _SDPA[name]),
         )
-    return Contender(packages.PACKAGES[name].title, packages.attention(name, problem))
+    return Contender(title_of(name), packages.attention(name, problem))
 
 
 def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from pyflash.bench import measure, records
 from pyflash.bench.contenders import Contender, backends, pyflash_configs, selected
 from pyflash.bench.environment import environment
+from pyflash.bench.measurements import measurements, titles
 from pyflash.bench.passes import Pass
 from pyflash.codegen.progress import BuildProgress
 from pyflash.commands.app import console
@@ -53,7 +54,7 @@ def measure_all(wanted: Wanted, samples: int, out: Path | None) -> list[dict[str
             if out is not None:
                 records.append(out, new)
             found += new
-            progress.finished(f"{one}: {records.title(new[0]['problem'])}", failed=False)
+            progress.finished(titles(measurements(new))[0], failed=False)
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from pyflash.bench import figures, records
+from pyflash.bench import figures, plain_text
+from pyflash.bench.measurements import dates, measurements, places, titles
 from pyflash.bench.records import Record
 from pyflash.inspect.html import image, table_html
 from pyflash.inspect.tables import Table
@@ -18,16 +18,15 @@ class BenchReport:
 
     @property
     def title(self) -> str:
-        facts = self.records[0]["environment"]
-        return f"Attention on {facts['device']}, {self.records[0]['time'][:10]}"
+        return f"Attention on {places(self.records)}, {dates(self.records)}"
 
     def sections(self) -> Iterator[tuple[str, str]]:
         """(heading, HTML)."""
         yield from drawn(self.records)
-        facts = {name: value for name, value in self.records[0]["environment"].items() if value}
-        yield "measured on", table_html(Table.of_pairs("measured on", facts))
-        for title, group in groupby(self.records, key=_title):
-            yield title, table_html(as_table(title, group))
+        yield "measured on", table_html(environments(self.records))
+        found = measurements(self.records)
+        for title, one in zip(titles(found), found, strict=True):
+            yield title, table_html(as_table(title, one.records))
 
     def _repr_html_(self) -> str:
         from pyflash.inspect.page import fragment
@@ -46,8 +45,16 @@ def drawn(of: Sequence[Record]) -> Iterator[tuple[str, str]]:
             yield name, image(svg, f"{name} of each contender; the tables have the figures")
 
 
-def _title(record: Record) -> str:
-    return f"{record['what']}: {records.title(record['problem'])}"
+def environments(of: Sequence[Record]) -> Table:
+    """A column for each environment, a row for each fact that one of them has."""
+    found: list[dict[str, str | None]] = []
+    for record in of:
+        if record["environment"] not in found:
+            found.append(record["environment"])
+    names = dict.fromkeys(name for facts in found for name in facts)
+    rows = [(name, *(facts.get(name) for facts in found)) for name in names]
+    shown = [row for row in rows if any(row[1:])]
+    return Table.of("measured on", [""] * (1 + len(found)), shown)
 
 
 def as_table(title: str, of: Iterable[Record]) -> Table:
@@ -56,7 +63,7 @@ def as_table(title: str, of: Iterable[Record]) -> Table:
     for record in of:
         timing = record["timing"]
         if timing is None:
-            rows.append((f"{records.name(record)}: {record['status']}", *[None] * 8))
+            rows.append((f"{plain_text.name(record)}: {record['status']}", *[None] * 8))
             continue
         figures_of = (
             record[name]
@@ -64,5 +71,5 @@ def as_table(title: str, of: Iterable[Record]) -> Table:
                          "host_microseconds", "error")
         )  # fmt: skip
         seconds, spread = timing["seconds"] * 1e3, timing["spread"] * 100
-        rows.append((records.name(record), seconds, spread, *figures_of))
+        rows.append((plain_text.name(record), seconds, spread, *figures_of))
     return Table.of(title, columns, rows)

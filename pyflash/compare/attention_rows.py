@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyflash.bench.measurements import Facts, differing, facts_of
 from pyflash.compare.profiler_csv import measured_cells
 from pyflash.compare.work import DTYPE_NAMES, attention_flops, fused_bytes, is_causal
 from pyflash.config import DType, KernelConfig, from_dict
 
 PROVIDER = "pyflash"
 KIND = "attention"
+# The columns that tell rows apart.
+_TELLING = ("Provider", "Operation", "gemm_kind", "m", "n", "k", "batch_count", "A")
+
+
+def attention_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row for each record, as `attention_row`.
+
+    Raises ValueError also for problems, or machines, that the columns cannot tell apart.
+    """
+    found = []
+    first: dict[tuple[str | None, ...], Facts] = {}
+    for record in records:
+        row, facts = attention_row(record), facts_of(record)
+        other = first.setdefault(tuple(map(row.get, _TELLING)), facts)
+        if apart := differing([other, facts]):
+            words = (", ".join(filter(None, map(one.get, apart))) for one in (other, facts))
+            raise ValueError(
+                f"the profiler's columns cannot tell apart {' and '.join(words)}: keep one of "
+                "them, such as with --heads, --heads-kv or --tokens"
+            )
+        found.append(row)
+    return found
 
 
 def attention_row(record: Mapping[str, Any]) -> dict[str, str]:
@@ -20,13 +43,21 @@ def attention_row(record: Mapping[str, Any]) -> dict[str, str]:
     pyflash.
 
     A result that was refused or wrong has no figures, and says so as the profiler does. Raises
-    ValueError for a backward pass, which the columns cannot tell from a forward pass.
+    ValueError for what the columns cannot tell from the forward pass of full or causal attention of
+    sequences of one length.
     """
     from pyflash.op.selection import Problem
 
     if record["what"] != "forward":
         raise ValueError(f"a {record['what']} pass: the profiler's columns hold forward passes")
     values = record["problem"]
+    facts = facts_of(record)
+    if facts["variant"] not in ("full", "causal") or "rest" in facts:
+        words = ", ".join(filter(None, (facts["variant"], facts.get("rest"))))
+        raise ValueError(
+            f"{words}: the profiler's columns hold full and causal attention of sequences of one "
+            "length"
+        )
     problem = Problem(**{**values, "dtype": DType[values["dtype"]]})
     config = from_dict(record["config"]) if record["config"] else None
     provider, _, name = record["contender"].partition(" ")

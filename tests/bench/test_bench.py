@@ -245,6 +245,10 @@ def bench(*arguments: object):
     return CliRunner().invoke(app, ["bench", *TINY, *map(str, arguments)])
 
 
+def shown(path, *arguments: object):
+    return CliRunner().invoke(app, ["bench", "--read", str(path), *map(str, arguments)])
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Records of a run over lengths, head dimensions, masks and passes."""
@@ -278,24 +282,27 @@ def test_command_line_writes_records_and_prints_tables(recorded):
 
 def test_records_are_read_and_shown_again(recorded, tmp_path):
     path, stdout = recorded
-    again = bench("--read", path, "--csv", tmp_path / "bench.csv")
+    again = shown(path, "--csv", tmp_path / "bench.csv")
     assert again.stdout == stdout
     rows = list(csv.DictReader(io.StringIO((tmp_path / "bench.csv").read_text())))
     found = records.read(path)
     assert [float(row["seconds"]) for row in rows] == [r["timing"]["seconds"] for r in found]
     assert [row["causal"] for row in rows[::6]] == ["False", "True", "False", "True"]
-    lines = bench("--read", path, "--format", "json").stdout.splitlines()
+    lines = shown(path, "--format", "json").stdout.splitlines()
     assert list(map(json.loads, lines)) == found
     path_of_nonsense = tmp_path / "nonsense.jsonl"
     path_of_nonsense.write_text(path.read_text() + '{"half": ')
-    refused = bench("--read", path_of_nonsense)
+    refused = shown(path_of_nonsense)
     assert refused.exit_code == 1
     assert "line 25: expected a record" in refused.stderr
+    refused = shown("missing.jsonl")
+    assert refused.exit_code == 1
+    assert refused.stderr == "error: missing.jsonl: No such file or directory\n"
 
 
 def test_rows_for_the_profiler_hold_the_same_figures(recorded):
     path, _ = recorded
-    profile = profiler_csv.parse(bench("--read", path, "--format", "cutlass").stdout, "bench")
+    profile = profiler_csv.parse(shown(path, "--format", "cutlass").stdout, "bench")
     assert not profile.refused
     found = records.read(path)
     assert [row.provider for row in profile.rows[:3]] == ["PyTorch", "PyTorch", "pyflash"]
@@ -306,17 +313,18 @@ def test_rows_for_the_profiler_hold_the_same_figures(recorded):
 
 def test_markdown_has_a_cell_for_each_length(recorded):
     path, _ = recorded
-    header, _, *rows = bench("--read", path, "--format", "markdown").stdout.splitlines()
+    head, _, header, _, *rows = shown(path, "--format", "markdown").stdout.splitlines()
+    assert head.startswith("TFLOP/s of pyflash / ratio to PyTorch flash: forward, FP16, ")
     assert header == "| d_head | 16 | 32 |"
     assert [row.split(" | ")[0] for row in rows] == [
         "| 64 full", "| 64 causal", "| 128 full", "| 128 causal",
     ]  # fmt: skip
     record = records.read(path)[2]
     assert rows[0].split(" | ")[1] == f"{record['tflops']:.0f} / {record['ratio']:.2f}"
-    over = bench("--read", path, "--format", "markdown", "--over", "PyTorch math").stdout
+    over = shown(path, "--format", "markdown", "--over", "PyTorch math").stdout
     _, math, _ = records.read(path)[:3]
     assert f"| {record['tflops']:.0f} / {record['tflops'] / math['tflops']:.2f} |" in over
-    refused = bench("--read", path, "--format", "markdown", "--over", "nobody")
+    refused = shown(path, "--format", "markdown", "--over", "nobody")
     assert "no figures of pyflash and nobody for the same problem" in refused.stderr
 
 
@@ -354,7 +362,6 @@ def test_decoding_and_configs_of_a_set():
         (["--format", "xml"], "--format xml: expected one of table, json"),
         (["--backend", "flash_attn_2"], "the module flash_attn is not installed"),
         (["--plot", "figure.bmp"], "expected a name that ends with .png or .svg"),
-        (["--read", "missing.jsonl"], "missing.jsonl: No such file"),
         ([str(CONFIG), "--set", "prog"], "configs and --set exclude each other"),
     ],
 )
@@ -368,7 +375,9 @@ def test_wrong_options_are_one_line(arguments, message):
 def test_host_times_are_ratios_to_sdpa_of_the_same_run(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_CALLS_PER_SAMPLE", 2)
     out = tmp_path / "host.jsonl"
-    result = bench("--host", "--out", out)
+    result = CliRunner().invoke(
+        app, ["bench", "--host", "--device", "cpu", "--samples", "2", "--out", str(out)]
+    )
     found = [json.loads(line) for line in out.read_text().splitlines()]
     baseline = found[0]
     assert (baseline["name"], baseline["ratio"]) == (host.BASELINE, 1.0)
