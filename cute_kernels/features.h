@@ -3,6 +3,7 @@
 #pragma once
 
 #include <compare>
+#include <iterator>
 #include <type_traits>
 
 #include "cute_kernels/params.h"
@@ -17,13 +18,53 @@ struct ForwardFeatures {
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
+  // A feature and its name in Python. The list has every member, once.
+  struct Member {
+    char const* name;
+    bool ForwardFeatures::* value;
+  };
+  static constexpr Member kMembers[] = {
+      {"right_window", &ForwardFeatures::right_window},
+      {"left_window", &ForwardFeatures::left_window},
+      {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
+      {"softcap", &ForwardFeatures::softcap},
+      {"sinks", &ForwardFeatures::sinks}};
+
+  constexpr int count() const {
+    int n = 0;
+    for (Member const& member : kMembers) {
+      n += this->*member.value;
+    }
+    return n;
+  }
+
   // Whether a kernel with these features runs a problem that needs those.
   constexpr bool covers(ForwardFeatures needed) const {
-    return right_window >= needed.right_window && left_window >= needed.left_window &&
-           predicated_head_dim >= needed.predicated_head_dim && softcap >= needed.softcap &&
-           sinks >= needed.sinks;
+    for (Member const& member : kMembers) {
+      if (needed.*member.value && !(this->*member.value)) {
+        return false;
+      }
+    }
+    return true;
   }
 };
+
+namespace pyflash::features {
+
+constexpr bool lists_every_member_once() {
+  ForwardFeatures seen;
+  for (ForwardFeatures::Member const& member : ForwardFeatures::kMembers) {
+    if (seen.*member.value) {
+      return false;
+    }
+    seen.*member.value = true;
+  }
+  return sizeof(seen) == std::size(ForwardFeatures::kMembers);
+}
+static_assert(lists_every_member_once(),
+              "ForwardFeatures::kMembers lacks a feature, or has it twice");
+
+}  // namespace pyflash::features
 
 namespace pyflash {
 

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cute_kernels/families.h"
 #include "cute_kernels/sm80/launcher.h"
 #include "cute_kernels/sm90/launcher.h"
 
@@ -44,18 +45,22 @@ int load_cubin(void const* image, char const* symbol, void const** kernel) {
 
 int launch(void const* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream) {
   auto const on = static_cast<cudaStream_t>(stream);
-  if (auto const* const config = std::get_if<FlashForwardSm90Config>(&row.config)) {
-    return sm90::launch(kernel, *config, row, params, on);
-  }
-  return sm80::launch(kernel, row, params, on);
+  return visit_family(
+      row.config,
+      [&](FlashForwardKernelConfig const&) { return sm80::launch(kernel, row, params, on); },
+      [&](FlashForwardSm90Config const& config) {
+        return sm90::launch(kernel, config, row, params, on);
+      });
 }
 
 void describe(ConfigMapRow& row) {
-  if (auto const* const config = std::get_if<FlashForwardSm90Config>(&row.config)) {
-    row.refusal = sm90::refusal_of_row;
-    row.packs_heads = config->pack_gqa;
-    row.max_cluster = sm90::max_cluster(*config);
-  }
+  visit_family(
+      row.config, [](FlashForwardKernelConfig const&) {},
+      [&](FlashForwardSm90Config const& config) {
+        row.refusal = sm90::refusal_of_row;
+        row.packs_heads = config.pack_gqa;
+        row.max_cluster = sm90::max_cluster(config);
+      });
 }
 
 char const* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

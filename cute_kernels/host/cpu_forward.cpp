@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "cute_kernels/families.h"
 #include "cute_kernels/host/cpu_matrix.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/float16.h"
@@ -253,14 +254,13 @@ void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t
 }  // namespace
 
 CpuConfig cpu_config(AnyConfig const& config) {
+  bool const optimized_softmax = visit_family(
+      config, [](FlashForwardKernelConfig const& c) { return c.optimized_softmax; },
+      [](FlashForwardSm90Config const&) { return true; });
   return std::visit(
       [&](auto const& c) {
         check_block(config, "B_r", c.B_r);
         check_block(config, "B_c", c.B_c);
-        bool optimized_softmax = true;
-        if constexpr (requires { c.optimized_softmax; }) {
-          optimized_softmax = c.optimized_softmax;
-        }
         return CpuConfig{c.dtype, c.B_r, c.B_c, optimized_softmax};
       },
       config);

@@ -10,14 +10,6 @@
 #include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
-namespace {
-
-int count(ForwardFeatures const& features) {
-  return features.right_window + features.left_window + features.predicated_head_dim +
-         features.softcap + features.sinks;
-}
-
-}  // namespace
 
 std::string read_cubin(std::string const& path) {
   std::ifstream file(path, std::ios::binary);
@@ -84,7 +76,7 @@ void CubinRow::add(ForwardFeatures const& features, std::shared_ptr<Entry> const
   if (std::find(features_.begin(), features_.end(), features) != features_.end()) {
     return;
   }
-  auto const more = [&](ForwardFeatures const& other) { return count(other) > count(features); };
+  auto const more = [&](ForwardFeatures const& other) { return other.count() > features.count(); };
   auto const at = std::find_if(features_.begin(), features_.end(), more);
   entries_.insert(entries_.begin() + (at - features_.begin()), entry);
   features_.insert(at, features);

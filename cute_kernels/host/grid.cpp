@@ -4,6 +4,7 @@
 #include <cmath>
 #include <variant>
 
+#include "cute_kernels/families.h"
 #include "cute_kernels/host/splits.h"
 #include "cute_kernels/sm90/shape.h"
 
@@ -22,15 +23,20 @@ Load heavier(Load const& a, Load const& b) { return a.weight() < b.weight() ? b 
 }  // namespace
 
 GridShape grid_shape(AnyConfig const& config, int ctas_per_sm) {
-  GridShape shape{.n_warpgroups = 1, .max_cluster = 1, .ctas_per_sm = ctas_per_sm};
+  GridShape shape = visit_family(
+      config,
+      [](FlashForwardKernelConfig const&) {
+        return GridShape{.n_warpgroups = 1, .max_cluster = 1};
+      },
+      [](FlashForwardSm90Config const& c) {
+        return GridShape{.n_warpgroups = c.n_consumers,
+                         .max_cluster = sm90::max_cluster(c),
+                         .packs_heads = c.pack_gqa,
+                         .persistent = c.persistent};
+      });
+  shape.ctas_per_sm = ctas_per_sm;
   std::visit([&](auto const& c) { shape.d_head = c.d_head, shape.B_r = c.B_r, shape.B_c = c.B_c; },
              config);
-  if (auto const* const sm90 = std::get_if<FlashForwardSm90Config>(&config)) {
-    shape.n_warpgroups = sm90->n_consumers;
-    shape.max_cluster = sm90::max_cluster(*sm90);
-    shape.packs_heads = sm90->pack_gqa;
-    shape.persistent = sm90->persistent;
-  }
   return shape;
 }
 

@@ -1,35 +1,17 @@
 #include "cute_kernels/host/names.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "cute_kernels/host/errors.h"
 
 namespace pyflash {
-namespace {
-
-struct Feature {
-  char const* name;
-  bool ForwardFeatures::* member;
-};
-
-constexpr Feature kFeatures[] = {
-    {"right_window", &ForwardFeatures::right_window},
-    {"left_window", &ForwardFeatures::left_window},
-    {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
-    {"softcap", &ForwardFeatures::softcap},
-    {"sinks", &ForwardFeatures::sinks},
-};
-static_assert(std::size(kFeatures) == sizeof(ForwardFeatures), "a feature has no name");
-
-}  // namespace
 
 char const* name(DType dtype) { return dtype == DType::FP16 ? "FP16" : "BF16"; }
 
 std::string name(ForwardFeatures const& features) {
   std::string text;
-  for (Feature const& feature : kFeatures) {
-    if (features.*feature.member) {
+  for (ForwardFeatures::Member const& feature : ForwardFeatures::kMembers) {
+    if (features.*feature.value) {
       text += (text.empty() ? "" : "+") + std::string(feature.name);
     }
   }
@@ -51,9 +33,9 @@ std::vector<std::string> split(std::string_view text, char separator) {
 ForwardFeatures parse_features(std::string_view text) {
   ForwardFeatures features;
   for (std::string const& word : split(text, '+')) {
-    for (Feature const& feature : kFeatures) {
+    for (ForwardFeatures::Member const& feature : ForwardFeatures::kMembers) {
       if (word == feature.name) {
-        features.*feature.member = true;
+        features.*feature.value = true;
       }
     }
   }

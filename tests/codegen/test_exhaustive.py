@@ -1,0 +1,117 @@
+"""A kernel family or a feature that C++ does not know yet: what forgets it does not compile."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.headers import ROOT, includes
+from support.toy_family import TOY_FAMILY
+
+from pyflash.codegen import config_header
+from pyflash.codegen.config_header import emit_config_header
+from pyflash.config import FAMILIES, Features
+from pyflash.config.features import NAMES
+from pyflash.third_party import cuda, cutlass
+
+LIBRARY = "kernel_library.cu"
+# What depends on a family beyond the fields that all have.
+DISPATCHING = {LIBRARY, "host/grid.cpp", "host/cpu_forward.cpp"}
+HOST = {f"host/{path.name}" for path in ROOT.glob("cute_kernels/host/*.cpp")}
+FEATURES = Path("cute_kernels") / "features.h"
+CHECK = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++"]
+
+
+def compile_for(families, folder: Path, source: str) -> str:
+    """What the compiler says of a source where these are all families; "": it compiles."""
+    header = folder / config_header.PATH
+    header.parent.mkdir(parents=True)
+    header.write_text(emit_config_header(families))
+    options = [f"-I{ROOT}", f"-I{folder}"]
+    if source == LIBRARY:
+        try:
+            folders = [cutlass.include_dir(), *cuda.include_dirs()]
+        except (cuda.CudaError, cutlass.CutlassError) as error:
+            pytest.skip(str(error))
+        options += [option for path in folders for option in ("-isystem", str(path))]
+    command = [*CHECK, *options, str(ROOT / "cute_kernels" / source)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stderr if result.returncode else ""
+
+
+@pytest.mark.parametrize("source", sorted(DISPATCHING))
+def test_dispatch_compiles_for_the_families_that_there_are(tmp_path, source):
+    assert compile_for(FAMILIES, tmp_path, source) == ""
+
+
+@pytest.mark.parametrize("source", sorted(DISPATCHING))
+def test_dispatch_does_not_compile_until_it_names_a_new_family(tmp_path, source):
+    assert TOY_FAMILY.struct in compile_for((*FAMILIES, TOY_FAMILY), tmp_path, source)
+
+
+@pytest.mark.parametrize("source", sorted(HOST - DISPATCHING))
+def test_what_asks_for_no_family_takes_a_new_one(tmp_path, source):
+    assert compile_for((*FAMILIES, TOY_FAMILY), tmp_path, source) == ""
+
+
+def test_no_source_asks_whether_a_config_is_of_one_family():
+    """Whatever is not asked for would be a default."""
+    sources = [*ROOT.glob("cute_kernels/**/*.h"), *ROOT.glob("cute_kernels/**/*.c*")]
+    assert len(sources) > len(HOST)
+    for path in sources:
+        text = path.read_text()
+        assert not any(word in text for word in ("get_if<", "holds_alternative<")), path
+
+
+def compile_features(folder: Path, features: str, code: str = "") -> str:
+    header = folder / FEATURES
+    header.parent.mkdir(parents=True)
+    header.write_text(features)
+    source = folder / "source.cpp"
+    source.write_text(f'#include "cute_kernels/features.h"\n{code}\n')
+    command = [*CHECK, f"-I{folder}", *includes(), str(source)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stderr if result.returncode else ""
+
+
+def with_member(features: str) -> str:
+    last = "  bool sinks = false;\n"
+    assert features.count(last) == 1
+    return features.replace(last, f"{last}  bool alibi = false;\n")
+
+
+def test_a_feature_that_is_in_no_list_does_not_compile(tmp_path):
+    features = (ROOT / FEATURES).read_text()
+    assert compile_features(tmp_path / "as it is", features) == ""
+    assert "static assertion failed" in compile_features(tmp_path / "more", with_member(features))
+
+
+def test_a_feature_that_is_listed_twice_does_not_compile(tmp_path):
+    features = (ROOT / FEATURES).read_text()
+    assert features.count('"sinks", &ForwardFeatures::sinks') == 1
+    twice = features.replace("&ForwardFeatures::sinks", "&ForwardFeatures::softcap")
+    assert "static assertion failed" in compile_features(tmp_path, twice)
+
+
+def test_features_are_counted_and_compared_by_all_of_their_members(tmp_path):
+    every = [Features(*flags) for flags in itertools.product((False, True), repeat=len(NAMES))]
+    names = ", ".join(f'"{name}"' for name in NAMES)
+    lines = [
+        "#include <iterator>\n#include <string_view>",
+        f"constexpr std::string_view kNames[] = {{{names}}};",
+        f"static_assert(std::size(ForwardFeatures::kMembers) == {len(NAMES)});",
+        *(
+            f"static_assert(ForwardFeatures::kMembers[{i}].name == kNames[{i}]);"
+            for i in range(len(NAMES))
+        ),
+    ]
+    for kernel in every:
+        count = sum(getattr(kernel, name) for name in NAMES)
+        lines.append(f"static_assert({kernel.to_cpp()}.count() == {count});")
+        for needed in every:
+            covers = str(kernel.covers(needed)).lower()
+            lines.append(f"static_assert({kernel.to_cpp()}.covers({needed.to_cpp()}) == {covers});")
+    features = (ROOT / FEATURES).read_text()
+    assert compile_features(tmp_path, features, "\n".join(lines)) == ""
