@@ -194,6 +194,14 @@ void problem_class(StableIValue* stack, uint64_t, uint64_t) {
               std::string(name(kind_of(params))));
 }
 
+// The features that a problem needs of the kernel of the config that its options name.
+void features_of_problem(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Asked const asked(arguments);
+  Options const options = arguments.take_options();
+  put_results(stack, name(features_needed(asked.problem(options), options.config)));
+}
+
 // What tuned tables expect of a problem with these costs, in microseconds, and the number of splits by the rule.
 void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
@@ -274,6 +282,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
           .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
+  m.def(problem_schema("features_needed", "", "str features").c_str());
   m.def(problem_schema("expect_time",
                        "int n_sms, str kernel, int ctas_per_sm, float launch, float tile, "
                        "float step, float share, float rows, float mask, float capped, "
@@ -302,5 +311,6 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_tables", pyflash::load_tables);
   m.impl("select", pyflash::noted<pyflash::select>);
   m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
+  m.impl("features_needed", pyflash::noted<pyflash::features_of_problem>);
   m.impl("expect_time", pyflash::noted<pyflash::expect_time>);
 }

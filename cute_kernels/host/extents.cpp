@@ -11,6 +11,9 @@ namespace {
 // NOTE: not the CPU, where what cu_seqlens hold would be checked.
 constexpr Device kNowhere{Device::Kind::kOther, 0};
 
+// Some lasting address: nothing is read there.
+void const* const kSomewhere = &kExtents;
+
 // The sizes and strides that a view needs, (batch, seqlen, heads, d_head).
 struct Contiguous {
   int64_t sizes[4];
@@ -67,6 +70,8 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
   ElementType const type = dtype == DType::FP16 ? ElementType::kFloat16 : ElementType::kBFloat16;
   if (options.sinks) {
     options.sinks->device = kNowhere;
+    options.sinks->data =
+        kSomewhere;  // null of a tensor on the meta device, as where there are none
   }
   Call call{.q = q.view("q", type, packed),
             .k = kv.view("k", type, packed),
@@ -75,7 +80,7 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
   int64_t const n_cu_seqlens = batch + 1, stride = 1;
   if (packed) {
     TensorView const cu_seqlens{.name = "cu_seqlens",
-                                .data = &kExtents,  // some lasting address: nothing is read
+                                .data = kSomewhere,
                                 .rank = 1,
                                 .sizes = &n_cu_seqlens,
                                 .strides = &stride,

@@ -195,6 +195,10 @@ void choose_by_costs(Candidates const& candidates, Problem const& problem,
 
 }  // namespace
 
+ForwardFeatures features_needed(Problem const& problem, std::string_view named) {
+  return features_needed(problem.params, key_fields(named_config(named, problem)).second);
+}
+
 int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms) {
   int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
                          (params.cu_seqlens_q ? 1 : params.batch) * params.heads;

@@ -47,6 +47,10 @@ struct GpuSelection {
   bool splits_asked_for;
 };
 
+// The features that the kernel of a config needs to run a problem. `named`: its short form. Refuses a config that is not for the
+// problem's dtype and d_head.
+ForwardFeatures features_needed(Problem const& problem, std::string_view named);
+
 struct CpuSelection {
   AnyConfig config;
   char const* reason;

@@ -23,7 +23,6 @@ from pyflash.distributed.ring import Attention, RingAttention
 from pyflash.distributed.schedule import Geometry
 from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
 from pyflash.op.backward import refuse_what_has_no_gradients
-from pyflash.op.on_demand import ensure_built
 from pyflash.op.selection import TORCH_DTYPES, Problem, select
 
 _FUNCTIONS = {"ring": RingAttention, "all_to_all": HeadParallelAttention}
@@ -111,8 +110,6 @@ def attention(
     shapes = tuple((x.shape, x.dtype, x.device) for x in (q, k, v, sinks) if x is not None)
     agree(group, describe, (variant, layout, lengths, packed, shapes, given))
     _refuse_gradients(q, k, v, softcap)
-    if short_form:
-        ensure_built(forward_options, q, compile=False)  # where PYFLASH_JIT asks for it
 
     mask = Mask(window_left, 0 if causal else window_right)
     geometry = Geometry(*lengths, mask, dist.get_world_size(group), layout)

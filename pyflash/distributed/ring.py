@@ -29,6 +29,7 @@ from pyflash.distributed.merge import (
     with_sinks,
 )
 from pyflash.distributed.schedule import Call, Geometry, calls
+from pyflash.op.on_demand import ensure_built
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class Attention:
 
     def forward_op(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         op = torch.ops.pyflash.fwd_varlen if self.packed else torch.ops.pyflash.fwd
-        options = self.options | self.forward_options
-        return op(q, k, v, *call.packing, **_windows(call), **options)
+        arguments = _windows(call) | self.options | self.forward_options
+        ensure_built(arguments, q, k, call.packing, compile=False)  # where PYFLASH_JIT asks for it
+        return op(q, k, v, *call.packing, **arguments)
 
     def backward_op(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, *qkv: Tensor

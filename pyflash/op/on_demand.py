@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,29 +15,63 @@ from pyflash.config import Features, KernelConfig, parse
 from pyflash.config.features import first_covering
 from pyflash.op import library
 
+# kMaxExtent in cute_kernels/host/problem.h.
+_LONGEST = 1 << 29
+
 _lock = threading.Lock()
 
 
-def ensure_built(arguments: dict[str, Any], q: Tensor, compile: bool) -> None:
+def ensure_built(
+    arguments: dict[str, Any], q: Tensor, k: Tensor, packing: Sequence[Any], compile: bool
+) -> None:
     """Compiles the config that the op's `arguments` name, and loads it, if `compile` or PYFLASH_JIT
     asks for it and no loaded kernel covers the call; what is in the user's cache is only loaded.
     The arguments then name the config by its canonical form, under which it is built.
 
-    Raises ValueError for a config that breaks rules on q's GPU, RuntimeError for one that does not
-    compile, and without a compiler, with the command that installs one.
+    packing: (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), or () for padded sequences.
+
+    Leaves a problem that the op refuses to the op. Raises ValueError for a config that breaks rules
+    on q's GPU, RuntimeError for one that does not compile, and without a compiler, with the command
+    that installs one.
     """
-    if "config" in arguments and _is_on_gpu(q) and (compile or _asked_by_environment()):
-        config = arguments["config"]
-        causal, window_right = arguments.get("causal", False), arguments.get("window_right", -1)
-        features = {
-            "right_window": causal or window_right >= 0,
-            "left_window": arguments.get("window_left", -1) >= 0,
-            "predicated_head_dim": q.shape[-1] != _d_head(config),
-            "softcap": arguments.get("softcap", 0.0) != 0.0,
-            "sinks": arguments.get("sinks") is not None,
-        }
-        words = "+".join(name for name, needed in features.items() if needed)
-        arguments["config"] = _ensure(config, words or "plain", q.device.index)
+    if not arguments.get("config") or not _is_on_gpu(q):
+        return
+    if not (compile or _asked_by_environment()):
+        return
+    ranks = [x.dim() for x in (q, k, *packing[:2])]
+    if ranks == ([3, 3, 1, 1] if packing else [4, 4]):
+        numbers = [name for name in arguments if name not in ("config", "sinks")]
+        options = tuple([(name, _static(arguments[name])) for name in numbers])
+        extents, has_sinks = tuple(_extents(q, k, packing)), "sinks" in arguments
+        problem = (bool(packing), extents, has_sinks, options)
+        arguments["config"] = _ensure(arguments["config"], problem, q.device.index)
+
+
+def _extents(q: Tensor, k: Tensor, packing: Sequence[Any]) -> list[int]:
+    """Those of a `Problem`. A graph of torch.compile has one kernel for every length that it keeps
+    symbolic, which stands for the longest: that needs the most features."""
+    batch, lengths, totals = q.shape[0], [q.shape[1], k.shape[1]], [0, 0]
+    if packing:
+        batch, lengths = packing[0].shape[0] - 1, [packing[2], packing[3]]
+        totals = [q.shape[0], k.shape[0]]
+    heads = [q.shape[-2], k.shape[-2]]
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        lengths = [n if has_static_value(n) else _LONGEST for n in lengths]
+        for n in (batch, *heads, *totals):
+            if not has_static_value(n):
+                batch, heads, totals = 1, [1, 1], [0, 0]
+    return [batch, *heads, *lengths, _static(q.shape[-1]), *totals]
+
+
+def _static(value: Any) -> Any:
+    """A number, which torch.compile specialises."""
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+        return guard_scalar(value)
+    return value
 
 
 def _is_on_gpu(q: Any) -> bool:
@@ -56,21 +91,44 @@ def _environment() -> bool:
     return value == "1"
 
 
-def _d_head(config: str) -> int:
-    return _parsed(config).d_head
-
-
-_parsed = functools.lru_cache(maxsize=4096)(parse)
-
-
-def _ensure(config: str, features: str, device_index: int) -> str:
+def _ensure(config: str, problem: tuple[Any, ...], device_index: int) -> str:
+    """The canonical form."""
+    needed = _features_needed(config, *problem)
+    if needed is None:
+        return config
     with _lock:
-        return _ensure_once(config, features, device_index)
+        return _ensure_once(config, needed, device_index)
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
-for _function in (_asked_by_environment, _d_head, _ensure):
+for _function in (_asked_by_environment, _ensure):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4096)
+def _features_needed(
+    config: str,
+    packed: bool,
+    extents: tuple[int, ...],
+    has_sinks: bool,
+    options: tuple[tuple[str, Any], ...],
+) -> str | None:
+    """None: the op refuses the problem, in the words of its arguments. NOTE: the dtype is that of
+    the config, because torch.autocast casts what comes."""
+    # NOTE: it imports the ops, which import this.
+    from pyflash.op.selection import EXTENTS, Problem, features_needed
+
+    values: dict[str, Any] = dict(zip(EXTENTS, extents, strict=True))
+    values |= {"dtype": _parsed(config).dtype, "packed": packed, "options": dict(options)}
+    if has_sinks:
+        values["options"]["sinks"] = torch.empty(values["heads_q"], device="meta")
+    try:
+        return str(features_needed(Problem(**values), config))
+    except ValueError:
+        return None
+
+
+_parsed = functools.lru_cache(maxsize=4096)(parse)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -97,7 +97,7 @@ def attention(
     arguments = arguments_of("attention", options)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_types({"q": q, "k": k, "v": v}, {})
-    ensure_built(arguments, q, compile)
+    ensure_built(arguments, q, k, (), compile)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
@@ -182,18 +182,9 @@ def attention_varlen(
     arguments = arguments_of("attention_varlen", options)
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     check_types(tensors, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
-    ensure_built(arguments, q, compile)
-    out, lse = call(
-        torch.ops.pyflash.fwd_varlen,
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        **arguments,
-    )
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    ensure_built(arguments, q, k, packing, compile)
+    out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out
 
 

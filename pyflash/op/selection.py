@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyflash.config import DType, KernelConfig, parse
+from pyflash.config import DType, Features, KernelConfig, parse
 from pyflash.config.words import shown, type_name
 from pyflash.op import ops
 from pyflash.op.backward import cudnn
 from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions
 
-_EXTENTS = (
+EXTENTS = (
     "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head", "total_q", "total_k",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ class Problem:
     total_k: int = 0
 
     def __post_init__(self) -> None:
-        for name in _EXTENTS:
+        for name in EXTENTS:
             check_type(name, getattr(self, name), "int")
         check_type("packed", self.packed, "bool")
         if not isinstance(self.options, Mapping):
@@ -111,6 +111,15 @@ class ProblemClass(NamedTuple):
 def class_of(problem: Problem) -> ProblemClass:
     """Raises what `attention` would raise for the problem."""
     return ProblemClass(*call(torch.ops.pyflash.problem_class, **_arguments(problem)))
+
+
+def features_needed(problem: Problem, config: KernelConfig | str) -> Features:
+    """Those that the kernel of a config, which need not be built, needs to run the problem.
+
+    Raises what `attention` would raise for the problem and the config.
+    """
+    arguments = _arguments(problem) | {"config": str(config)}
+    return Features.parse(call(torch.ops.pyflash.features_needed, **arguments))
 
 
 def expected_microseconds(

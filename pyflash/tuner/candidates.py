@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyflash.config import Arch, KernelConfig, Space, as_config
-from pyflash.op.selection import Problem
+from pyflash.op.selection import Problem, features_needed
 from pyflash.tuner.builder import Kernel
-from pyflash.tuner.model import features_needed
 
 AnySpace = Space | KernelConfig | str | Iterable["AnySpace"]
 
@@ -53,8 +52,9 @@ def kernels_for(problem: Problem, configs: Iterable[KernelConfig]) -> list[Kerne
     """Of those of the problem's dtype, the ones of the smallest d_head that is large enough."""
     fitting = [c for c in configs if c.dtype == problem.dtype and c.d_head >= problem.d_head]
     d_head = min((config.d_head for config in fitting), default=0)
-    needed = features_needed(problem, d_head)
-    return [Kernel(config, needed) for config in fitting if config.d_head == d_head]
+    smallest = [config for config in fitting if config.d_head == d_head]
+    needed = [features_needed(problem, config) for config in smallest[:1]]  # the same of all
+    return [Kernel(config, *needed) for config in smallest]
 
 
 def _configs(space: AnySpace) -> Iterable[KernelConfig]:

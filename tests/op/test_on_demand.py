@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ def fake(tmp_path) -> Path:
 def builds(monkeypatch, fake):
     """What is asked of the compiler, on a machine with an H100."""
     asked = []
+    pyflash.load(fake)  # the largest d_head that problems may have is that of what is loaded
 
     def build_on_demand(configs, archs, more_features):
         asked.append((list(map(str, configs)), archs, [str(f) for f in more_features]))
@@ -46,25 +48,18 @@ def builds(monkeypatch, fake):
     on_demand._environment.cache_clear()
 
 
-class OnGpu:
-    """Of q: all that is looked at."""
-
-    device = torch.device("cuda:0")
-
-    def __init__(self, d_head: int) -> None:
-        self.shape = (1, 2, 2, d_head)
-
-
-Q = OnGpu(512)
+def ensure(arguments: dict[str, Any], d_head: int = 512, compile: bool = True) -> None:
+    q = torch.zeros(1, 9, 2, d_head, dtype=torch.float16)
+    ensure_built(arguments, q, q, (), compile)
 
 
 def test_a_config_is_compiled_once_for_the_gpu_and_what_the_call_needs(builds):
-    ensure_built({"config": CONFIG}, Q, compile=True)
-    ensure_built({"config": CONFIG}, Q, compile=True)
+    ensure({"config": CONFIG})
+    ensure({"config": CONFIG})
     assert builds == [([CONFIG], [Arch.of(90)], ["plain"])]
-    ensure_built({"config": CONFIG, "causal": True, "softcap": 2.0}, Q, compile=True)
+    ensure({"config": CONFIG, "causal": True, "softcap": 2.0})
     assert builds[1:] == [([CONFIG], [Arch.of(90)], ["right_window+softcap"])]
-    ensure_built({"config": CONFIG}, OnGpu(504), compile=True)
+    ensure({"config": CONFIG}, 504)
     assert builds[2:] == [([CONFIG], [Arch.of(90)], ["predicated_head_dim"])]
 
 
@@ -77,10 +72,10 @@ def test_what_is_built_is_not_compiled(builds, monkeypatch, fake):
         build, "build_on_demand", lambda configs, *_, **__: builds.append(configs) or fake
     )
     pyflash.load(fake)
-    ensure_built({"config": CONFIG, "window_left": 3}, Q, compile=True)
+    ensure({"config": CONFIG, "window_left": 3})
     assert builds == []
-    ensure_built({"config": CONFIG, "softcap": 2.0}, Q, compile=True)  # built without
-    ensure_built({"config": ARCH_80_ONLY}, OnGpu(8), compile=True)  # built for another GPU
+    ensure({"config": CONFIG, "softcap": 2.0})  # built without
+    ensure({"config": ARCH_80_ONLY}, 8)  # built for another GPU
     assert len(builds) == 2
 
 
@@ -89,14 +84,14 @@ def test_one_kernel_is_compiled_where_a_library_can_launch_it(builds, monkeypatc
     """Two GPUs here differ: a config with cubins runs on one architecture."""
     monkeypatch.undo()
     monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: [(9, 0), (8, 0)][i])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: [(9, 0), (8, 0)][i or 0])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
     loaded = []
     monkeypatch.setattr(kernels, "compile_kernel", lambda *arguments: arguments)
     monkeypatch.setattr(pyflash.op.library, "load_cubin", loaded.append)
     monkeypatch.setattr(build, "build_on_demand", lambda *_, **__: builds.append(1) or fake)
     pyflash.load(fake)
-    ensure_built({"config": CONFIG, "softcap": 2.0, "causal": True}, Q, compile=True)
+    ensure({"config": CONFIG, "softcap": 2.0, "causal": True})
     if n_gpus == 2:
         assert builds == [1]
     else:
@@ -113,32 +108,30 @@ def test_one_kernel_is_compiled_where_a_library_can_launch_it(builds, monkeypatc
 )
 def test_who_asks(builds, monkeypatch, value, compile, n_builds):
     monkeypatch.setenv("PYFLASH_JIT", value)
-    ensure_built({"config": CONFIG}, Q, compile)
+    ensure({"config": CONFIG}, compile=compile)
     assert len(builds) == n_builds
 
 
 def test_another_value_of_the_variable_is_refused(builds, monkeypatch):
     monkeypatch.setenv("PYFLASH_JIT", "yes")
     with pytest.raises(ValueError, match=r"^pyflash: PYFLASH_JIT is 'yes': expected 0 or 1$"):
-        ensure_built({"config": CONFIG}, Q, compile=False)
+        ensure({"config": CONFIG}, compile=False)
 
 
 def test_the_call_then_names_the_canonical_form(builds):
     arguments = {"config": CONFIG.replace("load_0_0_0_tiles", "load_0_0_0_tiles+buffer")}
-    ensure_built(arguments, Q, compile=True)
+    ensure(arguments)
     assert arguments == {"config": CONFIG}
     assert builds[0][0] == [CONFIG]
 
 
 def test_without_a_config_nothing_is_compiled(builds):
-    ensure_built({}, Q, compile=True)
+    ensure({})
     assert builds == []
 
 
 def test_threads_compile_once(builds):
-    threads = [
-        threading.Thread(target=ensure_built, args=({"config": CONFIG}, Q, True)) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=ensure, args=({"config": CONFIG},)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -157,7 +150,7 @@ def test_a_failure_names_the_config_and_is_tried_again(builds, monkeypatch, fake
     sentence = r"^pyflash: config '.*' is not built, and cannot be compiled: no CUDA compiler.*pip"
     for _ in range(2):
         with pytest.raises(RuntimeError, match=sentence):
-            ensure_built({"config": CONFIG}, Q, compile=True)
+            ensure({"config": CONFIG})
     assert len(attempts) == 2
 
 
