@@ -9,13 +9,14 @@ The emulator's counts are not asked: compiling a kernel for the CPU takes longer
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pyflash.compare.gpus import GPUS, find_gpu
-from pyflash.config import Arch, Features, KernelConfig
+from pyflash.config import Arch, KernelConfig
 from pyflash.config.resources import Resources
 from pyflash.op.options import windows_of
 from pyflash.op.selection import Problem
@@ -52,6 +53,12 @@ _FACTORS: dict[str, dict[str, dict[Any, float]]] = {
         "rescale_threshold": {False: 1.02},
         "stages": {1: 1.3},
     },
+}
+
+# Whether the query heads of a head of K and V are rows of one tile.
+_PACKS_HEADS: dict[str, Callable[[Any], bool]] = {
+    "sm80_forward": lambda config: False,
+    "sm90_forward": lambda config: config.pack_gqa,
 }
 
 
@@ -99,19 +106,6 @@ class Extents:
         return cls(problem.batch * problem.heads_q, problem.seqlen_q, problem.seqlen_k)
 
 
-def features_needed(problem: Problem, d_head_of_config: int) -> Features:
-    """Those that a kernel of this d_head needs to have. As cute_kernels/features.h."""
-    left, right = windows_of(problem.options, problem.seqlen_q, problem.seqlen_k)
-    one_query = problem.seqlen_q == 1 and not problem.packed  # its window is fewer keys
-    return Features(
-        right_window=right >= 0,
-        left_window=left >= 0 and not one_query,
-        predicated_head_dim=problem.d_head < d_head_of_config,
-        softcap=bool(problem.options.get("softcap")),
-        sinks=problem.options.get("sinks") is not None,
-    )
-
-
 def scores(problem: Problem) -> int:
     """Pairs of a query and a key that it attends, of one head of one sequence."""
     n, keys = problem.seqlen_q, problem.seqlen_k
@@ -152,7 +146,7 @@ def split_counts(config: KernelConfig, problem: Problem, gpu: Gpu) -> list[int]:
 def _tiles(config: KernelConfig, problem: Problem) -> int:
     """CTAs of one pass."""
     extents = Extents.of(problem)
-    if getattr(config, "pack_gqa", False) and problem.seqlen_q > 1:
+    if _PACKS_HEADS[config.family.name](config) and problem.seqlen_q > 1:
         group = problem.heads_q // max(1, problem.heads_kv)
         extents = Extents(extents.pairs // group, extents.rows * group, extents.keys)
     return extents.pairs * math.ceil(extents.rows / config.B_r)
@@ -197,5 +191,5 @@ def _spilling(resources: Resources) -> float:
 
 
 def _factor(config: KernelConfig) -> float:
-    fields = _FACTORS.get(config.family.name, {})
+    fields = _FACTORS[config.family.name]
     return math.prod(values.get(getattr(config, name), 1.0) for name, values in fields.items())

@@ -36,6 +36,6 @@ def default_space(problems: Iterable[Problem], arch: Arch) -> list[Space]:
         known = family.supported.get("d_head", ())
         d_heads = {min((n for n in known if n >= d), default=0) for d in wanted} - {0}
         if d_heads:
-            settled = _SETTLED.get(family.name, {})
+            settled = _SETTLED[family.name]
             spaces.append(Space(family=family, dtype=dtypes, d_head=sorted(d_heads), **settled))
     return spaces

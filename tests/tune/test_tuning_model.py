@@ -7,13 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.toy_family import TOY, TOY_FAMILY
 
 from pyflash import FlashForwardKernelConfig, Space, named_set
-from pyflash.config import parse
+from pyflash.config import FAMILIES, Arch, parse
 from pyflash.op.options import windows_of
 from pyflash.op.reference import attended
-from pyflash.tuner import surrogate
-from pyflash.tuner.model import features_needed, flops, gpu_of, predict, scores, split_counts
+from pyflash.op.selection import features_needed
+from pyflash.tuner import spaces, surrogate
+from pyflash.tuner.model import flops, gpu_of, predict, scores, split_counts
 from pyflash.tuner.problems import parse_problem
 
 GPU = gpu_of(torch.device("cpu"))
@@ -50,8 +52,9 @@ def test_scores_are_what_the_masks_leave(seqlen_q, seqlen_k, causal, left, right
 )
 def test_the_features_that_a_problem_needs(words, needed):
     problem = parse_problem(f"fp16,heads=4,d_head=64,{words}")
-    assert str(features_needed(problem, 64)) == needed
-    narrower = features_needed(problem, 128)
+    config = parse("(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles")
+    assert str(features_needed(problem, config)) == needed
+    narrower = features_needed(problem, config.replace(d_head=128))
     assert narrower.predicated_head_dim
 
 
@@ -120,3 +123,13 @@ def test_splits_are_tried_where_one_pass_leaves_multiprocessors_idle():
     text = "bf16,batch=8,heads=64,heads_kv=8,seqlen_q=4,seqlen_k=16384,d_head=128"
     assert max(counts(text, packing)) == 2 * (2 * 132 // 64)
     assert counts(text) == [] or max(counts(text)) < max(counts(text, packing))
+
+
+def test_a_family_that_the_model_does_not_know_is_refused(monkeypatch):
+    problem = parse_problem("bf16,heads=8,heads_kv=2,seqlen=64,d_head=128")
+    for uses_it in (predict, split_counts):
+        with pytest.raises(KeyError, match="toy_forward"):
+            uses_it(TOY, problem, GPU)
+    monkeypatch.setattr(spaces, "FAMILIES", (*FAMILIES, TOY_FAMILY))
+    with pytest.raises(KeyError, match="toy_forward"):
+        spaces.default_space([problem], Arch.of(90))
