@@ -20,11 +20,13 @@ struct Contiguous {
   int64_t strides[4];
 
   Contiguous(int64_t batch, int64_t seqlen, int64_t heads, int64_t d_head)
-      : sizes{batch, seqlen, heads, d_head}, strides{0, 0, d_head, 1} {
-    // NOTE: of four large extents the product may wrap around, but as a multiple of d_head.
-    uint64_t const row = uint64_t(heads) * uint64_t(d_head);
-    strides[1] = static_cast<int64_t>(row);
-    strides[0] = static_cast<int64_t>(uint64_t(seqlen) * row);
+      : sizes{batch, seqlen, heads, d_head}, strides{0, 0, 0, 1} {
+    // NOTE: of four large extents the product may wrap around, but as a multiple of d_head. An extent of 0 counts as 1, as
+    // in torch: a stride of 0 would be that of an expanded tensor.
+    for (int axis = 2; axis >= 0; --axis) {
+      auto const extent = uint64_t(std::max<int64_t>(sizes[axis + 1], 1));
+      strides[axis] = static_cast<int64_t>(extent * uint64_t(strides[axis + 1]));
+    }
   }
 
   // packed: without the first dimension.

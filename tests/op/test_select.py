@@ -1,5 +1,6 @@
 """Loading kernel libraries and choosing among their configs, with a library that has no kernels."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -224,6 +225,20 @@ def test_packed_sequences_are_asked_about_as_such(fake_library, tmp_path):
         with pytest.raises(RuntimeError, match="cannot run this problem: it is padded"):
             select(config=LARGE_RANK_1, batch=3)
         assert select(config=LARGE_RANK_1, batch=3, packed=True)[0] == LARGE_RANK_1
+    finally:
+        pyflash.load(fake_library)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_problems_without_rows_or_heads_are_asked_about_as_contiguous(
+    fake_library, tmp_path, packed
+):
+    """A tensor with an extent of 0 has the strides of torch's, none of which is 0."""
+    try:
+        pyflash.load(build_fake_library(tmp_path, "strides", "REFUSES_STRIDE_0"))
+        for batch, heads, seqlen_q, seqlen_k in itertools.product((0, 2), (0, 3), (0, 5), (0, 5)):
+            extents = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+            assert select(config=LARGE_RANK_1, packed=packed, **extents)[0] == LARGE_RANK_1
     finally:
         pyflash.load(fake_library)
 
