@@ -1,6 +1,7 @@
 #include "cute_kernels/emulator/c_api.h"
 
 #include <algorithm>
+#include <climits>
 #include <iterator>
 #include <map>
 #include <new>
@@ -140,14 +141,18 @@ char const* pyflash_emulator_prepare(void* emulator, char const* config, int dty
   Run& run = run_of(emulator);
   pyflash::Problem const problem = pyflash::problem_of(run.call());
   pyflash::check_config_fits(config, static_cast<DType>(dtype), d_head, problem);
+  pyflash::require(run.resident_ctas > 0 && run.resident_ctas <= INT_MAX,
+                   "resident_ctas = ", run.resident_ctas, ": expected a number from 1 to ",
+                   INT_MAX);
   run.params = problem.params;
   run.params.num_splits = problem.num_splits;
-  auto const [cluster, refusal] =
-      std::pair(pyflash_emulated_kernel()->cluster, pyflash_emulated_kernel()->refusal);
-  run.params.cluster =
-      cluster == nullptr ? 1 : cluster(run.params, static_cast<int>(run.resident_ctas));
-  if (char const* const reason = refusal == nullptr ? nullptr : refusal(run.params)) {
+  run.params.cluster = 1;
+  EmulatedKernel const& kernel = *pyflash_emulated_kernel();
+  if (char const* const reason = kernel.refusal == nullptr ? nullptr : kernel.refusal(run.params)) {
     pyflash::refuse("config '", config, "' cannot run this problem: ", reason);
+  }
+  if (kernel.cluster != nullptr) {
+    run.params.cluster = kernel.cluster(run.params, static_cast<int>(run.resident_ctas));
   }
   return nullptr;
 } catch (std::runtime_error const& refusal) {

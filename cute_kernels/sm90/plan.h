@@ -28,9 +28,10 @@ struct MapDimension {
   int box;
 };
 
-// Query heads that are rows of one tile beside each other.
+// Query heads that are rows of one tile beside each other; 1 of no heads.
 inline int rows_per_query(Config const& config, ForwardParams const& problem) {
-  return config.pack_gqa && problem.heads_kv > 0 ? problem.heads / problem.heads_kv : 1;
+  bool const packs = config.pack_gqa && problem.heads_kv > 0;
+  return packs ? std::max(problem.heads / problem.heads_kv, 1) : 1;
 }
 
 // The dimensions of Q's map but for the columns: (group, rows, heads, batch).

@@ -1,6 +1,7 @@
 """What kernel libraries ask of the CUDA runtime, for their own kernels and those of cubins: grids,
 clusters, tensor maps. The runtime is played by fake_cudart.cpp."""
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -97,3 +98,14 @@ def test_what_a_kernel_cannot_run_is_refused_by_its_row(program):
     assert refusal.startswith("refused: its warpgroups pack the query heads of a head of k and v")
     assert asked(program, PERSISTENT, 1, 65, 1, 1, 4096, 1)[-1] == "returned 0"
     assert asked(program, PERSISTENT, 0, 8, 8, 100, 100, 1) == ["row 0 1", "returned 0"]
+
+
+@pytest.mark.parametrize("config", [PERSISTENT, PACKED])
+def test_without_rows_of_queries_nothing_is_launched(program, config):
+    for batch, heads, heads_kv, seqlen_q, seqlen_k in itertools.product(
+        (0, 2), (0, 4), (1, 2), (0, 5), (0, 9)
+    ):
+        lines = asked(program, config, batch, heads, heads_kv, seqlen_q, seqlen_k, 1)
+        launched = [line for line in lines if line.startswith("launch")]
+        assert lines[-1] == "returned 0"
+        assert len(launched) == (batch * heads * seqlen_q > 0)

@@ -140,9 +140,9 @@ int main(int, char** argv) {
   params.num_splits = std::atoi(argv[7]);
   params.cluster = params.num_splits <= row.max_cluster ? params.num_splits : 1;
   params.d_head = row.d_head;
-  auto const strides = [&](int heads, int seqlen) {
-    int64_t const of_row = int64_t(heads) * row.d_head;
-    return TensorStrides{of_row * seqlen, of_row, row.d_head};
+  auto const strides = [&](int heads, int seqlen) {  // an extent of 0 counts as 1, as in torch
+    int64_t const of_row = int64_t(heads > 0 ? heads : 1) * row.d_head;
+    return TensorStrides{of_row * (seqlen > 0 ? seqlen : 1), of_row, row.d_head};
   };
   params.q_strides = strides(params.heads, params.seqlen_q);
   params.k_strides = params.v_strides = strides(params.heads_kv, params.seqlen_k);
