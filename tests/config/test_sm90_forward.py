@@ -59,6 +59,19 @@ def test_each_rule_alone(rule, changes, says):
     assert says in violations[0].sentence
 
 
+@pytest.mark.parametrize("B_c", range(8, 321, 8))
+def test_columns_of_an_mma(B_c):
+    """N of a WGMMA is at most 256, K of one a multiple of 16."""
+    broken = {v.rule for v in BEST.replace(B_c=B_c, stages=1).violations(90)}
+    assert ("mma_columns" not in broken) == (B_c in range(16, 257, 16))
+
+
+@pytest.mark.parametrize("d_head", range(8, 321, 8))
+def test_columns_of_slabs(d_head):
+    broken = {v.rule for v in BEST.replace(d_head=d_head, B_c=16, stages=1).violations(90)}
+    assert ("slabs" not in broken) == (d_head in range(32, 257, 32))
+
+
 def test_every_rule_is_broken_above():
     names = {rule.__name__ for rule in RULES.rules} - {"architecture"}
     assert {*names, "supported_values"} == {rule for rule, _, _ in BROKEN}

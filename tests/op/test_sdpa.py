@@ -3,6 +3,7 @@
 tests/gpu/test_gpu_sdpa.py runs the tests that take `device` on a GPU."""
 
 import inspect
+import itertools
 import math
 import re
 
@@ -62,6 +63,29 @@ def test_the_signature_is_that_of_pytorch():
     names = [name for name in parameters if name not in added]
     described = re.search(r"\((.*?)\)", F.scaled_dot_product_attention.__doc__, re.DOTALL)[1]
     assert names == re.findall(r"(\w+)(?:=[\w.]+)?(?:,|$)", described)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["", "grouped"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["no batch", "batch"])
+def test_causal_attention_is_that_of_pytorch_or_refused(batch, heads, device):
+    """PyTorch's mask is top-left aligned, which is bottom-right aligned for as many keys alone."""
+    heads_q, heads_kv = heads
+    for seqlen_q, seqlen_k in itertools.product((0, 1, 2, 33, 64, 65), repeat=2):
+        q, k, v = (
+            torch.randn(*batch, h, n, 64, device=device, dtype=torch.float16)
+            for h, n in ((heads_q, seqlen_q), (heads_kv, seqlen_k), (heads_kv, seqlen_k))
+        )
+        arguments = {"is_causal": True, "enable_gqa": heads_q != heads_kv}
+        if seqlen_q != seqlen_k:
+            says = f"is_causal with {seqlen_q} queries and {seqlen_k} keys: expected as many"
+            with pytest.raises(ValueError, match=says):
+                pyflash.sdpa(q, k, v, **arguments)
+            continue
+        out, ref = pyflash.sdpa(q, k, v, **arguments), reference([q, k, v], **arguments)
+        pt16 = F.scaled_dot_product_attention(q, k, v, **arguments)
+        assert out.shape == ref.shape
+        if out.numel():
+            assert (out - ref).abs().max().item() <= tolerance(ref, pt16)
 
 
 @DTYPES

@@ -16,6 +16,7 @@ import pyflash
 from pyflash import DType, Features, FlashForwardKernelConfig, Problem
 from pyflash.op.library import LIB_DIR
 from pyflash.op.options import OPTIONS
+from pyflash.op.selection import class_of
 
 LARGE_RANK_1 = "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles"
 LARGE_RANK_2 = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
@@ -310,6 +311,18 @@ def test_what_is_loaded_later_is_chosen_from_then_on(fake_library, tmp_path):
     finally:
         pyflash.load(fake_library)
     assert select(heads=132, seqlen_q=128)[0] == LARGE_RANK_1
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 128])
+def test_few_rows_are_a_tile_of_the_smallest_kernels(n):
+    """Of the queries of a sequence, or of the heads that share keys of one query."""
+    extents = {"batch": 3, "seqlen_k": 500, "d_head": 64, "dtype": DType.FP16}
+    expected = "few" if n <= 64 else "many"
+    for packed in (False, True):
+        found = class_of(Problem(**extents, heads_q=2, heads_kv=2, seqlen_q=n, packed=packed))
+        assert (found.rows, found.kind) == (n, expected)
+    found = class_of(Problem(**extents, heads_q=2 * n, heads_kv=2, seqlen_q=1))
+    assert (found.rows, found.kind) == (n, expected)
 
 
 # On the CPU.

@@ -1,10 +1,12 @@
 """Into how many splits the keys of a problem go; the kernels are those of a library without any."""
 
 import re
+import subprocess
 
 import pytest
 import torch
 from support.fake_library import build_fake_library
+from support.headers import ROOT, includes
 
 import pyflash
 from pyflash import DType
@@ -103,3 +105,22 @@ def test_only_the_keys_in_the_window_count():
     assert select(seqlen_k=100_000, **window) == (1, 4)  # 191 keys, which may start in a block
     assert select(seqlen_k=130, **window)[1] == 3
     assert select(seqlen_k=100_000, seqlen_q=64, causal=True)[1] == 1563
+
+
+# Of an H200, with one CTA to an SM and with two, as cudaOccupancyMaxActiveClusters has them.
+CLUSTERS = (
+    (132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7),
+    (264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14),
+)
+
+
+def test_clusters_that_fit_are_those_of_an_h200_in_proportion(tmp_path):
+    sms = (*range(1, 8), 66, 78, 108, 114, *range(130, 135), 144, 148, 264)
+    sources = [ROOT / "tests/support/print_clusters.cpp", ROOT / "cute_kernels/host/splits.cpp"]
+    program = tmp_path / "print_clusters"
+    subprocess.run(["g++", "-std=c++20", *includes(), *sources, "-o", program], check=True)
+    command = [program, *map(str, sms)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = [tuple(map(int, line.split())) for line in printed.splitlines()]
+    expected = [tuple(n * sm // 132 for n in known) for sm in sms for known in CLUSTERS]
+    assert found == expected
