@@ -60,6 +60,16 @@ NamedLayout describe(std::string name, std::string kind, Layout_ const& layout,
   return described;
 }
 
+// Offsets in elements: a swizzle of shared memory that TMA writes and WGMMA reads is one of byte addresses.
+template <class Layout_>
+auto in_elements(Layout_ const& layout) {
+  if constexpr (requires { as_position_independent_swizzle_layout(layout); }) {
+    return as_position_independent_swizzle_layout(layout);
+  } else {
+    return layout;
+  }
+}
+
 // The operands of an MMA, each over the tile that all its threads compute at once.
 template <class TiledMma>
 void describe_mma(std::vector<NamedLayout>& layouts, std::string const& name) {
@@ -118,7 +128,7 @@ Description describe() {
   Description result;
   auto& layouts = result.layouts;
   auto smem = [&](char const* name, auto layout) {
-    layouts.push_back(describe(name, "smem", layout, shape(layout)));
+    layouts.push_back(describe(name, "smem", in_elements(layout), shape(layout)));
   };
   if constexpr (requires { typename Traits::SmemLayoutQ; }) {
     smem("Q", typename Traits::SmemLayoutQ{});

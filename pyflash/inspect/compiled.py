@@ -51,7 +51,8 @@ class CompiledKernel:
     spill_load_bytes: int
     stack_bytes: int
     smem_bytes: int  # per CTA, static and dynamic
-    ctas_per_sm: dict[str, int]  # by known architecture, with these registers; 0: none fits
+    # By known architecture, with these registers; 0: not legal there, or none fits.
+    ctas_per_sm: dict[str, int]
     loop: Section  # the main loop, one iteration
     outside: Section
     floors: list[Floor]  # of an iteration, largest first; [] where the rates are not known
@@ -158,7 +159,7 @@ def compiled_kernel(
         smem_bytes=smem_bytes,
         ctas_per_sm={
             str(arch): occupancy(figures["registers"], smem_bytes, n_warps, arch).num_ctas_per_sm
-            if smem_bytes <= arch.smem_per_cta
+            if config.is_legal(arch) and smem_bytes <= arch.smem_per_cta
             else 0
             for arch in ARCHS
         },

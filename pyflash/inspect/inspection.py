@@ -23,16 +23,14 @@ from rich.text import Text
 from pyflash.config import ARCHS, Features, KernelConfig, as_config
 from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
+from pyflash.inspect.inspection_tables import SEQLEN, tables_of
 from pyflash.inspect.native import Description, describe
 from pyflash.inspect.tables import Table
-from pyflash.layouts import Access, conflicts
 
 if TYPE_CHECKING:
     from pyflash.emulator import Report
 
 PARTS = ("layouts", "traffic", "compiled")
-# Of the emulated problem: one batch, two heads, whole tiles of every config.
-SEQLEN = 256
 
 
 @dataclass(frozen=True)
@@ -90,24 +88,7 @@ class Inspection:
 
     def tables(self) -> list[Table]:
         """All of it, for terminals and pages."""
-        tables = [_fields(self), _resources(self)]
-        if self.demand:
-            limit = self.resources["register_limit"]
-            note = f"per thread; the limit for {self.resources['num_ctas_per_sm']} CTAs is {limit}"
-            tables.append(Table.of_pairs("registers, as the model counts them", self.demand, note))
-            live = [(phase, n, limit) for phase, n in self.phases.items()]
-            columns = ("", "alive", "limit")
-            tables.append(
-                Table.of("live registers by phase", columns, live, "per thread, predicted")
-            )
-        tables.append(_occupancy(self))
-        if self.description:
-            tables += [_smem(self.description), _layouts(self.description)]
-        if self.traffic:
-            tables += [_shared(self.traffic), _global(self.traffic)]
-        if self.kernels:
-            tables += [_compiled(self.kernels), *_instructions(self.kernels[0])]
-        return tables
+        return tables_of(self)
 
     def __rich__(self) -> Group:
         head = Text(f"{self.config} on {self.arch}", "bold")
@@ -223,106 +204,3 @@ def conflict_degrees(report: Report) -> dict[str, float]:
         if ideal:
             degrees[name] = sum(traffic.wavefronts for traffic in shared) / ideal
     return degrees
-
-
-# Tables
-
-
-def _fields(found: Inspection) -> Table:
-    canonical = found.config.canonical()
-    note = "" if canonical == found.config else f"built as {canonical}"
-    return Table.of_pairs("config", found.config.to_dict(), note)
-
-
-def _resources(found: Inspection) -> Table:
-    return Table.of_pairs(f"resources on {found.arch}, predicted", found.resources)
-
-
-def _occupancy(found: Inspection) -> Table:
-    compiled = found.kernels[0].ctas_per_sm if found.kernels else {}
-    rows = [
-        (name, predicted or "not legal", compiled.get(name))
-        for name, predicted in found.ctas_per_sm.items()
-    ]
-    note = f"compiled: with the registers of {found.arch}" if compiled else ""
-    return Table.of("CTAs per SM", ("", "predicted", "compiled"), rows, note)
-
-
-def _smem(description: Description) -> Table:
-    rows = [(m.name, m.offset, m.bytes) for m in description.smem]
-    note = f"{description.smem_bytes:,} bytes per CTA; what starts at one offset shares the space"
-    return Table.of("shared memory", ("", "offset", "bytes"), rows, note)
-
-
-def _layouts(description: Description) -> Table:
-    rows = []
-    for layout in description.layouts.values():
-        degree: float | None = None
-        if layout.kind == "smem" and layout.name in ("Q", "K", "V"):
-            degree = conflicts(Access.ldmatrix(layout.layout, n_matrices=1)).degree
-        extents = " x ".join(map(str, layout.extents))
-        rows.append((layout.name, extents, degree, layout.text))
-    return Table.of("layouts", ("", "tile", "ldmatrix conflicts", "layout"), rows)
-
-
-def _shared(report: Report) -> Table:
-    rows = [
-        (f"{site} {path.partition('_')[2]}", t.instructions, t.bytes, t.wavefronts,
-         t.ideal_wavefronts, t.bank_conflicts, t.mean_degree)
-        for site, paths in report.sites.items()
-        for path, t in paths.items()
-        if hasattr(t, "wavefronts")
-    ]  # fmt: skip
-    columns = ("", "instructions", "bytes", "wavefronts", "ideal", "conflicts", "degree")
-    return Table.of("shared memory traffic, emulated", columns, rows, _problem_note())
-
-
-def _global(report: Report) -> Table:
-    rows = [
-        (f"{site} {path.partition('_')[2]}", t.instructions, t.bytes, t.sectors, t.ideal_sectors)
-        for site, paths in report.sites.items()
-        for path, t in paths.items()
-        if hasattr(t, "sectors")
-    ]
-    columns = ("", "instructions", "bytes", "sectors", "ideal")
-    return Table.of("global memory traffic, emulated", columns, rows, _problem_note())
-
-
-def _problem_note() -> str:
-    return f"1 batch, 2 heads, {SEQLEN} queries and keys"
-
-
-def _compiled(kernels: Sequence[CompiledKernel]) -> Table:
-    rows = [
-        (k.features, k.registers, k.spill_store_bytes, k.spill_load_bytes, k.stack_bytes,
-         k.loop.n_instructions, k.outside.n_instructions, ", ".join(map(str, k.shares)))
-        for k in kernels
-    ]  # fmt: skip
-    columns = ("", "registers", "spill stores", "spill loads", "stack", "loop", "outside", "named")
-    note = (
-        "spills and stack in bytes per thread; instructions in the main loop and outside; named: "
-        "registers that the machine code names, of those that setmaxnreg leaves a warpgroup"
-    )
-    over = [
-        f"{share} at {share.instruction}" for k in kernels for share in k.shares if not share.fits
-    ]
-    note += "".join(f"; undefined registers: {text}" for text in over)
-    return Table.of("compiled kernels", columns, rows, note)
-
-
-def _instructions(kernel: CompiledKernel) -> list[Table]:
-    names = dict.fromkeys([*kernel.loop.mix, *kernel.outside.mix])
-    rows: list[Sequence[Any]] = [
-        (name, kernel.loop.mix.get(name), kernel.outside.mix.get(name)) for name in names
-    ]
-    rows += [
-        ("predicated", kernel.loop.n_predicated, kernel.outside.n_predicated),
-        ("all", kernel.loop.n_instructions, kernel.outside.n_instructions),
-    ]
-    title = f"instructions of the {kernel.features} kernel"
-    mix = Table.of(title, ("", "main loop", "outside"), rows)
-    if not kernel.floors:
-        return [mix]
-    note = "an iteration of one CTA alone on its SM takes at least the largest"
-    floors = [(floor.pipe, floor.cycles) for floor in kernel.floors]
-    return [mix, Table.of("cycles of the main loop, at least", ("", "cycles"), floors, note)]

@@ -43,6 +43,10 @@ PYBIND11_MODULE({module}, module) {{
 """
 
 
+# What a third mode of a tile in shared memory counts.
+_REPEATED = {"Q": "warpgroups", "K": "stages", "V": "stages", "V^T": "stages"}
+
+
 class NativeError(RuntimeError):
     """The native module cannot be built here."""
 
@@ -65,6 +69,19 @@ class NamedLayout:
     def layout(self) -> Layout:
         return Layout.parse(self.text)
 
+    @property
+    def tile(self) -> Layout:
+        """Rows and columns: of several stages or warpgroups, the first one's."""
+        whole = self.layout
+        return Layout(whole.shape[:2], whole.stride[:2], whole.swizzle)
+
+    @property
+    def repeats(self) -> str:
+        """How often the tile is there, such as "2 stages"; "" where it has no third mode."""
+        if self.kind != "smem" or len(self.extents) < 3:
+            return ""
+        return f"{self.extents[2]} {_REPEATED.get(self.name, 'of them')}"
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -80,6 +97,13 @@ class Description:
     layouts: dict[str, NamedLayout]
     smem: list[Member]
     smem_bytes: int
+
+    @property
+    def reader(self) -> str:
+        """What reads Q, K and V from shared memory: threads by ldmatrix, where the kernel copies
+        them to registers, else the MMAs."""
+        copies = any(name.startswith("copy s2r") for name in self.layouts)
+        return "ldmatrix" if copies else "WGMMA"
 
 
 def describe(config: KernelConfig | str) -> Description:

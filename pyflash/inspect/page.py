@@ -120,9 +120,9 @@ def _of_inspection(found: Inspection) -> Iterable[tuple[str, str]]:
         floors = {floor.pipe: floor.cycles for floor in found.kernels[0].floors}
         chart = bars(floors, "cycles")
         yield "least cycles of the main loop", scrolling(chart, "least cycles of each pipe")
-    if "MMA C" in found.layouts:
-        C = found.layouts["MMA C"]
-        svg = plot_threads(C.layout, C.extents[:2])
+    S = found.layouts.get("MMA C") or found.layouts.get("MMA QK^T C")
+    if S:
+        svg = plot_threads(S.layout, S.extents[:2])
         yield "threads of S", scrolling(svg, "which thread holds which element of S")
 
 
@@ -130,11 +130,15 @@ def _shared_memory(found: Inspection) -> Iterable[tuple[str, str]]:
     """K as this config lays it out, beside K without a swizzle."""
     if "K" not in found.layouts:
         return
-    K = found.layouts["K"].layout
+    K, reader = found.layouts["K"], found.description.reader
     rows, columns = K.extents[:2]
     plain = Layout((rows, columns), (columns, 1))
-    svg = plot(plain, K) if K.swizzle else plot(K)
-    yield "K in shared memory", scrolling(svg, "picture of K's layout, by bank")
+    svg = plot(plain, K.tile) if K.layout.swizzle else plot(K.tile)
+    about = f"The first of {K.repeats}. " if K.repeats else ""
+    if reader != "ldmatrix":
+        about += f"{reader} reads K here, 8 rows of 16 bytes at a time as ldmatrix does."
+    note = f"<p>{escape(about)}</p>" if about else ""
+    yield "K in shared memory", note + scrolling(svg, "picture of K's layout, by bank")
 
 
 def _of_comparison(found: Comparison) -> Iterable[tuple[str, str]]:

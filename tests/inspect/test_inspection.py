@@ -11,6 +11,7 @@ from html import escape
 
 import pytest
 from support.bench_records import run_of_four
+from support.inspections import looked_into, looked_into_sm90
 from support.listings import BASE, BEST, recorded_kernel
 from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
@@ -23,29 +24,11 @@ from pyflash.compare import compare, find_gpu, read
 from pyflash.inspect import inspection
 from pyflash.inspect.diff import diff_of
 from pyflash.inspect.html import STYLE
-from pyflash.inspect.inspection import Inspection, conflict_degrees, inspect
-from pyflash.inspect.native import Description, Member, NamedLayout
+from pyflash.inspect.inspection import conflict_degrees, inspect
 from pyflash.inspect.page import fragment, page
 from pyflash.inspect.sheet import Sheet, SpaceSheet
 from pyflash.inspect.tables import Table
 from pyflash.layouts.svg import FILLS, INK
-
-
-def described(config) -> Description:
-    """What the native module says of BASE and BEST, without building it."""
-    swizzled = "Sw<3,3,3> o _0 o ((_8,_8),(_64,_2)):((_64,_512),(_1,_4096))"
-    text = swizzled if config.swizzled else "(_64,_128):(_128,_1)"
-    mma = "((_4,_8,_4),((_2,_2),(_1,_2))):((_128,_1,_16),((_64,_8),(_0,_512)))"
-    layouts = [NamedLayout(name, "smem", text, (64, 128), ()) for name in "QKVO"]
-    layouts.append(NamedLayout("MMA C", "threads", mma, (64, 16), ()))
-    members = [Member("q", 0, 16384), Member("k", 16384, 16384), Member("v", 32768, 16384)]
-    return Description({layout.name: layout for layout in layouts}, members, 49152)
-
-
-def looked_into(config) -> Inspection:
-    found = inspect(config, "sm_90", parts=())
-    kernels = [recorded_kernel(config)]
-    return dataclasses.replace(found, description=described(config), kernels=kernels)
 
 
 def test_what_needs_no_compiler():
@@ -189,6 +172,7 @@ def test_pages_do_not_overflow_in_a_browser(tmp_path):
         pytest.skip("no chromium")
     pages = {
         "inspection": looked_into(BEST),
+        "sm90": looked_into_sm90(),
         "comparison": comparison(),
         "diff": difference(),
         "config": Sheet.of(BEST.replace(B_r=128, B_c=128)),

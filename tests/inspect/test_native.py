@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,14 @@ from support.listings import BASE, BEST
 from pyflash import FlashForwardSm90Config
 from pyflash.inspect import native
 from pyflash.inspect.native import NativeError, describe, emit_module
-from pyflash.layouts import Layout, Swizzle, composition, tile_to_shape
+from pyflash.layouts import (
+    Access,
+    Layout,
+    Swizzle,
+    composition,
+    conflicts,
+    tile_to_shape,
+)
 from pyflash.third_party.cuda import CudaError
 from pyflash.third_party.cutlass import CutlassError
 
@@ -90,6 +99,15 @@ def test_the_sm90_traits_keep_to_the_names(sm90_description):
         ("v", bytes_of_q + bytes_of_kv, bytes_of_kv),
     ]
     assert sm90_description.smem_bytes == SM90.smem_bytes
+
+
+@pytest.mark.parametrize("name", ["Q", "K", "V"])
+def test_sm90_tiles_lie_as_tma_writes_them(sm90_description, name):
+    """The 128-byte swizzle of TMA: chunks of 16 bytes are exchanged by the row's number in eight."""
+    tile = sm90_description.layouts[name].tile
+    for row, chunk in itertools.product(range(16), range(8)):
+        assert tile(row, 8 * chunk) == 64 * row + 8 * (chunk ^ row % 8)
+    assert conflicts(Access.ldmatrix(tile)).degree == 1
 
 
 def test_each_config_has_its_own_module_in_one_process(description, uncaptured):
