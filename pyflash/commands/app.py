@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,6 +119,14 @@ def check_writable(*paths: Path | None) -> None:
                 pass
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def check_alone(option: str, value: object, others: Mapping[str, object]) -> None:
+    """Raises ValueError where an option that makes a command measure nothing has another one beside
+    it that would do nothing then."""
+    for other, given in others.items():
+        if value and given:
+            raise ValueError(f"{option} measures nothing: expected no {other} beside it")
 
 
 def chosen_arch(arch: str | None) -> Arch:

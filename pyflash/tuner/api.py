@@ -14,8 +14,8 @@ from rich.console import Console
 
 from pyflash.config import Arch
 from pyflash.op.library import built_configs
-from pyflash.op.selection import Problem
-from pyflash.tuner.builder import Builder, KernelBuilder, NoBuilder
+from pyflash.op.selection import Problem, check_device
+from pyflash.tuner.builder import Builder, KernelBuilder
 from pyflash.tuner.candidates import AnySpace, Survey, kernels_for, survey
 from pyflash.tuner.contest import Contest
 from pyflash.tuner.facts import facts_of, identity_of
@@ -28,6 +28,10 @@ from pyflash.tuner.result import TuningResult
 from pyflash.tuner.tuning import EFFORTS, Tuning, rng_of
 
 BACKEND = "pyflash.tuner.backend:TorchBackend"
+_NO_GPU = (
+    "no GPU to tune for: the CPU runs no kernels, and has nothing to time; `pyflash tune --read "
+    "JOURNAL` shows what another machine measured, `pyflash tune --dry-run` what would be tried"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,28 +72,30 @@ def tune(
       with few samples, and the best of them with more; "exhaustive" takes as many of all.
     - budget: seconds of measuring, over all runs of a journal; limit: seconds of the wall clock,
       compiling included. Both keep something back for the best few.
-    - device: the current GPU, or "cpu", where a config need not be built; arch: whose rules hold,
-      by default the device's, on the CPU sm_90.
+    - device: the current GPU by default; arch: whose rules hold, by default the device's.
     - cold: inputs are rotated so that L2 does not hold them.
+    - measuring: another backend than that of `device`, which may then be "cpu".
 
     A candidate is checked against the fp32 reference before it is timed. It runs in a process of
     its own; one that crashes or hangs is recorded with the reason, and the run goes on.
 
     Raises ValueError for an unknown effort, texts that are no problem or config, problems without a
-    candidate and a journal of another device or of other kernels; RuntimeError where the worker
-    process does not start or nothing can be compiled.
+    candidate and a journal of another device or of other kernels; RuntimeError without a GPU, and
+    where the worker process does not start or nothing can be compiled.
     """
     if effort not in EFFORTS:
         raise ValueError(f"unknown effort {effort!r}: expected one of {', '.join(EFFORTS)}")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = gpu_of(torch.device(device), arch)
+    target = device_of(device)
+    if target.type != "cuda" and measuring is None:
+        raise RuntimeError(_NO_GPU)
+    gpu = gpu_of(target, arch)
     path = Path(journal)
     console = console or Console(stderr=True, highlight=False)
     found = survey(space, gpu.arch)
     contests = _contests(problems, found, gpu, seed)
     with Journal(path) as log:
-        _record_run(log, gpu, device, effort, seed, contests, found)
-        measuring = measuring or _measuring(device, gpu, cold, seed, path)
+        _record_run(log, gpu, target, effort, seed, contests, found)
+        measuring = measuring or _measuring(target, gpu, cold, seed, path)
         measurer = Measurer(
             measuring.backend,
             measuring.options,
@@ -114,6 +120,16 @@ def tune(
             measuring.builder.close()
             shutil.rmtree(_library_folder(path), ignore_errors=True)
         return TuningResult.of(log, found, contests, gpu)
+
+
+def device_of(name: str | None) -> torch.device:
+    """The current GPU by default, and the CPU where there is none. Raises ValueError for what is no
+    device of pyflash, RuntimeError for a GPU that is not there."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available() and name.startswith("cuda"):
+        raise RuntimeError(_NO_GPU)
+    return check_device(name)
 
 
 def _contests(
@@ -141,10 +157,8 @@ def _contests(
     return contests
 
 
-def _measuring(device: str, gpu: Gpu, cold: bool, seed: int, journal: Path) -> Measuring:
-    options = {"device": device, "cold": cold, "seed": seed}
-    if torch.device(device).type != "cuda":
-        return Measuring(BACKEND, options, NoBuilder())
+def _measuring(device: torch.device, gpu: Gpu, cold: bool, seed: int, journal: Path) -> Measuring:
+    options = {"device": str(device), "cold": cold, "seed": seed}
     builder = KernelBuilder(gpu.arch, _library_folder(journal), cubins=bool(built_configs()))
     return Measuring(BACKEND, options, builder)
 
@@ -156,7 +170,7 @@ def _library_folder(journal: Path) -> Path:
 def _record_run(
     journal: Journal,
     gpu: Gpu,
-    device: str,
+    device: torch.device,
     effort: str,
     seed: int,
     contests: list[Contest],
@@ -176,7 +190,7 @@ def _record_run(
     journal.append(
         "run",
         what="tune",
-        **facts_of(gpu, torch.device(device)),
+        **facts_of(gpu, device),
         effort=effort,
         seed=seed,
         problems={contest.name: len(contest.kernels) for contest in contests},

@@ -85,7 +85,7 @@ class Builder(Protocol):
 
 
 class NoBuilder:
-    """For the CPU, where a config need not be built."""
+    """For candidates that are built, and for a backend that needs none to be."""
 
     batch_size = 8
 

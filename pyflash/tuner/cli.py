@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.commands.app import check_writable, write_file
+from pyflash.commands.app import (
+    HtmlOption,
+    JsonOption,
+    check_alone,
+    check_writable,
+    new_app,
+    print_json,
+    show,
+    write_file,
+)
+from pyflash.commands.problems import Device
 
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
     from pyflash.tuner.candidates import AnySpace
+    from pyflash.tuner.model import Gpu
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 # Prefill and decoding as models do them, at both common head dimensions.
 DEFAULT_PROBLEMS = (
@@ -56,13 +66,16 @@ def tune_command(
     budget: Annotated[float, typer.Option(help="Seconds of measuring.")] = 300.0,
     limit: Annotated[float, typer.Option(help="Seconds in all, compiling included.")] = 600.0,
     seed: int = 0,
-    device: Annotated[str | None, typer.Option(help="As torch names it.")] = None,
+    device: Device = None,
     arch: Annotated[str | None, typer.Option(help="Whose rules hold; the device's.")] = None,
     warm: Annotated[bool, typer.Option("--warm", help="Inputs may stay in L2.")] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draws the journal: speeds, main effects. FILE.png or .svg.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="The journal as a page.")] = None,
+    html: HtmlOption = None,
+    read: Annotated[
+        Path | None, typer.Option(help="Shows a journal, of any machine, instead of measuring.")
+    ] = None,
     install: Annotated[
         bool,
         typer.Option(
@@ -74,39 +87,40 @@ def tune_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Shows candidates and refusals; measures nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Searches a space of configs for the fastest one for each problem, on this machine's GPU.
 
     Every candidate is checked, then timed, in a process that may crash; a run that is killed goes
-    on where it was when it is started again with the same journal.
+    on where it was when it is started again with the same journal. Needs a GPU, but for --read and
+    --dry-run.
     """
-    from rich.console import Console
+    from pyflash.bench.figures import check_figure
+    from pyflash.tuner.api import device_of, tune
+    from pyflash.tuner.model import gpu_of
+    from pyflash.tuner.problems import parse_problem
 
+    check_alone("--read", read, {"--dry-run": dry_run, "--install": install})
+    check_alone("--dry-run", dry_run, {"--install": install, "--html": html, "--picture": picture})
+    check_writable(picture, html)
+    check_figure(picture)
+    if read is not None:
+        _show(_report(read), as_json)
+        _write_files(read, picture, html)
+        return
+    problems = [parse_problem(text) for text in problem or DEFAULT_PROBLEMS]
+    gpu = gpu_of(device_of(device), arch)
+    asked = _asked(space or (), config or (), kernels, problems, gpu)
+    if dry_run:
+        from pyflash.tuner.dry_run import DryRun
+
+        _show(DryRun.of(asked, problems, gpu), as_json)
+        return
     try:
-        import torch
+        from pyflash.tuner.install import install as install_winners
+        from pyflash.tuner.install import table_path
 
-        from pyflash.bench.figures import check_figure
-        from pyflash.config import named_set
-        from pyflash.tuner.api import tune
-        from pyflash.tuner.model import gpu_of
-        from pyflash.tuner.problems import parse_problem
-        from pyflash.tuner.spaces import default_space, parse_space
-
-        check_writable(picture, html)
-        check_figure(picture)
-        problems = [parse_problem(text) for text in problem or DEFAULT_PROBLEMS]
-        asked: list[AnySpace] = [*map(parse_space, space or ()), *(config or ())]
-        asked += named_set(kernels) if kernels else []
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        gpu = gpu_of(torch.device(device), arch)
-        asked = asked or default_space(problems, gpu.arch)
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 160
-        if dry_run:
-            _show_candidates(console, asked, problems, device, arch)
-            return
+        check_writable(table_path(gpu.name) if install else None)
         result = tune(
             asked,
             problems,
@@ -119,52 +133,47 @@ def tune_command(
             arch=arch,
             cold=not warm,
         )
-        if as_json:
-            typer.echo(json.dumps(result.to_json(), indent=1))
-        else:
-            console.print(result)
-        if picture:
-            from pyflash.tuner.picture import draw
-
-            draw(journal, picture)
-        if html:
-            from pyflash.inspect.page import page
-            from pyflash.tuner.report import TuningReport
-
-            write_file(html, page(TuningReport.of(journal)))
-        if install:
-            from pyflash.tuner.install import install as install_winners
-
-            typer.echo(install_winners(journal), err=as_json)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; to go on: the same command, with --journal {journal}", err=True)
         raise typer.Exit(130) from None
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    _show(result, as_json)
+    _write_files(journal, picture, html)
+    if install:
+        typer.echo(install_winners(journal), err=as_json)
 
 
-def _show_candidates(
-    console: object, space: AnySpace, problems: list[Problem], device: str, arch: str | None
-) -> None:
-    """The first of each problem by the model, and what is refused."""
-    import torch
-    from rich.table import Table
+def _asked(
+    spaces: list[str], configs: list[str], kernels: str | None, problems: list[Problem], gpu: Gpu
+) -> list[AnySpace]:
+    """What is searched: every family of the GPU where nothing is named."""
+    from pyflash.config import named_set
+    from pyflash.tuner.spaces import default_space, parse_space
 
-    from pyflash.tuner.candidates import kernels_for, survey
-    from pyflash.tuner.model import gpu_of, predict
-    from pyflash.tuner.problems import problem_text
+    asked: list[AnySpace] = [*map(parse_space, spaces), *configs]
+    asked += named_set(kernels) if kernels else []
+    return asked or default_space(problems, gpu.arch)
 
-    gpu = gpu_of(torch.device(device), arch)
-    found = survey(space, gpu.arch)
-    table = Table("us expected", box=None)
-    table.add_column("config", overflow="fold")
-    for problem in problems:
-        kernels = kernels_for(problem, found.legal)
-        table.add_row("", f"{problem_text(problem)}: {len(kernels)} candidates", style="bold")
-        expected = {kernel.config: predict(kernel.config, problem, gpu) for kernel in kernels}
-        for config in sorted(expected, key=expected.__getitem__)[:5]:
-            table.add_row(f"{expected[config] * 1e6:.1f}", str(config))
-    console.print(table)  # type: ignore[attr-defined]
-    refused = ", ".join(f"{rule} {n}" for rule, n in found.refused.most_common()) or "none"
-    typer.echo(f"{found.n_configs} configs, {len(found.legal)} legal kernels; refused: {refused}")
+
+def _show(found: Any, as_json: bool) -> None:
+    """A value with `to_json`, which rich can print."""
+    if as_json:
+        print_json(found.to_json())
+    else:
+        show(found)
+
+
+def _report(journal: Path) -> Any:
+    from pyflash.tuner.report import TuningReport
+
+    return TuningReport.of(journal)
+
+
+def _write_files(journal: Path, picture: Path | None, html: Path | None) -> None:
+    if picture:
+        from pyflash.tuner.picture import draw
+
+        draw(journal, picture)
+    if html:
+        from pyflash.inspect.page import page
+
+        write_file(html, page(_report(journal)))

@@ -22,7 +22,7 @@ def install(journal: Path) -> str:
     OSError where nothing can be written.
     """
     table = table_of([journal], costs=False)
-    path = tables.user_dir() / f"{file_name(table['gpu'])}.json"
+    path = table_path(table["gpu"])
     if path.exists():
         table = merged(table, tables.read_table(path))
     tables.write_table(path, table)
@@ -72,6 +72,7 @@ def _features(row: dict[str, Any]) -> Features:
     return dataclasses.replace(needed, predicated_head_dim=narrower)
 
 
-def file_name(gpu: str) -> str:
-    """Of a GPU's table: nvidia_h200."""
-    return re.sub(r"\W+", "_", gpu).strip("_").lower()
+def table_path(gpu: str) -> Path:
+    """The user's table of a GPU: .../tuned/nvidia_h200.json."""
+    name = re.sub(r"\W+", "_", gpu).strip("_").lower()
+    return tables.user_dir() / f"{name}.json"

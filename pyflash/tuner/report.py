@@ -1,5 +1,5 @@
-"""A journal as a page: winners, the speed of every candidate, what each field is worth, and what
-failed. It needs neither a GPU nor matplotlib."""
+"""A journal, of any machine, as a page, as tables and as JSON: winners, the speed of every
+candidate, what each field is worth, and what failed. It needs neither a GPU nor matplotlib."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+from rich.text import Text
+
+from pyflash.config import KernelConfig
 from pyflash.inspect.html import bars, scrolling, table_html
 from pyflash.inspect.tables import Table
+from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
 from pyflash.tuner.picture import Seen, main_effects, seen_in
@@ -34,9 +39,35 @@ class TuningReport:
         return cls(journal.name, records)
 
     @property
+    def gpu(self) -> str | None:
+        """None: the journal does not say."""
+        return next((r["gpu"] for r in self.records if r["kind"] == "run" and "gpu" in r), None)
+
+    @property
     def title(self) -> str:
-        gpu = next((r["gpu"] for r in self.records if r["kind"] == "run" and "gpu" in r), "a GPU")
-        return f"Tuning on {gpu}: {self.name}"
+        return f"Tuning on {self.gpu or 'a GPU'}: {self.name}"
+
+    def tables(self) -> list[Table]:
+        """The best of each problem, failures and refusals."""
+        tables = [_best(seen_in(self.records)), self._failures(), self._refused()]
+        return [table for table in tables if table]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        failures = Counter((r["stage"], r["reason"]) for r in self._of_kind("failed"))
+        return {
+            "journal": self.name,
+            "gpu": self.gpu,
+            "problems": {problem.name: _problem_json(problem) for problem in seen_in(self.records)},
+            "failures": [
+                {"stage": stage, "reason": reason, "times": n}
+                for (stage, reason), n in failures.most_common()
+            ],
+            "refused": self._refused_by_rule(),
+        }
+
+    def __rich__(self) -> Group:
+        return Group(Text(self.title), *self.tables())
 
     def sections(self) -> Iterator[tuple[str, str]]:
         """(heading, HTML)."""
@@ -51,17 +82,21 @@ class TuningReport:
         if refused := self._refused():
             yield "refused by rules", table_html(refused)
 
+    def _of_kind(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["kind"] == kind]
+
     def _failures(self) -> Table | None:
-        found = Counter((r["stage"], r["reason"]) for r in self.records if r["kind"] == "failed")
+        found = Counter((r["stage"], r["reason"]) for r in self._of_kind("failed"))
         rows = [(stage, n, reason) for (stage, reason), n in found.most_common()]
         return Table.of("failures", ("at", "times", "reason"), rows) if rows else None
 
+    def _refused_by_rule(self) -> dict[str, int]:
+        """Of the latest run that says it."""
+        return next((r["refused"] for r in self._of_kind("run")[::-1] if r.get("refused")), {})
+
     def _refused(self) -> Table | None:
-        runs = [r for r in self.records if r["kind"] == "run" and r.get("refused")]
-        if not runs:
-            return None
-        counts = sorted(runs[-1]["refused"].items(), key=lambda item: -item[1])
-        return Table.of("refused by rules", ("rule", "configs"), counts)
+        counts = sorted(self._refused_by_rule().items(), key=lambda item: -item[1])
+        return Table.of("refused by rules", ("rule", "configs"), counts) if counts else None
 
     def _repr_html_(self) -> str:
         from pyflash.inspect.page import fragment
@@ -69,22 +104,49 @@ class TuningReport:
         return fragment(self)
 
 
+def _best_of(problem: Seen) -> tuple[str, KernelConfig, float]:
+    """(state, config, seconds). Without a last rung, the fastest that was measured, which is no
+    winner yet."""
+    fastest = min(problem.seconds, key=problem.seconds.__getitem__).config
+    best = problem.winner or fastest
+    seconds = min(s for kernel, s in problem.seconds.items() if kernel.config == best)
+    return "winner" if problem.winner else "so far", best, seconds
+
+
 def _best(problems: Sequence[Seen]) -> Table:
-    """Without a last rung, the fastest that was measured, which is no winner yet."""
     rows = []
     for problem in problems:
-        fastest = min(problem.seconds, key=problem.seconds.__getitem__).config
-        best = problem.winner or fastest
-        seconds = min(s for kernel, s in problem.seconds.items() if kernel.config == best)
-        state = "winner" if problem.winner else "so far"
+        state, best, seconds = _best_of(problem)
         rows.append((problem.name, seconds * 1e6, _tflops(problem, seconds),
                      len(problem.seconds), state, str(best)))  # fmt: skip
     columns = ("problem", "us", "TFLOP/s", "measured", "", "config")
     return Table.of("best config of each problem", columns, rows)
 
 
+def _problem_json(problem: Seen) -> dict[str, Any]:
+    state, best, seconds = _best_of(problem)
+    return {
+        "state": state,
+        "best": {"config": str(best), "seconds": seconds, "tflops": _tflops(problem, seconds)},
+        "candidates": [
+            {
+                "config": str(kernel.config),
+                "features": str(kernel.features),
+                "num_splits": kernel.num_splits,
+                "seconds": value,
+            }
+            for kernel, value in _ranking(problem)
+        ],
+    }
+
+
+def _ranking(problem: Seen) -> list[tuple[Kernel, float]]:
+    """The fastest first."""
+    return sorted(problem.seconds.items(), key=lambda item: item[1])
+
+
 def _candidates(problem: Seen) -> Table:
-    ranking = sorted(problem.seconds.items(), key=lambda item: item[1])
+    ranking = _ranking(problem)
     rows = [
         (str(kernel), str(kernel.features), seconds * 1e6, _tflops(problem, seconds))
         for kernel, seconds in ranking[:_SHOWN]

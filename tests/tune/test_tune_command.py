@@ -1,17 +1,26 @@
-"""`pyflash tune` on the CPU, which needs no compiler; pictures; audits replayed; picks judged."""
+"""`pyflash tune` without a GPU: what it refuses, shows, and would try; a run whose measurements are
+injected; pictures; audits replayed; picks judged."""
 
+import functools
 import json
 import re
+from pathlib import Path
 
 import pytest
+import torch
 from support.fake_library import build_fake_library
+from support.pages import check_page
 from typer.testing import CliRunner
 
 import pyflash
 from pyflash.cli import app
 from pyflash.op import tables
-from pyflash.tuner import audit, compare
+from pyflash.tuner import api, audit, compare
+from pyflash.tuner.api import BACKEND, Measuring
+from pyflash.tuner.builder import NoBuilder
+from pyflash.tuner.install import install
 from pyflash.tuner.journal import Journal, read_journal
+from pyflash.tuner.measurer import Measurer
 from pyflash.tuner.picture import draw, main_effects, seen_in
 from pyflash.tuner.problems import parse_problem
 from pyflash.tuner.spaces import default_space, parse_space
@@ -24,18 +33,117 @@ SPACE = (
 )
 
 
+DATA = Path(__file__).parents[2] / "docs" / "data"
+TUNED = sorted(path for path in DATA.glob("*.jsonl") if '"what": "tune"' in path.read_text()[:200])
+OTHERS = sorted(set(DATA.glob("*.jsonl")) - set(TUNED))
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
 def run(*arguments):
     return CliRunner().invoke(app, ["tune", *map(str, arguments)])
 
 
+def assert_one_line(result, says):
+    assert result.exit_code == 1, result.output
+    assert re.fullmatch(f"error: [^\n]*({says})[^\n]*\n", result.stderr), result.stderr
+
+
+# Without a GPU.
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize("device", [[], ["--device", "cpu"], ["--device", "cuda"]])
+@pytest.mark.parametrize("options", [[], ["--install"], ["--limit", "0", "--install"], ["--json"]])
+def test_without_a_gpu_it_says_so_before_anything_is_measured(
+    tmp_path, monkeypatch, device, options
+):
+    monkeypatch.setattr(Measurer, "check", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(Measurer, "sample", lambda *_: pytest.fail("measured"))
+    path = tmp_path / "journal.jsonl"
+    result = run(*device, *options, "--space", SPACE, "--problem", NAME, "--journal", path)
+    assert_one_line(result, "no GPU to tune for")
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize("device", [None, "cpu", "cuda"])
+def test_the_function_refuses_as_well(tmp_path, device):
+    with pytest.raises(RuntimeError, match=r"no GPU to tune for"):
+        pyflash.tune(parse_space(SPACE), NAME, journal=tmp_path / "j", device=device)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
+def test_a_journal_of_another_machine_is_shown(tmp_path, monkeypatch, path):
+    monkeypatch.setenv("COLUMNS", "400")
+    before = path.read_bytes()
+    html, picture = tmp_path / "page.html", tmp_path / "tune.svg"
+    result = run("--read", path, "--json", "--html", html, "--picture", picture)
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    records = read_journal(path)
+    winners = {r["problem"]: r for r in records if r["kind"] == "winner"}
+    assert values["gpu"] == "NVIDIA H200"
+    assert list(values["problems"]) == [seen.name for seen in seen_in(records)]
+    for name, problem in values["problems"].items():
+        assert problem["state"] == "winner"
+        assert problem["best"]["config"] == winners[name]["config"]
+        times = [candidate["seconds"] for candidate in problem["candidates"]]
+        assert times == sorted(times)
+    headings = check_page(html.read_text())
+    assert "Tuning on NVIDIA H200" in html.read_text()
+    assert set(winners) <= set(headings)
+    assert "<svg" in picture.read_text()[:1000]
+    shown = run("--read", path)
+    assert shown.exit_code == 0
+    assert all(winner["config"] in " ".join(shown.stdout.split()) for winner in winners.values())
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+def test_what_is_no_tuning_journal_is_refused(path):
+    assert_one_line(run("--read", path), "holds no measured candidate|is not a record of a journal")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--read", TUNED[0], "--install"], "--read .*no --install"),
+        (["--read", TUNED[0], "--dry-run"], "--read .*no --dry-run"),
+        (["--dry-run", "--install"], "--dry-run .*no --install"),
+        (["--dry-run", "--html", "page.html"], "--dry-run .*no --html"),
+        (["--dry-run", "--picture", "tune.svg"], "--dry-run .*no --picture"),
+        (["--read", "missing.jsonl"], "missing.jsonl: No such file"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    assert_one_line(run(*arguments), says)
+    assert list(tmp_path.iterdir()) == []
+
+
+# With measurements that are injected.
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Candidates are measured by the wall clock of the op on the CPU: all of a run but the GPU."""
+    measuring = Measuring(BACKEND, {"device": "cpu"}, NoBuilder())
+    monkeypatch.setattr(api, "tune", functools.partial(api.tune, measuring=measuring))
+
+
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):
-    """Of a run on the CPU: real attention, in blocks as the configs say, by the wall clock."""
+    """Of a run on the CPU."""
     path = tmp_path_factory.mktemp("tune") / "journal.jsonl"
-    result = run(
-        "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", path, "--effort",
-        "thorough",
-    )  # fmt: skip
+    measuring = Measuring(BACKEND, {"device": "cpu"}, NoBuilder())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "tune", functools.partial(api.tune, measuring=measuring))
+        result = run(
+            "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", path, "--effort",
+            "thorough",
+        )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "4 configs, 2 legal kernels on cpu" in result.output
     assert "refused by rows_per_warp 2" in result.output
@@ -53,25 +161,38 @@ def test_a_run_leaves_a_journal_with_a_winner(journal):
     }
 
 
-def test_json_and_install_go_on_from_the_journal(journal, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYFLASH_CONFIG_DIR", str(tmp_path))
+@pytest.mark.usefixtures("on_the_cpu")
+def test_json_and_files_go_on_from_the_journal(journal, tmp_path):
     n_samples = sum(r["kind"] == "sample" for r in read_journal(journal))
     result = run(
         "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", journal, "--json",
-        "--effort", "thorough", "--picture", tmp_path / "tune.svg",
+        "--effort", "thorough", "--picture", tmp_path / "tune.svg", "--html", tmp_path / "p.html",
     )  # fmt: skip
     values = json.loads(result.stdout)
     assert values["problems"][NAME]["winner"]["seconds"] > 0
     assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
+    assert "<svg" in (tmp_path / "tune.svg").read_text()[:1000]
+    check_page((tmp_path / "p.html").read_text())
+
+
+def test_a_journal_of_the_cpu_is_not_installed(journal, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYFLASH_CONFIG_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="these journals were measured on the CPU"):
+        install(journal)
+    assert list(tmp_path.glob("tuned/*")) == []
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_a_table_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(Measurer, "check", lambda *_: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PYFLASH_CONFIG_DIR", str(tmp_path / "file"))
     result = run(
-        "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", journal, "--limit", 0,
+        "--device", "cpu", "--space", SPACE, "--problem", NAME, "--journal", tmp_path / "j",
         "--install",
     )  # fmt: skip
-    assert result.exit_code == 1
-    assert "error: these journals were measured on the CPU" in result.stderr
-    assert list(tmp_path.glob("tuned/*")) == []
-    assert sum(r["kind"] == "sample" for r in read_journal(journal)) == n_samples
-    assert "<svg" in (tmp_path / "tune.svg").read_text()[:1000]
+    assert_one_line(result, "file")
+    assert not (tmp_path / "j").exists()
 
 
 def test_a_dry_run_shows_what_would_be_tried(tmp_path):
@@ -80,8 +201,16 @@ def test_a_dry_run_shows_what_would_be_tried(tmp_path):
     assert f"{NAME}: 2 candidates" in result.output
     assert "4 configs, 2 legal kernels; refused: rows_per_warp 2" in result.output
     assert list(tmp_path.iterdir()) == []
+    values = json.loads(
+        run("--dry-run", "--json", "--arch", "90", "--space", SPACE, "--problem", NAME).stdout
+    )
+    assert (values["configs"], values["legal"], values["refused"]) == (4, 2, {"rows_per_warp": 2})
+    (problem,) = values["problems"].values()
+    assert problem["candidates"] == len(problem["first"]) == 2
+    assert problem["first"][0]["seconds"] <= problem["first"][1]["seconds"]
 
 
+@pytest.mark.usefixtures("on_the_cpu")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
