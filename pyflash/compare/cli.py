@@ -68,6 +68,8 @@ def compare_command(
     from pyflash.compare.report import compare
 
     paths = paths or []
+    if csv is not None and not cutlass_profiler:
+        raise ValueError("--csv writes what --cutlass-profiler measures: expected both or neither")
     check_writable(csv, html)
     if cutlass_profiler:
         if len(paths) > 1:
@@ -83,7 +85,7 @@ def compare_command(
         profiles = _read(paths)
         _show(compare(problem, profiles, profiles, _gpu(gpu)), as_json, html)
     elif len(paths) == 2:
-        _show_joined(*_read(paths), as_json)
+        _show_joined(*_read(paths), as_json, html)
     else:
         raise ValueError("expected two CSV files, --seqlen with files, or --cutlass-profiler")
 
@@ -175,21 +177,19 @@ def _show(comparison: Comparison, as_json: bool, html: Path | None) -> None:
         show(comparison)
 
 
-def _show_joined(first: Profile, second: Profile, as_json: bool) -> None:
-    from pyflash.compare.profiler_csv import join
-    from pyflash.compare.report import join_table
+def _show_joined(first: Profile, second: Profile, as_json: bool, html: Path | None) -> None:
+    from pyflash.compare.joined import JoinedProfiles
 
-    joined = join(first, second)
-    refused = [f"{p.name}: {r}" for p in (first, second) for r in p.refused]
+    found = JoinedProfiles(first, second)
+    if html is not None:
+        from pyflash.inspect.page import page
+
+        write_file(html, page(found))
     if as_json:
-        print_json({"joined": [_joined_dict(j) for j in joined], "refused": refused})
-        return
-    show(join_table(joined, first.name, second.name))
-    for profile in (first, second):
-        if profile.note:
-            typer.echo(f"{profile.name}: {profile.note}")
-    for text in refused:
-        typer.echo(f"refused: {text}")
+        joined = [_joined_dict(row) for row in found.joined]
+        print_json({"joined": joined, "refused": found.refused})
+    else:
+        show(found)
 
 
 def _joined_dict(joined: Joined) -> dict:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyflash.compare import work
 from pyflash.compare.attention_rows import KIND
 from pyflash.compare.gpus import Gpu
-from pyflash.compare.profiler_csv import Joined, Profile, Row
+from pyflash.compare.profiler_csv import Profile, Row
 from pyflash.compare.work import Gemm
 
 if TYPE_CHECKING:
@@ -287,23 +287,3 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.gpu is None:
         lines.append("no roofline: this GPU's peak rates are not known")
     return [*lines, *(f"refused: {text}" for text in comparison.refused)]
-
-
-def join_table(joined: Iterable[Joined], first: str, second: str) -> Table:
-    """A row for each operation and problem of two files."""
-    from pyflash.inspect.tables import Table
-
-    of_each = (part for name in (first, second) for part in (f"{name} ms", "TFLOP/s"))
-    columns = ("kind", "m", "n", "k", "batch", *of_each, "speedup", "operation")
-    rows = []
-    for j in joined:
-        sides = (cell for row in (j.first, j.second) for cell in _side(row))
-        rows.append((*map(str, j.problem), *sides, f"{j.speedup:.3f}" if j.speedup else "",
-                     j.operation))  # fmt: skip
-    return Table.of(f"{first} and {second}", columns, rows)
-
-
-def _side(row: Row | None) -> tuple[str, str]:
-    if row is None:
-        return "", ""
-    return f"{row.seconds * 1e3:.4f}", f"{row.gflops / 1e3:.1f}"

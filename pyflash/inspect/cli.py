@@ -89,6 +89,8 @@ def registers_command(
     from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 
     path = library or find("default", abi())
+    if not path.is_file():
+        raise ValueError(f"{path}: no such kernel library; to build the default one: pyflash build")
     if json:
         print_json([r.to_dict() for r in registers_of(path)])
         return

@@ -100,9 +100,9 @@ def profile(config: KernelConfig | str, seqlen: int = SEQLEN) -> Profile:
     from pyflash.inspect.inspection import emulated_traffic
 
     config = as_config(config).canonical()
-    report = emulated_traffic(config, seqlen)
     if shutil.which("ncu") is None:
         raise RuntimeError("ncu not found: Nsight Compute comes with the CUDA toolkit")
+    report = emulated_traffic(config, seqlen)
     names = [*ncu_truth.COUNTERS, *ncu_truth.PER_INSTRUCTION, REGISTERS, *CTAS]
     names += [*UTILISATION.values(), *STALLS.values()]
     with tempfile.TemporaryDirectory(prefix="pyflash-ncu-") as folder:

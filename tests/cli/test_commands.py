@@ -225,6 +225,16 @@ def test_cache_refuses_in_words(options):
 # Errors
 
 
+def test_nothing_is_emulated_for_a_profile_without_ncu(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(
+        "pyflash.inspect.inspection.emulated_traffic", lambda *_: pytest.fail("emulated")
+    )
+    result = invoke("profile", BEST)
+    assert_one_line(result)
+    assert "ncu not found" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

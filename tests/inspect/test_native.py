@@ -103,7 +103,7 @@ def test_the_sm90_traits_keep_to_the_names(sm90_description):
 
 @pytest.mark.parametrize("name", ["Q", "K", "V"])
 def test_sm90_tiles_lie_as_tma_writes_them(sm90_description, name):
-    """The 128-byte swizzle of TMA: chunks of 16 bytes are exchanged by the row's number in eight."""
+    """The 128-byte swizzle of TMA: chunks of 16 bytes are exchanged by the row's number mod 8."""
     tile = sm90_description.layouts[name].tile
     for row, chunk in itertools.product(range(16), range(8)):
         assert tile(row, 8 * chunk) == 64 * row + 8 * (chunk ^ row % 8)

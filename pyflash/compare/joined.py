@@ -1,0 +1,70 @@
+"""Two files of the CUTLASS profiler beside each other, as a table and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from rich.console import Group
+from rich.text import Text
+
+from pyflash.compare.profiler_csv import Joined, Profile, Row, join
+from pyflash.inspect.html import table_html
+from pyflash.inspect.tables import Table
+
+
+@dataclass(frozen=True)
+class JoinedProfiles:
+    """Two files beside each other: a row for each operation and problem."""
+
+    first: Profile
+    second: Profile
+
+    @property
+    def joined(self) -> list[Joined]:
+        return join(self.first, self.second)
+
+    @property
+    def refused(self) -> list[str]:
+        """Rows that are in no table, with the reason."""
+        profiles = (self.first, self.second)
+        return [f"{profile.name}: {row}" for profile in profiles for row in profile.refused]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the files, and the rows that are refused."""
+        profiles = (self.first, self.second)
+        notes = [f"{profile.name}: {profile.note}" for profile in profiles if profile.note]
+        return notes + [f"refused: {text}" for text in self.refused]
+
+    @property
+    def title(self) -> str:
+        return f"{self.first.name} and {self.second.name}"
+
+    def table(self) -> Table:
+        names = (self.first.name, self.second.name)
+        of_each = (part for name in names for part in (f"{name} ms", "TFLOP/s"))
+        columns = ("kind", "m", "n", "k", "batch", *of_each, "speedup", "operation")
+        rows = []
+        for j in self.joined:
+            sides = (cell for row in (j.first, j.second) for cell in _side(row))
+            rows.append((*map(str, j.problem), *sides, f"{j.speedup:.3f}" if j.speedup else "",
+                         j.operation))  # fmt: skip
+        return Table.of(self.title, columns, rows)
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """(heading, HTML) of its page."""
+        yield "rows", table_html(self.table())
+        if self.notes:
+            items = "".join(f"<li>{escape(text)}</li>" for text in self.notes)
+            yield "notes", f"<ul>{items}</ul>"
+
+    def __rich__(self) -> Group:
+        return Group(self.table(), *map(Text, self.notes))
+
+
+def _side(row: Row | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    return f"{row.seconds * 1e3:.4f}", f"{row.gflops / 1e3:.1f}"
