@@ -10,7 +10,6 @@ Every entry is a folder, most of them named by a hash of what they were made fro
     jit/KEY/                     a kernel library that a call with compile=True built
     kernels/VERSION/NAME/        a kernel library of `pyflash build`, which every process loads
     generated/KEY/               an emitted header
-    verified/                    which large files were found whole (pyflash.codegen.seal)
 
 Nothing in it is needed: what is missing or bad is built again, but for kernels/, whose libraries
 are skipped with the command that builds them. Imports neither torch nor a compiler.
@@ -34,6 +33,7 @@ from pyflash.codegen.cache_dir import (
     cache_dir,
     discard,
     locked,
+    opened,
     partials,
 )
 from pyflash.codegen.compile_object import content_digest
@@ -49,7 +49,6 @@ _DEPTHS = {
     "jit": 1,
     "kernels": 2,
     "generated": 1,
-    "verified": 0,
 }
 KINDS = (*_DEPTHS, "partial")
 _NO_OBJECT = "there is no object: it did not compile, or was stopped"
@@ -76,7 +75,7 @@ def entries(verify: bool = True) -> list[Entry]:
     folder = cache_dir()
     found = []
     for kind, depth in _DEPTHS.items():
-        for path in sorted((folder / kind).glob("*/" * depth)) if depth else [folder / kind]:
+        for path in sorted((folder / kind).glob("*/" * depth)):
             if path.is_dir() and not path.name.startswith(PARTIAL):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     found.append(_entry(kind, path, verify))
@@ -141,16 +140,20 @@ def object_problem(path: Path) -> str | None:
     if not path.exists():
         return _NO_OBJECT
     try:
-        record = json.loads(path.with_suffix(".json").read_text())
-        with path.open("rb") as file:
+        with opened(path.with_suffix(".json")) as file:
+            record = json.load(file)
+        with opened(path) as file:
             same = content_digest(file, record) == record["sha256"]
+            same &= os.fstat(file.fileno()).st_size == record["bytes"]
     except FileNotFoundError:
         return "it has no record"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
+    except CacheError as error:
+        return str(error)
     except (ValueError, LookupError, TypeError):
         return "its record is damaged"
-    return None if same and path.stat().st_size == record["bytes"] else "it is damaged"
+    return None if same else "it is damaged"
 
 
 def library_problem(path: Path) -> str | None:
@@ -159,15 +162,17 @@ def library_problem(path: Path) -> str | None:
         seal.check(path)
     except seal.BadFileError as error:
         return f"it {error}"
+    except CacheError as error:
+        return str(error)
     return None
 
 
 def _entry(kind: str, path: Path, verify: bool) -> Entry:
     pattern = {"objects": "*.o", "generated": "cute_kernels/generated/*.h"}.get(kind, "*.so")
-    files = sorted(path.glob(pattern)) if kind != "verified" else []
-    name = {"objects": path.parent.name, "verified": kind}.get(kind)
+    files = sorted(path.glob(pattern))
+    name = path.parent.name if kind == "objects" else None
     problem = None
-    if kind != "verified" and verify:
+    if verify:
         check = {"objects": object_problem, "generated": _header_problem}.get(kind, library_problem)
         missing = _NO_OBJECT if kind == "objects" else "it is empty"
         problem = next(filter(None, map(check, files)), None) if files else missing

@@ -1,6 +1,7 @@
-"""The folder of the per-user cache: where it is, who may use it, how files get into it.
+"""The folder of the per-user cache: where it is, how files get into it, and how they are opened.
 
-Imports neither torch nor a compiler.
+What is in the cache is executed: it is written for its user alone, whatever the umask, and opened
+only where nobody else can have written it (codegen.trust). Imports neither torch nor a compiler.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+from pyflash.codegen import trust
+from pyflash.codegen.trust import UntrustedError
 
 # Whatever is written appears under its name at once; until then it has a name of this kind.
 PARTIAL = ".partial-"
@@ -29,13 +33,18 @@ class CacheError(RuntimeError):
     """The cache cannot be used."""
 
 
+class NoCacheError(CacheError):
+    """There is no place for a cache: no home folder, and no PYFLASH_CACHE_DIR."""
+
+
 def location() -> Path:
     """Where the cache is, trusted or not. Raises CacheError where there is no such place."""
     override = os.environ.get("PYFLASH_CACHE_DIR")
     try:
-        return Path(override or "~/.cache/pyflash").expanduser().resolve()
-    except (RuntimeError, OSError, ValueError) as error:
-        raise CacheError(f"no cache folder ({error}): set PYFLASH_CACHE_DIR to one") from error
+        return trust.expand(override or "~/.cache/pyflash")
+    except ValueError as error:
+        kind = CacheError if override else NoCacheError
+        raise kind(f"no cache folder: {error}; set PYFLASH_CACHE_DIR to one") from None
 
 
 def cache_dir() -> Path:
@@ -70,21 +79,62 @@ def _check_private(folder: Path) -> None:
             f"the cache folder {folder} cannot be read ({error.strerror}): make it readable, or "
             "set PYFLASH_CACHE_DIR to another"
         ) from error
-    if not stat.S_ISDIR(status.st_mode):
+    if not folder.is_dir():
         raise CacheError(
             f"the cache folder {folder} is a file: remove it, or set PYFLASH_CACHE_DIR to another"
         )
-    if status.st_uid != os.geteuid():
+    try:
+        trust.check(status, folder)
+    except UntrustedError as error:
         raise CacheError(
-            f"the cache folder {folder} belongs to user {status.st_uid}, who could change what "
-            f"user {os.geteuid()} loads: set PYFLASH_CACHE_DIR to a folder of your own"
-        )
-    if status.st_mode & 0o022:
-        raise CacheError(
-            f"the cache folder {folder} can be written by others (mode "
-            f"{stat.S_IMODE(status.st_mode):o}), who could change what is loaded from it: if you "
-            f"trust what is there, `chmod -R go-w {folder}`, else remove it"
-        )
+            f"the cache folder {error}, or set PYFLASH_CACHE_DIR to a folder of your own"
+        ) from None
+
+
+def in_cache(path: Path) -> Path | None:
+    """The path of a file or folder in the cache, there or not, that leads from `location()` on;
+    None: it is elsewhere. By whichever path the cache's folder is reached."""
+    path = Path(os.path.abspath(path))
+    try:
+        top = location()
+    except CacheError:
+        return None
+    if path.is_relative_to(top):
+        return path
+    for folder in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(folder, top):
+                return top / path.relative_to(folder)
+    return None
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file, for reading. Raises OSError where it cannot be read.
+
+    Of one in the cache, it and each folder on the way belong to this user or to root, nobody else
+    can write to them, and none is a symbolic link; else this raises CacheError. A file elsewhere is
+    as trusted as who names it: the program, or the package whose modules stand beside it.
+    """
+    cached = in_cache(path)
+    if cached is None:
+        return trust.open_file(path)
+    try:
+        return trust.open_below(location(), cached)
+    except UntrustedError as error:
+        raise CacheError(str(error)) from None
+
+
+def make_folder(path: Path) -> None:
+    """With those above it: in the cache private to its user, and CacheError for one that is not;
+    elsewhere as the umask says."""
+    cached = in_cache(path)
+    if cached is None:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    try:
+        trust.make_below(create(), cached)
+    except UntrustedError as error:
+        raise CacheError(str(error)) from None
 
 
 def create() -> Path:
@@ -92,8 +142,7 @@ def create() -> Path:
     folder = cache_dir()
     if not folder.is_dir():
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
+            trust.make_private(folder)
         except OSError as error:
             raise CacheError(
                 f"the cache folder {folder} cannot be created ({error.strerror}): set "
@@ -116,7 +165,7 @@ def locked(waiting: Callable[[Path], None] | None = None, sweeps: bool = True) -
         yield held[folder]
         return
     try:
-        file = (folder / "lock").open("w")
+        file = open(folder / "lock", "w", opener=trust.private)  # noqa: SIM115
     except OSError as error:
         raise CacheError(
             f"the cache folder {folder} cannot be written ({error.strerror}): make it writable, or "
@@ -158,10 +207,12 @@ def partials(folder: Path) -> list[Path]:
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to, which takes the place of `path` when all went well. The name is of this
     writer alone: several threads may replace one file, and the last wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{path.name}")
     try:
         yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # else a crash may leave the name without the contents
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -169,12 +220,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_if_changed(path: Path, text: str) -> bool:
     """Whether it was written. The file appears at once, never half-written."""
-    with contextlib.suppress(OSError, ValueError):
-        if path.read_text() == text:
+    with contextlib.suppress(OSError, ValueError, CacheError), opened(path) as file:
+        if file.read().decode() == text:
             return False
-    with replacing(path) as partial:
-        partial.write_text(text)
+    write_text(path, text, in_cache(path) is not None)
     return True
+
+
+def write_text(path: Path, text: str, is_private: bool = True) -> None:
+    """The file appears at once, never half-written; `is_private`: for its user alone."""
+    with replacing(path) as partial:
+        opener = trust.private if is_private else None
+        with open(partial, "w", encoding="utf-8", opener=opener) as file:
+            file.write(text)
 
 
 def discard(path: Path) -> None:

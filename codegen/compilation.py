@@ -21,9 +21,16 @@ from rich.console import Console
 
 from pyflash.codegen import compile_object
 from pyflash.codegen.cache import object_problem, used
-from pyflash.codegen.cache_dir import cache_dir, is_safe, locked, write_if_changed
+from pyflash.codegen.cache_dir import (
+    cache_dir,
+    discard,
+    is_safe,
+    locked,
+    make_folder,
+    write_if_changed,
+)
 from pyflash.codegen.compile_object import digest, phases_file
-from pyflash.codegen.guard import guarded
+from pyflash.codegen.guard import PRIVATE, guarded
 from pyflash.codegen.progress import BuildProgress
 
 # Holds codegen/ and cute_kernels/: a checkout, or pyflash/ in site-packages.
@@ -147,7 +154,7 @@ def compile_all(compilations: Sequence[Compilation], what: str) -> list[Compilat
             f"{what}: compiling {len(missing)}, {n_jobs} at a time, reusing {reused}{expected}"
         )
         for c in missing:
-            c.object.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(c.object.parent)
             if c.path is None:
                 write_if_changed(c.source, c.text)
         _run_ninja(missing, n_jobs, lock, seconds)
@@ -165,7 +172,7 @@ def _reusable(c: Compilation) -> bool:
         used(c.object.parent)
     elif c.object.exists():
         console.print(f"{c.label}: {c.object}: {problem}; it is compiled again")
-        c.object.unlink()
+        discard(c.object.parent)
     return problem is None
 
 
@@ -274,6 +281,7 @@ def _run_ninja(
             "env": os.environ | {"NINJA_STATUS": "@ ", "TMPDIR": folder},
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
+            "umask": PRIVATE,
         }
         failed_to_start = []
         with (

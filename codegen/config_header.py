@@ -14,7 +14,13 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from pyflash.codegen.cache_dir import cache_dir, locked, write_if_changed
+from pyflash.codegen.cache_dir import (
+    CacheError,
+    cache_dir,
+    locked,
+    opened,
+    write_if_changed,
+)
 from pyflash.config import FAMILIES, DType, Family, KernelConfig
 from pyflash.config.fields import Field, Word, cpp_value, describe
 
@@ -142,8 +148,9 @@ def write_header(text: str, path: Path) -> Path:
 def is_whole(path: Path) -> bool:
     """Whether a header in the cache holds what was written there."""
     try:
-        return _digest(path.read_text()) == path.parents[2].name
-    except (OSError, ValueError):
+        with opened(path) as file:
+            return _digest(file.read().decode()) == path.parents[2].name
+    except (OSError, ValueError, CacheError):
         return False
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 _POLL_SECONDS = 0.05
+# The umask of commands whose files are for their user alone.
+PRIVATE = 0o077
 
 
 @contextmanager

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyflash
 from pyflash.codegen import seal
-from pyflash.codegen.cache_dir import cache_dir, location, write_if_changed
+from pyflash.codegen.cache_dir import (
+    CacheError,
+    NoCacheError,
+    cache_dir,
+    location,
+    opened,
+    write_if_changed,
+)
 from pyflash.config.sets import SET_NAMES
 
 # What comes with the package; in a checkout, also what `python -m codegen` builds.
@@ -58,22 +67,33 @@ def of_user(abi: str) -> list[Path]:
 
     Raises CacheError where there are some and the cache cannot be trusted."""
     folder = Path("kernels", f"{pyflash.__version__}-{abi}")
-    if not (location() / folder).is_dir():
+    try:
+        if not os.path.isdir(location() / folder):  # nor where it cannot be looked into
+            return []
+    except NoCacheError:
         return []
     return sorted((cache_dir() / folder).glob(f"[!.]*/{_PREFIX}*.so"))
 
 
-def check(path: Path, abi: str) -> None:
-    """Raises KernelLibraryError unless `path` is whole and was built for the op library of `abi`.
-    Does not map it: that ends the process where a part is missing."""
+@contextmanager
+def checked(path: Path, abi: str) -> Iterator[str]:
+    """A path to map the library by, which leads to the very file that was checked. Does not map it:
+    that ends the process where a part is missing.
+
+    Raises KernelLibraryError unless it is whole, was built for the op library of `abi`, and nobody
+    else can have written it."""
     try:
-        built_for = seal.check(path).get("abi")
+        with seal.checked(path) as (name, record):
+            built_for = record.get("abi")
+            if built_for is None:
+                raise _error(path, "is whole, but is no kernel library")
+            if built_for != abi:
+                raise _error(path, f"was built for ABI {built_for}, expected {abi}")
+            yield name
     except seal.BadFileError as error:
         raise _error(path, str(error)) from error
-    if built_for is None:
-        raise _error(path, "is whole, but is no kernel library")
-    if built_for != abi:
-        raise _error(path, f"was built for ABI {built_for}, expected {abi}")
+    except CacheError as error:
+        raise KernelLibraryError(f"pyflash: kernel library '{path}' is refused: {error}") from error
 
 
 def _error(path: Path, problem: str) -> KernelLibraryError:
@@ -111,8 +131,11 @@ def read_record(library: Path) -> dict[str, Any]:
     """Raises OSError where there is none, ValueError for a damaged one."""
     path = record_file(library)
     try:
-        record = json.loads(path.read_text())
+        with opened(path) as file:
+            record = json.load(file)
         is_whole = record.pop("sha256") == _digest(record)
+    except CacheError as error:
+        raise ValueError(str(error)) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: build the library again") from error
     if not is_whole:

@@ -9,9 +9,18 @@ from typing import Any
 
 from pyflash.codegen import seal, toolchain
 from pyflash.codegen.cache import library_problem, used
-from pyflash.codegen.cache_dir import PARTIAL, cache_dir, discard, locked, replacing
+from pyflash.codegen.cache_dir import (
+    PARTIAL,
+    cache_dir,
+    discard,
+    in_cache,
+    locked,
+    make_folder,
+    replacing,
+    write_text,
+)
 from pyflash.codegen.compilation import Compilation, console, waiting
-from pyflash.codegen.guard import guarded
+from pyflash.codegen.guard import PRIVATE, guarded
 
 
 def link(
@@ -23,8 +32,8 @@ def link(
     """Links compiled objects into `library`, which is sealed with `record`; returns its path.
 
     Raises RuntimeError with the linker's first complaint."""
-    library.parent.mkdir(parents=True, exist_ok=True)
     with locked(waiting) as lock:
+        make_folder(library.parent)
         for stray in library.parent.glob(f"{PARTIAL}*-{library.name}"):
             discard(stray)
         with replacing(library) as partial:
@@ -50,13 +59,18 @@ def reusable(library: Path) -> bool:
 
 def _run(command: Sequence[str], lock: int, library: Path, partial: Path) -> None:
     with guarded(
-        command, lock, partial, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        lock,
+        partial,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        umask=PRIVATE if in_cache(library) else -1,
     ) as process:
         printed, _ = process.communicate()
     if process.returncode == 0 and partial.exists():
         return
     log = cache_dir() / "link.log"
-    log.write_text(printed)
+    write_text(log, printed)
     lines = [line for line in printed.splitlines() if line.strip()]
     complaints = [line for line in lines if "error" in line or "undefined reference" in line]
     first = (complaints or lines or ["the linker did not run"])[0].strip()

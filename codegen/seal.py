@@ -6,27 +6,24 @@
 Mapping a file that was cut off ends the process with SIGBUS at the first use of a missing page, and
 a changed one does anything. So a sealed file ends in a JSON record with the size and the SHA-256 of
 what stands before, its length in 8 bytes, and MAGIC; loaders ignore what follows a library's
-sections. The seal is in the file itself because two files cannot be replaced at once.
+sections. The seal is in the file itself because two files cannot be replaced at once. It tells of
+damage alone: whoever can write a file can seal it, and who that is `cache_dir.opened` checks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyflash.codegen.cache_dir import CacheError, cache_dir, write_if_changed
+from pyflash.codegen.cache_dir import opened
 from pyflash.codegen.compile_object import content_digest
+from pyflash.codegen.trust import path_of
 
 MAGIC = b"pyflash seal v1\n"
-# Hashed at each check: 2 ms. Of larger files the cache remembers which were found whole.
-_QUICK_BYTES = 1 << 20
-# Of two changes of a file within a tick of the clock only the first shows in its times.
-_CLOCK_SECONDS = 2.0
 
 
 class BadFileError(RuntimeError):
@@ -44,24 +41,30 @@ def seal(path: Path, record: dict[str, Any] | None = None) -> None:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """The record of a file that is whole. Raises BadFileError, also where it cannot be read."""
+    """The record of a file that is whole. Raises BadFileError, also where it cannot be read, and
+    CacheError where others can have written it."""
+    with checked(path) as (_, record):
+        return record
+
+
+@contextmanager
+def checked(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A path to map a library by, which leads to the very file that was checked, and the record of
+    its seal. Raises as `check` does."""
     try:
-        with path.open("rb") as file:
-            return _check(path, file)
+        file = opened(path)
     except OSError as error:
         raise BadFileError(f"cannot be read: {error.strerror}") from error
+    with file:
+        yield path_of(file), _check(file)
 
 
-def _check(path: Path, file: BinaryIO) -> dict[str, Any]:
-    status = os.fstat(file.fileno())
-    record, n_sealed = _read(file, status.st_size)
+def _check(file: BinaryIO) -> dict[str, Any]:
+    record, n_sealed = _read(file, os.fstat(file.fileno()).st_size)
     if record.get("bytes") != n_sealed:
         raise BadFileError(f"is damaged: {n_sealed} bytes, expected {record.get('bytes')}")
-    mark = _Mark(path, status)
-    if not mark.is_set():
-        if content_digest(file, record) != record.get("sha256"):
-            raise BadFileError("is damaged: its contents are not those that were written")
-        mark.set()
+    if content_digest(file, record) != record.get("sha256"):
+        raise BadFileError("is damaged: its contents are not those that were written")
     return record
 
 
@@ -83,33 +86,3 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     if not isinstance(record, dict):
         raise BadFileError("is damaged: its seal is no record")
     return record, start
-
-
-class _Mark:
-    """That a large file, as it is now by its inode, size and times, was found whole."""
-
-    def __init__(self, path: Path, status: os.stat_result) -> None:
-        name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-        self._text = (
-            f"{status.st_dev} {status.st_ino} {status.st_size} "
-            f"{status.st_mtime_ns} {status.st_ctime_ns}\n"
-        )
-        self._is_old = time.time() - max(status.st_mtime, status.st_ctime) > _CLOCK_SECONDS
-        self._file: Path | None = None
-        if status.st_size > _QUICK_BYTES:
-            with contextlib.suppress(CacheError):
-                self._file = cache_dir() / "verified" / name
-
-    def is_set(self) -> bool:
-        if self._file is None:
-            return False
-        try:
-            return self._file.read_text() == self._text
-        except (OSError, ValueError):
-            return False
-
-    def set(self) -> None:
-        """Only in a cache that is there: reading a library creates none."""
-        if self._file and self._is_old and self._file.parents[1].is_dir():
-            with contextlib.suppress(OSError):
-                write_if_changed(self._file, self._text)

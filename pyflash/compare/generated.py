@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyflash.codegen import toolchain
+from pyflash.codegen import seal, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import Compilation, compile_all
@@ -240,7 +240,8 @@ def run_generated(
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    with seal.checked(path) as (name, _):
+        library = ctypes.CDLL(name)
     library.pyflash_gemm_workspace.restype = ctypes.c_int64
     library.pyflash_gemm_workspace.argtypes = [ctypes.c_int] * 4
     library.pyflash_gemm.argtypes = [

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyflash.codegen import seal
 from pyflash.config import FlashForwardKernelConfig
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -52,7 +53,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 @functools.cache
 def _load(path: Path) -> ctypes.PyDLL:
     # NOTE: with the GIL held: the machine runs one kernel at a time.
-    library = ctypes.PyDLL(str(path))
+    with seal.checked(path) as (name, _):
+        library = ctypes.PyDLL(name)
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"pyflash_emulator_{name}")
         function.restype, function.argtypes = result, arguments

@@ -21,7 +21,7 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
-from pyflash.codegen import emit, toolchain
+from pyflash.codegen import emit, seal, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all
@@ -182,10 +182,11 @@ def load_module(name: str, path: Path) -> ModuleType:
     called `name`, so each is loaded into a package of its own.
     """
     name = f"_{path.parent.name}.{name}"
-    loader = ExtensionFileLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    with seal.checked(path) as (file, _):
+        loader = ExtensionFileLoader(name, file)
+        spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
     return module
 
 

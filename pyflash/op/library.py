@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,9 @@ import torch
 
 import pyflash
 from pyflash.codegen import kernel_libraries, seal
-from pyflash.codegen.cache_dir import CacheError
+from pyflash.codegen.cache_dir import CacheError, opened
 from pyflash.codegen.kernel_libraries import LIB_DIR
+from pyflash.codegen.trust import path_of
 from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse, rank
 from pyflash.config.arch import archs_of
 from pyflash.config.features import in_dispatch_order
@@ -62,9 +64,12 @@ def load(path: str | os.PathLike[str]) -> int:
     that is no kernel library, is damaged, or was built for another version of pyflash, with the
     command that builds it again; the map is then as it was.
     """
-    resolved = Path(path).resolve()
-    kernel_libraries.check(resolved, torch.ops.pyflash.kernel_library_abi())
-    return torch.ops.pyflash.load_kernels(str(resolved))
+    path = Path(path).absolute()
+    with (
+        kernel_libraries.checked(path, torch.ops.pyflash.kernel_library_abi()) as name,
+        _calling_it(path, name),
+    ):
+        return torch.ops.pyflash.load_kernels(name)
 
 
 def load_cubin(path: str | os.PathLike[str]) -> None:
@@ -72,23 +77,35 @@ def load_cubin(path: str | os.PathLike[str]) -> None:
     that the config map of the process has for their config; those with the same features are
     replaced. From then on the config runs on the cubin's architecture alone.
 
-    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError where no kernel
-    library is loaded, which is what launches it.
+    Raises OSError or ValueError for a file that is not such a cubin, RuntimeError for one in the
+    cache that others can have written, and where no kernel library is loaded, which is what
+    launches it.
     """
-    path = Path(path).resolve()
-    record = json.loads(path.with_suffix(".row.json").read_text())
+    path = Path(path).absolute()
+    with opened(path.with_suffix(".row.json")) as file:
+        record = json.load(file)
     config, arch = parse(record["config"]), Arch.of(record["arch"])
-    torch.ops.pyflash.load_cubin(
-        str(path),
-        str(config),
-        ",".join(record["kernels"]),
-        ",".join(record["kernels"].values()),
-        config.family.nvcc_arch(arch),
-        n_threads=config.n_threads,
-        smem_bytes=config.smem_bytes,
-        ctas_per_sm=config.num_ctas_per_sm(arch),
-        rank=rank(config),
-    )
+    with opened(path) as file, _calling_it(path, name := path_of(file)):
+        torch.ops.pyflash.load_cubin(
+            name,
+            str(config),
+            ",".join(record["kernels"]),
+            ",".join(record["kernels"].values()),
+            config.family.nvcc_arch(arch),
+            n_threads=config.n_threads,
+            smem_bytes=config.smem_bytes,
+            ctas_per_sm=config.num_ctas_per_sm(arch),
+            rank=rank(config),
+        )
+
+
+@contextmanager
+def _calling_it(path: Path, name: str) -> Iterator[None]:
+    """In errors, by its path, what is read by the `name` of its descriptor."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(str(error).replace(name, str(path))) from None
 
 
 def built_configs() -> dict[KernelConfig, BuiltConfig]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
-import time
 
 import pytest
 from support.damage import damage
@@ -17,9 +16,8 @@ from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.codegen.config_header import PATH, emit_config_header, include_dir
 from pyflash.codegen.linking import link, reusable
-from pyflash.codegen.seal import BadFileError
 
-N_OBJECTS, N_LIBRARIES, N_HEADERS, N_MARKS = 60, 50, 40, 40
+N_OBJECTS, N_LIBRARIES, N_HEADERS = 60, 50, 40
 CONFIG = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
 
 
@@ -86,57 +84,6 @@ def test_the_config_header_is_written_again():
         assert header.read_text() == text
         what = damage([header], seed)
         assert (include_dir() / PATH).read_text() == text, what
-
-
-@pytest.fixture
-def marks(monkeypatch):
-    """Marks for small and new files, too."""
-    monkeypatch.setattr(seal, "_QUICK_BYTES", 0)
-    monkeypatch.setattr(seal, "_CLOCK_SECONDS", -1)
-    cache_dir().mkdir()
-
-
-@pytest.mark.usefixtures("marks")
-def test_a_mark_is_of_one_state_of_a_file(tmp_path):
-    for seed in range(N_MARKS):
-        path = tmp_path / f"{seed}.so"
-        path.write_bytes(b"contents" * 100)
-        seal.seal(path, {"abi": "1"})
-        before = path.read_bytes()
-        assert seal.check(path)["abi"] == "1"
-        (mark,) = (p for p in (cache_dir() / "verified").iterdir())
-        time.sleep(0.01)  # a tick of the file system's clock
-        if seed % 2:
-            what = damage([mark], seed)
-        else:
-            what = damage([path], seed // 2)
-            with pytest.raises(BadFileError):
-                seal.check(path)
-            assert path.exists() or "deleted" in what
-            path.write_bytes(before)
-        assert seal.check(path)["abi"] == "1", what
-        mark.unlink()
-
-
-@pytest.mark.usefixtures("marks")
-def test_a_marked_file_is_not_read_again(tmp_path, monkeypatch):
-    path = tmp_path / "x.so"
-    path.write_bytes(b"contents")
-    seal.seal(path)
-    seal.check(path)
-    monkeypatch.setattr(seal, "content_digest", lambda *_: pytest.fail("read again"))
-    seal.check(path)
-
-
-def test_a_file_that_was_just_written_is_not_marked(tmp_path, monkeypatch):
-    """A change within the same tick of the clock would not show."""
-    monkeypatch.setattr(seal, "_QUICK_BYTES", 0)
-    cache_dir().mkdir()
-    path = tmp_path / "x.so"
-    path.write_bytes(b"contents")
-    seal.seal(path)
-    seal.check(path)
-    assert not (cache_dir() / "verified").exists()
 
 
 def test_a_failed_link_is_one_sentence_and_leaves_nothing(compiler, tmp_path, monkeypatch):
