@@ -6,8 +6,10 @@ machine with a GPU may hold no more than torch, pytest, a checkout and its prebu
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -116,3 +118,20 @@ def plain_kernels(
 
     with uncaptured():
         return compile_plain_kernels(built_arch)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can look into, as pytest's are not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture
+def use_umask() -> Iterator[Callable[[int], int]]:
+    """Sets the umask of this process, until the test ends."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)

@@ -35,7 +35,13 @@ std::optional<AnyConfig> config_of(std::string const& line) {
   }
 }
 
-std::istream& operator>>(std::istream& in, Range& range) { return in >> range.first >> range.last; }
+// Fails for a range whose ends are no extents, or the wrong way round.
+std::istream& operator>>(std::istream& in, Range& range) {
+  if (in >> range.first >> range.last && !(0 <= range.first && range.first <= range.last)) {
+    in.setstate(std::ios::failbit);
+  }
+  return in;
+}
 
 void read_choice(std::istringstream& words, std::string const& line, TunedTable& table) {
   int dtype = 0;
@@ -43,10 +49,11 @@ void read_choice(std::istringstream& words, std::string const& line, TunedTable&
   TunedChoice choice{};
   words >> dtype >> choice.d_head >> features >> choice.packed >> choice.pairs >> choice.rows >>
       choice.keys >> choice.num_splits;
-  if (!words || choice.num_splits < 0 || choice.num_splits > kMaxSplits) {
+  choice.dtype = static_cast<DType>(dtype);
+  if (!words || choice.d_head <= 0 || choice.num_splits < 0 || choice.num_splits > kMaxSplits ||
+      (choice.dtype != DType::FP16 && choice.dtype != DType::BF16)) {
     refuse_line(line);
   }
-  choice.dtype = static_cast<DType>(dtype);
   choice.features = parse_features(features);
   if (auto const config = config_of(line)) {
     choice.config = *config;
@@ -67,7 +74,7 @@ void read_costs(std::istringstream& words, std::string const& line, TunedTable& 
                                   [&](ProblemKind k) { return kind == name(k); });
   if (!words || known == std::end(kKinds) ||
       std::any_of(std::begin(kCosts), std::end(kCosts),
-                  [&](auto const cost) { return costs.*cost < 0; }) ||
+                  [&](auto const cost) { return !(costs.*cost >= 0); }) ||
       costs.memory == 0 || costs.l2 == 0) {
     refuse_line(line);
   }
@@ -91,7 +98,7 @@ TunedTables read_tables(std::string_view text) {
     if (what == "table") {
       TunedTable table{.name = line.substr(line.find(" | ") + 3)};
       words >> table.sm_arch >> table.n_sms;
-      if (!words) {
+      if (!words || table.sm_arch <= 0 || table.n_sms <= 0) {
         refuse_line(line);
       }
       result.push_back(std::move(table));

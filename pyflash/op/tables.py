@@ -9,40 +9,65 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyflash.codegen import trust
+from pyflash.codegen.cache_dir import write_text
 from pyflash.config import DType, Features
+from pyflash.op.json_value import JsonValue
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "data" / "tuned"
 FORMAT = 1
 KINDS = ("many", "few")
+MAX_SPLITS = 128  # kMaxSplits in cute_kernels/params.h
 # Of a config, as host/expected_time.h says.
 COSTS = (
     "launch", "tile", "step", "share", "rows", "mask", "capped", "memory", "l2", "cold", "merge",
     "split",
 )  # fmt: skip
+_DIVISORS = ("memory", "l2")
 
 Table = dict[str, Any]
 
 
+# Of a file; the largest shipped one takes a hundredth.
+_MOST_BYTES = 10 << 20
+_INT, _LONG = 2**31 - 1, 2**63 - 1
+_MOST = 1e9  # microseconds, or any other cost
+
+
+class NoTablesError(ValueError):
+    """There is no place for a user's tables: no home folder, and no variable that names one."""
+
+
 def user_dir() -> Path:
     """Where a user's own tables are: PYFLASH_CONFIG_DIR, or pyflash in XDG_CONFIG_HOME, by default
-    ~/.config/pyflash; there in tuned/."""
-    own = os.environ.get("PYFLASH_CONFIG_DIR")
-    xdg = os.environ.get("XDG_CONFIG_HOME")
-    folder = Path(own) if own else (Path(xdg) if xdg else Path.home() / ".config") / "pyflash"
-    return folder.expanduser().resolve() / "tuned"
+    ~/.config/pyflash; there in tuned/. Raises NoTablesError without a home folder, ValueError for a
+    variable that leads nowhere."""
+    for variable, below in (("PYFLASH_CONFIG_DIR", "tuned"), ("XDG_CONFIG_HOME", "pyflash/tuned")):
+        if folder := os.environ.get(variable):
+            try:
+                return trust.expand(folder) / below
+            except ValueError as error:
+                raise ValueError(f"{variable}={error}; set it to a folder") from None
+    try:
+        return trust.expand("~/.config/pyflash/tuned")
+    except ValueError as error:
+        raise NoTablesError(f"no folder: {error}; set PYFLASH_CONFIG_DIR to one") from None
 
 
 def load_tables() -> int:
     """Makes selection use the tables of the user and of the package; returns the number of their
-    rows. A file that cannot be used is skipped with a warning."""
-    tables = [*_read_folder(user_dir(), own=True), *_read_folder(SHIPPED_DIR)]
-    return use_tables(tables)
+    rows. Whatever is wrong with a file, it is skipped with a warning."""
+    found = {path: table for path in _files() if (table := _read_or_tell(path)) is not None}
+    try:
+        return use_tables(found.values())
+    except (RuntimeError, ValueError):  # of one of them: which, each alone tells
+        usable = [table for path, table in found.items() if _is_usable(path, table)]
+        return use_tables(usable)
 
 
 def use_tables(tables: Iterable[Table]) -> int:
@@ -55,22 +80,28 @@ def use_tables(tables: Iterable[Table]) -> int:
     return torch.ops.pyflash.load_tables("".join(f"{line}\n" for line in lines))
 
 
-def read_table(path: Path) -> Table:
-    """Raises ValueError for a file that is no table, OSError for one that cannot be read."""
+def read_table(path: Path, is_own: bool = False) -> Table:
+    """Raises ValueError for a file that is no table, OSError for one that cannot be read; of a
+    user's own also UntrustedError for one that others can write."""
+    with trust.open_file(path) as file:
+        if is_own:
+            trust.check(os.fstat(file.fileno()), path)
+        text = file.read(_MOST_BYTES + 1)
     try:
-        table = json.loads(path.read_text())
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        table = json.loads(text)
         _lines(table)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no tuned table: {error!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no tuned table: {error}; make it again") from None
     return table
 
 
-def write_table(path: Path, table: Table) -> None:
-    """Writes it at once, for its owner alone where the folder is made here."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    partial.write_text(json.dumps(table, indent=1) + "\n")
-    partial.replace(path)
+def write_table(path: Path, table: Table, is_private: bool = True) -> None:
+    """Writes it at once; `is_private`: for its owner alone, as the folders that are made for it."""
+    if is_private:
+        trust.make_private(path.parent)
+    write_text(path, json.dumps(table, indent=1) + "\n", is_private)
 
 
 def class_of(values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -81,48 +112,84 @@ def class_of(values: Mapping[str, Any]) -> tuple[Any, ...]:
 _CLASS = ("dtype", "d_head", "features", "packed", "pairs", "rows", "keys")
 
 
-def _read_folder(folder: Path, own: bool = False) -> list[Table]:
-    tables = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            if own:
-                _check_private(path)
-            tables.append(read_table(path))
-        except (ValueError, OSError) as error:
-            warnings.warn(f"pyflash: {path} is skipped: {error}", stacklevel=2)
-    return tables
+def _files() -> Iterator[Path]:
+    """Of tables, in the order of precedence."""
+    try:
+        own = user_dir()
+        yield from (own / name for name in sorted(os.listdir(own)) if name.endswith(".json"))
+    except (NoTablesError, FileNotFoundError, NotADirectoryError):
+        pass  # as most users have none
+    except (ValueError, OSError) as error:
+        _tell(f"tuned tables of the user are skipped: {error}")
+    yield from sorted(SHIPPED_DIR.glob("*.json"))
 
 
-def _check_private(path: Path) -> None:
-    """Nobody else is to decide which kernels a user runs."""
-    status = path.stat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(
-            f"others can write to it: expected a file of user {os.getuid()}; chmod go-w '{path}'"
-        )
+def _read_or_tell(path: Path) -> Table | None:
+    try:
+        return read_table(path, is_own=path.parent != SHIPPED_DIR)
+    except OSError as error:
+        _tell(f"{path} is skipped: it cannot be read: {error.strerror}; remove it, or mend that")
+    except (ValueError, trust.UntrustedError) as error:
+        _tell(f"{path} is skipped: it {str(error).removeprefix(str(path)).strip()}")
+    return None
+
+
+def _is_usable(path: Path, table: Table) -> bool:
+    """Whether the op takes it."""
+    try:
+        use_tables([table])
+    except (RuntimeError, ValueError) as error:
+        _tell(f"{path} is skipped: {error}; make it again")
+        return False
+    return True
+
+
+def _tell(sentence: str) -> None:
+    warnings.warn(f"pyflash: {sentence}", stacklevel=2)
 
 
 def _lines(table: Table) -> list[str]:
-    """As host/tuned.h has them."""
-    if table["format"] != FORMAT:
-        raise ValueError(f"format {table['format']}: expected {FORMAT}; make it again")
-    lines = [f"table {int(table['sm'])} {int(table['n_sms'])} | {_word(table['name'])}"]
-    for row in table.get("choices", ()):
+    """As host/tuned.h has them. Raises ValueError for what no table says, with the path to it."""
+    root = JsonValue(table)
+    root["format"].whole(FORMAT, FORMAT)
+    gpu = f"{root['sm'].whole(10, 999)} {root['n_sms'].whole(1, 1 << 16)}"
+    lines = [f"table {gpu} | {_word(root['name'])}"]
+    for row in root.get("choices", []).items():
         of = row["class"]
-        ranges = (f"{int(first)} {int(last)}" for first, last in map(of.get, _CLASS[4:]))
-        features = Features.parse(of["features"])
-        head = f"{int(DType.of(of['dtype']))} {int(of['d_head'])} {features} {int(of['packed'])}"
-        splits = int(row["num_splits"])
-        lines.append(f"choice {head} {' '.join(ranges)} {splits} | {_word(row['config'])}")
-    for row in table.get("costs", ()):
-        if row["kind"] not in KINDS:
-            raise ValueError(f"unknown kind {row['kind']!r}: expected one of {', '.join(KINDS)}")
-        figures = " ".join(f"{float(row[name]):.6g}" for name in COSTS)
-        lines.append(f"costs {row['kind']} {figures} | {_word(row['config'])}")
+        head = f"{int(DType[of['dtype'].one_of(DType.__members__)])} {of['d_head'].whole(1, _INT)}"
+        head += f" {_features(of['features'])} {int(of['packed'].flag())}"
+        ranges = " ".join(_range(of[name]) for name in _CLASS[4:])
+        splits = row["num_splits"].whole(0, MAX_SPLITS)
+        lines.append(f"choice {head} {ranges} {splits} | {_word(row['config'])}")
+    for row in root.get("costs", []).items():
+        kind = row["kind"].one_of(KINDS)
+        figures = " ".join(_figure(row[name], name) for name in COSTS)
+        lines.append(f"costs {kind} {figures} | {_word(row['config'])}")
     return lines
 
 
-def _word(text: str) -> str:
-    if "\n" in text or " | " in text:
-        raise ValueError(f"{text!r}: expected a name without a line break or a bar")
+def _word(value: JsonValue) -> str:
+    text = value.word()
+    if " | " in text:
+        value.refuse("a name without a bar")
     return text
+
+
+def _features(value: JsonValue) -> Features:
+    try:
+        return Features.parse(value.word())
+    except ValueError:
+        value.refuse("plain, or names of features joined by +")
+
+
+def _range(value: JsonValue) -> str:
+    """Of extents, in words of the line."""
+    ends = [end.whole(0, _LONG) for end in value.items()]
+    if len(ends) != 2 or ends[0] > ends[1]:
+        value.refuse("the first and the last of a range")
+    return f"{ends[0]} {ends[1]}"
+
+
+def _figure(value: JsonValue, name: str) -> str:
+    # NOTE: without exponents: C++ refuses to read a number too small to be normal.
+    return f"{value.number(1e-9 if name in _DIVISORS else 0.0, _MOST):.9f}"

@@ -20,10 +20,10 @@ from pyflash.config import Arch, KernelConfig
 from pyflash.config.resources import Resources
 from pyflash.op.options import windows_of
 from pyflash.op.selection import Problem
+from pyflash.op.tables import MAX_SPLITS
 
 CPU = "cpu"  # its name in place of a GPU's
 ELEMENT_BYTES = 2
-MAX_SPLITS = 128  # kMaxSplits in cute_kernels/params.h
 _CLOCK = 1.7e9
 _EXPONENTIALS_PER_CYCLE = 16  # of an SM
 _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row maximum's chain

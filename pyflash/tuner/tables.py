@@ -71,8 +71,8 @@ def merged(new: tables.Table, old: tables.Table) -> tables.Table:
     """`new` with the rows of `old`, a table of the same GPU, that it does not replace."""
     classes = {tables.class_of(row["class"]) for row in new["choices"]}
     priced = {(row["config"], row["kind"]) for row in new["costs"]}
-    kept = [row for row in old["choices"] if tables.class_of(row["class"]) not in classes]
-    costs = [row for row in old["costs"] if (row["config"], row["kind"]) not in priced]
+    kept = [row for row in old.get("choices", ()) if tables.class_of(row["class"]) not in classes]
+    costs = [row for row in old.get("costs", ()) if (row["config"], row["kind"]) not in priced]
     return new | {"choices": [*new["choices"], *kept], "costs": [*new["costs"], *costs]}
 
 
@@ -133,7 +133,7 @@ def _onto(kept: tables.Table, table: tables.Table, kinds: Sequence[str]) -> tabl
         "choices": made_before.get("choices", []),
     }
     fitted = [row for row in table["costs"] if row["kind"] in kinds]
-    others = [row for row in kept["costs"] if row["kind"] not in kinds]
+    others = [row for row in kept.get("costs", ()) if row["kind"] not in kinds]
     return merged(table | {"made": made, "costs": fitted}, kept | {"costs": others})
 
 
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         table = table_of(arguments.journals, arguments.name, costs=not arguments.no_costs)
         if arguments.choices:
             table = _onto(tables.read_table(arguments.choices), table, arguments.kinds)
-        tables.write_table(arguments.out, table)
+        tables.write_table(arguments.out, table, is_private=False)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,13 +55,6 @@ def compiler(tmp_path, monkeypatch):
     compiler = fake_compiler(tmp_path)
     monkeypatch.setenv("CXX", compiler.command[0])
     return compiler
-
-
-@pytest.fixture
-def use_umask() -> Iterator[Callable[[int], int]]:
-    before = os.umask(0o022)
-    yield os.umask
-    os.umask(before)
 
 
 @pytest.fixture(scope="module")
@@ -368,14 +360,6 @@ def test_what_is_loaded_is_what_was_checked(fakes, tmp_path, code, loaded):
 
 
 # Another user
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """That other users can look into, as pytest's are not."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
 
 
 @needs_root

@@ -237,11 +237,14 @@ def test_other_gpus_of_the_architecture_get_the_costs_of_the_nearest():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 2}, "format 2: expected 1"),
-        ({"costs": [costs(RANK_1, kind="odd")]}, "unknown kind 'odd'"),
-        ({"choices": [{"config": RANK_1}]}, "KeyError"),
-        ({"name": "a\nb"}, "without a line break"),
-        ({"choices": 3}, "TypeError"),
+        ({"format": 2}, "format is 2: expected 1; make it again"),
+        (
+            {"costs": [costs(RANK_1, kind="odd")]},
+            r"costs\[0\].kind is 'odd': expected one of many, few",
+        ),
+        ({"choices": [{"config": RANK_1}]}, r"choices\[0\].class is missing"),
+        ({"name": "a\nb"}, "name is .*: expected a name of 1 to 300 printable characters"),
+        ({"choices": 3}, "choices is 3: expected a list"),
     ],
 )
 def test_a_file_that_is_no_table_is_skipped_with_a_warning(tmp_path, change, says):
@@ -258,17 +261,44 @@ def test_a_file_that_others_can_write_is_skipped():
     tables.write_table(path, table([choice(RANK_3)]))
     assert path.parent.stat().st_mode & 0o077 == 0
     path.chmod(0o666)
-    with pytest.warns(UserWarning, match="others can write to it: .* chmod go-w"):
+    with pytest.warns(UserWarning, match=r"a.json is skipped: it can be written by others .*chmod"):
         tables.load_tables()
     assert str(selected().config) == RANK_1
 
 
+CHOICE = "choice 5 512 plain 0 1 2 3 4 5 6 0 | x"
+COSTS = f"costs many {' '.join('1' * len(tables.COSTS))} | x"
+
+
 @pytest.mark.parametrize(
-    "text", ["nonsense\n", "choice 1 | x\n", "table 90 132\n", "table x | y\n"]
-)
+    "text",
+    [
+        "nonsense\n",
+        "choice 1 | x\n",
+        "table 90 132\n",
+        "table x | y\n",
+        "table -5 132 | y\n",
+        "table 90 0 | y\n",
+        "table 90 99999999999999999999 | y\n",
+        *(
+            f"table 90 132 | y\n{CHOICE.replace(words, others)}\n"
+            for words, others in (
+                ("5 512", "7 512"), ("512", "0"), ("plain", "x"), ("1 2", "2 1"), ("3 4", "-3 4"),
+                ("5 6", "6 5"), ("0 |", "-1 |"), ("0 |", "129 |"), ("0 |", "x |"),
+            )
+        ),
+        *(
+            f"table 90 132 | y\n{' '.join(['costs many', *changed])} | x\n"
+            for i in range(len(tables.COSTS))
+            for bad in ("-1", "nan", "inf", "-inf", "1e999", "x")
+            for changed in [[*"1" * i, bad, *"1" * (len(tables.COSTS) - 1 - i)]]
+        ),
+    ],
+)  # fmt: skip
 def test_the_op_refuses_what_is_no_table(text):
+    assert torch.ops.pyflash.load_tables(f"table 90 132 | y\n{CHOICE}\n{COSTS}\n") == 0
     tables.use_tables([table([choice(RANK_3)])])
-    with pytest.raises(RuntimeError, match=r"tuned tables: .* is not understood"):
+    with pytest.raises(RuntimeError, match=r"tuned tables: .* is not understood|are no features"):
         torch.ops.pyflash.load_tables(text)
     assert str(selected().config) == RANK_3
 
