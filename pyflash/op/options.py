@@ -55,9 +55,10 @@ class AttentionOptions(TypedDict, total=False):
         Option(
             "",
             'the kernel to run, or its short form; "": the best known config for this problem '
-            "(`pyflash.select` returns it with the reason). An explicit config is used or raises; "
-            "there is no fallback. Its d_head may exceed that of q. On the CPU it sets block sizes "
-            "and softmax, and need not be built.",
+            "(`pyflash.select` returns it with the reason). On a GPU an explicit config is used or "
+            "raises; there is no fallback. Its d_head may exceed that of q. On the CPU, where no "
+            "kernel runs, it has to be legal on some GPU and to fit q as there; it sets block "
+            "sizes and softmax, and need not be built.",
             in_backward=False,
         ),
     ]
