@@ -1,13 +1,10 @@
-"""`pyflash tune` without a GPU: what it refuses, shows, and would try; a run whose measurements are
-injected; pictures; audits replayed; picks judged."""
+"""`pyflash tune` with measurements that are injected; pictures; audits replayed; picks judged."""
 
 import functools
 import json
 import re
-from pathlib import Path
 
 import pytest
-import torch
 from support.fake_library import build_fake_library
 from support.pages import check_page
 from typer.testing import CliRunner
@@ -33,12 +30,6 @@ SPACE = (
 )
 
 
-DATA = Path(__file__).parents[2] / "docs" / "data"
-TUNED = sorted(path for path in DATA.glob("*.jsonl") if '"what": "tune"' in path.read_text()[:200])
-OTHERS = sorted(set(DATA.glob("*.jsonl")) - set(TUNED))
-WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
 def run(*arguments):
     return CliRunner().invoke(app, ["tune", *map(str, arguments)])
 
@@ -46,81 +37,6 @@ def run(*arguments):
 def assert_one_line(result, says):
     assert result.exit_code == 1, result.output
     assert re.fullmatch(f"error: [^\n]*({says})[^\n]*\n", result.stderr), result.stderr
-
-
-# Without a GPU.
-
-
-@WITHOUT_GPU
-@pytest.mark.parametrize("device", [[], ["--device", "cpu"], ["--device", "cuda"]])
-@pytest.mark.parametrize("options", [[], ["--install"], ["--limit", "0", "--install"], ["--json"]])
-def test_without_a_gpu_it_says_so_before_anything_is_measured(
-    tmp_path, monkeypatch, device, options
-):
-    monkeypatch.setattr(Measurer, "check", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(Measurer, "sample", lambda *_: pytest.fail("measured"))
-    path = tmp_path / "journal.jsonl"
-    result = run(*device, *options, "--space", SPACE, "--problem", NAME, "--journal", path)
-    assert_one_line(result, "no GPU to tune for")
-    assert result.stdout == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-@WITHOUT_GPU
-@pytest.mark.parametrize("device", [None, "cpu", "cuda"])
-def test_the_function_refuses_as_well(tmp_path, device):
-    with pytest.raises(RuntimeError, match=r"no GPU to tune for"):
-        pyflash.tune(parse_space(SPACE), NAME, journal=tmp_path / "j", device=device)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
-def test_a_journal_of_another_machine_is_shown(tmp_path, monkeypatch, path):
-    monkeypatch.setenv("COLUMNS", "400")
-    before = path.read_bytes()
-    html, picture = tmp_path / "page.html", tmp_path / "tune.svg"
-    result = run("--read", path, "--json", "--html", html, "--picture", picture)
-    assert result.exit_code == 0, result.output
-    values = json.loads(result.stdout)
-    records = read_journal(path)
-    winners = {r["problem"]: r for r in records if r["kind"] == "winner"}
-    assert values["gpu"] == "NVIDIA H200"
-    assert list(values["problems"]) == [seen.name for seen in seen_in(records)]
-    for name, problem in values["problems"].items():
-        assert problem["state"] == "winner"
-        assert problem["best"]["config"] == winners[name]["config"]
-        times = [candidate["seconds"] for candidate in problem["candidates"]]
-        assert times == sorted(times)
-    headings = check_page(html.read_text())
-    assert "Tuning on NVIDIA H200" in html.read_text()
-    assert set(winners) <= set(headings)
-    assert "<svg" in picture.read_text()[:1000]
-    shown = run("--read", path)
-    assert shown.exit_code == 0
-    assert all(winner["config"] in " ".join(shown.stdout.split()) for winner in winners.values())
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_what_is_no_tuning_journal_is_refused(path):
-    assert_one_line(run("--read", path), "holds no measured candidate|is not a record of a journal")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--read", TUNED[0], "--install"], "--read .*no --install"),
-        (["--read", TUNED[0], "--dry-run"], "--read .*no --dry-run"),
-        (["--dry-run", "--install"], "--dry-run .*no --install"),
-        (["--dry-run", "--html", "page.html"], "--dry-run .*no --html"),
-        (["--dry-run", "--picture", "tune.svg"], "--dry-run .*no --picture"),
-        (["--read", "missing.jsonl"], "missing.jsonl: No such file"),
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(tmp_path, monkeypatch, arguments, says):
-    monkeypatch.chdir(tmp_path)
-    assert_one_line(run(*arguments), says)
-    assert list(tmp_path.iterdir()) == []
 
 
 # With measurements that are injected.
