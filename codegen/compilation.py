@@ -30,7 +30,7 @@ from pyflash.codegen.cache_dir import (
     write_if_changed,
 )
 from pyflash.codegen.compile_object import digest, phases_file
-from pyflash.codegen.guard import PRIVATE, guarded
+from pyflash.codegen.guard import guarded
 from pyflash.codegen.progress import BuildProgress
 
 # Holds codegen/ and cute_kernels/: a checkout, or pyflash/ in site-packages.
@@ -189,9 +189,10 @@ def _check_paths(compilations: Iterable[Compilation]) -> None:
 
 
 def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | None:
-    """As if each kernel took as long as those that were compiled last; None: nothing is known."""
+    """As if each kernel took as long as those that were compiled last; None: nothing is known.
+    With the lock held, without which no record goes."""
     n_kernels = [c.n_kernels for c in missing]
-    records = sorted(cache_dir().glob("objects/*/*/*.json"), key=_written)[-8:]
+    records = sorted(cache_dir().glob("objects/*/*/*.json"), key=os.path.getmtime)[-8:]
     seconds, n_compiled = 0.0, 0
     for record in records:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
@@ -203,13 +204,6 @@ def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | Non
         return None
     n_rounds = max(sum(n_kernels) / n_jobs, *n_kernels)
     return seconds / n_compiled * n_rounds
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def max_jobs() -> int:
@@ -224,12 +218,10 @@ def available_memory() -> int:
     (available,) = (line for line in meminfo.splitlines() if line.startswith("MemAvailable"))
     limits = [int(available.split()[1]) * 1024]
     group = Path("/sys/fs/cgroup")
-    try:
+    with contextlib.suppress(OSError):  # no control group of version 2
         limit = (group / "memory.max").read_text().strip()
         if limit != "max":
             limits.append(int(limit) - int((group / "memory.current").read_text()))
-    except OSError:
-        pass  # no control group of version 2
     return min(limits)
 
 
@@ -281,7 +273,6 @@ def _run_ninja(
             "env": os.environ | {"NINJA_STATUS": "@ ", "TMPDIR": folder},
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
-            "umask": PRIVATE,
         }
         failed_to_start = []
         with (

@@ -23,16 +23,19 @@ from pathlib import Path
 from typing import Any
 
 _POLL_SECONDS = 0.05
-# The umask of commands whose files are for their user alone.
-PRIVATE = 0o077
 
 
 @contextmanager
 def guarded(
-    command: Sequence[str], lock: int, remove: Path | None = None, **options: Any
+    command: Sequence[str],
+    lock: int,
+    remove: Path | None = None,
+    is_private: bool = True,
+    **options: Any,
 ) -> Iterator[subprocess.Popen[str]]:
     """Starts `command` with the builder's `lock`, `options` being those of Popen; on leaving, also
-    by an exception, it has ended, and everything that it started."""
+    by an exception, it has ended, and everything that it started. `is_private`: what it writes is
+    for its user alone."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(remove or ""), *command],
         stdin=subprocess.DEVNULL,
@@ -40,6 +43,7 @@ def guarded(
         pass_fds=(lock,),
         text=True,
         errors="replace",
+        umask=0o077 if is_private else -1,
         **options,
     )
     try:

@@ -20,7 +20,7 @@ from pyflash.codegen.cache_dir import (
     write_text,
 )
 from pyflash.codegen.compilation import Compilation, console, waiting
-from pyflash.codegen.guard import PRIVATE, guarded
+from pyflash.codegen.guard import guarded
 
 
 def link(
@@ -58,14 +58,8 @@ def reusable(library: Path) -> bool:
 
 
 def _run(command: Sequence[str], lock: int, library: Path, partial: Path) -> None:
-    with guarded(
-        command,
-        lock,
-        partial,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        umask=PRIVATE if in_cache(library) else -1,
-    ) as process:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with guarded(command, lock, partial, in_cache(library) is not None, **options) as process:
         printed, _ = process.communicate()
     if process.returncode == 0 and partial.exists():
         return

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from support.damage import damage
-from support.fake_compiler import fake_compiler, sources
+from support.fake_compiler import sources
 
 from pyflash.codegen import build, cache, compilation, emulated, linking, seal, toolchain
 from pyflash.codegen.cache_dir import cache_dir
@@ -24,13 +24,6 @@ CONFIG = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def compiler(tmp_path, monkeypatch):
-    compiler = fake_compiler(tmp_path)
-    monkeypatch.setenv("CXX", compiler.command[0])
-    return compiler
 
 
 def expected(c: Compilation) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyflash.codegen.compilation import Compilation, Compiler
+from pyflash.codegen.compilation import Compilation, Compiler, compile_all
 
 _SCRIPT = """\
 #!/bin/sh
@@ -40,3 +40,10 @@ def sources(compiler: Compiler, count: int, stem: str = "source") -> list[Compil
         Compilation(f"{stem} {i}", f"{stem}_{i}", f"// {stem} {i}\n" + "x" * 200, compiler)
         for i in range(count)
     ]
+
+
+def compiled(compiler: Compiler) -> Compilation:
+    """Whose object is in the cache."""
+    (c,) = sources(compiler, 1)
+    assert compile_all([c], "objects") == []
+    return c

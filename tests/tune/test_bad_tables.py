@@ -22,30 +22,16 @@ from support.other_user import NOBODY, as_user, needs_root
 from pyflash.op import tables
 
 CONFIG = "(FP16, 512, 64, 64, 4): async+load_0_0_0_tiles"
+CLASS = {
+    "dtype": "FP16", "d_head": 512, "features": "plain", "packed": False, "pairs": [100, 200],
+    "rows": [65, 256], "keys": [1, 256],
+}  # fmt: skip
 GOOD = {
-    "format": tables.FORMAT,
-    "name": "a table",
-    "gpu": "a GPU",
-    "sm": 90,
-    "n_sms": 132,
+    "format": tables.FORMAT, "name": "a table", "gpu": "a GPU", "sm": 90, "n_sms": 132,
     "made": {"journals": ["a"]},
-    "choices": [
-        {
-            "class": {
-                "dtype": "FP16",
-                "d_head": 512,
-                "features": "plain",
-                "packed": False,
-                "pairs": [100, 200],
-                "rows": [65, 256],
-                "keys": [1, 256],
-            },
-            "config": CONFIG,
-            "num_splits": 0,
-        }
-    ],
+    "choices": [{"class": CLASS, "config": CONFIG, "num_splits": 0}],
     "costs": [FIGURES | {"config": CONFIG, "kind": "many"}],
-}
+}  # fmt: skip
 
 # As JSON has them: Python's reader takes NaN, and numbers of any size.
 BAD_VALUES = {
@@ -299,12 +285,7 @@ def _rows(folder: Path) -> list[Any]:
 @needs_root
 @pytest.mark.parametrize(
     ("owner", "reader", "loads"),
-    [
-        (0, NOBODY, True),
-        (NOBODY, NOBODY, True),
-        (NOBODY, 0, False),
-        (NOBODY - 1, NOBODY, False),
-    ],
+    [(0, NOBODY, True), (NOBODY, NOBODY, True), (NOBODY, 0, False), (NOBODY - 1, NOBODY, False)],
 )
 def test_a_table_of_its_user_or_of_root_is_read(open_folder, monkeypatch, owner, reader, loads):
     monkeypatch.setenv("PYFLASH_CONFIG_DIR", str(open_folder))
