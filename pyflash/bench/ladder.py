@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
@@ -20,7 +21,7 @@ from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import Arch, DType, Features, KernelConfig, named_set
 from pyflash.inspect.compiled import CompiledKernel, compilation, compiled_kernels
-from pyflash.inspect.html import bars, scrolling, table_html
+from pyflash.inspect.html import bars, bullets, scrolling, table_html
 from pyflash.inspect.inspection import emulated_traffic
 from pyflash.inspect.tables import Table
 
@@ -117,7 +118,7 @@ class Ladder:
             if before.kernel and after.kernel
         ]
 
-    def sections(self) -> Iterator[tuple[str, str]]:
+    def sections(self) -> Iterator[tuple[str, Markup]]:
         """(heading, HTML) of its page."""
         speeds = {f"{s.number} {s.adds}": s.tflops for s in self.steps if s.tflops}
         if speeds:
@@ -127,8 +128,7 @@ class Ladder:
         for table in self.tables():
             yield table.title, table_html(table)
         if self.missing:
-            items = "".join(f"<li>no {part}: {why}</li>" for part, why in self.missing.items())
-            yield "missing", f"<ul>{items}</ul>"
+            yield "missing", bullets(f"no {part}: {why}" for part, why in self.missing.items())
 
     def __rich__(self) -> Group:
         missing = [Text(f"no {part}: {why}", "dim") for part, why in self.missing.items()]

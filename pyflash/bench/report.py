@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from pyflash.bench import figures, plain_text
 from pyflash.bench.measurements import dates, measurements, places, titles
 from pyflash.bench.records import Record
 from pyflash.inspect.html import image, table_html
 from pyflash.inspect.tables import Table
+from pyflash.markup import element
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class BenchReport:
     def title(self) -> str:
         return f"Attention on {places(self.records)}, {dates(self.records)}"
 
-    def sections(self) -> Iterator[tuple[str, str]]:
+    def sections(self) -> Iterator[tuple[str, Markup]]:
         """(heading, HTML)."""
         yield from drawn(self.records)
         yield "measured on", table_html(environments(self.records))
@@ -34,13 +37,13 @@ class BenchReport:
         return fragment(self)
 
 
-def drawn(of: Sequence[Record]) -> Iterator[tuple[str, str]]:
+def drawn(of: Sequence[Record]) -> Iterator[tuple[str, Markup]]:
     """The figures; in their place the reason where there is none."""
     for name, draw in (("speed", figures.speed), ("roofline", figures.roofline)):
         try:
             svg = figures.to_svg(draw(of))
         except (ValueError, ImportError) as error:
-            yield name, f"<p>{error}</p>"
+            yield name, element("p", error)
         else:
             yield name, image(svg, f"{name} of each contender; the tables have the figures")
 

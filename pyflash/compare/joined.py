@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
+from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
 from pyflash.compare.profiler_csv import Joined, Profile, Row, join
-from pyflash.inspect.html import table_html
+from pyflash.inspect.html import bullets, table_html
 from pyflash.inspect.tables import Table
 
 
@@ -53,12 +53,11 @@ class JoinedProfiles:
                          j.operation))  # fmt: skip
         return Table.of(self.title, columns, rows)
 
-    def sections(self) -> Iterator[tuple[str, str]]:
+    def sections(self) -> Iterator[tuple[str, Markup]]:
         """(heading, HTML) of its page."""
         yield "rows", table_html(self.table())
         if self.notes:
-            items = "".join(f"<li>{escape(text)}</li>" for text in self.notes)
-            yield "notes", f"<ul>{items}</ul>"
+            yield "notes", bullets(self.notes)
 
     def __rich__(self) -> Group:
         return Group(self.table(), *map(Text, self.notes))

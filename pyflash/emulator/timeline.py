@@ -10,11 +10,15 @@ one MMA after another. So overlap, turns and waits show; the cycles predict noth
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from pyflash.layouts.svg import XMLNS
+from pyflash.markup import element
 
 if TYPE_CHECKING:
     from pyflash.emulator.report import Report
@@ -186,27 +190,31 @@ _MMA_COLOURS = ("#3f8f5f", "#8f5fa8", "#b8504a", "#4a7ab8")
 _ROW, _BAR, _LEFT, _TOP = 28, 20, 110, 40
 
 
-def as_svg(report: Report, width: int = 1400) -> str:
+def as_svg(report: Report, width: int = 1400) -> Markup:
     """The same as an SVG; each bar has a title that says what it is."""
     all_spans = spans(report)
     rows = _rows(all_spans)
     total = max((span.end for span in all_spans), default=1.0)
     height = _TOP + _ROW * len(rows) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<text x="4" y="18">{html.escape(report.config)}: first CTA, {total:,.0f} nominal cycles '
-        "in dependency order</text>",
-    ]
+    title = f"{report.config}: first CTA, {total:,.0f} nominal cycles in dependency order"
+    parts = [element("text", title, x=4, y=18)]
     scale = (width - _LEFT - 10) / total
     for i, (row, members) in enumerate(rows.items()):
         y = _TOP + i * _ROW
-        parts.append(f'<text x="4" y="{y + 14}">{html.escape(row)}</text>')
-        for span in members:
-            colour = _COLOURS.get(span.kind) or _MMA_COLOURS[int(span.what[-1])]
-            parts.append(
-                f'<rect x="{_LEFT + span.start * scale:.1f}" y="{y}" height="{_BAR}" '
-                f'width="{max((span.end - span.start) * scale, 0.5):.1f}" fill="{colour}">'
-                f"<title>{html.escape(span.what)}</title></rect>"
-            )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts.append(element("text", row, x=4, y=y + 14))
+        parts += [_bar(span, y, scale) for span in members]
+    inside = Markup("\n").join(["", *parts, ""])
+    return element("svg", inside, xmlns=XMLNS, width=width, height=height,
+                   font_family="sans-serif", font_size=12) + "\n"  # fmt: skip
+
+
+def _bar(span: Span, y: int, scale: float) -> Markup:
+    return element(
+        "rect",
+        element("title", span.what),
+        x=f"{_LEFT + span.start * scale:.1f}",
+        y=y,
+        height=_BAR,
+        width=f"{max((span.end - span.start) * scale, 0.5):.1f}",
+        fill=_COLOURS.get(span.kind) or _MMA_COLOURS[int(span.what[-1])],
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
-from html import escape
-from typing import Any
+from collections.abc import Iterable
+
+from markupsafe import Markup
 
 from pyflash.inspect.tables import Table
 from pyflash.layouts.svg import FILLS, Picture
+from pyflash.markup import element
 
 # Contrast of text is at least 7 on both backgrounds.
-STYLE = """
+STYLE = Markup("""
 :root { color-scheme: light dark; --ink: #16181d; --soft: #4a4f5a; --back: #ffffff;
   --line: #c9cdd6; --head: #f0f2f6; --warn: #8a1c1c; }
 @media (prefers-color-scheme: dark) { :root { --ink: #eceef2; --soft: #b4bac6; --back: #14161b;
@@ -32,15 +34,15 @@ STYLE = """
 .pyflash nav ul { columns: 19rem; padding-left: 1.2rem; }
 .pyflash a { color: inherit; }
 .pyflash pre { font-size: .8rem; }
-"""
+""")
 
 
-def notebook(body: str) -> str:
+def notebook(body: Markup) -> Markup:
     """For a notebook's cell."""
-    return f'<div class="pyflash"><style>{STYLE}</style>{body}</div>'
+    return element("div", element("style", STYLE), body, class_="pyflash")
 
 
-def bars(values: dict[str, float], unit: str) -> str:
+def bars(values: dict[str, float], unit: str) -> Markup:
     """Horizontal bars as SVG, each with its value."""
     picture = Picture()
     left, width, step = 8 * max((len(name) for name in values), default=0) + 10, 420, 26
@@ -55,38 +57,35 @@ def bars(values: dict[str, float], unit: str) -> str:
     return picture.to_svg(told)
 
 
-def scrolling(content: str, label: str) -> str:
+def scrolling(content: Markup, label: str) -> Markup:
     """What may be wider than the window, in a box that scrolls by itself."""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">'
-        f"{content}</div>"
-    )
+    return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
-def table_html(table: Table) -> str:
+def bullets(items: Iterable[object]) -> Markup:
+    return element("ul", *(element("li", item) for item in items))
+
+
+def table_html(table: Table) -> Markup:
     numbers = [i > 0 and table.is_number(i) for i in range(len(table.columns))]
-    kinds = [' class="number"' if number else "" for number in numbers]
-    head = ""
+    kinds = ["number" if number else None for number in numbers]
+    head = []
     if any(table.columns):
         cells = zip(table.columns, kinds, strict=True)
-        texts = (f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in cells)
-        head = f"<thead><tr>{''.join(texts)}</tr></thead>"
-    caption = f"<caption>{escape(table.note)}</caption>" if table.note else ""
-    rows = "".join(_row(row, kinds) for row in table.rows)
-    return scrolling(f"<table>{caption}{head}<tbody>{rows}</tbody></table>", table.title)
+        names = (element("th", name, scope="col", class_=kind) for name, kind in cells)
+        head = [element("thead", element("tr", *names))]
+    caption = [element("caption", table.note)] if table.note else []
+    rows = element("tbody", *(_row(row, kinds) for row in table.rows))
+    return scrolling(element("table", *caption, *head, rows), table.title)
 
 
-def _row(row: tuple[Any, ...], kinds: list[str]) -> str:
+def _row(row: tuple[str, ...], kinds: list[str | None]) -> Markup:
     first, *rest = row
-    cells = "".join(
-        f"<td{kind}>{escape(text)}</td>" for text, kind in zip(rest, kinds[1:], strict=True)
-    )
-    return f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>'
+    cells = (element("td", text, class_=kind) for text, kind in zip(rest, kinds[1:], strict=True))
+    return element("tr", element("th", first, scope="row"), *cells)
 
 
-def image(svg: str, alt: str) -> str:
+def image(svg: str, alt: str) -> Markup:
     """A whole SVG document as a picture of its own, whose names cannot clash with another's."""
     data = base64.b64encode(svg.encode()).decode()
-    return scrolling(
-        f'<img alt="{escape(alt, quote=True)}" src="data:image/svg+xml;base64,{data}">', alt
-    )
+    return scrolling(element("img", alt=alt, src=f"data:image/svg+xml;base64,{data}"), alt)

@@ -9,17 +9,19 @@ keyboard too, so that the page never does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 from typing import Protocol, runtime_checkable
+
+from markupsafe import Markup
 
 from pyflash.compare.report import Comparison, notes, table_of
 from pyflash.inspect.diff import Diff
-from pyflash.inspect.html import STYLE, bars, notebook, scrolling, table_html
+from pyflash.inspect.html import STYLE, bars, bullets, notebook, scrolling, table_html
 from pyflash.inspect.inspection import Inspection
 from pyflash.inspect.tables import Table
 from pyflash.layouts import Layout, plot, plot_threads
+from pyflash.markup import element, joined
 
-_PAGE = """<!doctype html>
+_PAGE = Markup("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -36,7 +38,7 @@ main {{ max-width: 75rem; margin: 0 auto; padding: 1rem; box-sizing: border-box;
 </main>
 </body>
 </html>
-"""
+""")
 
 
 @runtime_checkable
@@ -46,19 +48,20 @@ class Paged(Protocol):
     @property
     def title(self) -> str: ...
 
-    def sections(self) -> Iterable[tuple[str, str]]:
-        """(heading, HTML)."""
+    def sections(self) -> Iterable[tuple[str, Markup]]:
+        """(heading, HTML). What is not Markup is text, and escaped."""
 
 
 Report = Inspection | Comparison | Diff | Paged
+Sections = Iterable[tuple[str, Markup]]
 
 
-def page(report: Report) -> str:
+def page(report: Report) -> Markup:
     """The whole page. Raises TypeError for what it has no page for."""
-    return _PAGE.format(title=escape(_title(report)), style=STYLE, body=_body(report))
+    return _PAGE.format(title=_title(report), style=STYLE, body=_body(report))
 
 
-def fragment(report: Report) -> str:
+def fragment(report: Report) -> Markup:
     """The same for a notebook's cell."""
     return notebook(_body(report))
 
@@ -75,21 +78,23 @@ def _title(report: Report) -> str:
     raise TypeError(f"no page for {type(report).__name__}")
 
 
-def _body(report: Report) -> str:
-    sections = dict(_sections(report))
-    links = "".join(f'<li><a href="#{_id(name)}">{escape(name)}</a></li>' for name in sections)
+def _body(report: Report) -> Markup:
+    sections = [
+        (_id(i, name), name, content) for i, (name, content) in enumerate(_sections(report))
+    ]
+    links = bullets(element("a", name, href=f"#{place}") for place, name, _ in sections)
     parts = [
-        f"<h1>{escape(_title(report))}</h1>",
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav>',
+        element("h1", _title(report)),
+        element("nav", links, aria_label="Contents"),
         *(
-            f'<section id="{_id(name)}"><h2>{escape(name)}</h2>{content}</section>'
-            for name, content in sections.items()
+            element("section", element("h2", name), content, id=place)
+            for place, name, content in sections
         ),
     ]
-    return "\n".join(parts)
+    return Markup("\n").join(parts)
 
 
-def _sections(report: Report) -> Iterable[tuple[str, str]]:
+def _sections(report: Report) -> Sections:
     if isinstance(report, Inspection):
         yield from _of_inspection(report)
     elif isinstance(report, Comparison):
@@ -100,16 +105,16 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
         yield from report.sections()
 
 
-def _tables(tables: Iterable[Table]) -> Iterable[tuple[str, str]]:
+def _tables(tables: Iterable[Table]) -> Sections:
     for table in tables:
         yield table.title, table_html(table)
 
 
-def _of_inspection(found: Inspection) -> Iterable[tuple[str, str]]:
+def _of_inspection(found: Inspection) -> Sections:
     troubles = [*found.violations, *found.warnings]
     troubles += [f"no {part}: {reason}" for part, reason in found.missing.items()]
     if troubles:
-        yield "notes", "".join(f'<p class="warn">{escape(text)}</p>' for text in troubles)
+        yield "notes", joined(*(element("p", text, class_="warn") for text in troubles))
     yield from _shared_memory(found)
     yield from _tables(found.tables())
     if found.phases:
@@ -126,7 +131,7 @@ def _of_inspection(found: Inspection) -> Iterable[tuple[str, str]]:
         yield "threads of S", scrolling(svg, "which thread holds which element of S")
 
 
-def _shared_memory(found: Inspection) -> Iterable[tuple[str, str]]:
+def _shared_memory(found: Inspection) -> Sections:
     """K as this config lays it out, beside K without a swizzle."""
     if "K" not in found.layouts:
         return
@@ -137,24 +142,24 @@ def _shared_memory(found: Inspection) -> Iterable[tuple[str, str]]:
     about = f"The first of {K.repeats}. " if K.repeats else ""
     if reader != "ldmatrix":
         about += f"{reader} reads K here, 8 rows of 16 bytes at a time as ldmatrix does."
-    note = f"<p>{escape(about)}</p>" if about else ""
+    note = element("p", about) if about else Markup()
     yield "K in shared memory", note + scrolling(svg, "picture of K's layout, by bank")
 
 
-def _of_comparison(found: Comparison) -> Iterable[tuple[str, str]]:
+def _of_comparison(found: Comparison) -> Sections:
     yield "figures", table_html(table_of(found))
     times = {line.what: line.seconds * 1e3 for line in (*found.sums, *found.fused[:1])}
     yield "time", scrolling(bars(times, "ms"), "milliseconds of each")
-    items = "".join(f"<li>{escape(text)}</li>" for text in notes(found))
-    yield "what fusion saves", f"<ul>{items}</ul>"
+    yield "what fusion saves", bullets(notes(found))
 
 
-def _of_diff(found: Diff) -> Iterable[tuple[str, str]]:
-    yield "configs", scrolling(f"<pre>{escape(found.heading)}</pre>", "the two configs")
+def _of_diff(found: Diff) -> Sections:
+    yield "configs", scrolling(element("pre", found.heading), "the two configs")
     yield from _tables(found.tables())
-    code = f"<pre>{escape(found.sass())}</pre>"
+    code = element("pre", found.sass())
     yield "machine code", scrolling(code, "differences of the main loops' machine code")
 
 
-def _id(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.lower())
+def _id(i: int, name: str) -> str:
+    """Of the section with that number: two may have one heading."""
+    return "".join(c if c.isalnum() else "-" for c in f"{name.lower()}-{i}")

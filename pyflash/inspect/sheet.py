@@ -10,9 +10,9 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
@@ -20,6 +20,7 @@ from pyflash.config import ARCHS, Arch, KernelConfig, Space, Violation, as_confi
 from pyflash.config.resources import Resources
 from pyflash.inspect.html import scrolling, table_html
 from pyflash.inspect.tables import Table
+from pyflash.markup import element
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,9 @@ class Sheet:
     def title(self) -> str:
         return str(self.config)
 
-    def sections(self) -> Iterator[tuple[str, str]]:
+    def sections(self) -> Iterator[tuple[str, Markup]]:
         """(heading, HTML) of its page."""
-        yield "config", scrolling(f"<pre>{escape(self.head)}</pre>", "the config as C++")
+        yield "config", scrolling(element("pre", self.head), "the config as C++")
         for table in self.tables():
             yield table.title, table_html(table)
 
@@ -174,9 +175,9 @@ class SpaceSheet:
         note = "a config may break several rules" if rows else ""
         return Table.of(self.title, ("rule", "refuses", "for example"), rows, note)
 
-    def sections(self) -> Iterator[tuple[str, str]]:
+    def sections(self) -> Iterator[tuple[str, Markup]]:
         """(heading, HTML) of its page."""
-        yield "space", f"<p>{escape(repr(self.space))}</p>"
+        yield "space", element("p", repr(self.space))
         yield "rules", table_html(self.table())
 
     def __rich__(self) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from pyflash.layouts.algebra import Layout
 from pyflash.layouts.conflicts import (
     ELEMENT_BYTES,
@@ -25,7 +27,7 @@ def plot(
     title: str = "",
     rows: int = 16,
     element_bytes: int = ELEMENT_BYTES,
-) -> str:
+) -> Markup:
     """A layout of shared memory as SVG, and another beside it: each cell is 16 bytes, which is what
     an instruction moves for a lane; its colour and number tell which 4 of the 32 banks it is in.
 
@@ -51,7 +53,9 @@ def plot(
     return whole.to_svg(label)
 
 
-def plot_threads(owners: Layout, shape: tuple[int, int], *, title: str = "", rows: int = 16) -> str:
+def plot_threads(
+    owners: Layout, shape: tuple[int, int], *, title: str = "", rows: int = 16
+) -> Markup:
     """A (thread, value) layout as SVG: each cell of a tile of `shape` shows its thread and, below,
     which of the thread's values it is; colours are those of the thread in its group of 8. Only the
     first `rows` rows are shown, which are those of the first warp where rows are what warps share.

@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
 from pyflash.config import KernelConfig
 from pyflash.inspect.html import bars, scrolling, table_html
 from pyflash.inspect.tables import Table
+from pyflash.markup import element
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
@@ -69,7 +70,7 @@ class TuningReport:
     def __rich__(self) -> Group:
         return Group(Text(self.title), *self.tables())
 
-    def sections(self) -> Iterator[tuple[str, str]]:
+    def sections(self) -> Iterator[tuple[str, Markup]]:
         """(heading, HTML)."""
         problems = seen_in(self.records)
         yield "best config of each problem", table_html(_best(problems))
@@ -156,10 +157,10 @@ def _candidates(problem: Seen) -> Table:
     return Table.of(problem.name, ("config", "features", "us", "TFLOP/s"), rows, note)
 
 
-def _effect(field: str, values: dict[Any, float]) -> str:
+def _effect(field: str, values: dict[Any, float]) -> Markup:
     slower = {getattr(v, "name", str(v)): 100 * (ratio - 1) for v, ratio in values.items()}
     label = f"how much slower the best config with each value of {field} is"
-    about = f"<p>{escape(label)} than the best of all, mean over the problems:</p>"
+    about = element("p", f"{label} than the best of all, mean over the problems:")
     return about + scrolling(bars(slower, "% slower"), label)
 
 

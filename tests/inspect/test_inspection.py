@@ -12,17 +12,15 @@ from html import escape
 import pytest
 from support.bench_records import run_of_four
 from support.inspections import looked_into, looked_into_sm90
-from support.listings import BASE, BEST, recorded_kernel
-from support.profiles import RECORDED, problem_of
+from support.listings import BASE, BEST
+from support.reports import comparison, difference
 from typer.testing import CliRunner
 
 from pyflash import Space, named_set
 from pyflash.bench.ladder import climb
 from pyflash.bench.report import BenchReport
 from pyflash.cli import app
-from pyflash.compare import compare, find_gpu, read
 from pyflash.inspect import inspection
-from pyflash.inspect.diff import diff_of
 from pyflash.inspect.html import STYLE
 from pyflash.inspect.inspection import conflict_degrees, inspect
 from pyflash.inspect.page import fragment, page
@@ -119,16 +117,6 @@ def test_a_page_needs_no_network():
         assert report._repr_html_() == fragment(report)
     with pytest.raises(TypeError, match="no page for int"):
         page(1)
-
-
-def comparison():
-    return compare(
-        problem_of(1024), map(read, sorted(RECORDED.glob("*.csv"))), [], find_gpu("H200")
-    )
-
-
-def difference():
-    return diff_of((BASE, BEST), (recorded_kernel(BASE), recorded_kernel(BEST)))
 
 
 def luminance(colour: str) -> float:
