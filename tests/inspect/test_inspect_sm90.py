@@ -22,7 +22,7 @@ def tables():
 
 
 def section(text: str, name: str) -> str:
-    return text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
+    return text.partition(f"<h2>{name}</h2>")[2].partition("</section>")[0]
 
 
 def test_a_tile_of_several_stages_or_warpgroups_names_them(tables):
@@ -60,8 +60,8 @@ def test_its_page_has_what_that_of_sm80_has():
 
 def test_its_page_says_what_is_drawn():
     text = page(looked_into_sm90())
-    K = section(text, "k-in-shared-memory")
+    K = section(text, "K in shared memory")
     assert "The first of 2 stages." in K
     assert "WGMMA reads K here" in K
-    assert "thread 31, value 63" in section(text, "threads-of-s")
-    assert "WGMMA" not in section(page(looked_into(BEST)), "k-in-shared-memory")
+    assert "thread 31, value 63" in section(text, "threads of S")
+    assert "WGMMA" not in section(page(looked_into(BEST)), "K in shared memory")
