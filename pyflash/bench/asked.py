@@ -1,4 +1,4 @@
-"""What the options of `pyflash bench` ask for: of the values to measure, and of records to show."""
+"""What the options of `pyflash bench` ask for: problems to measure, or records to show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyflash.config import KernelConfig, named_set, parse
 
 Keeps = Callable[[Record], bool]
 
-# Beside --read, of the rest of the options by the names of their parameters.
+# By parameter: --read refuses the former, and the latter pick no records.
 MEASURING = ("samples", "host", "out")
 SHOWING = ("read", "csv", "plot", "roofline", "html", "form", "over")
 
@@ -50,8 +50,7 @@ def configs_of(texts: Sequence[str], set_name: str | None) -> list[KernelConfig]
 
 
 def kept(records: Iterable[Record], options: Mapping[str, Any]) -> list[Record]:
-    """The records that a run with these options, by parameter, would measure; what is not among
-    them may be anything.
+    """Returns the records that fit these options, by parameter.
 
     Raises ValueError for a value that is not one of its option.
     """
@@ -64,7 +63,7 @@ def _of_problem(name: str, values: Sequence[Any]) -> Keeps:
 
 
 def _of_lengths(options: Mapping[str, Any]) -> Keeps:
-    """Those of q and k or, of decoding, of k."""
+    """Keeps these lengths of q and k or, with --decode, of k."""
     lengths, decode = seqlens_of(options["seqlen"]), options.get("decode", False)
 
     def keep(record: Record) -> bool:
@@ -83,7 +82,7 @@ def _of_tokens(options: Mapping[str, Any]) -> Keeps:
 
 
 def _of_device(options: Mapping[str, Any]) -> Keeps:
-    """By its type, or with its index."""
+    """Keeps the devices of this type or, where the option has an index, the one device."""
 
     def keep(record: Record) -> bool:
         device = record["problem"]["device"]
@@ -103,7 +102,7 @@ def _of_passes(options: Mapping[str, Any]) -> Keeps:
 
 
 def _of_configs(options: Mapping[str, Any]) -> Keeps:
-    """pyflash's with one of these configs, and all of others."""
+    """Keeps pyflash's records with one of these configs, and all records of others."""
     configs = configs_of(options.get("configs") or [], options.get("set_name"))
     wanted = {config.canonical() for config in configs}
 
@@ -115,7 +114,7 @@ def _of_configs(options: Mapping[str, Any]) -> Keeps:
 
 
 def _of_backends(options: Mapping[str, Any]) -> Keeps:
-    """Those of these backends, and all of pyflash's."""
+    """Keeps the records of these backends, and all of pyflash's."""
     names = backends_of(options["backend"])
     check_backends(names)
     titles = [title_of(name) for name in BACKENDS if name in names]

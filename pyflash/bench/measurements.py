@@ -62,7 +62,7 @@ def measurements(records: Iterable[Record]) -> list[Measurement]:
 
 
 def titles(of: Sequence[Measurement]) -> list[str]:
-    """Of each, its problem in words, and by what else it differs from another of that problem."""
+    """Name the problem of each, and what else tells it from another of that problem."""
     named = [
         one.facts | {"title": f"{one.facts['what']}: {_joined(one.facts, _PROBLEM)}"} for one in of
     ]
@@ -85,8 +85,8 @@ def differing(of: Sequence[Mapping[str, str]], but: Iterable[str] = ()) -> list[
 
 
 def series(records: Iterable[Record]) -> list[Series]:
-    """Each has a length once. Along it the batch stays, or the tokens (batch * keys), whichever
-    joins more; seqlen_q stays or is that of the keys."""
+    """A series has each length once. Its measurements share the batch or the number of tokens (batch
+    * keys), whichever joins more of them, and seqlen_q, which may be that of the keys."""
     groups: dict[frozenset, list[Measurement]] = defaultdict(list)
     for one in measurements(records):
         groups[frozenset(_along_lengths(one).items())].append(one)
@@ -109,7 +109,7 @@ def dates(records: Sequence[Record]) -> str:
 
 
 def mask(problem: Mapping[str, Any]) -> str:
-    """As --mask names it; "" for windows, which name themselves."""
+    """Returns what --mask calls it; "" for windows, which name themselves."""
     said = _said_options(problem["options"])
     if "causal" in said:
         return "causal"
@@ -117,7 +117,7 @@ def mask(problem: Mapping[str, Any]) -> str:
 
 
 def facts_of(record: Record) -> Facts:
-    """Those that have words; of a record that is not stamped, the problem alone."""
+    """Returns those that have words. A record that is not stamped has only those of its problem."""
     environment = {
         f"environment {name}": _words("" if name == "device" else name, value)
         for name, value in record.get("environment", {}).items()
@@ -144,7 +144,7 @@ def _problem_facts(problem: Mapping[str, Any]) -> Facts:
 
 
 def _said_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """The words of those that do not have their defaults."""
+    """Returns the words of the options that differ from their defaults."""
     return {
         name: _words(name, value) for name, value in options.items() if value != DEFAULTS.get(name)
     }
@@ -157,7 +157,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _along_lengths(one: Measurement) -> Facts:
-    """What stays the same along a series, but for its batch."""
+    """Lists what a series shares, its batch aside."""
     q, k = one.problem["seqlen_q"], one.problem["seqlen_k"]
     facts = {name: words for name, words in one.facts.items() if name not in ("batch", "lengths")}
     if q == 1 and facts["what"] == "forward":
@@ -166,7 +166,7 @@ def _along_lengths(one: Measurement) -> Facts:
 
 
 def _by_size(group: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """By the words of what stays the same: one batch, one number of tokens, or neither."""
+    """Splits by batch, by number of tokens, or not at all: the fewest parts win."""
     batches = ", ".join(dict.fromkeys(str(one.problem["batch"]) for one in group))
     ways: list[Callable[[Mapping[str, Any]], str]] = [
         lambda problem: f"batch {problem['batch']}",

@@ -16,7 +16,7 @@ def tables(records: Iterable[Record]) -> str:
 
 
 def name(record: Record) -> str:
-    """Of the contender, and of the config that was selected for it."""
+    """Names the contender, and the config that was selected for it."""
     config = record["short_form"]
     named = record["contender"] in (config, None)
     return record["contender"] if named or not config else f"{record['contender']}  {config}"

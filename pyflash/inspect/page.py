@@ -161,5 +161,5 @@ def _of_diff(found: Diff) -> Sections:
 
 
 def _id(i: int, name: str) -> str:
-    """Of the section with that number: two may have one heading."""
+    """The number tells two sections of one heading apart."""
     return "".join(c if c.isalnum() else "-" for c in f"{name.lower()}-{i}")
