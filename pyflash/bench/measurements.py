@@ -85,8 +85,8 @@ def differing(of: Sequence[Mapping[str, str]], but: Iterable[str] = ()) -> list[
 
 
 def series(records: Iterable[Record]) -> list[Series]:
-    """A series has each length once. Its measurements share the batch or the number of tokens (batch
-    * keys), whichever joins more of them, and seqlen_q, which may be that of the keys."""
+    """A series has each length once. Its measurements share the batch or the number of tokens
+    (batch * keys), whichever joins more of them, and seqlen_q, which may be that of the keys."""
     groups: dict[frozenset, list[Measurement]] = defaultdict(list)
     for one in measurements(records):
         groups[frozenset(_along_lengths(one).items())].append(one)
