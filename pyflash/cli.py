@@ -9,10 +9,10 @@ import typer
 import pyflash
 from pyflash.bench.cli import app as bench_app
 from pyflash.commands import cache, configs, info, run
-from pyflash.commands.app import new_app
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
 from pyflash.tuner.cli import app as tune_app
+from pyflash.ui.app import new_app
 
 app = new_app()
 # In the order of help: from a config to its speed, then the looks inside.

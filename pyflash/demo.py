@@ -28,8 +28,8 @@ from pyflash.codegen.emulated import build_emulated
 from pyflash.config.arch import Arch
 from pyflash.config.features import BUILT, Features
 from pyflash.emulator.table import renderable
-from pyflash.inspect.tables import Table
 from pyflash.op.reference import check
+from pyflash.ui.tables import Table
 
 ARCHS = (Arch.of(80), Arch.of(90))
 HOPPER = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"

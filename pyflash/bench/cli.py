@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.commands.app import (
+from pyflash.ui.app import (
     ArchOption,
     HtmlOption,
     JsonOption,
@@ -19,7 +19,7 @@ from pyflash.commands.app import (
     show,
     write_file,
 )
-from pyflash.commands.problems import Device, Dtype, HeadsKv, device_of, dtype_of
+from pyflash.ui.problems import Device, Dtype, HeadsKv, device_of, dtype_of
 
 if TYPE_CHECKING:
     from pyflash.bench.records import Record
@@ -153,7 +153,7 @@ def ladder_command(
     check_writable(html)
     ladder = climb(batch, heads, seqlen, dtype_of(dtype), samples, arch, part or PARTS)
     if html is not None:
-        from pyflash.inspect.page import page
+        from pyflash.ui.page import page
 
         write_file(html, page(ladder))
     if json:
@@ -228,7 +228,7 @@ def _write(
         figures.save(figures.roofline(found), roofline)
     if html is not None:
         from pyflash.bench.report import BenchReport
-        from pyflash.inspect.page import page
+        from pyflash.ui.page import page
 
         write_file(html, page(BenchReport(found)))
 
@@ -241,8 +241,8 @@ def _as_text(found: Sequence[Record], form: str, over: str) -> str:
     if form == "csv":
         return records.to_csv(found)
     if form == "cutlass":
-        from pyflash.compare.attention_rows import attention_rows
-        from pyflash.compare.profiler_csv import as_text
+        from pyflash.bench.attention_rows import attention_rows
+        from pyflash.bench.profiler_csv import as_text
 
         return as_text(attention_rows(found))
     if form == "markdown":

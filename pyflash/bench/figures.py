@@ -12,10 +12,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from pyflash.bench.gpus import Gpu, find_gpu
 from pyflash.bench.measurements import Series, dates, labels, places, series
 from pyflash.bench.plain_text import short_length
 from pyflash.bench.records import OURS, Record
-from pyflash.compare.gpus import Gpu, find_gpu
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,10 @@ from pyflash.bench.environment import environment
 from pyflash.bench.measurements import measurements, titles
 from pyflash.bench.passes import Pass
 from pyflash.codegen.progress import BuildProgress
-from pyflash.commands.app import console
-from pyflash.commands.problems import dtype_of
 from pyflash.config import KernelConfig
 from pyflash.op.selection import Problem
+from pyflash.ui.app import console
+from pyflash.ui.problems import dtype_of
 
 
 @dataclass(frozen=True)

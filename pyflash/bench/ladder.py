@@ -21,9 +21,9 @@ from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import Arch, DType, Features, KernelConfig, named_set
 from pyflash.inspect.compiled import CompiledKernel, compilation, compiled_kernels
-from pyflash.inspect.html import bars, bullets, scrolling, table_html
 from pyflash.inspect.inspection import emulated_traffic
-from pyflash.inspect.tables import Table
+from pyflash.ui.html import bars, bullets, scrolling, table_html
+from pyflash.ui.tables import Table
 
 PARTS = ("speed", "compiled", "traffic")
 # What the steps of the set `prog` add, in its order, and what selection then takes.
@@ -135,7 +135,7 @@ class Ladder:
         return Group(Text(self.title), *self.tables(), *missing)
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 

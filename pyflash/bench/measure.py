@@ -14,7 +14,7 @@ import torch
 from pyflash.bench.contenders import BASELINE, Contender
 from pyflash.bench.passes import Errors, Inputs, Pass, calls, checker
 from pyflash.bench.timing import Calls, Timing, time_in_turns
-from pyflash.compare.work import attention_flops, fused_bytes
+from pyflash.bench.work import attention_flops, fused_bytes
 from pyflash.op.selection import TORCH_DTYPES, Problem
 
 GEMM = "GEMM"

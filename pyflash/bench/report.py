@@ -10,9 +10,9 @@ from markupsafe import Markup
 from pyflash.bench import figures, plain_text
 from pyflash.bench.measurements import dates, measurements, places, titles
 from pyflash.bench.records import Record
-from pyflash.inspect.html import image, table_html
-from pyflash.inspect.tables import Table
-from pyflash.markup import element
+from pyflash.ui.html import image, table_html
+from pyflash.ui.markup import element
+from pyflash.ui.tables import Table
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BenchReport:
             yield title, table_html(as_table(title, one.records))
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 

@@ -1,4 +1,4 @@
-"""The commands of `pyflash` that belong to no tool's own room, and what all commands share.
+"""The commands of `pyflash` that belong to no tool's own room.
 
 Modules with commands import torch, compilers and rich when a command runs, so that help is quick.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.commands.app import JsonOption, new_app, print_json, show
+from pyflash.ui.app import JsonOption, new_app, print_json, show
 
 if TYPE_CHECKING:
     from pyflash.codegen.cache import Entry
@@ -81,7 +81,7 @@ def _of_kinds(
 
 
 def _show(title: str, found: Sequence[Entry], entries: bool) -> None:
-    from pyflash.inspect.tables import Table
+    from pyflash.ui.tables import Table
 
     of_kind: dict[str, list[Entry]] = {}
     for entry in found:

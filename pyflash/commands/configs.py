@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pyflash.commands.app import (
+from pyflash.ui.app import (
     ConfigArgument,
     HtmlOption,
     JsonOption,
@@ -40,7 +40,7 @@ def config_command(
     check_writable(html)
     sheet = Sheet.of(config, arch or ARCHS)
     if html is not None:
-        from pyflash.inspect.page import page
+        from pyflash.ui.page import page
 
         write_file(html, page(sheet))
     if json:

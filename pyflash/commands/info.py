@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyflash.commands.app import ERRORS, JsonOption, new_app, one_line, print_json, show
+from pyflash.ui.app import ERRORS, JsonOption, new_app, one_line, print_json, show
 
 app = new_app()
 
@@ -34,7 +34,7 @@ def info_command(json: JsonOption = False) -> None:
     if json:
         print_json(found)
         return
-    from pyflash.inspect.tables import Table
+    from pyflash.ui.tables import Table
 
     sections = [(name, values) for name, values in found.items() if isinstance(values, dict)]
     show(*(Table.of_pairs(name, values or {"": "none"}) for name, values in sections))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.commands.app import ConfigArgument, JsonOption, console, new_app, print_json, show
-from pyflash.commands.problems import (
+from pyflash.ui.app import ConfigArgument, JsonOption, console, new_app, print_json, show
+from pyflash.ui.problems import (
     Batch,
     Device,
     Dtype,

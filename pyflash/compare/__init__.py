@@ -8,9 +8,8 @@
 Reading, joining and comparing need no GPU and no compiler.
 """
 
-from pyflash.compare.gpus import GPUS, Gpu, find_gpu
-from pyflash.compare.profiler import ProfilerError, find_profiler, run_profiler
-from pyflash.compare.profiler_csv import (
+from pyflash.bench.gpus import GPUS, Gpu, find_gpu
+from pyflash.bench.profiler_csv import (
     COLUMNS,
     Joined,
     Profile,
@@ -22,8 +21,9 @@ from pyflash.compare.profiler_csv import (
     parse,
     read,
 )
+from pyflash.bench.work import Gemm, gemms_of
+from pyflash.compare.profiler import ProfilerError, find_profiler, run_profiler
 from pyflash.compare.report import Comparison, Line, Saving, compare
-from pyflash.compare.work import Gemm, gemms_of
 
 __all__ = [
     "COLUMNS",

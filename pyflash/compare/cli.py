@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyflash.commands.app import (
+from pyflash.ui.app import (
     HtmlOption,
     JsonOption,
     check_writable,
@@ -17,11 +17,11 @@ from pyflash.commands.app import (
     show,
     write_file,
 )
-from pyflash.commands.problems import Dtype, HeadsKv, dtype_of
+from pyflash.ui.problems import Dtype, HeadsKv, dtype_of
 
 if TYPE_CHECKING:
-    from pyflash.compare.gpus import Gpu
-    from pyflash.compare.profiler_csv import Joined, Profile, Row
+    from pyflash.bench.gpus import Gpu
+    from pyflash.bench.profiler_csv import Joined, Profile, Row
     from pyflash.compare.report import Comparison
     from pyflash.op.selection import Problem
 
@@ -64,7 +64,7 @@ def compare_command(
     Two CSV files are joined. With --seqlen, files are searched for QK^T, PV and attention of that
     problem, which are compared. With --cutlass-profiler all are measured here.
     """
-    from pyflash.compare import profiler_csv
+    from pyflash.bench import profiler_csv
     from pyflash.compare.report import compare
 
     paths = paths or []
@@ -142,13 +142,13 @@ def _measure(
 
 def _of_4_2(row: Row) -> dict[str, str]:
     """The columns that CUTLASS 4.2.0 has too, but for the number of the problem."""
-    from pyflash.compare.profiler_csv import COLUMNS
+    from pyflash.bench.profiler_csv import COLUMNS
 
     return {name: row.cells[name] for name in COLUMNS[1:] if name in row.cells}
 
 
 def _read(paths: Sequence[Path]) -> list[Profile]:
-    from pyflash.compare import profiler_csv
+    from pyflash.bench import profiler_csv
 
     if not paths:
         raise ValueError("no CSV files")
@@ -156,7 +156,7 @@ def _read(paths: Sequence[Path]) -> list[Profile]:
 
 
 def _gpu(name: str | None) -> Gpu | None:
-    from pyflash.compare.gpus import find_gpu
+    from pyflash.bench.gpus import find_gpu
 
     if name is None:
         return None
@@ -168,7 +168,7 @@ def _gpu(name: str | None) -> Gpu | None:
 
 def _show(comparison: Comparison, as_json: bool, html: Path | None) -> None:
     if html is not None:
-        from pyflash.inspect.page import page
+        from pyflash.ui.page import page
 
         write_file(html, page(comparison))
     if as_json:
@@ -182,7 +182,7 @@ def _show_joined(first: Profile, second: Profile, as_json: bool, html: Path | No
 
     found = JoinedProfiles(first, second)
     if html is not None:
-        from pyflash.inspect.page import page
+        from pyflash.ui.page import page
 
         write_file(html, page(found))
     if as_json:

@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyflash.bench import profiler_csv
+from pyflash.bench.profiler_csv import Profile, measured_cells
+from pyflash.bench.work import DTYPE_NAMES, Gemm
 from pyflash.codegen import seal, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.codegen.linking import link, reusable
-from pyflash.compare import profiler_csv
-from pyflash.compare.profiler_csv import Profile, measured_cells
-from pyflash.compare.work import DTYPE_NAMES, Gemm
 from pyflash.config.arch import Arch, Targets
 from pyflash.third_party.cuda import find_nvcc
 from pyflash.third_party.cutlass import include_dir

@@ -9,9 +9,9 @@ from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
-from pyflash.compare.profiler_csv import Joined, Profile, Row, join
-from pyflash.inspect.html import bullets, table_html
-from pyflash.inspect.tables import Table
+from pyflash.bench.profiler_csv import Joined, Profile, Row, join
+from pyflash.ui.html import bullets, table_html
+from pyflash.ui.tables import Table
 
 
 @dataclass(frozen=True)

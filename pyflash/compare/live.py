@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
+from pyflash.bench import profiler_csv, work
+from pyflash.bench.attention_rows import PROVIDER, attention_row
 from pyflash.bench.contenders import pyflash_configs
+from pyflash.bench.gpus import find_gpu
 from pyflash.bench.measure import run
-from pyflash.compare import profiler_csv, work
-from pyflash.compare.attention_rows import PROVIDER, attention_row
+from pyflash.bench.profiler_csv import Profile
 from pyflash.compare.generated import run_generated
-from pyflash.compare.gpus import find_gpu
 from pyflash.compare.profiler import run_profiler
-from pyflash.compare.profiler_csv import Profile
 from pyflash.compare.report import Comparison, compare
 from pyflash.op.selection import Problem, select
 

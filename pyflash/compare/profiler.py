@@ -9,9 +9,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pyflash.compare import profiler_csv
-from pyflash.compare.profiler_csv import Profile, ProfileError
-from pyflash.compare.work import DTYPE_NAMES, Gemm
+from pyflash.bench import profiler_csv
+from pyflash.bench.profiler_csv import Profile, ProfileError
+from pyflash.bench.work import DTYPE_NAMES, Gemm
 
 WARMUP_ITERATIONS = 5
 PROFILING_ITERATIONS = 20

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyflash.compare import work
-from pyflash.compare.attention_rows import KIND
-from pyflash.compare.gpus import Gpu
-from pyflash.compare.profiler_csv import Profile, Row
-from pyflash.compare.work import Gemm
+from pyflash.bench import work
+from pyflash.bench.attention_rows import KIND
+from pyflash.bench.gpus import Gpu
+from pyflash.bench.profiler_csv import Profile, Row
+from pyflash.bench.work import Gemm
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from pyflash.inspect.tables import Table
     from pyflash.op.selection import Problem
+    from pyflash.ui.tables import Table
 
 # Kernels by what they are made of: the least compute capability of a profiler's row.
 ATOMS = {"any atoms": (0, 9999), "SM80 atoms": (80, 89), "SM90 atoms": (90, 99)}
@@ -91,7 +91,7 @@ class Comparison:
         return renderable(self)
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 
@@ -250,7 +250,7 @@ def renderable(comparison: Comparison) -> Group:
 
 
 def table_of(comparison: Comparison) -> Table:
-    from pyflash.inspect.tables import Table
+    from pyflash.ui.tables import Table
 
     columns = ("", "ms", "TFLOP/s", "MB", "GB/s", "roofline ms", "% of it", "kernel")
     lines = [*comparison.gemms, *comparison.sums, *comparison.fused]

@@ -88,8 +88,8 @@ class Space:
 
     def _repr_html_(self) -> str:
         """In a notebook, the values of each field. Imported then: spaces need no tools."""
-        from pyflash.inspect.html import notebook, table_html
-        from pyflash.inspect.tables import Table
+        from pyflash.ui.html import notebook, table_html
+        from pyflash.ui.tables import Table
 
         texts = {
             name: ", ".join(getattr(value, "name", str(value)) for value in values)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from pyflash.layouts.svg import XMLNS
-from pyflash.markup import element
+from pyflash.ui.markup import element
+from pyflash.ui.svg import XMLNS
 
 if TYPE_CHECKING:
     from pyflash.emulator.report import Report

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pyflash.commands.app import (
+from pyflash.ui.app import (
     ArchOption,
     ConfigArgument,
     HtmlOption,
@@ -42,7 +42,7 @@ def inspect_command(
     the config is not legal on the architecture.
     """
     from pyflash.inspect.inspection import PARTS, inspect
-    from pyflash.inspect.page import page
+    from pyflash.ui.page import page
 
     check_writable(html)
     found = inspect(config, chosen_arch(arch), part or PARTS, features or ("plain",))
@@ -120,7 +120,7 @@ def diff_command(
     Compiles what is not cached.
     """
     from pyflash.inspect.diff import diff
-    from pyflash.inspect.page import page
+    from pyflash.ui.page import page
 
     check_writable(html)
     result = diff(first, second, chosen_arch(arch), features, emulate)

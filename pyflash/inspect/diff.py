@@ -20,7 +20,7 @@ from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
 from pyflash.inspect.inspection import conflict_degrees, emulated_traffic
 from pyflash.inspect.sass import CLASSES, OTHER, Instruction
-from pyflash.inspect.tables import Table
+from pyflash.ui.tables import Table
 
 Pair = tuple[Any, Any]
 
@@ -106,7 +106,7 @@ class Diff:
         return Group(Text(self.heading), *self.tables())
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 

@@ -25,7 +25,7 @@ from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
 from pyflash.inspect.inspection_tables import SEQLEN, tables_of
 from pyflash.inspect.native import Description, describe
-from pyflash.inspect.tables import Table
+from pyflash.ui.tables import Table
 
 if TYPE_CHECKING:
     from pyflash.emulator import Report
@@ -98,7 +98,7 @@ class Inspection:
         return Group(head, *refused, *warned, *self.tables(), *missing)
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 

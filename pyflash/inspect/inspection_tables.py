@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyflash.inspect.compiled import CompiledKernel
 from pyflash.inspect.native import Description
-from pyflash.inspect.tables import Table
 from pyflash.layouts import Access, conflicts
+from pyflash.ui.tables import Table
 
 if TYPE_CHECKING:
     from pyflash.emulator import Report

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.inspect.inspection import SEQLEN
-from pyflash.inspect.tables import Table
+from pyflash.ui.tables import Table
 
 if TYPE_CHECKING:
     from pyflash.emulator import Report

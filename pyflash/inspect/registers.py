@@ -12,7 +12,7 @@ from pyflash.codegen.build import built_resources
 from pyflash.config import KernelConfig
 from pyflash.inspect.compiled import feature_name
 from pyflash.inspect.sass import demangle
-from pyflash.inspect.tables import Table
+from pyflash.ui.tables import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from pyflash.config import ARCHS, Arch, KernelConfig, Space, Violation, as_config
 from pyflash.config.resources import Resources
-from pyflash.inspect.html import scrolling, table_html
-from pyflash.inspect.tables import Table
-from pyflash.markup import element
+from pyflash.ui.html import scrolling, table_html
+from pyflash.ui.markup import element
+from pyflash.ui.tables import Table
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Sheet:
         return Group(Text(self.head, no_wrap=True, overflow="ignore"), *self.tables())
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 
@@ -184,6 +184,6 @@ class SpaceSheet:
         return self.table()
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)

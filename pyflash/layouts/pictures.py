@@ -13,7 +13,7 @@ from pyflash.layouts.conflicts import (
     bank,
     conflicts,
 )
-from pyflash.layouts.svg import FILLS, Picture, side_by_side
+from pyflash.ui.svg import FILLS, Picture, side_by_side
 
 _CELL = (26, 17)
 _MARGIN = 30  # of row numbers

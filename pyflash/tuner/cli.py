@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.commands.app import (
+from pyflash.ui.app import (
     HtmlOption,
     JsonOption,
     check_alone,
@@ -17,7 +17,7 @@ from pyflash.commands.app import (
     show,
     write_file,
 )
-from pyflash.commands.problems import Device
+from pyflash.ui.problems import Device
 
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
@@ -174,6 +174,6 @@ def _write_files(journal: Path, picture: Path | None, html: Path | None) -> None
 
         draw(journal, picture)
     if html:
-        from pyflash.inspect.page import page
+        from pyflash.ui.page import page
 
         write_file(html, page(_report(journal)))

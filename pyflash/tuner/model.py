@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pyflash.compare.gpus import GPUS, find_gpu
+from pyflash.bench.gpus import GPUS, find_gpu
 from pyflash.config import Arch, KernelConfig
 from pyflash.config.resources import Resources
 from pyflash.op.options import windows_of

@@ -14,14 +14,14 @@ from rich.console import Group
 from rich.text import Text
 
 from pyflash.config import KernelConfig
-from pyflash.inspect.html import bars, scrolling, table_html
-from pyflash.inspect.tables import Table
-from pyflash.markup import element
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
 from pyflash.tuner.picture import Seen, main_effects, seen_in
 from pyflash.tuner.problems import parse_problem
+from pyflash.ui.html import bars, scrolling, table_html
+from pyflash.ui.markup import element
+from pyflash.ui.tables import Table
 
 _SHOWN = 20  # candidates of a problem
 
@@ -100,7 +100,7 @@ class TuningReport:
         return Table.of("refused by rules", ("rule", "configs"), counts) if counts else None
 
     def _repr_html_(self) -> str:
-        from pyflash.inspect.page import fragment
+        from pyflash.ui.page import fragment
 
         return fragment(self)
 

@@ -15,14 +15,13 @@ import torch
 from typer.testing import CliRunner
 
 from pyflash import DType, Problem, attention
-from pyflash.bench import host, packages, records
+from pyflash.bench import host, packages, profiler_csv, records
 from pyflash.bench.contenders import BASELINE, Contender, backends, pyflash_configs, selected
 from pyflash.bench.measure import rotated_inputs, run
 from pyflash.bench.passes import Pass
 from pyflash.bench.timing import Timing, time_in_turns
+from pyflash.bench.work import attention_flops as flops
 from pyflash.cli import app
-from pyflash.compare import profiler_csv
-from pyflash.compare.work import attention_flops as flops
 from pyflash.config import FlashForwardKernelConfig
 
 CPU = torch.device("cpu")

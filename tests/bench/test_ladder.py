@@ -18,7 +18,7 @@ from pyflash.bench import figures, ladder
 from pyflash.bench.ladder import Step, climb, what_changed
 from pyflash.bench.report import BenchReport
 from pyflash.cli import app
-from pyflash.inspect.page import page
+from pyflash.ui.page import page
 
 
 def test_steps_are_those_of_the_set():

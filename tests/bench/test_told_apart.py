@@ -21,8 +21,8 @@ from pyflash.bench import figures, records
 from pyflash.bench.plain_text import markdown
 from pyflash.bench.report import BenchReport
 from pyflash.cli import app
-from pyflash.inspect.page import page
 from pyflash.op.options import OPTIONS
+from pyflash.ui.page import page
 
 OURS, FLASH, CUDNN = "pyflash", "PyTorch flash", "PyTorch cudnn"
 

@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 import pyflash
 from pyflash import FlashForwardKernelConfig, Space
 from pyflash.cli import app
-from pyflash.commands.app import one_line, show
 from pyflash.commands.run import _emulating
 from pyflash.compare import compare, read
 from pyflash.compare.report import line_cells
 from pyflash.config import ARCHS, parse
 from pyflash.emulator.report import Counts, Report, SharedTraffic
 from pyflash.emulator.table import hints, renderable
-from pyflash.inspect.tables import Table
+from pyflash.ui.app import one_line, show
+from pyflash.ui.tables import Table
 
 BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 ILLEGAL = "(FP16, 128, 64, 64, 4): eager+load_0_0_0_tiles"

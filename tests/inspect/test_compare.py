@@ -14,6 +14,8 @@ import pytest
 from support.profiles import RECORDED, problem_of
 from typer.testing import CliRunner
 
+from pyflash.bench.attention_rows import attention_row
+from pyflash.bench.profiler_csv import number
 from pyflash.cli import app
 from pyflash.compare import (
     COLUMNS,
@@ -29,9 +31,7 @@ from pyflash.compare import (
     read,
     run_profiler,
 )
-from pyflash.compare.attention_rows import attention_row
 from pyflash.compare.profiler import command
-from pyflash.compare.profiler_csv import number
 from pyflash.config import FlashForwardKernelConfig
 from pyflash.op.selection import Problem
 

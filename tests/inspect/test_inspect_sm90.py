@@ -8,7 +8,7 @@ from support.listings import BEST
 from support.pages import check_page
 
 from pyflash.config import ARCHS
-from pyflash.inspect.page import page
+from pyflash.ui.page import page
 
 
 @pytest.fixture(scope="module")

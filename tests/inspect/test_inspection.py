@@ -21,12 +21,12 @@ from pyflash.bench.ladder import climb
 from pyflash.bench.report import BenchReport
 from pyflash.cli import app
 from pyflash.inspect import inspection
-from pyflash.inspect.html import STYLE
 from pyflash.inspect.inspection import conflict_degrees, inspect
-from pyflash.inspect.page import fragment, page
 from pyflash.inspect.sheet import Sheet, SpaceSheet
-from pyflash.inspect.tables import Table
-from pyflash.layouts.svg import FILLS, INK
+from pyflash.ui.html import STYLE
+from pyflash.ui.page import fragment, page
+from pyflash.ui.svg import FILLS, INK
+from pyflash.ui.tables import Table
 
 
 def test_what_needs_no_compiler():

@@ -18,11 +18,11 @@ from support.reports import bench, emulated, pages, tuning
 
 from pyflash.bench import figures
 from pyflash.emulator import timeline
-from pyflash.inspect.html import bars, image, scrolling, table_html
-from pyflash.inspect.page import fragment, page
-from pyflash.inspect.tables import Table
 from pyflash.layouts import Layout, plot, plot_threads
 from pyflash.tuner import picture
+from pyflash.ui.html import bars, image, scrolling, table_html
+from pyflash.ui.page import fragment, page
+from pyflash.ui.tables import Table
 
 # It ends with a digit, by which a time line colours what consumers do.
 HOSTILE = "\"'></title></script><script>alert(1)</script><img src=x onerror='alert(2)'>&lt;0"

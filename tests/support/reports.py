@@ -12,10 +12,10 @@ from support.profiles import RECORDED, problem_of
 
 from pyflash import Space
 from pyflash.bench.ladder import Ladder, Step
+from pyflash.bench.profiler_csv import Refused
 from pyflash.bench.report import BenchReport
 from pyflash.compare import compare, find_gpu, read
 from pyflash.compare.joined import JoinedProfiles
-from pyflash.compare.profiler_csv import Refused
 from pyflash.compare.report import Comparison
 from pyflash.config import Arch
 from pyflash.emulator.report import Counts, Report

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pyflash.inspect.page import fragment, page
 from pyflash.tuner.report import TuningReport
+from pyflash.ui.page import fragment, page
 
 PROBLEM = "bf16,batch=4,heads=16,seqlen=4096,d_head=128"
 GOOD = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from pyflash.markup import element
+from pyflash.ui.markup import element
 
 # Eight fills that tell apart, also in grey by the text on them; dark text is readable on each.
 FILLS = (

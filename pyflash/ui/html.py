@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from pyflash.inspect.tables import Table
-from pyflash.layouts.svg import FILLS, Picture
-from pyflash.markup import element
+from pyflash.ui.markup import element
+from pyflash.ui.svg import FILLS, Picture
+from pyflash.ui.tables import Table
 
 # Contrast of text is at least 7 on both backgrounds.
 STYLE = Markup("""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyflash.bench.measurements import Facts, differing, facts_of
-from pyflash.compare.profiler_csv import measured_cells
-from pyflash.compare.work import DTYPE_NAMES, attention_flops, fused_bytes, is_causal
+from pyflash.bench.profiler_csv import measured_cells
+from pyflash.bench.work import DTYPE_NAMES, attention_flops, fused_bytes, is_causal
 from pyflash.config import DType, KernelConfig, from_dict
 
 PROVIDER = "pyflash"

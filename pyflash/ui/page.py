@@ -15,11 +15,11 @@ from markupsafe import Markup
 
 from pyflash.compare.report import Comparison, notes, table_of
 from pyflash.inspect.diff import Diff
-from pyflash.inspect.html import STYLE, bars, bullets, notebook, scrolling, table_html
 from pyflash.inspect.inspection import Inspection
-from pyflash.inspect.tables import Table
 from pyflash.layouts import Layout, plot, plot_threads
-from pyflash.markup import element, joined
+from pyflash.ui.html import STYLE, bars, bullets, notebook, scrolling, table_html
+from pyflash.ui.markup import element, joined
+from pyflash.ui.tables import Table
 
 _PAGE = Markup("""<!doctype html>
 <html lang="en">
