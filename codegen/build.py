@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyflash
 from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
 from pyflash.codegen.cache_dir import cache_dir, locked
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
@@ -26,6 +25,7 @@ from pyflash.codegen.linking import link, reusable
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
 from pyflash.config.features import Features, in_dispatch_order
+from pyflash.installation import VERSION
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 
 ArchsOf = Mapping[KernelConfig, Sequence[Arch]]
@@ -134,7 +134,7 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
-    record = {"version": pyflash.__version__}
+    record = {"version": VERSION}
     return link(out_dir / "libpyflash_ops.so", compilations, torch, record)
 
 

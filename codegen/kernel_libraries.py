@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyflash
 from pyflash.codegen import seal
 from pyflash.codegen.cache_dir import (
     CacheError,
@@ -24,9 +23,10 @@ from pyflash.codegen.cache_dir import (
     write_if_changed,
 )
 from pyflash.config.sets import SET_NAMES
+from pyflash.installation import FOLDER, VERSION
 
 # What comes with the package; in a checkout, also what `python -m codegen` builds.
-LIB_DIR = Path(pyflash.__file__).resolve().parent / "lib"
+LIB_DIR = FOLDER / "lib"
 _PREFIX = "libpyflash_kernels-"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,150}", re.ASCII)
 
@@ -48,7 +48,7 @@ def library_file(folder: Path, name: str) -> Path:
 def user_dir(abi: str, name: str) -> Path:
     """The folder in the cache for the library `name` that a user builds with this version."""
     library_file(Path(), name)
-    return cache_dir() / "kernels" / f"{pyflash.__version__}-{abi}" / name
+    return cache_dir() / "kernels" / f"{VERSION}-{abi}" / name
 
 
 def find(name: str, abi: str) -> Path:
@@ -66,7 +66,7 @@ def of_user(abi: str) -> list[Path]:
     """The kernel libraries that `pyflash build` left in the cache for this version.
 
     Raises CacheError where there are some and the cache cannot be trusted."""
-    folder = Path("kernels", f"{pyflash.__version__}-{abi}")
+    folder = Path("kernels", f"{VERSION}-{abi}")
     try:
         if not os.path.isdir(location() / folder):  # nor where it cannot be looked into
             return []

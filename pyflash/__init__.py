@@ -1,18 +1,18 @@
 """FlashAttention kernels whose configuration is a value."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pyflash import installation
+
+__version__ = installation.VERSION
 
 # In a checkout, codegen/, third_party/ and cute_kernels/ stand beside this package; an installation
 # has them inside, so that it takes no other name in site-packages.
-_HERE = Path(__file__).resolve().parent
-if not (_HERE / "codegen").is_dir():
-    __path__.append(str(_HERE.parent))
+if not (installation.FOLDER / "codegen").is_dir():
+    __path__.append(str(installation.FOLDER.parent))
 
-from pyflash.config import (  # noqa: E402
+from pyflash.config import (
     Arch,
     DType,
     Features,
@@ -24,7 +24,8 @@ from pyflash.config import (  # noqa: E402
     from_environment,
     named_set,
 )
-from pyflash.op.registration import register_with_torch  # noqa: E402
+from pyflash.op.registration import register_with_torch
+from pyflash.ui.notebook import drawn_by
 
 if TYPE_CHECKING:
     from pyflash.emulator import emulate, emulate_varlen
@@ -88,5 +89,8 @@ if not TYPE_CHECKING:  # to a type checker an unknown name stays an error
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
+
+for _type in (KernelConfig, Space):
+    drawn_by(_type, "pyflash.inspect.sheet")
 
 register_with_torch()

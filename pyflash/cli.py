@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-import pyflash
 from pyflash.bench.cli import app as bench_app
 from pyflash.commands import cache, configs, info, run
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
+from pyflash.installation import VERSION
 from pyflash.tuner.cli import app as tune_app
 from pyflash.ui.app import new_app
 
@@ -24,7 +24,7 @@ for room in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"pyflash {pyflash.__version__}")
+        typer.echo(f"pyflash {VERSION}")
         raise typer.Exit
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from pyflash.cli import app
+from pyflash.bench.cli import app
 
 app(["bench", *sys.argv[1:]], prog_name="pyflash")

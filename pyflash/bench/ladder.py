@@ -8,11 +8,10 @@ traffic (g++, for the emulator). What is missing is named with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
@@ -20,9 +19,11 @@ from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import Arch, DType, Features, KernelConfig, named_set
+from pyflash.emulator.traffic import SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel, compilation, compiled_kernels
 from pyflash.inspect.inspection import emulated_traffic
-from pyflash.ui.html import bars, bullets, scrolling, table_html
+from pyflash.ui.html import bars, bullets, scrolling
+from pyflash.ui.page import Paged, Sections, tables_as_sections
 from pyflash.ui.tables import Table
 
 PARTS = ("speed", "compiled", "traffic")
@@ -76,7 +77,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Ladder(Paged):
     arch: Arch
     problem: str
     steps: list[Step]
@@ -84,7 +85,7 @@ class Ladder:
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
+    def page_title(self) -> str:
         device = self.baseline["environment"]["device"] if self.baseline else self.arch
         return f"The ladder on {device}: {self.problem}"
 
@@ -118,26 +119,19 @@ class Ladder:
             if before.kernel and after.kernel
         ]
 
-    def sections(self) -> Iterator[tuple[str, Markup]]:
-        """(heading, HTML) of its page."""
+    def sections(self) -> Sections:
         speeds = {f"{s.number} {s.adds}": s.tflops for s in self.steps if s.tflops}
         if speeds:
             if self.baseline and self.baseline["tflops"]:
                 speeds["PyTorch flash"] = self.baseline["tflops"]
             yield "speed", scrolling(bars(speeds, "TFLOP/s"), "TFLOP/s of each step")
-        for table in self.tables():
-            yield table.title, table_html(table)
+        yield from tables_as_sections(self.tables())
         if self.missing:
             yield "missing", bullets(f"no {part}: {why}" for part, why in self.missing.items())
 
     def __rich__(self) -> Group:
         missing = [Text(f"no {part}: {why}", "dim") for part, why in self.missing.items()]
-        return Group(Text(self.title), *self.tables(), *missing)
-
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
-
-        return fragment(self)
+        return Group(Text(self.page_title), *self.tables(), *missing)
 
 
 def climb(
@@ -271,5 +265,5 @@ def _bank_conflicts(config: KernelConfig) -> int | None:
         traffic.bank_conflicts
         for paths in report.sites.values()
         for traffic in paths.values()
-        if hasattr(traffic, "bank_conflicts")
+        if isinstance(traffic, SharedTraffic)
     )

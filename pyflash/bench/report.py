@@ -12,29 +12,24 @@ from pyflash.bench.measurements import dates, measurements, places, titles
 from pyflash.bench.records import Record
 from pyflash.ui.html import image, table_html
 from pyflash.ui.markup import element
+from pyflash.ui.page import Paged, Sections
 from pyflash.ui.tables import Table
 
 
 @dataclass(frozen=True)
-class BenchReport:
+class BenchReport(Paged):
     records: Sequence[Record]
 
     @property
-    def title(self) -> str:
+    def page_title(self) -> str:
         return f"Attention on {places(self.records)}, {dates(self.records)}"
 
-    def sections(self) -> Iterator[tuple[str, Markup]]:
-        """(heading, HTML)."""
+    def sections(self) -> Sections:
         yield from drawn(self.records)
         yield "measured on", table_html(environments(self.records))
         found = measurements(self.records)
         for title, one in zip(titles(found), found, strict=True):
             yield title, table_html(as_table(title, one.records))
-
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
-
-        return fragment(self)
 
 
 def drawn(of: Sequence[Record]) -> Iterator[tuple[str, Markup]]:

@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from pyflash.ui.app import ERRORS, JsonOption, new_app, one_line, print_json, show
@@ -81,12 +80,10 @@ def facts() -> dict[str, dict[str, Any]]:
 def _versions() -> dict[str, str]:
     from importlib import metadata
 
-    import pyflash
-
-    here = Path(pyflash.__file__).resolve().parent
-    found = {"pyflash": f"{pyflash.__version__} in {here}"}
     from pyflash.bench.environment import commit
+    from pyflash.installation import FOLDER, VERSION
 
+    found = {"pyflash": f"{VERSION} in {FOLDER}"}
     if known := commit():
         found["commit"] = known
     found["python"] = f"{platform.python_version()} {sys.executable}"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from markupsafe import Markup
 from rich.console import Group
 from rich.text import Text
 
 from pyflash.bench.profiler_csv import Joined, Profile, Row, join
 from pyflash.ui.html import bullets, table_html
+from pyflash.ui.page import Paged, Sections
 from pyflash.ui.tables import Table
 
 
 @dataclass(frozen=True)
-class JoinedProfiles:
+class JoinedProfiles(Paged):
     """Two files beside each other: a row for each operation and problem."""
 
     first: Profile
@@ -39,7 +38,7 @@ class JoinedProfiles:
         return notes + [f"refused: {text}" for text in self.refused]
 
     @property
-    def title(self) -> str:
+    def page_title(self) -> str:
         return f"{self.first.name} and {self.second.name}"
 
     def table(self) -> Table:
@@ -51,10 +50,9 @@ class JoinedProfiles:
             sides = (cell for row in (j.first, j.second) for cell in _side(row))
             rows.append((*map(str, j.problem), *sides, f"{j.speedup:.3f}" if j.speedup else "",
                          j.operation))  # fmt: skip
-        return Table.of(self.title, columns, rows)
+        return Table.of(self.page_title, columns, rows)
 
-    def sections(self) -> Iterator[tuple[str, Markup]]:
-        """(heading, HTML) of its page."""
+    def sections(self) -> Sections:
         yield "rows", table_html(self.table())
         if self.notes:
             yield "notes", bullets(self.notes)

@@ -8,17 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
+from rich.text import Text
+
 from pyflash.bench import work
 from pyflash.bench.attention_rows import KIND
 from pyflash.bench.gpus import Gpu
 from pyflash.bench.profiler_csv import Profile, Row
 from pyflash.bench.work import Gemm
+from pyflash.ui.html import bars, bullets, scrolling, table_html
+from pyflash.ui.page import Paged, Sections
+from pyflash.ui.tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from pyflash.op.selection import Problem
-    from pyflash.ui.tables import Table
 
 # Kernels by what they are made of: the least compute capability of a profiler's row.
 ATOMS = {"any atoms": (0, 9999), "SM80 atoms": (80, 89), "SM90 atoms": (90, 99)}
@@ -61,7 +64,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Paged):
     """All figures of one problem. An unfused sum has the attention's FLOPs, so that its TFLOP/s
     compare with a fused kernel's; it leaves out the softmax pass between the GEMMs, for which
     `softmax_seconds` is the least time that memory allows (None: the GPU is not known)."""
@@ -90,10 +93,15 @@ class Comparison:
     def __rich__(self) -> Group:
         return renderable(self)
 
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
+    @property
+    def page_title(self) -> str:
+        return f"Attention beside its GEMMs: {self.title}"
 
-        return fragment(self)
+    def sections(self) -> Sections:
+        yield "figures", table_html(table_of(self))
+        times = {line.what: line.seconds * 1e3 for line in (*self.sums, *self.fused[:1])}
+        yield "time", scrolling(bars(times, "ms"), "milliseconds of each")
+        yield "what fusion saves", bullets(notes(self))
 
 
 def compare(
@@ -243,15 +251,10 @@ def _line_dict(line: Line) -> dict[str, Any]:
 
 def renderable(comparison: Comparison) -> Group:
     """For rich: a row for each GEMM, sum and fused kernel, then what fusion saves."""
-    from rich.console import Group
-    from rich.text import Text
-
     return Group(table_of(comparison), *map(Text, notes(comparison)))
 
 
 def table_of(comparison: Comparison) -> Table:
-    from pyflash.ui.tables import Table
-
     columns = ("", "ms", "TFLOP/s", "MB", "GB/s", "roofline ms", "% of it", "kernel")
     lines = [*comparison.gemms, *comparison.sums, *comparison.fused]
     return Table.of(comparison.title, columns, [line_cells(line) for line in lines])

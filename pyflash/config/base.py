@@ -88,12 +88,6 @@ class KernelConfig(ABC):
     def __str__(self) -> str:
         return self.short_form()
 
-    def _repr_html_(self) -> str:
-        """In a notebook, what `pyflash config` shows. Imported then: configs need no tools."""
-        from pyflash.inspect.sheet import Sheet
-
-        return Sheet.of(self)._repr_html_()
-
     @classmethod
     def parse(cls, text: str) -> Self:
         """The config named by a short form (alone, or the first cell of a `|` table row), by a

@@ -74,9 +74,9 @@ class Space:
 
     def __repr__(self) -> str:
         """The fields whose values are not those of `Family.choices`, and how many configs."""
-        every = self.family.choices()
+        every, texts = self.family.choices(), self.texts()
         named = [
-            f"{name}={', '.join(getattr(v, 'name', str(v)) for v in values)}"
+            f"{name}={texts[name]}"
             for name, values in self._values.items()
             if set(values) != set(every[name])
         ]
@@ -86,16 +86,12 @@ class Space:
         before = f" before: {', '.join(filters)}" if filters else ""
         return f"<Space of {self.family}: {'; '.join([*named, f'{self._size} configs'])}{before}>"
 
-    def _repr_html_(self) -> str:
-        """In a notebook, the values of each field. Imported then: spaces need no tools."""
-        from pyflash.ui.html import notebook, table_html
-        from pyflash.ui.tables import Table
-
-        texts = {
+    def texts(self) -> dict[str, str]:
+        """The values of each field, as text."""
+        return {
             name: ", ".join(getattr(value, "name", str(value)) for value in values)
             for name, values in self._values.items()
         }
-        return notebook(table_html(Table.of_pairs("space", texts, repr(self))))
 
     @property
     def _size(self) -> int:

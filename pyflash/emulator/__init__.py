@@ -9,12 +9,11 @@ from pyflash.emulator.report import (
     Access,
     Counts,
     Finding,
-    GlobalTraffic,
     KernelError,
     Report,
-    SharedTraffic,
 )
 from pyflash.emulator.run import ORDERS, emulate, emulate_varlen
+from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
 
 __all__ = [
     "ORDERS",

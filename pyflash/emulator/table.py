@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from pyflash.config import parse as parse_config
-from pyflash.emulator.report import GlobalTraffic, Report, SharedTraffic
 from pyflash.emulator.timeline import as_text as timeline_text
+from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
+
+if TYPE_CHECKING:
+    from pyflash.emulator.report import Report
 
 _WIDTH = 110
 _ROLE = 14  # of a row of the time line

@@ -20,6 +20,9 @@ from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
 from pyflash.inspect.inspection import conflict_degrees, emulated_traffic
 from pyflash.inspect.sass import CLASSES, OTHER, Instruction
+from pyflash.ui.html import scrolling
+from pyflash.ui.markup import element
+from pyflash.ui.page import Paged, Sections, tables_as_sections
 from pyflash.ui.tables import Table
 
 Pair = tuple[Any, Any]
@@ -36,7 +39,7 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Paged):
     """(first, second) of everything; `fields` and `changed` have only what differs."""
 
     configs: tuple[str, str]
@@ -105,10 +108,15 @@ class Diff:
     def __rich__(self) -> Group:
         return Group(Text(self.heading), *self.tables())
 
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
+    @property
+    def page_title(self) -> str:
+        return f"{self.configs[0]} and {self.configs[1]}"
 
-        return fragment(self)
+    def sections(self) -> Sections:
+        yield "configs", scrolling(element("pre", self.heading), "the two configs")
+        yield from tables_as_sections(self.tables())
+        code = element("pre", self.sass())
+        yield "machine code", scrolling(code, "differences of the main loops' machine code")
 
 
 def diff(

@@ -22,9 +22,12 @@ from rich.text import Text
 
 from pyflash.config import ARCHS, Features, KernelConfig, as_config
 from pyflash.config.arch import Arch
+from pyflash.emulator.traffic import SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
+from pyflash.inspect.inspection_sections import sections_of
 from pyflash.inspect.inspection_tables import SEQLEN, tables_of
 from pyflash.inspect.native import Description, describe
+from pyflash.ui.page import Paged, Sections
 from pyflash.ui.tables import Table
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ PARTS = ("layouts", "traffic", "compiled")
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Paged):
     """A config on an architecture. A part that could not be had is None or empty, and `missing`
     tells why."""
 
@@ -91,16 +94,18 @@ class Inspection:
         return tables_of(self)
 
     def __rich__(self) -> Group:
-        head = Text(f"{self.config} on {self.arch}", "bold")
+        head = Text(self.page_title, "bold")
         refused = [Text(text, "red") for text in self.violations]
         warned = [Text(text, "yellow") for text in self.warnings]
         missing = [Text(f"no {part}: {reason}", "yellow") for part, reason in self.missing.items()]
         return Group(head, *refused, *warned, *self.tables(), *missing)
 
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
+    @property
+    def page_title(self) -> str:
+        return f"{self.config} on {self.arch}"
 
-        return fragment(self)
+    def sections(self) -> Sections:
+        return sections_of(self)
 
 
 def inspect(
@@ -171,7 +176,7 @@ def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
     """
     import torch
 
-    import pyflash
+    from pyflash.emulator import emulate
     from pyflash.op.selection import TORCH_DTYPES
 
     if config.family.emulation_header is None:
@@ -181,7 +186,7 @@ def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
     q, k, v = (
         torch.randn(shape, generator=generator).to(TORCH_DTYPES[config.dtype]) for _ in range(3)
     )
-    _, _, report = pyflash.emulate(q, k, v, config)
+    _, _, report = emulate(q, k, v, config)
     return report
 
 
@@ -198,7 +203,7 @@ def conflict_degrees(report: Report) -> dict[str, float]:
             traffic
             for site in sites
             for traffic in report.sites.get(site, {}).values()
-            if hasattr(traffic, "wavefronts")
+            if isinstance(traffic, SharedTraffic)
         ]
         ideal = sum(traffic.ideal_wavefronts for traffic in shared)
         if ideal:

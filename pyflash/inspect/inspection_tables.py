@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel
 from pyflash.inspect.native import Description
 from pyflash.layouts import Access, conflicts
@@ -95,7 +96,7 @@ def _shared(report: Report) -> Table:
          t.ideal_wavefronts, t.bank_conflicts, t.mean_degree)
         for site, paths in report.sites.items()
         for path, t in paths.items()
-        if hasattr(t, "wavefronts")
+        if isinstance(t, SharedTraffic)
     ]  # fmt: skip
     columns = ("", "instructions", "bytes", "wavefronts", "ideal", "conflicts", "degree")
     note = _problem_note()
@@ -109,7 +110,7 @@ def _global(report: Report) -> Table:
         (f"{site} {path.partition('_')[2]}", t.instructions, t.bytes, t.sectors, t.ideal_sectors)
         for site, paths in report.sites.items()
         for path, t in paths.items()
-        if hasattr(t, "sectors")
+        if isinstance(t, GlobalTraffic)
     ]
     columns = ("", "instructions", "bytes", "sectors", "ideal")
     note = _problem_note()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from rich.text import Text
 
 from pyflash.config import ARCHS, Arch, KernelConfig, Space, Violation, as_config
 from pyflash.config.resources import Resources
-from pyflash.ui.html import scrolling, table_html
+from pyflash.ui.html import notebook, scrolling, table_html
 from pyflash.ui.markup import element
+from pyflash.ui.notebook import view
+from pyflash.ui.page import Paged, Sections, fragment, tables_as_sections
 from pyflash.ui.tables import Table
 
 
@@ -33,7 +35,7 @@ class OnArch:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Sheet(Paged):
     config: KernelConfig
     on: dict[str, OnArch]  # by the architecture's name
 
@@ -111,26 +113,19 @@ class Sheet:
         return [(v.rule, ", ".join(archs), v.sentence) for v, archs in archs_of.items()]
 
     @property
-    def title(self) -> str:
+    def page_title(self) -> str:
         return str(self.config)
 
-    def sections(self) -> Iterator[tuple[str, Markup]]:
-        """(heading, HTML) of its page."""
+    def sections(self) -> Sections:
         yield "config", scrolling(element("pre", self.head), "the config as C++")
-        for table in self.tables():
-            yield table.title, table_html(table)
+        yield from tables_as_sections(self.tables())
 
     def __rich__(self) -> Group:
         return Group(Text(self.head, no_wrap=True, overflow="ignore"), *self.tables())
 
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
-
-        return fragment(self)
-
 
 @dataclass(frozen=True)
-class SpaceSheet:
+class SpaceSheet(Paged):
     """How much of a space an architecture can run, and why not the rest."""
 
     space: Space
@@ -152,7 +147,7 @@ class SpaceSheet:
         return cls(space, arch, list(space.legal(arch)), dict(most_first))
 
     @property
-    def title(self) -> str:
+    def page_title(self) -> str:
         n_all, n_legal = len(self.space), len(self.legal)
         return f"{n_all:,} configs of {self.space.family}, {n_legal:,} legal on {self.arch}"
 
@@ -173,17 +168,22 @@ class SpaceSheet:
     def table(self) -> Table:
         rows = [(rule, count, sentence) for rule, (count, sentence) in self.refused.items()]
         note = "a config may break several rules" if rows else ""
-        return Table.of(self.title, ("rule", "refuses", "for example"), rows, note)
+        return Table.of(self.page_title, ("rule", "refuses", "for example"), rows, note)
 
-    def sections(self) -> Iterator[tuple[str, Markup]]:
-        """(heading, HTML) of its page."""
+    def sections(self) -> Sections:
         yield "space", element("p", repr(self.space))
         yield "rules", table_html(self.table())
 
     def __rich__(self) -> Table:
         return self.table()
 
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
 
-        return fragment(self)
+@view.register
+def _(config: KernelConfig) -> Markup:
+    return fragment(Sheet.of(config))
+
+
+@view.register
+def _(space: Space) -> Markup:
+    """The values of each field."""
+    return notebook(table_html(Table.of_pairs("space", space.texts(), repr(space))))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyflash.third_party.cutlass import pycute
+from pyflash.ui.notebook import view
 
 IntTuple = Any  # an int, or a tuple of IntTuples
 
@@ -107,9 +108,7 @@ class Layout:
         return f"{self.swizzle} o 0 o {plain}" if self.swizzle else plain
 
     def _repr_svg_(self) -> str:
-        from pyflash.layouts.pictures import plot
-
-        return plot(self)
+        return view(self)
 
     @classmethod
     def parse(cls, text: str) -> Layout:

@@ -13,6 +13,7 @@ from pyflash.layouts.conflicts import (
     bank,
     conflicts,
 )
+from pyflash.ui.notebook import view
 from pyflash.ui.svg import FILLS, Picture, side_by_side
 
 _CELL = (26, 17)
@@ -51,6 +52,11 @@ def plot(
     whole.place(side_by_side(pictures), 0, top)
     label = f"{title or 'shared memory'}: {'; '.join(map(_verdict, shown))}"
     return whole.to_svg(label)
+
+
+@view.register
+def _(layout: Layout) -> Markup:
+    return plot(layout)
 
 
 def plot_threads(

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-import pyflash
 from pyflash.codegen import kernel_libraries, seal
 from pyflash.codegen.cache_dir import CacheError, opened
 from pyflash.codegen.kernel_libraries import LIB_DIR
@@ -26,7 +25,8 @@ from pyflash.codegen.trust import path_of
 from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse, rank
 from pyflash.config.arch import archs_of
 from pyflash.config.features import in_dispatch_order
-from pyflash.op import registration
+from pyflash.installation import VERSION
+from pyflash.op.explanation import undo_explanation
 
 OLDEST_TORCH = (2, 10)
 
@@ -176,10 +176,8 @@ def _load_ops() -> None:
         raise ImportError(f"{ops} is missing; to build it: pyflash build --ops")
     try:
         version = seal.check(ops).get("version")
-        if version != pyflash.__version__:
-            raise seal.BadFileError(
-                f"was built for version {version}, expected {pyflash.__version__}"
-            )
+        if version != VERSION:
+            raise seal.BadFileError(f"was built for version {version}, expected {VERSION}")
         torch.ops.load_library(ops)
     except seal.BadFileError as error:
         raise ImportError(f"{ops} {error}; to build it again: pyflash build --ops") from error
@@ -187,7 +185,7 @@ def _load_ops() -> None:
         raise ImportError(
             f"{ops} cannot be loaded ({error}); to build it again: pyflash build --ops"
         ) from error
-    registration.undo_explanation()
+    undo_explanation()
 
 
 def _load_kernels() -> None:

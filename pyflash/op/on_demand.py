@@ -14,6 +14,7 @@ from torch import Tensor
 from pyflash.config import Features, KernelConfig, parse
 from pyflash.config.features import first_covering
 from pyflash.op import library
+from pyflash.op.selection import EXTENTS, Problem, features_needed
 
 # kMaxExtent in cute_kernels/host/problem.h.
 _LONGEST = 1 << 29
@@ -115,9 +116,6 @@ def _features_needed(
 ) -> str | None:
     """None: the op refuses the problem, in the words of its arguments. NOTE: the dtype is that of
     the config, because torch.autocast casts what comes."""
-    # NOTE: it imports the ops, which import this.
-    from pyflash.op.selection import EXTENTS, Problem, features_needed
-
     values: dict[str, Any] = dict(zip(EXTENTS, extents, strict=True))
     values |= {"dtype": _parsed(config).dtype, "packed": packed, "options": dict(options)}
     if has_sinks:

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from pyflash.op.explanation import explain
+
 
 def register_with_torch() -> None:
     """Loads the compiled libraries now if torch is imported, else when it will be.
@@ -47,22 +49,4 @@ def _register() -> None:
     try:
         import_module("pyflash.op.library")
     except ImportError as error:
-        sys.modules["torch"].ops.pyflash = _NotLoaded(str(error))
-
-
-def undo_explanation() -> None:
-    """Gives torch.ops.pyflash back, once the ops are registered."""
-    torch = sys.modules["torch"]
-    if isinstance(vars(torch.ops).get("pyflash"), _NotLoaded):
-        del torch.ops.pyflash
-
-
-class _NotLoaded(ModuleType):
-    """In the place of the namespace torch.ops.pyflash."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("torch.ops.pyflash")
-        self._reason = reason
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"torch.ops.pyflash.{name} is not registered: {self._reason}")
+        explain(str(error))

@@ -12,7 +12,7 @@ import torch
 
 from pyflash.config import DType, Features, KernelConfig, parse
 from pyflash.config.words import shown, type_name
-from pyflash.op import ops
+from pyflash.op.arguments import arguments_of
 from pyflash.op.backward import cudnn
 from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions
@@ -150,7 +150,7 @@ def _arguments(problem: Problem) -> dict[str, Any]:
         "d_head": problem.d_head,
         "total_q": problem.total_q,
         "total_k": problem.total_k,
-        **ops.arguments_of("Problem", problem.options),
+        **arguments_of("Problem", problem.options),
     }
 
 

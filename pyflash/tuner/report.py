@@ -4,7 +4,7 @@ candidate, what each field is worth, and what failed. It needs neither a GPU nor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from pyflash.tuner.picture import Seen, main_effects, seen_in
 from pyflash.tuner.problems import parse_problem
 from pyflash.ui.html import bars, scrolling, table_html
 from pyflash.ui.markup import element
+from pyflash.ui.page import Paged, Sections
 from pyflash.ui.tables import Table
 
 _SHOWN = 20  # candidates of a problem
 
 
 @dataclass(frozen=True)
-class TuningReport:
+class TuningReport(Paged):
     name: str  # of the journal
     records: Sequence[Record]
 
@@ -45,7 +46,7 @@ class TuningReport:
         return next((r["gpu"] for r in self.records if r["kind"] == "run" and "gpu" in r), None)
 
     @property
-    def title(self) -> str:
+    def page_title(self) -> str:
         return f"Tuning on {self.gpu or 'a GPU'}: {self.name}"
 
     def tables(self) -> list[Table]:
@@ -68,10 +69,9 @@ class TuningReport:
         }
 
     def __rich__(self) -> Group:
-        return Group(Text(self.title), *self.tables())
+        return Group(Text(self.page_title), *self.tables())
 
-    def sections(self) -> Iterator[tuple[str, Markup]]:
-        """(heading, HTML)."""
+    def sections(self) -> Sections:
         problems = seen_in(self.records)
         yield "best config of each problem", table_html(_best(problems))
         for (family, field), values in main_effects(problems).items():
@@ -98,11 +98,6 @@ class TuningReport:
     def _refused(self) -> Table | None:
         counts = sorted(self._refused_by_rule().items(), key=lambda item: -item[1])
         return Table.of("refused by rules", ("rule", "configs"), counts) if counts else None
-
-    def _repr_html_(self) -> str:
-        from pyflash.ui.page import fragment
-
-        return fragment(self)
 
 
 def _best_of(problem: Seen) -> tuple[str, KernelConfig, float]:

@@ -85,7 +85,7 @@ def test_a_step_has_its_speed_beside_the_baseline():
     assert (step.tflops, step.percent_of_baseline) == (200.0, 50.0)
     climbed = dataclasses.replace(climb(parts=()), steps=[step], baseline=record("PyTorch flash"))
     assert climbed.tables()[0].rows[0][1:3] == ("200", "50")
-    assert climbed.title.startswith("The ladder on NVIDIA H200")
+    assert climbed.page_title.startswith("The ladder on NVIDIA H200")
     assert "1 base 200 TFLOP/s, PyTorch flash 400 TFLOP/s" in page(climbed)
 
 

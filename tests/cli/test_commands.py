@@ -22,7 +22,7 @@ from pyflash.commands.run import _emulating
 from pyflash.compare import compare, read
 from pyflash.compare.report import line_cells
 from pyflash.config import ARCHS, parse
-from pyflash.emulator.report import Counts, Report, SharedTraffic
+from pyflash.emulator import Counts, Report, SharedTraffic
 from pyflash.emulator.table import hints, renderable
 from pyflash.ui.app import one_line, show
 from pyflash.ui.tables import Table

@@ -20,6 +20,7 @@ from pyflash import Space, named_set
 from pyflash.bench.ladder import climb
 from pyflash.bench.report import BenchReport
 from pyflash.cli import app
+from pyflash.emulator import Report, SharedTraffic
 from pyflash.inspect import inspection
 from pyflash.inspect.inspection import conflict_degrees, inspect
 from pyflash.inspect.sheet import Sheet, SpaceSheet
@@ -77,12 +78,9 @@ def test_what_this_machine_cannot_do_is_named(monkeypatch):
 
 
 def test_degrees_are_of_the_main_loop():
-    from pyflash.emulator import Report
-
-    shared = {"wavefronts": 800, "ideal_wavefronts": 100}
     fields = {f.name for f in dataclasses.fields(Report)}
     assert "sites" in fields
-    traffic = type("Traffic", (), shared)()
+    traffic = SharedTraffic(200, 102400, 800, 100, 8.0, 8.0, 8.0)
     report = type("Report", (), {"sites": {"K_s2r": {"shared_load": traffic}}})()
     assert conflict_degrees(report) == {"ldmatrix": 8}
 

@@ -21,7 +21,7 @@ from pyflash.emulator import timeline
 from pyflash.layouts import Layout, plot, plot_threads
 from pyflash.tuner import picture
 from pyflash.ui.html import bars, image, scrolling, table_html
-from pyflash.ui.page import fragment, page
+from pyflash.ui.page import Paged, fragment, page
 from pyflash.ui.tables import Table
 
 # It ends with a digit, by which a time line colours what consumers do.
@@ -157,8 +157,8 @@ def test_a_notebook_shows_the_same(name):
 
 
 def test_what_a_report_of_a_user_says_is_escaped():
-    class Report:
-        title = HOSTILE
+    class Report(Paged):
+        page_title = HOSTILE
 
         def sections(self):
             yield HOSTILE, HOSTILE

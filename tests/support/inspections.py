@@ -7,7 +7,7 @@ import dataclasses
 from support.listings import BASE, recorded, recorded_kernel
 
 from pyflash.config import KernelConfig, parse
-from pyflash.emulator.report import Counts, GlobalTraffic, Report, SharedTraffic
+from pyflash.emulator import Counts, GlobalTraffic, Report, SharedTraffic
 from pyflash.inspect.compiled import compiled_kernel
 from pyflash.inspect.inspection import Inspection, inspect
 from pyflash.inspect.native import Description, Member, NamedLayout
