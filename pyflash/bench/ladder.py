@@ -1,4 +1,4 @@
-"""The optimisation ladder: what each step of the set `prog` brings, and what it changed.
+"""The optimisation ladder: what each step of it brings, and what it changed.
 
     print(climb(batch=4, heads=16, seqlen=4096))
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
-from pyflash.config import Arch, DType, Features, KernelConfig, named_set
+from pyflash.config import FAMILIES, Arch, DType, Features, KernelConfig
 from pyflash.emulator.traffic import SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel, compilation, compiled_kernels
 from pyflash.inspect.inspection import emulated_traffic
@@ -27,17 +27,7 @@ from pyflash.ui.page import Paged, Sections, tables_as_sections
 from pyflash.ui.tables import Table
 
 PARTS = ("speed", "compiled", "traffic")
-# What the steps of the set `prog` add, in its order, and what selection then takes.
-ADDS = (
-    "base",
-    "swizzling",
-    "eager K/V loads",
-    "interleave ldmatrix with mma",
-    "register double buffering",
-    "fp32 throughput",
-    "auto-tuning",
-    "the selected config",
-)
+SELECTED = "the selected config"  # what the last step adds, where it is none of the others
 ALWAYS = (
     "in every step: an epilogue through swizzled shared memory where K and V are swizzled, O "
     "multiplied by 1 / l, K and V blocks from the last to the first"
@@ -153,7 +143,9 @@ def climb(
     found: dict[str, dict[KernelConfig, Any]] = {part: {} for part in PARTS}
     missing: dict[str, str] = {}
     target = _arch(arch)
-    configs = [config.replace(dtype=dtype) for config in named_set("prog")]
+    ladders = [step for family in FAMILIES for step in family.ladder]
+    adds = [*(added for added, _ in ladders), SELECTED]
+    configs = [config.replace(dtype=dtype) for _, config in ladders]
     baseline = None
     if "speed" in parts:
         try:
@@ -172,8 +164,8 @@ def climb(
         except (RuntimeError, ValueError) as error:
             missing[part] = str(error)
     steps = [
-        Step(number, adds, config, *(found[part].get(config) for part in PARTS))
-        for number, (adds, config) in enumerate(zip(ADDS, configs, strict=False), 1)
+        Step(number, added, config, *(found[part].get(config) for part in PARTS))
+        for number, (added, config) in enumerate(zip(adds, configs, strict=False), 1)
     ]
     problem = f"{dtype.name}, batch {batch}, heads {heads}, seqlen {seqlen}, d_head 128"
     return Ladder(target, problem, steps, baseline, missing)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pyflash.config import FAMILIES
 from pyflash.ui.app import (
     ConfigArgument,
     HtmlOption,
@@ -18,6 +19,7 @@ from pyflash.ui.app import (
 )
 
 app = new_app()
+_FAMILIES = " or ".join([f"{FAMILIES[0]} (default)", *map(str, FAMILIES[1:])])
 
 
 @app.command("config")
@@ -55,8 +57,8 @@ def space_command(
     values: Annotated[
         list[str] | None,
         typer.Argument(
-            help="sm80_forward (default) or sm90_forward, then FIELD=VALUE,VALUE for those that "
-            "are not to take every explored value."
+            help=f"{_FAMILIES}, then FIELD=VALUE,VALUE for those that are not to take every "
+            "explored value."
         ),
     ] = None,
     arch: Annotated[str, typer.Option(help="For which configs have to be legal.")] = "sm_90",

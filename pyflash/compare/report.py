@@ -8,9 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.text import Text
-
 from pyflash.bench import work
 from pyflash.bench.attention_rows import KIND
 from pyflash.bench.gpus import Gpu
@@ -21,6 +18,8 @@ from pyflash.ui.page import Paged, Sections
 from pyflash.ui.tables import Table
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from pyflash.op.selection import Problem
 
 # Kernels by what they are made of: the least compute capability of a profiler's row.
@@ -251,6 +250,9 @@ def _line_dict(line: Line) -> dict[str, Any]:
 
 def renderable(comparison: Comparison) -> Group:
     """For rich: a row for each GEMM, sum and fused kernel, then what fusion saves."""
+    from rich.console import Group
+    from rich.text import Text
+
     return Group(table_of(comparison), *map(Text, notes(comparison)))
 
 

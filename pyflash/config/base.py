@@ -15,7 +15,7 @@ from pyflash.config import parsing
 from pyflash.config.arch import ARCHS, Arch, Targets, targets
 from pyflash.config.features import BUILT, Features
 from pyflash.config.fields import Field, describe
-from pyflash.config.resources import Resources
+from pyflash.config.resources import RegisterDemand, Resources
 from pyflash.config.rules import Rules, Violation
 from pyflash.config.words import shown, type_name
 
@@ -232,6 +232,21 @@ class Family:
     launch_header: str
     kernel_header: str  # of the __global__ function alone, for device code without a host's
     kernel: str
+    namespace: str  # of its KernelTraits, in pyflash
+    # The warps of a CTA that issue MMAs and so run the main loop: all but producers.
+    mma_warps: Callable[[Any], int]
+    # What reads tiles of Q, K and V from shared memory, as reports call it.
+    operand_reader: str
+    # By tile, what a third mode of its layout in shared memory counts, such as "stages".
+    repeats: Mapping[str, str]
+    # Whether a config's tiles in shared memory are row-major where they could be swizzled.
+    lacks_swizzle: Callable[[Any], bool]
+    # The resource model's registers by what they hold; None: it tells only sums.
+    register_demand: Callable[[Any], RegisterDemand] | None
+    # By field, what has won on every problem measured: tuning searches the other fields.
+    settled: Mapping[str, Any]
+    # The steps of the optimisation ladder, each with what it adds.
+    ladder: Sequence[tuple[str, KernelConfig]]
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.

@@ -7,6 +7,7 @@ what each family models.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyflash.config.arch import Arch
 
@@ -23,6 +24,18 @@ class Resources:
     num_ctas_per_sm: int  # 0: not even one fits
     limiter: str  # of num_ctas_per_sm: "smem", "registers", "warps" or "ctas"
     spill_predicted: bool
+
+
+class RegisterDemand(Protocol):
+    """Registers per thread by what they hold: a dataclass of each family's own."""
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """What is alive in each phase of an iteration."""
+
+    @property
+    def peak(self) -> int:
+        """The most of them."""
 
 
 def occupancy(

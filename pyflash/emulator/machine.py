@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from pyflash.codegen import seal
-from pyflash.config import FlashForwardKernelConfig
+from pyflash.config import KernelConfig
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "new": (c_void_p, [c_char_p, c_uint64]),
@@ -83,7 +83,7 @@ class Machine:
         self._call("delete")
 
     def prepare(
-        self, arguments: Mapping[str, Tensor | int | float | None], config: FlashForwardKernelConfig
+        self, arguments: Mapping[str, Tensor | int | float | None], config: KernelConfig
     ) -> dict[str, Any]:
         """Checks a call of the op and normalises it, as the op does; `config` is the kernel's.
         Returns the numbers that the kernel gets. The tensors must outlive the run.

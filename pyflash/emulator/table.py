@@ -64,8 +64,8 @@ def hints(report: Report) -> list[str]:
     }
     if not degrees:
         return []
-    plain = not getattr(parse_config(report.config), "swizzled", True)
-    advice = "; a swizzled layout avoids them" if plain else ""
+    config = parse_config(report.config)
+    advice = "; a swizzled layout avoids them" if config.family.lacks_swizzle(config) else ""
     return [
         f"slow: bank conflicts make {', '.join(degrees)} take up to {max(degrees.values()):.1f} "
         f"times as long{advice}"

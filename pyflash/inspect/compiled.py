@@ -144,9 +144,8 @@ def compiled_kernel(
 ) -> CompiledKernel:
     """One kernel with ptxas's figures of it, a record of `codegen.compile_object.parse_ptxas`."""
     loop = kernel.main_loop
-    # Of a warp-specialised kernel, the consumer warpgroups alone run the main loop.
     n_warps = config.n_threads // 32
-    mma_warps = 4 * getattr(config, "n_consumers", 0) or n_warps
+    mma_warps = config.family.mma_warps(config)
     smem_bytes = config.smem_bytes + figures["static_smem_bytes"]
     return CompiledKernel(
         features=feature_name(kernel.name),

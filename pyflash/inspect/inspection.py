@@ -11,7 +11,6 @@ what the compiler made of it (nvcc, cuobjdump). What is missing is named with it
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +140,8 @@ def inspect(
     attempt("layouts", lambda: describe(config))
     attempt("traffic", lambda: emulated_traffic(config))
     degrees = conflict_degrees(found["traffic"]) if "traffic" in found else None
-    demand = register_demand(config)
+    model = config.family.register_demand
+    demand = model(config) if model else None
     attempt("compiled", lambda: compiled_kernels(config, arch, degrees, features))
     return Inspection(
         config=config,
@@ -160,13 +160,6 @@ def inspect(
         kernels=found.get("compiled", []),
         missing=missing,
     )
-
-
-def register_demand(config: KernelConfig) -> Any:
-    """The `RegisterDemand` of the family's resource model: registers per thread by what they hold,
-    those alive in each phase, and the peak. None where the model tells only sums."""
-    model = importlib.import_module(f"pyflash.config.{config.family.name}.resources")
-    return model.register_demand(config) if hasattr(model, "register_demand") else None
 
 
 def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:

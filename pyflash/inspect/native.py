@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 
 from pyflash.codegen import emit, seal, toolchain
@@ -43,10 +43,6 @@ PYBIND11_MODULE({module}, module) {{
 """
 
 
-# What a third mode of a tile in shared memory counts.
-_REPEATED = {"Q": "warpgroups", "K": "stages", "V": "stages", "V^T": "stages"}
-
-
 class NativeError(RuntimeError):
     """The native module cannot be built here."""
 
@@ -64,6 +60,7 @@ class NamedLayout:
     text: str  # as CuTe prints it
     extents: tuple[int, ...]
     offsets: tuple[int, ...] = dataclasses.field(repr=False)  # of every index, as CuTe computes it
+    counted: str = "of them"  # what a third mode of a tile counts
 
     @property
     def layout(self) -> Layout:
@@ -80,7 +77,7 @@ class NamedLayout:
         """How often the tile is there, such as "2 stages"; "" where it has no third mode."""
         if self.kind != "smem" or len(self.extents) < 3:
             return ""
-        return f"{self.extents[2]} {_REPEATED.get(self.name, 'of them')}"
+        return f"{self.extents[2]} {self.counted}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +94,7 @@ class Description:
     layouts: dict[str, NamedLayout]
     smem: list[Member]
     smem_bytes: int
-
-    @property
-    def reader(self) -> str:
-        """What reads Q, K and V from shared memory: threads by ldmatrix, where the kernel copies
-        them to registers, else the MMAs."""
-        copies = any(name.startswith("copy s2r") for name in self.layouts)
-        return "ldmatrix" if copies else "WGMMA"
+    reader: str  # what reads Q, K and V from shared memory
 
 
 def describe(config: KernelConfig | str) -> Description:
@@ -121,6 +112,7 @@ def describe(config: KernelConfig | str) -> Description:
             layout["text"],
             tuple(layout["extents"]),
             tuple(layout["offsets"]),
+            config.family.repeats.get(layout["name"], "of them"),
         )
         for layout in values["layouts"]
     ]
@@ -129,17 +121,17 @@ def describe(config: KernelConfig | str) -> Description:
         layouts={layout.name: layout for layout in layouts},
         smem=sorted(members, key=lambda member: (member.offset, -member.bytes)),
         smem_bytes=values["smem_bytes"],
+        reader=config.family.operand_reader,
     )
 
 
 def emit_module(config: KernelConfig) -> str:
-    """The translation unit of a config's module. The traits are `KernelTraits` in the namespace
-    that has the name of their header's folder."""
-    header = config.family.traits_header
+    """The translation unit of a config's module. The traits are `KernelTraits` in the family's
+    namespace."""
     return _UNIT.format(
         short_form=config.short_form(),
-        traits_header=header,
-        namespace=PurePosixPath(header).parent.name,
+        traits_header=config.family.traits_header,
+        namespace=config.family.namespace,
         module=_MODULE,
         struct=config.to_cpp_struct(),
     )

@@ -29,7 +29,7 @@ import torch
 import pyflash
 from pyflash.config import FlashForwardKernelConfig, KernelConfig, parse
 from pyflash.config.base import Family
-from pyflash.config.family import find_family
+from pyflash.config.family import FAMILIES, find_family
 from pyflash.config.features import EMULATED, Features
 from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
@@ -201,10 +201,11 @@ def launch(folder: Path) -> None:
 def measure(folder: Path) -> None:
     report = folder / "truth"
     names = [*COUNTERS, *PER_INSTRUCTION]
+    kernels = "|".join(family.kernel for family in FAMILIES)
     while True:
         command = [
             "ncu", "--force-overwrite", "--clock-control", "none", "--section", "SourceCounters",
-            "--kernel-name", "regex:flash_forward(_sm90)?_kernel", "--metrics", ",".join(names),
+            "--kernel-name", f"regex:^({kernels})$", "--metrics", ",".join(names),
             "--export", str(report), sys.executable, "-m", "pyflash.inspect.ncu_truth", "launch",
             str(folder),
         ]  # fmt: skip
@@ -260,10 +261,14 @@ def _opcode(sass: str) -> str:
 
 def compare(report: Report, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """What the emulator said and what ncu counted, by quantity."""
-    config = parse(report.config)
-    if isinstance(config, FlashForwardSm90Config):
-        return _compare_sm90(config, report, measured)
-    return _compare_sm80(config, report, measured)
+    return _compare(parse(report.config), report, measured)
+
+
+@functools.singledispatch
+def _compare(
+    config: KernelConfig, report: Report, measured: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    raise ValueError(f"{config}: not known what ncu counts of the family {config.family}")
 
 
 def _gpu(measured: dict[str, Any], pattern: str, *metrics: str) -> float:
@@ -290,7 +295,8 @@ def _emulated(report: Report, kind: type, attribute: str, *paths: str) -> int:
     )
 
 
-def _compare_sm90(
+@_compare.register
+def _(
     config: FlashForwardSm90Config, report: Report, measured: dict[str, Any]
 ) -> dict[str, tuple[float, float]]:
     counts = report.counts
@@ -320,7 +326,8 @@ def _compare_sm90(
     return rows
 
 
-def _compare_sm80(
+@_compare.register
+def _(
     config: FlashForwardKernelConfig, report: Report, measured: dict[str, Any]
 ) -> dict[str, tuple[float, float]]:
     gpu = functools.partial(_gpu, measured)

@@ -109,7 +109,7 @@ def profile(config: KernelConfig | str, seqlen: int = SEQLEN) -> Profile:
         path = Path(folder) / "profile"
         command = [
             "ncu", "--force-overwrite", "--section", "SourceCounters", "--kernel-name",
-            "regex:flash_forward", "--launch-count", "1", "--metrics", ",".join(names),
+            config.family.kernel, "--launch-count", "1", "--metrics", ",".join(names),
             "--export", str(path), sys.executable, "-m", "pyflash.inspect.profile", str(config),
             str(seqlen),
         ]  # fmt: skip

@@ -10,19 +10,6 @@ from pyflash.op.selection import Problem
 
 __all__ = ["default_space", "parse_space"]
 
-# What has won on every problem measured: the copies and layouts that steps 2, 3 and 6 of the ladder
-# bring. The rest of a family's fields is searched.
-_SETTLED = {
-    "sm80_forward": {
-        "async_copy": True,
-        "eager_load_blocks": True,
-        "swizzled": True,
-        "optimized_softmax": True,
-        "kv_stages": (1, 2),
-    },
-    "sm90_forward": {"stages": (1, 2, 3)},
-}
-
 
 def default_space(problems: Iterable[Problem], arch: Arch) -> list[Space]:
     """For each dtype of the problems, every family that runs on `arch`, at the head dimensions that
@@ -36,6 +23,7 @@ def default_space(problems: Iterable[Problem], arch: Arch) -> list[Space]:
         known = family.supported.get("d_head", ())
         d_heads = {min((n for n in known if n >= d), default=0) for d in wanted} - {0}
         if d_heads:
-            settled = _SETTLED[family.name]
-            spaces.append(Space(family=family, dtype=dtypes, d_head=sorted(d_heads), **settled))
+            spaces.append(
+                Space(family=family, dtype=dtypes, d_head=sorted(d_heads), **family.settled)
+            )
     return spaces

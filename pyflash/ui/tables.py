@@ -1,14 +1,16 @@
-"""Tables as data: shown by rich in a terminal, by a page in a browser."""
+"""Tables as data: shown by rich in a terminal, by a page in a browser.
+
+rich is imported then: commands import reports, and help does not wait for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.table import Table as RichTable
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Group
 
 _WORD = 20  # characters; longer ones are folded
 
@@ -39,6 +41,10 @@ class Table:
         return bool(cells) and all(c.replace(",", "").lstrip("+-")[:1].isdigit() for c in cells)
 
     def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
         table = RichTable(box=None, pad_edge=False, show_header=any(self.columns))
         for i, name in enumerate(self.columns):
             words = [word for row in self.rows for word in row[i].split()]

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.bench_records import record, run_of_four
@@ -24,7 +25,7 @@ from pyflash.ui.page import page
 def test_steps_are_those_of_the_set():
     climbed = climb(parts=())
     assert [step.config for step in climbed.steps] == named_set("prog")
-    assert [step.adds for step in climbed.steps] == list(ladder.ADDS[:7])
+    assert [step.adds for step in climbed.steps] == [adds for adds, _ in BASE.family.ladder]
     assert climbed.missing == {}
     with pytest.raises(ValueError, match=r"unknown parts \['fast'\]"):
         climb(parts=["fast"])
@@ -36,7 +37,7 @@ def test_speeds_need_no_package_for_layouts():
         import sys
         sys.modules["pycute"] = None
         from pyflash.bench.ladder import climb
-        from pyflash.inspect import page
+        from pyflash.ui import page
         assert list(climb(parts=["speed"]).missing.values()) in ([], ["torch finds no CUDA GPU"])
         from pyflash.layouts import Layout
         Layout((8, 8))
@@ -49,7 +50,8 @@ def test_speeds_need_no_package_for_layouts():
 
 
 def test_what_is_missing_is_told_and_the_rest_is_there(monkeypatch):
-    monkeypatch.setattr(ladder, "named_set", lambda name: [BASE, BEST])
+    family = SimpleNamespace(ladder=[("base", BASE), ("all of it", BEST)])
+    monkeypatch.setattr(ladder, "FAMILIES", [family])
     monkeypatch.setattr(ladder, "_compile", lambda configs, arch: None)
     monkeypatch.setattr(ladder, "_build_emulated", lambda configs, arch: None)
     monkeypatch.setattr(ladder, "compiled_kernels", lambda c, arch: [recorded_kernel(c)])

@@ -43,12 +43,15 @@ def _described(config: KernelConfig) -> Description:
     layouts.append(NamedLayout("MMA C", "threads", mma, (64, 16), ()))
     layouts.append(NamedLayout("copy s2r K source", "threads", mma, (64, 16), ()))
     members = [Member("q", 0, 16384), Member("k", 16384, 16384), Member("v", 32768, 16384)]
-    return Description({layout.name: layout for layout in layouts}, members, 49152)
+    return Description({layout.name: layout for layout in layouts}, members, 49152, "ldmatrix")
 
 
 def looked_into_sm90() -> Inspection:
     """SM90, with the machine code of BASE."""
-    layouts = [NamedLayout(name, "smem", *of, ()) for name, of in SM90_SMEM.items()]
+    layouts = [
+        NamedLayout(name, "smem", *of, (), SM90.family.repeats.get(name, "of them"))
+        for name, of in SM90_SMEM.items()
+    ]
     layouts.append(NamedLayout("MMA QK^T C", "threads", _SM90_MMA, (64, 128), ()))
     members = [Member("q", 0, 32768), Member("k", 32768, 65536), Member("v", 98304, 65536)]
     figures = dict.fromkeys(
@@ -57,7 +60,9 @@ def looked_into_sm90() -> Inspection:
     kernel = compiled_kernel(SM90, recorded(BASE), figures | {"registers": 168})
     return dataclasses.replace(
         inspect(SM90, "sm_90", parts=()),
-        description=Description({layout.name: layout for layout in layouts}, members, 164864),
+        description=Description(
+            {layout.name: layout for layout in layouts}, members, 164864, "WGMMA"
+        ),
         traffic=_sm90_traffic(),
         kernels=[kernel],
     )

@@ -1,11 +1,14 @@
-"""A second kernel family, without kernels: a tag word, and fields with defaults at the end."""
+"""A third kernel family, without kernels: a tag word, and fields with defaults at the end.
+
+It imports what a family's own folder in pyflash/config may, and works as its `__init__.py`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyflash.config import DType, Family, KernelConfig
 from pyflash.config.arch import Arch
+from pyflash.config.base import DType, Family, KernelConfig
 from pyflash.config.fields import flag, number, tile
 from pyflash.config.resources import Resources, occupancy
 from pyflash.config.rules import Rules
@@ -71,6 +74,14 @@ TOY_FAMILY = Family(
     launch_header="cute_kernels/toy/launch.h",
     kernel_header="cute_kernels/toy/kernel.h",
     kernel="toy_forward_kernel",
+    namespace="toy",
+    mma_warps=lambda config: 4,
+    operand_reader="ldmatrix",
+    repeats={"K": "stages", "V": "stages"},
+    lacks_swizzle=lambda config: not config.swizzled,
+    register_demand=None,
+    settled={"K_tiles": 2},
+    ladder=(),
     arch_specific=True,
     fallback=fallback,
 )

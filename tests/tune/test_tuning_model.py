@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.toy_family import TOY, TOY_FAMILY
 
 from pyflash import FlashForwardKernelConfig, Space, named_set
-from pyflash.config import FAMILIES, Arch, parse
+from pyflash.config import FAMILIES, Arch, family, parse
 from pyflash.op.options import windows_of
 from pyflash.op.reference import attended
 from pyflash.op.selection import features_needed
@@ -125,11 +125,18 @@ def test_splits_are_tried_where_one_pass_leaves_multiprocessors_idle():
     assert counts(text) == [] or max(counts(text)) < max(counts(text, packing))
 
 
-def test_a_family_that_the_model_does_not_know_is_refused(monkeypatch):
+def test_a_family_that_the_model_does_not_know_is_refused():
     problem = parse_problem("bf16,heads=8,heads_kv=2,seqlen=64,d_head=128")
     for uses_it in (predict, split_counts):
         with pytest.raises(KeyError, match="toy_forward"):
             uses_it(TOY, problem, GPU)
-    monkeypatch.setattr(spaces, "FAMILIES", (*FAMILIES, TOY_FAMILY))
-    with pytest.raises(KeyError, match="toy_forward"):
-        spaces.default_space([problem], Arch.of(90))
+
+
+def test_what_is_settled_is_the_familys(monkeypatch):
+    problem = parse_problem("bf16,heads=8,heads_kv=2,seqlen=64,d_head=128")
+    for module in (spaces, family):
+        monkeypatch.setattr(module, "FAMILIES", (*FAMILIES, TOY_FAMILY))
+    toys = spaces.default_space([problem], Arch.of(90))[-1]
+    assert toys.family is TOY_FAMILY
+    assert {config.K_tiles for config in toys} == {2}
+    assert {config.B_c for config in toys} == {32, 64}

@@ -2,9 +2,9 @@
 
 from pyflash.config.base import Family
 from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelConfig
-from pyflash.config.sm80_forward.resources import resources
+from pyflash.config.sm80_forward.resources import register_demand, resources
 from pyflash.config.sm80_forward.rules import RULES, SUPPORTED
-from pyflash.config.sm80_forward.sets import RANKED, SETS, fallback
+from pyflash.config.sm80_forward.sets import LADDER, RANKED, SETS, SETTLED, fallback
 
 SM80_FORWARD = Family(
     name="sm80_forward",
@@ -19,6 +19,14 @@ SM80_FORWARD = Family(
     launch_header="cute_kernels/sm80/launch.h",
     kernel_header="cute_kernels/sm80/kernel.h",
     kernel="flash_forward_kernel",
+    namespace="sm80",
+    mma_warps=lambda config: config.n_warps,
+    operand_reader="ldmatrix",
+    repeats={"K": "stages", "V": "stages", "V^T": "stages"},
+    lacks_swizzle=lambda config: not config.swizzled,
+    register_demand=register_demand,
+    settled=SETTLED,
+    ladder=LADDER,
     emulation_header="cute_kernels/sm80/emulated.h",
     fallback=fallback,
 )

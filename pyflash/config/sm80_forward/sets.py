@@ -8,19 +8,30 @@ from collections.abc import Callable, Iterable
 from pyflash.config.base import DType
 from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 
-# The optimisation ladder, step by step.
-PROG = [
-    FlashForwardKernelConfig.parse(f"(FP16, 128, 64, 64, 4): {words}")
-    for words in (
-        "async+load_0_0_0_tiles",
-        "async+swizzled+load_0_0_0_tiles",
-        "async+eager+swizzled+load_0_0_0_tiles",
-        "async+eager+swizzled+load_2_2_2_tiles",
-        "async+eager+swizzled+load_2_2_2_tiles+buffer",
-        "async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
-        "async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+# The optimisation ladder: what each step adds, and its config.
+LADDER = tuple(
+    (adds, FlashForwardKernelConfig.parse(f"(FP16, 128, 64, 64, 4): {words}"))
+    for adds, words in (
+        ("base", "async+load_0_0_0_tiles"),
+        ("swizzling", "async+swizzled+load_0_0_0_tiles"),
+        ("eager K/V loads", "async+eager+swizzled+load_0_0_0_tiles"),
+        ("interleave ldmatrix with mma", "async+eager+swizzled+load_2_2_2_tiles"),
+        ("register double buffering", "async+eager+swizzled+load_2_2_2_tiles+buffer"),
+        ("fp32 throughput", "async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"),
+        ("auto-tuning", "async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
     )
-]
+)
+PROG = [config for _, config in LADDER]
+
+# What has won on every problem measured: the copies and layouts that steps 2, 3 and 6 of the ladder
+# bring.
+SETTLED = {
+    "async_copy": True,
+    "eager_load_blocks": True,
+    "swizzled": True,
+    "optimized_softmax": True,
+    "kv_stages": (1, 2),
+}
 
 
 def _of_each_dtype(*short_forms: str) -> list[FlashForwardKernelConfig]:

@@ -1,10 +1,10 @@
 """The SM90 forward family: WGMMA, TMA, warps with roles; runs on sm_90 alone."""
 
 from pyflash.config.base import Family
-from pyflash.config.sm90_forward.config import FlashForwardSm90Config
-from pyflash.config.sm90_forward.resources import resources
+from pyflash.config.sm90_forward.config import WARPGROUP, FlashForwardSm90Config
+from pyflash.config.sm90_forward.resources import register_demand, resources
 from pyflash.config.sm90_forward.rules import RULES, RUNS_ON, SUPPORTED
-from pyflash.config.sm90_forward.sets import FIRST_RANK, RANKED, SETS, built_features
+from pyflash.config.sm90_forward.sets import FIRST_RANK, RANKED, SETS, SETTLED, built_features
 
 SM90_FORWARD = Family(
     name="sm90_forward",
@@ -20,6 +20,14 @@ SM90_FORWARD = Family(
     launch_header="cute_kernels/sm90/launch.h",
     kernel_header="cute_kernels/sm90/kernel.h",
     kernel="flash_forward_sm90_kernel",
+    namespace="sm90",
+    mma_warps=lambda config: WARPGROUP // 32 * config.n_consumers,
+    operand_reader="WGMMA",
+    repeats={"Q": "warpgroups", "K": "stages", "V": "stages", "V^T": "stages"},
+    lacks_swizzle=lambda config: False,
+    register_demand=register_demand,
+    settled=SETTLED,
+    ladder=(),
     emulation_header="cute_kernels/sm90/emulated.h",
     emulation_watches_registers=True,
     arch_specific=True,

@@ -58,6 +58,8 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
 )
 
+SETTLED = {"stages": (1, 2, 3)}
+
 # What selection prefers, best first; before any config of the SM80 family.
 RANKED = (*DEFAULTS, *HEAD_DIMS)
 FIRST_RANK = -100
