@@ -184,7 +184,7 @@ def _read(path: Path, values: dict[str, Any], given: dict[str, str]) -> list[Rec
     if not kept:
         words = ", ".join(given[name] for name in asking)
         raise ValueError(
-            f"{path}: none of its {len(found)} records is as {words} ask: "
+            f"{path}: none of its {len(found)} records fits {words}: "
             f"`pyflash bench --read {path}` shows all"
         )
     return kept

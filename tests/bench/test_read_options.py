@@ -105,7 +105,7 @@ def test_options_leave_what_they_ask_for(runs, names):
     expected = [r for r in every_record() if all(keep(r) for keep in keeps)]
     if not expected:
         assert result.exit_code == 1
-        assert f"none of its {len(list(every_record()))} records is as " in result.stderr
+        assert f"none of its {len(list(every_record()))} records fits " in result.stderr
         return
     assert 0 < len(expected) < len(list(every_record()))
     assert [json.loads(line) for line in result.stdout.splitlines()] == expected
@@ -125,7 +125,7 @@ def test_every_format_shows_what_is_left(runs, form, tmp_path):
 def test_what_no_record_has_is_told(runs):
     result = invoke("--read", runs, "--d-head", "256", "--dtype", "bf16")
     assert result.exit_code == 1
-    assert "records is as --d-head, --dtype ask: `pyflash bench --read" in result.stderr
+    assert "records fits --d-head, --dtype: `pyflash bench --read" in result.stderr
 
 
 @pytest.mark.parametrize(

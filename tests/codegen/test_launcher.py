@@ -61,7 +61,8 @@ def test_persistent_ctas_take_the_tiles_in_rounds(program):
 
 
 def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypatch):
-    """Pitfall 27. One that has a context keeps it, whoever made it current."""
+    """Pitfall 27: the first CUDA call of a thread.
+    One that has a context keeps it, whoever made it current."""
     problem = (2, 8, 4, 10000, 500, 1)
     with_context = asked(program, PERSISTENT, *problem)
     monkeypatch.setenv("NO_CONTEXT", "1")

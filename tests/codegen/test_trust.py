@@ -251,6 +251,7 @@ def test_what_is_loaded_is_what_was_checked(fakes, tmp_path, code, loaded):
 
 @needs_root
 def test_what_another_user_planted_is_skipped(open_folder, monkeypatch, fakes):
+    """Pitfall 29: a library that another user planted."""
     monkeypatch.setenv("PYFLASH_CACHE_DIR", str(open_folder))
     folder = user_dir(build.abi(), "evil").parent
     folder.mkdir(parents=True)

@@ -24,7 +24,7 @@ def libraries():
 @pytest.mark.parametrize("i", range(len(keyless.shapes(64))))
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_combination_of_features(libraries, config, i):
-    """Pitfall 28."""
+    """Pitfall 28: combinations of features and rows without keys."""
     for case in keyless.cases(keyless.shapes(config.B_r)[i]):
         inputs = case.inputs(TORCH_DTYPES[config.dtype], config.d_head)
         options = case.options() | {"num_splits": case.num_splits}

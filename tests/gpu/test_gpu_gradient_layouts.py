@@ -17,7 +17,8 @@ every_layout = pytest.mark.parametrize("q", gradients.LAYOUTS)
 @pytest.mark.parametrize("kv", gradients.LAYOUTS)
 @every_layout
 def test_before_and_behind_cudnn(q, kv, dtype):
-    """Pitfall 26. Each pair of layouts of grad_out at a length that no caller had before."""
+    """Pitfall 26: another caller's plans in a library's cache.
+    Each pair of layouts of grad_out at a length that no caller had before."""
     found = gradients.in_both_orders(q, kv, dtype)
     assert not found, "\n".join(found)
 
@@ -25,7 +26,7 @@ def test_before_and_behind_cudnn(q, kv, dtype):
 @pytest.mark.parametrize("order", ["pyflash,cudnn", "cudnn,pyflash"])
 @every_layout
 def test_in_a_process_of_its_own(q, order):
-    """Pitfall 26."""
+    """Pitfall 26: another caller's plans in a library's cache."""
     program = (
         "import torch; from support import gradients as g; "
         f"p = g.Problem(3, 33, 4, 4, 32, torch.float16, True, ({q!r},) * 3); "
@@ -37,7 +38,8 @@ def test_in_a_process_of_its_own(q, order):
 
 
 def test_random_layouts_in_one_process():
-    """Pitfall 26: 3,000 problems by pyflash and PyTorch's cuDNN and flash attention in random
+    """Pitfall 26: another caller's plans in a library's cache.
+    3,000 problems by pyflash and PyTorch's cuDNN and flash attention in random
     order, layouts of q, k, v and grad_out drawn independently."""
     found = gradients.fuzz(3000)
     assert not found, f"{len(found)} are wrong\n\n" + "\n".join(found[:20])

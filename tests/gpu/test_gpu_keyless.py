@@ -23,7 +23,7 @@ def run(case, dtype, d_head, config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_config_under_every_combination_of_features(config):
-    """Pitfall 28."""
+    """Pitfall 28: combinations of features and rows without keys."""
     for shape in keyless.shapes(config.B_r):
         for case in keyless.cases(shape):
             run(case, TORCH_DTYPES[config.dtype], config.d_head, config)
@@ -32,7 +32,8 @@ def test_every_config_under_every_combination_of_features(config):
 @pytest.mark.parametrize("d_head", range(16, 257, 8))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_head_dimension_under_every_combination_of_features(dtype, d_head):
-    """Pitfall 28, with the config that is selected."""
+    """Pitfall 28: combinations of features and rows without keys.
+    With the config that is selected."""
     if d_head > max(config.d_head for config in built_configs()):
         pytest.skip(f"no config for d_head {d_head} is built")
     for shape in keyless.shapes(ROWS):

@@ -34,7 +34,7 @@ def skip_unbuilt(family):
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize("op", OPS)
 def test_first_call_of_a_thread(op, family, stream, device):
-    """Pitfall 27."""
+    """Pitfall 27: the first CUDA call of a thread."""
     skip_unbuilt(family)
     assert run_in_new_thread(op, family, stream, device) == "right"
 
@@ -42,7 +42,8 @@ def test_first_call_of_a_thread(op, family, stream, device):
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize("op", OPS)
 def test_first_call_of_a_process_in_a_thread(op, family):
-    """Pitfall 27. The call itself loads the kernel library; the main thread only made tensors."""
+    """Pitfall 27: the first CUDA call of a thread.
+    The call itself loads the kernel library; the main thread only made tensors."""
     skip_unbuilt(family)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(

@@ -32,6 +32,12 @@ PITFALLS = {
     23: "one crashing candidate stops the rest",
     24: "toolchain and power decide speed",
     25: "what lse is: base, shape, padding",
+    26: "another caller's plans in a library's cache",
+    27: "the first CUDA call of a thread",
+    28: "combinations of features and rows without keys",
+    29: "a library that another user planted",
+    30: "one bad file of the user breaks the import",
+    31: "a command that works for one family only",
 }
 
 

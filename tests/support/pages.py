@@ -35,6 +35,10 @@ class _Page(HTMLParser):
             self.text_of[self._section] += len(values["alt"])
         self.links += [values[name] for name in ("href", "src") if values.get(name)]
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        assert tag in _VOID, f"<{tag}/> stays open in HTML"
+
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
         assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"

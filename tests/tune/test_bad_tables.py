@@ -149,6 +149,7 @@ def n_shipped(tmp_path_factory) -> int:
 
 
 def test_a_change_at_any_place_of_a_table_is_read_or_told(tmp_path, n_shipped):
+    """Pitfall 30: one bad file of the user breaks the import."""
     folder = tmp_path / "tuned"
     folder.mkdir()
     tables_of: dict[str, tuple[tuple[Any, ...], str]] = {}
