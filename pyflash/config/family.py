@@ -82,5 +82,14 @@ def from_dict(values: Mapping[str, Any]) -> KernelConfig:
 
 
 def _family_of_short_form(text: str) -> Family:
+    """The family whose tag comes first, or the one without a tag, whose own word does."""
     word = parsing.first_word(text)
-    return next((f for f in FAMILIES if f.tag == word), FAMILIES[0])
+    family = next((f for f in FAMILIES if f.tag == word), FAMILIES[0])
+    own = describe(family.config_type).words
+    if word and all(one.parse(word) is None for one in own):
+        tags = " or ".join(f.tag for f in FAMILIES if f.tag)
+        raise ValueError(
+            f"unknown word {shown(word)} in {shown(text)}: the words of {family.struct} are "
+            f"{'+'.join(one.label for one in own)}; those of other families start with {tags}"
+        )
+    return family

@@ -136,6 +136,12 @@ def test_text_finds_its_family(two_families):
         family.find_family("sm70_forward")
 
 
+@pytest.mark.parametrize("read", [family.parse, family.parse_short_form])
+def test_the_word_of_no_family_is_unknown(two_families, read):
+    with pytest.raises(ValueError, match=r"unknown word 'sm70' .* start with sm90 or toy"):
+        read("(BF16, 128, 64, 32): sm70+load_0_2_tiles")
+
+
 def test_configs_of_different_families_are_ordered_by_family(two_families):
     configs = [TOY, LADDER_BEST, RICH, LADDER_BEST.replace(B_r=128)]
     assert sorted(configs) == [LADDER_BEST, LADDER_BEST.replace(B_r=128), TOY, RICH]
