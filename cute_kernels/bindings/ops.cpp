@@ -1,7 +1,10 @@
 // The ops, as torch sees them: schemas, and implementations on CUDA and on the CPU. Meta, whose extents may be symbolic, is
 // in pyflash/op/fake.py.
+#include <cstddef>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
@@ -202,24 +205,32 @@ void features_of_problem(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, name(features_needed(asked.problem(options), options.config)));
 }
 
-// What tuned tables expect of a problem with these costs, in microseconds, and the number of splits by the rule.
+// What tuned tables expect of a problem with each of several sets of costs, all their values in a row, in microseconds, and the
+// number of splits by the rule.
 void expect_time(StableIValue* stack, uint64_t, uint64_t) {
+  constexpr size_t kSet = std::size(kCosts);
   Arguments arguments(stack);
   Asked const asked(arguments);
   auto const n_sms = static_cast<int>(arguments.take<int64_t>());
   AnyConfig const config = parse_short_form(arguments.take<std::string>());
   GridShape const shape = grid_shape(config, static_cast<int>(arguments.take<int64_t>()));
-  Costs costs{};
-  for (auto const cost : kCosts) {
-    costs.*cost = arguments.take<double>();
-  }
+  auto const values = arguments.take<std::vector<double>>();
   Problem const problem = asked.problem(arguments.take_options());
+  require(values.size() % kSet == 0, "costs has ", values.size(), " numbers: expected ", kSet,
+          " for each set of costs");
   Tiling const tiling{shape.B_r, shape.B_c, shape.packs_heads, shape.max_cluster};
   int const num_splits = problem.num_splits > 0
                              ? problem.num_splits
                              : splits_by_rule(problem.params, tiling, shape.ctas_per_sm, n_sms);
-  put_results(stack, expected_time(shape, costs, problem.params, n_sms, num_splits),
-              int64_t(num_splits));
+  std::vector<double> microseconds;
+  for (size_t first = 0; first < values.size(); first += kSet) {
+    Costs costs{};
+    for (size_t i = 0; i < kSet; ++i) {
+      costs.*kCosts[i] = values[first + i];
+    }
+    microseconds.push_back(expected_time(shape, costs, problem.params, n_sms, num_splits));
+  }
+  put_results(stack, microseconds, int64_t(num_splits));
 }
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
@@ -283,11 +294,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
   m.def(problem_schema("features_needed", "", "str features").c_str());
-  m.def(problem_schema("expect_time",
-                       "int n_sms, str kernel, int ctas_per_sm, float launch, float tile, "
-                       "float step, float share, float rows, float mask, float capped, "
-                       "float memory, float l2, float cold, float merge, float split, ",
-                       "float microseconds, int num_splits")
+  m.def(problem_schema("expect_time", "int n_sms, str kernel, int ctas_per_sm, float[] costs, ",
+                       "float[] microseconds, int num_splits")
             .c_str());
 }
 

@@ -1,41 +1,38 @@
 #include "cute_kernels/host/expected_time.h"
 
-#include <cmath>
-
-#include "cute_kernels/host/splits.h"
+#include <algorithm>
 
 namespace pyflash {
-namespace {
-
-double merge_time(Grid const& grid, Costs const& costs, int num_splits) {
-  if (num_splits == 1) {
-    return 0;
-  }
-  double const n_outputs = grid.bytes_of_rows() / 4;
-  double const partial = grid.cluster() > 1 ? 0 : n_outputs / kPartialsPerMicrosecond;
-  return costs.merge + num_splits * (costs.split + partial);
-}
-
-double cube(double x) { return x * x * x; }
-
-}  // namespace
 
 double expected_time(GridShape const& shape, Costs const& costs, ForwardParams const& params,
                      int n_sms, int num_splits) {
-  Grid const grid(shape, params, n_sms, num_splits);
-  if (grid.is_empty()) {
+  Grid const grid = make_grid(shape, params, n_sms, num_splits);
+  if (grid.n_tiles == 0) {
     return costs.launch;
   }
-  Load const busiest = grid.busiest();
-  double const step = costs.step * (params.softcap.cap != 0 ? costs.capped : 1);
-  double const tile = costs.tile + (params.window_right < kNoWindow ? costs.mask * step : 0);
-  double const steps = (1 - costs.rows) * busiest.steps + costs.rows * busiest.attended;
-  double const alone = busiest.tiles * tile + step * steps / num_splits;
-  double const memory = grid.bytes_of_memory() / costs.memory * 1e-6;
-  double const l2 = (grid.bytes_of_tiles() + grid.bytes_of_rows()) / costs.l2 * 1e-6;
-  double const busy = alone * grid.slowdown(costs.share) + costs.cold * memory;
-  double const all = std::cbrt(cube(busy) + cube(memory) + cube(l2));
-  return costs.launch + all + merge_time(grid, costs, num_splits);
+  bool const is_capped = params.softcap.cap != 0, is_masked = params.window_right < kNoWindow;
+  double const step = costs.step * (is_capped ? costs.capped : 1);
+  double const tile = costs.tile + (is_masked ? costs.mask * step : 0);
+  auto const time_of = [&](TileWork const& work) {
+    return work.tiles * tile + step * ((1 - costs.rows) * work.steps + costs.rows * work.attended);
+  };
+  // How many times slower the CTAs of so many tiles are, which run at a time.
+  auto const slower = [&](int64_t n_tiles) {
+    int64_t const on_sm = (n_tiles * grid.cluster + n_sms - 1) / n_sms;
+    return std::max(1.0, double(std::min<int64_t>(on_sm, shape.ctas_per_sm)) * costs.share);
+  };
+  int64_t const n_full = (grid.n_tiles - 1) / grid.n_slots;  // waves
+  int64_t const n_last = grid.n_tiles - n_full * grid.n_slots;
+  // Shorter tiles than others begin earlier than the last wave: half of its idle slots are used.
+  bool const is_even = n_full == 0 || grid.longest.steps <= grid.mean.steps;
+  double const last = is_even ? 1 : 0.5 + 0.5 * double(n_last) / double(grid.n_slots);
+  double const waves = double(n_full) * slower(grid.n_slots) + last * slower(n_last);
+  double const longest = slower(std::min(grid.n_tiles, grid.n_slots)) * time_of(grid.longest);
+  double const busy = std::max(waves * time_of(grid.mean), longest);
+  double const merge = num_splits > 1 ? costs.merge + num_splits * costs.split +
+                                            grid.partial_megabytes * costs.partial
+                                      : 0;
+  return costs.launch + busy + grid.megabytes * costs.megabyte + merge;
 }
 
 }  // namespace pyflash

@@ -1,10 +1,8 @@
 // How long a kernel takes for a problem, from what a few things cost it:
-//   time = launch + (busy^3 + memory^3 + l2^3)^(1/3) + merge
-//   busy    the tiles and steps of the slot that is busy longest (grid.h), as many times slower as CTAs share an SM, and the
-//           part of `memory` that nothing hides
-//   memory  the bytes of Q, O, K and V, over `memory`; K and V again for each tile where a section of heads exceeds L2
-//   l2      what all tiles load and store, over `l2`
-//   merge   of splits: once, for each, and for their partial results where no cluster of CTAs merges them
+//   time = launch + busy + megabytes * megabyte + merge
+//   busy    waves of the mean tile, each as many times slower as CTAs share an SM, and no less than the longest tile (grid.h)
+//   merge   of splits: once, for each, and for partial results that another kernel merges
+// Terms are summed. How much of the memory traffic the work hides is part of what the fit makes a megabyte cost.
 #pragma once
 
 #include "cute_kernels/host/grid.h"
@@ -21,16 +19,15 @@ struct Costs {
   double rows;    // the part of a step that warpgroups without keys to attend spare
   double mask;    // steps that a tile takes more under a right window
   double capped;  // a step with a softcap, in steps
-  double memory;  // terabytes per second
-  double l2;      // terabytes per second
-  double cold;    // the part of the time for memory that is not hidden
-  double merge;   // splits, once
-  double split;   // each of them
+  double megabyte;  // of Q, K, V and O, beside what the work hides
+  double merge;     // splits, once
+  double split;     // each of them
+  double partial;   // a megabyte of partial results, written and read
 };
 
 inline constexpr double Costs::* kCosts[] = {
-    &Costs::launch, &Costs::tile,   &Costs::step, &Costs::share, &Costs::rows,  &Costs::mask,
-    &Costs::capped, &Costs::memory, &Costs::l2,   &Costs::cold,  &Costs::merge, &Costs::split};
+    &Costs::launch, &Costs::tile,     &Costs::step,  &Costs::share, &Costs::rows,   &Costs::mask,
+    &Costs::capped, &Costs::megabyte, &Costs::merge, &Costs::split, &Costs::partial};
 
 // In microseconds.
 double expected_time(GridShape const& shape, Costs const& costs, ForwardParams const& params,

@@ -14,8 +14,8 @@
 //   memory(n)  all steps at the rate of the GPU's memory, more where some SMs have more CTAs than others have: SMs get equal
 //              shares of it; 2 % more for splits of several rounds
 //   merge(n)   1.7 and 0.0074 for each CTA in clusters, else 5.1 and the partial results
-// The SMs of a cluster are neighbours, so that fewer clusters fit than there are SMs (clusters_that_fit). Fitted to 267 problems
-// of one query on an H200 with up to nine numbers each (docs/data/h200-splits.jsonl: microseconds by config and number) and 75 of
+// The SMs of a cluster are neighbours, so that fewer clusters fit than there are SMs. Fitted to 267 problems
+// of one query on an H200 with up to nine numbers each (h200-splits.jsonl in docs/data: microseconds by config and number) and 75 of
 // audits: chosen within 3 % of the best in 235 and 63, 1.009 and 1.011 in the geometric mean. One query, 5120 keys, d_head 128, in microseconds: 16 heads of k and
 // v 17.2 with 6 splits, 18.5 with 8, 23.2 with 16; 40 heads 31.0 with 3, 35.8 with 4, 52.8 without; 160 heads 102.6 with 3, 131.8.
 #pragma once
@@ -38,12 +38,6 @@ struct SplitProblem {
   int max_cluster = 1;  // the most splits of a tile that may be a cluster of CTAs
 };
 
-// Clusters of so many CTAs that run at a time, with so many of these to an SM, one or two.
-int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms);
-
 int choose_num_splits(SplitProblem const& problem);
-
-// Elements of a split's O, in fp32, that are written and read again in a microsecond.
-inline constexpr double kPartialsPerMicrosecond = 375000;
 
 }  // namespace pyflash

@@ -74,8 +74,7 @@ void read_costs(std::istringstream& words, std::string const& line, TunedTable& 
                                   [&](ProblemKind k) { return kind == name(k); });
   if (!words || known == std::end(kKinds) ||
       std::any_of(std::begin(kCosts), std::end(kCosts),
-                  [&](auto const cost) { return !(costs.*cost >= 0); }) ||
-      costs.memory == 0 || costs.l2 == 0) {
+                  [&](auto const cost) { return !(costs.*cost >= 0); })) {
     refuse_line(line);
   }
   row.kind = *known;

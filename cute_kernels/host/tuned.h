@@ -80,7 +80,7 @@ using TunedTables = std::vector<TunedTable>;
 // Replaces all tables; returns the number of their rows. In the order of precedence, one line each:
 //   table SM_ARCH N_SMS | NAME
 //   choice DTYPE D_HEAD FEATURES PACKED PAIRS PAIRS ROWS ROWS KEYS KEYS NUM_SPLITS | SHORT_FORM
-//   costs KIND LAUNCH TILE STEP SHARE ROWS MASK CAPPED MEMORY L2 COLD MERGE SPLIT | SHORT_FORM
+//   costs KIND LAUNCH TILE STEP SHARE ROWS MASK CAPPED MEGABYTE MERGE SPLIT PARTIAL | SHORT_FORM
 // where FEATURES is as names.h has them and PACKED 0 or 1. Refuses, and changes nothing for, a line
 // that does not read so. A config that this version does not know is left out.
 int64_t set_tuned_tables(std::string_view text);

@@ -1,5 +1,4 @@
-// Sections of heads, in each of which tiles under a mask go from the longest to the shortest. For a launch, and for the time
-// that is expected of it.
+// Sections of heads, in each of which tiles under a mask go from the longest to the shortest.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@ cute_kernels/host/select.h and splits.h, what was measured in tuned tables (pyfl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from pyflash.op.arguments import arguments_of
 from pyflash.op.backward import cudnn
 from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions
+from pyflash.op.tables import COSTS
 
 EXTENTS = (
     "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "d_head", "total_q", "total_k",
@@ -123,17 +124,22 @@ def features_needed(problem: Problem, config: KernelConfig | str) -> Features:
 
 
 def expected_microseconds(
-    problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int, **costs: float
-) -> float:
-    """The time that a tuned table with these costs (`COSTS` of tables.py) expects of a config that
-    need not be built, with the splits of the rule or those in the problem's options."""
+    problem: Problem,
+    config: KernelConfig,
+    sm_arch: int,
+    n_sms: int,
+    costs: Sequence[Mapping[str, float]],
+) -> list[float]:
+    """For each of several sets of costs (`COSTS` of tables.py) the time that a tuned table with it
+    expects of a config that need not be built, with the splits of the rule or those in the
+    problem's options."""
     microseconds, _ = call(
         torch.ops.pyflash.expect_time,
         **_arguments(problem),
         n_sms=n_sms,
         kernel=str(config),
         ctas_per_sm=max(1, config.num_ctas_per_sm(sm_arch)),
-        **costs,
+        costs=[of[name] for of in costs for name in COSTS],
     )
     return microseconds
 

@@ -25,10 +25,9 @@ KINDS = ("many", "few")
 MAX_SPLITS = 128  # kMaxSplits in cute_kernels/params.h
 # Of a config, as host/expected_time.h says.
 COSTS = (
-    "launch", "tile", "step", "share", "rows", "mask", "capped", "memory", "l2", "cold", "merge",
-    "split",
+    "launch", "tile", "step", "share", "rows", "mask", "capped", "megabyte", "merge", "split",
+    "partial",
 )  # fmt: skip
-_DIVISORS = ("memory", "l2")
 
 Table = dict[str, Any]
 
@@ -163,7 +162,7 @@ def _lines(table: Table) -> list[str]:
         lines.append(f"choice {head} {ranges} {splits} | {_word(row['config'])}")
     for row in root.get("costs", []).items():
         kind = row["kind"].one_of(KINDS)
-        figures = " ".join(_figure(row[name], name) for name in COSTS)
+        figures = " ".join(_figure(row[name]) for name in COSTS)
         lines.append(f"costs {kind} {figures} | {_word(row['config'])}")
     return lines
 
@@ -190,6 +189,6 @@ def _range(value: JsonValue) -> str:
     return f"{ends[0]} {ends[1]}"
 
 
-def _figure(value: JsonValue, name: str) -> str:
+def _figure(value: JsonValue) -> str:
     # NOTE: without exponents: C++ refuses to read a number too small to be normal.
-    return f"{value.number(1e-9 if name in _DIVISORS else 0.0, _MOST):.9f}"
+    return f"{value.number(0.0, _MOST):.9f}"

@@ -5,30 +5,27 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-import torch
-
 from pyflash.config import DType, KernelConfig, parse
 from pyflash.op.selection import Problem, class_of, expected_microseconds
 from pyflash.op.tables import COSTS
+from pyflash.tuner.audit import GOOD
 from pyflash.tuner.journal import Record
+from pyflash.tuner.least_squares import least_squares
 from pyflash.tuner.problems import parse_problem
 
 # Fewer problems tell nothing of a config.
 LEAST_PROBLEMS = 4
-# Where the fit starts; and how strongly it is held there, beside the mean square of errors.
+# Where the fit starts.
 _START = {
     "launch": 3.0, "tile": 2.0, "step": 0.8, "share": 0.7, "rows": 0.5, "mask": 0.4, "capped": 1.3,
-    "memory": 4.0, "l2": 6.0, "cold": 0.3, "merge": 2.0, "split": 0.06,
+    "megabyte": 0.2, "merge": 2.0, "split": 0.06, "partial": 0.3,
 }  # fmt: skip
 _SHARES = ("share", "rows")  # at most 1
-_PULL = 1e-4
-_OUTLIER = 0.15  # errors above count by their size, not its square
-_ROUNDS = 30
 # Costs are there to choose by. So what all configs are off by at a problem is no error, and a
 # config counts the less the slower it is there: by e for this share of the least time.
 _NEAR = 0.2
@@ -55,8 +52,8 @@ def costs_of(
     """(rows, judgements by kind): a row for each config and kind of problem with enough problems,
     of the kinds that are kept.
 
-    A kind is kept where costs that are fitted to half of the audited problems choose for the other
-    half at least as well as selection did when they were measured, by the geometric mean. Configs
+    A kind is kept where costs that are fitted to half of the audited problems choose a good config
+    (`GOOD`) for the other half at least as often as selection did when they were measured. Configs
     that the latest audit did not measure are no longer built, and their times are left out.
     """
     records = of_built(records)
@@ -154,7 +151,7 @@ def fit_all(observations: dict[KernelConfig, list[Observation]], sm: int, n_sms:
         for key, found in by_kernel.items():
             fit = _Fit(key[0], found, common, sm, n_sms)
             points[key] = fit.run(points.get(key))
-            errors[key] = fit.errors(points[key])
+            (errors[key],) = fit.errors([points[key]])
             for observation, error in zip(found, errors[key], strict=True):
                 of_problem[observation.name].append((error, observation.weight))
         for name, weighted in of_problem.items():
@@ -181,15 +178,16 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
             ratios[class_of(problem).kind].append((ratio, record["ratio"]))
     judgements = {}
     for kind, pairs in ratios.items():
-        held_out, selected = (
-            math.exp(sum(map(math.log, values)) / len(values))
-            for values in zip(*pairs, strict=True)
-        )
+        columns = list(zip(*pairs, strict=True))
+        held_out, selected = (math.exp(sum(map(math.log, of)) / len(of)) for of in columns)
+        held_out_good, selected_good = (sum(r <= GOOD for r in of) for of in columns)
         judgements[kind] = {
             "problems": len(pairs),
             "held_out": round(held_out, 4),
             "selected": round(selected, 4),
-            "kept": held_out <= selected,
+            "held_out_good": held_out_good,
+            "selected_good": selected_good,
+            "kept": held_out_good >= selected_good,
         }
     return judgements
 
@@ -203,7 +201,7 @@ def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms
     for config in competing(record):
         if known := fits.get((config.replace(dtype=DType.BF16), kind)):
             as_measured = _as_measured(record, problem, config)
-            expected[config] = expected_microseconds(as_measured, config, sm, n_sms, **known[0])
+            (expected[config],) = expected_microseconds(as_measured, config, sm, n_sms, [known[0]])
     if parse(record["selected"]) not in expected:
         return record["ratio"]
     choice = min(expected, key=expected.__getitem__)
@@ -233,28 +231,34 @@ class _Fit:
     sm: int
     n_sms: int
 
-    def errors(self, point: Sequence[float]) -> list[float]:
-        """The logarithms of expected over measured times."""
-        costs = _costs_at(point)
-        return [
-            math.log(
-                expected_microseconds(o.problem, self.config, self.sm, self.n_sms, **costs)
-                / (o.seconds * 1e6)
-            )
+    def errors(self, points: Sequence[Sequence[float]]) -> list[list[float]]:
+        """For each point the logarithms of expected over measured times."""
+        costs = [_costs_at(point) for point in points]
+        by_observation = [
+            [
+                math.log(expected / (o.seconds * 1e6))
+                for expected in expected_microseconds(
+                    o.problem, self.config, self.sm, self.n_sms, costs
+                )
+            ]
             for o in self.observations
         ]
+        return [list(of_point) for of_point in zip(*by_observation, strict=True)]
 
     def run(self, start: Sequence[float] | None) -> list[float]:
         """The costs with the least errors, held to where it starts where problems do not tell."""
         if start is None:
             start = [math.log(_START[name]) for name in COSTS]
             # The step first: what the times are by, in one stroke.
-            start[COSTS.index("step")] -= median(self.errors(start))
+            start[COSTS.index("step")] -= median(self.errors([start])[0])
 
-        def weighted(point: Sequence[float]) -> list[float]:
+        def weighted(points: Sequence[Sequence[float]]) -> list[list[float]]:
             return [
-                (error - self.common[o.name]) * math.sqrt(o.weight)
-                for o, error in zip(self.observations, self.errors(point), strict=True)
+                [
+                    (error - self.common[o.name]) * math.sqrt(o.weight)
+                    for o, error in zip(self.observations, of_point, strict=True)
+                ]
+                for of_point in self.errors(points)
             ]
 
         return least_squares(weighted, start)
@@ -263,40 +267,3 @@ class _Fit:
 def _costs_at(point: Sequence[float]) -> Costs:
     costs = {name: math.exp(x) for name, x in zip(COSTS, point, strict=True)}
     return costs | {name: min(costs[name], 1.0) for name in _SHARES}
-
-
-def least_squares(
-    errors: Callable[[Sequence[float]], Sequence[float]], start: Sequence[float]
-) -> list[float]:
-    """The method of Levenberg (1944) and Marquardt (1963) with numerical derivatives. Errors beyond
-    `_OUTLIER` weigh less."""
-    origin = torch.tensor(start, dtype=torch.float64)
-    identity = torch.eye(len(start), dtype=torch.float64)
-
-    def at(point: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(errors(point.tolist()), dtype=torch.float64)
-
-    def loss(found: torch.Tensor, point: torch.Tensor) -> float:
-        robust = 2 * _OUTLIER**2 * (torch.sqrt(1 + (found / _OUTLIER) ** 2) - 1)
-        return float(robust.mean() + _PULL * (point - origin).square().sum())
-
-    point, found, damping, step = origin, at(origin), 1e-2, 1e-4
-    for _ in range(_ROUNDS):
-        slopes = torch.stack([(at(point + step * row) - found) / step for row in identity], dim=1)
-        weights = 1 / torch.sqrt(1 + (found / _OUTLIER) ** 2) / len(found)
-        curvature = slopes.T @ (weights[:, None] * slopes) + _PULL * identity
-        slope = slopes.T @ (weights * found) + _PULL * (point - origin)
-        before = loss(found, point)
-        for _ in range(8):
-            damped = curvature + damping * torch.diag(curvature.diag())
-            tried = point - torch.linalg.solve(damped, slope)
-            found_there = at(tried.clamp(-20, 20))
-            if loss(found_there, tried) < before:
-                break
-            damping *= 4
-        else:
-            break
-        point, found, damping = tried, found_there, damping / 4
-        if before - loss(found, point) < 1e-6 * before:
-            break
-    return point.tolist()

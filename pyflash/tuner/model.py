@@ -1,7 +1,7 @@
 """What a config is expected to take for a problem, before anything is compiled: it orders the
-candidates, nothing else. Grid and waves by the resource model, tensor cores, exponentials and
-memory by their peak rates, L2 by what was measured, and what fields gained where they were
-measured.
+candidates, nothing else. The model of time is that of cute_kernels/host/expected_time.h, with
+costs that nobody measured: of a step by the peak rates of tensor cores, exponentials and L2, of
+memory by its rate, times what fields gained where they were measured.
 
 The emulator's counts are not asked: compiling a kernel for the CPU takes longer than for a GPU.
 """
@@ -19,7 +19,7 @@ from pyflash.bench.gpus import GPUS, find_gpu
 from pyflash.config import Arch, KernelConfig
 from pyflash.config.resources import Resources
 from pyflash.op.options import windows_of
-from pyflash.op.selection import Problem
+from pyflash.op.selection import Problem, class_of, expected_microseconds
 from pyflash.op.tables import MAX_SPLITS
 
 CPU = "cpu"  # its name in place of a GPU's
@@ -28,15 +28,13 @@ _CLOCK = 1.7e9
 _EXPONENTIALS_PER_CYCLE = 16  # of an SM
 _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row maximum's chain
 _TILE_CYCLES = 2500  # of a CTA beside its steps: prologue, Q, epilogue
-_LAUNCH_SECONDS = 3e-6
-# Of L2 over memory. In docs/data/h200-audit-8.jsonl the SM80 kernel of 64 rows, which loads twice
-# as much of K and V as that of 128, takes 1.1 to 1.2 times as long at d_head 128: 8 TB/s.
-_L2_RATE = 1.7
+_L2_RATE = 1.7  # over that of memory
+_LAUNCH, _MERGE, _SPLIT = 3.0, 3.0, 0.06  # microseconds
 # On sm_90 the mma of SM80 has this share of the rate of warpgroup MMAs.
 _MMA_SYNC_ON_HOPPER = 0.62
 
 # Time with this value of a field over time without, at long sequences: the ladder on an A100
-# (swizzled, eager_load_blocks, optimized_softmax), docs/hopper.md, docs/data/h200-tune.jsonl
+# (swizzled, eager_load_blocks, optimized_softmax), docs/hopper.md, h200-tune.jsonl in docs/data
 # (persistent, without a mask at 4k). A field that is not here starts even; what is measured in a
 # run takes over.
 _FACTORS: dict[str, dict[str, dict[Any, float]]] = {
@@ -90,22 +88,6 @@ def gpu_of(device: torch.device, arch: Arch | str | int | None = None) -> Gpu:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Extents:
-    """A problem as kernels see it: with one query, the heads that share keys are its rows."""
-
-    pairs: int  # of batch and head
-    rows: int
-    keys: int
-
-    @classmethod
-    def of(cls, problem: Problem) -> Extents:
-        if problem.seqlen_q == 1 and not problem.packed:
-            group = problem.heads_q // max(1, problem.heads_kv)
-            return cls(problem.batch * problem.heads_kv, group, problem.seqlen_k)
-        return cls(problem.batch * problem.heads_q, problem.seqlen_q, problem.seqlen_k)
-
-
 def scores(problem: Problem) -> int:
     """Pairs of a query and a key that it attends, of one head of one sequence."""
     n, keys = problem.seqlen_q, problem.seqlen_k
@@ -145,43 +127,47 @@ def split_counts(config: KernelConfig, problem: Problem, gpu: Gpu) -> list[int]:
 
 def _tiles(config: KernelConfig, problem: Problem) -> int:
     """CTAs of one pass."""
-    extents = Extents.of(problem)
+    known = class_of(problem)
+    pairs, rows = known.pairs, known.rows
     if _PACKS_HEADS[config.family.name](config) and problem.seqlen_q > 1:
         group = problem.heads_q // max(1, problem.heads_kv)
-        extents = Extents(extents.pairs // group, extents.rows * group, extents.keys)
-    return extents.pairs * math.ceil(extents.rows / config.B_r)
+        pairs, rows = pairs // group, rows * group
+    return pairs * math.ceil(rows / config.B_r)
 
 
 def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
     """Seconds, by the model. `config` is legal on the GPU's architecture."""
-    extents = Extents.of(problem)
-    resources = config.resources(gpu.arch)
-    per_sm = max(1, resources.num_ctas_per_sm)
-    tiles = _tiles(config, problem)
-    mean_keys = scores(problem) / max(1, problem.seqlen_q)
-    steps = max(1.0, mean_keys / config.B_c + (mean_keys < extents.keys) / 2)
-    slots = gpu.n_sms * per_sm
-    splits = max(1.0, min(slots / max(1, tiles), steps / 4))
-    ctas, steps = tiles * splits, steps / splits
+    costs = [_peak_costs(config, gpu)]
+    (microseconds,) = expected_microseconds(problem, config, gpu.arch.sm, gpu.n_sms, costs)
+    return microseconds * 1e-6
 
+
+def _peak_costs(config: KernelConfig, gpu: Gpu) -> dict[str, float]:
+    """`COSTS` of a config that takes what the units of a GPU take at their peak rates."""
     rate = gpu.flops / gpu.n_sms / _CLOCK  # FLOPs per cycle of an SM
     if gpu.arch.sm == 90 and not config.family.arch_specific:
         rate *= _MMA_SYNC_ON_HOPPER
     mma = 4 * config.B_r * config.B_c * config.d_head / rate
     softmax = config.B_r * config.B_c / _EXPONENTIALS_PER_CYCLE
-    busy = max(mma, softmax) + 0.4 * min(mma, softmax)  # of the SM, per step
-    # CTAs of an SM hide each other's latency, and share its units.
-    waves = max(1.0, ctas / slots) if mean_keys < extents.keys else math.ceil(ctas / slots)
-    sharing = min(per_sm, math.ceil(ctas / gpu.n_sms))
-    step = max(busy * sharing, busy + _STEP_CYCLES)
-    cycles = waves * (steps * step + _TILE_CYCLES)
-    compute = cycles / _CLOCK * _factor(config) * _spilling(resources)
-
-    elements = 2 * problem.batch * problem.heads_kv * mean_keys * problem.d_head
-    elements += 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.d_head
-    loaded = 2 * ctas * steps * config.B_c * config.d_head  # each CTA loads its blocks
-    memory = ELEMENT_BYTES * max(elements, loaded / _L2_RATE) / gpu.bytes_per_second
-    return _LAUNCH_SECONDS + max(compute, memory) + 0.1 * min(compute, memory)
+    block_bytes = 2 * config.B_c * config.d_head * ELEMENT_BYTES  # of K and V
+    load = block_bytes / (gpu.bytes_per_second * _L2_RATE / gpu.n_sms / _CLOCK)
+    busy = max(mma, softmax, load) + 0.4 * min(mma, softmax)  # of the SM, per step
+    alone = busy + _STEP_CYCLES
+    per_cycle = 1e6 / _CLOCK * _factor(config) * _spilling(config.resources(gpu.arch))
+    megabyte = 1e12 / gpu.bytes_per_second
+    return {
+        "launch": _LAUNCH,
+        "tile": _TILE_CYCLES * per_cycle,
+        "step": alone * per_cycle,
+        "share": busy / alone,  # CTAs of an SM hide each other's latency, and share its units
+        "rows": 0.0,
+        "mask": 0.0,
+        "capped": 1.0,
+        "megabyte": megabyte,
+        "merge": _MERGE,
+        "split": _SPLIT,
+        "partial": megabyte,
+    }
 
 
 def _spilling(resources: Resources) -> float:

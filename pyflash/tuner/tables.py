@@ -18,6 +18,7 @@ from typing import Any
 
 from pyflash.op import tables
 from pyflash.op.selection import class_of
+from pyflash.tuner.audit import GOOD
 from pyflash.tuner.costs import costs_of
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import CPU
@@ -164,11 +165,14 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     print(f"{arguments.out}: {len(table['choices'])} choices, {len(table['costs'])} costs")
     for kind, judged in table["made"]["costs"].items():
+        if kind not in arguments.kinds:
+            continue
         outcome = "kept" if judged["kept"] else "left out"
         print(
-            f"  {kind:6} {outcome}: of {judged['problems']} problems the time over the best one's "
-            f"is {judged['held_out']:.3f} with costs that have not seen them, "
-            f"{judged['selected']:.3f} as selected then"
+            f"  {kind:6} {outcome}: of {judged['problems']} problems {judged['held_out_good']} are "
+            f"within {GOOD - 1:.0%} of the best with costs that have not seen them, geometric mean "
+            f"{judged['held_out']:.3f}; {judged['selected_good']} as selected then, "
+            f"{judged['selected']:.3f}"
         )
     for row in table["costs"]:
         if row["kind"] not in arguments.kinds:

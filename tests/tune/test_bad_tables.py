@@ -109,7 +109,7 @@ def is_good(place: tuple[Any, ...], kind: str) -> bool:
     if name == "name" or name.endswith(".config"):
         return kind == "word"
     if FIGURE.match(name):
-        return kind == "half" or (kind == "smallest float" and not name.endswith(("memory", "l2")))
+        return kind in ("half", "smallest float")
     return False
 
 

@@ -1,20 +1,28 @@
 """The time that costs expect of a config, and what the shipped ones choose."""
 
+import lzma
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from support.costs import FIGURES
-from support.headers import ROOT
 
 from pyflash import FlashForwardKernelConfig
 from pyflash.config import parse
 from pyflash.op import tables
-from pyflash.op.selection import class_of, expected_microseconds
+from pyflash.op.selection import _arguments, class_of, expected_microseconds
 from pyflash.tuner.audit import GOOD
 from pyflash.tuner.costs import of_built, ratio_of_choice
 from pyflash.tuner.journal import read_journal
 from pyflash.tuner.problems import parse_problem
+
+# Audits 30 and 31 of docs/data: 80 random problems.
+AUDITS = Path(__file__).parent / "h200_audits.jsonl.xz"
+
+PACKING = parse("(FP16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+pack_gqa")
+PERSISTENT = parse("(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent")
 
 
 @pytest.mark.parametrize(
@@ -26,9 +34,13 @@ from pyflash.tuner.problems import parse_problem
         ("heads=265,seqlen=64", 2 + 1.4 * (3 + 0.5) + (3 + 0.5)),
         ("heads=132,seqlen=128", 2 + 1.4 * (3 + 2 * 0.5)),
         ("heads=4,seqlen_q=1,seqlen_k=640,num_splits=1", 2 + 3 + 10 * 0.5),
-        ("heads=4,seqlen_q=1,seqlen_k=640,num_splits=2", 2 + 3 + 2.5 + 3.12 + 2 * 4 * 128 / 375000),
-        # Causal, 2 blocks of rows: one and two steps. As long as the longest; in two rounds one of
-        # each to a slot.
+        # A partial result of each split, 4 * 128 elements, is written and read in fp32.
+        (
+            "heads=4,seqlen_q=1,seqlen_k=640,num_splits=2",
+            2 + 3 + 2.5 + 3.12 + 0.5 * 2 * 4 * 128 * 8e-6,
+        ),
+        # Causal, 2 blocks of rows: one and two steps. As long as the longest; in two waves as the
+        # mean.
         ("heads=1,seqlen=128,causal", 2 + 3 + 2 * 0.5),
         ("heads=264,seqlen=128,causal", 2 + 1.4 * (2 * 3 + 3 * 0.5)),
     ],
@@ -49,11 +61,20 @@ def microseconds(problem, config, changes=None, **figures):
         options = {"num_splits": int(words.pop().partition("=")[2])}
     parsed = parse_problem(f"{config.dtype.name.lower()},d_head={config.d_head},{','.join(words)}")
     parsed = replace(parsed, options=parsed.options | options, **changes or {})
-    return expected_microseconds(parsed, config, 90, 132, **FIGURES | figures)
+    (found,) = expected_microseconds(parsed, config, 90, 132, [FIGURES | figures])
+    return found
 
 
-PACKING = parse("(FP16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+pack_gqa")
-PERSISTENT = parse("(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent")
+def test_several_sets_of_costs_are_priced_at_once():
+    problem = parse_problem("fp16,heads=9,seqlen=300,d_head=128,causal")
+    sets = [FIGURES, FIGURES | {"launch": 5.0}, FIGURES | {"step": 1.0}]
+    each = [expected_microseconds(problem, PERSISTENT, 90, 132, [costs])[0] for costs in sets]
+    assert expected_microseconds(problem, PERSISTENT, 90, 132, sets) == each
+    assert each[1] == each[0] + 3
+    assert len(set(each)) == 3
+    arguments = _arguments(problem) | {"n_sms": 132, "kernel": str(PERSISTENT), "ctas_per_sm": 1}
+    with pytest.raises(RuntimeError, match="costs has 10 numbers: expected 11 for each set"):
+        torch.ops.pyflash.expect_time(**arguments, costs=[1.0] * 10)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +97,7 @@ PERSISTENT = parse("(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+per
 )
 def test_splits_of_a_kernel_that_merges_them_in_clusters(heads, seqlen_k, splits):
     """Of the costs only a split's is not 0."""
-    figures = dict.fromkeys(FIGURES, 0.0) | {"split": 1.0, "memory": 1e30, "l2": 1e30}
+    figures = dict.fromkeys(FIGURES, 0.0) | {"split": 1.0}
     problem = f"heads={heads},seqlen_q=1,seqlen_k={seqlen_k},num_splits=0"
     found = microseconds(problem, PACKING, **figures)
     assert max(1, round(found)) == splits
@@ -97,17 +118,21 @@ def test_heads_that_share_keys_are_rows_of_one_tile(seqlen_q, expected):
 
 
 @pytest.mark.parametrize(
-    ("heads", "tiles", "steps"),
+    ("heads", "waves"),
     [
-        (66, 1, 2),  # a CTA for each of 132 tiles, of one and of two steps
-        (99, 2, 3),  # the 66 that are left go to CTAs from the last one on
-        (132, 2, 3),
-        (133, 3, 4),  # what is left of a round joins the section: the last two tiles are short
+        (99, 1 + (1 + 66 / 132) / 2),
+        (132, 2),
+        (133, 2 + (1 + 2 / 132) / 2),
     ],
 )
-def test_persistent_ctas_take_every_other_round_backwards(heads, tiles, steps):
-    expected = 2 + 3 * tiles + 0.5 * steps
+def test_of_a_ragged_last_wave_of_unequal_tiles_half_is_waited_for(heads, waves):
+    """Causal, two tiles for a head, of one and of two steps; a CTA to an SM."""
+    expected = 2 + waves * (3 + 0.5 * 1.5)
     assert microseconds(f"heads={heads},seqlen=256,causal", PERSISTENT) == pytest.approx(expected)
+
+
+def test_a_wave_is_no_shorter_than_its_longest_tile():
+    assert microseconds("heads=66,seqlen=256,causal", PERSISTENT) == pytest.approx(2 + 3 + 2 * 0.5)
 
 
 def test_a_warpgroup_without_rows_or_keys_spares_its_part_of_a_step():
@@ -131,17 +156,19 @@ def test_packed_sequences_count_by_their_mean_length():
 
 
 @pytest.mark.parametrize(
-    ("total", "tiles", "steps"),
+    ("total", "waves", "tiles", "steps"),
     [
-        (1024, 2, 8),  # both are as long
-        (576, 1, 4),  # the second has 64 rows, a tile of four: for whom a second is left lacks one
+        (1024, 2, 1, 4),  # both are as long
+        # A mean of 288 up to 512: 139, 288 and 437 rows and keys are 2, 3 and 4 tiles of as many
+        # steps, of 4 that there might be.
+        (576, 1 + (1 + 28 / 132) / 2, (2 + 3 + 4) / 12, (2 * 2 + 3 * 3 + 4 * 4) / 12),
     ],
 )
-def test_tiles_that_a_packed_sequence_lacks_are_passed(total, tiles, steps):
-    """160 of two sequences and 20 heads, of four steps, 132 at a time."""
+def test_tiles_that_a_packed_sequence_lacks_take_no_time(total, waves, tiles, steps):
+    """160 of two sequences and 20 heads, 132 at a time."""
     drawn = {"total_q": total, "total_k": total}
     found = microseconds("batch=2,heads=20,seqlen=512,packed", PERSISTENT, drawn)
-    assert found == pytest.approx(2 + 3 * tiles + 0.5 * steps)
+    assert found == pytest.approx(2 + waves * (3 * tiles + 0.5 * steps))
 
 
 def test_masks_softcaps_memory_and_clusters_have_their_costs():
@@ -149,49 +176,46 @@ def test_masks_softcaps_memory_and_clusters_have_their_costs():
     assert microseconds(one, PERSISTENT, capped=2.0) == pytest.approx(2 + 3 + 0.5)
     assert microseconds(one + ",softcap=9", PERSISTENT, capped=2.0) == pytest.approx(2 + 3 + 1)
     assert microseconds(one + ",causal", PERSISTENT, mask=0.5) == pytest.approx(2 + 3 + 0.75)
-    # Keys and values of 8 heads, and a row of q and of o each: 8 * (1000 + 1) * 128 * 4 bytes.
+    # Keys and values of 8 heads, and a row of q and of o each.
     decoding = "heads=8,seqlen_q=1,seqlen_k=1000"
-    bytes_ = 8 * 1001 * 128 * 4
-    slow = microseconds(decoding, PACKING, memory=0.001)
-    assert slow == pytest.approx(2 + bytes_ / 1e3, rel=1e-4)
-    hidden = microseconds(decoding, PACKING, memory=1.0)
-    assert hidden < microseconds(decoding, PACKING, memory=1.0, cold=0.5)
+    megabytes = 8 * 1001 * 128 * 4e-6
+    waiting = microseconds(decoding, PACKING, megabyte=9.0)
+    assert waiting == pytest.approx(2 + 3 + 16 * 0.5 + 9 * megabytes)
     # A cluster merges splits without partial results in memory.
-    in_cluster = microseconds(decoding + ",num_splits=4", PACKING)
+    in_cluster = microseconds(decoding + ",num_splits=4", PACKING, partial=1e6)
     assert in_cluster == pytest.approx(2 + 3 + 4 * 0.5 + 3 + 4 * 0.06)
 
 
-def test_keys_that_l2_does_not_hold_are_read_for_each_tile():
-    """Many packed heads in one order of tiles: a section of 296 heads of 0.5 MB."""
-    config = parse("(FP16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+pack_gqa")
-    problem = "batch=37,heads=64,heads_kv=8,seqlen=1047"
-    once, each = (microseconds(problem + mask, config, memory=1e-3) for mask in ("", ",causal"))
-    assert each > 5 * once
+def test_keys_that_no_query_attends_do_not_cross_memory():
+    problem = "heads=8,seqlen_q=100,seqlen_k=10000"
+    for mask, n_keys in (("", 10000), (",causal,window_left=255", 355)):
+        of_memory = microseconds(problem + mask, PERSISTENT, megabyte=1.0) - microseconds(
+            problem + mask, PERSISTENT
+        )
+        assert of_memory == pytest.approx(8 * (100 + n_keys) * 128 * 4e-6)
 
 
-def test_the_shipped_costs_choose_well():
-    """By themselves, for audited problems that they were fitted to."""
+# The least share of problems within 3 % of the best, the most of the geometric mean and of all.
+@pytest.mark.parametrize(
+    ("kind", "n", "share", "mean", "worst"),
+    [("many", 61, 0.8, 1.015, 1.15), ("few", 19, 0.85, 1.01, 1.1)],
+)
+def test_the_shipped_costs_choose_well(tmp_path, kind, n, share, mean, worst):
+    """By themselves, for audited problems that they were not fitted to."""
     shipped = tables.read_table(tables.SHIPPED_DIR / "nvidia_h200.json")
     fits = {
         (parse(row["config"]), row["kind"]): ({name: row[name] for name in tables.COSTS}, 0, 0)
         for row in shipped["costs"]
     }
-
-    def ratios_of(kind, *audits):
-        journals = [
-            read_journal(ROOT / f"docs/data/h200-audit-{number}.jsonl") for number in audits
-        ]
-        return [
-            ratio_of_choice(record, problem, fits, 90, 132)
-            for record in of_built([record for journal in journals for record in journal])
-            if "ratio" in record and class_of(problem := parse_problem(record["name"])).kind == kind
-        ]
-
-    for ratios, n, good, mean in (
-        (ratios_of("many", 23), 170, 147, 1.011),
-        (ratios_of("few", 27, 24), 190, 160, 1.015),
-    ):
-        assert len(ratios) == n
-        assert sum(ratio <= GOOD for ratio in ratios) >= good
-        assert math.exp(sum(map(math.log, ratios)) / n) < mean
-        assert max(ratios) < 1.35
+    assert not set(shipped["made"]["journals"]) & {"h200-audit-30.jsonl", "h200-audit-31.jsonl"}
+    journal = tmp_path / "audits.jsonl"
+    journal.write_bytes(lzma.decompress(AUDITS.read_bytes()))
+    ratios = [
+        ratio_of_choice(record, problem, fits, 90, 132)
+        for record in of_built(read_journal(journal))
+        if "ratio" in record and class_of(problem := parse_problem(record["name"])).kind == kind
+    ]
+    assert len(ratios) == n
+    assert sum(ratio <= GOOD for ratio in ratios) >= share * n
+    assert math.exp(sum(map(math.log, ratios)) / n) < mean
+    assert max(ratios) < worst

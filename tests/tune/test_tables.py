@@ -404,24 +404,23 @@ def test_costs_are_found_again_from_times(tmp_path):
     config = FlashForwardKernelConfig.parse(
         "(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
     )
-    truth = FIGURES | {"launch": 3.0, "tile": 5.0, "step": 0.8, "memory": 4.0, "l2": 6.0}
+    truth = FIGURES | {"launch": 3.0, "tile": 5.0, "step": 0.8, "megabyte": 0.2}
     names = [
         f"bf16,batch={batch},heads={heads},seqlen={seqlen},d_head=64"
         for batch in (1, 7)
         for heads in (4, 16)
         for seqlen in (100, 700, 3000)
     ]
-    seconds = {
-        name: expected_microseconds(parse_problem(name), config, 90, 132, **truth) / 1e6
-        for name in names
-    }
+
+    def microseconds(problem, config, of=truth):
+        (found,) = expected_microseconds(problem, config, 90, 132, [of])
+        return found
+
+    seconds = {name: microseconds(parse_problem(name), config) / 1e6 for name in names}
     # Another config of the same costs per tile of half as many rows: ahead on small grids.
     half = config.replace(B_r=64)
     halved = truth | {"tile": 2.9, "step": 0.45}
-    other = {
-        name: expected_microseconds(parse_problem(name), half, 90, 132, **halved) / 1e6
-        for name in names
-    }
+    other = {name: microseconds(parse_problem(name), half, halved) / 1e6 for name in names}
     wider = parse("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")  # which does not compete
     audits = [
         audit_of(
@@ -442,8 +441,8 @@ def test_costs_are_found_again_from_times(tmp_path):
     assert row["error"] < 0.03
     unseen = parse_problem("bf16,batch=3,heads=12,seqlen=1500,d_head=64")
     found = {name: row[name] for name in truth}
-    assert expected_microseconds(unseen, config, 90, 132, **found) == pytest.approx(
-        expected_microseconds(unseen, config, 90, 132, **truth), rel=0.05
+    assert microseconds(unseen, config, found) == pytest.approx(
+        microseconds(unseen, config), rel=0.05
     )
     tables.use_tables([made])
 
