@@ -10,15 +10,6 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Clusters of so many CTAs that run at a time, with so many of these to an SM, one or two.
-int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
-  // As cudaOccupancyMaxActiveClusters has them of an H200.
-  constexpr int kSms = 132;
-  constexpr int kAlone[] = {132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
-  constexpr int kPaired[] = {264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14};
-  return int64_t((ctas_per_sm == 1 ? kAlone : kPaired)[cluster - 1]) * n_sms / kSms;
-}
-
 // A partial result of each split, in fp32, goes out and in.
 double time_of_partials(SplitProblem const& problem, int n) {
   constexpr double kPartialsPerMicrosecond = 375000;
@@ -73,6 +64,14 @@ double cost_with_clusters(SplitProblem const& problem, int n) {
 }
 
 }  // namespace
+
+int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
+  // As cudaOccupancyMaxActiveClusters has them of an H200.
+  constexpr int kSms = 132;
+  constexpr int kAlone[] = {132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
+  constexpr int kPaired[] = {264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14};
+  return int64_t((ctas_per_sm == 1 ? kAlone : kPaired)[cluster - 1]) * n_sms / kSms;
+}
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
   int64_t const n_rows = std::min(B_r, params.seqlen_q);

@@ -40,4 +40,7 @@ struct SplitProblem {
 
 int choose_num_splits(SplitProblem const& problem);
 
+// Clusters of so many CTAs that run at a time, with so many of these to an SM, one or two.
+int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms);
+
 }  // namespace pyflash

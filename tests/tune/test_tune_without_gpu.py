@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,17 @@ from pyflash.tuner.spaces import parse_space
 
 NAME = "fp16,batch=1,heads=2,seqlen=40,d_head=64"
 SPACE = "d_head=64 dtype=FP16 B_r=64 B_c=32,64 n_warps=4 async_copy=true swizzled=true"
-DATA = Path(__file__).parents[2] / "docs" / "data"
-TUNED = sorted(path for path in DATA.glob("*.jsonl") if '"what": "tune"' in path.read_text()[:200])
-OTHERS = sorted(set(DATA.glob("*.jsonl")) - set(TUNED))
+ARCHIVE = Path(__file__).parents[2] / "docs/data/h200.tar.xz"
+with tarfile.open(ARCHIVE) as archive:
+    RECORDS = {
+        Path(member.name).name: archive.extractfile(member).read()
+        for member in archive
+        if member.isfile()
+    }
+TUNED = sorted(name for name, text in RECORDS.items() if b'"what": "tune"' in text[:200])
+OTHERS = sorted(set(RECORDS) - set(TUNED))
+assert TUNED
+assert OTHERS
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
@@ -56,10 +65,16 @@ def test_the_function_refuses_as_well(tmp_path, device):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
-def test_a_journal_of_another_machine_is_shown(tmp_path, monkeypatch, path):
+def unpacked(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(RECORDS[name])
+    return path
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_journal_of_another_machine_is_shown(tmp_path, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "400")
-    before = path.read_bytes()
+    path = unpacked(tmp_path, name)
     html, picture = tmp_path / "page.html", tmp_path / "tune.svg"
     result = run("--read", path, "--json", "--html", html, "--picture", picture)
     assert result.exit_code == 0, result.output
@@ -80,19 +95,20 @@ def test_a_journal_of_another_machine_is_shown(tmp_path, monkeypatch, path):
     shown = run("--read", path)
     assert shown.exit_code == 0
     assert all(winner["config"] in " ".join(shown.stdout.split()) for winner in winners.values())
-    assert path.read_bytes() == before
+    assert path.read_bytes() == RECORDS[path.name]
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_what_is_no_tuning_journal_is_refused(path):
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_tuning_journal_is_refused(tmp_path, name):
+    path = unpacked(tmp_path, name)
     assert_one_line(run("--read", path), "holds no measured candidate|is not a record of a journal")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--read", TUNED[0], "--install"], "--read .*no --install"),
-        (["--read", TUNED[0], "--dry-run"], "--read .*no --dry-run"),
+        (["--read", "a.jsonl", "--install"], "--read .*no --install"),
+        (["--read", "a.jsonl", "--dry-run"], "--read .*no --dry-run"),
         (["--dry-run", "--install"], "--dry-run .*no --install"),
         (["--dry-run", "--html", "page.html"], "--dry-run .*no --html"),
         (["--dry-run", "--picture", "tune.svg"], "--dry-run .*no --picture"),
