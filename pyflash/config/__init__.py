@@ -1,7 +1,7 @@
 """Configs: what a kernel is, checked in words. Needs no torch and no compiler."""
 
 from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.base import DType, Family, KernelConfig
+from pyflash.config.base import DType, KernelConfig
 from pyflash.config.family import (
     FAMILIES,
     as_config,
@@ -12,6 +12,7 @@ from pyflash.config.family import (
     parse_short_form,
 )
 from pyflash.config.features import BUILT, Features, first_covering
+from pyflash.config.record import Family
 from pyflash.config.rules import Violation
 from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
 from pyflash.config.sm80_forward import FlashForwardKernelConfig

@@ -1,22 +1,21 @@
-"""What the config types of all kernel families have in common, and the record of a family."""
+"""What the config types of all kernel families have in common."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyflash.config import parsing
-from pyflash.config.arch import ARCHS, Arch, Targets, targets
-from pyflash.config.features import BUILT, Features
-from pyflash.config.fields import Field, describe
-from pyflash.config.resources import RegisterDemand, Resources
-from pyflash.config.rules import Rules, Violation
+from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.fields import describe
+from pyflash.config.record import Family
+from pyflash.config.resources import Resources
+from pyflash.config.rules import Violation
 from pyflash.config.words import shown, type_name
 
 if TYPE_CHECKING:
@@ -205,103 +204,3 @@ class KernelConfig(ABC):
         return [
             (arch.sm, self.num_ctas_per_sm(arch) if self.is_legal(arch) else 0) for arch in ARCHS
         ]
-
-
-@dataclass(frozen=True, eq=False)
-class Family:
-    """A kernel family: a config type, what makes a config legal, and where its C++ is.
-
-    Making the record makes it the family of its config type.
-    """
-
-    name: str  # of its folder in pyflash/config
-    config_type: type[KernelConfig]
-    rules: Rules
-    resources: Callable[[Any, Arch], Resources]
-    # By field, the values that the kernels are written and tested for: others are legal nowhere.
-    supported: Mapping[str, Sequence[Any]]
-    # By field, the values that a Space takes by default of numbers that are not limited so.
-    explored: Mapping[str, Sequence[Any]]
-    # The members of a named set, by its name.
-    sets: Mapping[str, Callable[[], Iterable[KernelConfig]]]
-    # The canonical configs that selection prefers, best first, and the rank of the first of them:
-    # smaller than another family's where this one's kernels are to be preferred.
-    ranked: Sequence[KernelConfig]
-    # Paths to #include, and the name of the __global__ function template.
-    traits_header: str
-    launch_header: str
-    kernel_header: str  # of the __global__ function alone, for device code without a host's
-    kernel: str
-    namespace: str  # of its KernelTraits, in pyflash
-    # The warps of a CTA that issue MMAs and so run the main loop: all but producers.
-    mma_warps: Callable[[Any], int]
-    # What reads tiles of Q, K and V from shared memory, as reports call it.
-    operand_reader: str
-    # By tile, what a third mode of its layout in shared memory counts, such as "stages".
-    repeats: Mapping[str, str]
-    # Whether a config's tiles in shared memory are row-major where they could be swizzled.
-    lacks_swizzle: Callable[[Any], bool]
-    # The resource model's registers by what they hold; None: it tells only sums.
-    register_demand: Callable[[Any], RegisterDemand] | None
-    # By field, what has won on every problem measured: tuning searches the other fields.
-    settled: Mapping[str, Any]
-    # The steps of the optimisation ladder, each with what it adds.
-    ladder: Sequence[tuple[str, KernelConfig]]
-    first_rank: int = 0
-    emulation_header: str | None = None  # None: the emulator does not run it
-    # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
-    emulation_watches_registers: bool = False
-    # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
-    # ones does not have.
-    arch_specific: bool = False
-    # The sm numbers of the architectures that have its instructions; (): all.
-    runs_on: Sequence[int] = ()
-    # The combinations of features that a config is built with by default, in the order of dispatch.
-    built_features: Callable[[Any], Sequence[Features]] = lambda config: BUILT
-    # The config for a (dtype, d_head) that nothing is built for: what the CPU names, and what is
-    # proposed for building. None: another family's is.
-    fallback: Callable[[DType, int], KernelConfig] | None = None
-
-    def __post_init__(self) -> None:
-        self.config_type.family = self
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def tag(self) -> str:
-        return self.config_type.tag
-
-    @property
-    def struct(self) -> str:
-        """The name of the config type in C++."""
-        return self.config_type.__name__
-
-    def nvcc_arch(self, arch: Arch | str | int) -> str:
-        """The target that nvcc compiles for `arch`: "90", or "90a" where it has to be that."""
-        arch = Arch.of(arch)
-        return f"{arch.ptx_of or arch.sm}{self._suffix}"
-
-    def targets(self, archs: Iterable[Arch]) -> Targets:
-        """What nvcc compiles for `archs`, on all of which a config of this family is legal."""
-        return targets(archs, self._suffix)
-
-    @property
-    def _suffix(self) -> str:
-        return "a" if self.arch_specific else ""
-
-    def choices(self) -> dict[str, tuple[Any, ...]]:
-        """The values of each field in a Space that does not name it: its default where it has one,
-        so that a space stays what it was when a field is added; else those supported or explored,
-        every member of an enumeration, both of a bool."""
-        numbers = {**self.explored, **self.supported}
-
-        def values(field: Field) -> Iterable[Any]:
-            if not field.required:
-                return (field.default,)
-            if field.kind is int:
-                return numbers[field.name]
-            return (False, True) if field.kind is bool else field.kind
-
-        fields = describe(self.config_type).fields
-        return {name: tuple(values(field)) for name, field in fields.items()}

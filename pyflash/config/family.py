@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyflash.config import parsing
-from pyflash.config.base import Family, KernelConfig
+from pyflash.config.base import KernelConfig
 from pyflash.config.fields import describe
+from pyflash.config.record import Family
 from pyflash.config.sm80_forward import SM80_FORWARD
 from pyflash.config.sm90_forward import SM90_FORWARD
 from pyflash.config.words import shown, type_name

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from pyflash.config.arch import Arch
-from pyflash.config.base import Family, KernelConfig
+from pyflash.config.base import KernelConfig
 from pyflash.config.family import FAMILIES, find_family
+from pyflash.config.record import Family
 from pyflash.config.rules import Violation
 from pyflash.config.words import type_name
 

@@ -28,9 +28,9 @@ import torch
 
 import pyflash
 from pyflash.config import FlashForwardKernelConfig, KernelConfig, parse
-from pyflash.config.base import Family
 from pyflash.config.family import FAMILIES, find_family
 from pyflash.config.features import EMULATED, Features
+from pyflash.config.record import Family
 from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.emulator import GlobalTraffic, Report, SharedTraffic
 from pyflash.op.selection import TORCH_DTYPES

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyflash.config.arch import Arch
-from pyflash.config.base import DType, Family, KernelConfig
+from pyflash.config.base import DType, KernelConfig
 from pyflash.config.fields import flag, number, tile
+from pyflash.config.record import Family
 from pyflash.config.resources import Resources, occupancy
 from pyflash.config.rules import Rules
 

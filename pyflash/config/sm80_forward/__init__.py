@@ -1,6 +1,6 @@
 """The SM80 forward family: `cp.async`, `ldmatrix`, m16n8k16; runs on sm_80 and everything newer."""
 
-from pyflash.config.base import Family
+from pyflash.config.record import Family
 from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelConfig
 from pyflash.config.sm80_forward.resources import register_demand, resources
 from pyflash.config.sm80_forward.rules import RULES, SUPPORTED

@@ -1,6 +1,6 @@
 """The SM90 forward family: WGMMA, TMA, warps with roles; runs on sm_90 alone."""
 
-from pyflash.config.base import Family
+from pyflash.config.record import Family
 from pyflash.config.sm90_forward.config import WARPGROUP, FlashForwardSm90Config
 from pyflash.config.sm90_forward.resources import register_demand, resources
 from pyflash.config.sm90_forward.rules import RULES, RUNS_ON, SUPPORTED
