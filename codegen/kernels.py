@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
-from pyflash.codegen.cache_dir import write_if_changed
+from pyflash.codegen.cache_dir import locked, write_if_changed
 from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.config import KernelConfig, as_config
 from pyflash.config.arch import Arch
@@ -104,4 +104,6 @@ def _describe(compilation: Compilation, config: KernelConfig, arch: Arch) -> Non
     symbols = [kernel["function"] for kernel in compilation.record["kernels"]]
     kernels = {str(Features.of_kernel(symbol)): symbol for symbol in symbols}
     row = {"config": config.short_form(), "arch": arch.sm, "kernels": kernels}
-    write_if_changed(compilation.object.with_suffix(".row.json"), json.dumps(row, indent=1) + "\n")
+    path = compilation.object.with_suffix(".row.json")
+    with locked(sweeps=False):  # else another builder may sweep what is half-written
+        write_if_changed(path, json.dumps(row, indent=1) + "\n")

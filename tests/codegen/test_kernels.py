@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.fake_library import build_fake_library
 
 from pyflash import Features, FlashForwardKernelConfig, named_set
-from pyflash.codegen import emit, kernels
+from pyflash.codegen import cache_dir, emit, kernels
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.kernels import Request, compile_kernel, cubin_compilation
 from pyflash.config import parse
@@ -67,6 +70,23 @@ def test_what_a_request_compiles():
     assert cubin_compilation(Request(twin), Arch.of(90), CUTLASS).text == emit.emit_device_code(
         twin.canonical(), [Features()]
     )
+
+
+def test_no_other_builder_sweeps_what_is_written_beside_a_cubin(tmp_path, monkeypatch):
+    """Pitfall 22: concurrent builders."""
+    monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
+
+    def sweep_as_another_builder(_):
+        with open(tmp_path / "cache" / "lock", "w") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            cache_dir.sweep(tmp_path / "cache")
+
+    monkeypatch.setattr(cache_dir.os, "fsync", sweep_as_another_builder)
+    cubin = tmp_path / "cache" / "objects" / "kernel.o"
+    record = {"kernels": [{"function": "_Z1kIXtl15ForwardFeaturesLb1EEEEvv"}]}
+    kernels._describe(SimpleNamespace(object=cubin, record=record), SMALL, Arch.of(90))
+    row = json.loads(cubin.with_suffix(".row.json").read_text())
+    assert row["kernels"] == {"right_window": "_Z1kIXtl15ForwardFeaturesLb1EEEEvv"}
 
 
 def test_requests_of_one_kernel_compile_it_once(monkeypatch):
