@@ -147,4 +147,9 @@ SharedStorage& dynamic_smem() {
 
 #endif
 
+// Reads an int of global memory, for Sequences.
+struct Loader {
+  CUTE_DEVICE int operator()(int const* address) const { return load(address); }
+};
+
 }  // namespace pyflash::device

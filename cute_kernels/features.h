@@ -70,8 +70,8 @@ namespace pyflash {
 
 // With num_splits > 1 whoever merges the splits adds the sinks.
 inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
-  return {.right_window = params.window_right < kNoWindow,
-          .left_window = params.window_left < kNoWindow,
+  return {.right_window = params.mask.cuts_right(),
+          .left_window = params.mask.cuts_left(),
           .predicated_head_dim = params.d_head < d_head_of_config,
           .softcap = params.softcap.cap != 0,
           .sinks = params.sinks != nullptr && params.num_splits <= 1};

@@ -61,7 +61,7 @@ struct RowCoord {
   int64_t row;
 
   __device__ RowCoord(ForwardParams const& params, int64_t n) {
-    int const seqlen = params.cu_seqlens_q ? params.total_q : params.seqlen_q;
+    int const seqlen = params.q_sequences().tensor_rows();
     int64_t const head_and_batch = n / seqlen;
     batch = head_and_batch / params.heads;
     head = head_and_batch % params.heads;

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "cute_kernels/common/mask.h"
+#include "cute_kernels/common/sequence.h"
+
 namespace pyflash {
 
 struct TensorStrides {
@@ -46,15 +49,11 @@ struct Softcap {
   float linear_of_two;
 };
 
-// A window that cuts nothing. Extents are at most half of it, so that sums of the two are ints.
-inline constexpr int kNoWindow = 1 << 30;
-
 // A warp merges this many splits of a row at most.
 inline constexpr int kMaxSplits = 128;
 
-// Sequences are padded, (batch, seqlen, heads, d_head), or packed, (total, heads, d_head): then the rows of sequence b of
-// q, o and lse are [cu_seqlens_q[b], cu_seqlens_q[b + 1]), those of k and v the like, and seqlen_q and seqlen_k are the
-// largest lengths.
+// NOTE: the order of members is that in which kernels load them best. q_sequences() and k_sequences() are made of some of
+// them, which nothing else reads.
 struct ForwardParams {
   void const* q;  // (batch, seqlen_q, heads, d_head)
   void const* k;  // (batch, seqlen_k, heads_kv, d_head)
@@ -62,8 +61,10 @@ struct ForwardParams {
   void* o;        // (batch, seqlen_q, heads, d_head)
   float* lse;     // (batch, heads, seqlen_q), natural log; packed: (heads, total_q)
 
-  int const* cu_seqlens_q;  // (batch + 1), ascending from 0 to total_q; nullptr: padded
-  int const* cu_seqlens_k;  // (batch + 1), ascending from 0 to total_k; nullptr: padded
+  struct {
+    int const* q;
+    int const* k;
+  } sequence_starts;
 
   // Where num_splits > cluster, what each split of the keys makes of them goes here, and o and lse are merged from it.
   float* o_partial;    // (num_splits, elements of lse, d_head)
@@ -78,15 +79,15 @@ struct ForwardParams {
   int batch;
   int heads;     // of q and o: a multiple of heads_kv
   int heads_kv;  // of k and v: head h of q attends head h / (heads / heads_kv)
-  int seqlen_q;
-  int seqlen_k;
-  int total_q;  // packed: rows of q; padded: 0
-  int total_k;  // packed: rows of k and v; padded: 0
-  int d_head;   // a multiple of 8, at most that of the config
+  struct {
+    int longest_q;
+    int longest_k;
+    int total_q;
+    int total_k;
+  } sequence_lengths;
+  int d_head;  // a multiple of 8, at most that of the config
 
-  // Query i of a sequence attends the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right.
-  int window_left;
-  int window_right;
+  Mask mask;
 
   int num_splits;  // from 1 to kMaxSplits
   int cluster;     // CTAs that share a tile, a split each, and merge them: num_splits, or 1
@@ -99,6 +100,24 @@ struct ForwardParams {
   void const* sinks;  // nullptr: none
   SinkStrides sink_strides;
   bool sinks_are_fp32;
+
+  // Where the sequences of q, o and lse lie, and those of k and v. Both are packed, or neither is.
+  PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {
+    return {sequence_starts.q, sequence_lengths.longest_q, sequence_lengths.total_q};
+  }
+  PYFLASH_HOST_DEVICE constexpr Sequences k_sequences() const {
+    return {sequence_starts.k, sequence_lengths.longest_k, sequence_lengths.total_k};
+  }
+  constexpr void set_q_sequences(Sequences const& sequences) {
+    sequence_starts.q = sequences.starts;
+    sequence_lengths.longest_q = sequences.longest;
+    sequence_lengths.total_q = sequences.total;
+  }
+  constexpr void set_k_sequences(Sequences const& sequences) {
+    sequence_starts.k = sequences.starts;
+    sequence_lengths.longest_k = sequences.longest;
+    sequence_lengths.total_k = sequences.total;
+  }
 };
 
 }  // namespace pyflash

@@ -22,7 +22,7 @@ struct Dim {
 std::vector<Dim> matrix_dims(ForwardParams const& params, TensorStrides const& strides,
                              int64_t rows, int64_t heads) {
   std::vector<Dim> dims{{rows, strides.row}, {heads, strides.head}, {params.d_head, 1}};
-  if (params.cu_seqlens_q == nullptr) {
+  if (!params.q_sequences().is_packed()) {
     dims.insert(dims.begin(), {params.batch, strides.batch});
   }
   return dims;
@@ -64,15 +64,14 @@ std::string text_of(float value) {
 }  // namespace
 
 void map_memory(ForwardParams& params, Emulator& emulator) {
-  bool const packed = params.cu_seqlens_q != nullptr;
-  int64_t const rows_q = packed ? params.total_q : params.seqlen_q;
-  int64_t const rows_k = packed ? params.total_k : params.seqlen_k;
+  Sequences q_sequences = params.q_sequences(), k_sequences = params.k_sequences();
+  int64_t const rows_q = q_sequences.tensor_rows(), rows_k = k_sequences.tensor_rows();
   auto const dims_q = matrix_dims(params, params.q_strides, rows_q, params.heads);
   auto const dims_k = matrix_dims(params, params.k_strides, rows_k, params.heads_kv);
   auto const dims_v = matrix_dims(params, params.v_strides, rows_k, params.heads_kv);
   auto const dims_o = matrix_dims(params, params.o_strides, rows_q, params.heads);
   std::vector<Dim> dims_lse{{params.heads, params.lse_strides.head}, {rows_q, 1}};
-  if (!packed) {
+  if (!q_sequences.is_packed()) {
     dims_lse.insert(dims_lse.begin(), {params.batch, params.lse_strides.batch});
   }
   std::vector<Dim> dims_lse_partial = dims_lse;
@@ -86,7 +85,7 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   // One for each head: a row has its own where heads are rows.
   std::vector<Dim> const dims_sinks{
       {params.heads, params.sink_strides.head},
-      {params.sink_strides.row == 0 ? 1 : params.seqlen_q, params.sink_strides.row}};
+      {params.sink_strides.row == 0 ? 1 : q_sequences.longest, params.sink_strides.row}};
 
   Mapping mapping(emulator);
   mapping.map("q", params.q, 2, dims_q, false);
@@ -96,9 +95,11 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   mapping.map("lse", params.lse, 4, dims_lse, true);
   mapping.map("o_partial", params.o_partial, 4, dims_o_partial, true);
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, true);
-  mapping.map("cu_seqlens_q", params.cu_seqlens_q, 4, dims_cu_seqlens, false);
-  mapping.map("cu_seqlens_k", params.cu_seqlens_k, 4, dims_cu_seqlens, false);
+  mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, false);
+  mapping.map("cu_seqlens_k", k_sequences.starts, 4, dims_cu_seqlens, false);
   mapping.map("sinks", params.sinks, params.sinks_are_fp32 ? 4 : 2, dims_sinks, false);
+  params.set_q_sequences(q_sequences);
+  params.set_k_sequences(k_sequences);
 }
 
 std::string numbers_json(ForwardParams const& params) {
@@ -108,13 +109,13 @@ std::string numbers_json(ForwardParams const& params) {
            {"batch", std::to_string(params.batch)},
            {"heads", std::to_string(params.heads)},
            {"heads_kv", std::to_string(params.heads_kv)},
-           {"seqlen_q", std::to_string(params.seqlen_q)},
-           {"seqlen_k", std::to_string(params.seqlen_k)},
-           {"total_q", std::to_string(params.total_q)},
-           {"total_k", std::to_string(params.total_k)},
+           {"seqlen_q", std::to_string(params.q_sequences().longest)},
+           {"seqlen_k", std::to_string(params.k_sequences().longest)},
+           {"total_q", std::to_string(params.q_sequences().total)},
+           {"total_k", std::to_string(params.k_sequences().total)},
            {"d_head", std::to_string(params.d_head)},
-           {"window_left", window(params.window_left)},
-           {"window_right", window(params.window_right)},
+           {"window_left", window(params.mask.window_left)},
+           {"window_right", window(params.mask.window_right)},
            {"softcap", text_of(params.softcap.cap)},
            {"softmax_scale", text_of(params.softmax_scale)},
            {"sinks", params.sinks != nullptr ? "true" : "false"},

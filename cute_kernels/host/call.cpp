@@ -29,25 +29,27 @@ ForwardParams params_of(Input const& q, Input const& k, Input const& v) {
 
 void set_padded_lengths(ForwardParams& params, Input const& q, Input const& k) {
   params.batch = static_cast<int>(q.extents[kBatch]);
-  params.seqlen_q = static_cast<int>(q.extents[kRow]);
-  params.seqlen_k = static_cast<int>(k.extents[kRow]);
-  int64_t const rows_of_batch = int64_t(params.heads) * params.seqlen_q;
+  params.set_q_sequences(Sequences::padded(static_cast<int>(q.extents[kRow])));
+  params.set_k_sequences(Sequences::padded(static_cast<int>(k.extents[kRow])));
+  int64_t const rows_of_batch = params.heads * q.extents[kRow];
   params.o_strides.batch = rows_of_batch * params.d_head;
   params.lse_strides = {
-      .batch = rows_of_batch, .head = params.seqlen_q, .split = params.batch * rows_of_batch};
+      .batch = rows_of_batch, .head = q.extents[kRow], .split = params.batch * rows_of_batch};
+}
+
+Sequences packed_sequences(TensorView const& cu_seqlens, int64_t max_seqlen, Input const& rows) {
+  int64_t const total = rows.extents[kRow];
+  return Sequences::packed(static_cast<int const*>(cu_seqlens.data),
+                           static_cast<int>(std::min(max_seqlen, total)), static_cast<int>(total));
 }
 
 void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t batch,
                         Input const& q, Input const& k) {
-  params.cu_seqlens_q = static_cast<int const*>(packing.cu_seqlens_q.data);
-  params.cu_seqlens_k = static_cast<int const*>(packing.cu_seqlens_k.data);
   params.batch = static_cast<int>(batch);
-  params.total_q = static_cast<int>(q.extents[kRow]);
-  params.total_k = static_cast<int>(k.extents[kRow]);
-  params.seqlen_q = static_cast<int>(std::min(packing.max_seqlen_q, q.extents[kRow]));
-  params.seqlen_k = static_cast<int>(std::min(packing.max_seqlen_k, k.extents[kRow]));
-  params.lse_strides = {
-      .batch = 0, .head = params.total_q, .split = int64_t(params.heads) * params.total_q};
+  params.set_q_sequences(packed_sequences(packing.cu_seqlens_q, packing.max_seqlen_q, q));
+  params.set_k_sequences(packed_sequences(packing.cu_seqlens_k, packing.max_seqlen_k, k));
+  int64_t const total_q = q.extents[kRow];
+  params.lse_strides = {.batch = 0, .head = total_q, .split = params.heads * total_q};
 }
 
 // tanh(x) as x P(x^2), a minimax fit with a relative error below 1.2e-6 for |x| <= 0.3, which is that of the kernels' tanh. Beyond,
@@ -95,7 +97,8 @@ void set_options(ForwardParams& params, Options const& options) {
   params.inverse_scale_log2 =
       static_cast<float>(std::min(1 / (std::numbers::log2e * params.softmax_scale), 1e28));
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
-  set_windows(params, options.window_left, options.causal ? 0 : options.window_right);
+  params.mask = mask_of(options.window_left, options.causal ? 0 : options.window_right,
+                        params.q_sequences().longest, params.k_sequences().longest);
   if (options.sinks) {
     params.sinks = options.sinks->data;
     params.sinks_are_fp32 = options.sinks->dtype == ElementType::kFloat32;

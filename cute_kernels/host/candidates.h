@@ -27,7 +27,7 @@ struct PricedKernel {
 // What the time that is expected of a candidate depends on, beside the key below.
 struct CostedSize {
   int batch, heads, heads_kv, seqlen_q, seqlen_k, total_q, total_k;
-  int window_left, window_right;
+  Mask mask;
   int num_splits;
 
   friend bool operator==(CostedSize const&, CostedSize const&) = default;

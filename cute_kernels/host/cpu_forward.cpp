@@ -32,18 +32,6 @@ void check_block(AnyConfig const& config, char const* name, int rows) {
           name, " = ", rows, ": expected a multiple of ", kBlockMultiple, " up to ", kMaxBlock);
 }
 
-struct Range {
-  int begin;
-  int end;
-
-  int size() const { return end - begin; }
-};
-
-// Rows of one sequence, in the whole of a packed tensor.
-Range rows_of(int const* cu_seqlens, int64_t batch, int seqlen) {
-  return cu_seqlens ? Range{cu_seqlens[batch], cu_seqlens[batch + 1]} : Range{0, seqlen};
-}
-
 // The tiles and the softmax state of one Q block.
 template <class Element>
 class QBlock {
@@ -52,8 +40,8 @@ class QBlock {
       : params_(params),
         config_(config),
         scale_(params.softcap.cap > 0 ? params.softcap.cap : params.softmax_scale),
-        B_r_(std::min(config.B_r, params.seqlen_q)),
-        B_c_(std::min(config.B_c, std::max(params.seqlen_k, 1))),
+        B_r_(std::min(config.B_r, params.q_sequences().longest)),
+        B_c_(std::min(config.B_c, std::max(params.k_sequences().longest, 1))),
         Q_(B_r_, params.d_head),
         Kt_(params.d_head, B_c_),
         V_(B_c_, params.d_head),
@@ -63,10 +51,10 @@ class QBlock {
         row_sum_(B_r_) {}
 
   // first_row: in the sequence, which may have ended before.
-  void forward(int64_t batch, int64_t head, int first_row) {
-    Range const q_rows = rows_of(params_.cu_seqlens_q, batch, params_.seqlen_q);
-    Range const k_rows = rows_of(params_.cu_seqlens_k, batch, params_.seqlen_k);
-    int const n_rows = std::min(B_r_, q_rows.size() - first_row);
+  void forward(int batch, int64_t head, int first_row) {
+    Rows const q_rows = params_.q_sequences().rows_of(batch, HostLoader{});
+    Rows const k_rows = params_.k_sequences().rows_of(batch, HostLoader{});
+    int const n_rows = std::min(B_r_, q_rows.length - first_row);
     if (n_rows <= 0) {
       return;
     }
@@ -80,12 +68,11 @@ class QBlock {
     std::fill(row_max_.begin(), row_max_.end(), -kInfinity);
     std::fill(row_sum_.begin(), row_sum_.end(), 0.f);
 
-    int const n_keys = k_rows.size();
-    int const diagonal = first_row + n_keys - q_rows.size();
-    int const begin_key = std::max(diagonal - params_.window_left, 0);
-    int const end_key = std::min(diagonal + n_rows + params_.window_right, n_keys);
-    int const end_block = (std::max(end_key, 0) + B_c_ - 1) / B_c_;
-    for (int block = end_block - 1; block >= begin_key / B_c_; --block) {
+    int const n_keys = k_rows.length;
+    auto const keys =
+        params_.mask.keys_from(aligned_column(first_row, q_rows.length, n_keys), n_keys);
+    Interval const blocks = keys.of_some(n_rows).blocks_touched(B_c_);
+    for (int block = blocks.end - 1; block >= blocks.begin; --block) {
       int const first_key = block * B_c_;
       int const n_columns = std::min(B_c_, n_keys - first_key);
       k.load_transposed(Kt_, first_key, n_columns);
@@ -93,7 +80,8 @@ class QBlock {
       S_.clear();
       accumulate(S_, Q_, Kt_);
       for (int r = 0; r < n_rows; ++r) {
-        update(r, attended(diagonal + r - first_key, n_columns));
+        int const begin = std::clamp(keys.begin(r) - first_key, 0, n_columns);
+        update(r, {begin, std::clamp(keys.end(r) - first_key, begin, n_columns)});
       }
       accumulate(O_, S_, V_);
     }
@@ -101,15 +89,8 @@ class QBlock {
   }
 
  private:
-  // Of a block of columns; `aligned` is the one that the row is aligned with.
-  Range attended(int aligned, int n_columns) const {
-    int const begin = std::clamp(aligned - params_.window_left, 0, n_columns);
-    int const end = std::clamp(aligned + params_.window_right + 1, begin, n_columns);
-    return {begin, end};
-  }
-
   // Turns the scores of a row into P, rounded, zero where it does not attend, and brings m, l and O up to date with them.
-  void update(int r, Range columns) {
+  void update(int r, Interval columns) {
     cap(r, columns);
     float const m = row_max_[r];
     if (config_.optimized_softmax) {
@@ -130,7 +111,7 @@ class QBlock {
   }
 
   // Leaves scores that the cap scales.
-  void cap(int r, Range columns) {
+  void cap(int r, Interval columns) {
     if (params_.softcap.cap > 0) {
       float const scale = params_.softcap.inner;
       std::for_each(S_.row(r) + columns.begin, S_.row(r) + columns.end,
@@ -141,7 +122,7 @@ class QBlock {
   // Where all scores are -inf, 0 makes the exponentials 0 instead of NaN.
   static float shift_by(float row_max) { return row_max == -kInfinity ? 0.f : row_max; }
 
-  float max_of(int r, Range columns) {
+  float max_of(int r, Interval columns) {
     float const* const s = S_.row(r);
     float result = -kInfinity;
     for (int c = columns.begin; c < columns.end; ++c) {
@@ -160,7 +141,7 @@ class QBlock {
 
   // Returns the sum of P before rounding.
   template <class Exponential>
-  float exponentials(int r, Range columns, Exponential&& exponential) {
+  float exponentials(int r, Interval columns, Exponential&& exponential) {
     float* const s = S_.row(r);
     float sum = 0.f;
     std::fill(s, s + columns.begin, 0.f);
@@ -236,7 +217,7 @@ class QBlock {
 };
 
 int64_t n_row_blocks(ForwardParams const& params, CpuConfig const& config) {
-  return (int64_t(params.seqlen_q) + config.B_r - 1) / config.B_r;
+  return ceil_div(params.q_sequences().longest, config.B_r);
 }
 
 template <class Element>
@@ -246,7 +227,7 @@ void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t
   int64_t const n_blocks = n_row_blocks(params, config);
   for (int64_t task = begin; task < end; ++task) {
     int64_t const head_and_batch = task / n_blocks;
-    q_block.forward(head_and_batch / params.heads, head_and_batch % params.heads,
+    q_block.forward(static_cast<int>(head_and_batch / params.heads), head_and_batch % params.heads,
                     static_cast<int>(task % n_blocks * config.B_r));
   }
 }

@@ -13,36 +13,22 @@ namespace {
 constexpr int kElementBytes = 2;      // of Q, K, V and O
 constexpr int kPartialBytes = 2 * 4;  // of an element of a split's O, fp32, written and read
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Of a sequence. Extents are far below 2^30: kMaxExtent in problem.h.
 struct Lengths {
   int q;
   int k;
 };
 
-struct KeyRange {
-  int begin;
-  int end;
-};
-
-// The keys that n queries attend, from the first of them to the last.
-KeyRange keys_of(ForwardParams const& params, int first, int n, Lengths const& lengths) {
-  int const offset = lengths.k - lengths.q;
-  int const last = std::min(first + n, lengths.q) - 1;
-  int begin = 0, end = lengths.k;
-  if (params.window_left < kNoWindow) {
-    begin = std::clamp(first + offset - params.window_left, 0, lengths.k);
-  }
-  if (params.window_right < kNoWindow) {
-    end = std::clamp(last + offset + params.window_right + 1, 0, lengths.k);
-  }
-  return {begin, std::max(begin, end)};
+// The keys that n queries attend, from the first of them on.
+Interval keys_of(Mask const& mask, int first, int n, Lengths const& lengths) {
+  return mask.keys_from(aligned_column(first, lengths.q, lengths.k), lengths.k)
+      .of_some(std::min(n, lengths.q - first))
+      .from_0();
 }
 
-int count_blocks(ForwardParams const& params, int first, int n, Lengths const& lengths, int B_c) {
-  auto const [begin, end] = keys_of(params, first, n, lengths);
-  return begin < end ? (end + B_c - 1) / B_c - begin / B_c : 0;
+int count_blocks(Mask const& mask, int first, int n, Lengths const& lengths, int B_c) {
+  Interval const keys = keys_of(mask, first, n, lengths);
+  return keys.size() > 0 ? keys.blocks_touched(B_c).size() : 0;
 }
 
 TileWork sum(TileWork const& a, TileWork const& b, double weight_of_b) {
@@ -58,7 +44,7 @@ class Tiles {
     int const group = shape.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
     warpgroup_queries_ = std::max(shape.B_r / shape.n_warpgroups / std::max(group, 1), 1);
     n_queries_ = warpgroup_queries_ * shape.n_warpgroups;
-    n_blocks_ = static_cast<int>(ceil_div(params.seqlen_q, n_queries_));
+    n_blocks_ = ceil_div(params.q_sequences().longest, n_queries_);
   }
 
   int count() const { return n_blocks_; }  // of the longest sequence
@@ -67,8 +53,8 @@ class Tiles {
   TileWork mean(Lengths const& lengths) const {
     // The last tile may hold fewer queries; without a window, the others are the same.
     int const n_whole = std::max(n_blocks_ - 1, 1);
-    bool const same = params_.window_left == kNoWindow && params_.window_right == kNoWindow &&
-                      lengths.q == params_.seqlen_q;
+    bool const same = !params_.mask.cuts_left() && !params_.mask.cuts_right() &&
+                      lengths.q == params_.q_sequences().longest;
     int const n = same ? 1 : std::min(n_whole, kMaxSamples);
     TileWork whole;
     for (int i = 0; i < n; ++i) {
@@ -99,14 +85,14 @@ class Tiles {
     if (first >= lengths.q) {
       return {};
     }
-    int const n_steps = count_blocks(params_, first, n_queries_, lengths, shape_.B_c);
+    int const n_steps = count_blocks(params_.mask, first, n_queries_, lengths, shape_.B_c);
     int n_attended = n_steps;
     if (shape_.n_warpgroups > 1) {
       n_attended = 0;
       for (int i = 0; i < shape_.n_warpgroups; ++i) {
         int const begin = first + i * warpgroup_queries_;
         if (begin < lengths.q) {
-          n_attended += count_blocks(params_, begin, warpgroup_queries_, lengths, shape_.B_c);
+          n_attended += count_blocks(params_.mask, begin, warpgroup_queries_, lengths, shape_.B_c);
         }
       }
     }
@@ -164,24 +150,24 @@ Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, i
   }
   int64_t const n_slots = int64_t(n_sms) * shape.ctas_per_sm;
   int const cluster = sm90::cluster_of(num_splits, shape.max_cluster, n_tiles, n_slots);
-  bool const packed = params.total_q > 0;
+  Sequences const q = params.q_sequences(), k = params.k_sequences();
   double const batch = params.batch;
-  double const mean_q = packed ? params.total_q / batch : params.seqlen_q;
-  double const mean_k = packed ? params.total_k / batch : params.seqlen_k;
-  Lengths const largest{params.seqlen_q, params.seqlen_k};
+  double const mean_q = q.mean_length(params.batch), mean_k = k.mean_length(params.batch);
+  Lengths const largest{q.longest, k.longest};
   Lengths const mean{static_cast<int>(std::ceil(mean_q)), static_cast<int>(std::ceil(mean_k))};
-  auto const [begin, end] = keys_of(params, 0, mean.q, mean);
   double const n_rows = mean_q * batch * params.heads;
-  double const n_keys = double(end - begin) * batch * params.heads_kv;
+  double const n_keys =
+      double(keys_of(params.mask, 0, mean.q, mean).size()) * batch * params.heads_kv;
   double const n_partials = num_splits > cluster ? n_rows * num_splits : 0;
   double const megacolumns = params.d_head * 1e-6;
-  return {.n_tiles = n_tiles * (num_splits / cluster),
-          .n_slots = std::max<int64_t>(n_slots / cluster, 1),
-          .cluster = cluster,
-          .mean = packed ? mean_of_packed(tiles, mean_q, mean_k, largest) : tiles.mean(largest),
-          .longest = tiles.longest(largest),
-          .megabytes = 2 * kElementBytes * (n_rows + n_keys) * megacolumns,
-          .partial_megabytes = kPartialBytes * n_partials * megacolumns};
+  return {
+      .n_tiles = n_tiles * (num_splits / cluster),
+      .n_slots = std::max<int64_t>(n_slots / cluster, 1),
+      .cluster = cluster,
+      .mean = q.is_packed() ? mean_of_packed(tiles, mean_q, mean_k, largest) : tiles.mean(largest),
+      .longest = tiles.longest(largest),
+      .megabytes = 2 * kElementBytes * (n_rows + n_keys) * megacolumns,
+      .partial_megabytes = kPartialBytes * n_partials * megacolumns};
 }
 
 }  // namespace pyflash

@@ -31,9 +31,9 @@ CostedChoice least_of_all(Candidates const& candidates, Problem const& problem, 
 CostedChoice known_least(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
                          ConfigMapRow const* rule) {
   ForwardParams const& params = problem.params;
-  CostedSize const size{params.batch,        params.heads,      params.heads_kv, params.seqlen_q,
-                        params.seqlen_k,     params.total_q,    params.total_k,  params.window_left,
-                        params.window_right, problem.num_splits};
+  Sequences const q = params.q_sequences(), k = params.k_sequences();
+  CostedSize const size{params.batch, params.heads, params.heads_kv, q.longest,         k.longest,
+                        q.total,      k.total,      params.mask,     problem.num_splits};
   for (CostedChoice const& known : candidates.known) {
     if (known.size == size) {
       return known;

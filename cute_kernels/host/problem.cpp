@@ -16,35 +16,36 @@ void const* advance(void const* tensor, int64_t n_elements) {
 
 // The query attends the last window_left + 1 keys, and there are more.
 void drop_keys_before_window(ForwardParams& params) {
-  int const n_dropped = params.seqlen_k - 1 - params.window_left;
+  int const n_kept = params.mask.window_left + 1;
+  int const n_dropped = params.k_sequences().longest - n_kept;
   if (params.k != nullptr) {
     params.k = advance(params.k, n_dropped * params.k_strides.row);
     params.v = advance(params.v, n_dropped * params.v_strides.row);
   }
-  params.seqlen_k -= n_dropped;
-  params.window_left = kNoWindow;
+  params.set_k_sequences(Sequences::padded(n_kept));
+  params.mask.window_left = kNoWindow;
 }
 
 }  // namespace
 
-void set_windows(ForwardParams& params, int64_t window_left, int64_t window_right) {
-  bool const left_cuts = window_left >= 0 && window_left < params.seqlen_k - 1;
-  bool const right_cuts = window_right >= 0 && window_right < params.seqlen_q - 1;
-  params.window_left = left_cuts ? static_cast<int>(window_left) : kNoWindow;
-  params.window_right = right_cuts ? static_cast<int>(window_right) : kNoWindow;
+Mask mask_of(int64_t window_left, int64_t window_right, int seqlen_q, int seqlen_k) {
+  bool const left_cuts = window_left >= 0 && window_left < seqlen_k - 1;
+  bool const right_cuts = window_right >= 0 && window_right < seqlen_q - 1;
+  return {.window_left = left_cuts ? static_cast<int>(window_left) : kNoWindow,
+          .window_right = right_cuts ? static_cast<int>(window_right) : kNoWindow};
 }
 
 void simplify_one_query(ForwardParams& params) {
-  if (params.seqlen_q != 1) {
+  if (params.q_sequences().longest != 1) {
     return;
   }
-  if (params.window_left < kNoWindow) {
+  if (params.mask.cuts_left()) {
     drop_keys_before_window(params);
   }
   if (params.heads > params.heads_kv) {
     int const group = params.heads / params.heads_kv;
     params.heads = params.heads_kv;
-    params.seqlen_q = group;
+    params.set_q_sequences(Sequences::padded(group));
     for (TensorStrides* strides : {&params.q_strides, &params.o_strides}) {
       strides->row = strides->head;
       strides->head *= group;

@@ -18,8 +18,8 @@ struct Problem {
   ForwardParams params;  // but for the outputs and num_splits
 };
 
-// Drops windows that cut nothing, which are kNoWindow from then on. Windows are as the ops take them: -1 is none.
-void set_windows(ForwardParams& params, int64_t window_left, int64_t window_right);
+// The mask of windows as the ops take them, where -1 is none; those that cut nothing between these lengths are none.
+Mask mask_of(int64_t window_left, int64_t window_right, int seqlen_q, int seqlen_k);
 
 // The same attention with one query, as a problem that kernels do better; sequences must be padded. A window becomes
 // fewer keys, and the heads of q that share a head of k and v become rows of one Q block.

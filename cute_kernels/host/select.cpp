@@ -24,7 +24,7 @@ constexpr char const* kNamed = "it was named";
 int64_t count_row_blocks(ForwardParams const& params, Tiling const& tiling) {
   int const group = tiling.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
   int const n_queries = std::max(tiling.B_r / std::max(group, 1), 1);
-  return (int64_t(params.seqlen_q) + n_queries - 1) / n_queries;
+  return ceil_div(params.q_sequences().longest, n_queries);
 }
 
 // CTAs of one pass, one per Q block, head, or group of them, and batch.
@@ -123,8 +123,8 @@ CandidatesKey key_of(Problem const& problem, Gpu const& gpu) {
 std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
                               int n_sms) {
   auto const holds_all_packed = [&](Kernel const& kernel) {
-    return kernel.row->packs_heads &&
-           int64_t(params.seqlen_q) * params.heads <= int64_t(kernel.row->B_r) * params.heads_kv;
+    return kernel.row->packs_heads && int64_t(params.q_sequences().longest) * params.heads <=
+                                          int64_t(kernel.row->B_r) * params.heads_kv;
   };
   auto const packing = std::find_if(kernels.begin(), kernels.end(), holds_all_packed);
   if (packing != kernels.end()) {
@@ -136,7 +136,7 @@ std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams 
   Kernel const& smallest =
       *std::min_element(kernels.begin(), kernels.end(),
                         [&](Kernel const& a, Kernel const& b) { return order(a) < order(b); });
-  if (params.seqlen_q <= smallest.row->B_r) {
+  if (params.q_sequences().longest <= smallest.row->B_r) {
     return {1, smallest};
   }
   auto const is_preferred = [&](Kernel const& kernel) {
@@ -200,8 +200,8 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named) 
 }
 
 int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms) {
-  int64_t const n_rows = int64_t(params.cu_seqlens_q ? params.total_q : params.seqlen_q) *
-                         (params.cu_seqlens_q ? 1 : params.batch) * params.heads;
+  Sequences const q = params.q_sequences();
+  int64_t const n_rows = int64_t(q.tensor_rows()) * q.tensor_batches(params.batch) * params.heads;
   return choose_num_splits({.n_ctas = count_ctas(params, tiling),
                             .n_row_blocks = count_row_blocks(params, tiling),
                             .n_slots = int64_t(n_sms) * ctas_per_sm,

@@ -8,8 +8,6 @@
 namespace pyflash {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // A partial result of each split, in fp32, goes out and in.
 double time_of_partials(SplitProblem const& problem, int n) {
   constexpr double kPartialsPerMicrosecond = 375000;
@@ -74,11 +72,11 @@ int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
 }
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
-  int64_t const n_rows = std::min(B_r, params.seqlen_q);
-  int64_t const in_window = n_rows + int64_t(params.window_left) + params.window_right;
-  int64_t const all_blocks = (int64_t(params.seqlen_k) + B_c - 1) / B_c;
+  int const n_rows = std::min(B_r, params.q_sequences().longest);
+  int64_t const in_window = ceil_div(params.mask.most_keys(n_rows), B_c);
+  int64_t const all_blocks = ceil_div(params.k_sequences().longest, B_c);
   // A window that starts inside of a block reaches into one more.
-  return static_cast<int>(std::min(all_blocks, (in_window + B_c - 1) / B_c + 1));
+  return static_cast<int>(std::min(all_blocks, in_window + 1));
 }
 
 int choose_num_splits(SplitProblem const& problem) {

@@ -116,13 +116,13 @@ TunedTables read_tables(std::string_view text) {
 
 ProblemSize size_of(ForwardParams const& params) {
   return {.pairs = int64_t(params.batch) * params.heads,
-          .rows = params.seqlen_q,
-          .keys = params.seqlen_k,
-          .packed = params.total_q > 0};
+          .rows = params.q_sequences().longest,
+          .keys = params.k_sequences().longest,
+          .packed = params.q_sequences().is_packed()};
 }
 
 ProblemKind kind_of(ForwardParams const& params) {
-  return params.seqlen_q <= kFewRows ? ProblemKind::kFew : ProblemKind::kMany;
+  return params.q_sequences().longest <= kFewRows ? ProblemKind::kFew : ProblemKind::kMany;
 }
 
 char const* name(ProblemKind kind) { return kind == ProblemKind::kFew ? "few" : "many"; }

@@ -48,18 +48,19 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   int const tidx = device::thread_idx();
   BlockCoord const coord = block_coord<Traits, kMaskEnds>(params);
   int const m_block = coord.m_block;
-  Rows const q_rows = rows_of(params.cu_seqlens_q, coord.batch, params.seqlen_q, params.total_q);
-  Rows const k_rows = rows_of(params.cu_seqlens_k, coord.batch, params.seqlen_k, params.total_k);
+  Rows const q_rows = params.q_sequences().rows_of(coord.batch, device::Loader{});
+  Rows const k_rows = params.k_sequences().rows_of(coord.batch, device::Loader{});
   int const rows_left = q_rows.length - m_block * kBlockM;
   if (rows_left <= 0) {
     return;
   }
-  int const diagonal = m_block * kBlockM + k_rows.length - q_rows.length;
-  Mask<kBlockN, kMaskEnds, kMaskBegins> const mask(params, k_rows.length, min(rows_left, kBlockM),
-                                                   diagonal);
-  int const blocks_per_split = ceil_div(mask.end_block() - mask.begin_block(), params.num_splits);
-  int const begin_block = mask.begin_block() + coord.split * blocks_per_split;
-  int const end_block = min(begin_block + blocks_per_split, mask.end_block());
+  int const aligned = aligned_column(m_block * kBlockM, q_rows.length, k_rows.length);
+  ScoreMask<kBlockN, kMaskEnds, kMaskBegins> const mask(params.mask, k_rows.length,
+                                                        min(rows_left, kBlockM), aligned);
+  Interval const blocks = mask.blocks();
+  int const blocks_per_split = ceil_div(blocks.end - blocks.begin, params.num_splits);
+  int const begin_block = blocks.begin + coord.split * blocks_per_split;
+  int const end_block = min(begin_block + blocks_per_split, blocks.end);
 
   // Global tensors, partitioned by the threads that copy them: (CPY_M,CPY_K,n_blocks).
   int const head_kv = coord.head / (params.heads / params.heads_kv);
@@ -234,12 +235,12 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     int n_block = end_block - 1;
     step(n_block--, true_type{}, true_type{});
     if constexpr (kMaskEnds) {
-      int const uncut_end = max(mask.uncut_end_block(), begin_block);
+      int const uncut_end = max(mask.uncut_blocks().end, begin_block);
       for (; n_block >= uncut_end; --n_block) {
         step(n_block, false_type{}, true_type{});
       }
     }
-    int const uncut_begin = max(mask.uncut_begin_block(), begin_block);
+    int const uncut_begin = max(mask.uncut_blocks().begin, begin_block);
     for (; n_block >= uncut_begin; --n_block) {
       step(n_block, false_type{}, false_type{});
     }

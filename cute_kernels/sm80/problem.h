@@ -27,14 +27,14 @@ struct BlockCoord {
 template <class Traits, bool kLongestFirst>
 CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
   constexpr int kBlockM = Traits::kBlockM;
-  int const n_m_blocks = ceil_div(params.seqlen_q, kBlockM);
+  int const n_m_blocks = ceil_div(params.q_sequences().longest, kBlockM);
   int m_block = device::block_idx() % n_m_blocks;
   int rest = device::block_idx() / n_m_blocks;  // split, head and batch
   if constexpr (kLongestFirst) {
     constexpr int kL2Rows = (32 << 20) / (2 * Traits::kHeadDim * sizeof(typename Traits::Element));
     int const n_rest = params.num_splits * params.heads * params.batch;
     int64_t const heads_in_L2 =
-        int64_t(kL2Rows / max(params.seqlen_k, 1)) * (params.heads / params.heads_kv);
+        int64_t(kL2Rows / max(params.k_sequences().longest, 1)) * (params.heads / params.heads_kv);
     int const per_section = max(int(min(heads_in_L2, int64_t(n_rest))), 1);
     int const first = device::block_idx() / (per_section * n_m_blocks) * per_section;
     int const in_section = device::block_idx() - first * n_m_blocks;
@@ -48,21 +48,6 @@ CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
           .split = split,
           .head = rest % params.heads,
           .batch = rest / params.heads};
-}
-
-struct Rows {
-  int begin;
-  int length;
-};
-
-// Rows of one sequence: all of a padded one, or where a packed one lies, within [0, total) whatever cu_seqlens holds.
-CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total) {
-  if (cu_seqlens == nullptr) {
-    return {0, seqlen};
-  }
-  int const begin = min(max(device::load(cu_seqlens + batch), 0), total);
-  int const end = min(max(device::load(cu_seqlens + batch + 1), begin), total);
-  return {begin, end - begin};
 }
 
 // One head of one sequence as a matrix, (rows,columns).

@@ -50,8 +50,8 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   Tensor sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
-  bool const packed_k = params.problem.cu_seqlens_k != nullptr;
-  bool const packed_q = params.problem.cu_seqlens_q != nullptr;
+  bool const packed_k = params.problem.k_sequences().is_packed();
+  bool const packed_q = params.problem.q_sequences().is_packed();
   TileSchedule<Traits, kFeatures> schedule(params);
 
   // The blocks of K, or of V, last block first.
@@ -147,7 +147,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor sV = make_tensor(make_smem_ptr(smem.v),
                           typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
 
-  using TileMask = Mask<Traits, kFeatures>;
+  using TileMask = ScoreMask<Traits, kFeatures>;
   using TileSoftmax = Softmax<Element, Traits::kRescaleThreshold, kFeatures.softcap>;
   typename TileSoftmax::PerRow correction;
 
@@ -202,7 +202,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
   auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
-    if (problem.cu_seqlens_k != nullptr && n_rows < kBlockN) {
+    if (problem.k_sequences().is_packed() && n_rows < kBlockN) {
       device::at(Site::V_r2s);
       smem.pipeline_V.wait(read_V);
       constexpr int kVector = 8;
@@ -301,7 +301,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
   };
 
-  Blocks blocks{};  // of the tile, that this warpgroup attends something of
+  Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
   TileSoftmax softmax(problem);
   bool has_P = false;       // of the tile's last block: its PV is left to do

@@ -1,6 +1,4 @@
-// Which scores of a Q tile count. Query i of a sequence attends the keys j with
-//   -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right
-// so that the last query and the last key are aligned.
+// Which scores of a Q tile count, by the rows and columns of a thread (common/mask.h).
 #pragma once
 
 #include <cmath>
@@ -16,7 +14,7 @@ using namespace cute;
 
 // Of one warpgroup's rows; a thread holds two.
 template <class Traits, ForwardFeatures kFeatures>
-struct Mask {
+struct ScoreMask {
   static constexpr int kBlockN = Traits::kBlockN;
 
   int uncut_begin;  // keys that all rows attend: [uncut_begin, uncut_end)
@@ -24,26 +22,26 @@ struct Mask {
   int row_begin[2];  // keys that a row attends, counted from the thread's first column
   int row_end[2];
 
-  Mask() = default;
+  ScoreMask() = default;
 
   // first_query: the warpgroup's. coords: (row, column) in the block, partitioned like acc_S.
   template <class CoordTensor>
-  CUTE_DEVICE Mask(KernelParams const& params, Tile const& tile, int first_query,
-                   CoordTensor const& coords) {
-    ForwardParams const& problem = params.problem;
-    int const n_keys = tile.k_rows.length;
-    int const diagonal = first_query + tile.diagonal();  // of row 0
-    int const last = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params) - 1;
-    uncut_begin = kFeatures.left_window ? diagonal + last - problem.window_left : 0;
-    uncut_end = kFeatures.right_window ? min(diagonal + problem.window_right + 1, n_keys) : n_keys;
+  CUTE_DEVICE ScoreMask(KernelParams const& params, Tile const& tile, int first_query,
+                        CoordTensor const& coords) {
+    int const aligned = first_query + tile.diagonal();  // with row 0
+    Interval const uncut =
+        keys_from<kFeatures>(params, tile, aligned)
+            .of_all(TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params));
+    uncut_begin = uncut.begin;
+    uncut_end = uncut.end;
     Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_N))
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
-      int const key = diagonal + unpack_row<Traits>(params, get<0>(by_rows(r, 0))).query;
+      int const query = unpack_row<Traits>(params, get<0>(by_rows(r, 0))).query;
       int const column = get<1>(by_rows(r, 0));
-      row_begin[r] = kFeatures.left_window ? key - problem.window_left - column : 0;
-      row_end[r] =
-          (kFeatures.right_window ? min(key + problem.window_right + 1, n_keys) : n_keys) - column;
+      auto const keys = keys_from<kFeatures>(params, tile, aligned + query);
+      row_begin[r] = kFeatures.left_window ? keys.begin(0) - column : 0;
+      row_end[r] = keys.end(0) - column;
     }
   }
 

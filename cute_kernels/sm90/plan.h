@@ -37,25 +37,24 @@ inline int rows_per_query(Config const& config, ForwardParams const& problem) {
 // The dimensions of Q's map but for the columns: (group, rows, heads, batch).
 inline std::array<MapDimension, 4> map_dimensions_Q(Config const& config,
                                                     ForwardParams const& problem) {
-  bool const packed = problem.cu_seqlens_q != nullptr;
+  Sequences const sequences = problem.q_sequences();
   int const group = rows_per_query(config, problem);
   TensorStrides const& strides = problem.q_strides;
   return {{{group, strides.head, group},
-           {packed ? problem.total_q : problem.seqlen_q, strides.row, kMmaM / group},
+           {sequences.tensor_rows(), strides.row, kMmaM / group},
            {problem.heads / group, strides.head * group, 1},
-           {packed ? 1 : problem.batch, strides.batch, 1}}};
+           {sequences.tensor_batches(problem.batch), strides.batch, 1}}};
 }
 
 // Those of the maps of K and of V: (rows, heads, batch).
 inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config,
                                                      ForwardParams const& problem,
                                                      TensorStrides const& strides) {
-  bool const packed = problem.cu_seqlens_k != nullptr;
-  int const rows = packed ? problem.total_k : problem.seqlen_k;
+  Sequences const sequences = problem.k_sequences();
   // NOTE: a map has no empty extents; without keys, nothing is loaded.
-  return {{{std::max(rows, 1), strides.row, config.B_c},
+  return {{{std::max(sequences.tensor_rows(), 1), strides.row, config.B_c},
            {problem.heads_kv, strides.head, 1},
-           {packed ? 1 : problem.batch, strides.batch, 1}}};
+           {sequences.tensor_batches(problem.batch), strides.batch, 1}}};
 }
 
 // Why TMA cannot load from a tensor, whose base and strides are multiples of 16 bytes; nullptr: it can.
@@ -125,7 +124,7 @@ constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
 inline int64_t count_m_blocks(Config const& config, ForwardParams const& problem) {
   int const n_queries = config.n_consumers * (kMmaM / rows_per_query(config, problem));
-  return (int64_t(problem.seqlen_q) + n_queries - 1) / n_queries;
+  return ceil_div(problem.q_sequences().longest, n_queries);
 }
 
 // Of one pass.
@@ -139,7 +138,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
   }
-  if (problem.sinks != nullptr && problem.seqlen_k == 0) {
+  if (problem.sinks != nullptr && problem.k_sequences().longest == 0) {
     return "it has sinks and no keys";
   }
   if (count_tiles(config, problem) > kMaxTiles) {
@@ -157,11 +156,10 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
 }
 
 // Keys that a query attends, of sequences of the largest lengths.
-inline int64_t count_keys(ForwardParams const& problem, int64_t query) {
-  int64_t const diagonal = query + problem.seqlen_k - problem.seqlen_q;
-  int64_t const begin = std::max<int64_t>(diagonal - problem.window_left, 0);
-  int64_t const end = std::min<int64_t>(diagonal + problem.window_right + 1, problem.seqlen_k);
-  return std::max<int64_t>(end - begin, 0);
+inline int count_keys(ForwardParams const& problem, int query) {
+  int const n_keys = problem.k_sequences().longest;
+  int const aligned = aligned_column(query, problem.q_sequences().longest, n_keys);
+  return problem.mask.keys_from(aligned, n_keys).of_some(1).from_0().size();
 }
 
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
@@ -173,14 +171,16 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   int const n_heads = problem.heads / group;
   int64_t const n_m_blocks = count_m_blocks(config, problem);
   int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
-  int64_t const bytes_of_kv = int64_t(problem.seqlen_k) * 2 * config.d_head * kElementBytes;
+  int64_t const bytes_of_kv =
+      int64_t(problem.k_sequences().longest) * 2 * config.d_head * kElementBytes;
   Sections const sections =
       divide_into_sections(config.persistent && cluster == 1, n_ctas, n_m_blocks, n_rest,
                            n_heads / problem.heads_kv, bytes_of_kv);
   order.n_tiles = int(n_m_blocks * n_rest);
   order.section = int(sections.heads);
   order.last_section = int(sections.last);
-  bool const first_is_longest = count_keys(problem, 0) > count_keys(problem, problem.seqlen_q - 1);
+  bool const first_is_longest =
+      count_keys(problem, 0) > count_keys(problem, problem.q_sequences().longest - 1);
   order.longest = first_is_longest ? 0 : int(n_m_blocks - 1);
   order.by_m_blocks = cutlass::FastDivmod(int(n_m_blocks));
   order.by_splits = cutlass::FastDivmod(problem.num_splits);
@@ -199,7 +199,7 @@ struct Plan {
 // Whether a problem has no tile.
 inline bool is_empty(Config const& config, ForwardParams const& problem) {
   return count_tiles(config, problem) * problem.num_splits == 0 ||
-         (problem.cu_seqlens_q != nullptr && problem.total_q == 0);
+         problem.q_sequences().tensor_rows() == 0;
 }
 
 // n_resident: CTAs that run at a time.

@@ -12,29 +12,6 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
-struct Rows {
-  int begin;
-  int length;
-};
-
-// Rows of one sequence: all of a padded one, or where a packed one lies, within [0, total) whatever cu_seqlens holds.
-CUTE_DEVICE Rows rows_of(int const* cu_seqlens, int batch, int seqlen, int total) {
-  if (cu_seqlens == nullptr) {
-    return {0, seqlen};
-  }
-  int const begin = min(max(device::load(cu_seqlens + batch), 0), total);
-  int const end = min(max(device::load(cu_seqlens + batch + 1), begin), total);
-  return {begin, end - begin};
-}
-
-// Blocks of keys: [begin, end), the last one first.
-struct Blocks {
-  int begin;
-  int end;
-
-  CUTE_DEVICE int size() const { return max(end - begin, 0); }
-};
-
 // A tile of Q and the blocks of keys that it attends.
 struct Tile {
   bool exists;
@@ -44,11 +21,18 @@ struct Tile {
   int batch;
   Rows q_rows;
   Rows k_rows;
-  Blocks blocks;
+  Interval blocks;  // of keys; the last is the first that is worked on
 
   // The key that query 0 of the sequence is aligned with.
-  CUTE_DEVICE int diagonal() const { return k_rows.length - q_rows.length; }
+  CUTE_DEVICE int diagonal() const { return aligned_column(0, q_rows.length, k_rows.length); }
 };
+
+// The keys that queries of a tile's sequence attend; row 0 is the one that is aligned with key `aligned`.
+template <ForwardFeatures kFeatures>
+CUTE_DEVICE auto keys_from(KernelParams const& params, Tile const& tile, int aligned) {
+  return params.problem.mask.keys_from<kFeatures.left_window, kFeatures.right_window>(
+      aligned, tile.k_rows.length);
+}
 
 // The tiles of one CTA, in order. Persistent CTAs take one in each round, unless clusters of them share tiles; every other round
 // goes backwards, so that where tiles are sorted by their length nobody gets the longest each time.
@@ -118,8 +102,8 @@ struct TileSchedule {
     order.by_heads(tile.batch, tile.head, rest);
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;
-    tile.q_rows = rows_of(problem.cu_seqlens_q, tile.batch, problem.seqlen_q, problem.total_q);
-    tile.k_rows = rows_of(problem.cu_seqlens_k, tile.batch, problem.seqlen_k, problem.total_k);
+    tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
+    tile.k_rows = problem.k_sequences().rows_of(tile.batch, device::Loader{});
     tile.blocks = attended(tile, tile.first_query, n_queries);
     if (problem.num_splits > 1) {
       int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
@@ -130,29 +114,21 @@ struct TileSchedule {
   }
 
   // The blocks of keys that some of these queries attend.
-  CUTE_DEVICE Blocks attended(Tile const& tile, int first_query, int n_queries) const {
-    constexpr int kBlockN = Traits::kBlockN;
-    ForwardParams const& problem = params.problem;
+  CUTE_DEVICE Interval attended(Tile const& tile, int first_query, int n_queries) const {
     int const end_query = min(first_query + n_queries, tile.q_rows.length);
-    int begin = 0;
-    int end = tile.k_rows.length;
-    if constexpr (kFeatures.left_window) {
-      begin = max(first_query + tile.diagonal() - problem.window_left, 0);
-    }
-    if constexpr (kFeatures.right_window) {
-      end = min(end, end_query + tile.diagonal() + problem.window_right);
-    }
+    auto const band = keys_from<kFeatures>(params, tile, first_query + tile.diagonal());
+    Interval keys = band.of_some(end_query - first_query);
     if (first_query >= end_query) {
-      end = 0;
+      keys.end = 0;
     }
-    return {.begin = begin / kBlockN, .end = ceil_div(max(end, 0), kBlockN)};
+    return keys.blocks_touched(Traits::kBlockN);
   }
 
  public:
   // Those of a tile's blocks that some row of a warpgroup attends.
-  CUTE_DEVICE Blocks blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
+  CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
     int const n_queries = queries_per_warpgroup(params);
-    Blocks const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
+    Interval const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
     return {.begin = max(blocks.begin, tile.blocks.begin), .end = min(blocks.end, tile.blocks.end)};
   }
 

@@ -47,7 +47,7 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
     PackedRow const row = unpack_row<Traits>(params, get<0>(coords(i)));
     int const head = tile.head * group + row.head;
     int const query = tile.q_rows.begin + min(first_query + row.query, tile.q_rows.length - 1);
-    int const key = rows_of(problem.cu_seqlens_k, tile.batch, 0, problem.total_k).begin +
+    int const key = problem.k_sequences().begin_of(tile.batch, device::Loader{}) +
                     n_block * Traits::kBlockN + get<1>(coords(i));
     scores[i] = dot(static_cast<Element const*>(problem.q) + tile.batch * problem.q_strides.batch +
                         head * problem.q_strides.head + query * problem.q_strides.row,

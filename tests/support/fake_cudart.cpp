@@ -131,12 +131,14 @@ int main(int, char** argv) {
   std::printf("row %d %d\n", int(row.packs_heads), row.max_cluster);
 
   static char element;
-  ForwardParams params{.q = &element, .k = &element, .v = &element};
+  ForwardParams params{};
+  params.q = params.k = params.v = &element;
   params.batch = std::atoi(argv[2]);
   params.heads = std::atoi(argv[3]);
   params.heads_kv = std::atoi(argv[4]);
-  params.seqlen_q = std::atoi(argv[5]);
-  params.seqlen_k = std::atoi(argv[6]);
+  int const seqlen_q = std::atoi(argv[5]), seqlen_k = std::atoi(argv[6]);
+  params.set_q_sequences(Sequences::padded(seqlen_q));
+  params.set_k_sequences(Sequences::padded(seqlen_k));
   params.num_splits = std::atoi(argv[7]);
   params.cluster = params.num_splits <= row.max_cluster ? params.num_splits : 1;
   params.d_head = row.d_head;
@@ -144,9 +146,9 @@ int main(int, char** argv) {
     int64_t const of_row = int64_t(heads > 0 ? heads : 1) * row.d_head;
     return TensorStrides{of_row * (seqlen > 0 ? seqlen : 1), of_row, row.d_head};
   };
-  params.q_strides = strides(params.heads, params.seqlen_q);
-  params.k_strides = params.v_strides = strides(params.heads_kv, params.seqlen_k);
-  params.window_left = params.window_right = kNoWindow;
+  params.q_strides = strides(params.heads, seqlen_q);
+  params.k_strides = params.v_strides = strides(params.heads_kv, seqlen_k);
+  params.mask = {.window_left = kNoWindow, .window_right = kNoWindow};
   if (char const* const reason = row.refusal ? row.refusal(row, params) : nullptr) {
     std::printf("refused: %s\n", reason);
     return 0;

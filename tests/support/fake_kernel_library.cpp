@@ -57,13 +57,15 @@ constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
 #if defined(REFUSES_PADDED)
 char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const& params) {
-  return params.cu_seqlens_q && params.cu_seqlens_k ? nullptr : "it is padded";
+  return params.q_sequences().is_packed() && params.k_sequences().is_packed() ? nullptr
+                                                                              : "it is padded";
 }
 #elif defined(REFUSES_STRIDE_0)
 char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const& params) {
   for (pyflash::TensorStrides const& strides :
        {params.q_strides, params.k_strides, params.v_strides}) {
-    if (strides.row == 0 || strides.head == 0 || (!params.cu_seqlens_q && strides.batch == 0)) {
+    if (strides.row == 0 || strides.head == 0 ||
+        (!params.q_sequences().is_packed() && strides.batch == 0)) {
       return "it has a stride of 0";
     }
   }

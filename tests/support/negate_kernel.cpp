@@ -20,7 +20,7 @@ using namespace pyflash::negate;
 bool encode(device::TensorMap& map, void const* base, ForwardParams const& problem,
             TensorStrides const& strides) {
   auto const columns = static_cast<cuuint64_t>(problem.d_head);
-  cuuint64_t const extents[] = {columns, cuuint64_t(problem.seqlen_q)};
+  cuuint64_t const extents[] = {columns, cuuint64_t(problem.q_sequences().longest)};
   cuuint64_t const pitches[] = {cuuint64_t(strides.row) * 2};
   cuuint32_t const box[] = {cuuint32_t(columns), kRows};
   cuuint32_t const ones[] = {1, 1};
@@ -39,7 +39,7 @@ emulator::Launch launch(ForwardParams const& problem, int) {
   params->problem = problem;
   bool const encoded = encode(params->q_map, problem.q, problem, problem.q_strides) &&
                        encode(params->o_map, problem.o, problem, problem.o_strides);
-  return {.n_ctas = (problem.seqlen_q + kRows - 1) / kRows,
+  return {.n_ctas = (problem.q_sequences().longest + kRows - 1) / kRows,
           .params = params,
           .error = encoded ? nullptr : "no tensor map"};
 }

@@ -74,7 +74,7 @@ CUTE_DEVICE void negate_rows(Params const& params, int bug) {
     }
   }
   device::at(device::Site::lse_r2g);
-  if (thread < kRows && first_row + thread < problem.seqlen_q) {
+  if (thread < kRows && first_row + thread < problem.q_sequences().longest) {
     device::store(problem.lse + first_row + thread, 0.f);
   }
 }

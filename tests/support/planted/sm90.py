@@ -287,8 +287,8 @@ BUGS = [
     ),
     _bug(
         "a_tensor_map_with_a_row_too_many",
-        condition("{packed ? problem.total_q : problem.seqlen_q, strides.row,",
-                  "{(packed ? problem.total_q : problem.seqlen_q) + BUG, strides.row,",
+        condition("{sequences.tensor_rows(), strides.row,",
+                  "{sequences.tensor_rows() + BUG, strides.row,",
                   "sm90/plan.h"),
         finds=[found("out_of_bounds", "Q_g2s", memory="q")],
     ),
@@ -309,10 +309,10 @@ BUGS = [
     # Masks.
     _bug(
         "a_key_past_the_diagonal",
-        condition("min(diagonal + problem.window_right + 1, n_keys)",
-                  "min(diagonal + problem.window_right + 1 + BUG, n_keys)", _MASK),
-        condition("min(key + problem.window_right + 1, n_keys)",
-                  "min(key + problem.window_right + 1 + BUG, n_keys)", _MASK),
+        condition("keys_from<kFeatures>(params, tile, aligned)",
+                  "keys_from<kFeatures>(params, tile, aligned + BUG)", _MASK),
+        condition("row_end[r] = keys.end(0) - column;",
+                  "row_end[r] = keys.end(BUG) - column;", _MASK),
         problem="causal",
     ),
     _bug(
