@@ -4,6 +4,7 @@
 #include <cmath>
 #include <variant>
 
+#include "cute_kernels/common/clusters.h"
 #include "cute_kernels/families.h"
 #include "cute_kernels/sm90/shape.h"
 
@@ -149,7 +150,7 @@ Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, i
     return {};
   }
   int64_t const n_slots = int64_t(n_sms) * shape.ctas_per_sm;
-  int const cluster = sm90::cluster_of(num_splits, shape.max_cluster, n_tiles, n_slots);
+  int const cluster = cluster_of(num_splits, shape.max_cluster, n_tiles, n_slots);
   Sequences const q = params.q_sequences(), k = params.k_sequences();
   double const batch = params.batch;
   double const mean_q = q.mean_length(params.batch), mean_k = k.mean_length(params.batch);

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <tuple>
 
+#include "cute_kernels/common/clusters.h"
 #include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/least_expected.h"
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
-#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash {
 namespace {
@@ -291,8 +291,8 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
   if (selection.num_splits == 0 || selection.splits_asked_for) {
     selection.num_splits = splits_of(problem, row, gpu);
   }
-  selection.cluster = sm90::cluster_of(selection.num_splits, row.max_cluster, selection.n_ctas,
-                                       int64_t(gpu.n_sms) * ctas_per_sm(row, gpu.sm_arch));
+  selection.cluster = cluster_of(selection.num_splits, row.max_cluster, selection.n_ctas,
+                                 int64_t(gpu.n_sms) * ctas_per_sm(row, gpu.sm_arch));
   return selection;
 }
 

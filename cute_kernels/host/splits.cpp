@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cute_kernels/sm90/shape.h"
+#include "cute_kernels/common/clusters.h"
 
 namespace pyflash {
 namespace {
@@ -29,7 +29,7 @@ struct Occupancy {
 
 Occupancy occupancy(SplitProblem const& problem, int n) {
   int64_t const n_ctas = problem.n_ctas * n;
-  int const cluster = sm90::cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots);
+  int const cluster = cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots);
   if (cluster == 1) {
     int64_t const rounds = ceil_div(n_ctas, problem.n_slots);
     return {.on_sm = n_ctas <= problem.n_sms ? 1 : 2 * rounds,
@@ -95,10 +95,9 @@ int choose_num_splits(SplitProblem const& problem) {
   int cheapest = 1;
   double least = cost(problem, cheapest);
   for (int n = 2; n <= most; ++n) {
-    bool const is_cluster =
-        sm90::cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots) > 1;
+    bool const is_cluster = cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots) > 1;
     // NOTE: from 9 to 15 CTAs of a cluster are placed no better than 16, and were never the fastest.
-    bool const is_odd = n > sm90::kPortableCluster && n < problem.max_cluster;
+    bool const is_odd = n > kPortableCluster && n < problem.max_cluster;
     if (is_cluster ? is_odd : problem.n_key_blocks < n * kMinSteps) {
       continue;
     }

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 
+#include "cute_kernels/common/clusters.h"
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/emulator/tensor_map.h"
@@ -97,8 +98,8 @@ EmulatedKernel const* forward_kernel() {
           kRegisterFile / Traits::kCtasPerSm / Traits::kNThreads / kRegisterUnit * kRegisterUnit,
       .cluster =
           [](ForwardParams const& params, int n_resident) {
-            return sm90::cluster_of(params.num_splits, Traits::kMaxCluster,
-                                    sm90::count_tiles(kConfig, params), n_resident);
+            return cluster_of(params.num_splits, Traits::kMaxCluster,
+                              sm90::count_tiles(kConfig, params), n_resident);
           },
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},

@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "cute_kernels/common/clusters.h"
 #include "cute_kernels/programmatic_launch.h"
 #include "cute_kernels/registry.h"
 #include "cute_kernels/sm90/plan.h"

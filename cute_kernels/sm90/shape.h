@@ -1,17 +1,14 @@
 // What the kernel and its launcher agree on about a config, beside its fields.
 #pragma once
 
-#include <cstdint>
-
 #include "cute_kernels/config.h"
 
 namespace pyflash::sm90 {
 
-inline constexpr int kWarpgroup = 128;      // threads
-inline constexpr int kMmaM = 64;            // rows of a warpgroup's MMA atom, and of a warpgroup
-inline constexpr int kElementBytes = 2;     // of Q, K, V and O
-inline constexpr int kPortableCluster = 8;  // CTAs; larger clusters are not launched on every GPU
-inline constexpr int kPartPadding = 8;      // columns, of a split's part of O in shared memory
+inline constexpr int kWarpgroup = 128;   // threads
+inline constexpr int kMmaM = 64;         // rows of a warpgroup's MMA atom, and of a warpgroup
+inline constexpr int kElementBytes = 2;  // of Q, K, V and O
+inline constexpr int kPartPadding = 8;   // columns, of a split's part of O in shared memory
 
 // Warpgroup 0 loads.
 constexpr int n_threads(FlashForwardSm90Config const& config) {
@@ -28,11 +25,6 @@ constexpr int max_cluster(FlashForwardSm90Config const& config) {
   int const part_bytes = kMmaM * (config.d_head + kPartPadding + 1) * int(sizeof(float));
   int const bytes_of_kv = 2 * config.stages * config.B_c * config.d_head * kElementBytes;
   return config.n_consumers == 1 && part_bytes <= bytes_of_kv ? 16 : 1;
-}
-
-// CTAs of a cluster: all splits of a tile, where those of all tiles run at a time, or 1. n_tiles: of one pass.
-constexpr int cluster_of(int num_splits, int max_cluster, int64_t n_tiles, int64_t n_resident) {
-  return num_splits <= max_cluster && n_tiles * num_splits <= n_resident ? num_splits : 1;
 }
 
 }  // namespace pyflash::sm90
