@@ -24,7 +24,7 @@ from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.linking import link, reusable
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
-from pyflash.config.features import Features, in_dispatch_order
+from pyflash.config.op import KernelFeatures, combinations
 from pyflash.installation import VERSION
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 
@@ -48,8 +48,8 @@ def build_kernels(
     out_dir: Path | None = None,
     name: str = "default",
     keep_going: bool = False,
-    features: Iterable[Features | str] | None = None,
-    more_features: Iterable[Features | str] = (),
+    features: Iterable[KernelFeatures | str] | None = None,
+    more_features: Iterable[KernelFeatures | str] = (),
     rebuild: Sequence[str] = (),
 ) -> Path:
     """Builds out_dir/libpyflash_kernels-<name>.so and returns its path; by default in the user's
@@ -70,12 +70,14 @@ def build_kernels(
     path = kernel_libraries.library_file(folder, name)
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     all_archs = _all_archs(archs_of)
-    more_features = list(map(Features.of, more_features))
+    more_features = combinations(more_features)
+    ops = dict.fromkeys(config.family.op for config in archs_of)
+    more_of_ops = dict.fromkeys(str(op.features.of(f)) for op in ops for f in more_features)
     rebuild = rebuild or kernel_libraries.rebuild_command(
         name,
         [config.short_form() for config in archs_of],
         [arch.sm for arch in all_archs],
-        [str(features) for features in more_features],
+        list(more_of_ops),
     )
     with locked(waiting):
         kernels = kernel_compilations(archs_of, features, more_features)
@@ -94,8 +96,8 @@ def build_kernels(
 def build_on_demand(
     configs: Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
-    features: Iterable[Features | str] | None = None,
-    more_features: Iterable[Features | str] = (),
+    features: Iterable[KernelFeatures | str] | None = None,
+    more_features: Iterable[KernelFeatures | str] = (),
 ) -> Path:
     """A kernel library of `configs`, from the cache where it is in it: kept under a hash of all
     that it is made of, so that its path is its contents. Of many processes that want it one builds,
@@ -203,17 +205,17 @@ def that_run_on(
 
 def kernel_compilations(
     archs_of: ArchsOf,
-    features: Iterable[Features | str] | None = None,
-    more_features: Iterable[Features | str] = (),
+    features: Iterable[KernelFeatures | str] | None = None,
+    more_features: Iterable[KernelFeatures | str] = (),
 ) -> dict[KernelConfig, Compilation]:
     """The object of each config with these combinations of features, by default those that its
     family builds, and `more_features`; compiled already or not."""
-    features = None if features is None else list(features)
-    more_features = list(more_features)
+    features = None if features is None else combinations(features)
+    more_features = combinations(more_features)
 
-    def of(config: KernelConfig) -> Sequence[Features]:
+    def of(config: KernelConfig) -> Sequence[KernelFeatures]:
         base = config.family.built_features(config) if features is None else features
-        return in_dispatch_order([*base, *more_features])
+        return config.family.op.features.in_dispatch_order([*base, *more_features])
 
     cutlass = toolchain.cutlass_identity()
     compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from pyflash.codegen import config_header, emit
+from pyflash.codegen import config_header, emit, ops_header
 from pyflash.codegen.build import (
     LIB_DIR,
     build_kernels,
@@ -24,11 +24,12 @@ from pyflash.codegen.cache_dir import write_if_changed
 from pyflash.codegen.compilation import ROOT
 from pyflash.config import (
     ARCHS,
-    BUILT,
+    OPS,
     SET_NAMES,
     Arch,
-    Features,
     KernelConfig,
+    KernelFeatures,
+    find_features,
     from_environment,
     named_set,
     parse,
@@ -135,13 +136,14 @@ def _list(configs: list[KernelConfig], archs: list[Arch]) -> None:
 
 
 def _emit(configs: list[KernelConfig], archs: list[Arch], folder: Path) -> None:
-    """The translation units and the header of the config types as files; the config map only for
+    """The translation units and the emitted headers as files; the config map only for
     named architectures."""
     texts = {
         f"{emit.file_stem(config)}.cu": emit.emit_config(config)
         for config in emit.canonical_configs(configs)
     }
     texts[str(config_header.PATH)] = config_header.emit_config_header()
+    texts |= {str(path): text for path, text in ops_header.emit_headers().items()}
     if archs:
         texts["config_map.cpp"] = emit.emit_config_map(legal_archs(configs, archs))
     n_written = sum(write_if_changed(folder / name, text) for name, text in texts.items())
@@ -160,9 +162,9 @@ def _dry_run(configs: list[KernelConfig], archs: list[Arch]) -> None:
     print(f"{len(compilations) - n_reused} to compile, {n_reused} to reuse", file=sys.stderr)
 
 
-def _feature_list(text: str) -> list[Features]:
+def _feature_list(text: str) -> list[KernelFeatures]:
     try:
-        return [Features.parse(combination) for combination in text.split(",")]
+        return [find_features(combination) for combination in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -203,7 +205,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         type=_feature_list,
         metavar="softcap,right_window+sinks",
         help="combinations of features to build besides the default ones: "
-        + ", ".join(map(str, BUILT)),
+        + "; ".join(", ".join(map(str, op.built)) for op in OPS),
     )
     in_checkout = prog != "pyflash build" and (ROOT / "pyproject.toml").exists()
     parser.add_argument(

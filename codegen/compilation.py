@@ -32,6 +32,7 @@ from pyflash.codegen.cache_dir import (
 from pyflash.codegen.compile_object import digest, phases_file
 from pyflash.codegen.guard import guarded
 from pyflash.codegen.progress import BuildProgress
+from pyflash.config import OPS
 
 # Holds codegen/ and cute_kernels/: a checkout, or pyflash/ in site-packages.
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,7 +117,7 @@ class Compilation:
     def n_kernels(self) -> int:
         """That the compiler generates code for: combinations of features times architectures."""
         targets = [flag for flag in self.compiler.flags if flag.startswith("-gencode")]
-        return self.text.count("ForwardFeatures{") * len(targets)
+        return sum(self.text.count(f"{op.features.struct}{{") for op in OPS) * len(targets)
 
     @property
     def command(self) -> list[str]:

@@ -21,7 +21,7 @@ from pyflash.codegen.cache_dir import (
     opened,
     write_if_changed,
 )
-from pyflash.config import FAMILIES, DType, Family, KernelConfig
+from pyflash.config import FAMILIES, DType, Family, KernelConfig, Op
 from pyflash.config.fields import Field, Word, cpp_value, describe
 
 PATH = Path("cute_kernels") / "generated" / "configs.h"
@@ -43,21 +43,27 @@ _HEADER = """\
 // Device code that is compiled by itself needs no more.
 #if !defined(PYFLASH_DEVICE_CODE)
 
+#include <array>
 #include <tuple>
 #include <variant>
 
 #include "cute_kernels/config_description.h"
+
+namespace pyflash {{
+
+{ops}
+
+// Each is defined by a header of its own: cute_kernels/ops.h.
+using AllOps = OpList<{op_names}>;
+
+}}  // namespace pyflash
 
 {descriptions}
 
 // In the order of the families, which is that of the configs of different families.
 using AnyConfig = std::variant<{names}>;
 
-// What the CPU names, and what is proposed for building, where nothing is built: by family, dtype
-// and d_head, ascending.
-inline constexpr AnyConfig kFallbackConfigs[] = {{
-{fallbacks}
-}};
+{configs_of_ops}
 
 #endif
 """
@@ -83,11 +89,24 @@ struct {struct} {{
   friend auto operator<=>({struct} const&, {struct} const&) = default;
 }};"""
 
+_OP = "struct {struct};"
+
+_CONFIGS_OF_OP = """\
+template <>
+struct ConfigsOf<pyflash::{struct}> {{
+  // In the order of AnyConfig.
+  using Any = std::variant<{names}>;
+  // What the CPU names, and what is proposed for building, where nothing is built: by family, dtype
+  // and d_head, ascending.
+  static constexpr std::array<Any, {n_fallbacks}> kFallbacks = {fallbacks};
+}};"""
+
 _DESCRIPTION = """\
 // {family}
 template <>
 struct ConfigDescription<{struct}> {{
   using C = {struct};
+  using Op = pyflash::{op};
   using Int = pyflash::description::Int<C>;
   using Flag = pyflash::description::Flag<C>;
   template <class E>
@@ -125,9 +144,20 @@ def _text(families: Sequence[Family]) -> str:
         descriptions="\n\n".join(
             [*map(_enum_description, _enums(families)), *map(_description, families)]
         ),
-        names=", ".join(family.struct for family in families),
-        fallbacks="\n".join(_fallbacks(families)),
+        names=_names(families),
+        ops="\n".join(_OP.format(struct=op.struct) for op in _ops(families)),
+        op_names=", ".join(op.struct for op in _ops(families)),
+        configs_of_ops="\n\n".join(_configs_of(op, families) for op in _ops(families)),
     )
+
+
+def _ops(families: Iterable[Family]) -> list[Op]:
+    """Of the families, each once."""
+    return list(dict.fromkeys(family.op for family in families))
+
+
+def _names(families: Iterable[Family]) -> str:
+    return ", ".join(family.struct for family in families)
 
 
 def include_dir() -> Path:
@@ -191,6 +221,7 @@ def _description(family: Family) -> str:
     return _DESCRIPTION.format(
         family=family.name,
         struct=family.struct,
+        op=family.op.struct,
         tag=family.tag,
         form=description.form,
         tile=",\n      ".join(_value(field) for field in description.tile),
@@ -218,6 +249,17 @@ def _word(word: Word) -> str:
     return (
         f'Number<{len(word.fields)}>{{\n          "{word.label}",\n          {{{pieces}}},\n'
         f"          {{{values}}}}}"
+    )
+
+
+def _configs_of(op: Op, families: Iterable[Family]) -> str:
+    of_op = [family for family in families if family.op is op]
+    fallbacks = _fallbacks(of_op)
+    return _CONFIGS_OF_OP.format(
+        struct=op.struct,
+        names=_names(of_op),
+        n_fallbacks=len(fallbacks),
+        fallbacks="\n".join(["{{", *fallbacks, "  }}"]) if fallbacks else "{}",
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyflash.config import Arch, KernelConfig, rank
-from pyflash.config.features import EMULATED, Features
+from pyflash.config import OPS, Arch, KernelConfig, KernelFeatures, Op, rank
 
 _UNIT = """\
 // {short_form}
@@ -21,8 +20,8 @@ constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
 inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
 
-ConfigMapRow row_of_{stem}(BuiltFor const& built_for) {{
-  return forward_row<
+ConfigMapRow<{op}> row_of_{stem}(BuiltFor const& built_for) {{
+  return kernel_row<
       kConfig,
       {features}>(
       "{short_form}", built_for);
@@ -57,15 +56,13 @@ _EMULATED_UNIT = """\
 #include "{emulation_header}"
 
 pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
-  return pyflash::emulator::forward_kernel<
+  return pyflash::emulator::emulated_kernel<
       {struct},
       {features}>();
 }}
 """
 
 _MAP = """\
-#include <iterator>
-
 #include "cute_kernels/kernel_library.h"
 #include "cute_kernels/row.h"
 
@@ -77,22 +74,16 @@ namespace pyflash {{
 
 extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
   using namespace pyflash;
-  static ConfigMapRow const rows[] = {{
 {rows}
-  }};
-  static KernelLibrary const library{{.abi = kKernelLibraryAbi,
-                                     .configs_digest = kConfigsDigest,
-                                     .rows = {{rows, std::size(rows)}},
-                                     .device_properties = device_properties,
-                                     .error_string = error_string,
-                                     .merge_splits = merge_splits,
-                                     .launch = launch,
-                                     .describe = describe,
-                                     .load_cubin = load_cubin}};
+  static KernelLibrary const library = make_library({{{spans}}});
   return &library;
 }}
 """
-_DECLARATION = "ConfigMapRow row_of_{stem}(BuiltFor const& built_for);"
+_ROWS = """\
+  static ConfigMapRow<{op}> const {name}_rows[] = {{
+{rows}
+  }};"""
+_DECLARATION = "ConfigMapRow<{op}> row_of_{stem}(BuiltFor const& built_for);"
 _ROW = '      row_of_{stem}({{.sm_archs = "{sm_archs}", .ptx_arch = {ptx_arch}, .rank = {rank}}}),'
 
 
@@ -106,7 +97,7 @@ def file_stem(config: KernelConfig) -> str:
     return re.sub(r"\W+", "_", config.short_form()).strip("_").lower()
 
 
-def emit_config(config: KernelConfig, features: Sequence[Features] | None = None) -> str:
+def emit_config(config: KernelConfig, features: Sequence[KernelFeatures] | None = None) -> str:
     """The translation unit of one config: an instantiation for each of `features`, by default those
     that its family builds, in the order of dispatch, for any of the known architectures.
 
@@ -116,6 +107,7 @@ def emit_config(config: KernelConfig, features: Sequence[Features] | None = None
     return _UNIT.format(
         short_form=config.short_form(),
         launch_header=config.family.launch_header,
+        op=config.family.op.struct,
         stem=file_stem(config),
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),
@@ -124,7 +116,7 @@ def emit_config(config: KernelConfig, features: Sequence[Features] | None = None
     )
 
 
-def emit_device_code(config: KernelConfig, features: Sequence[Features]) -> str:
+def emit_device_code(config: KernelConfig, features: Sequence[KernelFeatures]) -> str:
     """The translation unit of one config's kernels without host code, one for each of `features`.
 
     Raises ValueError for a config that is not canonical.
@@ -145,8 +137,9 @@ def emit_device_code(config: KernelConfig, features: Sequence[Features]) -> str:
     )
 
 
-def emit_emulated(config: KernelConfig, features: Sequence[Features] = EMULATED) -> str:
-    """The translation unit of one config for the emulator: the same template, for the host.
+def emit_emulated(config: KernelConfig, features: Sequence[KernelFeatures] | None = None) -> str:
+    """The translation unit of one config for the emulator: the same template, for the host, with
+    `features`, by default those that the emulator runs of its op.
 
     Raises ValueError for a config that is not canonical, or of a family that is not emulated.
     """
@@ -157,7 +150,7 @@ def emit_emulated(config: KernelConfig, features: Sequence[Features] = EMULATED)
         short_form=config.short_form(),
         emulation_header=config.family.emulation_header,
         struct=_struct_lines(config, indent=10),
-        features=_features(config, features),
+        features=_features(config, config.family.op.emulated if features is None else features),
     )
 
 
@@ -166,12 +159,13 @@ def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
 
     `archs_of` gives for each config the architectures that its object was compiled for.
     """
-    declarations, rows = [], []
+    declarations: list[str] = []
+    rows: dict[Op, list[str]] = {op: [] for op in OPS}
     for config, archs in sorted(archs_of.items()):
         stem = file_stem(config)
         targets = config.family.targets(archs)
-        declarations.append(_DECLARATION.format(stem=stem))
-        rows.append(
+        declarations.append(_DECLARATION.format(op=config.family.op.struct, stem=stem))
+        rows[config.family.op].append(
             _ROW.format(
                 stem=stem,
                 sm_archs=",".join(f"{sm}{targets.suffix}" for sm in targets.machine_code),
@@ -179,14 +173,28 @@ def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
                 rank=rank(config),
             )
         )
-    return _MAP.format(declarations="\n".join(declarations), rows="\n".join(rows))
+    return _MAP.format(
+        declarations="\n".join(declarations),
+        rows="\n".join(_rows(op, of_op) for op, of_op in rows.items() if of_op),
+        spans=", ".join(_span(op, len(of_op)) for op, of_op in rows.items()),
+    )
+
+
+def _rows(op: Op, rows: Sequence[str]) -> str:
+    return _ROWS.format(op=op.struct, name=op.name, rows="\n".join(rows))
+
+
+def _span(op: Op, n_rows: int) -> str:
+    """Of the rows of an op, of which a library may have none."""
+    rows = f"{op.name}_rows, {n_rows}" if n_rows else ""
+    return f"Rows<{op.struct}>{{{rows}}}"
 
 
 def _ctas_table(config: KernelConfig) -> str:
     return ", ".join(f"{{{sm}, {ctas}}}" for sm, ctas in config.ctas_table())
 
 
-def _features(config: KernelConfig, features: Sequence[Features] | None) -> str:
+def _features(config: KernelConfig, features: Sequence[KernelFeatures] | None) -> str:
     """As template arguments, one a line."""
     if features is None:
         features = config.family.built_features(config)

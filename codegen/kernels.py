@@ -20,9 +20,9 @@ from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import locked, write_if_changed
 from pyflash.codegen.compilation import Compilation, compile_all
-from pyflash.config import KernelConfig, as_config
+from pyflash.config import KernelConfig, KernelFeatures, as_config
 from pyflash.config.arch import Arch
-from pyflash.config.features import Features, in_dispatch_order
+from pyflash.config.op import PLAIN
 
 # nvcc's option for device code alone.
 _CUBIN = ("-cubin",)
@@ -32,12 +32,12 @@ class Request(NamedTuple):
     """A config and the combinations of features to compile it with, in one cubin."""
 
     config: KernelConfig | str
-    features: tuple[Features | str, ...] = (Features(),)
+    features: tuple[KernelFeatures | str, ...] = (PLAIN,)
 
 
 def compile_kernel(
     config: KernelConfig | str,
-    features: Features | str | Iterable[Features | str],
+    features: KernelFeatures | str | Iterable[KernelFeatures | str],
     arch: Arch | str | int,
 ) -> Path:
     """The cubin of a config's canonical one for `arch`, with a kernel for each of `features`;
@@ -46,7 +46,7 @@ def compile_kernel(
     Raises ValueError for a config that is not legal on `arch`, with its violations, or for an
     architecture that runs PTX of another; BuildError where it does not compile.
     """
-    one = isinstance(features, Features | str)
+    one = isinstance(features, KernelFeatures | str)
     request = Request(config, (features,) if one else tuple(features))
     (path,) = compile_kernels([request], arch).values()
     if isinstance(path, BuildError):
@@ -88,7 +88,7 @@ def cubin_compilation(request: Request, arch: Arch, cutlass: str) -> Compilation
             f"{arch} runs PTX of sm_{arch.ptx_of}, and a cubin has machine code alone: build a "
             "kernel library"
         )
-    features = in_dispatch_order(request.features)
+    features = config.family.op.features.in_dispatch_order(request.features)
     machine_code = config.family.targets([arch])._replace(ptx=0)
     compiler = toolchain.kernel_compiler(machine_code, cutlass)
     return Compilation(
@@ -102,7 +102,7 @@ def cubin_compilation(request: Request, arch: Arch, cutlass: str) -> Compilation
 def _describe(compilation: Compilation, config: KernelConfig, arch: Arch) -> None:
     """Writes what `pyflash.op.library.load_cubin` reads."""
     symbols = [kernel["function"] for kernel in compilation.record["kernels"]]
-    kernels = {str(Features.of_kernel(symbol)): symbol for symbol in symbols}
+    kernels = {str(config.family.op.features.of_kernel(symbol)): symbol for symbol in symbols}
     row = {"config": config.short_form(), "arch": arch.sm, "kernels": kernels}
     path = compilation.object.with_suffix(".row.json")
     with locked(sweeps=False):  # else another builder may sweep what is half-written

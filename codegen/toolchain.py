@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from pyflash.codegen import config_header, mma_header
+from pyflash.codegen import config_header, mma_header, ops_header
 from pyflash.codegen.compilation import ROOT, Compiler
 from pyflash.config.arch import Targets
 from pyflash.third_party.cuda import find_nvcc
@@ -111,8 +111,9 @@ def torch_dir() -> Path:
 
 
 def _own_headers() -> tuple[str, ...]:
-    """The options for this project's headers: those in the tree, and the emitted one."""
-    return ("-I", str(ROOT), "-I", str(config_header.include_dir()))
+    """The options for this project's headers: those in the tree, and the emitted ones."""
+    emitted = (config_header.include_dir(), *ops_header.include_dirs())
+    return ("-I", str(ROOT), *(option for path in emitted for option in ("-I", str(path))))
 
 
 def _headers_of_kernels() -> tuple[str, ...]:

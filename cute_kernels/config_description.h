@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <optional>
 
-// Specialised for each config type C, with static constexpr members
+// Specialised for each config type C, with its op as a type, Op, and static constexpr members
 //   name    "FlashForwardKernelConfig"
 //   family  "sm80_forward"
 //   tag     "", or the word that every short form of the family begins with
@@ -19,9 +19,20 @@
 template <class Config>
 struct ConfigDescription;
 
+// Specialised for each op, with the type Any, a variant of the configs of its families, and kFallbacks, an array of them.
+template <class Op>
+struct ConfigsOf;
+
 // Specialised for each enumeration E: `values`, an array of EnumValue<E>.
 template <class E>
 struct EnumDescription;
+
+namespace pyflash {
+
+template <class... Ops>
+struct OpList {};
+
+}  // namespace pyflash
 
 namespace pyflash::description {
 

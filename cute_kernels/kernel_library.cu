@@ -1,12 +1,13 @@
 #include "cute_kernels/kernel_library.h"
 
+#include <variant>
+
 #include <cuda_runtime_api.h>
 
-#include "cute_kernels/families.h"
-#include "cute_kernels/sm80/launcher.h"
-#include "cute_kernels/sm90/launcher.h"
+#include "cute_kernels/generated/launchers.h"
 
 namespace pyflash {
+namespace {
 
 int device_properties(int* sm_arch, int* n_sms) {
   int device = 0;
@@ -43,26 +44,51 @@ int load_cubin(void const* image, char const* symbol, void const** kernel) {
 #endif
 }
 
-int launch(void const* kernel, ConfigMapRow const& row, ForwardParams const& params, void* stream) {
-  auto const on = static_cast<cudaStream_t>(stream);
-  return visit_family(
-      row.config,
-      [&](FlashForwardKernelConfig const&) { return sm80::launch(kernel, row, params, on); },
-      [&](FlashForwardSm90Config const& config) {
-        return sm90::launch(kernel, config, row, params, on);
-      });
-}
-
-void describe(ConfigMapRow& row) {
-  visit_family(
-      row.config, [](FlashForwardKernelConfig const&) {},
-      [&](FlashForwardSm90Config const& config) {
-        row.refusal = sm90::refusal_of_row;
-        row.packs_heads = config.pack_gqa;
-        row.max_cluster = sm90::max_cluster(config);
-      });
-}
-
 char const* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+template <class Op>
+int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params const& params,
+        void* stream) {
+  for (auto const& phase : Op::kPhases) {
+    if (phase.is_needed != nullptr && !phase.is_needed(params)) {
+      continue;
+    }
+    auto const launch_own = [&](auto const& config) -> int {
+      return launch_kernel(kernel, config, row, params, static_cast<cudaStream_t>(stream));
+    };
+    int const error = phase.launch != nullptr ? phase.launch(params, row.dtype, stream)
+                                              : std::visit(launch_own, row.config);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+template <class... Ops>
+OfEachOp<OpKernels> kernels_of(OfEachOp<Rows> const& rows, OpList<Ops...>) {
+  return {OpKernels<Ops>{std::get<Rows<Ops>>(rows), run<Ops>, describe<Ops>}...};
+}
+
+}  // namespace
+
+template <class Op>
+void describe(ConfigMapRow<Op>& row) {
+  std::visit(
+      [&](auto const& config) {
+        row.shape = tile_shape(config);
+        row.refusal = refusal_of(config);
+      },
+      row.config);
+}
+
+KernelLibrary make_library(OfEachOp<Rows> const& rows) {
+  return {.abi = kKernelLibraryAbi,
+          .configs_digest = kConfigsDigest,
+          .ops = kernels_of(rows, AllOps{}),
+          .device_properties = device_properties,
+          .error_string = error_string,
+          .load_cubin = load_cubin};
+}
 
 }  // namespace pyflash

@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
-#include "cute_kernels/kernel_library.h"
+#include "cute_kernels/forward.h"
 #include "cute_kernels/programmatic_launch.h"
 
 namespace pyflash {

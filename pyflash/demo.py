@@ -26,7 +26,6 @@ from pyflash.codegen import emit
 from pyflash.codegen.build import build_kernels, built_resources
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config.arch import Arch
-from pyflash.config.features import BUILT, Features
 from pyflash.emulator.table import renderable
 from pyflash.op.reference import check
 from pyflash.ui.tables import Table
@@ -159,11 +158,11 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
         for x in (p.registers, spill, p.smem_bytes)
     ]
     rows = [("predicted", *cells)]
-    for features in BUILT:
+    for features in config.family.built_features(config):
         of_features = {
             kernel["arch"]: kernel
             for kernel in kernels
-            if Features.of_kernel(kernel["function"]) == features
+            if type(features).of_kernel(kernel["function"]) == features
         }
         ptxas = [of_features[arch.sm] for arch in ARCHS]
         spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in ptxas]

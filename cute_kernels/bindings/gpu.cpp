@@ -52,13 +52,9 @@ void* current_cuda_stream(int32_t device_index) {
   return stream;
 }
 
-void launch(GpuSelection const& selection, ForwardParams const& params, void* stream) {
+void run(GpuSelection const& selection, ForwardParams const& params, void* stream) {
   auto const& [row, library, cubins] = selection.kernel;
-  int error = selection.kernel.launch(params, stream);
-  if (error == 0 && params.num_splits > params.cluster) {
-    error = library->merge_splits(params, row->dtype, stream);
-  }
-  if (error != 0) {
+  if (int const error = selection.kernel.run(params, stream); error != 0) {
     fail("launching ", row->short_form, " failed: ", library->error_string(error));
   }
 }

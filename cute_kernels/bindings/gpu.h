@@ -14,6 +14,6 @@ Gpu current_gpu(int32_t device_index);
 void* current_cuda_stream(int32_t device_index);
 
 // Runs the problem with the selected kernel and splits. Refuses what CUDA refuses.
-void launch(GpuSelection const& selection, ForwardParams const& params, void* stream);
+void run(GpuSelection const& selection, ForwardParams const& params, void* stream);
 
 }  // namespace pyflash

@@ -43,15 +43,25 @@ Outputs allocate_outputs(Tensor const& q, ForwardParams& params) {
   return outputs;
 }
 
-// Allocates what the splits write. It may be freed when the kernels that use it are in the stream: torch reuses memory in
-// the order of the stream.
-Tensor allocate_partial(Tensor const& q, ForwardParams& params) {
-  int64_t const n_rows = params.num_splits * params.lse_strides.split;
-  Tensor partial = allocate<1>("the partial results of num_splits", q,
-                               {n_rows * (params.d_head + 1)}, aoti_torch_dtype_float32());
-  params.o_partial = static_cast<float*>(partial.mutable_data_ptr());
-  params.lse_partial = params.o_partial + n_rows * params.d_head;
-  return partial;
+// Allocates an op's workspace, if it needs any. It may be freed when the kernels that use it are in the stream: torch reuses
+// memory in the order of the stream.
+template <class Op>
+std::optional<Tensor> allocate_workspace(Tensor const& like, typename Op::Params& params) {
+  auto const buffers = Op::workspace(params);
+  int64_t n_elements = 0;
+  for (auto const& buffer : buffers) {
+    n_elements += buffer.n_elements;
+  }
+  if (n_elements == 0) {
+    return std::nullopt;
+  }
+  Tensor workspace = allocate<1>(Op::kWorkspace, like, {n_elements}, aoti_torch_dtype_float32());
+  auto* next = static_cast<float*>(workspace.mutable_data_ptr());
+  for (auto const& buffer : buffers) {
+    params.*buffer.pointer = next;
+    next += buffer.n_elements;
+  }
+  return workspace;
 }
 
 Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
@@ -63,11 +73,8 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   params.cluster = selection.cluster;
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
-    std::optional<Tensor> partial;
-    if (params.num_splits > params.cluster) {
-      partial = allocate_partial(q, params);
-    }
-    launch(selection, params, current_cuda_stream(device_index));
+    auto const workspace = allocate_workspace<Forward>(q, params);
+    run(selection, params, current_cuda_stream(device_index));
   }
   return outputs;
 }
@@ -137,24 +144,32 @@ void load_kernels(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, load_kernel_library(Arguments(stack).take<std::string>()));
 }
 
-// path, config, features and symbols joined by commas, sm_arch, n_threads, smem_bytes, ctas_per_sm, rank.
-void load_cubin_file(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments arguments(stack);
-  Cubin cubin{.path = arguments.take<std::string>()};
-  cubin.config = parse_short_form(arguments.take<std::string>());
+// As the schema has them, after path and config.
+template <class Op>
+void load_cubin_of(std::string const& path, ConfigOf<Op> const& config, Arguments& arguments) {
+  Cubin<Op> cubin{.path = path, .config = config};
   for (std::string const& text : split(arguments.take<std::string>(), ',')) {
-    cubin.features.push_back(parse_features(text));
+    cubin.features.push_back(parse_features<typename Op::Features>(text));
   }
   cubin.symbols = split(arguments.take<std::string>(), ',');
   require(cubin.symbols.size() == cubin.features.size(), "cubin '", cubin.path, "' has ",
           cubin.symbols.size(), " kernels for ", cubin.features.size(),
           " combinations of features");
   cubin.sm_arch = arguments.take<std::string>();
-  for (int Cubin::* const value :
-       {&Cubin::n_threads, &Cubin::smem_bytes, &Cubin::ctas_per_sm, &Cubin::rank}) {
-    cubin.*value = static_cast<int>(arguments.take<int64_t>());
+  for (int* value : {&cubin.n_threads, &cubin.smem_bytes, &cubin.ctas_per_sm, &cubin.rank}) {
+    *value = static_cast<int>(arguments.take<int64_t>());
   }
   load_cubin(cubin);
+}
+
+// path, config, features and symbols joined by commas, sm_arch, n_threads, smem_bytes, ctas_per_sm, rank.
+void load_cubin_file(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  auto const path = arguments.take<std::string>();
+  AnyConfig const any = parse_short_form(arguments.take<std::string>());
+  visit_op(any, [&]<class Op>(Op, ConfigOf<Op> const& config) {
+    load_cubin_of<Op>(path, config, arguments);
+  });
 }
 
 void library_abi(StableIValue* stack, uint64_t, uint64_t) {
@@ -212,16 +227,15 @@ void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
   Asked const asked(arguments);
   auto const n_sms = static_cast<int>(arguments.take<int64_t>());
-  AnyConfig const config = parse_short_form(arguments.take<std::string>());
+  auto const config = parse_short_form_of<Forward>(arguments.take<std::string>());
   GridShape const shape = grid_shape(config, static_cast<int>(arguments.take<int64_t>()));
   auto const values = arguments.take<std::vector<double>>();
   Problem const problem = asked.problem(arguments.take_options());
   require(values.size() % kSet == 0, "costs has ", values.size(), " numbers: expected ", kSet,
           " for each set of costs");
-  Tiling const tiling{shape.B_r, shape.B_c, shape.packs_heads, shape.max_cluster};
   int const num_splits = problem.num_splits > 0
                              ? problem.num_splits
-                             : splits_by_rule(problem.params, tiling, shape.ctas_per_sm, n_sms);
+                             : splits_by_rule(problem.params, shape, shape.ctas_per_sm, n_sms);
   std::vector<double> microseconds;
   for (size_t first = 0; first < values.size(); first += kSet) {
     Costs costs{};
@@ -243,7 +257,8 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
   Problem const problem = asked.problem(options);
   if (gpu.sm_arch == 0) {
     CpuSelection const selection = select_on_cpu(problem, options.config);
-    put_results(stack, short_form(selection.config), int64_t(1), std::string(selection.reason));
+    put_results(stack, short_form(any_config(selection.config)), int64_t(1),
+                std::string(selection.reason));
     return;
   }
   GpuSelection const selection = select_on_gpu(problem, gpu, options.config);

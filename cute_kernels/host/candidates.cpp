@@ -8,9 +8,11 @@
 namespace pyflash {
 namespace {
 
-bool rank_before(Kernel const& a, Kernel const& b) { return a.row->rank < b.row->rank; }
+bool rank_before(Kernel<Forward> const& a, Kernel<Forward> const& b) {
+  return a.row->rank < b.row->rank;
+}
 
-bool can_run(ConfigMapRow const& row, CandidatesKey const& key) {
+bool can_run(ConfigMapRow<Forward> const& row, CandidatesKey const& key) {
   if (row.dtype != key.dtype || row.d_head < key.d_head) {
     return false;
   }
@@ -33,10 +35,12 @@ TunedTable const* table_of_costs(TunedTables const& tables, CandidatesKey const&
 }
 
 // `kernels`: all that are candidates.
-void look_up(std::vector<Kernel> const& kernels, CandidatesKey const& key, Candidates& candidates) {
-  auto const find = [&](AnyConfig const& config) {
-    return std::find_if(kernels.begin(), kernels.end(),
-                        [&](Kernel const& kernel) { return kernel.row->config == config; });
+void look_up(std::vector<Kernel<Forward>> const& kernels, CandidatesKey const& key,
+             Candidates& candidates) {
+  auto const find = [&](ConfigOf<Forward> const& config) {
+    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel<Forward> const& kernel) {
+      return kernel.row->config == config;
+    });
   };
   candidates.tables = tuned_tables();
   for (TunedTable const& table : *candidates.tables) {
@@ -62,22 +66,23 @@ void look_up(std::vector<Kernel> const& kernels, CandidatesKey const& key, Candi
 }
 
 Candidates find_candidates(CandidatesKey const& key) {
-  std::vector<Kernel> kernels = all_kernels();
-  std::erase_if(kernels, [&](Kernel const& kernel) { return !can_run(*kernel.row, key); });
+  std::vector<Kernel<Forward>> kernels = all_kernels<Forward>();
+  std::erase_if(kernels, [&](Kernel<Forward> const& kernel) { return !can_run(*kernel.row, key); });
   int d_head = std::numeric_limits<int>::max();
-  for (Kernel const& kernel : kernels) {
+  for (Kernel<Forward> const& kernel : kernels) {
     d_head = std::min(d_head, kernel.row->d_head);
   }
-  std::erase_if(kernels, [=](Kernel const& kernel) { return kernel.row->d_head != d_head; });
+  std::erase_if(kernels,
+                [=](Kernel<Forward> const& kernel) { return kernel.row->d_head != d_head; });
   std::stable_sort(kernels.begin(), kernels.end(), rank_before);
 
   Candidates candidates;
   candidates.count = static_cast<int>(kernels.size());
   look_up(kernels, key, candidates);
-  for (Kernel const& kernel : kernels) {
-    bool const is_shadowed =
-        std::any_of(candidates.kernels.begin(), candidates.kernels.end(), [&](Kernel const& first) {
-          return first.row->refusal == nullptr && first.row->B_r == kernel.row->B_r;
+  for (Kernel<Forward> const& kernel : kernels) {
+    bool const is_shadowed = std::any_of(
+        candidates.kernels.begin(), candidates.kernels.end(), [&](Kernel<Forward> const& first) {
+          return first.row->refusal == nullptr && first.row->shape.B_r == kernel.row->shape.B_r;
         });
     if (!is_shadowed) {
       candidates.kernels.push_back(kernel);

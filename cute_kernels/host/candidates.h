@@ -1,4 +1,4 @@
-// The built configs that selection chooses among, kept from call to call.
+// The built configs of op forward that selection chooses among, kept from call to call.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 namespace pyflash {
 
 struct TunedKernel {
-  Kernel kernel;
+  Kernel<Forward> kernel;
   TunedChoice const* choice;
   TunedTable const* table;
 };
 
 struct PricedKernel {
-  Kernel kernel;
+  Kernel<Forward> kernel;
   ProblemKind kind;
   GridShape shape;
   Costs costs;
@@ -56,7 +56,7 @@ struct CandidatesKey {
 // first stands for all in `kernels`, because rules look at nothing else.
 struct Candidates {
   int count = 0;
-  std::vector<Kernel> kernels;
+  std::vector<Kernel<Forward>> kernels;
 
   // What tables say of any of them: choices in the order of precedence, and costs, all of one table.
   std::shared_ptr<TunedTables const> tables;  // which these point into

@@ -11,11 +11,11 @@
 #include <limits>
 #include <vector>
 
-#include "cute_kernels/families.h"
 #include "cute_kernels/host/cpu_matrix.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/float16.h"
 #include "cute_kernels/host/short_form.h"
+#include "cute_kernels/ops.h"
 
 namespace pyflash {
 namespace {
@@ -234,15 +234,12 @@ void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t
 
 }  // namespace
 
-CpuConfig cpu_config(AnyConfig const& config) {
-  bool const optimized_softmax = visit_family(
-      config, [](FlashForwardKernelConfig const& c) { return c.optimized_softmax; },
-      [](FlashForwardSm90Config const&) { return true; });
+CpuConfig cpu_config(ConfigOf<Forward> const& config) {
   return std::visit(
       [&](auto const& c) {
-        check_block(config, "B_r", c.B_r);
-        check_block(config, "B_c", c.B_c);
-        return CpuConfig{c.dtype, c.B_r, c.B_c, optimized_softmax};
+        check_block(any_config(config), "B_r", c.B_r);
+        check_block(any_config(config), "B_c", c.B_c);
+        return CpuConfig{c.dtype, c.B_r, c.B_c, optimized_softmax(c)};
       },
       config);
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cute_kernels/config.h"
+#include "cute_kernels/forward.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
@@ -18,7 +18,7 @@ struct CpuConfig {
 };
 
 // Refuses blocks that no kernel could have.
-CpuConfig cpu_config(AnyConfig const& config);
+CpuConfig cpu_config(ConfigOf<Forward> const& config);
 
 // Tasks, one for each Q block, head and sequence; they may run in any order and at the same time.
 int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config);

@@ -43,8 +43,8 @@ struct Contiguous {
 
 int64_t largest_head_dim() {
   int64_t largest = kMaxHeadDim;
-  for (Kernel const& kernel : all_kernels()) {
-    largest = std::max<int64_t>(largest, kernel.row->d_head);
+  for (RowOfAnyOp const* row : built_rows<Forward>()) {
+    largest = std::max<int64_t>(largest, row->d_head);
   }
   return largest;
 }

@@ -5,8 +5,7 @@
 #include <variant>
 
 #include "cute_kernels/common/clusters.h"
-#include "cute_kernels/families.h"
-#include "cute_kernels/sm90/shape.h"
+#include "cute_kernels/ops.h"
 
 namespace pyflash {
 namespace {
@@ -125,21 +124,8 @@ TileWork mean_of_packed(Tiles const& tiles, double mean_q, double mean_k, Length
 
 }  // namespace
 
-GridShape grid_shape(AnyConfig const& config, int ctas_per_sm) {
-  GridShape shape = visit_family(
-      config,
-      [](FlashForwardKernelConfig const&) {
-        return GridShape{.n_warpgroups = 1, .max_cluster = 1};
-      },
-      [](FlashForwardSm90Config const& c) {
-        return GridShape{.n_warpgroups = c.n_consumers,
-                         .max_cluster = sm90::max_cluster(c),
-                         .packs_heads = c.pack_gqa};
-      });
-  shape.ctas_per_sm = ctas_per_sm;
-  std::visit([&](auto const& c) { shape.d_head = c.d_head, shape.B_r = c.B_r, shape.B_c = c.B_c; },
-             config);
-  return shape;
+GridShape grid_shape(ConfigOf<Forward> const& config, int ctas_per_sm) {
+  return {std::visit([](auto const& c) { return tile_shape(c); }, config), ctas_per_sm};
 }
 
 Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, int num_splits) {

@@ -6,23 +6,17 @@
 
 #include <cstdint>
 
-#include "cute_kernels/config.h"
+#include "cute_kernels/forward.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
 
-// How a kernel cuts problems into tiles.
-struct GridShape {
-  int d_head;
-  int B_r;
-  int B_c;
-  int n_warpgroups;  // that skip blocks of keys each for itself
-  int max_cluster;   // so many splits the kernel merges itself
+struct GridShape : TileShape {
   int ctas_per_sm;
-  bool packs_heads;  // the query heads of a head of K and V are rows of one tile
 };
 
-GridShape grid_shape(AnyConfig const& config, int ctas_per_sm);
+// Of a config, built or not.
+GridShape grid_shape(ConfigOf<Forward> const& config, int ctas_per_sm);
 
 // What a CTA does for a tile, or for its split of one.
 struct TileWork {

@@ -6,13 +6,13 @@ namespace pyflash {
 namespace {
 
 CostedChoice least_of_all(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
-                          ConfigMapRow const* rule) {
+                          ConfigMapRow<Forward> const* rule) {
   ForwardParams const& params = problem.params;
   ProblemKind const kind = kind_of(params);
   CostedChoice best{};
   bool knows_rule = false;
   for (PricedKernel const& priced : candidates.priced) {
-    ConfigMapRow const& row = *priced.kernel.row;
+    ConfigMapRow<Forward> const& row = *priced.kernel.row;
     if (priced.kind != kind || refusal(row, params)) {
       continue;
     }
@@ -29,7 +29,7 @@ CostedChoice least_of_all(Candidates const& candidates, Problem const& problem, 
 
 // The same from what is known; no candidate refuses the problem.
 CostedChoice known_least(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
-                         ConfigMapRow const* rule) {
+                         ConfigMapRow<Forward> const* rule) {
   ForwardParams const& params = problem.params;
   Sequences const q = params.q_sequences(), k = params.k_sequences();
   CostedSize const size{params.batch, params.heads, params.heads_kv, q.longest,         k.longest,
@@ -53,7 +53,7 @@ CostedChoice known_least(Candidates const& candidates, Problem const& problem, G
 }  // namespace
 
 CostedChoice least_expected(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
-                            ConfigMapRow const* rule) {
+                            ConfigMapRow<Forward> const* rule) {
   ProblemKind const kind = kind_of(problem.params);
   bool const all_accept = std::none_of(
       candidates.priced.begin(), candidates.priced.end(), [&](PricedKernel const& priced) {

@@ -9,6 +9,6 @@ namespace pyflash {
 
 // No kernel, unless the costs include those of `rule`, which rules 1 to 4 took.
 CostedChoice least_expected(Candidates const& candidates, Problem const& problem, Gpu const& gpu,
-                            ConfigMapRow const* rule);
+                            ConfigMapRow<Forward> const* rule);
 
 }  // namespace pyflash

@@ -15,41 +15,33 @@
 namespace pyflash {
 namespace {
 
-std::pair<DType, int> key_fields(AnyConfig const& config) {
+std::pair<DType, int> key_fields(ConfigOf<Forward> const& config) {
   return std::visit([](auto const& c) { return std::pair(c.dtype, c.d_head); }, config);
 }
 
 constexpr char const* kNamed = "it was named";
 
-int64_t count_row_blocks(ForwardParams const& params, Tiling const& tiling) {
-  int const group = tiling.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
-  int const n_queries = std::max(tiling.B_r / std::max(group, 1), 1);
+int64_t count_row_blocks(ForwardParams const& params, TileShape const& shape) {
+  int const group = shape.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
+  int const n_queries = std::max(shape.B_r / std::max(group, 1), 1);
   return ceil_div(params.q_sequences().longest, n_queries);
 }
 
 // CTAs of one pass, one per Q block, head, or group of them, and batch.
-int64_t count_ctas(ForwardParams const& params, Tiling const& tiling) {
-  int const n_heads = tiling.packs_heads ? params.heads_kv : params.heads;
-  return count_row_blocks(params, tiling) * n_heads * params.batch;
+int64_t count_ctas(ForwardParams const& params, TileShape const& shape) {
+  int const n_heads = shape.packs_heads ? params.heads_kv : params.heads;
+  return count_row_blocks(params, shape) * n_heads * params.batch;
 }
 
-Tiling tiling_of(ConfigMapRow const& row) {
-  return {row.B_r, row.B_c, row.packs_heads, row.max_cluster};
-}
-
-int64_t count_ctas(ForwardParams const& params, ConfigMapRow const& row) {
-  return count_ctas(params, tiling_of(row));
-}
-
-std::string archs_of(ConfigMapRow const& row) {
+std::string archs_of(RowOfAnyOp const& row) {
   return sentence("machine code for sm_", row.sm_archs,
                   row.ptx_arch ? sentence(" and PTX of compute_", row.ptx_arch) : "");
 }
 
 // What the CPU runs where nothing is built, and what to build for a GPU: of the smallest d_head that is large enough.
 // nullptr: none is.
-AnyConfig const* fallback_config(Problem const& problem) {
-  for (AnyConfig const& config : kFallbackConfigs) {
+ConfigOf<Forward> const* fallback_config(Problem const& problem) {
+  for (ConfigOf<Forward> const& config : ConfigsOf<Forward>::kFallbacks) {
     auto const [dtype, d_head] = key_fields(config);
     if (dtype == problem.dtype && d_head >= problem.params.d_head) {
       return &config;
@@ -59,24 +51,25 @@ AnyConfig const* fallback_config(Problem const& problem) {
 }
 
 std::string how_to_build(Problem const& problem, std::string_view options = "") {
-  AnyConfig const* const config = fallback_config(problem);
-  return config ? sentence("; to build one: pyflash build '", short_form(*config), "'", options)
+  ConfigOf<Forward> const* const config = fallback_config(problem);
+  return config ? sentence("; to build one: pyflash build '", short_form(any_config(*config)), "'",
+                           options)
                 : "";
 }
 
-AnyConfig named_config(std::string_view text, Problem const& problem) {
-  AnyConfig const config = parse_short_form(text);
+ConfigOf<Forward> named_config(std::string_view text, Problem const& problem) {
+  auto const config = parse_short_form_of<Forward>(text);
   auto const [dtype, d_head] = key_fields(config);
   check_config_fits(text, dtype, d_head, problem);
   return config;
 }
 
-Kernel named_kernel(std::string_view text, Problem const& problem, Gpu const& gpu) {
-  AnyConfig const config = named_config(text, problem);
-  std::optional<Kernel> const kernel = find_kernel(config);
+Kernel<Forward> named_kernel(std::string_view text, Problem const& problem, Gpu const& gpu) {
+  ConfigOf<Forward> const config = named_config(text, problem);
+  std::optional<Kernel<Forward>> const kernel = find_kernel<Forward>(config);
   if (!kernel) {
-    fail("config '", text,
-         "' is not built: ", built_short_forms(problem.dtype, key_fields(config).second),
+    fail("config '", text, "' is not built: ",
+         built_short_forms(built_rows<Forward>(), problem.dtype, key_fields(config).second),
          "; to build it: pyflash build '", text,
          "', or compile=True in the call; and name it as its canonical() does");
   }
@@ -116,50 +109,51 @@ CandidatesKey key_of(Problem const& problem, Gpu const& gpu) {
     fail("no config for ", wanted, " is built for this GPU, sm_", gpu.sm_arch,
          "; to build for it: pyflash build --arch ", gpu.sm_arch);
   }
-  fail("no config is built for ", wanted, ": ", built_head_dims(), how_to_build(problem));
+  fail("no config is built for ", wanted, ": ", built_head_dims(built_rows<Forward>()),
+       how_to_build(problem));
 }
 
 // Rule 1, 2, 3 or 4 of select.h, and the kernel that it gives. `kernels`: not empty, in order of rank.
-std::pair<int, Kernel> choose(std::vector<Kernel> const& kernels, ForwardParams const& params,
-                              int n_sms) {
-  auto const holds_all_packed = [&](Kernel const& kernel) {
-    return kernel.row->packs_heads && int64_t(params.q_sequences().longest) * params.heads <=
-                                          int64_t(kernel.row->B_r) * params.heads_kv;
+std::pair<int, Kernel<Forward>> choose(std::vector<Kernel<Forward>> const& kernels,
+                                       ForwardParams const& params, int n_sms) {
+  auto const holds_all_packed = [&](Kernel<Forward> const& kernel) {
+    return kernel.row->shape.packs_heads && int64_t(params.q_sequences().longest) * params.heads <=
+                                                int64_t(kernel.row->shape.B_r) * params.heads_kv;
   };
   auto const packing = std::find_if(kernels.begin(), kernels.end(), holds_all_packed);
   if (packing != kernels.end()) {
     return {1, *packing};
   }
-  auto const order = [](Kernel const& kernel) {
-    return std::pair(kernel.row->packs_heads, kernel.row->B_r);
+  auto const order = [](Kernel<Forward> const& kernel) {
+    return std::pair(kernel.row->shape.packs_heads, kernel.row->shape.B_r);
   };
-  Kernel const& smallest =
-      *std::min_element(kernels.begin(), kernels.end(),
-                        [&](Kernel const& a, Kernel const& b) { return order(a) < order(b); });
-  if (params.q_sequences().longest <= smallest.row->B_r) {
+  Kernel<Forward> const& smallest = *std::min_element(
+      kernels.begin(), kernels.end(),
+      [&](Kernel<Forward> const& a, Kernel<Forward> const& b) { return order(a) < order(b); });
+  if (params.q_sequences().longest <= smallest.row->shape.B_r) {
     return {1, smallest};
   }
-  auto const is_preferred = [&](Kernel const& kernel) {
+  auto const is_preferred = [&](Kernel<Forward> const& kernel) {
     return kernel.row->config.index() == kernels.front().row->config.index();
   };
   auto const first_if = [&](auto&& suits) {
-    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel const& kernel) {
-      return is_preferred(kernel) && !kernel.row->packs_heads && suits(*kernel.row);
+    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel<Forward> const& kernel) {
+      return is_preferred(kernel) && !kernel.row->shape.packs_heads && suits(*kernel.row);
     });
   };
-  auto const filling =
-      first_if([&](ConfigMapRow const& row) { return count_ctas(params, row) >= n_sms; });
+  auto const filling = first_if(
+      [&](ConfigMapRow<Forward> const& row) { return count_ctas(params, row.shape) >= n_sms; });
   if (filling == kernels.end()) {
-    Kernel const* best = &smallest;
-    for (Kernel const& kernel : kernels) {
+    Kernel<Forward> const* best = &smallest;
+    for (Kernel<Forward> const& kernel : kernels) {
       bool const is_better = !is_preferred(*best) || order(kernel) < order(*best);
       best = is_preferred(kernel) && is_better ? &kernel : best;
     }
     return {4, *best};
   }
-  auto const with_fewer_rows = first_if([&](ConfigMapRow const& row) {
-    return row.B_r < filling->row->B_r &&
-           count_ctas(params, row) == count_ctas(params, *filling->row);
+  auto const with_fewer_rows = first_if([&](ConfigMapRow<Forward> const& row) {
+    return row.shape.B_r < filling->row->shape.B_r &&
+           count_ctas(params, row.shape) == count_ctas(params, filling->row->shape);
   });
   return with_fewer_rows == kernels.end() ? std::pair{2, *filling} : std::pair{3, *with_fewer_rows};
 }
@@ -199,23 +193,24 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named) 
   return features_needed(problem.params, key_fields(named_config(named, problem)).second);
 }
 
-int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms) {
+int splits_by_rule(ForwardParams const& params, TileShape const& shape, int ctas_per_sm,
+                   int n_sms) {
   Sequences const q = params.q_sequences();
   int64_t const n_rows = int64_t(q.tensor_rows()) * q.tensor_batches(params.batch) * params.heads;
-  return choose_num_splits({.n_ctas = count_ctas(params, tiling),
-                            .n_row_blocks = count_row_blocks(params, tiling),
+  return choose_num_splits({.n_ctas = count_ctas(params, shape),
+                            .n_row_blocks = count_row_blocks(params, shape),
                             .n_slots = int64_t(n_sms) * ctas_per_sm,
-                            .n_key_blocks = count_key_blocks(params, tiling.B_r, tiling.B_c),
+                            .n_key_blocks = count_key_blocks(params, shape.B_r, shape.B_c),
                             .n_outputs = n_rows * params.d_head,
-                            .B_c = tiling.B_c,
+                            .B_c = shape.B_c,
                             .n_sms = n_sms,
-                            .max_cluster = tiling.max_cluster});
+                            .max_cluster = shape.max_cluster});
 }
 
-int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu) {
-  return problem.num_splits > 0 ? problem.num_splits
-                                : splits_by_rule(problem.params, tiling_of(row),
-                                                 ctas_per_sm(row, gpu.sm_arch), gpu.n_sms);
+int splits_of(Problem const& problem, ConfigMapRow<Forward> const& row, Gpu const& gpu) {
+  return problem.num_splits > 0
+             ? problem.num_splits
+             : splits_by_rule(problem.params, row.shape, ctas_per_sm(row, gpu.sm_arch), gpu.n_sms);
 }
 
 std::string GpuSelection::reason() const {
@@ -263,10 +258,12 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
     selection.kernel = named_kernel(named, problem, gpu);
   } else {
     Candidates const& candidates = candidates_for(key_of(problem, gpu));
-    auto const refuses = [&](Kernel const& kernel) { return refusal(*kernel.row, params); };
+    auto const refuses = [&](Kernel<Forward> const& kernel) {
+      return refusal(*kernel.row, params);
+    };
     auto const refusing =
         std::find_if(candidates.kernels.begin(), candidates.kernels.end(), refuses);
-    std::vector<Kernel> accepting;  // a copy, where one refuses
+    std::vector<Kernel<Forward>> accepting;  // a copy, where one refuses
     if (refusing != candidates.kernels.end()) {
       selection.passed_over =
           sentence("; passed over ", refusing->row->short_form, ": ", refuses(*refusing));
@@ -285,13 +282,13 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu, std::string_v
       choose_by_costs(candidates, problem, selection);
     }
   }
-  ConfigMapRow const& row = *selection.kernel.row;
-  selection.n_ctas = count_ctas(params, row);
-  selection.n_key_blocks = count_key_blocks(params, row.B_r, row.B_c);
+  ConfigMapRow<Forward> const& row = *selection.kernel.row;
+  selection.n_ctas = count_ctas(params, row.shape);
+  selection.n_key_blocks = count_key_blocks(params, row.shape.B_r, row.shape.B_c);
   if (selection.num_splits == 0 || selection.splits_asked_for) {
     selection.num_splits = splits_of(problem, row, gpu);
   }
-  selection.cluster = cluster_of(selection.num_splits, row.max_cluster, selection.n_ctas,
+  selection.cluster = cluster_of(selection.num_splits, row.shape.max_cluster, selection.n_ctas,
                                  int64_t(gpu.n_sms) * ctas_per_sm(row, gpu.sm_arch));
   return selection;
 }
@@ -307,7 +304,7 @@ CpuSelection select_on_cpu(Problem const& problem, std::string_view named) {
         "the first in rank of those built for this dtype and d_head; on the CPU any would run, in "
         "one pass"};
   }
-  AnyConfig const* const fallback = fallback_config(problem);
+  ConfigOf<Forward> const* const fallback = fallback_config(problem);
   require(fallback, "no config is for ", name(problem.dtype), " with d_head ",
           problem.params.d_head);
   return {*fallback,

@@ -1,4 +1,4 @@
-// Which config runs a problem: the named one, or the call is refused. Without a name, the candidates are the configs of
+// Which config runs a problem of op forward: the named one, or the call is refused. Without a name, the candidates are the configs of
 // any family that are built for the problem's dtype, have code for the device, cover the problem's features and accept
 // its strides, of the smallest d_head that is not below the problem's. Tuned tables (tuned.h) decide first:
 //   5. the first row of a table of this GPU (architecture and number of SMs) that is for the problem's class;
@@ -30,7 +30,7 @@ struct Gpu {
 };
 
 struct GpuSelection {
-  Kernel kernel;
+  Kernel<Forward> kernel;
   int num_splits;
   int cluster;  // of the CTAs that share a tile, a split each: num_splits, or 1
   std::string reason() const;
@@ -52,22 +52,14 @@ struct GpuSelection {
 ForwardFeatures features_needed(Problem const& problem, std::string_view named);
 
 struct CpuSelection {
-  AnyConfig config;
+  ConfigOf<Forward> config;
   char const* reason;
 };
 
-// How a config cuts a problem into CTAs; see ConfigMapRow.
-struct Tiling {
-  int B_r;
-  int B_c;
-  bool packs_heads = false;
-  int max_cluster = 1;
-};
-
 // The number of splits by splits.h for a config of which ctas_per_sm CTAs fit on an SM.
-int splits_by_rule(ForwardParams const& params, Tiling const& tiling, int ctas_per_sm, int n_sms);
+int splits_by_rule(ForwardParams const& params, TileShape const& shape, int ctas_per_sm, int n_sms);
 // Those that the problem asks for, or by the rule.
-int splits_of(Problem const& problem, ConfigMapRow const& row, Gpu const& gpu);
+int splits_of(Problem const& problem, ConfigMapRow<Forward> const& row, Gpu const& gpu);
 
 // `named`: a short form, or "". Refuses a config that cannot run, and where there is no candidate,
 // listing what is built. On the CPU a named config need not be built, and one pass does what splits would.

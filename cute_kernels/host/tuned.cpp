@@ -11,6 +11,7 @@
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/splits.h"
+#include "cute_kernels/ops.h"
 
 namespace pyflash {
 namespace {
@@ -26,13 +27,18 @@ std::atomic<uint64_t> generation = 1;
 }
 
 // The config behind the bar; std::nullopt: this version does not know it.
-std::optional<AnyConfig> config_of(std::string const& line) {
+std::optional<ConfigOf<Forward>> config_in(std::string const& line) {
   size_t const bar = line.find(" | ");
+  AnyConfig config;
   try {
-    return parse_short_form(line.substr(bar + 3));
+    config = parse_short_form(line.substr(bar + 3));
   } catch (std::runtime_error const&) {
     return std::nullopt;
   }
+  auto const found = config_of<Forward>(config);
+  require(found.has_value(), "tuned tables: '", line, "' names a config of another op: expected one of ",
+          Forward::kName);
+  return found;
 }
 
 // Fails for a range whose ends are no extents, or the wrong way round.
@@ -54,8 +60,8 @@ void read_choice(std::istringstream& words, std::string const& line, TunedTable&
       (choice.dtype != DType::FP16 && choice.dtype != DType::BF16)) {
     refuse_line(line);
   }
-  choice.features = parse_features(features);
-  if (auto const config = config_of(line)) {
+  choice.features = parse_features<ForwardFeatures>(features);
+  if (auto const config = config_in(line)) {
     choice.config = *config;
     table.choices.push_back(choice);
   }
@@ -78,7 +84,7 @@ void read_costs(std::istringstream& words, std::string const& line, TunedTable& 
     refuse_line(line);
   }
   row.kind = *known;
-  if (auto const config = config_of(line)) {
+  if (auto const config = config_in(line)) {
     row.config = *config;
     table.costs.push_back(row);
   }

@@ -1,4 +1,4 @@
-// Selection as data: what was measured on a GPU, as tables. A table has
+// Selection of op forward as data: what was measured on a GPU, as tables. A table has
 //   choices  for a class of problems (dtype, d_head, features, ranges of rows, keys and pairs) the config, and the splits,
 //            that were the fastest there
 //   costs    of a config in a kind of problem: what a launch, a tile, a step and memory take (expected_time.h), from which the
@@ -14,8 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cute_kernels/config.h"
-#include "cute_kernels/features.h"
+#include "cute_kernels/forward.h"
 #include "cute_kernels/host/expected_time.h"
 #include "cute_kernels/host/problem.h"
 
@@ -47,7 +46,7 @@ struct TunedChoice {
   Range keys;
   bool packed;
   int num_splits;  // 0: the rule of splits.h
-  AnyConfig config;
+  ConfigOf<Forward> config;
 
   bool holds_for(ProblemSize const& size) const {
     return pairs.contains(size.pairs) && rows.contains(size.rows) && keys.contains(size.keys) &&
@@ -62,7 +61,7 @@ ProblemKind kind_of(ForwardParams const& params);
 char const* name(ProblemKind kind);  // "many", "few"
 
 struct TunedCosts {
-  AnyConfig config;
+  ConfigOf<Forward> config;
   ProblemKind kind;
   Costs costs;
 };
@@ -82,7 +81,7 @@ using TunedTables = std::vector<TunedTable>;
 //   choice DTYPE D_HEAD FEATURES PACKED PAIRS PAIRS ROWS ROWS KEYS KEYS NUM_SPLITS | SHORT_FORM
 //   costs KIND LAUNCH TILE STEP SHARE ROWS MASK CAPPED MEGABYTE MERGE SPLIT PARTIAL | SHORT_FORM
 // where FEATURES is as names.h has them and PACKED 0 or 1. Refuses, and changes nothing for, a line
-// that does not read so. A config that this version does not know is left out.
+// that does not read so, and the config of another op. A config that this version does not know is left out.
 int64_t set_tuned_tables(std::string_view text);
 
 // Never nullptr. A reader keeps what it was given.

@@ -31,7 +31,7 @@ Launch launch_sm80(ForwardParams const& params, int) {
 }
 
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
-EmulatedKernel const* forward_kernel() {
+EmulatedKernel const* emulated_kernel() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),

@@ -7,7 +7,7 @@
 namespace pyflash {
 
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
-ConfigMapRow forward_row(char const* short_form, BuiltFor const& built_for) {
+ConfigMapRow<Forward> kernel_row(char const* short_form, BuiltFor const& built_for) {
   using Traits = sm80::KernelTraits<kConfig>;
   static void const* const kernels[] = {
       reinterpret_cast<void const*>(flash_forward_kernel<kConfig, kBuilt>)...};

@@ -8,18 +8,19 @@
 #include "cute_kernels/registry.h"
 #include "cute_kernels/sm80/grid.h"
 
-namespace pyflash::sm80 {
+namespace pyflash {
 
 // kernel: a __global__ function, or a cudaKernel_t.
-inline cudaError_t launch(void const* kernel, ConfigMapRow const& row, ForwardParams const& params,
-                          cudaStream_t stream) {
+inline cudaError_t launch_kernel(void const* kernel, FlashForwardKernelConfig const& config,
+                                 ConfigMapRow<Forward> const& row, ForwardParams const& params,
+                                 cudaStream_t stream) {
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
   cudaError_t const error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
   if (error != cudaSuccess) {
     return error;
   }
-  int64_t const ctas = n_ctas(params, row.B_r);
+  int64_t const ctas = sm80::n_ctas(params, config.B_r);
   if (ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
@@ -28,4 +29,6 @@ inline cudaError_t launch(void const* kernel, ConfigMapRow const& row, ForwardPa
                           row.smem_bytes, stream);
 }
 
-}  // namespace pyflash::sm80
+inline ProblemRefusal<Forward> refusal_of(FlashForwardKernelConfig const&) { return nullptr; }
+
+}  // namespace pyflash

@@ -83,7 +83,7 @@ struct SmemOf {
 };
 
 template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
-EmulatedKernel const* forward_kernel() {
+EmulatedKernel const* emulated_kernel() {
   using Traits = sm90::KernelTraits<kConfig>;
   using Smem = SmemOf<Traits>;
   constexpr int kRegisterFile = 64 << 10;

@@ -48,7 +48,7 @@ inline cudaError_t ensure_context() {
 }
 
 // CTAs of a row's kernels that the current device runs at a time.
-inline cudaError_t count_resident_ctas(int64_t& n_ctas, ConfigMapRow const& row) {
+inline cudaError_t count_resident_ctas(int64_t& n_ctas, RowOfAnyOp const& row) {
   int device = 0;
   int n_sms = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -59,8 +59,7 @@ inline cudaError_t count_resident_ctas(int64_t& n_ctas, ConfigMapRow const& row)
   return error;
 }
 
-// kernel: a __global__ function, or a cudaKernel_t.
-inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow const& row,
+inline cudaError_t launch(void const* kernel, Config const& config, RowOfAnyOp const& row,
                           ForwardParams const& problem, cudaStream_t stream) {
   if (is_empty(config, problem)) {
     return cudaSuccess;
@@ -112,8 +111,21 @@ inline cudaError_t launch(void const* kernel, Config const& config, ConfigMapRow
   return cudaLaunchKernelExC(&launch, kernel, arguments);
 }
 
-inline char const* refusal_of_row(ConfigMapRow const& row, ForwardParams const& problem) {
-  return refusal(std::get<Config>(row.config), problem);
+}  // namespace pyflash::sm90
+
+namespace pyflash {
+
+// kernel: a __global__ function, or a cudaKernel_t.
+inline cudaError_t launch_kernel(void const* kernel, FlashForwardSm90Config const& config,
+                                 ConfigMapRow<Forward> const& row, ForwardParams const& params,
+                                 cudaStream_t stream) {
+  return sm90::launch(kernel, config, row, params, stream);
 }
 
-}  // namespace pyflash::sm90
+inline ProblemRefusal<Forward> refusal_of(FlashForwardSm90Config const&) {
+  return [](ConfigMapRow<Forward> const& row, ForwardParams const& params) {
+    return sm90::refusal(std::get<FlashForwardSm90Config>(row.config), params);
+  };
+}
+
+}  // namespace pyflash

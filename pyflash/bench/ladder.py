@@ -18,7 +18,7 @@ from rich.text import Text
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
-from pyflash.config import FAMILIES, Arch, DType, Features, KernelConfig
+from pyflash.config import FAMILIES, Arch, DType, KernelConfig
 from pyflash.emulator.traffic import SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel, compilation, compiled_kernels
 from pyflash.inspect.inspection import emulated_traffic
@@ -238,7 +238,9 @@ def _speed(
 
 def _compile(configs: list[KernelConfig], arch: Arch) -> None:
     """The plain kernels, several at a time."""
-    units = [compilation(config.canonical(), arch, Features()) for config in configs]
+    units = [
+        compilation(config.canonical(), arch, config.family.op.features()) for config in configs
+    ]
     if failures := compile_all(units, f"the ladder for {arch}"):
         raise BuildError(failures, len(units))
 

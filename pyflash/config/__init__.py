@@ -4,14 +4,17 @@ from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.base import DType, KernelConfig
 from pyflash.config.family import (
     FAMILIES,
+    OPS,
     as_config,
     family_of,
     find_family,
+    find_features,
     from_dict,
     parse,
     parse_short_form,
 )
-from pyflash.config.features import BUILT, Features, first_covering
+from pyflash.config.features import BUILT, FORWARD, Features, first_covering
+from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.record import Family
 from pyflash.config.rules import Violation
 from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
@@ -23,6 +26,8 @@ __all__ = [
     "ARCHS",
     "BUILT",
     "FAMILIES",
+    "FORWARD",
+    "OPS",
     "SET_NAMES",
     "Arch",
     "DType",
@@ -31,11 +36,14 @@ __all__ = [
     "FlashForwardKernelConfig",
     "FlashForwardSm90Config",
     "KernelConfig",
+    "KernelFeatures",
+    "Op",
     "Space",
     "Violation",
     "as_config",
     "family_of",
     "find_family",
+    "find_features",
     "first_covering",
     "from_dict",
     "from_environment",

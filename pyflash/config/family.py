@@ -8,15 +8,25 @@ from typing import Any
 from pyflash.config import parsing
 from pyflash.config.base import KernelConfig
 from pyflash.config.fields import describe
+from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.record import Family
 from pyflash.config.sm80_forward import SM80_FORWARD
 from pyflash.config.sm90_forward import SM90_FORWARD
 from pyflash.config.words import shown, type_name
 
+
+def _in_order(*families: Family) -> tuple[Family, ...]:
+    """Raises ValueError where two are of one generation for one op, or have one tag."""
+    for facts in ([f.key for f in families], [f.tag for f in families]):
+        if len(set(facts)) < len(facts):
+            raise ValueError(f"two families are the same: {facts}")
+    return tuple(sorted(families, key=lambda family: family.tag))
+
+
 # In the order of their configs, which is that of the tags; the first has none.
-FAMILIES: tuple[Family, ...] = tuple(
-    sorted([SM80_FORWARD, SM90_FORWARD], key=lambda family: family.tag)
-)
+FAMILIES = _in_order(SM80_FORWARD, SM90_FORWARD)
+# Of the families, each once.
+OPS: tuple[Op, ...] = tuple(dict.fromkeys(family.op for family in FAMILIES))
 
 
 def family_of(config: KernelConfig | type[KernelConfig] | str) -> Family:
@@ -37,6 +47,18 @@ def find_family(family: Family | str) -> Family:
     if not isinstance(family, str | Family):
         raise TypeError(f"family is {type_name(family)}: expected a Family or one of {names}")
     raise ValueError(f"unknown family {shown(family)}: the known ones are {names}")
+
+
+def find_features(text: str) -> KernelFeatures:
+    """The features that `text` names, of the first op that has them all; another op's `of` takes
+    them by name. Raises ValueError naming the offending text."""
+    refusals = []
+    for op in OPS:
+        try:
+            return op.features.parse(text)
+        except ValueError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def parse(text: str) -> KernelConfig:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyflash.config.arch import Arch, Targets, targets
-from pyflash.config.features import BUILT, Features
 from pyflash.config.fields import Field, describe
+from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.resources import RegisterDemand, Resources
 from pyflash.config.rules import Rules
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A kernel family: a config type, what makes a config legal, and where its C++ is.
+    """A kernel family: the kernels of an op that a generation of GPUs brought, with their config
+    type, what makes a config legal, and where their C++ is.
 
     Making the record makes it the family of its config type.
     """
 
     name: str  # of its folder in pyflash/config
+    op: Op
+    generation: int  # the sm number of the first GPUs with its instructions, such as 80
     config_type: type[KernelConfig]
     rules: Rules
     resources: Callable[[Any, Arch], Resources]
@@ -36,12 +39,15 @@ class Family:
     # The canonical configs that selection prefers, best first, and the rank of the first of them:
     # smaller than another family's where this one's kernels are to be preferred.
     ranked: Sequence[KernelConfig]
-    # Paths to #include, and the name of the __global__ function template.
+    # Paths to #include, and the name of the __global__ function template. The first two have the
+    # overloads for the config type that cute_kernels/ops.h names: what host code asks of a config,
+    # and how kernel libraries launch its kernels.
+    host_header: str
+    launcher_header: str
     traits_header: str
     launch_header: str
     kernel_header: str  # of the __global__ function alone, for device code without a host's
     kernel: str
-    namespace: str  # of its KernelTraits, in pyflash
     # The warps of a CTA that issue MMAs and so run the main loop: all but producers.
     mma_warps: Callable[[Any], int]
     # What reads tiles of Q, K and V from shared memory, as reports call it.
@@ -56,6 +62,8 @@ class Family:
     settled: Mapping[str, Any]
     # The steps of the optimisation ladder, each with what it adds.
     ladder: Sequence[tuple[str, KernelConfig]]
+    # The combinations of features that a config is built with by default, in the order of dispatch.
+    built_features: Callable[[Any], Sequence[KernelFeatures]]
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
@@ -65,8 +73,6 @@ class Family:
     arch_specific: bool = False
     # The sm numbers of the architectures that have its instructions; (): all.
     runs_on: Sequence[int] = ()
-    # The combinations of features that a config is built with by default, in the order of dispatch.
-    built_features: Callable[[Any], Sequence[Features]] = lambda config: BUILT
     # The config for a (dtype, d_head) that nothing is built for: what the CPU names, and what is
     # proposed for building. None: another family's is.
     fallback: Callable[[DType, int], KernelConfig] | None = None
@@ -80,6 +86,16 @@ class Family:
     @property
     def tag(self) -> str:
         return self.config_type.tag
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """There is one family of a generation for an op."""
+        return self.generation, self.op.name
+
+    @property
+    def namespace(self) -> str:
+        """Of its KernelTraits, in pyflash."""
+        return f"sm{self.generation}"
 
     @property
     def struct(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError, legal_archs
 from pyflash.codegen.compilation import Compilation, compile_all
-from pyflash.config import ARCHS, Features, KernelConfig, as_config
+from pyflash.config import ARCHS, OPS, KernelConfig, KernelFeatures, as_config
 from pyflash.config.arch import Arch
 from pyflash.config.resources import occupancy
 from pyflash.inspect import pipes, sass
@@ -82,7 +82,7 @@ def compiled_kernels(
     config: KernelConfig | str,
     arch: Arch | str | int,
     degrees: Mapping[str, float] | None = None,
-    features: Sequence[Features | str] = ("plain",),
+    features: Sequence[KernelFeatures | str] = ("plain",),
 ) -> list[CompiledKernel]:
     """The kernels of a config on `arch` with each of these features, by themselves: what a library
     has of all combinations is the same machine code.
@@ -93,13 +93,13 @@ def compiled_kernels(
     code of its own, BuildError where it does not compile, CudaError without nvcc or cuobjdump.
     """
     config, arch = as_config(config).canonical(), Arch.of(arch)
-    units = [compilation(config, arch, Features.of(wanted)) for wanted in features]
+    units = [compilation(config, arch, config.family.op.features.of(wanted)) for wanted in features]
     if failures := compile_all(units, f"{config} for {arch}"):
         raise BuildError(failures, len(units))
     return [kernel for unit in units for kernel in kernels_of(config, arch, unit, degrees)]
 
 
-def compilation(config: KernelConfig, arch: Arch, features: Features) -> Compilation:
+def compilation(config: KernelConfig, arch: Arch, features: KernelFeatures) -> Compilation:
     """The object of one kernel of a canonical config: device code alone, which is much quicker to
     compile than all its combinations of features for a library."""
     legal_archs([config], [arch])
@@ -172,15 +172,16 @@ def compiled_kernel(
 
 def feature_name(symbol: str) -> str:
     """What a kernel with this demangled name does beside plain attention: the value of its last
-    template argument, a `ForwardFeatures`, or the number of what is there instead."""
+    template argument, the features of an op, or the number of what is there instead."""
     values = _feature_values(symbol)
-    if "ForwardFeatures" in symbol:
-        return str(Features(*map(bool, values)))
+    for op in OPS:
+        if op.features.struct in symbol:
+            return str(op.features(*map(bool, values)))
     return "plain" if not any(values) else f"variant {values[0]}"
 
 
 def _feature_values(symbol: str) -> tuple[int, ...]:
-    """Numbers of the last template argument, such as (1, 0) of `ForwardFeatures{true, false}`."""
+    """Numbers of the last template argument, such as (1, 0) of `{true, false}`."""
     arguments = symbol[: symbol.rfind(">(")].rpartition("}, ")[2]
     words = re.findall(r"\b(true|false|\d+)\b", arguments)
     return tuple(int(word) if word.isdigit() else int(word == "true") for word in words)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from pyflash.config import ARCHS, Features, KernelConfig, as_config
+from pyflash.config import ARCHS, KernelConfig, KernelFeatures, as_config
 from pyflash.config.arch import Arch
 from pyflash.emulator.traffic import SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
@@ -111,7 +111,7 @@ def inspect(
     config: KernelConfig | str,
     arch: Arch | str | int,
     parts: Sequence[str] = PARTS,
-    features: Sequence[Features | str] = ("plain",),
+    features: Sequence[KernelFeatures | str] = ("plain",),
 ) -> Inspection:
     """Looks inside a config of any family, built or not, on an architecture.
 

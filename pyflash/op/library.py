@@ -24,7 +24,7 @@ from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.trust import path_of
 from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse, rank
 from pyflash.config.arch import archs_of
-from pyflash.config.features import in_dispatch_order
+from pyflash.config.op import combinations
 from pyflash.installation import VERSION
 from pyflash.op.explanation import undo_explanation
 
@@ -142,7 +142,7 @@ def build(
     for config in configs:
         _refuse_illegal(config, archs or ARCHS)
     if features is not None:
-        features = in_dispatch_order(features)
+        features = combinations(features)
     return load(build_on_demand(configs, archs, features))
 
 
@@ -157,9 +157,10 @@ def _refuse_illegal(config: KernelConfig, archs: Iterable[Arch]) -> None:
 
 
 def _built_config(config: str, features: list[str], sm_archs: str, **values: int) -> BuiltConfig:
+    known = parse(config)
     return BuiltConfig(
-        parse(config),
-        tuple(map(Features.parse, features)),
+        known,
+        tuple(map(known.family.op.features.parse, features)),
         tuple(filter(None, sm_archs.split(","))),
         **values,
     )

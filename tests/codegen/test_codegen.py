@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pyflash import Features, FlashForwardKernelConfig, named_set
-from pyflash.codegen import config_header, emit
+from pyflash.codegen import config_header, emit, ops_header
 from pyflash.codegen.compilation import ROOT
+from pyflash.config import FORWARD, OPS
 from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.sets import SET_NAMES, rank
 
@@ -46,8 +48,8 @@ constexpr ArchCtas kTable[] = {{80, @}, {86, @}, {89, @}, {90, @}, {100, @}, {12
 template <>
 inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, 6};
 
-ConfigMapRow row_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax(BuiltFor const& built_for) {
-  return forward_row<
+ConfigMapRow<Forward> row_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax(BuiltFor const& built_for) {
+  return kernel_row<
       kConfig,
       ForwardFeatures{},
       ForwardFeatures{.right_window = true, .softcap = true}>(
@@ -79,8 +81,9 @@ def test_another_process_emits_the_same_bytes(tmp_path):
         for folder in folders
     )
     assert one == two
-    assert len(one) == len(emit.canonical_configs(named_set("tune"))) + 2
-    assert config_header.PATH in one
+    emitted = {config_header.PATH, *ops_header.emit_headers(), Path("config_map.cpp")}
+    assert len(one) == len(emit.canonical_configs(named_set("tune"))) + len(emitted)
+    assert emitted <= one.keys()
 
 
 def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
@@ -95,7 +98,7 @@ def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
     after = {p.name: p.stat().st_mtime_ns for p in files}
     assert {name for name in before if before[name] != after[name]} == {"config_map.cpp"}
     assert "pyflash_kernel_library" in (tmp_path / "config_map.cpp").read_text()
-    assert "1 files written, 2 unchanged" in capsys.readouterr().out
+    assert "1 files written, 4 unchanged" in capsys.readouterr().out
 
 
 def test_every_config_has_its_own_file_and_text():
@@ -133,18 +136,25 @@ def test_config_map_rows_are_in_order_and_name_their_archs():
         (emit.file_stem(BEST), "80,90", "90", str(rank(BEST))),
     ]
     for config in (older, BEST):
-        assert f"ConfigMapRow row_of_{emit.file_stem(config)}(BuiltFor const&" in text
+        assert f"ConfigMapRow<Forward> row_of_{emit.file_stem(config)}(BuiltFor const&" in text
     assert rank(named_set("all")[0]) < rank(older)
 
 
-def test_the_config_map_names_what_every_library_has():
-    text = emit.emit_config_map({BEST: [Arch.of(90)]})
+def test_a_library_names_everything_that_it_has():
+    text = (ROOT / "cute_kernels" / "kernel_library.cu").read_text()
     header = (ROOT / "cute_kernels" / "registry.h").read_text()
-    struct = re.search(r"struct KernelLibrary \{(.*?)\n\};", header, re.DOTALL)[1]
+    struct = re.search(r"struct KernelLibrary \{(.*?)\n\n", header, re.DOTALL)[1]
     members = re.findall(r"\(\*(\w+)\)|\b(\w+);", re.sub("//.*", "", struct))
-    assert re.findall(r"\.(\w+) = ", text.split("KernelLibrary const library{")[1]) == [
+    assert len(members) > 3
+    assert re.findall(r"\.(\w+) = ", text.split("KernelLibrary make_library(")[1]) == [
         function or value for function, value in members
     ]
+
+
+def test_the_config_map_has_the_rows_of_every_op():
+    text = emit.emit_config_map({BEST: [Arch.of(90)]})
+    spans = re.findall(r"Rows<(\w+)>\{(\w*)", text)
+    assert spans == [(op.struct, f"{op.name}_rows" if op is FORWARD else "") for op in OPS]
 
 
 def test_needs_neither_torch_nor_a_compiled_module():

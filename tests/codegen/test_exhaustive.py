@@ -12,23 +12,58 @@ from support.toy_family import TOY_FAMILY
 
 from pyflash.codegen import config_header
 from pyflash.codegen.config_header import emit_config_header
+from pyflash.codegen.ops_header import emit_headers
 from pyflash.config import FAMILIES, Features
 from pyflash.config.features import NAMES
 from pyflash.third_party import cuda, cutlass
 
 LIBRARY = "kernel_library.cu"
-# What depends on a family beyond the fields that all have.
-DISPATCHING = {LIBRARY, "host/grid.cpp", "host/cpu_forward.cpp"}
+# What asks a family for more than the fields that all have.
+ASKING = {LIBRARY, "host/grid.cpp", "host/cpu_forward.cpp"}
 HOST = {f"host/{path.name}" for path in ROOT.glob("cute_kernels/host/*.cpp")}
 FEATURES = Path("cute_kernels") / "features.h"
 CHECK = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++"]
 
 
-def compile_for(families, folder: Path, source: str) -> str:
-    """What the compiler says of a source where these are all families; "": it compiles."""
-    header = folder / config_header.PATH
-    header.parent.mkdir(parents=True)
-    header.write_text(emit_config_header(families))
+ANSWERS = {
+    TOY_FAMILY.host_header: """
+#include "cute_kernels/forward.h"
+namespace pyflash {
+constexpr TileShape tile_shape(ToyKernelConfig const& config) { return {config.B_r, config.B_c}; }
+constexpr bool optimized_softmax(ToyKernelConfig const&) { return true; }
+}
+""",
+    TOY_FAMILY.launcher_header: """
+#include <cuda_runtime_api.h>
+#include "cute_kernels/registry.h"
+namespace pyflash {
+inline cudaError_t launch_kernel(void const*, ToyKernelConfig const&, ConfigMapRow<Forward> const&,
+                                 ForwardParams const&, cudaStream_t) { return cudaSuccess; }
+inline ProblemRefusal<Forward> refusal_of(ToyKernelConfig const&) { return nullptr; }
+}
+""",
+}
+# Each overload, and who asks for it.
+OVERLOADS = [
+    ("tile_shape", "host/grid.cpp"),
+    ("tile_shape", LIBRARY),
+    ("optimized_softmax", "host/cpu_forward.cpp"),
+    ("launch_kernel", LIBRARY),
+    ("refusal_of", LIBRARY),
+]
+
+
+def compile_for(families, folder: Path, source: str, without: str = "") -> str:
+    """What the compiler says of a source where these are all families, and the toy has every
+    overload but the one named `without`; "": it compiles."""
+    emitted = {config_header.PATH: emit_config_header(families)} | emit_headers(families)
+    answers = {
+        Path(path): "#pragma once\n" + text.replace(f"{without}(", "other(") if without else text
+        for path, text in ANSWERS.items()
+    }
+    for path, text in (emitted | answers).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
     options = [f"-I{ROOT}", f"-I{folder}"]
     if source == LIBRARY:
         try:
@@ -41,18 +76,30 @@ def compile_for(families, folder: Path, source: str) -> str:
     return result.stderr if result.returncode else ""
 
 
-@pytest.mark.parametrize("source", sorted(DISPATCHING))
-def test_dispatch_compiles_for_the_families_that_there_are(tmp_path, source):
+@pytest.mark.parametrize("source", sorted(ASKING))
+def test_what_asks_families_compiles_for_those_that_there_are(tmp_path, source):
     assert compile_for(FAMILIES, tmp_path, source) == ""
 
 
-@pytest.mark.parametrize("source", sorted(DISPATCHING))
-def test_dispatch_does_not_compile_until_it_names_a_new_family(tmp_path, source):
-    assert TOY_FAMILY.struct in compile_for((*FAMILIES, TOY_FAMILY), tmp_path, source)
+@pytest.mark.parametrize(("overload", "source"), OVERLOADS)
+def test_nothing_compiles_that_asks_a_new_family_for_an_overload_that_it_lacks(
+    tmp_path, overload, source
+):
+    said = compile_for((*FAMILIES, TOY_FAMILY), tmp_path, source, without=overload)
+    assert TOY_FAMILY.struct in said
+    assert overload in said
 
 
-@pytest.mark.parametrize("source", sorted(HOST - DISPATCHING))
-def test_what_asks_for_no_family_takes_a_new_one(tmp_path, source):
+def test_every_source_that_asks_is_judged():
+    assert {source for _, source in OVERLOADS} == ASKING
+    asked = {overload for overload, _ in OVERLOADS}
+    for path in (LIBRARY, *HOST):
+        text = (ROOT / "cute_kernels" / path).read_text()
+        assert (path in ASKING) == any(f"{overload}(c" in text for overload in asked), path
+
+
+@pytest.mark.parametrize("source", sorted(HOST | ASKING))
+def test_a_new_family_that_answers_needs_no_edit_elsewhere(tmp_path, source):
     assert compile_for((*FAMILIES, TOY_FAMILY), tmp_path, source) == ""
 
 

@@ -41,8 +41,23 @@ def test_sm80(program):
         "row 0 1",
         "set smem 1024",
         "launch 384 x 384, 1024 bytes, stream 0x77",  # 8 blocks x 3 splits x 8 heads x 2
+        "merge 3 splits, stream 0x77",
         "returned 0",
     ]
+
+
+def test_an_op_runs_its_phases_in_order_and_those_alone_that_a_problem_needs(program):
+    """One split leaves nothing to merge, nor do those of a cluster."""
+    for config, num_splits, merges in (
+        (SM80, 1, False),
+        (SM80, 2, True),
+        (PACKED, 16, False),
+        (PACKED, 17, True),
+    ):
+        lines = asked(program, config, 1, 4, 1, 1, 4096, num_splits)
+        (launch,) = (i for i, line in enumerate(lines) if line.startswith("launch"))
+        merge = [f"merge {num_splits} splits, stream 0x77"] if merges else []
+        assert lines[launch + 1 :] == [*merge, "returned 0"], config
 
 
 def test_persistent_ctas_take_the_tiles_in_rounds(program):
@@ -75,7 +90,8 @@ def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypat
 @pytest.mark.parametrize(("num_splits", "clusters"), [(1, 1), (4, 4), (16, 16), (17, 1)])
 def test_a_cluster_merges_the_splits_of_a_tile(program, num_splits, clusters):
     """Of packed heads: 16 of them and 4 queries are a tile of 64 rows."""
-    row, *maps, launch, end = asked(program, PACKED, 3, 32, 2, 5, 4096, num_splits)
+    lines = asked(program, PACKED, 3, 32, 2, 5, 4096, num_splits)
+    row, *maps, launch, end = (line for line in lines if not line.startswith("merge"))
     assert row == "row 1 16"
     assert maps[0] == (
         "map BF16, swizzle 64B: 32 of 96 by 2 16 of 16 by 192 4 of 5 by 6144 1 of 2 by 3072 "

@@ -14,8 +14,7 @@ from support.headers import ROOT
 import pyflash
 from pyflash import named_set
 from pyflash.codegen.emit import canonical_configs
-from pyflash.config import BUILT
-from pyflash.config.features import in_dispatch_order
+from pyflash.config import BUILT, Features
 from pyflash.config.sets import rank
 from pyflash.op.library import LIB_DIR
 
@@ -27,7 +26,7 @@ def test_the_config_map_of_a_library(built_library, built_arch, library_configs)
     for config in configs:
         assert built[config] == pyflash.BuiltConfig(
             config,
-            features=in_dispatch_order(BUILT),
+            features=Features.in_dispatch_order(BUILT),
             sm_archs=(str(built_arch.sm),),
             ptx_arch=built_arch.sm,
             n_threads=config.n_threads,
@@ -97,11 +96,11 @@ def test_a_file_that_is_no_library_is_refused(tmp_path):
 def test_the_abi_version_is_of_these_structs():
     """A kernel library that is as old as other structs would read a problem where it is not."""
     code = ""
-    for name in ("features.h", "params.h", "registry.h"):
+    for name in ("features.h", "forward.h", "op.h", "params.h", "registry.h"):
         text = (ROOT / "cute_kernels" / name).read_text()
         code += re.sub(r"//.*|\s+", "", text)
     (version,) = re.findall(r"kKernelLibraryAbi=(\d+);", code)
     digest = hashlib.sha256(code.encode()).hexdigest()[:16]
-    assert (version, digest) == ("10", "0dcf24a5b8a08b42"), (
+    assert (version, digest) == ("11", "d590137ea4b0dd9b"), (
         "structs changed: raise kKernelLibraryAbi in registry.h, and put both here"
     )

@@ -15,7 +15,7 @@ from support.bench_records import record
 from support.toy_family import TOY, TOY_FAMILY
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = "sorted([SM80_FORWARD, SM90_FORWARD], "
+FAMILIES = "_in_order(SM80_FORWARD, SM90_FORWARD)"
 FIRST_IMPORT = "from pyflash.config.words"
 NAME = TOY_FAMILY.name
 
@@ -92,7 +92,7 @@ def tree(tmp_path_factory) -> Path:
     path = root / "pyflash" / "config" / "family.py"
     text = path.read_text()
     assert text.count(FAMILIES) == text.count(FIRST_IMPORT) == 1
-    text = text.replace(FAMILIES, FAMILIES.replace("]", ", TOY_FAMILY]"))
+    text = text.replace(FAMILIES, FAMILIES.replace(")", ", TOY_FAMILY)"))
     imported = f"from pyflash.config.{NAME} import TOY_FAMILY\n"
     path.write_text(text.replace(FIRST_IMPORT, imported + FIRST_IMPORT))
     return root

@@ -111,24 +111,25 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t*, cudaLibrary_t, char const*) {
 
 char const* cudaGetErrorString(cudaError_t) { return "an error"; }
 
+int pyflash::merge_splits(ForwardParams const& params, DType, void* stream) {
+  std::printf("merge %d splits, stream %p\n", params.num_splits, stream);
+  return 0;
+}
+
 int main(int, char** argv) {
   using namespace pyflash;
   has_context = std::getenv("NO_CONTEXT") == nullptr;
   ArchCtas const ctas{90, 2};
-  ConfigMapRow row{.config = parse_short_form(argv[1])};
-  std::visit(
-      [&](auto const& config) {
-        row.dtype = config.dtype;
-        row.d_head = config.d_head;
-        row.B_r = config.B_r;
-        row.B_c = config.B_c;
-      },
-      row.config);
+  OpKernels<Forward> const kernels = make_library({}).of<Forward>();
+  ConfigMapRow<Forward> row{};
+  row.config = parse_short_form_of<Forward>(argv[1]);
+  std::visit([&](auto const& config) { row.dtype = config.dtype, row.d_head = config.d_head; },
+             row.config);
   row.n_threads = 384;
   row.smem_bytes = 1024;
   row.ctas_per_sm = {&ctas, 1};
-  describe(row);
-  std::printf("row %d %d\n", int(row.packs_heads), row.max_cluster);
+  kernels.describe(row);
+  std::printf("row %d %d\n", int(row.shape.packs_heads), row.shape.max_cluster);
 
   static char element;
   ForwardParams params{};
@@ -140,7 +141,7 @@ int main(int, char** argv) {
   params.set_q_sequences(Sequences::padded(seqlen_q));
   params.set_k_sequences(Sequences::padded(seqlen_k));
   params.num_splits = std::atoi(argv[7]);
-  params.cluster = params.num_splits <= row.max_cluster ? params.num_splits : 1;
+  params.cluster = params.num_splits <= row.shape.max_cluster ? params.num_splits : 1;
   params.d_head = row.d_head;
   auto const strides = [&](int heads, int seqlen) {  // an extent of 0 counts as 1, as in torch
     int64_t const of_row = int64_t(heads > 0 ? heads : 1) * row.d_head;
@@ -153,5 +154,5 @@ int main(int, char** argv) {
     std::printf("refused: %s\n", reason);
     return 0;
   }
-  std::printf("returned %d\n", launch(&kernel, row, params, reinterpret_cast<void*>(0x77)));
+  std::printf("returned %d\n", kernels.run(&kernel, row, params, reinterpret_cast<void*>(0x77)));
 }

@@ -25,11 +25,11 @@
 
 namespace {
 
-int launch(void const*, pyflash::ConfigMapRow const&, pyflash::ForwardParams const&, void*) {
-  return 1;
-}
+using Row = pyflash::ConfigMapRow<pyflash::Forward>;
 
-void describe(pyflash::ConfigMapRow&) {}
+int run(void const*, Row const&, pyflash::ForwardParams const&, void*) { return 1; }
+
+void describe(Row&) {}
 
 int load_cubin(void const*, char const*, void const**) { return 1; }
 
@@ -40,8 +40,6 @@ int device_properties(int* sm_arch, int* n_sms) {
 }
 
 char const* error_string(int) { return "fake"; }
-
-int merge_splits(pyflash::ForwardParams const&, DType, void*) { return 1; }
 
 constexpr FlashForwardKernelConfig config(DType dtype, int d_head, int B_r, int B_c) {
   return {
@@ -56,12 +54,12 @@ constexpr void const* kKernels[std::size(kFeatures)] = {};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
 #if defined(REFUSES_PADDED)
-char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const& params) {
+char const* refusal(Row const&, pyflash::ForwardParams const& params) {
   return params.q_sequences().is_packed() && params.k_sequences().is_packed() ? nullptr
                                                                               : "it is padded";
 }
 #elif defined(REFUSES_STRIDE_0)
-char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const& params) {
+char const* refusal(Row const&, pyflash::ForwardParams const& params) {
   for (pyflash::TensorStrides const& strides :
        {params.q_strides, params.k_strides, params.v_strides}) {
     if (strides.row == 0 || strides.head == 0 ||
@@ -72,37 +70,34 @@ char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const& 
   return nullptr;
 }
 #elif defined(REFUSES)
-char const* refusal(pyflash::ConfigMapRow const&, pyflash::ForwardParams const&) {
-  return "it is " REFUSES;
-}
+char const* refusal(Row const&, pyflash::ForwardParams const&) { return "it is " REFUSES; }
 #else
-constexpr pyflash::ProblemRefusal refusal = nullptr;
+constexpr pyflash::ProblemRefusal<pyflash::Forward> refusal = nullptr;
 #endif
 
 template <class Config>
-pyflash::ConfigMapRow row(Config const& config, char const* short_form, char const* sm_archs,
-                          int ptx_arch, int rank) {
-  return {.config = config,
-          .short_form = short_form,
-          .dtype = config.dtype,
-          .d_head = config.d_head,
-          .B_r = config.B_r,
-          .B_c = config.B_c,
-          .n_threads = 128,
-          .smem_bytes = 1024,
-          .features = {kFeatures, std::size(kFeatures)},
-          .kernels = {kKernels, std::size(kKernels)},
-          .ctas_per_sm = {kCtas, std::size(kCtas)},
-          .sm_archs = sm_archs,
-          .ptx_arch = ptx_arch,
-          .rank = BASE_RANK SIGN rank,
-          .refusal = refusal};
+Row row(Config const& config, char const* short_form, char const* sm_archs, int ptx_arch,
+        int rank) {
+  return {{.short_form = short_form,
+           .dtype = config.dtype,
+           .d_head = config.d_head,
+           .n_threads = 128,
+           .smem_bytes = 1024,
+           .kernels = {kKernels, std::size(kKernels)},
+           .ctas_per_sm = {kCtas, std::size(kCtas)},
+           .sm_archs = sm_archs,
+           .ptx_arch = ptx_arch,
+           .rank = BASE_RANK SIGN rank},
+          config,
+          {kFeatures, std::size(kFeatures)},
+          {.B_r = config.B_r, .B_c = config.B_c},
+          refusal};
 }
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* ENTRY() {
-  static pyflash::ConfigMapRow const rows[] = {
+  static Row const rows[] = {
 #ifdef HOPPER
       row(FlashForwardSm90Config{.dtype = DType::FP16,
                                  .d_head = 512,
@@ -137,12 +132,9 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
   static pyflash::KernelLibrary const library{
       .abi = ABI,
       .configs_digest = DIGEST,
-      .rows = {rows, std::size(rows)},
+      .ops = {pyflash::OpKernels<pyflash::Forward>{{rows, std::size(rows)}, run, describe}},
       .device_properties = device_properties,
       .error_string = error_string,
-      .merge_splits = merge_splits,
-      .launch = launch,
-      .describe = describe,
       .load_cubin = load_cubin,
   };
   return &library;

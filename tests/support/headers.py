@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pyflash.codegen.config_header import include_dir
+from pyflash.codegen import config_header, ops_header
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def includes() -> list[str]:
-    return [f"-I{ROOT}", f"-I{include_dir()}"]
+    emitted = (config_header.include_dir(), *ops_header.include_dirs())
+    return [f"-I{path}" for path in (ROOT, *emitted)]

@@ -113,8 +113,9 @@ void print_families(std::index_sequence<i...>) {
 
 int main() {
   print_families(std::make_index_sequence<std::variant_size_v<AnyConfig>>{});
-  AnyConfig const* previous = nullptr;
-  for (AnyConfig const& config : kFallbackConfigs) {
+  using Configs = ConfigsOf<pyflash::Forward>;
+  Configs::Any const* previous = nullptr;
+  for (Configs::Any const& config : Configs::kFallbacks) {
     std::cout << "fallback " << (!previous || *previous < config) << " "
               << std::visit([](auto const& c) { return short_form(c); }, config) << "\n";
     previous = &config;

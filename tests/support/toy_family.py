@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from pyflash.config.arch import Arch
 from pyflash.config.base import DType, KernelConfig
+from pyflash.config.features import FORWARD
 from pyflash.config.fields import flag, number, tile
 from pyflash.config.record import Family
 from pyflash.config.resources import Resources, occupancy
@@ -63,6 +64,8 @@ TOY = ToyKernelConfig(DType.BF16, 128, 64, 32, True, 0, 2)
 
 TOY_FAMILY = Family(
     name="toy_forward",
+    op=FORWARD,
+    generation=70,
     config_type=ToyKernelConfig,
     rules=RULES,
     resources=resources,
@@ -71,11 +74,12 @@ TOY_FAMILY = Family(
     sets={"prog": lambda: [TOY], "toys": lambda: [TOY, TOY.replace(stages=2)]},
     ranked=(TOY,),
     first_rank=-10,
+    host_header="cute_kernels/toy/host.h",
+    launcher_header="cute_kernels/toy/launcher.h",
     traits_header="cute_kernels/toy/traits.h",
     launch_header="cute_kernels/toy/launch.h",
     kernel_header="cute_kernels/toy/kernel.h",
     kernel="toy_forward_kernel",
-    namespace="toy",
     mma_warps=lambda config: 4,
     operand_reader="ldmatrix",
     repeats={"K": "stages", "V": "stages"},
@@ -83,6 +87,7 @@ TOY_FAMILY = Family(
     register_demand=None,
     settled={"K_tiles": 2},
     ladder=(),
+    built_features=lambda config: FORWARD.built,
     arch_specific=True,
     fallback=fallback,
 )

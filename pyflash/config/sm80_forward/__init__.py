@@ -1,5 +1,6 @@
 """The SM80 forward family: `cp.async`, `ldmatrix`, m16n8k16; runs on sm_80 and everything newer."""
 
+from pyflash.config.features import FORWARD
 from pyflash.config.record import Family
 from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelConfig
 from pyflash.config.sm80_forward.resources import register_demand, resources
@@ -8,6 +9,8 @@ from pyflash.config.sm80_forward.sets import LADDER, RANKED, SETS, SETTLED, fall
 
 SM80_FORWARD = Family(
     name="sm80_forward",
+    op=FORWARD,
+    generation=80,
     config_type=FlashForwardKernelConfig,
     rules=RULES,
     resources=resources,
@@ -15,11 +18,12 @@ SM80_FORWARD = Family(
     explored=dict.fromkeys(LOAD_COUNTS, (0, 2, 4, 8)),
     sets=SETS,
     ranked=RANKED,
+    host_header="cute_kernels/sm80/forward_host.h",
+    launcher_header="cute_kernels/sm80/launcher.h",
     traits_header="cute_kernels/sm80/tiled.h",
     launch_header="cute_kernels/sm80/launch.h",
     kernel_header="cute_kernels/sm80/kernel.h",
     kernel="flash_forward_kernel",
-    namespace="sm80",
     mma_warps=lambda config: config.n_warps,
     operand_reader="ldmatrix",
     repeats={"K": "stages", "V": "stages", "V^T": "stages"},
@@ -27,6 +31,7 @@ SM80_FORWARD = Family(
     register_demand=register_demand,
     settled=SETTLED,
     ladder=LADDER,
+    built_features=lambda config: FORWARD.built,
     emulation_header="cute_kernels/sm80/emulated.h",
     fallback=fallback,
 )

@@ -1,5 +1,6 @@
 """The SM90 forward family: WGMMA, TMA, warps with roles; runs on sm_90 alone."""
 
+from pyflash.config.features import FORWARD
 from pyflash.config.record import Family
 from pyflash.config.sm90_forward.config import WARPGROUP, FlashForwardSm90Config
 from pyflash.config.sm90_forward.resources import register_demand, resources
@@ -8,6 +9,8 @@ from pyflash.config.sm90_forward.sets import FIRST_RANK, RANKED, SETS, SETTLED, 
 
 SM90_FORWARD = Family(
     name="sm90_forward",
+    op=FORWARD,
+    generation=90,
     config_type=FlashForwardSm90Config,
     rules=RULES,
     resources=resources,
@@ -16,11 +19,12 @@ SM90_FORWARD = Family(
     sets=SETS,
     ranked=RANKED,
     first_rank=FIRST_RANK,
+    host_header="cute_kernels/sm90/forward_host.h",
+    launcher_header="cute_kernels/sm90/launcher.h",
     traits_header="cute_kernels/sm90/tiled.h",
     launch_header="cute_kernels/sm90/launch.h",
     kernel_header="cute_kernels/sm90/kernel.h",
     kernel="flash_forward_sm90_kernel",
-    namespace="sm90",
     mma_warps=lambda config: WARPGROUP // 32 * config.n_consumers,
     operand_reader="WGMMA",
     repeats={"Q": "warpgroups", "K": "stages", "V": "stages", "V^T": "stages"},
@@ -28,11 +32,11 @@ SM90_FORWARD = Family(
     register_demand=register_demand,
     settled=SETTLED,
     ladder=(),
+    built_features=built_features,
     emulation_header="cute_kernels/sm90/emulated.h",
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),
-    built_features=built_features,
 )
 
 __all__ = ["SM90_FORWARD", "FlashForwardSm90Config"]

@@ -1,0 +1,35 @@
+// What an op is made of. An op is a type, which the header that its record in pyflash/config names defines, with
+//   kName            as Python calls it
+//   Params           a problem as its kernels see it
+//   Features         what its kernels can do; features_needed(params, d_head of a config) is what a problem needs
+//   Shape            what of a config selection looks at
+//   kPhases          its kernels, in the order in which they run
+//   workspace(params), kWorkspace
+//                    the memory that they need beside the outputs, and what it is for, in words
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/config.h"
+
+namespace pyflash {
+
+// The configs of an op's families.
+template <class Op>
+using ConfigOf = typename ConfigsOf<Op>::Any;
+
+// A kernel of an op that is the same for every config; without a launch, the config's own.
+template <class Params>
+struct Phase {
+  bool (*is_needed)(Params const& params) = nullptr;  // nullptr: by every problem
+  int (*launch)(Params const& params, DType dtype, void* stream) = nullptr;  // a cudaError_t
+};
+
+// A part of an op's workspace.
+template <class Params>
+struct Buffer {
+  float* Params::* pointer;
+  int64_t n_elements;
+};
+
+}  // namespace pyflash
