@@ -8,7 +8,7 @@ from typing import Any
 from pyflash.bench.measurements import Facts, differing, facts_of
 from pyflash.bench.profiler_csv import measured_cells
 from pyflash.bench.work import DTYPE_NAMES, attention_flops, fused_bytes, is_causal
-from pyflash.config import DType, KernelConfig, from_dict
+from pyflash.config import FORWARD, DType, KernelConfig, from_dict
 
 PROVIDER = "pyflash"
 KIND = "attention"
@@ -48,7 +48,7 @@ def attention_row(record: Mapping[str, Any]) -> dict[str, str]:
     """
     from pyflash.op.selection import Problem
 
-    if record["what"] != "forward":
+    if record["what"] != FORWARD.name:
         raise ValueError(f"a {record['what']} pass: the profiler's columns hold forward passes")
     values = record["problem"]
     facts = facts_of(record)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pyflash.config import FORWARD
 from pyflash.ui.app import (
     ArchOption,
     HtmlOption,
@@ -43,7 +44,9 @@ def bench_command(
             "flashinfer, or none; those that are importable by default."
         ),
     ] = None,
-    passes: Annotated[str, typer.Option("--pass", help="Of forward, backward, both.")] = "forward",
+    passes: Annotated[
+        str, typer.Option("--pass", help="Of forward, backward, both.")
+    ] = FORWARD.name,
     decode: Annotated[bool, typer.Option("--decode", help="One query; lengths are keys.")] = False,
     seqlen: Annotated[
         str | None, typer.Option(help="Of q and k, such as 512,1k. 4k by default, 512 on the CPU.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyflash.bench.records import Record
+from pyflash.config import FORWARD
 from pyflash.op.options import DEFAULTS
 
 Facts = dict[str, str]  # what was measured and where: words by name, "" where nothing is to say
@@ -160,7 +161,7 @@ def _along_lengths(one: Measurement) -> Facts:
     """Lists what a series shares, its batch aside."""
     q, k = one.problem["seqlen_q"], one.problem["seqlen_k"]
     facts = {name: words for name, words in one.facts.items() if name not in ("batch", "lengths")}
-    if q == 1 and facts["what"] == "forward":
+    if q == 1 and facts["what"] == FORWARD.name:
         return facts | {"what": "decoding"}
     return facts | {"seqlen_q": "" if q == k else f"seqlen_q {q}"}
 

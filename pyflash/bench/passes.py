@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyflash.bench.contenders import Contender
 from pyflash.bench.timing import Calls
+from pyflash.config import FORWARD as FORWARD_OP
 from pyflash.op.options import AttentionOptions
 from pyflash.op.reference import attention_ref, expect, tolerance
 
@@ -21,14 +22,14 @@ Errors = tuple[float, float]  # error, bound
 class Pass(str, Enum):
     """FLOPs are those of FlashAttention's papers: 2 GEMMs forward, 5 backward."""
 
-    FORWARD = "forward"
+    FORWARD = FORWARD_OP.name
     BACKWARD = "backward"
     BOTH = "both"
 
     @property
     def flops_of_forward(self) -> float:
         """How many times the FLOPs of the forward pass."""
-        return {"forward": 1.0, "backward": 2.5, "both": 3.5}[self.value]
+        return {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.5, Pass.BOTH: 3.5}[self]
 
     @property
     def has_gradients(self) -> bool:
