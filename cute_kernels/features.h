@@ -3,9 +3,9 @@
 #pragma once
 
 #include <compare>
-#include <iterator>
 #include <type_traits>
 
+#include "cute_kernels/feature_members.h"
 #include "cute_kernels/params.h"
 
 // NOTE: outside namespace pyflash for the same reason as the configs: config.h.
@@ -29,44 +29,12 @@ struct ForwardFeatures {
       {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
       {"softcap", &ForwardFeatures::softcap},
       {"sinks", &ForwardFeatures::sinks}};
-
-  constexpr int count() const {
-    int n = 0;
-    for (Member const& member : kMembers) {
-      n += this->*member.value;
-    }
-    return n;
-  }
-
-  // Whether a kernel with these features runs a problem that needs those.
-  constexpr bool covers(ForwardFeatures needed) const {
-    for (Member const& member : kMembers) {
-      if (needed.*member.value && !(this->*member.value)) {
-        return false;
-      }
-    }
-    return true;
-  }
 };
 
-namespace pyflash::features {
-
-constexpr bool lists_every_member_once() {
-  ForwardFeatures seen;
-  for (ForwardFeatures::Member const& member : ForwardFeatures::kMembers) {
-    if (seen.*member.value) {
-      return false;
-    }
-    seen.*member.value = true;
-  }
-  return sizeof(seen) == std::size(ForwardFeatures::kMembers);
-}
-static_assert(lists_every_member_once(),
-              "ForwardFeatures::kMembers lacks a feature, or has it twice");
-
-}  // namespace pyflash::features
-
 namespace pyflash {
+
+static_assert(lists_every_member_once<ForwardFeatures>(),
+              "ForwardFeatures::kMembers lacks a feature, or has it twice");
 
 // With num_splits > 1 whoever merges the splits adds the sinks.
 inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
@@ -82,7 +50,7 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
 template <ForwardFeatures... kBuilt, class Run>
 bool run_first_that_covers(ForwardFeatures needed, Run&& run) {
   auto run_if_it_covers = [&](auto features) {
-    bool const covers = features.value.covers(needed);
+    bool const covers = pyflash::covers(features.value, needed);
     if (covers) {
       run(features);
     }

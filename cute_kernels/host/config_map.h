@@ -102,7 +102,7 @@ int ctas_per_sm(RowOfAnyOp const& row, int sm_arch);
 template <class Op>
 bool covers(ConfigMapRow<Op> const& row, typename Op::Features const& needed) {
   return std::any_of(row.features.begin(), row.features.end(),
-                     [&](auto const& built) { return built.covers(needed); });
+                     [&](auto const& built) { return covers(built, needed); });
 }
 
 // Why the row's kernels cannot run a problem of features that they cover; nullptr: they can.

@@ -91,7 +91,7 @@ int Kernel<Op>::run(typename Op::Params const& params, void* stream) const {
   typename Op::Features const needed = features_needed(params, row->d_head);
   // There is one: else selection has refused the problem.
   auto const found = std::find_if(row->features.begin(), row->features.end(),
-                                  [&](auto const& built) { return built.covers(needed); });
+                                  [&](auto const& built) { return covers(built, needed); });
   auto const i = static_cast<size_t>(found - row->features.begin());
   return cubins ? cubins->run(i, params, stream)
                 : library->of<Op>().run(row->kernels.data[i], *row, params, stream);
@@ -137,7 +137,9 @@ void CubinRow<Op>::add(Features const& features, std::shared_ptr<Entry> const& e
   if (std::find(features_.begin(), features_.end(), features) != features_.end()) {
     return;
   }
-  auto const more = [&](Features const& other) { return other.count() > features.count(); };
+  auto const more = [&](Features const& other) {
+    return count_features(other) > count_features(features);
+  };
   auto const at = std::find_if(features_.begin(), features_.end(), more);
   entries_.insert(entries_.begin() + (at - features_.begin()), entry);
   features_.insert(at, features);

@@ -1,23 +1,20 @@
-"""A family is a folder in pyflash/config and one line: in a copy of the repository that has both,
-every tool that needs no compiler and no GPU takes it, with no edit elsewhere."""
+"""A family is a folder in pyflash/config and one line, be it of a known op or of a new one: in a
+copy of the repository that has both, every tool that needs no compiler and no GPU takes it, with no
+edit elsewhere."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.bench_records import record
-from support.toy_family import TOY, TOY_FAMILY
+from support.fake_families import FAKES, Fake, copied_tree
 
-ROOT = Path(__file__).parents[2]
-FAMILIES = "_in_order(SM80_FORWARD, SM90_FORWARD)"
-FIRST_IMPORT = "from pyflash.config.words"
-NAME = TOY_FAMILY.name
+from pyflash.config import FAMILIES
 
 # Each is run in one process that imports the copy; the last word of a command is its output's form.
 DRIVER = """
@@ -49,22 +46,23 @@ json.dump(found, open(sys.argv[3], "w"))
 """
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
-    config = str(TOY)
+def commands(fake: Fake, folder: Path) -> dict[str, list[str]]:
+    name, config = fake.family.name, str(fake.config)
+    unknown = config.replace(f"{fake.family.tag}+", "sm70+")
     emitted = ["build", config, "--arch", "90", "--emit-to", str(folder / "emitted")]
-    listed = ["build", "--set", "toys", "--arch", "90", "--list"]
+    listed = ["build", "--set", fake.set_name, "--arch", "90", "--list"]
     inspect = ["inspect", config, "--arch", "sm_90", "--part", "traffic"]
     bench = ["bench", config, "--read", str(folder / "records.jsonl")]
     found = {
         "config": ["config", config],
         "config json": ["config", config, "--json"],
         "config html": ["config", config, "--html", str(folder / "config.html")],
-        "space": ["space", NAME, "d_head=64"],
-        "space json": ["space", NAME, "d_head=64", "--json"],
-        "space list": ["space", NAME, "d_head=64", "--list"],
+        "space": ["space", name, "d_head=64"],
+        "space json": ["space", name, "d_head=64", "--json"],
+        "space list": ["space", name, "d_head=64", "--list"],
         "space help": ["space", "--help"],
         "unknown space": ["space", "sm70_forward"],
-        "unknown config": ["config", config.replace("toy+", "sm70+")],
+        "unknown config": ["config", unknown],
         "emit": emitted,
         "list": listed,
         "inspect": inspect,
@@ -77,35 +75,24 @@ def commands(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
-    """A copy of the repository with the family in its folder, and its one line."""
-    root = tmp_path_factory.mktemp("tree")
-    ignored = shutil.ignore_patterns("lib", "__pycache__")
-    for name in ("pyflash", "codegen", "third_party"):
-        shutil.copytree(ROOT / name, root / name, ignore=ignored)
-    (root / "cute_kernels").symlink_to(ROOT / "cute_kernels")
-    (root / "pyflash" / "lib").symlink_to(ROOT / "pyflash" / "lib")
-    folder = root / "pyflash" / "config" / NAME
-    folder.mkdir()
-    shutil.copy(ROOT / "tests" / "support" / "toy_family.py", folder / "__init__.py")
-    path = root / "pyflash" / "config" / "family.py"
-    text = path.read_text()
-    assert text.count(FAMILIES) == text.count(FIRST_IMPORT) == 1
-    text = text.replace(FAMILIES, FAMILIES.replace(")", ", TOY_FAMILY)"))
-    imported = f"from pyflash.config.{NAME} import TOY_FAMILY\n"
-    path.write_text(text.replace(FIRST_IMPORT, imported + FIRST_IMPORT))
-    return root
+@pytest.fixture(scope="module", params=FAKES.values(), ids=FAKES)
+def fake(request) -> Fake:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def found(tree) -> dict:
-    (tree / "commands.json").write_text(json.dumps(commands(tree)))
-    measured = record() | {"config": TOY.to_dict(), "short_form": str(TOY)}
+def tree(fake, tmp_path_factory) -> Path:
+    return copied_tree(tmp_path_factory.mktemp("tree"), fake)
+
+
+@pytest.fixture(scope="module")
+def found(fake, tree) -> dict:
+    (tree / "commands.json").write_text(json.dumps(commands(fake, tree)))
+    measured = record() | {"config": fake.config.to_dict(), "short_form": str(fake.config)}
     lines = (json.dumps(one) + "\n" for one in (record("PyTorch flash"), measured))
     (tree / "records.jsonl").write_text("".join(lines))
     result = subprocess.run(
-        [sys.executable, "-c", DRIVER, "commands.json", str(TOY), "found.json"],
+        [sys.executable, "-c", DRIVER, "commands.json", str(fake.config), "found.json"],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": str(tree), "PYFLASH_CACHE_DIR": str(tree / "cache")},
         capture_output=True,
@@ -117,69 +104,95 @@ def found(tree) -> dict:
     return found
 
 
+# With the family's name, tag, config and another of its set, and the names of all families.
 SAYS = {
-    "config": ["family toy_forward", "toy kernels run on sm_90 alone", "multicast"],
-    "config json": ['"family": "toy_forward"', '"swizzled": true'],
+    "config": ["family {name}"],
+    "config json": ['"family": "{name}"', '"d_head": '],
     "config html": [],
-    "space": ["configs of toy_forward"],
-    "space json": ['"family": "toy_forward"'],
-    "space list": ["(BF16, 64, 64, 64): toy+swizzled+load_0_2_tiles"],
-    "space help": ["sm80_forward (default) or sm90_forward or toy_forward"],
+    "space": ["configs of {name}"],
+    "space json": ['"family": "{name}"'],
+    "space list": ["16, 64, ", ": {tag}+"],
+    "space help": ["{families}"],
     "emit": [],
-    "list": [str(TOY), str(TOY.replace(stages=2))],
-    "inspect": [f"{TOY} on sm_90", "no traffic: the emulator does not run the family toy_forward"],
-    "inspect json": ['"family": "toy_forward"', '"demand": {}'],
+    "list": ["{config}", "{other}", "2 configs"],
+    "inspect": ["{config} on sm_90", "no traffic: the emulator does not run the family {name}"],
+    "inspect json": ['"family": "{name}"', '"demand": {{}}'],
     "inspect html": [],
-    "bench table": [str(TOY), "400"],
-    "bench json": [str(TOY), '"family": "toy"'],
-    "bench csv": [str(TOY)],
+    "bench table": ["{config}", "400"],
+    "bench json": ["{config}", '"family": "{tag}"'],
+    "bench csv": ["{config}"],
     "bench markdown": ["128 full", "400"],
-    "bench cutlass": [str(TOY), "attention"],
+    "bench cutlass": ["{config}", "attention"],
 }
 REFUSES = {
-    "unknown space": "known ones are sm80_forward, sm90_forward, toy_forward",
+    "unknown space": "known ones are {names}",
     "unknown config": "unknown word 'sm70'",
-    "emulate": "the emulator does not run the family toy_forward",
+    "emulate": "the emulator does not run the family {name}",
 }
 
 
-def test_every_command_is_judged():
-    assert set(commands(Path())) == {*SAYS, *REFUSES}
+def filled(words: str, fake: Fake) -> str:
+    _, other = fake.family.sets[fake.set_name]()
+    families = sorted([*FAMILIES, fake.family], key=lambda family: family.tag)
+    names = [family.name for family in families]
+    return words.format(
+        name=fake.family.name,
+        tag=fake.family.tag,
+        config=fake.config,
+        other=other,
+        names=", ".join(names),
+        families=" or ".join([f"{names[0]} (default)", *names[1:]]),
+    )
+
+
+def test_every_command_is_judged(fake):
+    assert set(commands(fake, Path())) == {*SAYS, *REFUSES}
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_a_tool_takes_the_family(found, name):
+def test_a_tool_takes_the_family(fake, found, name):
     status, output = found[name]
     assert status == 0, output
-    for words in SAYS[name]:
-        assert words in output
+    for words in SAYS[name] + (fake.says if name == "config" else []):
+        assert filled(words, fake) in output
 
 
 @pytest.mark.parametrize("name", REFUSES)
-def test_what_cannot_be_is_refused_in_a_line(found, name):
+def test_what_cannot_be_is_refused_in_a_line(fake, found, name):
     status, output = found[name]
     assert status == 1
     assert output.splitlines()[-1].startswith("error: ")
-    assert REFUSES[name] in output
+    assert filled(REFUSES[name], fake) in output
 
 
-def test_what_is_emitted_instantiates_the_family(found, tree):
-    (unit,) = (path for path in (tree / "emitted").rglob("*.cu") if "toy" in path.read_text())
+def test_what_is_emitted_instantiates_the_family(fake, found, tree):
+    family = fake.family
+    (unit,) = (tree / "emitted").glob("*.cu")
     text = unit.read_text()
-    assert f'#include "{TOY_FAMILY.launch_header}"' in text
-    assert f"constexpr auto kConfig = {TOY_FAMILY.struct}{{" in text
-    assert str(TOY) in text
+    assert f'#include "{family.launch_header}"' in text
+    assert f"constexpr auto kConfig = {family.struct}{{" in text
+    assert f"ConfigMapRow<{family.op.struct}> row_of_" in text
+    built = text.split("kConfig,\n")[1].split(">(")[0]
+    features = [line.strip(" ,") for line in built.splitlines()]
+    assert features == [f.to_cpp() for f in family.built_features(fake.config)]
+    assert str(fake.config) in text
+    included = (tree / "emitted/cute_kernels/generated/ops.h").read_text()
+    assert f'#include "{family.op.header}"' in included
+    assert f'#include "{family.host_header}"' in included
 
 
-def test_pages_and_notebooks_show_it(found, tree):
+def test_pages_and_notebooks_show_it(fake, found, tree):
     for name in ("config", "inspect"):
-        assert str(TOY) in (tree / f"{name}.html").read_text()
-    assert str(TOY) in found["python"]["config"]
-    assert "Space of toy_forward" in found["python"]["space"]
+        assert str(fake.config) in (tree / f"{name}.html").read_text()
+    assert str(fake.config) in found["python"]["config"]
+    assert f"Space of {fake.family}" in found["python"]["space"]
 
 
-def test_the_config_map_and_the_search_know_it(found):
-    header = found["python"]["header"]
-    assert f"struct {TOY_FAMILY.struct}" in header
-    assert f'family = "{NAME}"' in header
-    assert found["python"]["searched"] == ["sm80_forward", "sm90_forward", NAME]
+def test_the_config_map_and_the_search_know_it(fake, found):
+    """A problem of attention is of op forward, whose families alone are searched."""
+    family, header = fake.family, found["python"]["header"]
+    assert f"struct {family.struct}" in header
+    assert f'family = "{family.name}"' in header
+    assert f"ConfigsOf<pyflash::{family.op.struct}>" in header
+    searched = [f.name for f in (*FAMILIES, family) if f.op is FAMILIES[0].op]
+    assert found["python"]["searched"] == searched
