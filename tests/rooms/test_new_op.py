@@ -82,7 +82,8 @@ def test_what_a_family_refuses_is_refused_by_its_row(ran):
 
 
 def test_a_config_of_another_op_is_refused(ran):
-    assert ran[7] == f"refused: config '{NEGATING}' is of another op: expected one of {FORWARD}"
+    refusal = f"config '{NEGATING}' is of another op: expected one of {FORWARD}"
+    assert ran[7] == f"refused: pyflash: {refusal}"
 
 
 def test_a_cubin_of_an_op_replaces_the_kernel_with_its_features_alone(ran):
