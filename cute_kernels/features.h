@@ -42,7 +42,7 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
           .left_window = params.mask.cuts_left(),
           .predicated_head_dim = params.d_head < d_head_of_config,
           .softcap = params.softcap.cap != 0,
-          .sinks = params.sinks != nullptr && params.num_splits <= 1};
+          .sinks = params.sinks.data != nullptr && params.num_splits <= 1};
 }
 
 // Calls run(std::integral_constant<ForwardFeatures, kFeatures>{}) for the first of kBuilt that covers `needed`. False: none

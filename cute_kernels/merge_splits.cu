@@ -77,13 +77,13 @@ __device__ int64_t offset_in_o(ForwardParams const& params, RowCoord const& coor
 // -inf where there is none.
 template <class Element>
 __device__ float load_sink(ForwardParams const& params, RowCoord const& coord) {
-  if (params.sinks == nullptr) {
+  if (params.sinks.data == nullptr) {
     return -INFINITY;
   }
-  int64_t const offset =
-      coord.head * params.sink_strides.head + coord.row * params.sink_strides.row;
-  return params.sinks_are_fp32 ? static_cast<float const*>(params.sinks)[offset]
-                               : float(static_cast<Element const*>(params.sinks)[offset]);
+  TensorStrides const& strides = params.sinks.strides;
+  int64_t const offset = coord.head * strides.head + coord.row * strides.row;
+  return params.sinks.is_fp32 ? static_cast<float const*>(params.sinks.data)[offset]
+                              : float(static_cast<Element const*>(params.sinks.data)[offset]);
 }
 
 // What the splits of a row weigh; a lane holds those of every 32nd split.

@@ -22,11 +22,13 @@ struct LseStrides {
   int64_t split;  // of lse_partial: the number of elements of lse
 };
 
-// The sink of a row is sinks[head * sink_strides.head + row * sink_strides.row], row being that of the Q block's sequence.
-// Where heads of q are rows of one Q block, so are their sinks.
-struct SinkStrides {
-  int64_t head;
-  int64_t row;
+// A number for each head of q, of fp32 or of q's type. That of a row is
+// data[batch * strides.batch + head * strides.head + row * strides.row], row being that of the Q block's sequence: where
+// heads of q are rows of one Q block, so are their numbers. strides.batch is 0 where all sequences share them.
+struct PerHead {
+  void const* data;  // nullptr: none
+  TensorStrides strides;
+  bool is_fp32;
 };
 
 // What becomes of a raw score s, before softmax_scale: outer * tanh(inner * s), an exponent of 2. Scores are mostly far below
@@ -96,10 +98,7 @@ struct ForwardParams {
   float inverse_scale_log2;  // 1 / (softmax_scale * log2(e)), at most 1e28
   Softcap softcap;
 
-  // A logit per head, or per head and row, that joins the softmax denominator only; of fp32, or of q's type.
-  void const* sinks;  // nullptr: none
-  SinkStrides sink_strides;
-  bool sinks_are_fp32;
+  PerHead sinks;  // logits that join the softmax denominator only
 
   // Where the sequences of q, o and lse lie, and those of k and v. Both are packed, or neither is.
   PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {

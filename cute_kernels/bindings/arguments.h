@@ -33,14 +33,14 @@ class Arguments {
 
   Options take_options() {
     Options options;
-    for_each_option([&]<class T>(Option<T> const& option) {
-      if constexpr (std::is_same_v<T, std::optional<TensorView>>) {
+    for_each_option([&]<class Row>(Row const& option) {
+      if constexpr (std::is_same_v<Row, PerHeadOption>) {
         if (auto tensor = take<std::optional<torch::stable::Tensor>>()) {
           tensors_.push_back(std::move(*tensor));
           options.*option.member = view_of(option.name, tensors_.back());
         }
       } else {
-        options.*option.member = take<T>();
+        options.*option.member = take<typename Row::Value>();
       }
     });
     return options;

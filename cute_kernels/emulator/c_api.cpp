@@ -5,11 +5,9 @@
 #include <iterator>
 #include <map>
 #include <new>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,19 +25,11 @@ using pyflash::TensorView;
 // NOTE: they stand for tensors of a GPU, where the values of cu_seqlens are not checked.
 constexpr pyflash::Device kDevice{pyflash::Device::Kind::kCuda, 0};
 
-template <class Visit>
-void for_each_tensor_option(Visit&& visit) {
-  pyflash::for_each_option([&]<class T>(pyflash::Option<T> const& option) {
-    if constexpr (std::is_same_v<T, std::optional<TensorView>>) {
-      visit(option);
-    }
-  });
-}
-
 bool takes_tensor(std::string_view name) {
   constexpr std::string_view kInputs[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs);
-  for_each_tensor_option([&](auto const& option) { found = found || name == option.name; });
+  pyflash::for_each_per_head_option(
+      [&](pyflash::PerHeadOption const& option) { found = found || name == option.name; });
   return found;
 }
 
@@ -79,7 +69,7 @@ struct Run {
       call.packing =
           pyflash::Packing{view("cu_seqlens_q"), view("cu_seqlens_k"), max_seqlen_q, max_seqlen_k};
     }
-    for_each_tensor_option([&](auto const& option) {
+    pyflash::for_each_per_head_option([&](pyflash::PerHeadOption const& option) {
       if (tensors.contains(option.name)) {
         call.options.*option.member = view(option.name);
       }

@@ -1,10 +1,15 @@
 #include "cute_kernels/emulator/params.h"
 
 #include <charconv>
+#include <climits>
+#include <cmath>
 #include <initializer_list>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "cute_kernels/host/options.h"
 
 namespace pyflash::emulator {
 
@@ -23,6 +28,17 @@ std::vector<Dim> matrix_dims(ForwardParams const& params, TensorStrides const& s
                              int64_t rows, int64_t heads) {
   std::vector<Dim> dims{{rows, strides.row}, {heads, strides.head}, {params.d_head, 1}};
   if (!params.q_sequences().is_packed()) {
+    dims.insert(dims.begin(), {params.batch, strides.batch});
+  }
+  return dims;
+}
+
+// A row has its own number where heads are rows.
+std::vector<Dim> per_head_dims(ForwardParams const& params, PerHead const& numbers) {
+  TensorStrides const& strides = numbers.strides;
+  std::vector<Dim> dims{{params.heads, strides.head},
+                        {strides.row == 0 ? 1 : params.seqlen_q, strides.row}};
+  if (strides.batch != 0) {
     dims.insert(dims.begin(), {params.batch, strides.batch});
   }
   return dims;
@@ -56,9 +72,13 @@ class Mapping {
   Emulator& emulator_;
 };
 
-std::string text_of(float value) {
+// An int, or a float, which kernels have of every other number.
+std::string text_of(double value) {
+  if (std::abs(value) <= INT_MAX && value == static_cast<int>(value)) {
+    return std::to_string(static_cast<int>(value));
+  }
   char text[32];
-  return {text, std::to_chars(text, std::end(text), value).ptr};
+  return {text, std::to_chars(text, std::end(text), static_cast<float>(value)).ptr};
 }
 
 }  // namespace
@@ -82,10 +102,6 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   }
   dims_o_partial.push_back({params.d_head, 1});
   std::vector<Dim> const dims_cu_seqlens{{params.batch + 1, 1}};
-  // One for each head: a row has its own where heads are rows.
-  std::vector<Dim> const dims_sinks{
-      {params.heads, params.sink_strides.head},
-      {params.sink_strides.row == 0 ? 1 : q_sequences.longest, params.sink_strides.row}};
 
   Mapping mapping(emulator);
   mapping.map("q", params.q, 2, dims_q, false);
@@ -97,31 +113,38 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, true);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, false);
   mapping.map("cu_seqlens_k", k_sequences.starts, 4, dims_cu_seqlens, false);
-  mapping.map("sinks", params.sinks, params.sinks_are_fp32 ? 4 : 2, dims_sinks, false);
   params.set_q_sequences(q_sequences);
   params.set_k_sequences(k_sequences);
+  for_each_per_head_option([&](PerHeadOption const& option) {
+    PerHead& numbers = params.*option.values;
+    mapping.map(option.name, numbers.data, numbers.is_fp32 ? 4 : 2, per_head_dims(params, numbers),
+                false);
+  });
 }
 
 std::string numbers_json(ForwardParams const& params) {
-  auto const window = [](int size) { return std::to_string(size == kNoWindow ? -1 : size); };
   std::string json;
-  for (auto const& [name, value] : std::initializer_list<std::pair<char const*, std::string>>{
-           {"batch", std::to_string(params.batch)},
-           {"heads", std::to_string(params.heads)},
-           {"heads_kv", std::to_string(params.heads_kv)},
-           {"seqlen_q", std::to_string(params.q_sequences().longest)},
-           {"seqlen_k", std::to_string(params.k_sequences().longest)},
-           {"total_q", std::to_string(params.q_sequences().total)},
-           {"total_k", std::to_string(params.k_sequences().total)},
-           {"d_head", std::to_string(params.d_head)},
-           {"window_left", window(params.mask.window_left)},
-           {"window_right", window(params.mask.window_right)},
-           {"softcap", text_of(params.softcap.cap)},
-           {"softmax_scale", text_of(params.softmax_scale)},
-           {"sinks", params.sinks != nullptr ? "true" : "false"},
-           {"num_splits", std::to_string(params.num_splits)}}) {
+  auto const add = [&](char const* name, std::string const& value) {
     json += (json.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + value;
+  };
+  for (auto const& [name, value] : std::initializer_list<std::pair<char const*, int>>{
+           {"batch", params.batch},
+           {"heads", params.heads},
+           {"heads_kv", params.heads_kv},
+           {"seqlen_q", params.q_sequences().longest},
+           {"seqlen_k", params.k_sequences().longest},
+           {"total_q", params.q_sequences().total},
+           {"total_k", params.k_sequences().total},
+           {"d_head", params.d_head}}) {
+    add(name, std::to_string(value));
   }
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (std::is_same_v<Row, PerHeadOption>) {
+      add(option.name, (params.*option.values).data != nullptr ? "true" : "false");
+    } else if (option.used != nullptr) {
+      add(option.name, text_of(option.used(params)));
+    }
+  });
   return json + "}";
 }
 

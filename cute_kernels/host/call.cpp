@@ -99,11 +99,11 @@ void set_options(ForwardParams& params, Options const& options) {
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
   params.mask = mask_of(options.window_left, options.causal ? 0 : options.window_right,
                         params.q_sequences().longest, params.k_sequences().longest);
-  if (options.sinks) {
-    params.sinks = options.sinks->data;
-    params.sinks_are_fp32 = options.sinks->dtype == ElementType::kFloat32;
-    params.sink_strides = {.head = 1, .row = 0};
-  }
+  for_each_per_head_option([&](PerHeadOption const& option) {
+    if (auto const& tensor = options.*option.member) {
+      params.*option.values = per_head(*tensor);
+    }
+  });
 }
 
 }  // namespace
@@ -121,9 +121,7 @@ Problem problem_of(Call const& call, int64_t max_d_head) {
     check_memory(*input);
   }
   check_options(options);
-  if (options.sinks) {
-    check_sinks(*options.sinks, q);
-  }
+  check_per_head_options(options, batch, q);
 
   Problem problem{.dtype = dtype,
                   .num_splits = static_cast<int>(options.num_splits),

@@ -18,9 +18,28 @@ void check_address(TensorView const& tensor, size_t multiple) {
 }
 
 // NOTE: the stride of a dimension of size 1 says nothing and can be anything.
-void check_contiguous_vector(TensorView const& vector) {
-  require(vector.sizes[0] <= 1 || vector.strides[0] == 1, vector.name, " has stride ",
-          vector.strides[0], ": expected 1, call .contiguous()");
+void check_last_stride(TensorView const& tensor) {
+  int const last = tensor.rank - 1;
+  require(tensor.sizes[last] <= 1 || tensor.strides[last] == 1, tensor.name, " has stride ",
+          tensor.strides[last], last > 0 ? " in its last dimension" : "",
+          ": expected 1, call .contiguous()");
+}
+
+void check_per_head(TensorView const& tensor, PerHeadRule rule, int64_t batch, Input const& q) {
+  bool const is_fp32 = tensor.dtype == ElementType::kFloat32;
+  bool const is_as_q = rule.takes_q_dtype && tensor.dtype == q.view.dtype;
+  require(is_fp32 || is_as_q, tensor.name, " is ", tensor.dtype, ": expected float32",
+          rule.takes_q_dtype ? sentence(", or ", q.view.dtype, " as q") : "");
+  int64_t const heads = q.extents[kHead];
+  int64_t const* const sizes = tensor.sizes;
+  bool const of_heads = tensor.rank == 1 && sizes[0] == heads;
+  bool const of_batches =
+      rule.takes_batches && tensor.rank == 2 && sizes[0] == batch && sizes[1] == heads;
+  require(of_heads || of_batches, tensor.name, " has shape ", ShapeOf{tensor}, ": expected (",
+          heads, ",), the heads of q",
+          rule.takes_batches ? sentence(", or (", batch, ", ", heads, ") of each batch") : "");
+  check_last_stride(tensor);
+  check_address(tensor, is_fp32 ? 4 : 2);
 }
 
 // Of q, or of k and v.
@@ -37,7 +56,7 @@ void check_cu_seqlens(TensorView const& cu_seqlens) {
           ": expected int32");
   require(cu_seqlens.rank == 1 && cu_seqlens.sizes[0] > 0, name, " has shape ", ShapeOf{cu_seqlens},
           ": expected (batch + 1,)");
-  check_contiguous_vector(cu_seqlens);
+  check_last_stride(cu_seqlens);
   int64_t const batch = cu_seqlens.sizes[0] - 1;
   require(batch <= kMaxExtent, name, " is for ", batch, " sequences: expected at most ",
           kMaxExtent);
@@ -91,9 +110,11 @@ void check_devices(Call const& call) {
     check(call.packing->cu_seqlens_q);
     check(call.packing->cu_seqlens_k);
   }
-  if (call.options.sinks) {
-    check(*call.options.sinks);
-  }
+  for_each_per_head_option([&](PerHeadOption const& option) {
+    if (auto const& tensor = call.options.*option.member) {
+      check(*tensor);
+    }
+  });
 }
 
 DType check_dtypes(Call const& call) {
@@ -168,14 +189,12 @@ int64_t check_packing(Packing const& packing, Input const& q, Input const& k) {
   return cu_seqlens_q.sizes[0] - 1;
 }
 
-void check_sinks(TensorView const& sinks, Input const& q) {
-  int64_t const heads = q.extents[kHead];
-  require(sinks.dtype == ElementType::kFloat32 || sinks.dtype == q.view.dtype, sinks.name, " is ",
-          sinks.dtype, ": expected float32, or ", q.view.dtype, " as q");
-  require(sinks.rank == 1 && sinks.sizes[0] == heads, sinks.name, " has shape ", ShapeOf{sinks},
-          ": expected (", heads, ",), the heads of q");
-  check_contiguous_vector(sinks);
-  check_address(sinks, sinks.dtype == ElementType::kFloat32 ? 4 : 2);
+void check_per_head_options(Options const& options, int64_t batch, Input const& q) {
+  for_each_per_head_option([&](PerHeadOption const& option) {
+    if (auto const& tensor = options.*option.member) {
+      check_per_head(*tensor, option.rule, batch, q);
+    }
+  });
 }
 
 }  // namespace pyflash

@@ -47,6 +47,7 @@ void check_memory(Input const& input);
 // to wait for it.
 int64_t check_packing(Packing const& packing, Input const& q, Input const& k);
 
-void check_sinks(TensorView const& sinks, Input const& q);
+// Of every option that is a tensor with a number for each head.
+void check_per_head_options(Options const& options, int64_t batch, Input const& q);
 
 }  // namespace pyflash

@@ -176,14 +176,14 @@ class QBlock {
 
   // Of a row of the sequence; -inf: none.
   float sink_of(int64_t head, int64_t row) const {
-    if (params_.sinks == nullptr) {
-      return -kInfinity;
-    }
-    int64_t const i = head * params_.sink_strides.head + row * params_.sink_strides.row;
-    if (params_.sinks_are_fp32) {
-      return static_cast<float const*>(params_.sinks)[i];
-    }
-    return static_cast<float>(static_cast<Element const*>(params_.sinks)[i]);
+    return params_.sinks.data == nullptr ? -kInfinity : number_of(params_.sinks, 0, head, row);
+  }
+
+  float number_of(PerHead const& numbers, int64_t batch, int64_t head, int64_t row) const {
+    TensorStrides const& strides = numbers.strides;
+    int64_t const i = batch * strides.batch + head * strides.head + row * strides.row;
+    return numbers.is_fp32 ? static_cast<float const*>(numbers.data)[i]
+                           : static_cast<float>(static_cast<Element const*>(numbers.data)[i]);
   }
 
   // first_row: in the sequence, which begins at sequence_row of the tensor.

@@ -70,11 +70,12 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
   Contiguous const q(batch, rows(seqlen_q, total_q), heads, d_head);
   Contiguous const kv(batch, rows(seqlen_k, total_k), heads_kv, d_head);
   ElementType const type = dtype == DType::FP16 ? ElementType::kFloat16 : ElementType::kBFloat16;
-  if (options.sinks) {
-    options.sinks->device = kNowhere;
-    options.sinks->data =
-        kSomewhere;  // null of a tensor on the meta device, as where there are none
-  }
+  for_each_per_head_option([&](PerHeadOption const& option) {
+    if (auto& tensor = options.*option.member) {
+      tensor->device = kNowhere;
+      tensor->data = kSomewhere;  // null of a tensor on the meta device, as where there are none
+    }
+  });
   Call call{.q = q.view("q", type, packed),
             .k = kv.view("k", type, packed),
             .v = kv.view("v", type, packed),

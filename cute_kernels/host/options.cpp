@@ -38,6 +38,12 @@ std::string options_schema() {
   return schema;
 }
 
+PerHead per_head(TensorView const& tensor) {
+  return {.data = tensor.data,
+          .strides = {.batch = tensor.rank > 1 ? tensor.strides[0] : 0, .row = 0, .head = 1},
+          .is_fp32 = tensor.dtype == ElementType::kFloat32};
+}
+
 void check_softmax_scale(char const* name, std::optional<double> const& scale) {
   float const used = static_cast<float>(scale.value_or(1));
   require(std::isfinite(used) && used > 0, name, " = ", scale.value_or(1),
@@ -60,9 +66,11 @@ void check_num_splits(char const* name, int64_t const& num_splits) {
 }
 
 void check_options(Options const& options) {
-  for_each_option([&](auto const& option) {
-    if (option.check != nullptr) {
-      option.check(option.name, options.*option.member);
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (!std::is_same_v<Row, PerHeadOption>) {
+      if (option.check != nullptr) {
+        option.check(option.name, options.*option.member);
+      }
     }
   });
   require(!options.causal || options.window_right <= 0,

@@ -1,6 +1,6 @@
-// The options of the ops, each once: a member of Options with its type and default, and an entry of kOptions with its name
-// and rule. Schemas, the decoding of arguments and the emulator's C API are made from the table. What options mean is in
-// pyflash/op/ops.py.
+// The options of the ops, each once: a member of Options with its type and default, and a row of kOptions. Schemas, the
+// decoding of arguments, checks, stand-ins of select, and the emulator's C API, memory and report are made from the table.
+// What options mean, and what Python makes of them, is in pyflash/op/options.py.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cute_kernels/host/tensor_view.h"
+#include "cute_kernels/params.h"
 
 namespace pyflash {
 
@@ -25,11 +26,31 @@ struct Options {
   std::optional<TensorView> sinks;
 };
 
+// A number, a flag or a text.
 template <class T>
 struct Option {
+  using Value = T;
   char const* name;
   T Options::* member;
-  void (*check)(char const* name, T const& value) = nullptr;  // nullptr: any value, or a rule below
+  // nullptr: any value, or a rule of check_options.
+  void (*check)(char const* name, T const& value) = nullptr;
+  // What a kernel gets of it, which the emulator reports; nullptr: nothing of this name.
+  double (*used)(ForwardParams const& params) = nullptr;
+};
+
+// A tensor is contiguous, (heads,), float32, or what else the rule says.
+struct PerHeadRule {
+  bool takes_q_dtype = false;
+  bool takes_batches = false;  // (batch, heads); batch: of sequences, packed ones too
+};
+
+// A tensor with a number for each head of q. check_per_head_options in checks.h checks it, because its rules depend on q.
+struct PerHeadOption {
+  using Value = std::optional<TensorView>;
+  char const* name;
+  Value Options::* member;
+  PerHead ForwardParams::* values;  // where kernels read it
+  PerHeadRule rule = {};
 };
 
 void check_softmax_scale(char const* name, std::optional<double> const& scale);
@@ -37,16 +58,23 @@ void check_window(char const* name, int64_t const& size);
 void check_softcap(char const* name, double const& softcap);
 void check_num_splits(char const* name, int64_t const& num_splits);
 
+constexpr double used_window(int size) { return size == kNoWindow ? -1 : size; }
+
 // In the order of the schemas.
 inline constexpr std::tuple kOptions{
-    Option{"softmax_scale", &Options::softmax_scale, check_softmax_scale},
-    Option{"causal", &Options::causal},
-    Option{"window_left", &Options::window_left, check_window},
-    Option{"window_right", &Options::window_right, check_window},
-    Option{"softcap", &Options::softcap, check_softcap},
+    Option{"softmax_scale", &Options::softmax_scale, check_softmax_scale,
+           [](ForwardParams const& params) -> double { return params.softmax_scale; }},
+    Option{"causal", &Options::causal},  // a window_right
+    Option{"window_left", &Options::window_left, check_window,
+           [](ForwardParams const& params) { return used_window(params.window_left); }},
+    Option{"window_right", &Options::window_right, check_window,
+           [](ForwardParams const& params) { return used_window(params.window_right); }},
+    Option{"softcap", &Options::softcap, check_softcap,
+           [](ForwardParams const& params) -> double { return params.softcap.cap; }},
     Option{"config", &Options::config},  // selection reads it
-    Option{"num_splits", &Options::num_splits, check_num_splits},
-    Option{"sinks", &Options::sinks},  // check_sinks in checks.h: it depends on q
+    Option{"num_splits", &Options::num_splits, check_num_splits,
+           [](ForwardParams const& params) -> double { return params.num_splits; }},
+    PerHeadOption{"sinks", &Options::sinks, &ForwardParams::sinks, {.takes_q_dtype = true}},
 };
 
 // Calls visit(option) for each, in order.
@@ -55,8 +83,21 @@ void for_each_option(Visit&& visit) {
   std::apply([&](auto const&... options) { (visit(options), ...); }, kOptions);
 }
 
-// Every rule of one option, and those between options.
+// The same for those that are tensors.
+template <class Visit>
+void for_each_per_head_option(Visit&& visit) {
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (std::is_same_v<Row, PerHeadOption>) {
+      visit(option);
+    }
+  });
+}
+
+// Every rule of one option but tensors, and those between options.
 void check_options(Options const& options);
+
+// A tensor that was checked, as kernels get it.
+PerHead per_head(TensorView const& tensor);
 
 // "float? softmax_scale=None, bool causal=False, ..."
 std::string options_schema();
@@ -65,7 +106,8 @@ std::string options_schema();
 template <class Number>
 bool set_option(Options& options, std::string_view name, Number value) {
   bool found = false;
-  for_each_option([&]<class T>(Option<T> const& option) {
+  for_each_option([&]<class Row>(Row const& option) {
+    using T = typename Row::Value;
     constexpr bool kTakesFloats =
         std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>;
     constexpr bool kTakes =

@@ -4,6 +4,7 @@
 
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/names.h"
+#include "cute_kernels/host/options.h"
 
 namespace pyflash {
 namespace {
@@ -51,7 +52,11 @@ void simplify_one_query(ForwardParams& params) {
       strides->head *= group;
     }
     params.lse_strides.head *= group;
-    params.sink_strides = {.head = group, .row = 1};
+    for_each_per_head_option([&](PerHeadOption const& option) {
+      TensorStrides& strides = (params.*option.values).strides;
+      strides.row = strides.head;
+      strides.head *= group;
+    });
   }
 }
 

@@ -257,7 +257,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   auto lse = softmax.finalise(acc_O);  // of each row
   bool const is_partial = params.num_splits > 1;
   if constexpr (kFeatures.sinks) {
-    if (params.sinks != nullptr && !is_partial) {  // partial results get them when they are merged
+    if (params.sinks.data != nullptr &&
+        !is_partial) {  // partial results get them when they are merged
       device::at(Site::sinks_g2r);
       join_sinks(acc_O, lse, [&](int r) {
         int const m = acc_coord.row + AccRows{}(r);

@@ -179,7 +179,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
     if constexpr (kFeatures.sinks) {
-      if (problem.sinks != nullptr && !is_split) {  // else they join when the splits are merged
+      if (problem.sinks.data != nullptr &&
+          !is_split) {  // else they join when the splits are merged
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }

@@ -63,7 +63,7 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
     }
     device::at(Site::sinks_g2r);
     float sink = -INFINITY;
-    if (problem.sinks != nullptr) {  // which are no feature where keys are split
+    if (problem.sinks.data != nullptr) {  // which are no feature where keys are split
       PackedRow const unpacked = unpack_row<Traits>(params, row);
       int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
       sink = load_sink<Element>(problem, tile.head * group + unpacked.head,

@@ -138,7 +138,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
   }
-  if (problem.sinks != nullptr && problem.k_sequences().longest == 0) {
+  if (problem.sinks.data != nullptr && problem.k_sequences().longest == 0) {
     return "it has sinks and no keys";
   }
   if (count_tiles(config, problem) > kMaxTiles) {

@@ -393,8 +393,8 @@ BUGS = [
     ),
     Bug(
         "sinks_in_partial_results",
-        (condition("params.sinks != nullptr && !is_partial",
-                   "params.sinks != nullptr && (BUG || !is_partial)"),),
+        (condition("params.sinks.data != nullptr && !is_partial",
+                   "params.sinks.data != nullptr && (BUG || !is_partial)"),),
         problem="splits_and_all_features",
     ),
 ]  # fmt: skip
