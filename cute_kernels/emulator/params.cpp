@@ -37,7 +37,7 @@ std::vector<Dim> matrix_dims(ForwardParams const& params, TensorStrides const& s
 std::vector<Dim> per_head_dims(ForwardParams const& params, PerHead const& numbers) {
   TensorStrides const& strides = numbers.strides;
   std::vector<Dim> dims{{params.heads, strides.head},
-                        {strides.row == 0 ? 1 : params.seqlen_q, strides.row}};
+                        {strides.row == 0 ? 1 : params.q_sequences().longest, strides.row}};
   if (strides.batch != 0) {
     dims.insert(dims.begin(), {params.batch, strides.batch});
   }

@@ -66,9 +66,9 @@ inline constexpr std::tuple kOptions{
            [](ForwardParams const& params) -> double { return params.softmax_scale; }},
     Option{"causal", &Options::causal},  // a window_right
     Option{"window_left", &Options::window_left, check_window,
-           [](ForwardParams const& params) { return used_window(params.window_left); }},
+           [](ForwardParams const& params) { return used_window(params.mask.window_left); }},
     Option{"window_right", &Options::window_right, check_window,
-           [](ForwardParams const& params) { return used_window(params.window_right); }},
+           [](ForwardParams const& params) { return used_window(params.mask.window_right); }},
     Option{"softcap", &Options::softcap, check_softcap,
            [](ForwardParams const& params) -> double { return params.softcap.cap; }},
     Option{"config", &Options::config},  // selection reads it

@@ -9,7 +9,7 @@ from typing import Any
 from pyflash.config import ARCHS, KernelConfig, parse_short_form
 from pyflash.op import library
 from pyflash.op.errors import OPTION_KINDS, check_type
-from pyflash.op.options import DEFAULTS, refuse_unknown
+from pyflash.op.options import DEFAULTS, is_given, refuse_unknown
 
 
 def arguments_of(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def arguments_of(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name == "config":
             if value != "":
                 arguments[name] = _short_form(value)
-        elif name == "sinks" or value != default:
+        elif is_given(name, value):
             arguments[name] = value
     return arguments
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config import parse_short_form
+from pyflash.op.options import TENSORS
 
 _DTYPES = {torch.float16: "FP16", torch.bfloat16: "BF16"}
 
@@ -68,9 +69,9 @@ def _check_device(q: Tensor, **others: Tensor) -> None:
         )
 
 
-def _check_options(q: Tensor, config: str = "", sinks: Tensor | None = None, **others: Any) -> None:
-    if sinks is not None:
-        _check_device(q, sinks=sinks)
+def _check_options(q: Tensor, config: str = "", **others: Any) -> None:
+    tensors = {name: x for name in TENSORS if (x := others.get(name)) is not None}
+    _check_device(q, **tensors)
     if not config:
         return
     parsed, d_head = parse_short_form(config), q.shape[-1]

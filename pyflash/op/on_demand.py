@@ -14,6 +14,7 @@ from torch import Tensor
 from pyflash.config import Features, KernelConfig, parse
 from pyflash.config.features import first_covering
 from pyflash.op import library
+from pyflash.op.options import TENSORS
 from pyflash.op.selection import EXTENTS, Problem, features_needed
 
 # kMaxExtent in cute_kernels/host/problem.h.
@@ -41,10 +42,10 @@ def ensure_built(
         return
     ranks = [x.dim() for x in (q, k, *packing[:2])]
     if ranks == ([3, 3, 1, 1] if packing else [4, 4]):
-        numbers = [name for name in arguments if name not in ("config", "sinks")]
+        tensors = tuple([name for name in arguments if name in TENSORS])
+        numbers = [name for name in arguments if name not in ("config", *TENSORS)]
         options = tuple([(name, _static(arguments[name])) for name in numbers])
-        extents, has_sinks = tuple(_extents(q, k, packing)), "sinks" in arguments
-        problem = (bool(packing), extents, has_sinks, options)
+        problem = (bool(packing), tuple(_extents(q, k, packing)), tensors, options)
         arguments["config"] = _ensure(arguments["config"], problem, q.device.index)
 
 
@@ -111,15 +112,18 @@ def _features_needed(
     config: str,
     packed: bool,
     extents: tuple[int, ...],
-    has_sinks: bool,
+    tensors: tuple[str, ...],
     options: tuple[tuple[str, Any], ...],
 ) -> str | None:
     """None: the op refuses the problem, in the words of its arguments. NOTE: the dtype is that of
     the config, because torch.autocast casts what comes."""
     values: dict[str, Any] = dict(zip(EXTENTS, extents, strict=True))
-    values |= {"dtype": _parsed(config).dtype, "packed": packed, "options": dict(options)}
-    if has_sinks:
-        values["options"]["sinks"] = torch.empty(values["heads_q"], device="meta")
+    per_head = {name: torch.empty(values["heads_q"], device="meta") for name in tensors}
+    values |= {
+        "dtype": _parsed(config).dtype,
+        "packed": packed,
+        "options": dict(options) | per_head,
+    }
     try:
         return str(features_needed(Problem(**values), config))
     except ValueError:

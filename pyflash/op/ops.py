@@ -82,7 +82,8 @@ def attention(
     Gradients: of out with respect to q, k, v and sinks, first derivatives only; lse has none. On a
     GPU those of q, k and v are PyTorch's cuDNN backward or its flash backward (`pyflash.select`
     says which), which are deterministic only under `torch.use_deterministic_algorithms(True)` and
-    do not support softcap: raises in forward.
+    do not support softcap. Where an option has no gradients, a call that needs them raises in
+    forward.
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
     Raises ValueError that names the argument, what was expected and what came; TypeError for an

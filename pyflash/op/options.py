@@ -1,13 +1,15 @@
-"""The options of attention: name, type, default and meaning of each, stated once.
+"""The options of attention: a row for each, whose columns are all that other code asks about it.
 
 Everything between `attention` and the op carries them as one value: a mapping of those that were
-given; an option that is missing has its default. Needs no torch.
+given; an option that is missing has its default. Needs no torch. The table in C++, with checks and
+what kernels get, is cute_kernels/host/options.h.
 """
 
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, TypeVar
 
 from pyflash.config.words import shown
@@ -18,24 +20,55 @@ if TYPE_CHECKING:
     from pyflash.config import KernelConfig
 
 
+class Scope(Enum):
+    """What an option depends on. It says how attention over a part of the keys takes it."""
+
+    SCORE = "score"  # each score alone, or none: parts take it as it is
+    DENOMINATOR = "denominator"  # a logit per head for each row's sum: once, after parts are merged
+    WINDOW = "window"  # a diagonal that hides keys: each part has its own
+    POSITION = "position"  # the positions of query and key: parts cannot take it
+
+
 class Option(NamedTuple):
+    """A row. Columns that are left out say what refuses most."""
+
     default: Any
     meaning: str
+    scope: Scope = Scope.POSITION
+    # Device types on which q, k and v have gradients with it; on others a call that needs them is
+    # refused in forward.
+    gradients_on: tuple[str, ...] = ()
     in_backward: bool = True  # an argument of the op's backward, too
+    # The op of the gradient of a tensor, given (grad_out, out, lse, tensor); "": it has none, and a
+    # tensor that requires one is refused.
+    gradient: str = ""
+    chooses: bool = False  # how a call runs, and not what it computes
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether what it does to a score depends on where query and key stand."""
+        return self.scope in (Scope.WINDOW, Scope.POSITION)
+
+
+_EVERYWHERE = ("cpu", "cuda")
 
 
 class AttentionOptions(TypedDict, total=False):
     """The keyword arguments of `attention` and `attention_varlen`; the types are those that a
-    caller may pass."""
+    caller may pass. A tensor has a number for each head."""
 
-    softmax_scale: Annotated[float | None, Option(None, "None: 1 / sqrt(d_head).")]
-    causal: Annotated[bool, Option(False, "window_right = 0.")]
+    softmax_scale: Annotated[
+        float | None, Option(None, "None: 1 / sqrt(d_head).", Scope.SCORE, _EVERYWHERE)
+    ]
+    causal: Annotated[bool, Option(False, "window_right = 0.", Scope.WINDOW, _EVERYWHERE)]
     window_left: Annotated[
         int,
         Option(
             -1,
             "query i attends key j only if j >= i + seqlen_k - seqlen_q - window_left; -1: no "
             "limit. Windows are bottom-right aligned: the last query is aligned with the last key.",
+            Scope.WINDOW,
+            _EVERYWHERE,
         ),
     ]
     window_right: Annotated[
@@ -44,11 +77,18 @@ class AttentionOptions(TypedDict, total=False):
             -1,
             "query i attends key j only if j <= i + seqlen_k - seqlen_q + window_right; -1: no "
             "limit.",
+            Scope.WINDOW,
+            _EVERYWHERE,
         ),
     ]
     softcap: Annotated[
         float,
-        Option(0.0, "scores s become softcap * tanh(s / softcap) before the softmax; 0: off."),
+        Option(
+            0.0,
+            "scores s become softcap * tanh(s / softcap) before the softmax; 0: off.",
+            Scope.SCORE,
+            gradients_on=("cpu",),
+        ),
     ]
     config: Annotated[
         "KernelConfig | str",
@@ -59,7 +99,10 @@ class AttentionOptions(TypedDict, total=False):
             "raises; there is no fallback. Its d_head may exceed that of q. On the CPU, where no "
             "kernel runs, it has to be legal on some GPU and to fit q as there; it sets block "
             "sizes and softmax, and need not be built.",
+            Scope.SCORE,
+            _EVERYWHERE,
             in_backward=False,
+            chooses=True,
         ),
     ]
     num_splits: Annotated[
@@ -69,7 +112,10 @@ class AttentionOptions(TypedDict, total=False):
             "split-KV: the number of CTAs, up to 128, that share the keys of a block of queries; "
             "0: chosen. A call is deterministic; different numbers differ by rounding. Ignored on "
             "the CPU.",
+            Scope.SCORE,
+            _EVERYWHERE,
             in_backward=False,
+            chooses=True,
         ),
     ]
     sinks: Annotated[
@@ -79,7 +125,10 @@ class AttentionOptions(TypedDict, total=False):
             "(heads,), contiguous, float32 or the dtype of q: one logit per head that joins the "
             "softmax denominator only: out = exp(s) v / (sum(exp(s)) + exp(sink)). It is neither "
             "scaled nor capped nor masked.",
+            Scope.DENOMINATOR,
+            _EVERYWHERE,
             in_backward=False,  # it is in lse
+            gradient="bwd_sinks",
         ),
     ]
 
@@ -111,9 +160,40 @@ def scalar_options() -> dict[str, tuple[Any, Option]]:
     return {name: (kind, OPTIONS[name]) for name, kind in kinds.items() if kind in scalars}
 
 
+# Tensors with a number for each head.
+TENSORS: tuple[str, ...] = tuple(
+    name for name, kind in kinds_of_options().items() if kind == "tensor or None"
+)
+BACKWARD_TENSORS: tuple[str, ...] = tuple(name for name in TENSORS if OPTIONS[name].in_backward)
+
+
+def is_given(name: str, value: Any) -> bool:
+    """Whether this is not the option's default."""
+    return value is not None if name in TENSORS else value != DEFAULTS[name]
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not at their defaults."""
+    return {name: value for name, value in options.items() if is_given(name, value)}
+
+
+def of_scope(options: Mapping[str, Any], *scopes: Scope) -> dict[str, Any]:
+    """The given options of these scopes."""
+    return {name: x for name, x in given(options).items() if OPTIONS[name].scope in scopes}
+
+
+def tensors_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """One for each of `TENSORS`, or None."""
+    return tuple([options.get(name) for name in TENSORS])
+
+
 def backward_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the op's backward takes."""
-    return {name: value for name, value in options.items() if OPTIONS[name].in_backward}
+    """The options that the op's backward takes, tensors aside."""
+    return {
+        name: value
+        for name, value in options.items()
+        if OPTIONS[name].in_backward and name not in TENSORS
+    }
 
 
 def softmax_scale_of(options: Mapping[str, Any], d_head: int) -> float:
@@ -122,10 +202,16 @@ def softmax_scale_of(options: Mapping[str, Any], d_head: int) -> float:
     return 1 / math.sqrt(d_head) if scale is None else scale
 
 
-def windows_of(options: Mapping[str, Any], seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
-    """(left, right), -1 on a side where nothing is masked between these lengths."""
-    left = options.get("window_left", -1)
+def windows_asked(options: Mapping[str, Any]) -> tuple[int, int]:
+    """(left, right) as they were given, -1: no limit."""
     right = 0 if options.get("causal") else options.get("window_right", -1)
+    return options.get("window_left", -1), right
+
+
+def windows_of(options: Mapping[str, Any], seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+    """(left, right), -1 on a side where nothing is masked between these lengths: `set_windows` of
+    cute_kernels/host/problem.h, without the call of an op that asking C++ would cost."""
+    left, right = windows_asked(options)
     return left if left < seqlen_k - 1 else -1, right if right < seqlen_q - 1 else -1
 
 
@@ -148,21 +234,23 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def shows_options(function: _Function) -> _Function:
     """For a function of **options: spells them out in its signature, and in its docstring in place
-    of the line `{options}`."""
+    of the line `{options}`, but for those that are parameters of its own."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
     others = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    names = [name for name in OPTIONS if name not in signature.parameters]
     function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*positional, *_parameters(), *others]
+        parameters=[*positional, *_parameters(names), *others]
     )
     if function.__doc__:  # None under python -OO
-        function.__doc__ = function.__doc__.replace("    {options}", _meanings())
+        function.__doc__ = function.__doc__.replace("    {options}", _meanings(names))
     return function
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
-    for name, hint in AttentionOptions.__annotations__.items():
+def _parameters(names: Iterable[str]) -> Iterator[inspect.Parameter]:
+    for name in names:
+        hint = AttentionOptions.__annotations__[name]
         kind = hint.__origin__
         yield inspect.Parameter(
             name,
@@ -172,7 +260,7 @@ def _parameters() -> Iterator[inspect.Parameter]:
         )
 
 
-def _meanings() -> str:
-    lines = (f"- {name}: {option.meaning}" for name, option in OPTIONS.items())
+def _meanings(names: Iterable[str]) -> str:
+    lines = (f"- {name}: {OPTIONS[name].meaning}" for name in names)
     wrap = {"width": 100, "initial_indent": "    ", "subsequent_indent": "      "}
     return "\n".join(textwrap.fill(line, **wrap) for line in lines)

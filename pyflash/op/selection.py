@@ -13,7 +13,7 @@ import torch
 from pyflash.config import DType, Features, KernelConfig, parse
 from pyflash.config.words import shown, type_name
 from pyflash.op.arguments import arguments_of
-from pyflash.op.backward import cudnn
+from pyflash.op.backward import PLACES, cudnn, without_gradients
 from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions
 from pyflash.op.tables import COSTS
@@ -30,8 +30,8 @@ class Problem:
     """A call of `attention`, without its data; device as torch names it; dtype a `DType` or its
     name, a `DType` from then on. For `attention_varlen`, packed is True, batch is the number of
     sequences, seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k, and total_q and total_k the
-    rows of q and of k; 0: all sequences are as long as the longest. The options' sinks may be on
-    any device, meta too."""
+    rows of q and of k; 0: all sequences are as long as the longest. The options' tensors may be
+    on any device, meta too."""
 
     batch: int
     heads_q: int
@@ -86,10 +86,10 @@ def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
 
 def _backward(problem: Problem) -> str:
     device = _device(problem.device)
+    if lacking := without_gradients(problem.options, device.type):
+        return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}"
     if device.type == "cpu":
         return "the formula in float32"
-    if problem.options.get("softcap"):
-        return "none: softcap has no gradients on a GPU"
     lengths = problem.seqlen_q, problem.seqlen_k
     dtype = TORCH_DTYPES[DType.of(problem.dtype)]
     refusal = cudnn.refusal(

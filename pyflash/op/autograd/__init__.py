@@ -1,7 +1,7 @@
 """Autograd, autocast and vmap of the ops.
 
 `torch.library.register_autograd` is the public way, but costs every call of the op some
-microseconds on the host, those without gradients too, and takes no keyword-only tensors (sinks). So
+microseconds on the host, those without gradients too, and takes no keyword-only tensors. So
 there are two implementations: `private_api`, fast, which uses private parts of torch, and
 `public_api`, which does not. The environment variable PYFLASH_TORCH_API, "private" or "public",
 picks one; by default the first if this torch has what it needs. With "public" torch.func transforms
@@ -16,6 +16,7 @@ import torch
 
 from pyflash.op.autograd import private_api, public_api
 from pyflash.op.autograd.formulas import FORWARDS, SECOND_DERIVATIVES, VMAP, refusal
+from pyflash.op.options import OPTIONS, TENSORS
 
 _APIS = {"private": private_api, "public": public_api}
 
@@ -38,7 +39,8 @@ def _register(library: torch.library.Library) -> None:
         for device_type, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU")):
             library.impl(forward.name, api.autocast(forward, device_type, key), key)
         library.impl(forward.name, refusal(VMAP), "FuncTorchBatched")
-    for name in ("bwd", "bwd_varlen", "bwd_sinks"):
+    own = [OPTIONS[name].gradient for name in TENSORS if OPTIONS[name].gradient]
+    for name in ("bwd", "bwd_varlen", *own):
         api.register_backward(library, name, refusal(SECOND_DERIVATIVES))
         library.impl(name, refusal(VMAP), "FuncTorchBatched")
 

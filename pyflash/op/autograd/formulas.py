@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pyflash.op import backward  # noqa: F401  (registers the ops of the gradients)
-from pyflash.op.options import backward_options
+from pyflash.op import backward
+from pyflash.op.options import TENSORS, backward_options
 
 SECOND_DERIVATIVES = (
     "pyflash: attention has no second derivatives: call backward without create_graph = True, or "
@@ -46,47 +46,55 @@ def save(
     ctx: Any,
     forward: Forward,
     results: tuple[Tensor, Tensor],
-    sinks: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
     inputs: tuple[Any, ...],
     options: Mapping[str, Any],
 ) -> None:
-    """Keeps in ctx what `gradients` needs."""
+    """Keeps in ctx what `gradients` needs. tensors: the options of `TENSORS`."""
     out, lse = results
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(out, lse, sinks, *inputs[:5])
+    ctx.save_for_backward(out, lse, *tensors, *inputs[:5])
     ctx.lengths = inputs[5:]
     ctx.forward = forward
     ctx.options = backward_options(options)
 
 
 def gradients(ctx: Any, grad_out: Tensor | None, needed: tuple[bool, ...]) -> list[Tensor | None]:
-    """Of (sinks, *inputs), those that are needed."""
+    """Of (*tensors, *inputs), those that are needed."""
     results: list[Tensor | None] = [None] * len(needed)
     if grad_out is None:
         return results
-    out, lse, sinks, *inputs = ctx.saved_tensors
-    if needed[0]:
-        results[0] = torch.ops.pyflash.bwd_sinks(grad_out, out, lse, sinks)
-    if any(needed[1:4]):
-        arguments = (grad_out, out, lse, *inputs, *ctx.lengths)
-        results[1:4] = ctx.forward.backward(*arguments, **ctx.options)
+    n = len(TENSORS)
+    out, lse, *saved = ctx.saved_tensors
+    of_out = (grad_out, out, lse)
+    results[:n] = backward.of_tensors(of_out, saved[:n], needed[:n])
+    if any(needed[n : n + 3]):
+        tensors = dict(zip(TENSORS, saved[:n], strict=True))
+        arguments = backward.arguments_of(of_out, (*saved[n:], *ctx.lengths), tensors)
+        results[n : n + 3] = ctx.forward.backward(*arguments, **ctx.options)
     return [x if n else None for x, n in zip(results, needed, strict=True)]
 
 
-def cast(inputs: tuple[Any, ...], sinks: Tensor | None, device_type: str) -> tuple[Any, ...]:
-    """(sinks, *inputs) as autocast hands them on: q, k and v are cast as torch casts those of
-    scaled_dot_product_attention, sinks to float32 unless they have the dtype already."""
+def cast(
+    inputs: tuple[Any, ...], options: Mapping[str, Any], device_type: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs and options as autocast hands them on: q, k and v are cast as torch casts those of
+    scaled_dot_product_attention, the options' tensors to float32 unless they have the dtype
+    already."""
     dtype = torch.get_autocast_dtype(device_type)
 
     def eligible(x: Tensor) -> bool:
         floating = x.is_floating_point() and x.dtype != torch.float64
         return floating and x.device.type == device_type
 
-    if sinks is not None and sinks.dtype != dtype and eligible(sinks):
-        sinks = sinks.float()
+    per_head = {
+        name: x.float()
+        for name in TENSORS
+        if (x := options.get(name)) is not None and x.dtype != dtype and eligible(x)
+    }
     qkv = (x.to(dtype) if eligible(x) else x for x in inputs[:3])
-    return sinks, *qkv, *inputs[3:]
+    return (*qkv, *inputs[3:]), {**options, **per_head}
 
 
 def refusal(sentence: str) -> Callable[..., NoReturn]:

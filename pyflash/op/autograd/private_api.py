@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, refusal, save
 from pyflash.op.backward import refuse_what_has_no_gradients
+from pyflash.op.options import TENSORS, tensors_of
 
 _C = torch._C
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
@@ -49,23 +50,24 @@ def is_available() -> bool:
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     is_grad_enabled, after_autograd = _C.is_grad_enabled, _C._after_autograd_keyset
+    no_tensors = tensors_of({})
 
     # NOTE: every call of the op comes through here, so what it does costs.
     def kernel(
         keyset: Any, q: Tensor, k: Tensor, v: Tensor, *packing: Any, **options: Any
     ) -> tuple[Tensor, ...]:
-        sinks = options.get("sinks")
+        tensors = tensors_of(options) if options else no_tensors
         recorded = is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
             or v.requires_grad
-            or (sinks is not None and sinks.requires_grad)
+            or (tensors is not no_tensors and _require_grad(tensors))
         )
         if recorded:
             refuse_what_has_no_gradients(q, packing, options)
         if recorded or forward_ad._current_level >= 0:
             call = _Below(below, keyset & after_autograd)
-            return _apply(_Attention, call, forward, options, sinks, q, k, v, *packing)
+            return _apply(_Attention, call, forward, options, *tensors, q, k, v, *packing)
         return below(keyset & after_autograd, q, k, v, *packing, **options)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
@@ -90,13 +92,15 @@ def autocast(forward: Forward, device_type: str, key: str) -> Callable[..., tupl
     excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
 
     def kernel(*inputs: Any, **options: Any) -> tuple[Tensor, ...]:
-        sinks, *inputs = cast(inputs, options.get("sinks"), device_type)
-        if sinks is not None:
-            options["sinks"] = sinks
+        inputs, options = cast(inputs, options, device_type)
         with _C._ExcludeDispatchKeyGuard(excluded):
             return forward.op(*inputs, **options)
 
     return kernel
+
+
+def _require_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+    return any(x is not None and x.requires_grad for x in tensors)
 
 
 class _Below:
@@ -133,11 +137,14 @@ class _Attention(_Function):
         below: _Below,
         forward: Forward,
         options: dict[str, Any],
-        sinks: Tensor | None,
-        *inputs: Any,
+        *tensors_and_inputs: Any,
     ) -> tuple[Tensor, ...]:
-        results = below(*inputs, **(options if sinks is None else options | {"sinks": sinks}))
-        save(ctx, forward, results, sinks, inputs, options)
+        n = len(TENSORS)
+        tensors, inputs = tensors_and_inputs[:n], tensors_and_inputs[n:]
+        # NOTE: under torch.func those among the arguments are unwrapped, those in options are not.
+        per_head = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
+        results = below(*inputs, **options | per_head)
+        save(ctx, forward, results, tensors, inputs, options)
         return results
 
     @staticmethod

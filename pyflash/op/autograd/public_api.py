@@ -1,7 +1,7 @@
 """Autograd and autocast of the ops by the public torch.library.
 
 register_autograd takes no op with keyword-only tensors, so a call that is recorded goes through an
-op of its own, whose first argument is sinks: `torch.ops.pyflash.recorded_fwd`.
+op of its own, whose first arguments are these: `torch.ops.pyflash.recorded_fwd`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
 from pyflash.op.backward import refuse_what_has_no_gradients
+from pyflash.op.options import TENSORS, tensors_of
 
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     name = f"recorded_{forward.name}"
     library.define(_schema_of_recorded(forward), tags=torch.Tag.pt2_compliant_tag)
 
-    def below(sinks: Tensor | None, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        return forward.op(*inputs, **options | ({} if sinks is None else {"sinks": sinks}))
+    n = len(TENSORS)
+
+    def below(*tensors_and_inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        tensors = zip(TENSORS, tensors_and_inputs[:n], strict=True)
+        per_head = {name: x for name, x in tensors if x is not None}
+        return forward.op(*tensors_and_inputs[n:], **options, **per_head)
 
     library.impl(name, below, "CompositeExplicitAutograd")
     recorded = getattr(torch.ops.pyflash, name).default
 
     def kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        sinks = options.pop("sinks", None)
-        tensors = [x for x in (sinks, *inputs) if isinstance(x, Tensor)]
+        per_head = tensors_of(options)
+        tensors = [x for x in (*per_head, *inputs) if isinstance(x, Tensor)]
         _refuse_forward_mode(tensors)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             refuse_what_has_no_gradients(inputs[0], inputs[3:], options)
-        return recorded(sinks, *inputs, **options)
+        others = {name: value for name, value in options.items() if name not in TENSORS}
+        return recorded(*per_head, *inputs, **others)
 
     def setup(
         ctx: Any,
@@ -41,8 +47,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         keyword_only_inputs: Mapping[str, Any],
         output: tuple[Tensor, Tensor],
     ) -> None:
-        sinks, *others = inputs
-        save(ctx, forward, output, sinks, tuple(others), keyword_only_inputs)
+        save(ctx, forward, output, inputs[:n], inputs[n:], keyword_only_inputs)
 
     def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         return tuple(gradients(ctx, grad_out, ctx.needs_input_grad))
@@ -59,9 +64,7 @@ def register_backward(
 
 def autocast(forward: Forward, device_type: str, key: str) -> Callable[..., tuple[Tensor, ...]]:
     def kernel(*inputs: Any, **options: Any) -> tuple[Tensor, ...]:
-        sinks, *inputs = cast(inputs, options.get("sinks"), device_type)
-        if sinks is not None:
-            options["sinks"] = sinks
+        inputs, options = cast(inputs, options, device_type)
         with torch.autocast(device_type, enabled=False):
             return forward.op(*inputs, **options)
 
@@ -70,8 +73,10 @@ def autocast(forward: Forward, device_type: str, key: str) -> Callable[..., tupl
 
 def _schema_of_recorded(forward: Forward) -> str:
     schema = str(forward.op._schema).partition("::")[2]
-    schema = schema.replace(", Tensor? sinks=None", "").replace(f"{forward.name}(", "(", 1)
-    return f"recorded_{forward.name}{schema.replace('(', '(Tensor? sinks, ', 1)}"
+    for name in TENSORS:
+        schema = schema.replace(f", Tensor? {name}=None", "")
+    tensors = "".join(f"Tensor? {name}, " for name in TENSORS)
+    return f"recorded_{schema.replace('(', f'({tensors}', 1)}"
 
 
 def _refuse_forward_mode(tensors: list[Tensor]) -> None:

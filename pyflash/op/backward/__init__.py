@@ -9,14 +9,17 @@ the same everywhere, padded and packed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyflash.op.backward import cpu, cuda
-from pyflash.op.options import OPTIONS
+from pyflash.op.options import BACKWARD_TENSORS, DEFAULTS, OPTIONS, TENSORS, given
+
+# Where gradients of q, k and v are computed, in words.
+PLACES = {"cuda": "a GPU", "cpu": "the CPU"}
 
 
 def refuse_what_has_no_gradients(
@@ -26,21 +29,65 @@ def refuse_what_has_no_gradients(
 
     packing: the positional arguments of `fwd_varlen` after v, or ().
     """
+    _refuse_options(q.device.type, options)
     if q.device.type != "cuda":
         return
     heads = q.shape[-2]
     sequences = packing[0].shape[0] - 1 if packing else 0
     at_most = f"expected at most {cuda.MAX_GRID} where gradients are required"
-    softcap = options.get("softcap", 0.0)
-    if softcap:
-        raise RuntimeError(
-            f"pyflash: softcap = {softcap:g} has no gradients on a GPU: expected 0, or tensors "
-            "that do not require gradients"
-        )
     if isinstance(heads, int) and heads > cuda.MAX_GRID:
         raise RuntimeError(f"pyflash: q has heads {heads}: {at_most}")
     if isinstance(sequences, int) and sequences > cuda.MAX_GRID:
         raise RuntimeError(f"pyflash: cu_seqlens_q is for {sequences} sequences: {at_most}")
+
+
+def without_gradients(options: Mapping[str, Any], device_type: str) -> dict[str, Any]:
+    """The given options with which q, k and v have no gradients there."""
+    if device_type not in PLACES:
+        return {}
+    return {n: x for n, x in given(options).items() if device_type not in OPTIONS[n].gradients_on}
+
+
+def _refuse_options(device_type: str, options: Mapping[str, Any]) -> None:
+    for name, value in without_gradients(options, device_type).items():
+        is_tensor, default = name in TENSORS, DEFAULTS[name]
+        said = name if is_tensor else f"{name} = {_number(value)}"
+        raise RuntimeError(
+            f"pyflash: {said} has no gradients on {PLACES[device_type]}: expected "
+            f"{default if is_tensor else _number(default)}, or tensors that do not require "
+            "gradients"
+        )
+    for name in TENSORS:
+        x = options.get(name)
+        if x is not None and x.requires_grad and not OPTIONS[name].gradient:
+            raise RuntimeError(
+                f"pyflash: {name} requires gradients, and has none: expected a tensor that does "
+                "not, as .detach() makes one"
+            )
+
+
+def arguments_of(
+    results: tuple[Tensor, Tensor, Tensor], inputs: Sequence[Any], tensors: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The positional arguments of `bwd` and `bwd_varlen`: grad_out, out and lse, the tensors among
+    the options, and what is positional in the forward pass."""
+    return (*results, *[tensors.get(name) for name in BACKWARD_TENSORS], *inputs)
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def of_tensors(
+    results: tuple[Tensor, Tensor, Tensor],
+    tensors: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients of the options of `TENSORS` that are needed, given (grad_out, out, lse)."""
+    return [
+        getattr(torch.ops.pyflash, OPTIONS[name].gradient)(*results, x) if is_needed else None
+        for name, x, is_needed in zip(TENSORS, tensors, needed, strict=True)
+    ]
 
 
 def bwd_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
@@ -51,6 +98,17 @@ def bwd_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tens
     share = torch.exp(sinks.float() - lse)
     share = share.masked_fill(lse == -math.inf, 0)  # nothing attended, and a sink of -inf
     return -(share * delta).flatten(0, -2).sum(0).to(sinks.dtype)
+
+
+def _with_named_tensors(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation of the op for a function that takes the options' tensors by name."""
+    n = len(BACKWARD_TENSORS)
+
+    def call(grad_out: Tensor, out: Tensor, lse: Tensor, *others: Any, **options: Any) -> Any:
+        tensors = given(dict(zip(BACKWARD_TENSORS, others[:n], strict=True)))
+        return backward(grad_out, out, lse, *others[n:], **tensors, **options)
+
+    return call if n else backward
 
 
 def _fake(
@@ -64,17 +122,18 @@ def _fake_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Te
 
 
 def _schema(name: str, forward: torch._ops.OpOverload) -> str:
-    """Takes the arguments of the forward pass, but for the options that it has no use for."""
+    """Takes the arguments of the forward pass, but for the options that it has no use for. Those
+    that are tensors are positional, because torch's public autograd takes no others."""
     arguments = str(forward._schema).partition("(")[2].partition(") -> ")[0].split(", ")
 
     def is_taken(argument: str) -> bool:
-        option = OPTIONS.get(argument.partition("=")[0].split(" ")[-1])
-        return option is None or option.in_backward
+        option = argument.partition("=")[0].split(" ")[-1]
+        return option not in OPTIONS or (OPTIONS[option].in_backward and option not in TENSORS)
 
-    return (
-        f"{name}(Tensor grad_out, Tensor out, Tensor lse, {', '.join(filter(is_taken, arguments))})"
-        " -> (Tensor dq, Tensor dk, Tensor dv)"
-    )
+    results = ("Tensor grad_out", "Tensor out", "Tensor lse")
+    tensors = [f"Tensor? {tensor}" for tensor in BACKWARD_TENSORS]
+    taken = ", ".join((*results, *tensors, *filter(is_taken, arguments)))
+    return f"{name}({taken}) -> (Tensor dq, Tensor dk, Tensor dv)"
 
 
 _library = torch.library.Library("pyflash", "FRAGMENT")
@@ -83,9 +142,9 @@ for _name, _forward in (
     ("bwd_varlen", torch.ops.pyflash.fwd_varlen.default),
 ):
     _library.define(_schema(_name, _forward), tags=torch.Tag.pt2_compliant_tag)
-    _library.impl(_name, getattr(cuda, _name), "CUDA")
-    _library.impl(_name, getattr(cpu, _name), "CPU")
-    torch.library.register_fake(f"pyflash::{_name}", _fake, lib=_library)
+    _library.impl(_name, _with_named_tensors(getattr(cuda, _name)), "CUDA")
+    _library.impl(_name, _with_named_tensors(getattr(cpu, _name)), "CPU")
+    torch.library.register_fake(f"pyflash::{_name}", _with_named_tensors(_fake), lib=_library)
 _library.define(
     "bwd_sinks(Tensor grad_out, Tensor out, Tensor lse, Tensor sinks) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
