@@ -14,6 +14,7 @@ from torch import Tensor
 from pyflash.config import KernelConfig, as_config
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
+from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
 
 # In which order warps, and the lanes of a warp, run; "random" as the seed says, anew at each point
 # where a warp meets. A bug may show under one and hide under another.
@@ -23,22 +24,18 @@ ORDERS = ("ascending", "descending", "random")
 RESIDENT_CTAS = 132
 
 
+@shows_options
 def emulate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     config: KernelConfig | str,
     *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
     num_splits: int = 1,
-    sinks: Tensor | None = None,
     order: str = "ascending",
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """Attention as `pyflash.attention` computes it with `config` on a GPU, by the same kernel
     template, thread by thread on the CPU. Arguments that both have mean the same.
@@ -61,19 +58,15 @@ def emulate(
     num_splits < 1, text that is not a config and a config that breaks a rule;
     `pyflash.codegen.build.BuildError` where the kernel does not compile.
     """
+    refuse_unknown("emulate", options)
     return _emulate(
         (q, k, v),
         config,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        num_splits=num_splits,
-        sinks=sinks,
         order=order,
         seed=seed,
+        num_splits=num_splits,
         resident_ctas=resident_ctas,
+        **options,
     )
 
 
@@ -142,7 +135,8 @@ def run_library(
         values = machine.run()
         seconds = time.perf_counter() - start
     if n_parts > 1:
-        _merge(*outputs, options.get("sinks"), out, lse)
+        logits = of_scope(options, Scope.DENOMINATOR).values()
+        _merge(*outputs, tuple(logits), out, lse)
     report = Report(
         config=config.short_form(),
         problem=problem,
@@ -182,13 +176,17 @@ def _partial_outputs(lse: Tensor, n_parts: int, d_head: int) -> tuple[Tensor, Te
 
 
 def _merge(
-    o_partial: Tensor, lse_partial: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor
+    o_partial: Tensor,
+    lse_partial: Tensor,
+    logits: tuple[Tensor, ...],
+    out: Tensor,
+    lse: Tensor,
 ) -> None:
-    """lse = ln(sum_s exp(lse_s) + exp(sink)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
-    cute_kernels/merge_splits.cu."""
+    """lse = ln(sum_s exp(lse_s) + exp(logit)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
+    cute_kernels/merge_splits.cu. logits: (heads,), which join the denominator."""
     lse.copy_(lse_partial.logsumexp(0))
-    if sinks is not None:
-        lse.copy_(torch.logaddexp(lse, sinks.float()[:, None]))
+    for logit in logits:
+        lse.copy_(torch.logaddexp(lse, logit.float()[:, None]))
     weighted = (lse_partial - lse).exp()[..., None] * o_partial
     nothing = (lse_partial == -math.inf)[..., None]  # attended: a weight of 0
     rows = weighted.masked_fill(nothing, 0).sum(0)  # (..., heads, seqlen, d_head)

@@ -11,6 +11,7 @@ from rich.text import Text
 from pyflash.config import parse as parse_config
 from pyflash.emulator.timeline import as_text as timeline_text
 from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
+from pyflash.op.options import DEFAULTS, TENSORS
 
 if TYPE_CHECKING:
     from pyflash.emulator.report import Report
@@ -75,16 +76,15 @@ def hints(report: Report) -> list[str]:
 def _problem(report: Report) -> str:
     """Extents, and those of the options that change something."""
     problem = report.problem
+    computed = [name for name, default in DEFAULTS.items() if default is None]
     unsaid = {
+        **DEFAULTS,
+        **{name: problem[name] for name in computed},  # by the kernel's caller
+        **dict.fromkeys(TENSORS, False),
         "heads_kv": problem["heads"],
         "total_q": 0,
         "total_k": 0,
-        "window_left": -1,
-        "window_right": -1,
-        "softcap": 0,
-        "softmax_scale": problem["softmax_scale"],
         "num_splits": 1,
-        "sinks": False,
     }
     return ", ".join(
         f"{name} {value}" for name, value in problem.items() if value != unsaid.get(name)
