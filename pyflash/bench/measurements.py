@@ -13,7 +13,7 @@ from typing import Any
 
 from pyflash.bench.records import Record
 from pyflash.config import FORWARD
-from pyflash.op.options import DEFAULTS
+from pyflash.op.options import DEFAULTS, OPTIONS
 
 Facts = dict[str, str]  # what was measured and where: words by name, "" where nothing is to say
 
@@ -110,11 +110,11 @@ def dates(records: Sequence[Record]) -> str:
 
 
 def mask(problem: Mapping[str, Any]) -> str:
-    """Returns what --mask calls it; "" for windows, which name themselves."""
+    """Returns what --mask calls it; "" for windows and the like, which name themselves."""
     said = _said_options(problem["options"])
     if "causal" in said:
         return "causal"
-    return "" if {"window_left", "window_right"} & said.keys() else "full"
+    return "" if any(OPTIONS[name].is_positional for name in OPTIONS & said.keys()) else "full"
 
 
 def facts_of(record: Record) -> Facts:

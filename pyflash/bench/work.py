@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyflash.config import DType
+from pyflash.op.options import OPTIONS, given
 
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
@@ -69,11 +70,13 @@ def gemms_of(problem: Problem) -> tuple[Gemm, Gemm]:
 
 
 def is_causal(problem: Problem) -> bool:
-    """Raises ValueError for a window, whose FLOPs are not those of full or causal attention."""
-    options = problem.options
-    if options.get("window_left", -1) != -1 or options.get("window_right", -1) != -1:
-        raise ValueError("a window: only full and causal attention can be compared with GEMMs")
-    return bool(options.get("causal"))
+    """Raises ValueError for a window and the like, whose FLOPs are not those of full or causal
+    attention."""
+    causal = bool(problem.options.get("causal"))
+    for name in given(problem.options):
+        if OPTIONS[name].is_positional and name != "causal":
+            raise ValueError(f"{name}: only full and causal attention can be compared with GEMMs")
+    return causal
 
 
 def softmax_bytes(problem: Problem) -> int:

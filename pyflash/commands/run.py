@@ -20,6 +20,7 @@ from pyflash.ui.problems import (
     device_of,
     dtype_of,
     takes_attention_options,
+    with_tensors,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def select_command(
     packed: Annotated[
         bool, typer.Option("--packed", help="attention_varlen: batch sequences, longest lengths.")
     ] = False,
-    sinks: Annotated[bool, typer.Option("--sinks")] = False,
     device: Device = None,
     json: JsonOption = False,
     **options: Any,
@@ -89,7 +89,7 @@ def select_command(
         dtype=dtype_of(dtype),
         packed=packed,
         device=device_of(device),
-        options=options | {"sinks": torch.zeros(heads) if sinks else None},
+        options=with_tensors(options, lambda: torch.zeros(heads)),
     )
     selection = select(problem)
     if json:
@@ -110,7 +110,6 @@ def emulate_command(
     seqlen_q: Annotated[int, typer.Option(min=0)] = 256,
     seqlen_k: Annotated[int, typer.Option(min=0)] = 256,
     d_head: DHead = None,
-    sinks: Annotated[bool, typer.Option("--sinks", help="A random logit for each head.")] = False,
     num_splits: Annotated[int, typer.Option(help="CTAs that share the keys.")] = 1,
     order: Annotated[
         str, typer.Option(help="Of warps and lanes: ascending, descending, random.")
@@ -145,7 +144,7 @@ def emulate_command(
         torch.randn(batch, *size, d_head, dtype=TORCH_DTYPES[key.dtype])
         for size in ((seqlen_q, heads), (seqlen_k, heads_kv), (seqlen_k, heads_kv))
     )
-    options["sinks"] = torch.randn(heads) if sinks else None
+    options = with_tensors(options, lambda: torch.randn(heads))
     with _emulating(key, batch * heads, seqlen_q, seqlen_k):
         out, lse, report = pyflash.emulate(
             q, k, v, key, **options, num_splits=num_splits, order=order, seed=seed,

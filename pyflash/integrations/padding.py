@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyflash.op.ops import attention, attention_varlen
-from pyflash.op.options import AttentionOptions
+from pyflash.op.options import (
+    OPTIONS,
+    AttentionOptions,
+    Scope,
+    given,
+    of_scope,
+    windows_asked,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,13 +59,12 @@ def padded_attention(
     Raises ValueError for a mask that does not fit q and k, and for a window over rows with padding
     between their tokens.
     """
-    left, right = options.get("window_left", -1), options.get("window_right", -1)
     if mask.shape[0] != k.shape[0] or mask.shape[1] > k.shape[1]:
         raise ValueError(
             f"pyflash: attention_mask has shape {tuple(mask.shape)}: expected batch {k.shape[0]} "
             f"and at most {k.shape[1]} columns, one for each key"
         )
-    in_order = options.get("causal", False) or left >= 0 or right >= 0
+    in_order = any(OPTIONS[name].is_positional for name in given(options))
     if in_order and q.shape[1] > mask.shape[1]:
         raise ValueError(
             f"pyflash: attention_mask has {mask.shape[1]} columns for {q.shape[1]} queries: "
@@ -68,10 +74,10 @@ def padded_attention(
     packing = packing_of(mask, q.shape[1], in_order)
     if packing is None:
         return attention(q, k, v, **options)
-    if packing.holes and (left >= 0 or right > 0):
+    if packing.holes and (counting := _counting_tokens(options)):
         raise ValueError(
             "pyflash: attention_mask has padding between the tokens of a row: expected it before "
-            "or behind them, because a sliding window counts tokens"
+            f"or behind them, because {counting} counts tokens"
         )
     out = attention_varlen(
         q.flatten(0, 1) if packing.queries is None else q[packing.queries],
@@ -86,6 +92,13 @@ def padded_attention(
     if packing.queries is None:
         return out.unflatten(0, q.shape[:2])
     return out.new_zeros(q.shape).index_put(packing.queries, out)
+
+
+def _counting_tokens(options: AttentionOptions) -> str | None:
+    """What depends on how many tokens are between two, in words."""
+    if windows_asked(options) not in ((-1, -1), (-1, 0)):
+        return "a sliding window"
+    return next(iter(of_scope(options, Scope.POSITION)), None)
 
 
 def packing_of(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:

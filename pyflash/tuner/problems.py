@@ -14,18 +14,25 @@ from typing import Any
 import torch
 
 from pyflash.config import DType
-from pyflash.op.options import DEFAULTS
+from pyflash.op.options import DEFAULTS, TENSORS, is_given, scalar_options
 from pyflash.op.selection import Problem
 
 EXTENTS = ("batch", "heads", "heads_kv", "seqlen", "seqlen_q", "seqlen_k", "d_head")
-FLAGS = ("packed", "causal", "sinks")
-NUMBERS = {"window_left": int, "window_right": int, "softcap": float, "softmax_scale": float}
+_SCALARS = {name: kind for name, (kind, of) in scalar_options().items() if not of.chooses}
+FLAGS = ("packed", *[name for name, kind in _SCALARS.items() if kind is bool], *TENSORS)
+# NOTE: texts are names in journals and tables, so numbers keep their order: those without a default
+# of their own come last.
+NUMBERS: dict[str, type] = {
+    name: int if _SCALARS[name] is int else float
+    for name in sorted(_SCALARS, key=lambda name: DEFAULTS[name] is None)
+    if _SCALARS[name] is not bool
+}
 FORM = "bf16,batch=4,heads=16[,heads_kv=4],seqlen=4096[,seqlen_k=8192],d_head=128[,causal]"
 
 
 def parse_problem(text: str, device: str = "cuda") -> Problem:
-    """The problem of a text: a dtype, extents as NAME=NUMBER, options of attention, `packed` for
-    packed sequences, `sinks`; joined by commas.
+    """The problem of a text: a dtype, extents as NAME=NUMBER, options of attention, a tensor's by
+    its name alone, `packed` for packed sequences; joined by commas.
 
     batch is 1 and heads_kv is heads where they are left out; seqlen is that of q and of k. Raises
     ValueError naming the word that was not understood, or the extent that is missing.
@@ -62,7 +69,7 @@ def problem_text(problem: Problem) -> str:
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
-    """Extents, dtype by name, and the options that are not at their defaults; sinks as true."""
+    """Extents, dtype by name, and the options that are not at their defaults; tensors as true."""
     values: dict[str, Any] = {
         "dtype": problem.dtype.name,
         "batch": problem.batch,
@@ -75,15 +82,13 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     if problem.packed:
         values["packed"] = True
     for name, value in problem.options.items():
-        if name == "sinks":
-            values[name] = value is not None
-        elif value != DEFAULTS[name]:
-            values[name] = value
+        if is_given(name, value):
+            values[name] = True if name in TENSORS else value
     return values
 
 
 def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
-    """The inverse of `problem_to_json`; sinks are zeros, packed sequences as long as
+    """The inverse of `problem_to_json`; tensors are zeros, packed sequences as long as
     `packed_lengths` has them."""
     values = dict(values)
     dtype = DType.of(values.pop("dtype"))
@@ -92,8 +97,9 @@ def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
         name: values.pop(name) for name in ("batch", "heads_kv", "seqlen_q", "seqlen_k", "d_head")
     }
     packed = values.pop("packed", False)
-    if values.pop("sinks", False):
-        values["sinks"] = torch.zeros(heads)
+    for name in TENSORS:
+        if values.pop(name, False):
+            values[name] = torch.zeros(heads)
     totals = {}
     if packed:
         for name in ("q", "k"):

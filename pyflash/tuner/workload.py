@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyflash.bench.timing import Calls, seconds_per_call
 from pyflash.op.ops import attention, attention_varlen
+from pyflash.op.options import TENSORS
 from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES, Problem
 from pyflash.tuner.problems import packed_lengths
@@ -46,10 +47,11 @@ class Workload:
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._lengths = self._draw_lengths(seed) if problem.packed else ()
         self._options = dict(problem.options)
-        if problem.options.get("sinks") is not None:
-            self._options["sinks"] = torch.randn(
-                problem.heads_q, generator=self._generator, device=self.device
-            )
+        for name in TENSORS:
+            if problem.options.get(name) is not None:
+                self._options[name] = torch.randn(
+                    problem.heads_q, generator=self._generator, device=self.device
+                )
         self._buffers = [self._draw_inputs()]
         n_buffers = 1
         if cold and self.device.type == "cuda":

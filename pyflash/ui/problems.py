@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.op.options import scalar_options
+from pyflash.op.options import OPTIONS, TENSORS, scalar_options
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pyflash.config import DType
 
 Batch = Annotated[int, typer.Option(min=0)]
@@ -23,22 +25,33 @@ Device = Annotated[
 
 
 def takes_attention_options(command: Callable[..., None]) -> Callable[..., None]:
-    """For a command of **options: one flag for each option of attention that a shell can write."""
+    """For a command of **options: one flag for each option of attention that a shell can write. Of
+    a tensor it says whether there is one: `with_tensors` makes it."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    flags = {
+        name: (option.default, Annotated[kind, typer.Option(help=option.meaning)])
+        for name, (kind, option) in scalar_options().items()
+    }
+    for name in TENSORS:
+        only_on = "--" + name.replace("_", "-")
+        help = f"A tensor that the command makes: {OPTIONS[name].meaning}"
+        flags[name] = (False, Annotated[bool, typer.Option(only_on, help=help)])
     added = [
         inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=option.default,
-            annotation=Annotated[kind, typer.Option(help=option.meaning)],
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
-        for name, (kind, option) in scalar_options().items()
+        for name, (default, annotation) in flags.items()
         if name not in signature.parameters
     ]
     command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
     return command
+
+
+def with_tensors(options: Mapping[str, Any], make: Callable[[], Tensor]) -> dict[str, Any]:
+    """The options of a command that `takes_attention_options`, as attention takes them."""
+    return {**options, **{name: make() if options[name] else None for name in TENSORS}}
 
 
 def dtype_of(text: str) -> DType:
