@@ -6,28 +6,47 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from pyflash.config import KernelConfig
 from pyflash.distributed import model
 from pyflash.distributed.exchange import agree, process_group
 from pyflash.distributed.head_parallel import HeadParallelAttention, why_not
 from pyflash.distributed.layout import LAYOUTS
+from pyflash.distributed.options import (
+    autocast,
+    check_positional,
+    check_with_op,
+    in_words,
+    refuse_gradients,
+)
 from pyflash.distributed.pieces import Mask
 from pyflash.distributed.ring import Attention, RingAttention
 from pyflash.distributed.schedule import Geometry
 from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
-from pyflash.op.backward import refuse_what_has_no_gradients
-from pyflash.op.selection import TORCH_DTYPES, Problem, select
+from pyflash.op.options import (
+    DEFAULTS,
+    TENSORS,
+    AttentionOptions,
+    Scope,
+    of_scope,
+    refuse_unknown,
+    shows_options,
+    tensors_of,
+    windows_asked,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FUNCTIONS = {"ring": RingAttention, "all_to_all": HeadParallelAttention}
 
 
+@shows_options
 def attention(
     q: Tensor,
     k: Tensor,
@@ -38,15 +57,8 @@ def attention(
     layout: str = "zigzag",
     cu_seqlens_q: Tensor | Sequence[int] | None = None,
     cu_seqlens_k: Tensor | Sequence[int] | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    config: KernelConfig | str = "",
-    num_splits: int = 0,
     return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`pyflash.attention` of a sequence that the ranks of a group hold slices of.
 
@@ -64,10 +76,10 @@ def attention(
       and v the like: those of all ranks together, (sequences + 1), int32 tensors or numbers. Of
       each sequence every rank holds its chunks, whatever the length. Tensors on the CPU save a wait
       for the GPU. cu_seqlens_k: default cu_seqlens_q.
-    - sinks: (heads,), a logit for each head that joins the softmax denominator only, neither scaled
-      nor capped nor masked: the same on every rank. Its gradient is this rank's part of a sum over
-      ranks, as that of every parameter.
-    - the other arguments are those of `pyflash.attention`. A config runs every part of a ring.
+    {options}
+
+    A tensor among the options is the same on every rank. Its gradient is this rank's part of a sum
+    over ranks, as that of every parameter. A config runs every part of a ring.
 
     Returns out, of the shape and dtype of q, contiguous; with `return_lse` also lse of all keys,
     (batch, heads, local seqlen_q) or (heads, local rows), float32.
@@ -85,38 +97,41 @@ def attention(
     was expected and what came; RuntimeError for ranks that are gone.
     """
     group = process_group(group)
-    q, k, v = _autocast(q, k, v)
+    refuse_unknown("attention", options)
+    (q, k, v), options = autocast((q, k, v), options)
     lengths = _lengths(q, k, cu_seqlens_q, cu_seqlens_k, dist.get_world_size(group))
-    masking = {"causal": causal, "window_left": window_left, "window_right": window_right}
+    config = options.get("config", "")
     short_form = config if isinstance(config, str) else config.canonical().short_form()
-    options = {"softmax_scale": softmax_scale, "softcap": softcap}
-    forward_options = {"config": short_form, "num_splits": num_splits}
-    everything = options | forward_options | masking
+    everything = {**DEFAULTS, **options, "config": short_form}
+    tensors = tensors_of(everything)
     packed = cu_seqlens_q is not None
 
     def describe() -> dict[str, Any]:
-        _check(q, k, sinks, group, variant, layout, lengths, packed)
-        _check_with_op(q, k, v, packed, everything)
+        _check(q, k, group, variant, layout, lengths, packed)
+        check_with_op(q, k, v, len(lengths[0]) if packed else None, everything)
+        check_positional(q, k, dist.get_world_size(group), variant, everything)
         described = {
-            name: f"{tuple(x.shape[1:] if packed else x.shape)} {x.dtype}".replace("torch.", "")
-            for name, x in {"q": q, "k": k, "v": v}.items()
+            name: in_words(x, 1 if packed else 0) for name, x in {"q": q, "k": k, "v": v}.items()
         }
-        described |= {"variant": variant, "layout": layout, "sinks": sinks is not None}
+        described |= {"variant": variant, "layout": layout}
         if packed:
             described |= {"cu_seqlens_q and cu_seqlens_k": _digest(lengths)}
-        return described | everything
+        words = {name: in_words(x) for name, x in zip(TENSORS, tensors, strict=True)}
+        return described | everything | words
 
-    given = tuple(everything.items())
-    shapes = tuple((x.shape, x.dtype, x.device) for x in (q, k, v, sinks) if x is not None)
-    agree(group, describe, (variant, layout, lengths, packed, shapes, given))
-    _refuse_gradients(q, k, v, softcap)
+    numbers = tuple((name, x) for name, x in everything.items() if name not in TENSORS)
+    shapes = tuple(x if x is None else (x.shape, x.dtype, x.device) for x in (q, k, v, *tensors))
+    agree(group, describe, (variant, layout, lengths, packed, shapes, numbers))
+    refuse_gradients(q, k, v, everything)
 
-    mask = Mask(window_left, 0 if causal else window_right)
+    mask = Mask(*windows_asked(everything))
     geometry = Geometry(*lengths, mask, dist.get_world_size(group), layout)
-    if variant == "auto":
+    if variant == "auto" and of_scope(everything, Scope.POSITION):
+        variant = "all_to_all"
+    elif variant == "auto":
         variant = model.choose(_problem(q, k, geometry), _machine(q.device))
-    call = Attention(group, geometry, packed, options, forward_options)
-    out, lse = _FUNCTIONS[variant].apply(call, q, k, v, sinks)
+    call = Attention.of(group, geometry, packed, everything)
+    out, lse = _FUNCTIONS[variant].apply(call, q, k, v, *tensors)
     return (out, lse) if return_lse else out
 
 
@@ -195,19 +210,9 @@ def _digest(lengths: Lengths) -> str:
     return f"of {len(lengths[0])} sequences, {sum(lengths[0])} and {sum(lengths[1])} rows ({name})"
 
 
-def _autocast(*qkv: Tensor) -> tuple[Tensor, ...]:
-    """As `pyflash.attention` casts."""
-    device_type = qkv[0].device.type
-    if not torch.is_autocast_enabled(device_type):
-        return qkv
-    dtype = torch.get_autocast_dtype(device_type)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in qkv)
-
-
 def _check(
     q: Tensor,
     k: Tensor,
-    sinks: Tensor | None,
     group: dist.ProcessGroup,
     variant: str,
     layout: str,
@@ -231,11 +236,6 @@ def _check(
             f"pyflash: cu_seqlens_k is for {len(lengths[1])} sequences: expected "
             f"{len(lengths[0])} as cu_seqlens_q"
         )
-    if sinks is not None and sinks.shape != q.shape[-2:-1]:
-        raise ValueError(
-            f"pyflash: sinks has shape {tuple(sinks.shape)}: expected ({q.shape[-2]},), one for "
-            "each head of q"
-        )
     if variant == "all_to_all" and (reason := why_not(q.shape[-2], k.shape[-2], n_ranks)):
         raise ValueError(f"pyflash: {reason}; variant = 'ring' takes any")
 
@@ -258,36 +258,6 @@ def _check_rows(
             f"pyflash: {name} has {len(x)} rows on rank {rank}: expected {expected} for these "
             f"cu_seqlens and layout = '{layout}', as pyflash.distributed.shard gives them"
         )
-
-
-def _check_with_op(q: Tensor, k: Tensor, v: Tensor, packed: bool, options: dict[str, Any]) -> None:
-    """Raises what the op would for such tensors and options."""
-    on_device = {x.device for x in (q, k, v)}
-    if len(on_device) > 1:
-        raise ValueError(f"pyflash: q, k and v are on {on_device}: expected one device")
-    shapes = [torch.empty_like(x, device="meta") for x in (q, k, v)]
-    if packed:
-        shapes = [x.unsqueeze(0) for x in shapes]
-    torch.ops.pyflash.fwd(*shapes, **options)  # shapes and dtypes
-    (batch, seqlen_q, heads_q, d_head), (_, seqlen_k, heads_kv, _) = (x.shape for x in shapes[:2])
-    select(  # options
-        Problem(
-            batch=batch,
-            heads_q=heads_q,
-            heads_kv=heads_kv,
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
-            d_head=d_head,
-            dtype=next(name for name, dtype in TORCH_DTYPES.items() if dtype == q.dtype),
-            device="cpu",
-            options=options,
-        )
-    )
-
-
-def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        refuse_what_has_no_gradients(q, (), {"softcap": softcap})
 
 
 def _problem(q: Tensor, k: Tensor, geometry: Geometry) -> model.Problem:

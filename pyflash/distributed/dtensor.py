@@ -15,11 +15,11 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
+from pyflash.op.options import TENSORS
 
 # The axes of each argument and result, by name: padded and packed.
 _PADDED = ("batch", "sequence", "heads", "d_head")
 _PACKED = ("sequence", "heads", "d_head")
-_OF_HEADS = ("sinks", "d_sinks")
 _LIKE_LSE = ("lse",)
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
 _KV = ("k", "v", "dk", "dv")
@@ -43,12 +43,13 @@ def repeat_kv_heads(x: Tensor, n: int) -> Tensor:
     return x.unsqueeze(-2).expand(*x.shape[:-1], n // heads_kv, x.shape[-1]).flatten(-3, -2)
 
 
-def _axes(name: str, packed: bool) -> tuple[str, ...]:
-    """Of a tensor argument or result of an op, by its name in the schema."""
+def _axes(name: str, packed: bool, rank: int = 0) -> tuple[str, ...]:
+    """Of a tensor argument or result of an op, by its name in the schema; an option's may lack the
+    first."""
     if name in _LENGTHS:
         return ("lengths",)
-    if name in _OF_HEADS:
-        return ("heads",)
+    if name in TENSORS:
+        return ("batch", "heads")[-rank:]
     if name in _LIKE_LSE:
         return ("heads", "sequence") if packed else ("batch", "heads", "sequence")
     return _PACKED if packed else _PADDED
@@ -64,7 +65,7 @@ def _register(op: torch._ops.OpOverload, results: tuple[str, ...], packed: bool)
         shares = _shares_of_heads(tensors, packed)
 
         def placement(name: str, axis: str | None, replicated: tuple[str, ...]) -> Placement:
-            axes = _axes(name, packed)
+            axes = _axes(name, packed, tensors[name].ndim if name in tensors else 0)
             if axis in axes and name not in replicated:
                 return Shard(axes.index(axis))
             # A result without the axis is a sum over it.

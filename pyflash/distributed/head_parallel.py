@@ -8,6 +8,7 @@ all ranks whose query heads attend it, and their gradients are summed, in fp32 a
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor
 
 from pyflash.distributed.exchange import clear_errors
 from pyflash.distributed.layout import local_rows
-from pyflash.distributed.merge import gradient_of_sinks, with_sinks
+from pyflash.distributed.merge import with_logits
 from pyflash.distributed.ring import Attention
 from pyflash.distributed.schedule import Call, index
+from pyflash.op import backward
+from pyflash.op.options import TENSORS, Scope, of_scope
 
 
 def why_not(heads: int, heads_kv: int, n_ranks: int) -> str | None:
@@ -38,7 +41,7 @@ class HeadParallelAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+        ctx: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         mine = _heads_of_rank(attention, q.shape[-2])
         q_heads = _to_heads(attention, q, attention.geometry.seqlens_q)
@@ -47,14 +50,16 @@ class HeadParallelAttention(torch.autograd.Function):
             _to_heads(attention, _repeated(x, attention.geometry.n_ranks), seqlens_k)
             for x in (k, v)
         )
-        part = attention.forward_op(_whole(attention, q.device), q_heads, k_heads, v_heads)
-        out_heads, lse_heads = with_sinks(*part, None if sinks is None else sinks[mine])
+        of_mine = _of_heads(tensors, mine)
+        call, taken = _whole(attention, q.device), of_scope(of_mine, Scope.POSITION)
+        part = attention.forward_op(call, q_heads, k_heads, v_heads, taken)
+        out_heads, lse_heads = with_logits(*part, of_mine)
         out = _to_rows(attention, out_heads, attention.geometry.seqlens_q)
         # (..., heads, rows) as one column of each head
         lse_column = lse_heads.mT.unsqueeze(-1).contiguous()
         lse = _to_rows(attention, lse_column, attention.geometry.seqlens_q).squeeze(-1).mT
         ctx.attention, ctx.heads, ctx.heads_kv = attention, mine, k.shape[-2]
-        ctx.save_for_backward(out_heads, lse_heads, q_heads, k_heads, v_heads, sinks)
+        ctx.save_for_backward(out_heads, lse_heads, q_heads, k_heads, v_heads, *tensors)
         lse = lse.contiguous()
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
@@ -64,23 +69,41 @@ class HeadParallelAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad_out is None:
-            return (None,) * 5
+            return (None,) * (4 + len(TENSORS))
         attention: Attention = ctx.attention
         geometry = attention.geometry
-        out, lse, q, k, v, sinks = ctx.saved_tensors
+        out, lse, q, k, v, *tensors = ctx.saved_tensors
+        of_mine = _of_heads(tensors, ctx.heads)
         grad_out = _to_heads(attention, grad_out, geometry.seqlens_q)
         call = _whole(attention, q.device)
-        dq, dk, dv = attention.backward_op(call, grad_out, out, lse, q, k, v)
+        taken = of_scope(of_mine, Scope.POSITION)
+        dq, dk, dv = attention.backward_op(call, grad_out, out, lse, q, k, v, tensors=taken)
         dq = _to_rows(attention, dq, geometry.seqlens_q)
         dk, dv = (
             _sum_repeated(_to_rows(attention, x, geometry.seqlens_k), ctx.heads_kv)
             for x in (dk, dv)
         )
-        d_sinks = None
-        if sinks is not None and ctx.needs_input_grad[4]:
-            d_sinks = torch.zeros_like(sinks)
-            d_sinks[ctx.heads] = gradient_of_sinks(grad_out, out, lse, sinks[ctx.heads])
-        return None, dq, dk, dv, d_sinks
+        parts = backward.of_tensors(
+            (grad_out, out, lse), tuple(of_mine.values()), ctx.needs_input_grad[4:]
+        )
+        d_tensors = (
+            None if part is None else _among_all_heads(part, x, ctx.heads)
+            for part, x in zip(parts, tensors, strict=True)
+        )
+        return None, dq, dk, dv, *d_tensors
+
+
+def _of_heads(tensors: Sequence[Tensor | None], heads: slice) -> dict[str, Tensor | None]:
+    """By name, the numbers of these heads, which are the last axis."""
+    named = zip(TENSORS, tensors, strict=True)
+    return {name: None if x is None else x[..., heads] for name, x in named}
+
+
+def _among_all_heads(part: Tensor, x: Tensor, heads: slice) -> Tensor:
+    """The gradient of x, of which other ranks have the rest."""
+    gradient = torch.zeros_like(x)
+    gradient[..., heads] = part
+    return gradient
 
 
 def _heads_of_rank(attention: Attention, heads: int) -> slice:

@@ -9,11 +9,13 @@ padded and packed ones alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from pyflash.distributed.schedule import Rows
+from pyflash.op.options import Scope, of_scope
 
 ROW_DIM, LSE_ROW_DIM = -3, -1
 
@@ -55,17 +57,14 @@ class Merged:
             self.lse.index_copy_(self.lse.dim() + LSE_ROW_DIM, rows, new_lse)
 
 
-def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(out, lse) after a logit for each head, (heads,), joined the softmax denominator."""
-    if sinks is None:
-        return out, lse
-    sinks = sinks.float().unsqueeze(-1)  # (heads, 1)
-    weight = torch.sigmoid(lse - sinks).nan_to_num_(nan=0.0)
-    return (out * weight.mT.unsqueeze(-1)).to(out.dtype), torch.logaddexp(lse, sinks)
-
-
-def gradient_of_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """(heads,): -sum(exp(sink - lse) * rowsum(dO * O)) over these rows."""
-    delta = (grad_out.float() * out.float()).sum(-1)  # (..., rows, heads)
-    share = torch.exp(sinks.float() - lse.mT).masked_fill_(lse.mT == -math.inf, 0)
-    return -(share * delta).flatten(0, -2).sum(0).to(sinks.dtype)
+def with_logits(
+    out: Tensor, lse: Tensor, options: Mapping[str, Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) after those options joined the softmax denominator that are a logit for each head,
+    (heads,)."""
+    for logits in of_scope(options, Scope.DENOMINATOR).values():
+        column = logits.float().unsqueeze(-1)  # (heads, 1)
+        weight = torch.sigmoid(lse - column).nan_to_num_(nan=0.0)
+        out = (out * weight.mT.unsqueeze(-1)).to(out.dtype)
+        lse = torch.logaddexp(lse, column)
+    return out, lse

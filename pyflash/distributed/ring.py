@@ -11,7 +11,9 @@ fp32 and in the order of the ring: the same every time.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,12 +26,15 @@ from pyflash.distributed.merge import (
     ROW_DIM,
     Merged,
     add,
-    gradient_of_sinks,
     take,
-    with_sinks,
+    with_logits,
 )
 from pyflash.distributed.schedule import Call, Geometry, calls
+from pyflash.op import backward
 from pyflash.op.on_demand import ensure_built
+from pyflash.op.options import TENSORS, Scope, backward_options, of_scope
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +44,42 @@ class Attention:
     group: dist.ProcessGroup
     geometry: Geometry
     packed: bool
-    options: dict[str, Any]  # of the op in both directions: softmax_scale, softcap
-    forward_options: dict[str, Any]  # config, num_splits
+    options: dict[str, Any]  # numbers that the op takes as they are
 
-    def forward_op(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def of(
+        cls,
+        group: dist.ProcessGroup,
+        geometry: Geometry,
+        packed: bool,
+        options: Mapping[str, Any],
+    ) -> Attention:
+        """Windows are in the geometry."""
+        taken = of_scope(options, Scope.SCORE, Scope.POSITION)
+        return cls(group, geometry, packed, {n: x for n, x in taken.items() if n not in TENSORS})
+
+    def forward_op(
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, tensors: Mapping[str, Tensor] = EMPTY
+    ) -> tuple[Tensor, Tensor]:
+        """tensors: of the options that the op takes."""
         op = torch.ops.pyflash.fwd_varlen if self.packed else torch.ops.pyflash.fwd
-        arguments = _windows(call) | self.options | self.forward_options
+        arguments = {**_windows(call), **self.options, **tensors}
         ensure_built(arguments, q, k, call.packing, compile=False)  # where PYFLASH_JIT asks for it
         return op(q, k, v, *call.packing, **arguments)
 
     def backward_op(
-        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, *qkv: Tensor
+        self,
+        call: Call,
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *qkv: Tensor,
+        tensors: Mapping[str, Tensor] = EMPTY,
     ) -> tuple[Tensor, Tensor, Tensor]:
         op = torch.ops.pyflash.bwd_varlen if self.packed else torch.ops.pyflash.bwd
-        return op(grad_out, out, lse, *qkv, *call.packing, **_windows(call), **self.options)
+        inputs = (*qkv, *call.packing)
+        arguments = backward.arguments_of((grad_out, out, lse), inputs, tensors)
+        return op(*arguments, **_windows(call), **backward_options(self.options))
 
 
 def _windows(call: Call) -> dict[str, int]:
@@ -64,7 +91,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+        ctx: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         merged = Merged(q)
         ring = _ring_of(attention, (k, v))
@@ -73,10 +100,11 @@ class RingAttention(torch.autograd.Function):
                 k_rows, v_rows = (take(x, call.k_rows) for x in block)
                 part = attention.forward_op(call, take(q, call.q_rows), k_rows, v_rows)
                 merged.add(call.q_rows, *part)
-        out, lse = with_sinks(merged.out, merged.lse, sinks)
+        named = dict(zip(TENSORS, tensors, strict=True))
+        out, lse = with_logits(merged.out, merged.lse, named)
         out = out.to(q.dtype)
         ctx.attention = attention
-        ctx.save_for_backward(out, lse, q, k, v, sinks)
+        ctx.save_for_backward(out, lse, q, k, v, *tensors)
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -85,14 +113,13 @@ class RingAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad_out is None:
-            return (None,) * 5
+            return (None,) * (4 + len(TENSORS))
         attention: Attention = ctx.attention
-        out, lse, q, k, v, sinks = ctx.saved_tensors
+        out, lse, q, k, v, *tensors = ctx.saved_tensors
         dq, dk, dv = _gradients(attention, grad_out, out, lse, (q, k, v))
-        d_sinks = None
-        if sinks is not None and ctx.needs_input_grad[4]:
-            d_sinks = gradient_of_sinks(grad_out, out, lse, sinks)
-        return None, dq, dk, dv, d_sinks
+        needed = ctx.needs_input_grad[4:]
+        d_tensors = backward.of_tensors((grad_out, out, lse), tensors, needed)
+        return None, dq, dk, dv, *d_tensors
 
 
 def _gradients(

@@ -13,7 +13,7 @@ from torch import Tensor
 import pyflash
 from pyflash import distributed
 from pyflash.distributed.exchange import Ring
-from pyflash.distributed.merge import Merged, with_sinks
+from pyflash.distributed.merge import Merged, with_logits
 from pyflash.op.reference import attention_ref, attention_varlen_ref, tolerance
 
 VARIANTS = ("ring", "all_to_all")
@@ -243,6 +243,7 @@ def test_merged_parts_of_the_keys_are_attention_over_all():
 
 
 def test_sinks_of_rows_with_nothing_to_attend():
-    out, lse = with_sinks(torch.zeros(1, 2, 3, 8), torch.full((1, 3, 2), -torch.inf), torch.ones(3))
+    nothing = (torch.zeros(1, 2, 3, 8), torch.full((1, 3, 2), -torch.inf))
+    out, lse = with_logits(*nothing, {"sinks": torch.ones(3)})
     assert torch.equal(out, torch.zeros(1, 2, 3, 8))
     assert torch.equal(lse, torch.ones(1, 3, 2))

@@ -28,8 +28,7 @@ def test_each_part_asks_for_what_it_masks(monkeypatch, mask, layout, packed):
     monkeypatch.setattr(on_demand, "_asked_by_environment", lambda: True)
     monkeypatch.setattr(on_demand, "_ensure_once", lambda *a: asked.append(a) or a[0])
     geometry = Geometry((36,), (36,), mask, N_RANKS, layout)
-    options = {"softmax_scale": None, "softcap": 0.0}
-    attention = Attention(None, geometry, packed, options, {"config": CONFIG, "num_splits": 0})
+    attention = Attention.of(None, geometry, packed, {"config": CONFIG})
     seen = set()
     for rank, k_rank in itertools.product(range(N_RANKS), repeat=2):
         for call in calls(geometry, rank, k_rank, packed, torch.device("cpu")):
