@@ -1,6 +1,7 @@
 """The options of attention: one description, which agrees with the op's schema and with help()."""
 
 import inspect
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,14 @@ import pyflash
 from pyflash.op.options import (
     DEFAULTS,
     OPTIONS,
+    TENSORS,
     AttentionOptions,
     backward_options,
     softmax_scale_of,
+    windows_asked,
     windows_of,
 )
+from pyflash.op.selection import class_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = torch.ops.pyflash
@@ -60,6 +64,24 @@ def test_types_are_those_of_the_schema():
         assert kinds[name] in getattr(kind, "__args__", (kind,)), argument.name
 
 
+def test_tensors_are_those_of_the_schema():
+    arguments = OPS.fwd.default._schema.arguments
+    tensors = [a.name for a in arguments if a.kwarg_only and str(a.type) == "Optional[Tensor]"]
+    assert tensors == list(TENSORS)
+
+
+@pytest.mark.parametrize("name", [name for name in TENSORS if OPTIONS[name].gradient])
+def test_the_op_of_a_tensors_gradient_is_there(name):
+    (result,) = getattr(OPS, OPTIONS[name].gradient).default._schema.returns
+    assert str(result.type) == "Tensor"
+
+
+def test_what_is_in_no_backward_has_gradients_all_the_same():
+    """Its effect is in out and lse, or there is none."""
+    outside = [option for option in OPTIONS.values() if not option.in_backward]
+    assert all(option.gradients_on == ("cpu", "cuda") for option in outside)
+
+
 def test_describing_options_needs_no_torch():
     code = "import sys, pyflash.op.options; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -73,3 +95,21 @@ def test_effective_scale_and_windows():
     assert windows_of({"causal": True}, 1, 7) == (-1, -1)  # one query attends every key
     assert windows_of({"window_left": 5, "window_right": 3}, 5, 7) == (5, 3)
     assert windows_of({"window_left": 6, "window_right": 4}, 5, 7) == (-1, -1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", list(itertools.product((1, 2, 6, 7), repeat=2)), ids=str)
+def test_windows_are_dropped_where_cpp_drops_them(lengths, causal):
+    """Of packed sequences: of one padded query C++ makes fewer keys of a left window."""
+    sizes = {"batch": 2, "heads_q": 2, "heads_kv": 1, "d_head": 64, "dtype": "FP16"}
+    extents = dict(zip(("seqlen_q", "seqlen_k"), lengths, strict=True))
+    for left, right in itertools.product((-1, 0, 1, 4, 5, 6, 7), repeat=2):
+        options = {"window_left": left, "window_right": right, "causal": causal}
+        if causal and right > 0:
+            continue
+        problem = pyflash.Problem(**sizes, **extents, packed=True, options=options)
+        needed = pyflash.Features.parse(class_of(problem).features)
+        kept = (needed.left_window, needed.right_window)
+        asked = windows_asked(options)
+        expected = tuple(n if is_kept else -1 for n, is_kept in zip(asked, kept, strict=True))
+        assert windows_of(options, *lengths) == expected, options
