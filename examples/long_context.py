@@ -77,7 +77,7 @@ def train_step(model: Model, tokens: Tensor, labels: Tensor, positions: Tensor, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seqlen", type=int, help="default: 65536, on the CPU 1024")
-    parser.add_argument("--variant", default="auto", choices=("auto", "ring", "all_to_all"))
+    parser.add_argument("--method", default="auto", choices=("auto", "ring", "all_to_all"))
     arguments = parser.parse_args()
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -97,7 +97,7 @@ def main() -> None:
     mine = (distributed.shard(tokens), distributed.shard(labels), positions)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
-        return distributed.attention(q, k, v, variant=arguments.variant, **options)
+        return distributed.attention(q, k, v, method=arguments.method, **options)
 
     loss = train_step(model, *mine, attend)
     # Each rank has the loss and the gradients of its rows: they add up.

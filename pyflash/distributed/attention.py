@@ -25,6 +25,7 @@ from pyflash.distributed.options import (
     refuse_gradients,
 )
 from pyflash.distributed.pieces import Mask
+from pyflash.distributed.renamed import takes_renamed
 from pyflash.distributed.ring import Attention, RingAttention
 from pyflash.distributed.schedule import Geometry
 from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = {"ring": RingAttention, "all_to_all": HeadParallelAttention}
 
 
+@takes_renamed(variant="method")
 @shows_options
 def attention(
     q: Tensor,
@@ -53,7 +55,7 @@ def attention(
     v: Tensor,
     *,
     group: dist.ProcessGroup | DeviceMesh | None = None,
-    variant: str = "auto",
+    method: str = "auto",
     layout: str = "zigzag",
     cu_seqlens_q: Tensor | Sequence[int] | None = None,
     cu_seqlens_k: Tensor | Sequence[int] | None = None,
@@ -67,7 +69,7 @@ def attention(
     of the whole sequence. Every rank of the group calls, with the same arguments.
 
     - group: a process group or a mesh of one dimension; default: all ranks.
-    - variant: "ring": keys and values travel around the group; "all_to_all": ranks exchange rows
+    - method: "ring": keys and values travel around the group; "all_to_all": ranks exchange rows
       for heads, heads must divide; "auto": the one whose forward pass `plan` expects to be faster.
     - layout: which rows rank r of n holds. "zigzag": chunks r and 2 n - 1 - r of 2 n, so that under
       a causal mask all have the same work; "contiguous": chunk r of n, so that with narrow windows
@@ -107,13 +109,13 @@ def attention(
     packed = cu_seqlens_q is not None
 
     def describe() -> dict[str, Any]:
-        _check(q, k, group, variant, layout, lengths, packed)
+        _check(q, k, group, method, layout, lengths, packed)
         check_with_op(q, k, v, len(lengths[0]) if packed else None, everything)
-        check_positional(q, k, dist.get_world_size(group), variant, everything)
+        check_positional(q, k, dist.get_world_size(group), method, everything)
         described = {
             name: in_words(x, 1 if packed else 0) for name, x in {"q": q, "k": k, "v": v}.items()
         }
-        described |= {"variant": variant, "layout": layout}
+        described |= {"method": method, "layout": layout}
         if packed:
             described |= {"cu_seqlens_q and cu_seqlens_k": _digest(lengths)}
         words = {name: in_words(x) for name, x in zip(TENSORS, tensors, strict=True)}
@@ -121,28 +123,28 @@ def attention(
 
     numbers = tuple((name, x) for name, x in everything.items() if name not in TENSORS)
     shapes = tuple(x if x is None else (x.shape, x.dtype, x.device) for x in (q, k, v, *tensors))
-    agree(group, describe, (variant, layout, lengths, packed, shapes, numbers))
+    agree(group, describe, (method, layout, lengths, packed, shapes, numbers))
     refuse_gradients(q, k, v, everything)
 
     mask = Mask(*windows_asked(everything))
     geometry = Geometry(*lengths, mask, dist.get_world_size(group), layout)
-    if variant == "auto" and of_scope(everything, Scope.POSITION):
-        variant = "all_to_all"
-    elif variant == "auto":
-        variant = model.choose(_problem(q, k, geometry), _machine(q.device))
+    if method == "auto" and of_scope(everything, Scope.POSITION):
+        method = "all_to_all"
+    elif method == "auto":
+        method = model.choose(_problem(q, k, geometry), _machine(q.device))
     call = Attention.of(group, geometry, packed, everything)
-    out, lse = _FUNCTIONS[variant].apply(call, q, k, v, *tensors)
+    out, lse = _FUNCTIONS[method].apply(call, q, k, v, *tensors)
     return (out, lse) if return_lse else out
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """`attention` with variant = "ring": same arguments, same result."""
-    return attention(q, k, v, variant="ring", **options)
+    """`attention` with method = "ring": same arguments, same result."""
+    return attention(q, k, v, method="ring", **options)
 
 
 def all_to_all_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """`attention` with variant = "all_to_all": same arguments, same result."""
-    return attention(q, k, v, variant="all_to_all", **options)
+    """`attention` with method = "all_to_all": same arguments, same result."""
+    return attention(q, k, v, method="all_to_all", **options)
 
 
 def sdpa(
@@ -214,13 +216,13 @@ def _check(
     q: Tensor,
     k: Tensor,
     group: dist.ProcessGroup,
-    variant: str,
+    method: str,
     layout: str,
     lengths: Lengths,
     packed: bool,
 ) -> None:
-    if variant not in ("auto", *_FUNCTIONS):
-        raise ValueError(f"pyflash: variant = '{variant}': expected auto, {', '.join(_FUNCTIONS)}")
+    if method not in ("auto", *_FUNCTIONS):
+        raise ValueError(f"pyflash: method = '{method}': expected auto, {', '.join(_FUNCTIONS)}")
     if layout not in LAYOUTS:
         raise ValueError(f"pyflash: layout = '{layout}': expected {' or '.join(LAYOUTS)}")
     n_ranks = dist.get_world_size(group)
@@ -236,8 +238,8 @@ def _check(
             f"pyflash: cu_seqlens_k is for {len(lengths[1])} sequences: expected "
             f"{len(lengths[0])} as cu_seqlens_q"
         )
-    if variant == "all_to_all" and (reason := why_not(q.shape[-2], k.shape[-2], n_ranks)):
-        raise ValueError(f"pyflash: {reason}; variant = 'ring' takes any")
+    if method == "all_to_all" and (reason := why_not(q.shape[-2], k.shape[-2], n_ranks)):
+        raise ValueError(f"pyflash: {reason}; method = 'ring' takes any")
 
 
 def _check_rows(

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m pyflash.distributed.bench
 
 Every rank makes the same inputs. Correct: rows of each rank's output beside the formula in fp32,
-output and gradients beside one GPU. Timed: the whole problem on one GPU, then each variant; the
+output and gradients beside one GPU. Timed: the whole problem on one GPU, then each method; the
 slowest rank counts. The model's figures are for the FLOP/s, link and latency measured in this run.
 """
 
@@ -27,10 +27,9 @@ from pyflash import distributed
 from pyflash.bench.environment import environment
 from pyflash.bench.timing import seconds_per_call
 from pyflash.distributed.exchange import Transfer
-from pyflash.distributed.model import Machine, machine_of
+from pyflash.distributed.model import METHODS, Machine, machine_of
 from pyflash.op.reference import attention_ref, tolerance
 
-VARIANTS = ("ring", "all_to_all")
 _ROWS_CHECKED = 256
 _D_HEAD = 128
 
@@ -103,9 +102,9 @@ def _check(seqlen: int, causal: bool, device: torch.device, arguments: argparse.
     last = rows[-n_checked:]  # consecutive, of the last chunk
     ref, pt16 = (_reference_rows(whole, last, causal, t) for t in (torch.float32, torch.bfloat16))
     bound = tolerance(ref, pt16)
-    for variant in VARIANTS:
+    for method in METHODS:
         mine = [distributed.shard(x.detach()).requires_grad_() for x in leaves]
-        out = distributed.attention(*mine, causal=causal, variant=variant)
+        out = distributed.attention(*mine, causal=causal, method=method)
         out.backward(distributed.shard(grad_out))
         error = (out[:, -n_checked:].float() - ref).abs().max().item()
         to_single = (out.float() - single.index_select(1, rows).float()).abs().max().item()
@@ -114,7 +113,7 @@ def _check(seqlen: int, causal: bool, device: torch.device, arguments: argparse.
             for x, y in zip(mine, gradients, strict=True)
         )
         record = {
-            "check": variant,
+            "check": method,
             "seqlen": seqlen,
             "causal": causal,
             "error": _slowest(error),
@@ -123,14 +122,14 @@ def _check(seqlen: int, causal: bool, device: torch.device, arguments: argparse.
             "gradients_to_one_gpu_relative": _slowest(to_gradients),
         }
         _say(
-            f"{variant:10} {seqlen:8} rows {_mask(causal)}: error {record['error']:.2e} (bound "
+            f"{method:10} {seqlen:8} rows {_mask(causal)}: error {record['error']:.2e} (bound "
             f"{bound:.2e}); to one GPU {record['to_one_gpu']:.2e}, gradients "
             f"{record['gradients_to_one_gpu_relative']:.2e} of the largest"
         )
         _write(record, arguments.json)
-        assert error <= bound, f"{variant}: {error} beyond {bound}"
+        assert error <= bound, f"{method}: {error} beyond {bound}"
         # Two sums of values rounded to 8 bits each.
-        assert to_gradients <= 2**-6, f"{variant}: gradients are off by {to_gradients}"
+        assert to_gradients <= 2**-6, f"{method}: gradients are off by {to_gradients}"
 
 
 def _reference_rows(whole: list[Tensor], rows: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
@@ -168,21 +167,21 @@ def _time(
         backward=backward,
         machine=machine,
     )
-    for variant in VARIANTS:
-        if variant not in expected.seconds_by_variant:
+    for method in METHODS:
+        if method not in expected.seconds_by_method:
             continue
         step = _step(
             distributed.attention,
             mine,
             grad_mine if backward else None,
             causal=causal,
-            variant=variant,
+            method=method,
         )
         seconds = _seconds(step, device, arguments.samples)
         n_ranks = dist.get_world_size()
-        modelled = expected.seconds_by_variant[variant]
+        modelled = expected.seconds_by_method[method]
         record = {
-            "variant": variant,
+            "method": method,
             "seqlen": seqlen,
             "causal": causal,
             "backward": backward,
@@ -197,7 +196,7 @@ def _time(
             "hidden_from": expected.hidden_from,
         }
         _say(
-            f"{variant:10} {seqlen:8} rows {_mask(causal)} {'fwd+bwd' if backward else 'fwd':7}: "
+            f"{method:10} {seqlen:8} rows {_mask(causal)} {'fwd+bwd' if backward else 'fwd':7}: "
             f"one GPU {single * 1e3:9.2f} ms, {n_ranks} {seconds * 1e3:9.2f} ms (model "
             f"{modelled * 1e3:9.2f}), efficiency {record['efficiency']:.3f} (model "
             f"{record['model_efficiency']:.3f})"

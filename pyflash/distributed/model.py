@@ -1,4 +1,4 @@
-"""What a call costs on n GPUs, and which variant is expected to be faster.
+"""What a call costs on n GPUs, and which method is expected to be faster.
 
 A ring: time of a step = max(compute, bytes / link) + latency + merge, and the steps add up; compute
 is that of the rank with the most to do, from the same pieces that the ring computes. All-to-all:
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from pyflash.distributed.head_parallel import why_not
 from pyflash.distributed.pieces import Mask
+from pyflash.distributed.renamed import renamed_attribute
 from pyflash.distributed.schedule import Geometry
 
-VARIANTS = ("ring", "all_to_all")
+METHODS = ("ring", "all_to_all")
 
 _FORWARD_FLOPS, _BACKWARD_FLOPS = 4, 10  # per query, key that it attends, head and column
 _ELEMENT = 2  # bytes of FP16 and BF16
@@ -182,7 +183,7 @@ def _work(geometry: Geometry, rank: int, shift: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def choose(problem: Problem, machine: Machine) -> str:
-    """The variant that "auto" stands for: all_to_all where the heads can be shared out and its
+    """The method that "auto" stands for: all_to_all where the heads can be shared out and its
     forward pass is expected to take less time, else the ring."""
     if why_not(problem.heads, problem.heads_kv, problem.geometry.n_ranks):
         return "ring"
@@ -195,16 +196,19 @@ def choose(problem: Problem, machine: Machine) -> str:
 class Plan:
     """What is expected of a problem on a group; print it."""
 
-    variant: str
+    method: str
     reason: str
     seconds: float
     efficiency: float  # seconds of one GPU / (n_ranks * seconds)
-    seconds_by_variant: dict[str, float]
+    seconds_by_method: dict[str, float]
     # The least power of two from which no step of the ring waits for a block; None: there is none.
     hidden_from: int | None
     machine: Machine
     problem: Problem
     backward: bool
+
+    variant = renamed_attribute("variant", "method")
+    seconds_by_variant = renamed_attribute("seconds_by_variant", "seconds_by_method")
 
     def __str__(self) -> str:
         problem, geometry = self.problem, self.problem.geometry
@@ -213,14 +217,14 @@ class Plan:
             if self.hidden_from
             else "sending is hidden at no length"
         )
-        times = ", ".join(f"{n} {_readable(s)}" for n, s in self.seconds_by_variant.items())
+        times = ", ".join(f"{n} {_readable(s)}" for n, s in self.seconds_by_method.items())
         return "\n".join(
             (
                 f"{geometry.n_ranks} x {self.machine.name}, {self.machine.link / 1e9:.0f} GB/s: "
                 f"batch {problem.batch}, {geometry.seqlens_q[0]} rows, {problem.heads} heads "
                 f"({problem.heads_kv} of k and v), d_head {problem.d_head}, "
                 f"{'forward and backward' if self.backward else 'forward'}",
-                f"variant: {self.variant}, because {self.reason}",
+                f"method: {self.method}, because {self.reason}",
                 f"expected: {times}; efficiency {self.efficiency:.2f}",
                 f"ring: {hidden}",
             )
@@ -242,11 +246,11 @@ def plan(
     layout: str = "zigzag",
     machine: Machine | str = "H200",
 ) -> Plan:
-    """Which variant would run a problem on n_ranks GPUs, and what is expected of it.
+    """Which method would run a problem on n_ranks GPUs, and what is expected of it.
 
     seqlen: of the whole sequence, all ranks together; backward: forward and backward pass together;
     machine: one of `MACHINES` by name, or your own figures. The other arguments are those of
-    `pyflash.distributed.attention`. The variant is the one that `variant = "auto"` takes, by the
+    `pyflash.distributed.attention`. The method is the one that `method = "auto"` takes, by the
     time of the forward pass.
     """
     if isinstance(machine, str):
@@ -264,14 +268,14 @@ def plan(
     refusal = why_not(heads, heads_kv, n_ranks)
     if not refusal:
         seconds["all_to_all"] = sum(all_to_all_seconds(problem, machine, p) for p in passes)
-    variant = choose(problem, machine)
+    method = choose(problem, machine)
     single = sum(single_gpu_seconds(problem, machine, p) for p in passes)
     return Plan(
-        variant=variant,
+        method=method,
         reason=refusal or "its forward pass is expected to take less time",
-        seconds=seconds[variant],
-        efficiency=single / (n_ranks * seconds[variant]),
-        seconds_by_variant=seconds,
+        seconds=seconds[method],
+        efficiency=single / (n_ranks * seconds[method]),
+        seconds_by_method=seconds,
         hidden_from=_hidden_from(problem_of, machine, passes, n_ranks),
         machine=machine,
         problem=problem,

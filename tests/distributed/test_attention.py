@@ -14,9 +14,9 @@ import pyflash
 from pyflash import distributed
 from pyflash.distributed.exchange import Ring
 from pyflash.distributed.merge import Merged, with_logits
+from pyflash.distributed.model import METHODS
 from pyflash.op.reference import attention_ref, attention_varlen_ref, tolerance
 
-VARIANTS = ("ring", "all_to_all")
 D_HEAD = 32
 
 
@@ -131,14 +131,14 @@ def attend_in_all_cases(rank: int, n_ranks: int) -> None:
         found = (
             reference(attention_ref, q, k, v, grad_out, sinks, **case.options) if rank == 0 else {}
         )
-        for variant in VARIANTS:
+        for method in METHODS:
             mine = sinks.clone().requires_grad_() if case.sinks else None
-            options = case.options | {"layout": case.layout, "variant": variant, "sinks": mine}
+            options = case.options | {"layout": case.layout, "method": method, "sinks": mine}
             actual = distributed_results(q, k, v, grad_out, **options)
             if case.sinks:
                 dist.all_reduce(mine.grad)
             if rank == 0:
-                check(actual, found, (case, variant))
+                check(actual, found, (case, method))
             if case.sinks and rank == 0:
                 exact = found[torch.float64]
                 delta = (grad_out.double() * exact["out"]).sum(-1)
@@ -161,11 +161,11 @@ def attend_in_all_packed_cases(rank: int, n_ranks: int) -> None:
             return attention_varlen_ref(q, k, v, *cu_seqlens, **options)
 
         found = reference(attend, q, k, v, grad_out, None, **case.options) if rank == 0 else {}
-        for variant in VARIANTS:
-            options = case.options | {"layout": case.layout, "variant": variant}
+        for method in METHODS:
+            options = case.options | {"layout": case.layout, "method": method}
             actual = distributed_results(q, k, v, grad_out, cu_seqlens, **options)
             if rank == 0:
-                check(actual, found, (case, variant))
+                check(actual, found, (case, method))
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])
@@ -199,8 +199,8 @@ def attend_twice(rank: int) -> None:
         out = distributed.ring_attention(*(distributed.shard(x[:, :60]) for x in (q, k, v)))
     assert out.dtype == torch.bfloat16
     alone = dist.new_group([rank], use_local_synchronization=True)
-    for variant in VARIANTS:
-        out = distributed.attention(q, k, v, group=alone, causal=True, variant=variant)
+    for method in METHODS:
+        out = distributed.attention(q, k, v, group=alone, causal=True, method=method)
         torch.testing.assert_close(out, pyflash.attention(q, k, v, causal=True), rtol=0, atol=1e-3)
 
 

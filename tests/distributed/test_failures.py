@@ -21,26 +21,26 @@ def qkv(seqlen: int = 16, heads: int = 4, heads_kv: int = 4) -> list[torch.Tenso
     return [torch.ones(1, seqlen, n, 32, dtype=torch.float16).requires_grad_() for n in heads_of]
 
 
-def attend_while_one_dies(rank: int, variant: str, moment: str) -> None:
+def attend_while_one_dies(rank: int, method: str, moment: str) -> None:
     q, k, v = qkv(heads=6, heads_kv=6)
     if moment == "first":
         torch.distributed.barrier()  # else it may be gone while others still set up the group
     else:
-        out = distributed.attention(q, k, v, variant=variant)
+        out = distributed.attention(q, k, v, method=method)
     if rank == 1:
         time.sleep(0.5)  # for others to leave the barrier
         os._exit(1)
     if moment == "backward":
         out.sum().backward()
-    distributed.attention(q, k, v, variant=variant)
+    distributed.attention(q, k, v, method=method)
 
 
 @pytest.mark.parametrize(
-    ("variant", "moment"),
+    ("method", "moment"),
     [("ring", "first"), ("ring", "later"), ("ring", "backward"), ("all_to_all", "later")],
 )
-def test_a_rank_that_dies(variant, moment):
-    found = outcomes(3, attend_while_one_dies, variant, moment, timeout=TIMEOUT)
+def test_a_rank_that_dies(method, moment):
+    found = outcomes(3, attend_while_one_dies, method, moment, timeout=TIMEOUT)
     assert isinstance(found[1], Died)
     for rank in (0, 2):
         assert isinstance(found[rank], RuntimeError), found[rank]
@@ -66,7 +66,7 @@ DIFFERENT = {
     "another length": (lambda: distributed.ring_attention(*qkv(18)), "q is"),
     "another number of heads": (lambda: distributed.ring_attention(*qkv(16, 4, 2)), "k is"),
     "another mask": (lambda: distributed.ring_attention(*qkv(), causal=True), "causal is"),
-    "another variant": (lambda: distributed.all_to_all_attention(*qkv()), "variant is"),
+    "another method": (lambda: distributed.all_to_all_attention(*qkv()), "method is"),
     "packed": (
         lambda: distributed.ring_attention(*(x[0] for x in qkv()), cu_seqlens_q=[0, 16, 32]),
         "is None on rank",
@@ -108,10 +108,10 @@ def test_a_rank_that_calls_with_something_else_later():
 
 
 REFUSED = [
-    ({"variant": "tree"}, "variant = 'tree': expected auto, ring, all_to_all"),
+    ({"method": "tree"}, "method = 'tree': expected auto, ring, all_to_all"),
     ({"layout": "striped"}, "layout = 'striped': expected zigzag or contiguous"),
     ({"seqlen": 15}, "q has 15 rows on rank [01]: expected an even number"),
-    ({"heads": 3, "heads_kv": 3, "variant": "all_to_all"}, "q has 3 heads: expected a multiple"),
+    ({"heads": 3, "heads_kv": 3, "method": "all_to_all"}, "q has 3 heads: expected a multiple"),
     ({"causal": True, "window_right": 3}, "causal = True sets window_right = 0"),
     ({"window_left": -2}, "window_left = -2: expected"),
     ({"sinks": torch.zeros(3)}, r"sinks has shape \(3,\): expected \(4,\)"),

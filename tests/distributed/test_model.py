@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pyflash.distributed import MACHINES, plan
-from pyflash.distributed.model import VARIANTS, machine_of, ring_steps
+from pyflash.distributed.model import METHODS, machine_of, ring_steps
 
 PROBLEM = {"seqlen": 1 << 18, "heads": 16, "n_ranks": 4}
 H200 = machine_of("NVIDIA H200")
@@ -20,9 +20,9 @@ SLOW_LINK = dataclasses.replace(H200, link=H200.link / 20)
 def test_efficiency(n_ranks, causal, backward):
     options = PROBLEM | {"heads": 64, "n_ranks": n_ranks, "causal": causal, "backward": backward}
     expected = plan(**options)
-    assert expected.variant in VARIANTS
+    assert expected.method in METHODS
     if not backward:
-        assert expected.seconds == min(expected.seconds_by_variant.values())
+        assert expected.seconds == min(expected.seconds_by_method.values())
     assert 0.5 < expected.efficiency <= 1
     slower = plan(**options, machine=SLOW_LINK)
     assert slower.seconds >= expected.seconds
@@ -49,20 +49,20 @@ def test_windows_may_never_hide_it():
 
 def test_causal_needs_a_zigzag():
     balanced, skewed = (
-        plan(**PROBLEM, causal=True, layout=layout).seconds_by_variant["ring"]
+        plan(**PROBLEM, causal=True, layout=layout).seconds_by_method["ring"]
         for layout in ("zigzag", "contiguous")
     )
     assert skewed > 1.5 * balanced
 
 
 def test_the_rule():
-    assert plan(**(PROBLEM | {"heads": 6})).variant == "ring"
+    assert plan(**(PROBLEM | {"heads": 6})).method == "ring"
     assert "6 heads: expected a multiple of the 4 ranks" in plan(**(PROBLEM | {"heads": 6})).reason
     few_rows = plan(seqlen=1 << 14, heads=16, n_ranks=16)
-    assert few_rows.variant == "all_to_all"  # the latency of 16 steps
+    assert few_rows.method == "all_to_all"  # the latency of 16 steps
     slow = plan(seqlen=1 << 20, heads=16, n_ranks=8, machine=SLOW_LINK)
-    assert slow.variant == "ring"  # hidden there, and not for all-to-all
-    assert plan(seqlen=1 << 20, heads=16, n_ranks=16, machine=SLOW_LINK).variant == "ring"
+    assert slow.method == "ring"  # hidden there, and not for all-to-all
+    assert plan(seqlen=1 << 20, heads=16, n_ranks=16, machine=SLOW_LINK).method == "ring"
 
 
 def test_the_plan_reads_well():
