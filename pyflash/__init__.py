@@ -8,7 +8,7 @@ from pyflash import installation
 __version__ = installation.VERSION
 
 # In a checkout, codegen/, third_party/ and cute_kernels/ stand beside this package; an installation
-# has them inside, so that it takes no other name in site-packages.
+# has them inside, so that it takes no such names in site-packages.
 if not (installation.FOLDER / "codegen").is_dir():
     __path__.append(str(installation.FOLDER.parent))
 

@@ -1,12 +1,12 @@
-"""Registers torch.ops.pyflash as soon as both torch and pyflash are imported, in either order,
-without importing torch."""
+"""Registers torch.ops.pyflash as soon as both torch and pyflash are imported, in either order.
 
+Imports torch only where torch would not call `pyflash.op.autoload`.
+"""
+
+import os
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
 
 from pyflash.op.explanation import explain
 
@@ -17,36 +17,21 @@ def register_with_torch() -> None:
     Where they cannot be loaded, the first use of torch.ops.pyflash raises AttributeError, and that
     of `pyflash.attention` ImportError, with the reason and what to do.
     """
-    if sys.modules.get("torch"):
-        _register()
-    elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterTorch())
-
-
-class _AfterTorch:
-    """A finder that finds nothing itself: it has torch's loader call `_register` at the end."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        loader = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the loader is again what it was
-            execute(module)
-            _register()
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _register() -> None:
+    if not sys.modules.get("torch"):
+        if _torch_registers() or not find_spec("torch"):
+            return
+        try:
+            import_module("torch")
+        except (ImportError, OSError):  # a torch that lacks a library: its first use says so
+            return
     try:
         import_module("pyflash.op.library")
     except ImportError as error:
         explain(str(error))
+
+
+def _torch_registers() -> bool:
+    """Whether torch calls the installed entry point: in a checkout that is on the path without
+    being installed there is none, and users can switch all entry points of torch off."""
+    is_on = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+    return is_on and find_spec("pyflash_autoload") is not None

@@ -125,20 +125,27 @@ def test_the_wheel_holds_what_builds_more_configs(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     sources = {
-        str(Path("" if name == "pyflash" else "pyflash") / path.relative_to(ROOT))
+        str(Path("" if name == "pyflash" else "pyflash") / path.relative_to(ROOT)).replace(
+            "pyflash/op/autoload", "pyflash_autoload"
+        )
         for name in SOURCES
         for path in (ROOT / name).rglob("*")
         if path.suffix in (".py", ".h", ".cuh", ".cu", ".cpp", ".map")
     }
     assert sources <= names
-    assert {name.split("/")[0] for name in names} == {"pyflash", f"pyflash-{__version__}.dist-info"}
+    on_top = {"pyflash", "pyflash_autoload", f"pyflash-{__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == on_top
     libraries = {name for name in names if name.endswith(".so")}
     assert libraries == {"pyflash/lib/libpyflash_ops.so"}
 
 
 def test_the_op_runs_outside_the_checkout(installed: Path, tmp_path: Path):
+    """torch calls the installed entry point, which registers it."""
     code = """if True:
-        import pyflash, torch
+        import sys, pyflash
+        assert "torch" not in sys.modules
+        import torch
+        torch.ops.pyflash.fwd
         from pyflash.op.reference import check
         q, k, v = (torch.randn(1, 65, 2, 64, dtype=torch.float16) for _ in range(3))
         check(pyflash.attention(q, k, v), q, k, v)

@@ -1,13 +1,15 @@
-"""`import pyflash` registers the ops wherever torch is imported, and imports no torch itself; what
-type checkers and dir() see of the package."""
+"""`import pyflash` registers the ops wherever torch is imported, and imports torch itself only
+where torch would not call pyflash; what type checkers and dir() see of the package."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import pyflash
 
@@ -15,9 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(code: str, folder: Path = ROOT, **environment: str) -> str:
-    """In a process of its own."""
+    """In a process of its own; of the environment "-S" is an option: site-packages are not read."""
+    options = ["-S"] * (environment.pop("-S", None) is not None)
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *options, "-c", code],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
@@ -27,36 +30,66 @@ def run_python(code: str, folder: Path = ROOT, **environment: str) -> str:
     return result.stdout
 
 
-CALL = "q = torch.zeros(1, 2, 2, 8).half(); print(torch.ops.pyflash.fwd(q, q, q)[0].shape)"
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory) -> dict[str, dict[str, str]]:
+    """Of each way in which pyflash may be found, the environment variables.
 
-
-@pytest.mark.parametrize(
-    "imports", ["import torch, pyflash", "import pyflash, torch", "import pyflash, torch.nn"]
-)
-def test_the_op_is_registered_in_either_order(imports):
-    assert run_python(f"{imports}; import torch; {CALL}") == "torch.Size([1, 2, 2, 8])\n"
-
-
-def test_the_op_is_registered_with_its_gradients():
-    code = """if True:
-        import pyflash, torch
-        q = torch.ones(1, 2, 2, 8).half().requires_grad_()
-        torch.ops.pyflash.fwd(q, q, q)[0].sum().backward()
-        print(q.grad.shape)
+    "installed": torch finds the entry point; "switched off": its user lets torch call none; "on the
+    path": the checkout alone, without anything that an installation of it leaves.
     """
-    assert run_python(code) == "torch.Size([1, 2, 2, 8])\n"
+    site = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "pyflash" / "op" / "autoload", site / "pyflash_autoload")
+    metadata = site / "autoload-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: autoload\nVersion: 1\n")
+    project = (ROOT / "pyproject.toml").read_text()
+    (entry_point,) = re.findall(r'"torch\.backends"\]\npyflash = "(.*)"\n', project)
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]\npyflash = {entry_point}\n")
+    installed = os.pathsep.join((str(site), str(ROOT)))
+
+    others = tmp_path_factory.mktemp("others")
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if "pyflash" not in package.name:
+            (others / package.name).symlink_to(package)
+    return {
+        "installed": {"PYTHONPATH": installed},
+        "switched off": {"PYTHONPATH": installed, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        "on the path": {"PYTHONPATH": os.pathsep.join((str(others), str(ROOT))), "-S": ""},
+    }
 
 
-def test_pyflash_alone_imports_no_torch_and_leaves_its_loader_as_it_was():
+IN_ORDER = """if True:
+    import sys
+    before = list(sys.meta_path)
+    import pyflash
+    print("torch" in sys.modules, sys.meta_path == before)
+    import {torch}
+    import torch
+    q = torch.ones(1, 2, 2, 8).half().requires_grad_()
+    out, lse = torch.ops.pyflash.fwd(q, q, q)
+    out.sum().backward()
+    print(q.grad.shape, sys.meta_path == before)
+"""
+
+
+@pytest.mark.parametrize("first", ["torch", "torch.nn"])
+@pytest.mark.parametrize("way", ["installed", "switched off", "on the path"])
+def test_pyflash_and_then_torch(environments, way, first):
+    """The op with its gradients; torch is imported early only where it would call nothing."""
+    printed = run_python(IN_ORDER.format(torch=first), **environments[way])
+    assert printed == f"{way != 'installed'} True\ntorch.Size([1, 2, 2, 8]) True\n"
+
+
+def test_torch_and_then_pyflash(environments):
+    """torch alone imports nothing of pyflash but the entry point."""
     code = """if True:
-        import sys, pyflash
-        assert "torch" not in sys.modules
-        finders = len(sys.meta_path)
-        import torch
-        assert len(sys.meta_path) == finders - 1
-        assert "exec_module" not in vars(torch.__loader__)
+        import sys, torch
+        print([n for n in sys.modules if n.split(".")[0].startswith("pyflash")])
+        import pyflash
+        print(torch.ops.pyflash.fwd)
     """
-    run_python(code)
+    printed = run_python(code, **environments["installed"])
+    assert printed == "['pyflash_autoload']\npyflash.fwd\n"
 
 
 def test_without_torch_the_configs_can_be_used():
