@@ -4,6 +4,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "cute_kernels/bindings/arguments.h"
@@ -15,6 +16,7 @@
 #include "cute_kernels/host/cpu_forward.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/extents.h"
+#include "cute_kernels/host/grid.h"
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/short_form.h"
@@ -220,8 +222,18 @@ void features_of_problem(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, name(features_needed(asked.problem(options), options.config)));
 }
 
-// What tuned tables expect of a problem with each of several sets of costs, all their values in a row, in microseconds, and the
-// number of splits by the rule.
+// The features that a class of problems needs of a kernel of a config.
+void features_in_config(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  ForwardFeatures const features = parse_features(arguments.take<std::string>());
+  auto const d_head = static_cast<int>(arguments.take<int64_t>());
+  AnyConfig const config = parse_short_form(arguments.take<std::string>());
+  int const of_config = std::visit([](auto const& c) { return c.d_head; }, config);
+  put_results(stack, name(in_config(features, d_head, of_config)));
+}
+
+// What tuned tables expect of a problem with each of several sets of costs, all their values in a row, in microseconds, the
+// number of splits by the rule, and the tiles of one pass.
 void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   constexpr size_t kSet = std::size(kCosts);
   Arguments arguments(stack);
@@ -244,7 +256,8 @@ void expect_time(StableIValue* stack, uint64_t, uint64_t) {
     }
     microseconds.push_back(expected_time(shape, costs, problem.params, n_sms, num_splits));
   }
-  put_results(stack, microseconds, int64_t(num_splits));
+  put_results(stack, microseconds, int64_t(num_splits),
+              make_grid(shape, problem.params, n_sms, 1).n_tiles);
 }
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
@@ -310,8 +323,9 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   m.def(problem_schema("features_needed", "", "str features").c_str());
   m.def(problem_schema("expect_time", "int n_sms, str kernel, int ctas_per_sm, float[] costs, ",
-                       "float[] microseconds, int num_splits")
+                       "float[] microseconds, int num_splits, int tiles")
             .c_str());
+  m.def("features_in_config(str features, int d_head, str config) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
@@ -336,4 +350,5 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
   m.impl("features_needed", pyflash::noted<pyflash::features_of_problem>);
   m.impl("expect_time", pyflash::noted<pyflash::expect_time>);
+  m.impl("features_in_config", pyflash::noted<pyflash::features_in_config>);
 }

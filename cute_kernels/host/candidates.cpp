@@ -16,8 +16,7 @@ bool can_run(ConfigMapRow<Forward> const& row, CandidatesKey const& key) {
   if (row.dtype != key.dtype || row.d_head < key.d_head) {
     return false;
   }
-  ForwardFeatures needed = key.features;
-  needed.predicated_head_dim = key.d_head < row.d_head;
+  ForwardFeatures const needed = in_config(key.features, key.d_head, row.d_head);
   return key.sm_arch == 0 || (runs_on(row, key.sm_arch) && covers(row, needed));
 }
 

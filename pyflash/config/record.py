@@ -60,6 +60,11 @@ class Family:
     register_demand: Callable[[Any], RegisterDemand] | None
     # By field, what has won on every problem measured: tuning searches the other fields.
     settled: Mapping[str, Any]
+    # By field and value, the time with it over the time without: it orders what tuning tries before
+    # anything is measured. A field that is not here starts even.
+    slowdowns: Mapping[str, Mapping[Any, float]]
+    # The share of the tensor cores' peak rate that its MMA instructions reach on an architecture.
+    mma_rate: Callable[[Arch], float]
     # The steps of the optimisation ladder, each with what it adds.
     ladder: Sequence[tuple[str, KernelConfig]]
     # The combinations of features that a config is built with by default, in the order of dispatch.

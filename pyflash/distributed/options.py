@@ -34,14 +34,14 @@ def autocast(
 
 
 def check_positional(
-    q: Tensor, k: Tensor, n_ranks: int, variant: str, options: Mapping[str, Any]
+    q: Tensor, k: Tensor, n_ranks: int, method: str, options: Mapping[str, Any]
 ) -> None:
     """Refuses options that need whole sequences where ranks have parts of them."""
     for name in of_scope(options, Scope.POSITION):
-        if variant == "ring":
+        if method == "ring":
             raise ValueError(
                 f"pyflash: {name} depends on positions in the whole sequence, which parts of a "
-                "ring do not know: expected variant = 'all_to_all'"
+                "ring do not know: expected method = 'all_to_all'"
             )
         if reason := why_not(q.shape[-2], k.shape[-2], n_ranks):
             raise ValueError(f"pyflash: {reason}, which {name} needs")

@@ -123,6 +123,12 @@ def features_needed(problem: Problem, config: KernelConfig | str) -> Features:
     return Features.parse(call(torch.ops.pyflash.features_needed, **arguments))
 
 
+def features_in_config(features: str, d_head: int, config: KernelConfig | str) -> Features:
+    """Those that a class of problems, with `features` and this d_head, needs of a config."""
+    arguments = {"features": features, "d_head": d_head, "config": str(config)}
+    return Features.parse(call(torch.ops.pyflash.features_in_config, **arguments))
+
+
 def expected_microseconds(
     problem: Problem,
     config: KernelConfig,
@@ -133,7 +139,24 @@ def expected_microseconds(
     """For each of several sets of costs (`COSTS` of tables.py) the time that a tuned table with it
     expects of a config that need not be built, with the splits of the rule or those in the
     problem's options."""
-    microseconds, _ = call(
+    microseconds, _, _ = _expected(problem, config, sm_arch, n_sms, costs)
+    return microseconds
+
+
+def tiles_of(problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int) -> int:
+    """Tiles that one pass over the keys has with a config, which need not be built."""
+    _, _, tiles = _expected(problem, config, sm_arch, n_sms, [])
+    return tiles
+
+
+def _expected(
+    problem: Problem,
+    config: KernelConfig,
+    sm_arch: int,
+    n_sms: int,
+    costs: Sequence[Mapping[str, float]],
+) -> tuple[list[float], int, int]:
+    return call(
         torch.ops.pyflash.expect_time,
         **_arguments(problem),
         n_sms=n_sms,
@@ -141,7 +164,6 @@ def expected_microseconds(
         ctas_per_sm=max(1, config.num_ctas_per_sm(sm_arch)),
         costs=[of[name] for of in costs for name in COSTS],
     )
-    return microseconds
 
 
 def _arguments(problem: Problem) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
-from pyflash.config import Features, first_covering, parse
+from pyflash.config import Features, first_covering
 from pyflash.op import tables
 from pyflash.op.library import built_configs, load
+from pyflash.op.selection import features_in_config
 from pyflash.tuner.tables import merged, table_of
 
 
@@ -67,9 +67,7 @@ def _build(table: tables.Table) -> None:
 
 def _features(row: dict[str, Any]) -> Features:
     """That the config of a choice needs for it."""
-    needed = Features.parse(row["class"]["features"])
-    narrower = row["class"]["d_head"] < parse(row["config"]).d_head
-    return dataclasses.replace(needed, predicated_head_dim=narrower)
+    return features_in_config(row["class"]["features"], row["class"]["d_head"], row["config"])
 
 
 def table_path(gpu: str) -> Path:

@@ -1,7 +1,7 @@
 """What a config is expected to take for a problem, before anything is compiled: it orders the
 candidates, nothing else. The model of time is that of cute_kernels/host/expected_time.h, with
 costs that nobody measured: of a step by the peak rates of tensor cores, exponentials and L2, of
-memory by its rate, times what fields gained where they were measured.
+memory by its rate, times what the family's record says that fields gain.
 
 The emulator's counts are not asked: compiling a kernel for the CPU takes longer than for a GPU.
 """
@@ -9,9 +9,7 @@ The emulator's counts are not asked: compiling a kernel for the CPU takes longer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,7 +17,7 @@ from pyflash.bench.gpus import GPUS, find_gpu
 from pyflash.config import Arch, KernelConfig
 from pyflash.config.resources import Resources
 from pyflash.op.options import windows_of
-from pyflash.op.selection import Problem, class_of, expected_microseconds
+from pyflash.op.selection import Problem, expected_microseconds, tiles_of
 from pyflash.op.tables import MAX_SPLITS
 
 CPU = "cpu"  # its name in place of a GPU's
@@ -30,34 +28,6 @@ _STEP_CYCLES = 400  # of a CTA beside its GEMMs: barriers, addresses, the row ma
 _TILE_CYCLES = 2500  # of a CTA beside its steps: prologue, Q, epilogue
 _L2_RATE = 1.7  # over that of memory
 _LAUNCH, _MERGE, _SPLIT = 3.0, 3.0, 0.06  # microseconds
-# On sm_90 the mma of SM80 has this share of the rate of warpgroup MMAs.
-_MMA_SYNC_ON_HOPPER = 0.62
-
-# Time with this value of a field over time without, at long sequences: the ladder on an A100
-# (swizzled, eager_load_blocks, optimized_softmax), docs/hopper.md, h200-tune.jsonl in docs/data
-# (persistent, without a mask at 4k). A field that is not here starts even; what is measured in a
-# run takes over.
-_FACTORS: dict[str, dict[str, dict[Any, float]]] = {
-    "sm80_forward": {
-        "swizzled": {False: 3.0},
-        "eager_load_blocks": {False: 1.08},
-        "async_copy": {False: 1.15},
-        "optimized_softmax": {False: 1.04},
-    },
-    "sm90_forward": {
-        "overlap": {False: 1.04},
-        "pingpong": {False: 1.04},
-        "persistent": {False: 1.02},
-        "rescale_threshold": {False: 1.02},
-        "stages": {1: 1.3},
-    },
-}
-
-# Whether the query heads of a head of K and V are rows of one tile.
-_PACKS_HEADS: dict[str, Callable[[Any], bool]] = {
-    "sm80_forward": lambda config: False,
-    "sm90_forward": lambda config: config.pack_gqa,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +87,12 @@ def split_counts(config: KernelConfig, problem: Problem, gpu: Gpu) -> list[int]:
     fills it, or where there are too few keys to split."""
     slots = gpu.n_sms * max(1, config.resources(gpu.arch).num_ctas_per_sm)
     n_blocks = math.ceil(scores(problem) / max(1, problem.seqlen_q) / config.B_c)
-    filling = slots // max(1, _tiles(config, problem))
+    filling = slots // max(1, tiles_of(problem, config, gpu.arch.sm, gpu.n_sms))
     most = min(2 * filling, n_blocks // 2, MAX_SPLITS)
     if filling < 2 or most < 2:
         return []
     powers = (1 << i for i in range(most.bit_length()))
     return sorted({1, min(filling, most), *(n for n in powers if 8 * n >= filling)})
-
-
-def _tiles(config: KernelConfig, problem: Problem) -> int:
-    """CTAs of one pass."""
-    known = class_of(problem)
-    pairs, rows = known.pairs, known.rows
-    if _PACKS_HEADS[config.family.name](config) and problem.seqlen_q > 1:
-        group = problem.heads_q // max(1, problem.heads_kv)
-        pairs, rows = pairs // group, rows * group
-    return pairs * math.ceil(rows / config.B_r)
 
 
 def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
@@ -144,9 +104,7 @@ def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
 
 def _peak_costs(config: KernelConfig, gpu: Gpu) -> dict[str, float]:
     """`COSTS` of a config that takes what the units of a GPU take at their peak rates."""
-    rate = gpu.flops / gpu.n_sms / _CLOCK  # FLOPs per cycle of an SM
-    if gpu.arch.sm == 90 and not config.family.arch_specific:
-        rate *= _MMA_SYNC_ON_HOPPER
+    rate = gpu.flops / gpu.n_sms / _CLOCK * config.family.mma_rate(gpu.arch)  # FLOPs per SM cycle
     mma = 4 * config.B_r * config.B_c * config.d_head / rate
     softmax = config.B_r * config.B_c / _EXPONENTIALS_PER_CYCLE
     block_bytes = 2 * config.B_c * config.d_head * ELEMENT_BYTES  # of K and V
@@ -177,5 +135,5 @@ def _spilling(resources: Resources) -> float:
 
 
 def _factor(config: KernelConfig) -> float:
-    fields = _FACTORS[config.family.name]
-    return math.prod(values.get(getattr(config, name), 1.0) for name, values in fields.items())
+    slowdowns = config.family.slowdowns
+    return math.prod(of.get(getattr(config, name), 1.0) for name, of in slowdowns.items())

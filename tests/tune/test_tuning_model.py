@@ -1,5 +1,6 @@
 """What orders candidates before anything is measured, and what is learnt from those that were."""
 
+import dataclasses
 import math
 import random
 
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 from support.toy_family import TOY, TOY_FAMILY
 
 from pyflash import FlashForwardKernelConfig, Space, named_set
-from pyflash.config import FAMILIES, Arch, family, parse
+from pyflash.config import FAMILIES, Arch, Features, family, parse
+from pyflash.config.features import BUILT
 from pyflash.op.options import windows_of
 from pyflash.op.reference import attended
-from pyflash.op.selection import features_needed
+from pyflash.op.selection import features_in_config, features_needed, tiles_of
 from pyflash.tuner import spaces, surrogate
 from pyflash.tuner.model import flops, gpu_of, predict, scores, split_counts
 from pyflash.tuner.problems import parse_problem
@@ -125,11 +127,36 @@ def test_splits_are_tried_where_one_pass_leaves_multiprocessors_idle():
     assert counts(text) == [] or max(counts(text)) < max(counts(text, packing))
 
 
-def test_a_family_that_the_model_does_not_know_is_refused():
+def test_a_family_without_kernels_is_refused():
     problem = parse_problem("bf16,heads=8,heads_kv=2,seqlen=64,d_head=128")
     for uses_it in (predict, split_counts):
-        with pytest.raises(KeyError, match="toy_forward"):
+        with pytest.raises(ValueError, match=r"toy.* is not a short form"):
             uses_it(TOY, problem, GPU)
+
+
+def test_splits_fill_the_gpu_by_the_tiles_of_the_kernel():
+    """C++ counts them: a config that packs heads has a tile for each head of K and V."""
+    config = parse("(BF16, 128, 64, 64, 1): sm90+stages_3+overlap+pack_gqa")
+    for packed in ("", ",packed"):
+        text = "bf16,heads=64,heads_kv=8,seqlen_q=1,seqlen_k=16384,d_head=128" + packed
+        problem = parse_problem(text)
+        assert tiles_of(problem, config, GPU.arch.sm, GPU.n_sms) == 8
+        slots = GPU.n_sms * config.num_ctas_per_sm(GPU.arch)
+        assert slots // 8 in split_counts(config, problem, GPU)
+
+
+@pytest.mark.parametrize("features", sorted(map(str, BUILT)))
+def test_the_features_of_a_class_in_a_config(features):
+    class_features = dataclasses.replace(Features.parse(features), predicated_head_dim=False)
+    for config in named_set("all"):
+        for d_head in range(8, config.d_head + 8, 8):
+            needed = features_in_config(str(class_features), d_head, config)
+            expected = dataclasses.replace(
+                class_features, predicated_head_dim=d_head < config.d_head
+            )
+            assert needed == expected
+    with pytest.raises(ValueError, match="'triangular' are no features"):
+        features_in_config("triangular", 64, next(iter(named_set("all"))))
 
 
 def test_what_is_settled_is_the_familys(monkeypatch):

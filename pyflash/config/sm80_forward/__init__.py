@@ -5,7 +5,7 @@ from pyflash.config.record import Family
 from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelConfig
 from pyflash.config.sm80_forward.resources import register_demand, resources
 from pyflash.config.sm80_forward.rules import RULES, SUPPORTED
-from pyflash.config.sm80_forward.sets import LADDER, RANKED, SETS, SETTLED, fallback
+from pyflash.config.sm80_forward.sets import LADDER, RANKED, SETS, SETTLED, SLOWDOWNS, fallback
 
 SM80_FORWARD = Family(
     name="sm80_forward",
@@ -30,6 +30,8 @@ SM80_FORWARD = Family(
     lacks_swizzle=lambda config: not config.swizzled,
     register_demand=register_demand,
     settled=SETTLED,
+    slowdowns=SLOWDOWNS,
+    mma_rate=lambda arch: 0.62 if arch.sm == 90 else 1.0,  # beside warpgroup MMAs
     ladder=LADDER,
     built_features=lambda config: FORWARD.built,
     emulation_header="cute_kernels/sm80/emulated.h",

@@ -5,7 +5,14 @@ from pyflash.config.record import Family
 from pyflash.config.sm90_forward.config import WARPGROUP, FlashForwardSm90Config
 from pyflash.config.sm90_forward.resources import register_demand, resources
 from pyflash.config.sm90_forward.rules import RULES, RUNS_ON, SUPPORTED
-from pyflash.config.sm90_forward.sets import FIRST_RANK, RANKED, SETS, SETTLED, built_features
+from pyflash.config.sm90_forward.sets import (
+    FIRST_RANK,
+    RANKED,
+    SETS,
+    SETTLED,
+    SLOWDOWNS,
+    built_features,
+)
 
 SM90_FORWARD = Family(
     name="sm90_forward",
@@ -31,6 +38,8 @@ SM90_FORWARD = Family(
     lacks_swizzle=lambda config: False,
     register_demand=register_demand,
     settled=SETTLED,
+    slowdowns=SLOWDOWNS,
+    mma_rate=lambda arch: 1.0,
     ladder=(),
     built_features=built_features,
     emulation_header="cute_kernels/sm90/emulated.h",

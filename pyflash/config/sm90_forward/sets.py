@@ -60,6 +60,15 @@ HEAD_DIMS = _of_each_dtype(
 
 SETTLED = {"stages": (1, 2, 3)}
 
+# At long sequences without a mask: docs/hopper.md, and h200-tune.jsonl in docs/data.
+SLOWDOWNS = {
+    "overlap": {False: 1.04},
+    "pingpong": {False: 1.04},
+    "persistent": {False: 1.02},
+    "rescale_threshold": {False: 1.02},
+    "stages": {1: 1.3},
+}
+
 # What selection prefers, best first; before any config of the SM80 family.
 RANKED = (*DEFAULTS, *HEAD_DIMS)
 FIRST_RANK = -100
