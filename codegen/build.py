@@ -187,8 +187,8 @@ def default_archs() -> list[Arch]:
 
 
 def nearest_archs(sms: Iterable[int]) -> list[Arch]:
-    """Of GPUs of these compute capabilities, those to build for, ascending: for one that is not
-    known the nearest older one, whose code or PTX it runs."""
+    """The architectures to build for, ascending, where GPUs have these compute capabilities: for
+    one that is not known the nearest older one, whose code or PTX it runs."""
     known = [arch.sm for arch in ARCHS]
     usable = {max(sm for sm in known if sm <= found) for found in sms if found >= min(known)}
     return [Arch.of(sm) for sm in sorted(usable)]

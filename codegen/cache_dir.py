@@ -154,7 +154,7 @@ def create() -> Path:
 
 @contextmanager
 def locked(waiting: Callable[[Path], None] | None = None, sweeps: bool = True) -> Iterator[int]:
-    """Of two builders with one cache the second waits, having called `waiting` with the lock's
+    """The second of two builders with one cache waits, having called `waiting` with the lock's
     path, and then reuses what the first made. A thread that holds the lock may enter again.
 
     Yields the descriptor that holds the lock: a child that inherits it holds the lock, too.

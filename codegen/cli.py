@@ -102,7 +102,7 @@ def _configs(arguments: argparse.Namespace, archs: list[Arch]) -> list[KernelCon
 
 
 def _default_name(named_set: str | None, configs: list[KernelConfig]) -> str:
-    """Of the set; for configs, of what they are, so that one build leaves others alone."""
+    """The set's name; for configs one by what they are, so that a build leaves others alone."""
     if not configs:
         return named_set.replace(",", "x") if named_set else "default"
     first, *others = emit.canonical_configs(configs)

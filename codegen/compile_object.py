@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Of the contents, in the order given."""
+    """The digest of the contents, in the order given."""
     contents = hashlib.sha256()
     for path in files:
         contents.update(hashlib.sha256(path.read_bytes()).digest())
@@ -66,7 +66,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def content_digest(file: BinaryIO, record: Mapping[str, Any]) -> str:
-    """Of the first record["bytes"] bytes of a file, and of its record but for "sha256"."""
+    """Digests the first record["bytes"] bytes of a file, and its record but for "sha256"."""
     contents = hashlib.sha256()
     file.seek(0)
     left = record["bytes"]

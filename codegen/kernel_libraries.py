@@ -122,7 +122,7 @@ def record_file(library: Path) -> Path:
 
 
 def write_record(library: Path, record: Mapping[str, Any]) -> None:
-    """Of what is in a library and how it was built, beside it, for people and programs."""
+    """Writes beside a library what is in it and how it was built, for people and programs."""
     values = {**record, "sha256": _digest(record)}
     write_if_changed(record_file(library), json.dumps(values, indent=1) + "\n")
 

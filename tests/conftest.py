@@ -90,7 +90,7 @@ def uncaptured(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManag
 
 @pytest.fixture(scope="session")
 def library_configs() -> list[FlashForwardKernelConfig]:
-    """Of `built_library`: the ladder's ends, and another d_head and dtype."""
+    """What `built_library` holds: the ladder's ends, and another d_head and dtype."""
     first, *_, last = named_set("prog")
     return [first, last, last.replace(dtype=DType.BF16, d_head=64)]
 

@@ -33,7 +33,7 @@ def environment(device: torch.device) -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """Of the checkout; None for an installation, also for one inside of another repository."""
+    """The checkout's commit; None for an installation, also inside of another repository."""
     if not (_ROOT / ".git").exists():
         return None
     return _output("git", "describe", "--always", "--dirty", "--abbrev=12")

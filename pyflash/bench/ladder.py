@@ -52,7 +52,7 @@ class Step:
 
     @property
     def percent_of_baseline(self) -> float | None:
-        """Of the speed of PyTorch's flash backend in the same run."""
+        """The speed in percent of that of PyTorch's flash backend in the same run."""
         return 100 * self.record["ratio"] if self.record and self.record["ratio"] else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,8 +250,8 @@ def _build_emulated(configs: list[KernelConfig], arch: Arch) -> None:
 
 
 def _bank_conflicts(config: KernelConfig) -> int | None:
-    """Of all shared memory accesses of the emulated problem; None for a family that the emulator
-    does not run."""
+    """Those of all shared memory accesses of the emulated problem; None for a family that the
+    emulator does not run."""
     if config.family.emulation_header is None:
         return None
     report = emulated_traffic(config)

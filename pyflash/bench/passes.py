@@ -129,8 +129,8 @@ def _gradients(
 
 
 def _first_group(*tensors: Tensor, group: int | None = None) -> list[Tensor]:
-    """Of q, k and v, or of what has their shapes, the first batch and head of k and v, with the
-    heads of q that attend it."""
+    """The first batch and head of k and v with the heads of q that attend it, from q, k and v or
+    tensors of their shapes."""
     if group is None:
         group = tensors[0].shape[2] // tensors[1].shape[2]
     return [x[:1, :, : group if i == 0 else 1] for i, x in enumerate(tensors)]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Of a GEMM, by the profiler of CUTLASS 4.2.0.
+# The columns for a GEMM, by the profiler of CUTLASS 4.2.0.
 COLUMNS = (
     "Problem", "Provider", "OperationKind", "Operation", "Disposition", "Status", "gemm_kind", "m",
     "n", "k", "A", "B", "C", "D", "alpha", "beta", "split_k_mode", "split_k_slices", "batch_count",
@@ -246,7 +246,7 @@ class Joined:
 
     @property
     def speedup(self) -> float | None:
-        """Of the second over the first."""
+        """The speed of the second over that of the first."""
         if self.first is None or self.second is None:
             return None
         return self.first.seconds / self.second.seconds

@@ -80,7 +80,7 @@ def is_causal(problem: Problem) -> bool:
 
 
 def softmax_bytes(problem: Problem) -> int:
-    """Of the pass between the two GEMMs: S read, P written, both of 16 bits."""
+    """The bytes of the pass between the two GEMMs: S read, P written, both of 16 bits."""
     scores = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
     return 2 * ELEMENT_BYTES * scores
 

@@ -120,7 +120,7 @@ def _age(used: float) -> str:
 
 
 def _seconds(text: str) -> float:
-    """Of 30d; h, d, w and s. Raises ValueError for anything else."""
+    """The seconds in 30d; h, d, w and s. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+)([shdw])", text)
     if not match:
         raise ValueError(f"--older-than {text}: expected a number of h, d or w, such as 30d")
@@ -128,7 +128,7 @@ def _seconds(text: str) -> float:
 
 
 def _bytes(text: str) -> int:
-    """Of 2G; binary units. Raises ValueError for anything else."""
+    """The bytes in 2G; binary units. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+)([kmg]?)", text.lower())
     if not match:
         raise ValueError(f"--keep {text}: expected a size such as 500M or 2G")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyflash.config import KernelConfig
 
 app = new_app()
-# Of one element of Q with one of K: 2 ms for a tile of 64 x 64 at d_head 128.
+# The product of an element of Q with one of K: 2 ms for a tile of 64 x 64 at d_head 128.
 _SECONDS_PER_PRODUCT = 2e-3 / (64 * 64 * 128)
 DHead = Annotated[int | None, typer.Option(min=1, help="As the config by default.")]
 

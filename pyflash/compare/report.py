@@ -54,7 +54,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Of the fastest fused kernel over an unfused sum."""
+    """What the fastest fused kernel saves over an unfused sum."""
 
     over: str
     bytes: int  # less traffic

@@ -46,7 +46,7 @@ def first_word(text: str) -> str:
 
 
 def first_cell(text: str) -> str:
-    """Of a `|` table row; of other text all."""
+    """The first cell of a `|` table row; all of any other text."""
     return text.strip(_BLANKS).removeprefix("|").split("|")[0]
 
 

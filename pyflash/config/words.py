@@ -16,5 +16,5 @@ def shown(value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Of the type of a value that is of the wrong one."""
+    """The name of a value's type, for messages that refuse it."""
     return type(value).__name__[:80]

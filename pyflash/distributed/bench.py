@@ -222,7 +222,7 @@ def _step(
 
 
 def _seconds(calls: Callable[[int], None], device: torch.device, n_samples: int) -> float:
-    """Of one call on the slowest rank: the median, or the first where it takes over a second."""
+    """The seconds of a call on the slowest rank: the median, or the first where it takes over 1."""
 
     def sample() -> float:
         dist.barrier()

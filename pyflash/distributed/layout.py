@@ -25,7 +25,7 @@ class Chunk:
 
 
 def n_chunks(n_ranks: int, layout: str) -> int:
-    """Of a whole sequence."""
+    """The number of chunks of a whole sequence."""
     return 2 * n_ranks if layout == "zigzag" else n_ranks
 
 

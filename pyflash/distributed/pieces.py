@@ -77,7 +77,7 @@ class Piece:
 
     @property
     def pairs(self) -> int:
-        """Of a query and a key that it attends."""
+        """The number of pairs of a query and a key that it attends."""
         shift = self.q_start - self.k_start
         return self._pairs_up_to(self.hi + shift) - self._pairs_up_to(self.lo + shift - 1)
 

@@ -133,7 +133,7 @@ def _gradients(
     n_ranks = attention.geometry.n_ranks
     shifts = _shifts(attention)
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # Of the block at hand: dk and dv. At first those of this rank's own.
+    # dk and dv of the block at hand, at first of this rank's own.
     d_block = tuple(torch.zeros_like(x, dtype=torch.float32).contiguous() for x in (k, v))
     d_ring = _ring_of(attention, d_block)
     transfer = None

@@ -98,25 +98,25 @@ _SENTENCES = {
 class Counts:
     """How often each operation ran, over all CTAs."""
 
-    # Of warps.
+    # Counted by warps.
     mma: int
     ldmatrix: int
     shuffles: int
     warp_syncs: int
-    # Of CTAs.
+    # Counted by CTAs.
     barriers: int
-    # Of threads.
+    # Counted by threads.
     cp_async: int
     cp_async_commits: int
     cp_async_waits: int
     exponentials: int
     reciprocals: int
-    # Of warpgroups: WGMMAs by where A is, in shared memory (ss) or registers (rs).
+    # Counted by warpgroups: WGMMAs by where A is, in shared memory (ss) or registers (rs).
     wgmma_ss: int = 0
     wgmma_rs: int = 0
     wgmma_flops_ss: int = 0
     wgmma_flops_rs: int = 0
-    # Of warps.
+    # Counted by warps.
     wgmma_fences: int = 0
     wgmma_commits: int = 0
     wgmma_waits: int = 0
@@ -124,17 +124,17 @@ class Counts:
     tma_bytes: int = 0  # into shared memory, zeros outside a tensor among them
     tma_stores: int = 0  # boxes, too
     tma_stored_bytes: int = 0  # out of shared memory
-    # Of threads.
+    # Counted by threads.
     mbarrier_arrivals: int = 0
     mbarrier_expects: int = 0  # arrivals that announce bytes
     mbarrier_waits: int = 0
     proxy_fences: int = 0
-    # Of warps.
+    # Counted by warps.
     named_syncs: int = 0
     named_arrivals: int = 0
     stmatrix: int = 0
     cluster_syncs: int = 0
-    # Of threads: loads by rank, and the bytes that came from other CTAs' shared memory.
+    # Counted by threads: loads by rank, and the bytes that came from other CTAs' shared memory.
     cluster_loads: int = 0
     cluster_bytes: int = 0
     exponential_instructions: int = 0  # of warps: the exponentials of lanes put together
@@ -155,7 +155,7 @@ class Report:
     counts: Counts
     findings: tuple[Finding, ...]
     cluster: int = 1  # CTAs that run together
-    # Of the first CTA of a kernel whose warps have roles; else empty. See `timeline`.
+    # What the first CTA did, in a kernel whose warps have roles; else empty. See `timeline`.
     roles: tuple[str, ...] = ()  # by warp
     mbarriers: tuple[str, ...] = ()
     timeline: tuple[Event, ...] = ()

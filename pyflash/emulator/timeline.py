@@ -37,7 +37,7 @@ _WIDTH = 100  # characters
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Of a warp, in its order. a, b, c: see cute_kernels/emulator/timeline.h."""
+    """What a warp does, in its order. a, b, c: see cute_kernels/emulator/timeline.h."""
 
     warp: int
     kind: str

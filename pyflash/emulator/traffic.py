@@ -13,7 +13,7 @@ class SharedTraffic:
     bytes: int  # of threads
     wavefronts: int  # passes over the 32 banks
     ideal_wavefronts: int  # the same without bank conflicts
-    # Of an instruction: its wavefronts over those it would take without conflicts; 1 is none.
+    # An instruction's wavefronts over those it would take without conflicts; 1: no conflict.
     min_degree: float
     mean_degree: float
     max_degree: float

@@ -163,7 +163,7 @@ def inspect(
 
 
 def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
-    """Of one batch, two heads and `seqlen` queries and keys.
+    """The report of one batch, two heads and `seqlen` queries and keys.
 
     Raises ValueError for a family that the emulator does not run, BuildError, RuntimeError.
     """

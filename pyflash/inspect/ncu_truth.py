@@ -117,7 +117,7 @@ CLUSTER_CONFIG = SM90_CONFIGS[-1]
 # What comes from L2 to the SMs, loads of TMA among it.
 L2_SECTORS = "l1tex__m_xbar2l1tex_read_sectors.sum"
 L2_BYTES = "l1tex__m_xbar2l1tex_read_bytes.sum"
-# Of the hardware; what this ncu does not know is left out.
+# Counters of the hardware; those that this ncu does not know are left out.
 COUNTERS = [L2_SECTORS, L2_BYTES]
 # Counted for each instruction of the machine code.
 PER_INSTRUCTION = [

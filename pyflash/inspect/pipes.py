@@ -108,7 +108,7 @@ def floors(
 
 
 def _tensor_flops(opcode: str) -> float:
-    """Of one warp."""
+    """The FLOPs of one warp."""
     if found := _MMA.match(opcode):
         return {"16816": 4096, "1688": 2048}[found[1]]
     if found := _WGMMA.match(opcode):

@@ -50,8 +50,8 @@ STALLS = {
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one launch. `counts` has (predicted, measured) by quantity; metrics that this ncu does not
-    know are left out of the others."""
+    """The figures of one launch. `counts` has (predicted, measured) by quantity; the others leave
+    out metrics that this ncu does not know."""
 
     config: KernelConfig
     seqlen: int
@@ -122,7 +122,7 @@ def profile(config: KernelConfig | str, seqlen: int = SEQLEN) -> Profile:
 
 
 def profile_of(action: Any, report: Report, seqlen: int = SEQLEN) -> Profile:
-    """Of an action of ncu's own Python module; its kernel's name is parsed back to the config.
+    """The profile of an action of ncu's own Python module; its kernel's name tells the config.
 
     Raises ValueError where that is not the config of the report.
     """

@@ -18,7 +18,7 @@ SETMAXNREG = "USETMAXREG"
 
 @dataclass(frozen=True, slots=True)
 class RegisterShare:
-    """Of the threads that have `budget` registers each."""
+    """The registers of the threads that have `budget` each."""
 
     budget: int
     used: int  # the highest that an instruction names, and one
@@ -72,8 +72,8 @@ def _callee(instruction: Instruction) -> int | None:
     return int(found[1], 16) if found else None
 
 
-# Of the operands of several registers only those of WGMMA can reach past a share: others are at
-# most four registers, aligned to their size, and a share is a multiple of eight.
+# Only operands of WGMMA can reach past a share: the others are at most four registers, aligned to
+# their size, and a share is a multiple of eight.
 def _registers(instruction: Instruction) -> Iterator[int]:
     """The last register of each operand."""
     operands = instruction.operands.split(",")

@@ -28,7 +28,7 @@ class Registers:
 
     @property
     def percent_off(self) -> float:
-        """Of ptxas's figure; above 0 where the model predicts too many."""
+        """The error as a share of ptxas's figure; above 0 where the model predicts too many."""
         return 100 * (self.predicted - self.compiled) / self.compiled
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Registers:
 
 
 def registers_of(library: Path) -> list[Registers]:
-    """Of every kernel in a library, from the record beside it. Raises OSError without a record."""
+    """Those of every kernel in a library, from the record beside it. Raises OSError without one."""
     return [
         Registers(
             config=config,

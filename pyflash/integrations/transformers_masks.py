@@ -23,8 +23,8 @@ _OTHER_MASK = (
 
 
 class Pattern(NamedTuple):
-    """Of positions, apart from padding. A window counts the query itself, and is two-sided unless
-    causal."""
+    """A mask of positions, apart from padding. A window counts the query itself, and is two-sided
+    unless causal."""
 
     causal: bool
     sliding_window: int | None

@@ -99,7 +99,7 @@ class Layout:
         return self.swizzle(offset) if self.swizzle else offset
 
     def offsets(self) -> Iterator[int]:
-        """Of every index, ascending."""
+        """The offset of every index, indices ascending."""
         return (self(i) for i in range(self.size))
 
     def __str__(self) -> str:

@@ -73,8 +73,8 @@ class Conflicts:
 
 
 def conflicts(access: Access | Iterable[Access]) -> Conflicts:
-    """Of one access, or of several added up. Raises ValueError for an address that is not a
-    multiple of the width, which no GPU accesses."""
+    """Counts those of one access, or of several added up. Raises ValueError for an address that is
+    not a multiple of the width, which no GPU accesses."""
     accesses = [access] if isinstance(access, Access) else list(access)
     wavefronts = ideal = 0
     for one in accesses:
@@ -85,7 +85,7 @@ def conflicts(access: Access | Iterable[Access]) -> Conflicts:
 
 
 def bank(address: int) -> int:
-    """Of a byte."""
+    """The bank that holds a byte."""
     return address // WORD_BYTES % BANKS
 
 

@@ -37,8 +37,8 @@ def _short_form(config: KernelConfig | str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _checked_short_form(config: KernelConfig | str) -> str:
-    """Of the config that stands for all that compile to the same kernel. Raises ValueError for one
-    that is not built and breaks rules on every architecture, where it cannot be built."""
+    """The short form of the config that stands for all that compile to the same kernel. Raises
+    ValueError for one that is not built, and breaks rules on every architecture."""
     if isinstance(config, str):
         try:
             config = parse_short_form(config)

@@ -25,14 +25,14 @@ class JsonValue:
         return found
 
     def get(self, name: str, default: Any) -> JsonValue:
-        """Of an object the value of a name."""
+        """The value of a name in an object."""
         if type(self._value) is not dict:
             self.refuse("an object")
         path = f"{self._path}.{name}" if self._path else name
         return JsonValue(self._value.get(name, default), path)
 
     def items(self) -> list[JsonValue]:
-        """Of a list."""
+        """The items of a list."""
         if type(self._value) is not list:
             self.refuse("a list")
         return [JsonValue(item, f"{self._path}[{i}]") for i, item in enumerate(self._value)]

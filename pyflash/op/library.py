@@ -52,7 +52,7 @@ class BuiltConfig:
 
 
 def _machine_code_runs(target: str, sm: int) -> bool:
-    """Of the same major version and no newer minor one; "90a" on 90 alone."""
+    """On a GPU of the same major version and no older minor one; "90a" on 90 alone."""
     built = int(target.rstrip("a"))
     return built == sm if target.endswith("a") else built // 10 == sm // 10 and built <= sm
 

@@ -23,7 +23,7 @@ SHIPPED_DIR = Path(__file__).resolve().parents[1] / "data" / "tuned"
 FORMAT = 1
 KINDS = ("many", "few")
 MAX_SPLITS = 128  # kMaxSplits in cute_kernels/params.h
-# Of a config, as host/expected_time.h says.
+# The costs of a config, as host/expected_time.h has them.
 COSTS = (
     "launch", "tile", "step", "share", "rows", "mask", "capped", "megabyte", "merge", "split",
     "partial",
@@ -32,7 +32,7 @@ COSTS = (
 Table = dict[str, Any]
 
 
-# Of a file; the largest shipped one takes a hundredth.
+# The limit of a file; the largest shipped one takes a hundredth.
 _MOST_BYTES = 10 << 20
 _INT, _LONG = 2**31 - 1, 2**63 - 1
 _MOST = 1e9  # microseconds, or any other cost
@@ -112,7 +112,7 @@ _CLASS = ("dtype", "d_head", "features", "packed", "pairs", "rows", "keys")
 
 
 def _files() -> Iterator[Path]:
-    """Of tables, in the order of precedence."""
+    """The files of tables, in the order of precedence."""
     try:
         own = user_dir()
         yield from (own / name for name in sorted(os.listdir(own)) if name.endswith(".json"))
@@ -182,7 +182,7 @@ def _features(value: JsonValue) -> Features:
 
 
 def _range(value: JsonValue) -> str:
-    """Of extents, in words of the line."""
+    """A range of extents, as the line of the C++ reader has it."""
     ends = [end.whole(0, _LONG) for end in value.items()]
     if len(ends) != 2 or ends[0] > ends[1]:
         value.refuse("the first and the last of a range")

@@ -114,7 +114,7 @@ def table(records: list[Record]) -> Table:
 
 
 def summary(records: list[Record]) -> str:
-    """Of those with figures: how many, how many are good, the geometric mean, the worst."""
+    """How many have figures, how many are good, the geometric mean, the worst."""
     ratios = [record["ratio"] for record in records if "ratio" in record]
     if not ratios:
         return "no problem was measured"

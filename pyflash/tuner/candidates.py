@@ -49,7 +49,7 @@ def survey(space: AnySpace, arch: Arch) -> Survey:
 
 
 def kernels_for(problem: Problem, configs: Iterable[KernelConfig]) -> list[Kernel]:
-    """Of those of the problem's dtype, the ones of the smallest d_head that is large enough."""
+    """Those of the problem's dtype and of the smallest d_head that is large enough."""
     fitting = [c for c in configs if c.dtype == problem.dtype and c.d_head >= problem.d_head]
     d_head = min((config.d_head for config in fitting), default=0)
     smallest = [config for config in fitting if config.d_head == d_head]

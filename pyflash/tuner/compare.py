@@ -17,7 +17,7 @@ from pyflash.tuner.journal import JournalError, Record, read_journal
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Of one problem."""
+    """What was picked for one problem, beside the best."""
 
     problem: str
     best: str

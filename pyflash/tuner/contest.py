@@ -19,7 +19,7 @@ from pyflash.tuner.model import Gpu, predict, split_counts
 from pyflash.tuner.problems import problem_text, problem_to_json
 
 LAST_RUNG = 2
-# Of the choices, so many are drawn from the better half instead of being the best expected: what
+# The share of choices that are drawn from the better half instead of being the best expected: what
 # the model is wrong about has to be seen.
 _EXPLORED = 0.2
 
@@ -61,12 +61,12 @@ class Contest:
 
     @property
     def tried(self) -> Collection[Kernel]:
-        """Of `kernels`."""
+        """A subset of `kernels`."""
         return (self.standings.keys() | self.failed.keys()) & self.modelled.keys()
 
     @property
     def measured(self) -> list[Kernel]:
-        """Of `kernels`."""
+        """A subset of `kernels`."""
         return [k for k in self.standings if k in self.modelled]
 
     def with_splits(self, kernel: Kernel) -> list[Kernel]:

@@ -223,7 +223,7 @@ def _weighted(by_kernel: dict[Kernel, list[Observation]]) -> dict[Kernel, list[O
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Of one config's costs to its times, `common` errors by problem left out."""
+    """Fits one config's costs to its times, `common` errors by problem left out."""
 
     config: KernelConfig
     observations: Sequence[Observation]

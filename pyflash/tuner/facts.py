@@ -32,7 +32,7 @@ def facts_of(gpu: Gpu, device: torch.device) -> dict[str, Any]:
 
 
 def kernels_digest() -> str:
-    """Of the kernels' sources: with another one, figures are of other kernels."""
+    """A digest of the kernels' sources: with another one, figures are of other kernels."""
     folder = Path(pyflash.__file__).resolve().parent / "cute_kernels"
     if not folder.is_dir():
         folder = folder.parents[1] / "cute_kernels"

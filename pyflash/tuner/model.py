@@ -78,7 +78,7 @@ def _sum_clamped(first: int, n: int, most: int) -> int:
 
 
 def flops(problem: Problem) -> int:
-    """Of both GEMMs, for the scores that are not masked."""
+    """The FLOPs of both GEMMs, for the scores that are not masked."""
     return 4 * problem.batch * problem.heads_q * scores(problem) * problem.d_head
 
 

@@ -92,7 +92,7 @@ class TuningReport(Paged):
         return Table.of("failures", ("at", "times", "reason"), rows) if rows else None
 
     def _refused_by_rule(self) -> dict[str, int]:
-        """Of the latest run that says it."""
+        """How many configs each rule refused, in the latest run that says it."""
         return next((r["refused"] for r in self._of_kind("run")[::-1] if r.get("refused")), {})
 
     def _refused(self) -> Table | None:

@@ -33,7 +33,7 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Of one problem's candidates."""
+    """How many of one problem's candidates were tried."""
 
     n_candidates: int
     n_measured: int
@@ -42,7 +42,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Of the candidates that were tried."""
+        """The share of the candidates that were tried."""
         return (self.n_measured + self.failed.total()) / self.n_candidates
 
 

@@ -17,7 +17,7 @@ FP16 = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
 OTHER = "(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles"
 IN_PROG = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles"
 
-# Of each option: its arguments, and which records it leaves.
+# By option: its arguments, and which records it leaves.
 OPTIONS = {
     "configs": ([FP16], lambda r: r["short_form"] in (FP16, None) and r["contender"] != "pyflash"),
     "set_name": (

@@ -132,7 +132,7 @@ def text_tables(text):
 
 @pytest.mark.parametrize("names", [*((name,) for name in CHANGES), *PAIRS], ids="+".join)
 def test_tables_show_both_and_divide_within_a_problem(tmp_path, names):
-    """Of pairs, the problem that has one change but not the other is there too."""
+    """For a pair of changes, the problem that has one but not the other is there too."""
     rates = (*RATES, {FLASH: 51.0, CUDNN: 71.0, OURS: 91.0})
     found = both(*(CHANGES[name] for name in names))
     if len(names) == 2:

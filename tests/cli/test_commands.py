@@ -29,7 +29,7 @@ from pyflash.ui.tables import Table
 
 BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 ILLEGAL = "(FP16, 128, 64, 64, 4): eager+load_0_0_0_tiles"
-# Of a process that runs a command with a patch applied before.
+# A process runs this: a command with a patch applied before.
 _PATCHED = """
 import sys
 from pyflash import cli, codegen, third_party
@@ -371,7 +371,7 @@ def test_a_report_hints_at_bank_conflicts(monkeypatch, capsys):
 
 
 def _report() -> Report:
-    """Of a kernel that did nothing."""
+    """The report of a kernel that did nothing."""
     counts = Counts(*[0] * len(dataclasses.fields(Counts)))
     extents = {"batch": 1, "heads": 1, "heads_kv": 1, "softmax_scale": 0.1}
     return Report(

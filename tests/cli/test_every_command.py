@@ -46,7 +46,7 @@ def config_of(family: Family) -> KernelConfig:
 
 
 def other(config: KernelConfig) -> KernelConfig:
-    """Of the next family."""
+    """A config of the next family."""
     return config_of(FAMILIES[(FAMILIES.index(config.family) + 1) % len(FAMILIES)])
 
 
@@ -146,7 +146,7 @@ def records_file(folder: Path) -> Path:
 
 
 def journal_file(folder: Path, config: KernelConfig) -> Path:
-    """Of a run on a GPU that is not here."""
+    """The journal of a run on a GPU that is not here."""
     path = folder / "journal.jsonl"
     measured = {"problem": problem_of(config), "config": str(config), "features": "plain"}
     records = [
@@ -199,7 +199,7 @@ def outputs_of(command: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def annotations(command: str) -> dict[str, Any]:
-    """Of the parameters, as Python has them."""
+    """The types of the parameters, as Python has them."""
     (callback,) = (
         registered.callback
         for room in app.registered_groups

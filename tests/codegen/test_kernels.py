@@ -28,7 +28,7 @@ SMALL = FlashForwardKernelConfig.parse(
     "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_3"
 )
 SM90 = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent"
-# Of the fake library, which has plain, right_window and both windows with predicated heads.
+# In the fake library, which has plain, right_window and both windows with predicated heads.
 FAKE = "(FP16, 640, 64, 64, 4): async+load_0_0_0_tiles"
 
 

@@ -45,7 +45,7 @@ def wait_for_compilers(mark: str) -> None:
 
 
 def wait_for_the_end(mark: str) -> None:
-    """Of every process that bears the mark; pytest's timeout is that of the suite."""
+    """Waits until no process bears the mark; pytest's timeout is that of the suite."""
     end = time.monotonic() + 30
     while left := processes_of(mark):
         assert time.monotonic() < end, f"still running: {left}"

@@ -89,7 +89,7 @@ def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypat
 
 @pytest.mark.parametrize(("num_splits", "clusters"), [(1, 1), (4, 4), (16, 16), (17, 1)])
 def test_a_cluster_merges_the_splits_of_a_tile(program, num_splits, clusters):
-    """Of packed heads: 16 of them and 4 queries are a tile of 64 rows."""
+    """With packed heads: 16 of them and 4 queries are a tile of 64 rows."""
     lines = asked(program, PACKED, 3, 32, 2, 5, 4096, num_splits)
     row, *maps, launch, end = (line for line in lines if not line.startswith("merge"))
     assert row == "row 1 16"

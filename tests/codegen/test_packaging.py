@@ -45,7 +45,7 @@ def unpacked(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(unpacked: Path, tmp_path_factory) -> Path:
-    """Of the source distribution."""
+    """The wheel of the source distribution."""
     copy = tmp_path_factory.mktemp("sources") / "copy"
     shutil.copytree(unpacked, copy)
     leave_a_stale_library(copy)

@@ -16,7 +16,7 @@ from pyflash.distributed.model import METHODS
 
 
 def attend(rank: int, options: list[dict[str, Any]]) -> list[tuple[Any, list[str]]]:
-    """Of each call the output, or the sentence of its error, and what it warned of."""
+    """The output of each call, or the sentence of its error, and what it warned of."""
     generator = torch.Generator().manual_seed(rank)
     q, k, v = (torch.randn(1, 8, 2, 32, generator=generator).half() for _ in range(3))
     found: list[tuple[Any, list[str]]] = []

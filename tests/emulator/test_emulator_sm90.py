@@ -100,8 +100,8 @@ def test_maxima_that_grow_from_block_to_block(libraries, config, grow):
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_left": 200}], ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_scores_that_overflow_are_computed_once_more(libraries, config, mask):
-    """Of grouped heads narrower than the config's, padded, and of a packed sequence that begins in
-    the middle: where a score leaps above all that came before it by 2^128, and nowhere else.
+    """Grouped heads narrower than the config's, padded, and a packed sequence that begins in the
+    middle: where a score leaps above all that came before it by 2^128, and nowhere else.
     Without a threshold, or where a mask cuts the block of the leap, maxima come first."""
     dtype, d_head = TORCH_DTYPES[config.dtype], config.d_head - 24
     tame = make_inputs(Shape("", 2, 150, 400, 4, heads_kv=2), dtype, d_head)

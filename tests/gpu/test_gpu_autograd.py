@@ -40,7 +40,7 @@ PACKED = [
 
 
 def gradients(run, inputs, upstream, dtype=None):
-    """Of q, k and v, where `upstream` is that of out. With a dtype, everything is in it."""
+    """The gradients of q, k and v, where `upstream` is that of out. With a dtype, all is in it."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
     out, _ = run(*leaves)
     return torch.autograd.grad(out, leaves, upstream.to(out.dtype))

@@ -161,7 +161,7 @@ def check_reason(selection, shape, causal):
 
 
 def names_of_kernels(call):
-    """Of those that a call launches, demangled; [] where CUPTI may not trace."""
+    """The kernels that a call launches, demangled; [] where CUPTI may not trace."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()

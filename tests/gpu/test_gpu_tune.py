@@ -33,7 +33,7 @@ def arch() -> Arch:
 
 
 def built() -> list:
-    """Of those that the process holds, what runs the problem here."""
+    """The configs that the process holds, and that run the problem here."""
     return [k.config for k in kernels_for(parse_problem(PROBLEM), built_configs())]
 
 

@@ -41,7 +41,7 @@ def leaves_of(shape, dtype=torch.float16, d_head=16):
 
 
 def gradients(run, inputs, upstream, dtype):
-    """Of q, k and v, in `dtype`, where `upstream` is that of out."""
+    """The gradients of q, k and v, in `dtype`, where `upstream` is that of out."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
     out, _ = run(*leaves)
     return torch.autograd.grad(out, leaves, upstream.to(dtype), materialize_grads=True)

@@ -85,7 +85,7 @@ def narrow(config: KernelConfig) -> KernelConfig:
 
 @functools.cache
 def variations(family: Family) -> list[KernelConfig]:
-    """Of one config, each with another value of one field that means nothing on the CPU."""
+    """One config, each time with another value of a field that means nothing on the CPU."""
     base = config_of(family)
     others = [
         base.replace(**{name: value})

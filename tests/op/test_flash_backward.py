@@ -92,7 +92,7 @@ class FlashBackward:
         return left, right
 
     def one(self, grad_out, out, lse, q, k, v, scale, windows):
-        """Of one sequence, (rows, heads, d_head), and lse (heads, rows)."""
+        """The gradients of one sequence, (rows, heads, d_head), with lse (heads, rows)."""
         group = q.shape[1] // k.shape[1]
         scale = scale or 1 / math.sqrt(q.shape[-1])
         q, out, grad_out = (x.transpose(0, 1) for x in (q, out, grad_out))

@@ -17,7 +17,7 @@ from pyflash.config.arch import Arch
 from pyflash.op import on_demand
 from pyflash.op.on_demand import ensure_built
 
-# Of the fake library: for sm_80 and sm_90, with and without windows and a predicated head_dim.
+# The fake library has it for sm_80 and sm_90, with and without windows and a predicated head_dim.
 CONFIG = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
 ARCH_80_ONLY = "(FP16, 8, 64, 32, 4): async+load_0_0_0_tiles"
 

@@ -32,7 +32,7 @@ def run_python(code: str, folder: Path = ROOT, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory) -> dict[str, dict[str, str]]:
-    """Of each way in which pyflash may be found, the environment variables.
+    """The environment variables of each way in which pyflash may be found.
 
     "installed": torch finds the entry point; "switched off": its user lets torch call none; "on the
     path": the checkout alone, without anything that an installation of it leaves.

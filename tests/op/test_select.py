@@ -315,7 +315,7 @@ def test_what_is_loaded_later_is_chosen_from_then_on(fake_library, tmp_path):
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 128])
 def test_few_rows_are_a_tile_of_the_smallest_kernels(n):
-    """Of the queries of a sequence, or of the heads that share keys of one query."""
+    """Rows are the queries of a sequence, or the heads that share keys of one query."""
     extents = {"batch": 3, "seqlen_k": 500, "d_head": 64, "dtype": DType.FP16}
     expected = "few" if n <= 64 else "many"
     for packed in (False, True):

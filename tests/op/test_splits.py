@@ -36,7 +36,7 @@ def select(seqlen_k, heads=1, **changes):
 
 
 def n_ctas(**problem):
-    """Of one pass, half of those of two splits."""
+    """The CTAs of one pass, half of those of two splits."""
     arguments = {"sm_arch": 90, "n_sms": 132, "seqlen_k": 64, "causal": False, "window_left": -1}
     reason = torch.ops.pyflash.select(
         dtype=int(DType.FP16), d_head=512, batch=1, window_right=-1, softcap=0.0, num_splits=2,
@@ -107,7 +107,7 @@ def test_only_the_keys_in_the_window_count():
     assert select(seqlen_k=100_000, seqlen_q=64, causal=True)[1] == 1563
 
 
-# Of an H200, with one CTA to an SM and with two, as cudaOccupancyMaxActiveClusters has them.
+# cudaOccupancyMaxActiveClusters of an H200, with one CTA to an SM and with two.
 CLUSTERS = (
     (132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7),
     (264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14),

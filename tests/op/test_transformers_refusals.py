@@ -105,7 +105,7 @@ def test_float32_is_refused():
 
 @pytest.mark.parametrize("overlay", ["or_mask_function", "and_mask_function", "blocks"])
 def test_masks_of_a_models_own_are_refused(overlay):
-    """Of images whose tokens see each other, say: transformers asks the mask function for them."""
+    """Masks of images whose tokens see each other, say: transformers asks the mask function."""
     config = make_models("llama", torch.float16, "cpu").pyflash.config
     options = {overlay: lambda batch, head, query, key: query >= key}
     if overlay == "blocks":

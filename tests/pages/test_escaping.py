@@ -89,7 +89,7 @@ class Tags(HTMLParser):
 
 
 def tags_of_svg(text: str) -> set[tuple[str, tuple[str, ...]]]:
-    """Of a document by itself, which has to be well formed."""
+    """The tags of a document by itself, which has to be well formed."""
     found = set()
     for element in ElementTree.fromstring(text).iter():
         assert not any(name.startswith("on") for name in element.attrib)

@@ -38,7 +38,7 @@ class Case:
     num_splits: int = 1
     # Columns of d_head; None: as many as the config has.
     d_head: int | None = None
-    # Of the sinks, "own" being that of q; None: no sinks.
+    # The dtype of the sinks, "own" being that of q; None: no sinks.
     sinks: str | None = None
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Case:
         return options
 
     def problem(self, config: KernelConfig) -> tuple[tuple[Any, ...], Expected]:
-        """Of the op's positional arguments, and what has to come out."""
+        """The op's positional arguments, and what has to come out."""
         packed = isinstance(self.shape, Packed)
         dtype, d_head = TORCH_DTYPES[config.dtype], min(self.d_head or 512, config.d_head)
         if not self.sinks:

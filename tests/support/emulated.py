@@ -58,7 +58,7 @@ def emulate(
 
 
 def n_mma(config: FlashForwardKernelConfig, report: Report, inputs: tuple[Any, ...]) -> int:
-    """Of a kernel that looks at every block of which some query attends some key, and no other."""
+    """How many a kernel issues that looks at the blocks in which some query attends some key."""
     problem = report.problem
     lengths = [(problem["seqlen_q"], problem["seqlen_k"])] * problem["batch"]
     if len(inputs) > 3:

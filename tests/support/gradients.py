@@ -40,7 +40,7 @@ UPSTREAM_LAYOUTS = (*LAYOUTS, "one_row_for_all")
 AS_OUT = "as_out"
 CONTENDERS = ("pyflash", "cudnn", "flash")
 _BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
-# Of the norm of a gradient.
+# Bounds as shares of the norm of a gradient.
 _BOUNDS = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
@@ -110,7 +110,7 @@ def exact_gradients(problem: Problem, inputs: Inputs, grad_out: Tensor) -> Input
 
 
 def errors(actual: Inputs, exact: Inputs) -> dict[str, float]:
-    """Of dq, dk and dv, as parts of their norms."""
+    """The errors of dq, dk and dv as parts of their norms."""
     return {
         name: ((a.double() - e).norm() / e.norm()).item()
         for name, a, e in zip(("dq", "dk", "dv"), actual, exact, strict=True)

@@ -55,7 +55,7 @@ class Layout:
 
 
 def draw_layout(rng: random.Random, n_dims: int) -> Layout:
-    """Of (batch, row, head, column), or, with 3 dimensions, of (row, head, column)."""
+    """A layout of (batch, row, head, column), or, with 3 dimensions, of (row, head, column)."""
     order = list(range(n_dims))
     nothing = (0,) * n_dims
     if rng.random() < 0.3:

@@ -248,7 +248,7 @@ _FIRST = ("ForConditionalGeneration", "ForCausalLM", "Model")
 
 
 def one_of_each_config() -> list[tuple[str, type[PreTrainedModel]]]:
-    """Of the classes with one config: a whole model with a head, where there is one."""
+    """One of the classes with the same config: a model with a head, where there is one."""
     by_config: dict[Any, list[type[PreTrainedModel]]] = collections.defaultdict(list)
     for folder, item in model_classes():
         if not item.__name__.endswith("PreTrainedModel"):

@@ -90,7 +90,7 @@ def _odd(generator: random.Random) -> Any:
 
 
 def _tensor(generator: random.Random, shape: list[int]) -> Any:
-    """Of about this shape; about half of them are what attention takes."""
+    """A tensor of about this shape; about half of them are what attention takes."""
     shape = [n if generator.random() < 0.95 else generator.choice([0, 1, 3, 9]) for n in shape]
     if generator.random() < 0.05:
         shape = shape[generator.randrange(len(shape)) :] + [2] * generator.randrange(2)

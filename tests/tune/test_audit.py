@@ -47,7 +47,7 @@ def test_every_built_config_is_checked_timed_and_compared_with_the_choice(tmp_pa
 
 
 def test_a_replay_takes_only_what_was_measured(tmp_path, tmp_path_factory):
-    """Of other times none, nor of other splits."""
+    """No other times, and no other splits."""
     pyflash.load(build_fake_library(tmp_path_factory.mktemp("library")))
     name = "fp16,batch=1,heads=132,seqlen=128,d_head=512"
     problem = parse_problem(name)

@@ -16,7 +16,7 @@ def audited(seconds, **more):
 
 
 def test_times_of_configs_that_the_latest_audit_lacks_are_left_out():
-    """Of whatever dtype: both have the same costs."""
+    """Whatever the dtype: both have the same costs."""
     latest = audited({PACKING.replace("FP16", "BF16"): 2e-5, LARGE: 3e-5})
     failed = {"kind": "audit", "name": "not measured", "error": "no memory"}
     records = [AUDIT, audited({PACKING: 2e-5, DROPPED: 1e-5}), AUDIT, latest, failed]

@@ -96,7 +96,7 @@ def test_several_sets_of_costs_are_priced_at_once():
     ],
 )
 def test_splits_of_a_kernel_that_merges_them_in_clusters(heads, seqlen_k, splits):
-    """Of the costs only a split's is not 0."""
+    """Only the cost of a split is not 0."""
     figures = dict.fromkeys(FIGURES, 0.0) | {"split": 1.0}
     problem = f"heads={heads},seqlen_q=1,seqlen_k={seqlen_k},num_splits=0"
     found = microseconds(problem, PACKING, **figures)

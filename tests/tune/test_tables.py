@@ -109,7 +109,7 @@ def test_a_problem_of_another_class_is_the_rules(changes):
 
 
 def test_the_class_is_of_the_problem_as_kernels_see_it():
-    """Of one query the heads that share keys are the rows, and a window is fewer keys."""
+    """With one query the heads that share keys are the rows, and a window is fewer keys."""
     decoding = parse_problem(
         "fp16,batch=3,heads=32,heads_kv=8,seqlen_q=1,seqlen_k=300,d_head=64,causal,window_left=100"
     )
@@ -394,7 +394,7 @@ def test_a_tables_choices_can_be_kept(tmp_path):
     assert [row["config"] for row in made["choices"]] == [RANK_3, RANK_2]
     assert made["made"]["choices"] == ["by hand"]
     assert made["costs"] == []
-    # Of kinds that are not asked for costs stay, too.
+    # Costs of kinds that are not asked for stay, too.
     kinds = ["--kinds", "few", "--choices", str(old)]
     assert making.main([str(journal), *kinds, "--out", str(new)]) == 0
     assert [row["config"] for row in tables.read_table(new)["costs"]] == [RANK_1]

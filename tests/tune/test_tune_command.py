@@ -51,7 +51,7 @@ def on_the_cpu(monkeypatch):
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):
-    """Of a run on the CPU."""
+    """The journal of a run on the CPU."""
     path = tmp_path_factory.mktemp("tune") / "journal.jsonl"
     measuring = Measuring(BACKEND, {"device": "cpu"}, NoBuilder())
     with pytest.MonkeyPatch.context() as patch:

@@ -89,7 +89,7 @@ def true_times(name):
 
 
 def regret(name, config, space):
-    """Of a pick: its true time over the least."""
+    """The true time of a pick over the least."""
     return true_times(name)[str(config)] / min(
         true_times(name)[str(c)] for c in candidates(name, space)
     )

@@ -211,14 +211,14 @@ def spill(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 
 def _loads(c: FlashForwardKernelConfig) -> Iterator[tuple[str, int, str]]:
-    """Of each operand: the field's name, its count, the field that is its K dimension."""
+    """For each operand the field's name, its count, and the field that is its K dimension."""
     for operand, dimension in (("Q", "d_head"), ("K", "d_head"), ("V", "B_c")):
         name = f"{operand}_mma_load_K_tiles"
         yield name, getattr(c, name), dimension
 
 
 def _most_tiles(c: FlashForwardKernelConfig, columns: int) -> int:
-    """Of 8 columns that a stage can have: all of the K dimension, or half where two are kept."""
+    """The most fragments of 8 columns in a stage: the K dimension, or half of it for two stages."""
     return columns // (16 if c.mma_double_buffer_loads else 8)
 
 
@@ -229,7 +229,7 @@ def _largest_count(c: FlashForwardKernelConfig, columns: int) -> int:
 
 
 def _atom_columns(c: FlashForwardKernelConfig) -> int:
-    """Of the swizzle atom, and of a row of copying threads in either smem layout."""
+    """The columns of the swizzle atom, and of a row of copying threads in either smem layout."""
     wide, narrow = ATOM_COLUMNS
     return narrow if c.d_head % wide else wide
 

@@ -65,7 +65,7 @@ DEFAULTS = _of_each_dtype(
     "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
 )
 
-# Of the head dimensions that are built on request, a large and a small B_r each.
+# The head dimensions that are built on request: a large and a small B_r each.
 HEAD_DIMS = _of_each_dtype(
     "(FP16, 32, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
     "(FP16, 32, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",

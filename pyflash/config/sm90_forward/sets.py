@@ -18,7 +18,7 @@ def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
 
 
 _LONG = "pingpong+persistent+rescale_threshold"
-# Of shorter blocks, so that fewer of a tile's scores lie outside of a window.
+# Shorter blocks: fewer of a tile's scores lie outside of a window.
 _WINDOWED = _of_each_dtype(
     "persistent+rescale_threshold",
     "(FP16, 128, 192, 64, 3): sm90+stages_3",
@@ -49,7 +49,7 @@ DEFAULTS = (
     )
 )
 
-# Of the head dimensions that are built on request.
+# The head dimensions that are built on request.
 HEAD_DIMS = _of_each_dtype(
     _LONG,
     "(FP16, 96, 192, 96, 3): sm90+stages_2",

@@ -61,7 +61,7 @@ def save(
 
 
 def gradients(ctx: Any, grad_out: Tensor | None, needed: tuple[bool, ...]) -> list[Tensor | None]:
-    """Of (*tensors, *inputs), those that are needed."""
+    """The gradients of (*tensors, *inputs); None for those that are not needed."""
     results: list[Tensor | None] = [None] * len(needed)
     if grad_out is None:
         return results
