@@ -31,10 +31,6 @@ class Pass(str, Enum):
         """How many times the FLOPs of the forward pass."""
         return {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.5, Pass.BOTH: 3.5}[self]
 
-    @property
-    def has_gradients(self) -> bool:
-        return self is not Pass.FORWARD
-
 
 def checker(what: Pass, inputs: Inputs, options: AttentionOptions) -> Callable[[Contender], Errors]:
     """What tells how far a contender is off, and how far it may be.

@@ -43,9 +43,6 @@ class Swizzle:
         return f"Sw<{self.bits},{self.base},{self.shift}>"
 
 
-NO_SWIZZLE = Swizzle(0, 4, 3)  # as CuTe's make_layout of a plain layout has it
-
-
 @dataclass(frozen=True, slots=True, init=False)
 class Layout:
     """Shape and stride, and a swizzle of the offsets. Strides are in elements; without them the

@@ -100,7 +100,19 @@ def write_table(path: Path, table: Table, is_private: bool = True) -> None:
     """Writes it at once; `is_private`: for its owner alone, as the folders that are made for it."""
     if is_private:
         trust.make_private(path.parent)
-    write_text(path, json.dumps(table, indent=1) + "\n", is_private)
+    members = (f" {json.dumps(name)}: {_in_lines(value)}" for name, value in table.items())
+    write_text(path, "{\n" + ",\n".join(members) + "\n}\n", is_private)
+
+
+def _in_lines(value: Any) -> str:
+    """JSON with a line for each row of a list and each member of an object."""
+    if isinstance(value, dict):
+        rows, ends = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()], "{}"
+    elif isinstance(value, list):
+        rows, ends = [json.dumps(row) for row in value], "[]"
+    else:
+        return json.dumps(value)
+    return f"{ends[0]}\n  " + ",\n  ".join(rows) + f"\n {ends[1]}" if rows else ends
 
 
 def class_of(values: Mapping[str, Any]) -> tuple[Any, ...]:

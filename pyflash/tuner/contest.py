@@ -95,10 +95,6 @@ class Contest:
             by_time = _tiles_in_turn(by_time)
         return _shuffled_in(by_time, self.rng)
 
-    def expected_best(self) -> float:
-        """Seconds that the model expects of the best candidate."""
-        return min(self.modelled.values())
-
     def restore(self, record: Record, kernel: Kernel) -> None:
         """What a journal's record says of a candidate."""
         if record["kind"] == "failed":

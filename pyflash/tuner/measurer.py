@@ -51,7 +51,6 @@ class Measurer:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self.seconds = 0.0  # of all requests, without starting the process
-        self.n_restarts = -1
 
     def check(self, problem: dict[str, Any], candidate: Candidate) -> tuple[float, float]:
         """(error, bound). Raises CandidateError."""
@@ -105,7 +104,6 @@ class Measurer:
             self.seconds += time.monotonic() - start
 
     def _start(self) -> None:
-        self.n_restarts += 1
         self._stderr.seek(0)
         self._stderr.truncate()
         self._process = subprocess.Popen(

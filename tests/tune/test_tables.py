@@ -256,6 +256,26 @@ def test_a_file_that_is_no_table_is_skipped_with_a_warning(tmp_path, change, say
     assert str(selected().config) == RANK_3
 
 
+def test_a_file_has_a_line_for_each_row(tmp_path):
+    """The shipped one is as it is written."""
+    shipped = tables.SHIPPED_DIR / "nvidia_h200.json"
+    made = {"empty": {}, "time": "now", "costs": {"few": {"kept": True}}}
+    rows = [choice(RANK_3), choice(RANK_1)]
+    for written in (table(), table(rows, [costs(RANK_1)]) | {"made": made}, read_json(shipped)):
+        path = tmp_path / "table.json"
+        tables.write_table(path, written)
+        assert read_json(path) == written
+        lines = path.read_text().splitlines()
+        for row in (*written["choices"], *written["costs"]):
+            assert sum(json.dumps(row) == line.strip().rstrip(",") for line in lines) >= 1
+        assert max(line.count('"config"') for line in lines) <= 1
+    assert path.read_bytes() == shipped.read_bytes()
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
 def test_a_file_that_others_can_write_is_skipped():
     path = tables.user_dir() / "a.json"
     tables.write_table(path, table([choice(RANK_3)]))
