@@ -137,6 +137,19 @@ CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coor
   cute::SM90_TMA_LOAD::copy(&map, &barrier, static_cast<uint64_t>(kPolicy), smem, coords...);
 }
 
+// Loads contiguous bytes, and completes them on `barrier`. Addresses and `bytes` are multiples of 16.
+template <class T>
+CUTE_DEVICE void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
+  cute::SM90_BULK_COPY_G2S::copy(global, &barrier, smem, bytes);
+}
+// Adds contiguous floats of shared memory to global ones, each atomically, in any order. A store to the groups of tma_store.
+CUTE_DEVICE void bulk_reduce_add(float const* smem, float* global, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(global),
+      "r"(cute::cast_smem_ptr_to_uint(smem)), "r"(bytes)
+      : "memory");
+}
+
 // The cluster of this CTA: CTAs that run at the same time and can read each other's shared memory.
 CUTE_DEVICE int cluster_size() { return static_cast<int>(cute::cluster_shape().x); }
 CUTE_DEVICE int cluster_rank() { return static_cast<int>(cute::block_rank_in_cluster()); }
@@ -256,6 +269,13 @@ template <int kPending>
 void tma_store_wait() {
   tma_store_wait(kPending);
 }
+
+void bulk_load_bytes(void const* global, Mbarrier& barrier, void* smem, int bytes);
+template <class T>
+void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
+  bulk_load_bytes(global, barrier, smem, bytes);
+}
+void bulk_reduce_add(float const* smem, float* global, int bytes);
 
 int cluster_size();
 int cluster_rank();

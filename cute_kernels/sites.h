@@ -24,13 +24,26 @@ enum class Site {
   PV,
   softmax,
   O_rescale,
-  P_convert
+  P_convert,
+  dO_g2s,  // of a backward, as are those that follow
+  lse_s2r,
+  dP,
+  dV,
+  dK,
+  dQ,
+  dS,
+  dS_r2s,
+  dQ_r2s,
+  dQ_s2g,
+  rows_r2s,  // of dQ, dK and dV on their way out
+  rows_s2g
 };
 
 inline constexpr char const* kSiteNames[] = {
-    "Q_g2s", "K_g2s", "V_g2s",   "Q_s2r",    "K_s2r",     "V_s2r",     "O_r2s",
-    "O_s2g", "O_r2g", "lse_r2g", "part_r2s", "part_s2r",  "sinks_g2r", "QK_g2r",
-    "V_r2s", "QK",    "PV",      "softmax",  "O_rescale", "P_convert"};
-static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::P_convert) + 1));
+    "Q_g2s", "K_g2s",   "V_g2s",     "Q_s2r",     "K_s2r",     "V_s2r",   "O_r2s",    "O_s2g",
+    "O_r2g", "lse_r2g", "part_r2s",  "part_s2r",  "sinks_g2r", "QK_g2r",  "V_r2s",    "QK",
+    "PV",    "softmax", "O_rescale", "P_convert", "dO_g2s",    "lse_s2r", "dP",       "dV",
+    "dK",    "dQ",      "dS",        "dS_r2s",    "dQ_r2s",    "dQ_s2g",  "rows_r2s", "rows_s2g"};
+static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::rows_s2g) + 1));
 
 }  // namespace pyflash::device

@@ -54,6 +54,12 @@ void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const
 void tma_store_box(TensorMap const& map, void const* smem, int const* coords, int n_coords) {
   machine->tma_store(&map, smem, coords, n_coords);
 }
+void bulk_load_bytes(void const* global, Mbarrier& barrier, void* smem, int bytes) {
+  machine->bulk_load(global, &barrier, smem, bytes);
+}
+void bulk_reduce_add(float const* smem, float* global, int bytes) {
+  machine->bulk_reduce_add(smem, global, bytes);
+}
 void tma_store_commit() { machine->tma_store_commit(); }
 void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
 

@@ -160,6 +160,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
                 int n_coords) override;
   void stmatrix(uint32_t const* words, void* row) override;
   void tma_store(void const* map, void const* smem, int const* coords, int n_coords) override;
+  void bulk_load(void const* global, void* barrier, void* smem, int bytes) override;
+  void bulk_reduce_add(void const* smem, void* global, int bytes) override;
   void tma_store_commit() override;
   void tma_store_wait(int n_pending) override;
   void warpgroup_mma(WarpgroupMma const& mma) override;
@@ -230,8 +232,11 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
     int first = 0;  // byte of the row that lies there
     int bytes = 0;  // inside the extents
   };
+  TmaBox box_of(MapDescription const& map, void const* smem, char const* what);
   TmaBox box_of(void const* map, void const* smem, int const* coords, int n_coords,
                 char const* what);
+  void load(TmaBox const& box, void* barrier, void* smem);
+  void begin_store(TmaBox const& box);
   BoxRow row_of(TmaBox const& box, int64_t row, int64_t writer, Traffic& traffic);
   void land(TmaBox const& box);
   void store(TmaBox const& box, int64_t writer);

@@ -20,7 +20,29 @@ int64_t n_rows(MapDescription const& map) {
   return n;
 }
 
+// Bytes of global memory as a box of one row of floats.
+MapDescription contiguous(void const* global, int bytes) {
+  constexpr int kFloatBytes = sizeof(float);
+  MapDescription map{.base = reinterpret_cast<uintptr_t>(global),
+                     .rank = 1,
+                     .element_bytes = kFloatBytes,
+                     .swizzle_bytes = kChunkBytes};
+  map.extents[0] = bytes / kFloatBytes;
+  map.box[0] = static_cast<uint16_t>(bytes / kFloatBytes);
+  return map;
+}
+
 int row_bytes(MapDescription const& map) { return map.box[0] * map.element_bytes; }
+
+void add_floats(std::byte* sums, std::byte const* terms, int bytes) {
+  for (int i = 0; i < bytes; i += static_cast<int>(sizeof(float))) {
+    float sum, term;
+    std::memcpy(&sum, sums + i, sizeof sum);
+    std::memcpy(&term, terms + i, sizeof term);
+    sum += term;
+    std::memcpy(sums + i, &sum, sizeof sum);
+  }
+}
 
 // Coordinates of a row of the box.
 std::array<int64_t, kMaxMapRank> coords_of(TmaBox const& box, int64_t row) {
@@ -47,33 +69,24 @@ void for_each_chunk(TmaBox const& box, int64_t row, Visit&& visit) {
 }  // namespace
 
 // Of a call by the thread that runs; a finding, where it does not fit into shared memory.
-TmaBox Emulator::box_of(void const* map, void const* smem, int const* coords, int n_coords,
-                        char const* what) {
+TmaBox Emulator::box_of(MapDescription const& map, void const* smem, char const* what) {
   Thread const& thread = current();
-  MapDescription const* const description = description_of(map);
-  if (description == nullptr || static_cast<int>(description->rank) != n_coords) {
-    fail("TMA by a tensor map that was not encoded, or is of another rank");
-  }
-  if (description->swizzle_bytes > kChunkBytes &&
-      row_bytes(*description) != description->swizzle_bytes) {
-    fail("a box of TMA with rows that are shorter than its swizzle");
-  }
-  TmaBox box{.map = *description,
+  TmaBox box{.map = map,
              .coords = {},
              .rank = cta().rank,
              .smem_address = shared_address(smem),
-             .bytes = static_cast<int>(n_rows(*description)) * row_bytes(*description),
+             .bytes = static_cast<int>(n_rows(map)) * row_bytes(map),
              .inside = true,
              .access = {thread.site, thread.index, what}};
-  std::copy(coords, coords + n_coords, box.coords.begin());
   check_previous_kernel(box.access);
   int64_t const offset = cta().shared.contains(smem) ? cta().shared.offset(smem) : -1;
+  int const alignment = map.rank == 1 ? kChunkBytes : kBoxAlignment;
   Finding finding{
       .kind = "", .memory = "shared", .offset = offset, .bytes = box.bytes, .access = box.access};
   if (offset < 0 || offset + box.bytes > cta().shared.size()) {
     finding.kind = "out_of_bounds";
     finding.detail = "a box overruns shared memory";
-  } else if (offset % kBoxAlignment != 0) {
+  } else if (offset % alignment != 0) {
     finding.kind = "misaligned";
   } else {
     check_tile(offset, box.bytes, box.access);
@@ -84,11 +97,33 @@ TmaBox Emulator::box_of(void const* map, void const* smem, int const* coords, in
   return box;
 }
 
+TmaBox Emulator::box_of(void const* map, void const* smem, int const* coords, int n_coords,
+                        char const* what) {
+  MapDescription const* const description = description_of(map);
+  if (description == nullptr || static_cast<int>(description->rank) != n_coords) {
+    fail("TMA by a tensor map that was not encoded, or is of another rank");
+  }
+  if (description->swizzle_bytes > kChunkBytes &&
+      row_bytes(*description) != description->swizzle_bytes) {
+    fail("a box of TMA with rows that are shorter than its swizzle");
+  }
+  TmaBox box = box_of(*description, smem, what);
+  std::copy(coords, coords + n_coords, box.coords.begin());
+  return box;
+}
+
 void Emulator::tma_load(void const* map, void* barrier, void* smem, int const* coords,
                         int n_coords) {
+  load(box_of(map, smem, coords, n_coords, "TMA load"), barrier, smem);
+}
+
+void Emulator::bulk_load(void const* global, void* barrier, void* smem, int bytes) {
+  load(box_of(contiguous(global, bytes), smem, "bulk load"), barrier, smem);
+}
+
+void Emulator::load(TmaBox const& box, void* barrier, void* smem) {
   Thread const& thread = current();
-  Mbarrier& mbarrier = mbarrier_at(barrier, "TMA load");
-  TmaBox const box = box_of(map, smem, coords, n_coords, "TMA load");
+  Mbarrier& mbarrier = mbarrier_at(barrier, box.access.what);
   check_visible(mbarrier, current_warp(), box.access, true);
   if (box.inside) {
     cta().shared.begin_tma_write(cta().shared.offset(smem), box.bytes, mbarrier.index,
@@ -169,9 +204,18 @@ void Emulator::land(TmaBox const& box) {
 }
 
 void Emulator::tma_store(void const* map, void const* smem, int const* coords, int n_coords) {
+  begin_store(box_of(map, smem, coords, n_coords, "TMA store"));
+}
+
+void Emulator::bulk_reduce_add(void const* smem, void* global, int bytes) {
+  TmaBox box = box_of(contiguous(global, bytes), smem, "bulk reduction");
+  box.adds = true;
+  begin_store(box);
+}
+
+void Emulator::begin_store(TmaBox const& box) {
   Thread& thread = current();
   Warp& warp = current_warp();
-  TmaBox const box = box_of(map, smem, coords, n_coords, "TMA store");
   ++warp.n_stores;
   ++counts_.tma_stores;
   counts_.tma_stored_bytes += box.bytes;
@@ -218,8 +262,10 @@ void Emulator::store(TmaBox const& box, int64_t writer) {
     for_each_chunk(box, row, [&](int at, int64_t offset) {
       std::memcpy(&bytes[at], cta().shared.data(offset), kChunkBytes);
     });
-    BoxRow const to = row_of(box, row, writer, traffic);
-    if (to.data != nullptr) {
+    BoxRow const to = row_of(box, row, box.adds ? GlobalMemory::kReducer : writer, traffic);
+    if (to.data != nullptr && box.adds) {
+      add_floats(to.data, &bytes[to.first], to.bytes);
+    } else if (to.data != nullptr) {
       std::memcpy(to.data, &bytes[to.first], to.bytes);
     }
   }

@@ -98,6 +98,14 @@ std::byte* GlobalMemory::translate(void const* address, int bytes, int alignment
                   .bytes = bytes,
                   .access = access});
   }
+  if (writer == kReducer && !tensor->description.accumulator) {
+    findings.add({.kind = "write_to_input",
+                  .memory = tensor->description.name,
+                  .offset = offset,
+                  .bytes = bytes,
+                  .access = access,
+                  .detail = "a reduction into what is no accumulator"});
+  }
   if (writer >= 0) {
     check_writers(*tensor, first, last, writer, access, findings);
   }

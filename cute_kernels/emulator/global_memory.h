@@ -20,10 +20,14 @@ struct GlobalTensor {
   int element_bytes;
   int64_t misalignment;  // bytes from an address that a GPU's allocator would return
   bool output;           // written by the kernel, each element by one thread; others are only read
+  bool accumulator = false;  // reductions of any threads add to it
 };
 
 class GlobalMemory {
  public:
+  // In place of a writer's number: it adds.
+  static constexpr int64_t kReducer = -2;
+
   // Returns what a kernel takes for the address of the tensor's first element.
   uintptr_t add(GlobalTensor const& tensor);
 
@@ -32,7 +36,8 @@ class GlobalMemory {
   bool contains(void const* address) const { return find(address) != nullptr; }
 
   // Where the bytes are, or nullptr, with a finding, where they are not all of a tensor's. An address that is no multiple
-  // of `alignment` is a finding too. `writer`: a number of the thread among all CTAs' for a write, -1 for a read.
+  // of `alignment` is a finding too. `writer`: a number of the thread among all CTAs' for a write, kReducer, or -1
+  // for a read.
   std::byte* translate(void const* address, int bytes, int alignment, int64_t writer,
                        Access const& access, Findings& findings);
 

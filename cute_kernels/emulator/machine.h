@@ -106,6 +106,9 @@ class Machine {
   // Four 8 x 8 matrices; `row` is the address that this lane gives.
   virtual void stmatrix(uint32_t const* words, void* row) = 0;
   virtual void tma_store(void const* map, void const* smem, int const* coords, int n_coords) = 0;
+  virtual void bulk_load(void const* global, void* barrier, void* smem, int bytes) = 0;
+  // Of floats.
+  virtual void bulk_reduce_add(void const* smem, void* global, int bytes) = 0;
   virtual void tma_store_commit() = 0;
   virtual void tma_store_wait(int n_pending) = 0;
   virtual void warpgroup_mma(WarpgroupMma const& mma) = 0;

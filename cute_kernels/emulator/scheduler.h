@@ -64,6 +64,7 @@ struct TmaBox {
   int bytes;
   bool inside;  // shared memory
   Access access;
+  bool adds = false;  // a store: floats, to what is there
 };
 
 struct Mbarrier;
