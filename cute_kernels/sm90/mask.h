@@ -5,6 +5,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/problem.h"
 
@@ -57,37 +58,17 @@ struct ScoreMask {
   CUTE_DEVICE void cut_all() { uncut_end = 0; }
 
   // Sets the scores that do not count to -inf.
-  // NOTE: by bits of words, of which ptxas turns seven at a time into predicates (R2P). Compared one by one, each score would
-  // take one instruction more, or two.
   template <class AccS>
   CUTE_DEVICE void apply(AccS& acc_S, int n_block) const {
     static_assert(are_columns_as_counted());
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    constexpr int kColumns = decltype(size<1>(S))::value;
-    constexpr int kBits = 32;
     int const first_key = n_block * kBlockN;
-    CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      int const begin = columns_before(row_begin[r] - first_key);
-      int const end = columns_before(row_end[r] - first_key);
-      CUTE_UNROLL
-      for (int word = 0; word < kColumns; word += kBits) {
-        uint32_t const counts = device::bits_between(begin - word, end - word);
-        CUTE_UNROLL
-        for (int c = word; c < kColumns && c < word + kBits; ++c) {
-          if ((counts >> (c - word) & 1) == 0) {
-            S(r, c) = -INFINITY;
-          }
-        }
-      }
-    }
+    int const begin[2] = {row_begin[0] - first_key, row_begin[1] - first_key};
+    int const end[2] = {row_end[0] - first_key, row_end[1] - first_key};
+    set_outside(S, begin, end, -INFINITY);
   }
 
  private:
-  // How many columns of a thread, two of every eight, are before this one, counted from its first; beyond the block, too.
-  CUTE_DEVICE static int columns_before(int column) {
-    return 2 * (column >> 3) + min(column & 7, 2);
-  }
   static constexpr bool are_columns_as_counted() {
     typename Traits::template AccCoords<kBlockN> const coords{};
     bool same = true;

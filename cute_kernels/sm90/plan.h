@@ -14,19 +14,11 @@
 #include "cute_kernels/sm90/kernel_params.h"
 #include "cute_kernels/sm90/sections.h"
 #include "cute_kernels/sm90/shape.h"
+#include "cute_kernels/sm90/tensor_map.h"
 
 namespace pyflash::sm90 {
 
-// cuTensorMapEncodeTiled, or what stands for it.
-using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
-
 using Config = FlashForwardSm90Config;
-
-struct MapDimension {
-  int64_t extent;
-  int64_t stride;  // elements
-  int box;
-};
 
 // Query heads that are rows of one tile beside each other; 1 of no heads.
 inline int rows_per_query(Config const& config, ForwardParams const& problem) {
@@ -57,48 +49,13 @@ inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config,
            {sequences.tensor_batches(problem.batch), strides.batch, 1}}};
 }
 
-// Why TMA cannot load from a tensor, whose base and strides are multiples of 16 bytes; nullptr: it can.
-template <size_t kRank>
-char const* refusal_of_map(std::array<MapDimension, kRank> const& dimensions) {
-  constexpr int64_t kMaxStride = (int64_t(1) << 40) / kElementBytes;
-  for (MapDimension const& dimension : dimensions) {
-    if (dimension.extent > 1 && dimension.stride == 0) {
-      return "q, k or v has a stride of 0, as expanded tensors have, and TMA needs strides above 0";
-    }
-    if (dimension.extent > 1 && dimension.stride >= kMaxStride) {
-      return "q, k or v has a stride of 2^40 bytes or more, and TMA needs less";
-    }
-  }
-  return nullptr;
-}
-
-// A tensor map over rows of `columns` contiguous elements, in boxes of a slab of columns; what of a box lies outside reads as 0.
-template <size_t kRank>
-bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* base,
-                       Config const& config, int columns,
-                       std::array<MapDimension, kRank> const& dimensions) {
-  cuuint64_t extents[kRank + 1] = {cuuint64_t(columns)};
-  cuuint64_t strides[kRank];
-  cuuint32_t box[kRank + 1] = {cuuint32_t(slab_columns(config))};
-  cuuint32_t element_strides[kRank + 1] = {1};
-  for (size_t i = 0; i < kRank; ++i) {
-    extents[i + 1] = dimensions[i].extent;
-    // NOTE: the stride of an extent of 1 may be anything, but the encoder looks at it.
-    strides[i] = dimensions[i].extent == 1 ? 16 : dimensions[i].stride * kElementBytes;
-    box[i + 1] = dimensions[i].box;
-    element_strides[i + 1] = 1;
-  }
-  auto const swizzle =
-      slab_columns(config) == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  auto const type = config.dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  // Few queries wait for memory. Where rows are no whole lines, whoever loads the next head loads the rest of these.
-  auto const promotion = config.pack_gqa && columns * kElementBytes % 128 != 0
-                             ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
-                             : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-  return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,
-                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
-                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+// Few queries wait for memory. Where rows are no whole lines, whoever loads the next head loads the rest of these.
+inline MapForm form_of_maps(Config const& config, int d_head) {
+  return {.dtype = config.dtype,
+          .slab = slab_columns(config),
+          .promotion = config.pack_gqa && d_head * kElementBytes % 128 != 0
+                           ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
+                           : CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
 }
 
 inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
@@ -109,8 +66,8 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
   ForwardParams const& problem = params.problem;
   auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without keys.
-    return encode_tensor_map(encoder, map, base ? base : problem.q, config, problem.d_head,
-                             dimensions);
+    return encode_tensor_map(encoder, map, base ? base : problem.q,
+                             form_of_maps(config, problem.d_head), problem.d_head, dimensions);
   };
   bool const encoded =
       encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
