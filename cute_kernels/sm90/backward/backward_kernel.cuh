@@ -1,0 +1,63 @@
+// FlashAttention backward with SM90 atoms (Dao 2023, algorithm 2; Shah et al. 2024): dK, dV, and the sums of dQ.
+//
+// A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
+// query head of the group. Warpgroup 0 loads Q, dO and a number for each query: lse and delta = rowsum(dO * O) - dlse. Each of
+// the other warpgroups has 64 keys as rows of its MMAs:
+//   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers
+//   P^T = 2^(scale S^T - lse)          in registers; where a mask cuts a block, 0
+//   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups
+//   dV += P^T dO, dK += dS^T Q         A from registers as it is
+//   dQ = dS K                          64 x 64 elements by each warpgroup, over all keys of the tile
+// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them.
+#pragma once
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/backward/consumer.h"
+#include "cute_kernels/sm90/backward/load.h"
+#include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/traits.h"
+
+namespace pyflash::sm90::backward {
+
+template <class Traits>
+CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
+  smem.pipeline_K.init(Traits::kNConsumerWarps);
+  smem.pipeline_V.init(Traits::kNConsumerWarps);
+  smem.pipeline_Q.init(Traits::kNConsumerWarps);
+  smem.pipeline_dO.init(Traits::kNConsumerWarps);
+  CUTE_UNROLL
+  for (int stage = 0; stage < Traits::kStagesDS; ++stage) {
+    device::mbarrier_init(smem.ds_ready[stage], Traits::kNConsumerWarps);
+  }
+  device::fence_mbarrier_init();
+}
+
+template <class Traits, BackwardFeatures kFeatures>
+CUTE_DEVICE void backward_cta(KernelParams const& params) {
+  auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
+  int const warpgroup = device::warpgroup_idx();
+  int const warp = device::warp_idx();
+  if (warp == 0 && device::elect_one()) {
+    device::prefetch_tensor_map(params.q_map);
+    device::prefetch_tensor_map(params.do_map);
+    device::prefetch_tensor_map(params.k_map);
+    device::prefetch_tensor_map(params.v_map);
+    init_barriers<Traits>(smem);
+  }
+  device::sync_threads();  // the mbarriers are visible
+  device::wait_for_previous_kernel();
+  device::launch_dependents();
+
+  Tile const tile = tile_of<Traits, kFeatures>(params, device::block_idx());
+  if (warpgroup == 0) {
+    device::registers_release<Traits::kProducerRegisters>();
+    if (device::elect_one()) {
+      load_tile<Traits>(params, smem, tile, warp);
+    }
+  } else {
+    device::registers_claim<Traits::kConsumerRegisters>();
+    Consumer<Traits, kFeatures>(params, smem, tile, warpgroup - 1).run();
+  }
+}
+
+}  // namespace pyflash::sm90::backward

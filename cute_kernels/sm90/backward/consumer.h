@@ -1,0 +1,337 @@
+// A computing warpgroup of a backward: 64 keys of the tile, and 64 x 64 elements of each block's dQ.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sm90/backward/epilogue.h"
+#include "cute_kernels/sm90/backward/mask.h"
+#include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/traits.h"
+#include "cute_kernels/sm90/gemm.h"
+
+namespace pyflash::sm90::backward {
+
+using namespace cute;
+using device::Site;
+
+template <class Traits, BackwardFeatures kFeatures>
+struct Consumer {
+  using Element = typename Traits::Element;
+  using SharedStorage = typename Traits::SharedStorage;
+  using Position = RingPosition<Traits::kStages>;
+  using PositionDS = RingPosition<Traits::kStagesDS>;
+  static constexpr int kBlockM = Traits::kBlockM;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  template <int kColumns>
+  using Accumulator =
+      decltype(make_tensor<float>(typename Traits::template Accumulator<kColumns>{}));
+  using AccS = Accumulator<kBlockM>;         // (MMA,MMA_M,MMA_N) of (keys, queries)
+  using AccDKV = Accumulator<kHeadDim>;      // (MMA,MMA_M,MMA_N) of (keys, columns)
+  using AccDQ = Accumulator<Traits::kSlab>;  // (MMA,MMA_M,MMA_N) of (queries, columns)
+  using FragmentP = decltype(make_tensor<Element>(typename Traits::FragmentP{}));
+
+  KernelParams const& params;
+  SharedStorage& smem;
+  Tile const& tile;
+  int const warpgroup;  // of the consumers
+  float const scale_log2;
+  Mask<Traits, kFeatures> const mask;
+
+  AccDKV acc_dK;
+  AccDKV acc_dV;
+  FragmentP tdVrP;   // (MMA,MMA_M,MMA_K) of (keys, queries)
+  FragmentP tdKrDS;  // (MMA,MMA_M,MMA_K) of (keys, queries)
+  Position read;     // the block of Q and dO
+  PositionDS at_dS;  // dS of the block, until its dQ is issued
+
+  CUTE_DEVICE Consumer(KernelParams const& params, SharedStorage& smem, Tile const& tile,
+                       int warpgroup)
+      : params(params),
+        smem(smem),
+        tile(tile),
+        warpgroup(warpgroup),
+        scale_log2(params.problem.softmax_scale * kLog2e),
+        mask{params.problem, tile.first_key + warpgroup * Traits::kMmaM} {
+    clear(acc_dK);
+    clear(acc_dV);
+  }
+
+  CUTE_DEVICE void run() {
+    MBlocks<Traits> block(params, tile);
+    if (block.exists()) {
+      smem.pipeline_K.wait({});
+      smem.pipeline_V.wait({});
+      if constexpr (Traits::kDelayDQ) {
+        run_delayed(block);
+      } else {
+        for (; block.exists(); block.advance()) {
+          step(block);
+        }
+      }
+    }
+    store();
+  }
+
+ private:
+  // dQ of a block while P of the next one is computed.
+  CUTE_DEVICE void run_delayed(MBlocks<Traits>& block) {
+    int at = block_of_dQ(block);
+    step_delayed(false_type{}, block, at);
+    for (block.advance(); block.exists(); block.advance()) {
+      int const at_next = block_of_dQ(block);
+      step_delayed(true_type{}, block, at);
+      at = at_next;
+    }
+    AccDQ acc_dQ;
+    issue_dQ(acc_dQ);
+    gemm_wait<0>(acc_dQ);
+    send_dQ(acc_dQ, at);
+  }
+
+  // at: of the dQ of the block before, where there is one.
+  template <class HasBefore>
+  CUTE_DEVICE void step_delayed(HasBefore, MBlocks<Traits> const& block, int at) {
+    AccS acc_S;
+    issue_S(acc_S);
+    if constexpr (HasBefore::value) {
+      AccDQ acc_dQ;
+      issue_dQ(acc_dQ);
+      gemm_wait<1>(acc_S);
+      exponentiate(acc_S, block.m_block);
+      gemm_wait<0>(acc_dQ);
+      send_dQ(acc_dQ, at);
+    } else {
+      gemm_wait<0>(acc_S);
+      exponentiate(acc_S, block.m_block);
+    }
+    AccS acc_dP;
+    issue_dP(acc_dP);
+    convert_P<Element>(acc_S, tdVrP);
+    issue_dV();
+    gemm_wait<1>(acc_dP);
+    compute_dS(acc_S, acc_dP);
+    store_dS();
+    issue_dK();
+    gemm_wait<1>(acc_dV);
+    smem.pipeline_dO.release(read);
+    gemm_wait<0>(acc_dK);
+    smem.pipeline_Q.release(read);
+    read.advance();
+  }
+
+  CUTE_DEVICE void step(MBlocks<Traits> const& block) {
+    AccS acc_S;
+    AccS acc_dP;
+    issue_S(acc_S);
+    issue_dP(acc_dP);
+    gemm_wait<1>(acc_S);
+    exponentiate(acc_S, block.m_block);
+    convert_P<Element>(acc_S, tdVrP);
+    issue_dV();
+    gemm_wait<1>(acc_dP);
+    compute_dS(acc_S, acc_dP);
+    store_dS();
+    issue_dK();
+    AccDQ acc_dQ;
+    issue_dQ(acc_dQ);
+    gemm_wait<2>(acc_dV);
+    smem.pipeline_dO.release(read);
+    gemm_wait<1>(acc_dK);
+    smem.pipeline_Q.release(read);
+    gemm_wait<0>(acc_dQ);
+    send_dQ(acc_dQ, block_of_dQ(block));
+    read.advance();
+  }
+
+  // S^T = K Q^T
+  CUTE_DEVICE void issue_S(AccS& acc_S) {
+    device::at(Site::QK);
+    smem.pipeline_Q.wait(read);
+    Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
+        smem.k + warpgroup * Traits::kMmaM * Traits::kSlab);  // (MMA,MMA_M,MMA_K,1)
+    Tensor tSrQ =
+        descriptors<Traits, typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
+    gemm_async(typename Traits::MmaS{}, tSrK(_, _, _, 0), tSrQ(_, _, _, read.stage), acc_S, false);
+  }
+
+  // dP^T = V dO^T
+  CUTE_DEVICE void issue_dP(AccS& acc_dP) {
+    device::at(Site::dP);
+    smem.pipeline_dO.wait(read);
+    Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
+        smem.v + warpgroup * Traits::kMmaM * Traits::kSlab);  // (MMA,MMA_M,MMA_K,1)
+    Tensor tdPrDO =
+        descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
+    gemm_async(typename Traits::MmaS{}, tdPrV(_, _, _, 0), tdPrDO(_, _, _, read.stage), acc_dP,
+               false);
+  }
+
+  // dV += P^T dO
+  CUTE_DEVICE void issue_dV() {
+    device::at(Site::dV);
+    Tensor tdVrDO =
+        descriptors<Traits, typename Traits::OperandQt>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
+    gemm_async(typename Traits::MmaDKV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
+  }
+
+  // dK += dS^T Q, but for the scale
+  CUTE_DEVICE void issue_dK() {
+    device::at(Site::dK);
+    Tensor tdKrQ =
+        descriptors<Traits, typename Traits::OperandQt>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
+    gemm_async(typename Traits::MmaDKV{}, tdKrDS, tdKrQ(_, _, _, read.stage), acc_dK, true);
+  }
+
+  // dQ = dS K of all keys of the tile, but for the scale
+  CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ) {
+    device::at(Site::dQ);
+    device::mbarrier_wait(smem.ds_ready[at_dS.stage], at_dS.parity);
+    Tensor tdQrDS = descriptors<Traits, typename Traits::OperandDS>(
+        smem.ds +
+        Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
+    Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(
+        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_N,MMA_K,1)
+    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, at_dS.stage), tdQrK(_, _, _, 0), acc_dQ,
+               false);
+    at_dS.advance();
+  }
+
+  // NOTE: read anew wherever it is needed: the loop has no register for it.
+  CUTE_DEVICE static int thread() { return device::fresh_thread_idx() % kWarpgroup; }
+  CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
+
+  // A number for each query of the block: this thread's columns of an accumulator are the first two of every eight from here.
+  CUTE_DEVICE float const* numbers_of(float const* numbers) const {
+    return numbers + read.stage * kBlockM + lane() % 4 * 2;
+  }
+  CUTE_DEVICE static float2 numbers_at(float const* numbers, int c) {
+    return device::load(reinterpret_cast<float2 const*>(numbers + 4 * c));
+  }
+
+  // S^T to P^T = 2^(scale S^T - lse), in place
+  CUTE_DEVICE void exponentiate(AccS& acc_S, int m_block) {
+    device::at(Site::lse_s2r);
+    Tensor P = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+    float const* const numbers = numbers_of(smem.lse2);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const lse2 = numbers_at(numbers, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        P(r, c) = device::exp2(fmaf(P(r, c), scale_log2, -lse2.x));
+        P(r, c + 1) = device::exp2(fmaf(P(r, c + 1), scale_log2, -lse2.y));
+      }
+    }
+    if (mask.cuts(m_block)) {
+      mask.apply(P, m_block);
+    }
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta), in place, and as an operand
+  CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
+    device::at(Site::dS);
+    Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
+    Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
+    float const* const numbers = numbers_of(smem.delta);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const delta = numbers_at(numbers, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        dS(r, c) = P(r, c) * (dS(r, c) - delta.x);
+        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - delta.y);
+      }
+    }
+    convert_P<Element>(acc_dP, tdKrDS);
+  }
+
+  // dS^T to shared memory, where both consumers read it for dQ.
+  CUTE_DEVICE void store_dS() {
+    device::at(Site::dS_r2s);
+    int const lane = this->lane();
+    int const key = warpgroup * Traits::kMmaM + thread() / 32 * 16 + lane % 16;
+    Tensor sDSt = make_tensor(make_smem_ptr(smem.ds),
+                              typename Traits::SmemLayoutDSt{});  // (kBlockN,kBlockM,kStagesDS)
+    Tensor pairs = recast<uint32_t>(tdKrDS);
+    CUTE_UNROLL
+    for (int c = 0; c < kBlockM; c += 16) {
+      uint32_t const words[4] = {pairs(c / 4), pairs(c / 4 + 1), pairs(c / 4 + 2),
+                                 pairs(c / 4 + 3)};
+      device::store_matrices(words, &sDSt(key, c + lane / 16 * 8, at_dS.stage));
+    }
+    device::fence_async_proxy();
+    device::sync_warp();
+    if (device::elect_one()) {
+      device::mbarrier_arrive(smem.ds_ready[at_dS.stage]);
+    }
+  }
+
+  CUTE_DEVICE int block_of_dQ(MBlocks<Traits> const& block) const {
+    return workspace_block(params.problem, tile.batch, block.head, block.m_block);
+  }
+
+  // This warp's part of the sums of dQ, on its way out.
+  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpDQ; }
+  CUTE_DEVICE int warp_of_tile() const {
+    return warpgroup * Traits::kWarpsPerConsumer + device::warp_idx() % Traits::kWarpsPerConsumer;
+  }
+
+  // Waits until what this warp sent before has been read.
+  CUTE_DEVICE void wait_for_sent_dQ() {
+    if (lane() == 0) {
+      device::tma_store_wait<0>();
+    }
+    device::sync_warp();
+  }
+
+  // Adds this warp's 16 rows of dQ to the sums of the block.
+  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int block) {
+    device::at(Site::dQ_r2s);
+    float* const staged = staged_dQ();
+    float4* const staged4 = reinterpret_cast<float4*>(staged) + lane();
+    wait_for_sent_dQ();
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kValuesDQ; i += 4) {
+      device::store(staged4 + i / 4 * 32,
+                    float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
+    }
+    device::fence_async_proxy();
+    device::sync_warp();
+    device::at(Site::dQ_s2g);
+    if (lane() == 0) {
+      device::bulk_reduce_add(staged,
+                              params.problem.dq_sum + int64_t(block) * Traits::kBlockDQ +
+                                  warp_of_tile() * Traits::kWarpDQ,
+                              Traits::kWarpDQ * sizeof(float));
+      device::tma_store_commit();
+    }
+  }
+
+  CUTE_DEVICE void store() {
+    BackwardParams const& problem = params.problem;
+    wait_for_sent_dQ();
+    store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
+    store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);
+  }
+
+  CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
+                              TensorStrides const& strides) {
+    int const first_key = tile.first_key + warpgroup * Traits::kMmaM + thread() / 32 * 16;
+    Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
+                         tile.head_kv * strides.head + first_key * strides.row;
+    auto* const memory = reinterpret_cast<Element*>(staged_dQ());
+    CUTE_UNROLL
+    for (int column = 0; column < kHeadDim; column += Traits::kSlab) {
+      store_slab<Traits>(rows_by_columns(acc), column, scale, memory,
+                         params.problem.d_head - column, [&](int row) {
+                           return first_key + row < params.problem.seqlen_k
+                                      ? out + row * strides.row + column
+                                      : nullptr;
+                         });
+    }
+  }
+};
+
+}  // namespace pyflash::sm90::backward

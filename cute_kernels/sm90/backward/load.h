@@ -1,0 +1,89 @@
+// The loading warpgroup: one warp for K and Q, with lse, one for V and dO, with delta.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/traits.h"
+
+namespace pyflash::sm90::backward {
+
+using namespace cute;
+using device::Site;
+
+// What one warp loads: a block of keys, and the blocks of queries with a number for each of them.
+template <class Traits>
+struct Loads {
+  using Element = typename Traits::Element;
+
+  device::TensorMap const& keys_map;
+  Element* keys;
+  Pipeline<1>& keys_pipeline;
+  device::TensorMap const& queries_map;
+  Element* queries;
+  float const* numbers_of_workspace;
+  float* numbers;
+  Pipeline<Traits::kStages>& queries_pipeline;
+};
+
+// By one thread.
+template <class Traits>
+CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
+                             Loads<Traits> const& loads, Site keys_site, Site queries_site) {
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM;
+  constexpr int kSlab = Traits::kSlab;
+  constexpr int kNumberBytes = kBlockM * sizeof(float);
+  constexpr int kQueriesBytes = kBlockM * Traits::kHeadDim * sizeof(Element) + kNumberBytes;
+  constexpr int kKeysBytes = Traits::kBlockN * Traits::kHeadDim * sizeof(Element);
+  Tensor sKeys = make_tensor(make_smem_ptr(loads.keys), typename Traits::SmemLayoutK{});
+  Tensor sQueries = make_tensor(make_smem_ptr(loads.queries), typename Traits::SmemLayoutQ{});
+
+  MBlocks<Traits> block(params, tile);
+  if (!block.exists()) {
+    return;
+  }
+  device::at(keys_site);
+  device::Mbarrier& keys_full = loads.keys_pipeline.acquire({}, kKeysBytes);
+  CUTE_UNROLL
+  for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
+    device::tma_load<device::CacheHint::kNormal>(loads.keys_map, keys_full,
+                                                 raw_pointer_cast(&sKeys(0, column, 0)), column,
+                                                 tile.first_key, tile.head_kv, tile.batch);
+  }
+  device::at(queries_site);
+  RingPosition<Traits::kStages> write;
+  for (; block.exists(); block.advance()) {
+    device::Mbarrier& full = loads.queries_pipeline.acquire(write, kQueriesBytes);
+    CUTE_UNROLL
+    for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
+      device::tma_load<device::CacheHint::kNormal>(
+          loads.queries_map, full, raw_pointer_cast(&sQueries(0, column, write.stage)), column,
+          block.m_block * kBlockM, block.head, tile.batch);
+    }
+    int64_t const at = workspace_block(params.problem, tile.batch, block.head, block.m_block);
+    device::bulk_load(loads.numbers_of_workspace + at * kBlockM, full,
+                      loads.numbers + write.stage * kBlockM, kNumberBytes);
+    write.advance();
+  }
+}
+
+// warp: of the CTA.
+template <class Traits>
+CUTE_DEVICE void load_tile(KernelParams const& params, typename Traits::SharedStorage& smem,
+                           Tile const& tile, int warp) {
+  if (warp == 0) {
+    load_blocks<Traits>(params, tile,
+                        {params.k_map, smem.k, smem.pipeline_K, params.q_map, smem.q,
+                         params.problem.lse2, smem.lse2, smem.pipeline_Q},
+                        Site::K_g2s, Site::Q_g2s);
+  } else if (warp == 1) {
+    load_blocks<Traits>(params, tile,
+                        {params.v_map, smem.v, smem.pipeline_V, params.do_map, smem.grad_o,
+                         params.problem.delta, smem.delta, smem.pipeline_dO},
+                        Site::V_g2s, Site::dO_g2s);
+  }
+}
+
+}  // namespace pyflash::sm90::backward
