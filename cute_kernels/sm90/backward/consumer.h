@@ -275,7 +275,7 @@ struct Consumer {
   // This warp's part of the sums of dQ, on its way out.
   CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpDQ; }
   CUTE_DEVICE int warp_of_tile() const {
-    return warpgroup * Traits::kWarpsPerConsumer + device::warp_idx() % Traits::kWarpsPerConsumer;
+    return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
   }
 
   // Waits until what this warp sent before has been read.
