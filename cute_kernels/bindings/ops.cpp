@@ -225,7 +225,7 @@ void features_of_problem(StableIValue* stack, uint64_t, uint64_t) {
 // The features that a class of problems needs of a kernel of a config.
 void features_in_config(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  ForwardFeatures const features = parse_features(arguments.take<std::string>());
+  ForwardFeatures const features = parse_features<ForwardFeatures>(arguments.take<std::string>());
   auto const d_head = static_cast<int>(arguments.take<int64_t>());
   AnyConfig const config = parse_short_form(arguments.take<std::string>());
   int const of_config = std::visit([](auto const& c) { return c.d_head; }, config);

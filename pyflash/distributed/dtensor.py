@@ -44,8 +44,8 @@ def repeat_kv_heads(x: Tensor, n: int) -> Tensor:
 
 
 def _axes(name: str, packed: bool, rank: int = 0) -> tuple[str, ...]:
-    """The axes of a tensor argument or result of an op, by its name in the schema; an option's may lack the
-    first."""
+    """The axes of a tensor argument or result of an op, by its name in the schema; an option's may
+    lack the first."""
     if name in _LENGTHS:
         return ("lengths",)
     if name in TENSORS:
