@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cute/arch/util.hpp>
+#include <cute/swizzle_layout.hpp>
 #include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
-#include "cute_kernels/sm80/traits.h"
 
 namespace pyflash::sm80 {
 

@@ -1,30 +1,10 @@
-// What the kernel and its launcher agree on about a config, beside its fields.
+// Sizes that all SM90 kernels share.
 #pragma once
-
-#include "cute_kernels/config.h"
 
 namespace pyflash::sm90 {
 
 inline constexpr int kWarpgroup = 128;   // threads
 inline constexpr int kMmaM = 64;         // rows of a warpgroup's MMA atom, and of a warpgroup
 inline constexpr int kElementBytes = 2;  // of Q, K, V and O
-inline constexpr int kPartPadding = 8;   // columns, of a split's part of O in shared memory
-
-// Warpgroup 0 loads.
-constexpr int n_threads(FlashForwardSm90Config const& config) {
-  return kWarpgroup * (1 + config.n_consumers);
-}
-
-// Columns of a slab of shared memory, which is a TMA box: 128 or 64 bytes.
-constexpr int slab_columns(FlashForwardSm90Config const& config) {
-  return config.d_head % 64 == 0 ? 64 : 32;
-}
-
-// The most splits of a tile that a cluster of CTAs merges. Each leaves its part, O and lse in fp32, where K and V were.
-constexpr int max_cluster(FlashForwardSm90Config const& config) {
-  int const part_bytes = kMmaM * (config.d_head + kPartPadding + 1) * int(sizeof(float));
-  int const bytes_of_kv = 2 * config.stages * config.B_c * config.d_head * kElementBytes;
-  return config.n_consumers == 1 && part_bytes <= bytes_of_kv ? 16 : 1;
-}
 
 }  // namespace pyflash::sm90

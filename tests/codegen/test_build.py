@@ -109,7 +109,7 @@ def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():
     roots = tuple(f"{folder / 'cute_kernels'}/" for folder in compiler.include_dirs)
     read = {word for word in re.split(r"[\s\\]+", listing.stdout) if word.startswith(roots)}
     assert read == {str(path) for path in emitted.files}
-    assert {f"{roots[0]}sm80/launch.h", f"{roots[1]}generated/configs.h"} <= read
+    assert {f"{roots[0]}sm80/forward/launch.h", f"{roots[1]}generated/configs.h"} <= read
 
 
 def test_two_builders_at_once_compile_once(counting):

@@ -24,7 +24,7 @@ ALL_CONFIGS = emit.canonical_configs(c for name in SET_NAMES for c in named_set(
 
 EMITTED = """\
 // (FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax
-#include "cute_kernels/sm80/launch.h"
+#include "cute_kernels/sm80/forward/launch.h"
 
 namespace pyflash {
 

@@ -63,7 +63,7 @@ def test_what_a_request_compiles():
     assert kernels.index("ForwardFeatures{}") < kernels.index(".sinks = true")
     assert 'launch.h"' not in compilation.text
     of_sm90 = cubin_compilation(Request(SM90), Arch.of(90), CUTLASS)
-    assert 'sm90/kernel.h"' in of_sm90.text
+    assert 'sm90/forward/kernel.h"' in of_sm90.text
     assert 'launch.h"' not in of_sm90.text
     twin = SMALL.replace(V_mma_load_K_tiles=4)
     assert twin.canonical().replace(V_mma_load_K_tiles=2) == SMALL

@@ -126,7 +126,7 @@ def test_each_config_has_its_own_module_in_one_process(description, uncaptured):
 )
 @pytest.mark.usefixtures("sm90_description")  # there is what compiles it
 def test_layouts_that_sm90_traits_state_are_what_cute_computes(uncaptured, config):
-    """A module does not compile where sm90/tiled.h finds a difference."""
+    """A module does not compile where sm90/forward/tiled.h finds a difference."""
     with uncaptured():
         described = describe(FlashForwardSm90Config.parse(config))
     assert "MMA PV B" in described.layouts
@@ -136,7 +136,7 @@ def test_a_module_is_emitted_for_the_canonical_config():
     text = emit_module(BASE)
     assert text == emit_module(BASE)
     assert text.startswith(f"// {BASE}\n")
-    assert '#include "cute_kernels/sm80/tiled.h"' in text
+    assert '#include "cute_kernels/sm80/forward/tiled.h"' in text
     assert f"pyflash::sm80::KernelTraits<{BASE.to_cpp_struct()}>" in text
 
 

@@ -88,5 +88,5 @@ def test_host_code_includes_nothing_of_a_family(path):
 
 def test_an_include_of_a_family_is_found(tmp_path):
     source = tmp_path / "source.cpp"
-    source.write_text('#include "cute_kernels/sm90/plan.h"\n')
+    source.write_text('#include "cute_kernels/sm90/forward/plan.h"\n')
     assert "sm90" in rooms_included(source)

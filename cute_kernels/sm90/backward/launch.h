@@ -6,7 +6,7 @@
 #include "cute_kernels/programmatic_launch.h"
 #include "cute_kernels/sm90/backward/kernels.h"
 #include "cute_kernels/sm90/backward/plan.h"
-#include "cute_kernels/sm90/launcher.h"
+#include "cute_kernels/sm90/driver.h"
 
 namespace pyflash::sm90::backward {
 

@@ -41,7 +41,7 @@ struct Mask {
       // NOTE: keys past the end score 0, which may be far above lse.
       end[r] = (key < problem.seqlen_k ? end_of(key) : 0) - first_query;
     }
-    set_outside(P, begin, end, 0.f);
+    for (int r = 0; r < 2; ++r) set_outside(P, r, begin[r], end[r], 0.f);
   }
 
  private:

@@ -18,11 +18,11 @@ SM80_FORWARD = Family(
     explored=dict.fromkeys(LOAD_COUNTS, (0, 2, 4, 8)),
     sets=SETS,
     ranked=RANKED,
-    host_header="cute_kernels/sm80/forward_host.h",
-    launcher_header="cute_kernels/sm80/launcher.h",
-    traits_header="cute_kernels/sm80/tiled.h",
-    launch_header="cute_kernels/sm80/launch.h",
-    kernel_header="cute_kernels/sm80/kernel.h",
+    host_header="cute_kernels/sm80/forward/host.h",
+    launcher_header="cute_kernels/sm80/forward/launcher.h",
+    traits_header="cute_kernels/sm80/forward/tiled.h",
+    launch_header="cute_kernels/sm80/forward/launch.h",
+    kernel_header="cute_kernels/sm80/forward/kernel.h",
     kernel="flash_forward_kernel",
     mma_warps=lambda config: config.n_warps,
     operand_reader="ldmatrix",
@@ -34,7 +34,7 @@ SM80_FORWARD = Family(
     mma_rate=lambda arch: 0.62 if arch.sm == 90 else 1.0,  # beside warpgroup MMAs
     ladder=LADDER,
     built_features=lambda config: FORWARD.built,
-    emulation_header="cute_kernels/sm80/emulated.h",
+    emulation_header="cute_kernels/sm80/forward/emulated.h",
     fallback=fallback,
 )
 

@@ -56,7 +56,7 @@ class RegisterDemand:
 
 def budgets(n_consumers: int, arch: Arch) -> Budgets:
     """How the registers of a CTA are shared out: as many as fit to the consumers, the rest to the
-    producer. The same as in cute_kernels/sm90/traits.h."""
+    producer. The same as in cute_kernels/sm90/forward/traits.h."""
     n_warpgroups = 1 + n_consumers
     entry = register_limit(WARPGROUP * n_warpgroups, 2 if n_consumers == 1 else 1, arch)
     pool = entry * n_warpgroups

@@ -10,7 +10,7 @@ from support.planted.planting import Bug, Edit, build_planted, found
 
 from pyflash import FlashForwardKernelConfig
 
-_KERNEL = "sm80/forward_kernel.cuh"
+_KERNEL = "sm80/forward/forward_kernel.cuh"
 
 
 def _edit(original: str, planted: str, file: str = _KERNEL) -> Edit:
@@ -280,7 +280,7 @@ BUGS = [
     ),
     Bug(
         "a_key_past_the_diagonal",
-        (condition("keys.end(row);", "keys.end(row + BUG);", "sm80/mask.h"),),
+        (condition("keys.end(row);", "keys.end(row + BUG);", "sm80/forward/mask.h"),),
         configs=("eager", "sync"),
         problem="causal",
     ),
@@ -293,7 +293,7 @@ BUGS = [
     Bug(
         "a_window_from_one_key_too_early",
         (condition("column < keys.begin(row) - first_key;",
-                   "column < keys.begin(row) - first_key - BUG;", "sm80/mask.h"),),
+                   "column < keys.begin(row) - first_key - BUG;", "sm80/forward/mask.h"),),
         problem="window",
     ),
     Bug(
@@ -312,9 +312,9 @@ BUGS = [
     Bug(
         "rows_that_attended_nothing_so_far",
         (condition("kFirst ? kLeastMax :", "kFirst ? (BUG ? -INFINITY : kLeastMax) :",
-                   "sm80/softmax.h"),
+                   "sm80/forward/softmax.h"),
          condition("cute::fill(limit, float{kLeastMax});",
-                   "cute::fill(limit, BUG ? -INFINITY : kLeastMax);", "sm80/softmax.h")),
+                   "cute::fill(limit, BUG ? -INFINITY : kLeastMax);", "sm80/forward/softmax.h")),
         configs=("eager", "sync"),
         problem="causal",
     ),

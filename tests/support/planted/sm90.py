@@ -9,13 +9,13 @@ from support.planted.planting import Bug, build_planted, condition, found, inste
 
 from pyflash import FlashForwardSm90Config
 
-_KERNEL = "sm90/forward_kernel.cuh"
+_KERNEL = "sm90/forward/forward_kernel.cuh"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
-_EPILOGUE = "sm90/epilogue.h"
-_SCORES = "sm90/scores.h"
-_MERGE = "sm90/merge.h"
-_MASK = "sm90/mask.h"
+_EPILOGUE = "sm90/forward/epilogue.h"
+_SCORES = "sm90/forward/scores.h"
+_MERGE = "sm90/forward/merge.h"
+_MASK = "sm90/forward/mask.h"
 
 CONFIGS = {
     "overlap": FlashForwardSm90Config.parse(
@@ -289,7 +289,7 @@ BUGS = [
         "a_tensor_map_with_a_row_too_many",
         condition("{sequences.tensor_rows(), strides.row,",
                   "{sequences.tensor_rows() + BUG, strides.row,",
-                  "sm90/plan.h"),
+                  "sm90/forward/plan.h"),
         finds=[found("out_of_bounds", "Q_g2s", memory="q")],
     ),
     _bug(

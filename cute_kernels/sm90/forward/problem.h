@@ -6,7 +6,7 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
-#include "cute_kernels/sm90/kernel_params.h"
+#include "cute_kernels/sm90/forward/kernel_params.h"
 
 namespace pyflash::sm90 {
 

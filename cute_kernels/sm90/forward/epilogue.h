@@ -6,9 +6,9 @@
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sinks.h"
+#include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
-#include "cute_kernels/sm90/problem.h"
-#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
 

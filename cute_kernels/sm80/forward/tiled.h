@@ -4,7 +4,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "cute_kernels/sm80/traits.h"
+#include "cute_kernels/sm80/forward/traits.h"
 
 namespace pyflash::sm80 {
 

@@ -19,11 +19,11 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm80/copy.h"
+#include "cute_kernels/sm80/forward/mask.h"
+#include "cute_kernels/sm80/forward/problem.h"
+#include "cute_kernels/sm80/forward/softmax.h"
+#include "cute_kernels/sm80/forward/traits.h"
 #include "cute_kernels/sm80/gemm.h"
-#include "cute_kernels/sm80/mask.h"
-#include "cute_kernels/sm80/problem.h"
-#include "cute_kernels/sm80/softmax.h"
-#include "cute_kernels/sm80/traits.h"
 
 namespace pyflash::sm80 {
 

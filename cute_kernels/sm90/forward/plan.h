@@ -11,9 +11,9 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
-#include "cute_kernels/sm90/kernel_params.h"
+#include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/sections.h"
-#include "cute_kernels/sm90/shape.h"
 #include "cute_kernels/sm90/tensor_map.h"
 
 namespace pyflash::sm90 {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cute_kernels/row.h"
-#include "cute_kernels/sm90/kernel.h"
+#include "cute_kernels/sm90/forward/kernel.h"
 
 namespace pyflash {
 

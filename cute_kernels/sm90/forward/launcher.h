@@ -1,63 +1,17 @@
-// Launches the family's kernels: the driver's encoder of tensor maps, clusters, early launch.
+// Launches the family's kernels: clusters, early launch.
 #pragma once
 
 #include <cstdint>
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/common/clusters.h"
 #include "cute_kernels/programmatic_launch.h"
 #include "cute_kernels/registry.h"
-#include "cute_kernels/sm90/plan.h"
+#include "cute_kernels/sm90/driver.h"
+#include "cute_kernels/sm90/forward/plan.h"
 
 namespace pyflash::sm90 {
-
-// A function of the driver, without linking to libcuda; nullptr where the driver has none.
-template <class Function>
-Function driver_function(char const* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  cudaError_t const error =
-      cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
-#else
-  cudaError_t const error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
-#endif
-  bool const found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-  return reinterpret_cast<Function>(found ? function : nullptr);
-}
-
-inline TensorMapEncoder tensor_map_encoder() {
-  static auto const encoder = driver_function<TensorMapEncoder>("cuTensorMapEncodeTiled");
-  return encoder;
-}
-
-// Gives this thread a context, which driver functions need: a thread that has not used CUDA yet has none. A context that the
-// caller made current stays.
-inline cudaError_t ensure_context() {
-  using Getter = CUresult (*)(CUcontext*);
-  static auto const get_current = driver_function<Getter>("cuCtxGetCurrent");
-  CUcontext context = nullptr;
-  if (get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr) {
-    return cudaSuccess;
-  }
-  int device = 0;
-  cudaError_t const error = cudaGetDevice(&device);
-  return error == cudaSuccess ? cudaSetDevice(device) : error;
-}
-
-// CTAs of a row's kernels that the current device runs at a time.
-inline cudaError_t count_resident_ctas(int64_t& n_ctas, RowOfAnyOp const& row) {
-  int device = 0;
-  int n_sms = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
-  }
-  n_ctas = int64_t(n_sms) * of_arch(row.ctas_per_sm, 90);
-  return error;
-}
 
 inline cudaError_t launch(void const* kernel, Config const& config, RowOfAnyOp const& row,
                           ForwardParams const& problem, cudaStream_t stream) {

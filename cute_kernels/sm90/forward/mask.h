@@ -6,8 +6,8 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
-#include "cute_kernels/sm90/problem.h"
 
 namespace pyflash::sm90 {
 
@@ -63,9 +63,10 @@ struct ScoreMask {
     static_assert(are_columns_as_counted());
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
     int const first_key = n_block * kBlockN;
-    int const begin[2] = {row_begin[0] - first_key, row_begin[1] - first_key};
-    int const end[2] = {row_end[0] - first_key, row_end[1] - first_key};
-    set_outside(S, begin, end, -INFINITY);
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      set_outside(S, r, row_begin[r] - first_key, row_end[r] - first_key, -INFINITY);
+    }
   }
 
  private:

@@ -7,7 +7,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "cute_kernels/sm90/traits.h"
+#include "cute_kernels/sm90/forward/traits.h"
 
 namespace pyflash::sm90 {
 

@@ -4,8 +4,8 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
-#include "cute_kernels/sm90/problem.h"
 
 namespace pyflash::sm90 {
 

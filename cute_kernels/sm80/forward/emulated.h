@@ -5,9 +5,9 @@
 
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
-#include "cute_kernels/sm80/forward_kernel.cuh"
-#include "cute_kernels/sm80/grid.h"
-#include "cute_kernels/sm80/traits.h"
+#include "cute_kernels/sm80/forward/forward_kernel.cuh"
+#include "cute_kernels/sm80/forward/grid.h"
+#include "cute_kernels/sm80/forward/traits.h"
 
 namespace pyflash::emulator {
 

@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/registry.h"
-#include "cute_kernels/sm80/grid.h"
+#include "cute_kernels/sm80/forward/grid.h"
 
 namespace pyflash {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cute_kernels/forward.h"
-#include "cute_kernels/sm90/shape.h"
+#include "cute_kernels/sm90/forward/shape.h"
 
 namespace pyflash {
 

@@ -8,9 +8,9 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
-#include "cute_kernels/sm90/epilogue.h"
-#include "cute_kernels/sm90/shape.h"
-#include "cute_kernels/sm90/softmax.h"
+#include "cute_kernels/sm90/forward/epilogue.h"
+#include "cute_kernels/sm90/forward/shape.h"
+#include "cute_kernels/sm90/forward/softmax.h"
 
 namespace pyflash::sm90 {
 

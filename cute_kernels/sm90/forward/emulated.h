@@ -13,9 +13,9 @@
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/emulator/tensor_map.h"
-#include "cute_kernels/sm90/forward_kernel.cuh"
-#include "cute_kernels/sm90/plan.h"
-#include "cute_kernels/sm90/traits.h"
+#include "cute_kernels/sm90/forward/forward_kernel.cuh"
+#include "cute_kernels/sm90/forward/plan.h"
+#include "cute_kernels/sm90/forward/traits.h"
 
 namespace pyflash::emulator {
 

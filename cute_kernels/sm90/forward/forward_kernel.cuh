@@ -18,14 +18,14 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
-#include "cute_kernels/sm90/epilogue.h"
+#include "cute_kernels/sm90/forward/epilogue.h"
+#include "cute_kernels/sm90/forward/mask.h"
+#include "cute_kernels/sm90/forward/merge.h"
+#include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/scores.h"
+#include "cute_kernels/sm90/forward/softmax.h"
+#include "cute_kernels/sm90/forward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
-#include "cute_kernels/sm90/mask.h"
-#include "cute_kernels/sm90/merge.h"
-#include "cute_kernels/sm90/problem.h"
-#include "cute_kernels/sm90/scores.h"
-#include "cute_kernels/sm90/softmax.h"
-#include "cute_kernels/sm90/traits.h"
 
 namespace pyflash::sm90 {
 

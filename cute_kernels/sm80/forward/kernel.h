@@ -3,7 +3,7 @@
 
 #include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
-#include "cute_kernels/sm80/forward_kernel.cuh"
+#include "cute_kernels/sm80/forward/forward_kernel.cuh"
 
 namespace pyflash {
 

@@ -14,8 +14,8 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/generated/mma_sm90.h"
+#include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/pipeline.h"
-#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
 
