@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyflash.op.options import AttentionOptions, refuse_unknown, softmax_scale_of, windows_of
+from pyflash.op.options import AttentionOptions, refuse_unknown, softmax_scale_of, windows_asked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,7 +40,6 @@ def attention_ref(
     batch, seqlen_q, heads, d_head = q.shape
     seqlen_k, heads_kv = k.shape[1:3]
     softmax_scale = softmax_scale_of(options, d_head)
-    windows = windows_of(options, seqlen_q, seqlen_k)
     softcap, sinks = options.get("softcap", 0.0), options.get("sinks")
     group = heads // max(1, heads_kv)
     if sinks is not None:  # a score of each row, behind those of the keys
@@ -58,7 +57,7 @@ def attention_ref(
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.unflatten(2, q_rows.shape[2:4])
         rows = torch.arange(start, start + q_rows.shape[3], device=q.device, dtype=torch.int32)
-        masked = ~attended(rows, seqlen_q, seqlen_k, *windows)
+        masked = ~attended_with(options, rows, seqlen_q, seqlen_k)
         scores.masked_fill_(masked, -math.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
@@ -72,10 +71,15 @@ def attention_ref(
     return out, torch.cat(lses, dim=3).flatten(1, 2)
 
 
+def attended_with(options: AttentionOptions, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """Which keys these queries attend under every option that masks, (rows, seqlen_k), bool."""
+    return attended(rows, seqlen_q, seqlen_k, *windows_asked(options))
+
+
 def attended(
     rows: Tensor, seqlen_q: int, seqlen_k: int, window_left: int, window_right: int
 ) -> Tensor:
-    """Which keys these queries attend, (rows, seqlen_k), bool."""
+    """Which keys these queries attend under windows, (rows, seqlen_k), bool."""
     keys = torch.arange(seqlen_k, device=rows.device, dtype=rows.dtype)
     distance = keys - (rows[:, None] + (seqlen_k - seqlen_q))
     result = torch.ones_like(distance, dtype=torch.bool)

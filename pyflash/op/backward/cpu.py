@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyflash.op.options import AttentionOptions, softmax_scale_of, windows_of
-from pyflash.op.reference import attended
+from pyflash.op.options import AttentionOptions, softmax_scale_of
+from pyflash.op.reference import attended_with
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,8 +37,7 @@ def bwd(
     seqlen_k, heads_kv = k.shape[1:3]
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    scale, windows = softmax_scale_of(options, d_head), windows_of(options, seqlen_q, seqlen_k)
-    softcap = options.get("softcap", 0.0)
+    scale, softcap = softmax_scale_of(options, d_head), options.get("softcap", 0.0)
     group = heads // heads_kv
     n_batches = max(1, _MAX_SCORES // (heads * seqlen_q * seqlen_k))
     n_rows = max(1, _MAX_SCORES // (heads * seqlen_k))
@@ -63,7 +62,7 @@ def bwd(
                 tanh = torch.tanh(scores / softcap)
                 scores = softcap * tanh
             p = torch.exp(scores - lse[part, :, :, rows].flatten(2, 3)[..., None])
-            keep = attended(torch.arange(seqlen_q)[rows], seqlen_q, seqlen_k, *windows)
+            keep = attended_with(options, torch.arange(seqlen_q)[rows], seqlen_q, seqlen_k)
             p = (p.unflatten(2, (group, -1)).masked_fill_(~keep, 0)).flatten(2, 3)
             d_scores = p * (d_outs @ values.mT - (d_outs * outs).sum(-1, keepdim=True))
             if softcap:
