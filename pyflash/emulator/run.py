@@ -58,8 +58,8 @@ def emulate(
     num_splits < 1, text that is not a config and a config that breaks a rule;
     `pyflash.codegen.build.BuildError` where the kernel does not compile.
     """
-    refuse_unknown("emulate", options)
     return _emulate(
+        "emulate",
         (q, k, v),
         config,
         order=order,
@@ -88,23 +88,36 @@ def emulate_varlen(
     with lse (heads, total_q).
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _emulate((q, k, v, *lengths), config, **options)
+    return _emulate("emulate_varlen", (q, k, v, *lengths), config, **options)
 
 
 def _emulate(
+    function: str,
     inputs: tuple[Any, ...],
     config: KernelConfig | str,
     *,
     order: str = ORDERS[0],
+    seed: int = 0,
     num_splits: int = 1,
+    resident_ctas: int = RESIDENT_CTAS,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
-    _check(inputs, order, num_splits, options)
+    refuse_unknown(function, options)
+    _check(inputs, order, num_splits, resident_ctas, options)
     config = as_config(config).canonical()
     (library,) = build_emulated([config]).values()
-    return run_library(library, inputs, config, order=order, num_splits=num_splits, **options)
+    return run_library(
+        library,
+        inputs,
+        config,
+        order=order,
+        seed=seed,
+        num_splits=num_splits,
+        resident_ctas=resident_ctas,
+        **options,
+    )
 
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -118,15 +131,17 @@ def run_library(
     order: str = ORDERS[0],
     seed: int = 0,
     num_splits: int = 1,
+    resident_ctas: int = RESIDENT_CTAS,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """`emulate`, or `emulate_varlen`, with a library that was built, of a canonical config.
 
     `inputs` are the positional arguments but for the config.
     """
-    arguments = dict(zip(_INPUTS, inputs, strict=False)) | options
+    numbers = {"num_splits": num_splits, "resident_ctas": resident_ctas}
+    arguments = {**dict(zip(_INPUTS, inputs, strict=False)), **options, **numbers}
     with Machine(library, order, seed) as machine:
-        problem = machine.prepare(arguments | {"num_splits": num_splits}, config)
+        problem = machine.prepare(arguments, config)
         out, lse = outputs = _outputs(inputs[0])
         if (n_parts := machine.n_parts()) > 1:
             outputs = _partial_outputs(lse, n_parts, out.shape[-1])
@@ -149,15 +164,19 @@ def run_library(
 
 
 def _check(
-    inputs: tuple[Any, ...], order: str, num_splits: int, options: Mapping[str, Any]
+    inputs: tuple[Any, ...],
+    order: str,
+    num_splits: int,
+    resident_ctas: int,
+    options: Mapping[str, Any],
 ) -> None:
     """What the emulator does not take and attention does."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(ORDERS)}")
     if num_splits < 1:
         raise ValueError(f"num_splits = {num_splits}: expected at least 1, nothing chooses it here")
-    if (n := options.get("resident_ctas", RESIDENT_CTAS)) < 1:
-        raise ValueError(f"resident_ctas = {n}: expected at least 1")
+    if resident_ctas < 1:
+        raise ValueError(f"resident_ctas = {resident_ctas}: expected at least 1")
     for name, value in {**dict(zip(_INPUTS, inputs, strict=False)), **options}.items():
         if isinstance(value, Tensor) and value.device.type != "cpu":
             raise ValueError(f"pyflash: {name} is on {value.device}: emulate runs on the CPU")

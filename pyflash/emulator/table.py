@@ -79,7 +79,7 @@ def _problem(report: Report) -> str:
     computed = [name for name, default in DEFAULTS.items() if default is None]
     unsaid = {
         **DEFAULTS,
-        **{name: problem[name] for name in computed},  # by the kernel's caller
+        **{name: problem.get(name) for name in computed},  # by the op
         **dict.fromkeys(TENSORS, False),
         "heads_kv": problem["heads"],
         "total_q": 0,
