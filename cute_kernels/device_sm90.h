@@ -24,7 +24,7 @@ enum class CacheHint { kNormal, kReadOnce };
 
 #if defined(__CUDACC__)
 
-// The warp, and the warpgroup, of this thread, in a register that the compiler knows to be uniform.
+// The warp, and the warpgroup, of this thread, in a register that the compiler knows to be uniform. By all lanes of a warp.
 CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 CUTE_DEVICE int warpgroup_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 CUTE_DEVICE int grid_size() { return gridDim.x; }

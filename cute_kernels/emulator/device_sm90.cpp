@@ -11,8 +11,14 @@ namespace pyflash::device {
 
 using emulator::machine;
 
-int warp_idx() { return machine->thread_idx() / 32; }
-int warpgroup_idx() { return machine->thread_idx() / 128; }
+// A number that all lanes of the warp agree on, as by a shuffle: a lane that asks alone waits for ever.
+static int uniform(int value) {
+  machine->elect_one();
+  return value;
+}
+
+int warp_idx() { return uniform(machine->thread_idx() / 32); }
+int warpgroup_idx() { return uniform(machine->thread_idx() / 128); }
 int grid_size() { return machine->grid_size(); }
 int fresh_thread_idx() { return machine->thread_idx(); }
 

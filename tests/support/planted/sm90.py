@@ -16,6 +16,7 @@ _EPILOGUE = "sm90/forward/epilogue.h"
 _SCORES = "sm90/forward/scores.h"
 _MERGE = "sm90/forward/merge.h"
 _MASK = "sm90/forward/mask.h"
+_COLUMNS = "sm90/columns.h"
 
 CONFIGS = {
     "overlap": FlashForwardSm90Config.parse(
@@ -317,13 +318,12 @@ BUGS = [
     ),
     _bug(
         "the_second_of_a_thread_s_columns_cut_with_the_first",
-        condition("min(column & 7, 2)", "min(column & 7, 2 - BUG)", _MASK),
+        condition("min(column & 7, 2)", "min(column & 7, 2 - BUG)", _COLUMNS),
         problem="causal",
     ),
     _bug(
         "a_window_from_one_column_too_late",
-        condition("columns_before(row_begin[r] - first_key);",
-                  "columns_before(row_begin[r] - first_key) + BUG;", _MASK),
+        condition("columns_before(begin[r]);", "columns_before(begin[r]) + BUG;", _COLUMNS),
         problem="window",
     ),
     # Roles: registers, turns.
@@ -365,6 +365,13 @@ BUGS = [
         "lanes_at_different_shuffles",
         condition("value = reduce(value, device::shfl_xor(value, 2));",
                   "if (!BUG || device::thread_idx() % 32 < 16) { {original} }", "row_softmax.h"),
+        finds=[found("divergence", memory="")],
+    ),
+    _bug(
+        "a_lane_that_asks_alone_for_its_warp",
+        condition("float shrink = 1.f;",
+                  "if (BUG && device::thread_idx() % 32 == 0) { device::warp_idx(); } {original}",
+                  "sm90/softmax.h"),
         finds=[found("divergence", memory="")],
     ),
     # Stores.
