@@ -323,7 +323,7 @@ BUGS = [
     ),
     _bug(
         "a_window_from_one_column_too_late",
-        condition("columns_before(begin[r]);", "columns_before(begin[r]) + BUG;", _COLUMNS),
+        condition("columns_before(begin);", "columns_before(begin) + BUG;", _COLUMNS),
         problem="window",
     ),
     # Roles: registers, turns.
