@@ -45,27 +45,6 @@ Outputs allocate_outputs(Tensor const& q, ForwardParams& params) {
   return outputs;
 }
 
-// Allocates an op's workspace, if it needs any. It may be freed when the kernels that use it are in the stream: torch reuses
-// memory in the order of the stream.
-template <class Op>
-std::optional<Tensor> allocate_workspace(Tensor const& like, typename Op::Params& params) {
-  auto const buffers = Op::workspace(params);
-  int64_t n_elements = 0;
-  for (auto const& buffer : buffers) {
-    n_elements += buffer.n_elements;
-  }
-  if (n_elements == 0) {
-    return std::nullopt;
-  }
-  Tensor workspace = allocate<1>(Op::kWorkspace, like, {n_elements}, aoti_torch_dtype_float32());
-  auto* next = static_cast<float*>(workspace.mutable_data_ptr());
-  for (auto const& buffer : buffers) {
-    params.*buffer.pointer = next;
-    next += buffer.n_elements;
-  }
-  return workspace;
-}
-
 Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   ForwardParams& params = problem.params;
   int32_t const device_index = q.get_device_index();

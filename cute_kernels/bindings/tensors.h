@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "cute_kernels/bindings/torch_stable.h"
 #include "cute_kernels/host/tensor_view.h"
@@ -20,6 +21,29 @@ template <size_t n>
 torch::stable::Tensor allocate(char const* name, torch::stable::Tensor const& q,
                                std::array<int64_t, n> const& shape, int32_t dtype) {
   return allocate(name, q, shape.data(), n, dtype);
+}
+
+// Allocates an op's workspace where `like` is, if params need any, and points them at it. It may be freed when the kernels
+// that use it are in the stream: torch reuses memory in the order of the stream.
+template <class Op>
+std::optional<torch::stable::Tensor> allocate_workspace(torch::stable::Tensor const& like,
+                                                        typename Op::Params& params) {
+  auto const buffers = Op::workspace(params);
+  int64_t n_elements = 0;
+  for (auto const& buffer : buffers) {
+    n_elements += buffer.n_elements;
+  }
+  if (n_elements == 0) {
+    return std::nullopt;
+  }
+  torch::stable::Tensor workspace =
+      allocate<1>(Op::kWorkspace, like, {n_elements}, aoti_torch_dtype_float32());
+  auto* next = static_cast<float*>(workspace.mutable_data_ptr());
+  for (auto const& buffer : buffers) {
+    params.*buffer.pointer = next;
+    next += buffer.n_elements;
+  }
+  return workspace;
 }
 
 // As torch numbers it: aoti_torch_dtype_float16() and so on.

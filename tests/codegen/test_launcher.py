@@ -60,6 +60,30 @@ def test_an_op_runs_its_phases_in_order_and_those_alone_that_a_problem_needs(pro
         assert lines[launch + 1 :] == [*merge, "returned 0"], config
 
 
+def test_the_workspace_has_a_part_of_o_and_lse_for_each_split_that_is_merged_apart(tmp_path):
+    source = tmp_path / "workspace.cpp"
+    cases = [(1, 1, 0), (4, 4, 0), (4, 1, 4), (17, 1, 17)]  # splits, cluster, parts
+    source.write_text(
+        '#include "cute_kernels/forward.h"\nusing namespace pyflash;\n'
+        "constexpr auto of(int num_splits, int cluster) {\n"
+        "  ForwardParams params{};\n"
+        "  params.lse_strides.split = 10;\n"
+        "  params.d_head = 64;\n"
+        "  params.num_splits = num_splits;\n"
+        "  params.cluster = cluster;\n"
+        "  return Forward::workspace(params);\n"
+        "}\n"
+        + "".join(
+            f"static_assert(of({splits}, {cluster})[0].n_elements == {640 * n});\n"
+            f"static_assert(of({splits}, {cluster})[1].n_elements == {10 * n});\n"
+            for splits, cluster, n in cases
+        )
+        + "static_assert(of(2, 1)[0].pointer == &ForwardParams::o_partial);\n"
+        "static_assert(of(2, 1)[1].pointer == &ForwardParams::lse_partial);\n"
+    )
+    subprocess.run(["g++", "-std=c++20", "-fsyntax-only", *includes(), source], check=True)
+
+
 def test_persistent_ctas_take_the_tiles_in_rounds(program):
     row, *maps, smem, launch, end = asked(program, PERSISTENT, 2, 8, 4, 10000, 500, 1)
     assert row == "row 0 1"

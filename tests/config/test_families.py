@@ -1,5 +1,6 @@
 """A second family: all its forms follow from the description of its fields."""
 
+import copy
 import json
 import pickle
 from dataclasses import dataclass
@@ -192,3 +193,14 @@ def test_a_config_type_needs_a_place_for_each_field():
 
     with pytest.raises(TypeError, match=r"Bare\.d_head: use tile\(\), flag\(\) or number\(\)"):
         Bare(DType.FP16)
+
+
+def test_there_is_one_family_of_a_generation_for_an_op():
+    assert len({f.key for f in FAMILIES}) == len(FAMILIES)
+    assert family._in_order(TOY_FAMILY, *reversed(FAMILIES)) == (*FAMILIES, TOY_FAMILY)
+    for fact in ({"generation": FAMILIES[0].generation}, {"config_type": type(LADDER_BEST)}):
+        twin = copy.copy(TOY_FAMILY)
+        for name, value in fact.items():
+            object.__setattr__(twin, name, value)
+        with pytest.raises(ValueError, match="two families are the same"):
+            family._in_order(*FAMILIES, twin)
