@@ -206,7 +206,7 @@ void features_in_config(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
   ForwardFeatures const features = parse_features<ForwardFeatures>(arguments.take<std::string>());
   auto const d_head = static_cast<int>(arguments.take<int64_t>());
-  AnyConfig const config = parse_short_form(arguments.take<std::string>());
+  auto const config = parse_short_form_of<Forward>(arguments.take<std::string>());
   int const of_config = std::visit([](auto const& c) { return c.d_head; }, config);
   put_results(stack, name(in_config(features, d_head, of_config)));
 }

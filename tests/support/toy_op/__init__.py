@@ -90,6 +90,8 @@ NEGATE_FAMILY = Family(
     lacks_swizzle=lambda config: False,
     register_demand=None,
     settled={},
+    slowdowns={},
+    mma_rate=lambda arch: 1.0,
     ladder=(),
     built_features=lambda config: BUILT,
 )
