@@ -36,19 +36,13 @@ namespace pyflash {
 static_assert(lists_every_member_once<ForwardFeatures>(),
               "ForwardFeatures::kMembers lacks a feature, or has it twice");
 
-// What a config of some d_head needs beside the features that every config needs.
-inline ForwardFeatures in_config(ForwardFeatures features, int d_head, int d_head_of_config) {
-  features.predicated_head_dim = d_head < d_head_of_config;
-  return features;
-}
-
 // With num_splits > 1 whoever merges the splits adds the sinks.
 inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
-  ForwardFeatures const features{.right_window = params.mask.cuts_right(),
-                                 .left_window = params.mask.cuts_left(),
-                                 .softcap = params.softcap.cap != 0,
-                                 .sinks = params.sinks.data != nullptr && params.num_splits <= 1};
-  return in_config(features, params.d_head, d_head_of_config);
+  return {.right_window = params.mask.cuts_right(),
+          .left_window = params.mask.cuts_left(),
+          .predicated_head_dim = params.d_head < d_head_of_config,
+          .softcap = params.softcap.cap != 0,
+          .sinks = params.sinks.data != nullptr && params.num_splits <= 1};
 }
 
 // Calls run(std::integral_constant<ForwardFeatures, kFeatures>{}) for the first of kBuilt that covers `needed`. False: none

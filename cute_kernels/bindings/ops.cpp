@@ -12,6 +12,7 @@
 #include "cute_kernels/bindings/tensors.h"
 #include "cute_kernels/bindings/torch_stable.h"
 #include "cute_kernels/host/call.h"
+#include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/cpu_forward.h"
 #include "cute_kernels/host/errors.h"

@@ -98,6 +98,13 @@ struct Cache {
 
 }  // namespace
 
+ForwardFeatures in_config(ForwardFeatures features, int d_head, int d_head_of_config) {
+  ForwardParams params{};
+  params.d_head = d_head;
+  features.predicated_head_dim = features_needed(params, d_head_of_config).predicated_head_dim;
+  return features;
+}
+
 Candidates const& candidates_for(CandidatesKey const& key) {
   thread_local Cache cache;
   // NOTE: read before the map and the tables are: a change in between is then seen at the next call.

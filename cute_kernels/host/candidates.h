@@ -40,6 +40,9 @@ struct CostedChoice {
   double time;
 };
 
+// What a class of problems needs of a kernel of a config: `features`, and predicated_head_dim where features_needed says so.
+ForwardFeatures in_config(ForwardFeatures features, int d_head, int d_head_of_config);
+
 // sm_arch 0: the CPU, on which any config runs.
 struct CandidatesKey {
   DType dtype;
