@@ -21,6 +21,15 @@ def libraries():
     return build_emulated(CONFIGS)
 
 
+@pytest.mark.parametrize("B_r", [64, 128, 192, 256])
+def test_each_combination_of_features_meets_rows_without_keys(B_r):
+    """Without a right window every row of the first shape attends a key."""
+    tiles, sequences, no_keys = ([*keyless.cases(shape)] for shape in keyless.shapes(B_r))
+    assert len(sequences) == len(no_keys) == len(keyless.FEATURES) == 64
+    assert {case.mask.name for case in tiles} == {"right", "right_left"}
+    assert len(tiles) == 32
+
+
 @pytest.mark.parametrize("i", range(len(keyless.shapes(64))))
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_combination_of_features(libraries, config, i):

@@ -15,7 +15,8 @@ import torch
 from support.problems import Mask, Packed, Shape, make_inputs, make_packed
 from torch import Tensor
 
-from pyflash.op.reference import Expected, expect, expect_varlen
+from pyflash.op.options import windows_of
+from pyflash.op.reference import Expected, attended, expect, expect_varlen
 
 MASKS = [
     Mask("full"),
@@ -78,10 +79,25 @@ class Case:
         )
 
 
+FEATURES = tuple(itertools.product(MASKS, CAPS, (False, True), (False, True), (1, 3)))
+
+
 def cases(shape: Shape | Packed) -> Iterator[Case]:
-    yes_or_no = (False, True)
-    for fields in itertools.product(MASKS, CAPS, yes_or_no, yes_or_no, (1, 3)):
-        yield Case(shape, *fields)
+    """Those of `FEATURES` with which some row of the shape attends nothing."""
+    for mask, *others in FEATURES:
+        if any(_has_keyless_rows(*lengths, mask) for lengths in _lengths(shape)):
+            yield Case(shape, mask, *others)
+
+
+def _lengths(shape: Shape | Packed) -> list[tuple[int, int]]:
+    if isinstance(shape, Packed):
+        return list(zip(shape.seqlens_q, shape.seqlens_k, strict=True))
+    return [(shape.seqlen_q, shape.seqlen_k)]
+
+
+def _has_keyless_rows(seqlen_q: int, seqlen_k: int, mask: Mask) -> bool:
+    windows = windows_of(mask.options, seqlen_q, seqlen_k)
+    return not attended(torch.arange(seqlen_q), seqlen_q, seqlen_k, *windows).any(dim=1).all()
 
 
 def check(case: Case, expected: Expected, out: Tensor, lse: Tensor) -> None:
