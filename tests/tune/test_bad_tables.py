@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,26 +127,44 @@ IMPORT = """if True:
 """
 
 
-def imported(folder: Path, **environment: str) -> tuple[int, list[str]]:
+def imported(folder: Path) -> list[Any]:
     """In another process that imports pyflash and then torch: the number of rows that are used of
     all tables, and the warnings."""
     result = subprocess.run(
         [sys.executable, "-c", IMPORT],
         env={
             **os.environ, "PYTHONPATH": str(ROOT), "PYFLASH_CONFIG_DIR": str(folder),
-            "PYFLASH_CACHE_DIR": str(folder / "cache"), **environment,
+            "PYFLASH_CACHE_DIR": str(folder / "cache"),
         },
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
-    return tuple(json.loads(result.stdout))
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch) -> Iterator[Callable[[], tuple[int, list[str]]]]:
+    """What `imported` says of the folder of this test, in this process."""
+    monkeypatch.setenv("PYFLASH_CONFIG_DIR", str(tmp_path))
+
+    def load() -> tuple[int, list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            n_rows = tables.load_tables()
+        return n_rows, [str(warning.message) for warning in caught]
+
+    yield load
+    monkeypatch.undo()
+    tables.load_tables()
 
 
 @pytest.fixture(scope="module")
-def n_shipped(tmp_path_factory) -> int:
-    n_rows, warned = imported(tmp_path_factory.mktemp("none"))
-    assert warned == []
-    return n_rows
+def n_shipped() -> int:
+    return len(_rows(tables.SHIPPED_DIR))
+
+
+def test_an_import_reads_what_is_shipped(tmp_path, n_shipped):
+    assert imported(tmp_path) == [n_shipped, []]
 
 
 def test_a_change_at_any_place_of_a_table_is_read_or_told(tmp_path, n_shipped):
@@ -231,7 +250,7 @@ def test_what_is_no_file_of_a_table_is_told(tmp_path, n_shipped):
     real.write_text(json.dumps(GOOD))
     (folder / "good.json").symlink_to(real)
     start = time.monotonic()
-    n_rows, warned = imported(tmp_path)
+    n_rows, warned = imported(tmp_path)  # where a read without end runs into a timeout
     assert time.monotonic() - start < 60
     for kind in SPECIAL:
         path = folder / f"{kind.replace(' ', '_')}.json"
@@ -243,9 +262,9 @@ def test_what_is_no_file_of_a_table_is_told(tmp_path, n_shipped):
 
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path)])
-def test_what_is_no_folder_of_tables_is_passed_over(tmp_path, n_shipped, make):
+def test_what_is_no_folder_of_tables_is_passed_over(tmp_path, load, n_shipped, make):
     make(tmp_path / "tuned")
-    n_rows, warned = imported(tmp_path)
+    n_rows, warned = load()
     assert n_rows == n_shipped
     assert all(str(tmp_path / "tuned") in text for text in warned)
 
