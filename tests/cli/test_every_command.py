@@ -27,9 +27,13 @@ from support.profiles import RECORDED
 from typer.testing import CliRunner
 
 from pyflash.bench import cli as bench_cli
+from pyflash.bench import measure
+from pyflash.bench.contenders import Contender
+from pyflash.bench.measure import Result
 from pyflash.cli import app
 from pyflash.config import FAMILIES, Family, KernelConfig
 from pyflash.inspect import diff, inspection, sass
+from pyflash.op.selection import Problem
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="commands measure on the GPU")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -245,10 +249,19 @@ def _each_is_computed_once(monkeypatch):
     for module in (inspection, diff):
         monkeypatch.setattr(module, "emulated_traffic", _emulated)
     monkeypatch.setattr(sass, "disassemble", _disassembled)
+    monkeypatch.setattr(measure, "run", _measured)
 
 
 _emulated = functools.cache(inspection.emulated_traffic)
 _disassembled = functools.cache(sass.disassemble)
+_run, _runs = measure.run, {}
+
+
+def _measured(problem: Problem, contenders: list[Contender], *others: Any) -> list[Result]:
+    key = (repr(problem), *(contender.name for contender in contenders), *others)
+    if key not in _runs:
+        _runs[key] = _run(problem, contenders, *others)
+    return _runs[key]
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
