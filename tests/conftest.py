@@ -37,6 +37,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure() -> None:
+    """Workers of pytest-xdist, of which there is one for each core, compute in one thread each, and
+    so do the processes that they start: threads of several workers wait for each other."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if "torch" in sys.modules:  # it has read the variable
+            sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if config.option.markexpr == "gpu" and collection_path.suffix == ".py":
         return not _may_hold_gpu_tests(collection_path) or None

@@ -3,6 +3,7 @@
 Masks, groups of heads and head dimensions are in test_masks.py, packed sequences in test_varlen.py.
 """
 
+import os
 import time
 
 import pytest
@@ -109,6 +110,13 @@ def test_same_bits_every_time_and_with_any_number_of_threads(n_threads):
     for out, lse in runs:
         assert torch.equal(out, first[0])
         assert torch.equal(lse, first[1])
+
+
+def test_a_worker_of_several_computes_in_one_thread():
+    variable = os.environ.get("OMP_NUM_THREADS")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert variable is not None
+    assert variable is None or torch.get_num_threads() == int(variable)
 
 
 def test_4096_rows_take_seconds():
