@@ -69,7 +69,7 @@ using AnyConfig = std::variant<{names}>;
 """
 
 _DIGEST = """
-// Of the text above: libraries that were built from different headers have different ones.
+// A digest of the text above: libraries that were built from other headers have another one.
 inline constexpr char kConfigsDigest[] = "{digest}";
 """
 
