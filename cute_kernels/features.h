@@ -15,6 +15,7 @@ struct ForwardFeatures {
   bool predicated_head_dim = false;  // d_head below that of the config
   bool softcap = false;
   bool sinks = false;
+  bool alibi_slopes = false;
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -28,7 +29,8 @@ struct ForwardFeatures {
       {"left_window", &ForwardFeatures::left_window},
       {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
       {"softcap", &ForwardFeatures::softcap},
-      {"sinks", &ForwardFeatures::sinks}};
+      {"sinks", &ForwardFeatures::sinks},
+      {"alibi_slopes", &ForwardFeatures::alibi_slopes}};
 };
 
 namespace pyflash {
@@ -38,11 +40,12 @@ static_assert(lists_every_member_once<ForwardFeatures>(),
 
 // With num_splits > 1 whoever merges the splits adds the sinks.
 inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
-  return {.right_window = params.mask.cuts_right(),
-          .left_window = params.mask.cuts_left(),
+  return {.right_window = params.mask().cuts_right(),
+          .left_window = params.mask().cuts_left(),
           .predicated_head_dim = params.d_head < d_head_of_config,
           .softcap = params.softcap.cap != 0,
-          .sinks = params.sinks.data != nullptr && params.num_splits <= 1};
+          .sinks = params.sinks.data != nullptr && params.num_splits <= 1,
+          .alibi_slopes = params.alibi_slopes.data != nullptr};
 }
 
 // Calls run(std::integral_constant<ForwardFeatures, kFeatures>{}) for the first of kBuilt that covers `needed`. False: none

@@ -54,8 +54,8 @@ struct Softcap {
 // A warp merges this many splits of a row at most.
 inline constexpr int kMaxSplits = 128;
 
-// NOTE: the order of members is that in which kernels load them best. q_sequences() and k_sequences() are made of some of
-// them, which nothing else reads.
+// NOTE: the order of members is that in which kernels load them best. mask(), q_sequences() and k_sequences() are
+// made of some of them, which nothing else reads.
 struct ForwardParams {
   void const* q;  // (batch, seqlen_q, heads, d_head)
   void const* k;  // (batch, seqlen_k, heads_kv, d_head)
@@ -89,7 +89,10 @@ struct ForwardParams {
   } sequence_lengths;
   int d_head;  // a multiple of 8, at most that of the config
 
-  Mask mask;
+  struct {
+    int left;
+    int right;
+  } windows;
 
   int num_splits;  // from 1 to kMaxSplits
   int cluster;     // CTAs that share a tile, a split each, and merge them: num_splits, or 1
@@ -99,6 +102,16 @@ struct ForwardParams {
   Softcap softcap;
 
   PerHead sinks;  // logits that join the softmax denominator only
+  int attention_chunk;
+  PerHead alibi_slopes;
+
+  PYFLASH_HOST_DEVICE constexpr Mask mask() const {
+    return {.window_left = windows.left, .window_right = windows.right, .chunk = attention_chunk};
+  }
+  constexpr void set_mask(Mask const& mask) {
+    windows = {.left = mask.window_left, .right = mask.window_right};
+    attention_chunk = mask.chunk;
+  }
 
   // Where the sequences of q, o and lse lie, and those of k and v. Both are packed, or neither is.
   PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {

@@ -18,7 +18,8 @@ enum class Site {
   part_r2s,  // of a tile whose splits a cluster merges
   part_s2r,
   sinks_g2r,
-  QK_g2r,  // scores that are computed once more
+  slopes_g2r,  // of ALiBi
+  QK_g2r,      // scores that are computed once more
   V_r2s,
   QK,
   PV,
@@ -40,10 +41,11 @@ enum class Site {
 };
 
 inline constexpr char const* kSiteNames[] = {
-    "Q_g2s", "K_g2s",   "V_g2s",     "Q_s2r",     "K_s2r",     "V_s2r",   "O_r2s",    "O_s2g",
-    "O_r2g", "lse_r2g", "part_r2s",  "part_s2r",  "sinks_g2r", "QK_g2r",  "V_r2s",    "QK",
-    "PV",    "softmax", "O_rescale", "P_convert", "dO_g2s",    "lse_s2r", "dP",       "dV",
-    "dK",    "dQ",      "dS",        "dS_r2s",    "dQ_r2s",    "dQ_s2g",  "rows_r2s", "rows_s2g"};
+    "Q_g2s",  "K_g2s",   "V_g2s",   "Q_s2r",    "K_s2r",    "V_s2r",     "O_r2s",
+    "O_s2g",  "O_r2g",   "lse_r2g", "part_r2s", "part_s2r", "sinks_g2r", "slopes_g2r",
+    "QK_g2r", "V_r2s",   "QK",      "PV",       "softmax",  "O_rescale", "P_convert",
+    "dO_g2s", "lse_s2r", "dP",      "dV",       "dK",       "dQ",        "dS",
+    "dS_r2s", "dQ_r2s",  "dQ_s2g",  "rows_r2s", "rows_s2g"};
 static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::rows_s2g) + 1));
 
 }  // namespace pyflash::device

@@ -97,8 +97,7 @@ void set_options(ForwardParams& params, Options const& options) {
   params.inverse_scale_log2 =
       static_cast<float>(std::min(1 / (std::numbers::log2e * params.softmax_scale), 1e28));
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
-  params.mask = mask_of(options.window_left, options.causal ? 0 : options.window_right,
-                        params.q_sequences().longest, params.k_sequences().longest);
+  params.set_mask(mask_of(options, params.q_sequences(), params.k_sequences()));
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto const& tensor = options.*option.member) {
       params.*option.values = per_head(*tensor);

@@ -69,8 +69,8 @@ class QBlock {
     std::fill(row_sum_.begin(), row_sum_.end(), 0.f);
 
     int const n_keys = k_rows.length;
-    auto const keys =
-        params_.mask.keys_from(aligned_column(first_row, q_rows.length, n_keys), n_keys);
+    int const aligned = aligned_column(first_row, q_rows.length, n_keys);
+    auto const keys = params_.mask().keys_from(aligned, n_keys);
     Interval const blocks = keys.of_some(n_rows).blocks_touched(B_c_);
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {
       int const first_key = block * B_c_;
@@ -80,6 +80,7 @@ class QBlock {
       S_.clear();
       accumulate(S_, Q_, Kt_);
       for (int r = 0; r < n_rows; ++r) {
+        add_alibi(r, batch, head, aligned + r - first_key);
         int const begin = std::clamp(keys.begin(r) - first_key, 0, n_columns);
         update(r, {begin, std::clamp(keys.end(r) - first_key, begin, n_columns)});
       }
@@ -107,6 +108,16 @@ class QBlock {
       float const shift = shift_by(row_max_[r] = std::max(m, max_of(r, columns)));
       rescale(r, std::exp(m - shift));
       row_sum_[r] += exponentials(r, columns, [=](float s) { return std::exp(s - shift); });
+    }
+  }
+
+  // aligned: the column that the row is aligned with.
+  void add_alibi(int r, int64_t batch, int64_t head, int aligned) {
+    if (params_.alibi_slopes.data != nullptr) {
+      float const slope = number_of(params_.alibi_slopes, batch, head, 0) / scale_;
+      for (int c = 0; c < S_.columns; ++c) {
+        S_.row(r)[c] -= slope * std::abs(static_cast<float>(aligned - c));
+      }
     }
   }
 

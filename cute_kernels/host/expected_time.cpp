@@ -10,7 +10,7 @@ double expected_time(GridShape const& shape, Costs const& costs, ForwardParams c
   if (grid.n_tiles == 0) {
     return costs.launch;
   }
-  bool const is_capped = params.softcap.cap != 0, is_masked = params.mask.cuts_right();
+  bool const is_capped = params.softcap.cap != 0, is_masked = params.mask().cuts_right();
   double const step = costs.step * (is_capped ? costs.capped : 1);
   double const tile = costs.tile + (is_masked ? costs.mask * step : 0);
   auto const time_of = [&](TileWork const& work) {

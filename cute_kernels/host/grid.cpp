@@ -53,7 +53,7 @@ class Tiles {
   TileWork mean(Lengths const& lengths) const {
     // The last tile may hold fewer queries; without a window, the others are the same.
     int const n_whole = std::max(n_blocks_ - 1, 1);
-    bool const same = !params_.mask.cuts_left() && !params_.mask.cuts_right() &&
+    bool const same = !params_.mask().cuts_left() && !params_.mask().cuts_right() &&
                       lengths.q == params_.q_sequences().longest;
     int const n = same ? 1 : std::min(n_whole, kMaxSamples);
     TileWork whole;
@@ -85,14 +85,15 @@ class Tiles {
     if (first >= lengths.q) {
       return {};
     }
-    int const n_steps = count_blocks(params_.mask, first, n_queries_, lengths, shape_.B_c);
+    int const n_steps = count_blocks(params_.mask(), first, n_queries_, lengths, shape_.B_c);
     int n_attended = n_steps;
     if (shape_.n_warpgroups > 1) {
       n_attended = 0;
       for (int i = 0; i < shape_.n_warpgroups; ++i) {
         int const begin = first + i * warpgroup_queries_;
         if (begin < lengths.q) {
-          n_attended += count_blocks(params_.mask, begin, warpgroup_queries_, lengths, shape_.B_c);
+          n_attended +=
+              count_blocks(params_.mask(), begin, warpgroup_queries_, lengths, shape_.B_c);
         }
       }
     }
@@ -144,7 +145,7 @@ Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, i
   Lengths const mean{static_cast<int>(std::ceil(mean_q)), static_cast<int>(std::ceil(mean_k))};
   double const n_rows = mean_q * batch * params.heads;
   double const n_keys =
-      double(keys_of(params.mask, 0, mean.q, mean).size()) * batch * params.heads_kv;
+      double(keys_of(params.mask(), 0, mean.q, mean).size()) * batch * params.heads_kv;
   double const n_partials = num_splits > cluster ? n_rows * num_splits : 0;
   double const megacolumns = params.d_head * 1e-6;
   return {

@@ -33,7 +33,7 @@ CostedChoice known_least(Candidates const& candidates, Problem const& problem, G
   ForwardParams const& params = problem.params;
   Sequences const q = params.q_sequences(), k = params.k_sequences();
   CostedSize const size{params.batch, params.heads, params.heads_kv, q.longest,         k.longest,
-                        q.total,      k.total,      params.mask,     problem.num_splits};
+                        q.total,      k.total,      params.mask(),   problem.num_splits};
   for (CostedChoice const& known : candidates.known) {
     if (known.size == size) {
       return known;

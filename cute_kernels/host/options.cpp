@@ -54,6 +54,10 @@ void check_window(char const* name, int64_t const& size) {
   require(size >= -1, name, " = ", size, ": expected a number of keys, or -1 for no limit");
 }
 
+void check_attention_chunk(char const* name, int64_t const& size) {
+  require(size >= 0, name, " = ", size, ": expected a number of keys, or 0 for no chunks");
+}
+
 void check_softcap(char const* name, double const& softcap) {
   float const cap = static_cast<float>(softcap);
   require(std::isfinite(cap) && cap >= 0, name, " = ", softcap,
@@ -76,6 +80,8 @@ void check_options(Options const& options) {
   require(!options.causal || options.window_right <= 0,
           "causal = True sets window_right = 0, which came as ", options.window_right,
           ": expected -1 or 0");
+  require(!options.alibi_slopes || options.softcap == 0,
+          "alibi_slopes came with softcap = ", options.softcap, ": expected one of them");
 }
 
 }  // namespace pyflash

@@ -20,10 +20,12 @@ struct Options {
   bool causal = false;
   int64_t window_left = -1;
   int64_t window_right = -1;
+  int64_t attention_chunk = 0;
   double softcap = 0;
   std::string config;
   int64_t num_splits = 0;
   std::optional<TensorView> sinks;
+  std::optional<TensorView> alibi_slopes;
 };
 
 // A number, a flag or a text.
@@ -55,6 +57,7 @@ struct PerHeadOption {
 
 void check_softmax_scale(char const* name, std::optional<double> const& scale);
 void check_window(char const* name, int64_t const& size);
+void check_attention_chunk(char const* name, int64_t const& size);
 void check_softcap(char const* name, double const& softcap);
 void check_num_splits(char const* name, int64_t const& num_splits);
 
@@ -66,15 +69,21 @@ inline constexpr std::tuple kOptions{
            [](ForwardParams const& params) -> double { return params.softmax_scale; }},
     Option{"causal", &Options::causal},  // a window_right
     Option{"window_left", &Options::window_left, check_window,
-           [](ForwardParams const& params) { return used_window(params.mask.window_left); }},
+           [](ForwardParams const& params) { return used_window(params.mask().window_left); }},
     Option{"window_right", &Options::window_right, check_window,
-           [](ForwardParams const& params) { return used_window(params.mask.window_right); }},
+           [](ForwardParams const& params) { return used_window(params.mask().window_right); }},
+    Option{"attention_chunk", &Options::attention_chunk, check_attention_chunk,
+           [](ForwardParams const& params) -> double { return params.mask().chunk; }},
     Option{"softcap", &Options::softcap, check_softcap,
            [](ForwardParams const& params) -> double { return params.softcap.cap; }},
     Option{"config", &Options::config},  // selection reads it
     Option{"num_splits", &Options::num_splits, check_num_splits,
            [](ForwardParams const& params) -> double { return params.num_splits; }},
     PerHeadOption{"sinks", &Options::sinks, &ForwardParams::sinks, {.takes_q_dtype = true}},
+    PerHeadOption{"alibi_slopes",
+                  &Options::alibi_slopes,
+                  &ForwardParams::alibi_slopes,
+                  {.takes_batches = true}},
 };
 
 // Calls visit(option) for each, in order.

@@ -1,5 +1,6 @@
 #include "cute_kernels/host/problem.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "cute_kernels/host/errors.h"
@@ -15,35 +16,47 @@ void const* advance(void const* tensor, int64_t n_elements) {
   return static_cast<char const*>(tensor) + n_elements * kElementBytes;
 }
 
-// The query attends the last window_left + 1 keys, and there are more.
+// The only query, which is aligned with the last key.
 void drop_keys_before_window(ForwardParams& params) {
-  int const n_kept = params.mask.window_left + 1;
-  int const n_dropped = params.k_sequences().longest - n_kept;
+  int const n_keys = params.k_sequences().longest;
+  int const n_dropped = params.mask().keys_from(n_keys - 1, n_keys).of_some(1).from_0().begin;
   if (params.k != nullptr) {
     params.k = advance(params.k, n_dropped * params.k_strides.row);
     params.v = advance(params.v, n_dropped * params.v_strides.row);
   }
-  params.set_k_sequences(Sequences::padded(n_kept));
-  params.mask.window_left = kNoWindow;
+  params.set_k_sequences(Sequences::padded(n_keys - n_dropped));
+  params.set_mask({.window_right = params.mask().window_right});
 }
 
 }  // namespace
 
-Mask mask_of(int64_t window_left, int64_t window_right, int seqlen_q, int seqlen_k) {
-  bool const left_cuts = window_left >= 0 && window_left < seqlen_k - 1;
-  bool const right_cuts = window_right >= 0 && window_right < seqlen_q - 1;
-  return {.window_left = left_cuts ? static_cast<int>(window_left) : kNoWindow,
-          .window_right = right_cuts ? static_cast<int>(window_right) : kNoWindow};
+Mask mask_of(Options const& options, Sequences const& q, Sequences const& k) {
+  int64_t const left = options.window_left, right = options.causal ? 0 : options.window_right;
+  Mask mask;
+  if (left >= 0 && left < k.longest - 1) {
+    mask.window_left = static_cast<int>(left);
+  }
+  if (right >= 0 && right < q.longest - 1) {
+    mask.window_right = static_cast<int>(right);
+  }
+  // NOTE: a query that is aligned with no key is in no key's chunk. Of packed sequences, any may be longer in q than in k.
+  bool const all_are_aligned = !q.is_packed() && q.longest <= k.longest;
+  if (options.attention_chunk > 0 && !(all_are_aligned && options.attention_chunk >= k.longest)) {
+    mask.chunk = static_cast<int>(std::min<int64_t>(options.attention_chunk, kNoWindow));
+  }
+  return mask;
 }
 
 void simplify_one_query(ForwardParams& params) {
   if (params.q_sequences().longest != 1) {
     return;
   }
-  if (params.mask.cuts_left()) {
+  if (params.mask().cuts_left()) {
     drop_keys_before_window(params);
   }
-  if (params.heads > params.heads_kv) {
+  // Rows of one block are aligned with one key each, those of one query with the same.
+  bool const is_positional = params.alibi_slopes.data != nullptr;
+  if (params.heads > params.heads_kv && !is_positional) {
     int const group = params.heads / params.heads_kv;
     params.heads = params.heads_kv;
     params.set_q_sequences(Sequences::padded(group));

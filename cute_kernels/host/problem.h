@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "cute_kernels/config.h"
+#include "cute_kernels/host/options.h"
 #include "cute_kernels/params.h"
 
 namespace pyflash {
@@ -18,8 +19,8 @@ struct Problem {
   ForwardParams params;  // but for the outputs and num_splits
 };
 
-// The mask of windows as the ops take them, where -1 is none; those that cut nothing between these lengths are none.
-Mask mask_of(int64_t window_left, int64_t window_right, int seqlen_q, int seqlen_k);
+// The mask of the options for these sequences. What cuts nothing of them is left out.
+Mask mask_of(Options const& options, Sequences const& q, Sequences const& k);
 
 // The same attention with one query, as a problem that kernels do better; sequences must be padded. A window becomes
 // fewer keys, and the heads of q that share a head of k and v become rows of one Q block.

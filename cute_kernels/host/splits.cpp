@@ -73,7 +73,7 @@ int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
 
 int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
   int const n_rows = std::min(B_r, params.q_sequences().longest);
-  int64_t const in_window = ceil_div(params.mask.most_keys(n_rows), B_c);
+  int64_t const in_window = ceil_div(params.mask().most_keys(n_rows), B_c);
   int64_t const all_blocks = ceil_div(params.k_sequences().longest, B_c);
   // A window that starts inside of a block reaches into one more.
   return static_cast<int>(std::min(all_blocks, in_window + 1));

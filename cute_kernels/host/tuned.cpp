@@ -36,8 +36,8 @@ std::optional<ConfigOf<Forward>> config_in(std::string const& line) {
     return std::nullopt;
   }
   auto const found = config_of<Forward>(config);
-  require(found.has_value(), "tuned tables: '", line, "' names a config of another op: expected one of ",
-          Forward::kName);
+  require(found.has_value(), "tuned tables: '", line,
+          "' names a config of another op: expected one of ", Forward::kName);
   return found;
 }
 

@@ -11,6 +11,9 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
+// The column of a thread's c-th, counted from its first.
+CUTE_DEVICE constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
+
 // How many columns of a thread are before this one, counted from its first; beyond the block, too.
 CUTE_DEVICE int columns_before(int column) { return 2 * (column >> 3) + min(column & 7, 2); }
 

@@ -24,6 +24,7 @@ class Features(KernelFeatures):
     predicated_head_dim: bool = False  # a head_dim below the config's d_head
     softcap: bool = False
     sinks: bool = False
+    alibi_slopes: bool = False
 
 
 NAMES = Features.names()
@@ -42,6 +43,7 @@ BUILT = tuple(
             "right_window+softcap",
             "right_window+left_window+sinks",
             "right_window+left_window+predicated_head_dim+softcap+sinks",
+            "right_window+left_window+predicated_head_dim+sinks+alibi_slopes",
         ),
     )
 )
@@ -57,7 +59,7 @@ EMULATED = tuple(
             "right_window",
             "right_window+left_window",
             "predicated_head_dim",
-            "right_window+left_window+predicated_head_dim+softcap+sinks",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes",
         ),
     )
 )

@@ -81,6 +81,17 @@ class AttentionOptions(TypedDict, total=False):
             _EVERYWHERE,
         ),
     ]
+    attention_chunk: Annotated[
+        int,
+        Option(
+            0,
+            "chunked local attention: keys are divided into chunks of this many, and query i "
+            "attends only keys of the chunk of the key that it is aligned with, "
+            "i + seqlen_k - seqlen_q; 0: off.",
+            Scope.POSITION,
+            _EVERYWHERE,
+        ),
+    ]
     softcap: Annotated[
         float,
         Option(
@@ -129,6 +140,17 @@ class AttentionOptions(TypedDict, total=False):
             _EVERYWHERE,
             in_backward=False,  # it is in lse
             gradient="bwd_sinks",
+        ),
+    ]
+    alibi_slopes: Annotated[
+        "Tensor | None",
+        Option(
+            None,
+            "(heads,) or (batch, heads), contiguous, float32: ALiBi, as in FlashAttention: the "
+            "score of query i and key j loses slope * |i + seqlen_k - seqlen_q - j| after "
+            "softmax_scale. Not with softcap. It has no gradient.",
+            Scope.POSITION,
+            gradients_on=("cpu",),
         ),
     ]
 
@@ -209,7 +231,7 @@ def windows_asked(options: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def windows_of(options: Mapping[str, Any], seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
-    """(left, right), -1 on a side where nothing is masked between these lengths: `set_windows` of
+    """(left, right), -1 on a side where nothing is masked between these lengths: `mask_of` of
     cute_kernels/host/problem.h, without the call of an op that asking C++ would cost."""
     left, right = windows_asked(options)
     return left if left < seqlen_k - 1 else -1, right if right < seqlen_q - 1 else -1

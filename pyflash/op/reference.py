@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyflash.op.options import AttentionOptions, refuse_unknown, softmax_scale_of, windows_asked
+from pyflash.op.options import (
+    TENSORS,
+    AttentionOptions,
+    refuse_unknown,
+    softmax_scale_of,
+    windows_asked,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,6 +63,7 @@ def attention_ref(
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.unflatten(2, q_rows.shape[2:4])
         rows = torch.arange(start, start + q_rows.shape[3], device=q.device, dtype=torch.int32)
+        scores = with_alibi(scores, options, rows, seqlen_q, seqlen_k)
         masked = ~attended_with(options, rows, seqlen_q, seqlen_k)
         scores.masked_fill_(masked, -math.inf)
         if sinks is not None:
@@ -71,9 +78,33 @@ def attention_ref(
     return out, torch.cat(lses, dim=3).flatten(1, 2)
 
 
+def with_alibi(
+    scores: Tensor, options: AttentionOptions, rows: Tensor, seqlen_q: int, seqlen_k: int
+) -> Tensor:
+    """scores, (batch, heads_kv, group, rows, seqlen_k), of these queries less ALiBi's distances."""
+    slopes = options.get("alibi_slopes")
+    if slopes is None:
+        return scores
+    keys = torch.arange(seqlen_k, device=rows.device, dtype=rows.dtype)
+    distance = (rows[:, None] + (seqlen_k - seqlen_q) - keys).abs()
+    slopes = slopes.to(scores.dtype).reshape(-1, *scores.shape[1:3], 1, 1)
+    return scores - slopes * distance.to(scores.dtype)
+
+
+def of_sequences(options: AttentionOptions, part: slice) -> AttentionOptions:
+    """The options of some sequences: their rows of tensors that have one for each."""
+    rows = {n: x[part] for n in TENSORS if (x := options.get(n)) is not None and x.dim() == 2}
+    return {**options, **rows}
+
+
 def attended_with(options: AttentionOptions, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
     """Which keys these queries attend under every option that masks, (rows, seqlen_k), bool."""
-    return attended(rows, seqlen_q, seqlen_k, *windows_asked(options))
+    result = attended(rows, seqlen_q, seqlen_k, *windows_asked(options))
+    if chunk := options.get("attention_chunk"):
+        keys = torch.arange(seqlen_k, device=rows.device, dtype=torch.int64)
+        aligned = rows.long() + (seqlen_k - seqlen_q)
+        result &= (aligned[:, None] // chunk) == (keys // chunk)
+    return result
 
 
 def attended(
@@ -111,7 +142,7 @@ def attention_varlen_ref(
         rows_q = slice(bounds_q[b], bounds_q[b + 1])
         rows_k = slice(bounds_k[b], bounds_k[b + 1])
         sequence = (x[None] for x in (q[rows_q], k[rows_k], v[rows_k]))
-        out, lse = attention_ref(*sequence, dtype=dtype, **options)
+        out, lse = attention_ref(*sequence, dtype=dtype, **of_sequences(options, slice(b, b + 1)))
         outs.append(out[0])
         lses.append(lse[0])
     return torch.cat(outs), torch.cat(lses, dim=1)

@@ -15,6 +15,7 @@ from support.cases import CASES, CAUSAL, Case
 from support.emulated import emulate
 from support.emulated_sm90 import BEST, CONFIGS, RESIDENT_CTAS, libraries, n_wgmma
 from support.problems import (
+    Mask,
     Packed,
     Shape,
     far_below_a_cap,
@@ -51,6 +52,9 @@ SM90_CASES = [
     Case("heads_first", Shape("", 2, 67, 35, 2, "heads_first")),
     Case("columns_of_wider_rows", Shape("", 1, 67, 67, 2, "sliced")),
     Case("many_tiles", Shape("", 2, 333, 100, 2), CAUSAL),
+    Case("chunks", Shape("", 1, 150, 200, 2), Mask("", attention_chunk=60)),
+    Case("causal_chunks_of_packed", Packed("", (70, 0, 90), (65, 9, 150), 2, 1),
+         Mask("", causal=True, attention_chunk=48)),
     Case("many_tiles_of_a_group", Shape("", 1, 200, 150, 6, heads_kv=2), CAUSAL),
     Case("packed_of_many_tiles", Packed("", (300, 0, 150), (65, 9, 200), 2, 1), CAUSAL),
 ]  # fmt: skip

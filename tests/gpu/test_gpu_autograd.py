@@ -21,6 +21,9 @@ MASKS = [
     Mask("right_wider_than_the_keys", window_right=100),
     Mask("both", window_left=33, window_right=65),
     Mask("causal_window", causal=True, window_left=37),
+    Mask("chunks", attention_chunk=48),
+    Mask("causal_chunks", causal=True, attention_chunk=40),
+    Mask("window_and_chunks", window_left=20, window_right=9, attention_chunk=64),
 ]
 SHAPES = [
     Shape("square", 2, 128, 128, 3),

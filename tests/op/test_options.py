@@ -37,7 +37,9 @@ def test_the_ops_take_the_options_in_order_with_their_defaults(op):
 
 @pytest.mark.parametrize("op", [OPS.bwd, OPS.bwd_varlen], ids=["bwd", "bwd_varlen"])
 def test_the_backward_takes_all_but_config_num_splits_and_sinks(op):
-    expected = ["softmax_scale", "causal", "window_left", "window_right", "softcap"]
+    expected = [
+        "softmax_scale", "causal", "window_left", "window_right", "attention_chunk", "softcap",
+    ]  # fmt: skip
     assert list(keyword_arguments(op)) == expected
     assert list(backward_options(DEFAULTS)) == expected
 
@@ -57,7 +59,7 @@ def test_help_shows_every_option(function):
 def test_types_are_those_of_the_schema():
     kinds = {"float": float, "bool": bool, "int": int, "str": str}
     for argument in OPS.fwd.default._schema.arguments:
-        if argument.name in ("q", "k", "v", "config", "sinks"):
+        if argument.name in ("q", "k", "v", "config", *TENSORS):
             continue
         kind = AttentionOptions.__annotations__[argument.name].__origin__
         name = str(argument.type).removeprefix("Optional[").removesuffix("]")

@@ -13,20 +13,22 @@ using namespace pyflash;
 namespace {
 
 struct Case {
-  int n_queries, n_keys, window_left, window_right;
+  int n_queries, n_keys, window_left, window_right, chunk;
 };
 
 bool attends(Case const& c, int query, int key) {
   int const aligned = query + c.n_keys - c.n_queries;
   bool const in_left = c.window_left == kNoWindow || key >= aligned - c.window_left;
   bool const in_right = c.window_right == kNoWindow || key <= aligned + c.window_right;
-  return in_left && in_right && key >= 0 && key < c.n_keys;
+  auto const chunk_of = [&](int k) { return k >= 0 ? k / c.chunk : -1 - (-1 - k) / c.chunk; };
+  bool const in_chunk = c.chunk == 0 || chunk_of(aligned) == chunk_of(key);
+  return in_left && in_right && in_chunk && key >= 0 && key < c.n_keys;
 }
 
 void require(bool same, Case const& c, char const* what, int row, int column) {
   if (!same) {
-    std::printf("%s: %d queries, %d keys, windows %d and %d, row %d, column %d\n", what,
-                c.n_queries, c.n_keys, c.window_left, c.window_right, row, column);
+    std::printf("%s: %d queries, %d keys, windows %d and %d, chunk %d, row %d, column %d\n", what,
+                c.n_queries, c.n_keys, c.window_left, c.window_right, c.chunk, row, column);
     std::exit(1);
   }
 }
@@ -66,29 +68,37 @@ void check(Case const& c, Band const& band, int first, int n_rows, int n_columns
   }
 }
 
+// Every range of neighbouring queries, and of neighbouring keys. Returns how many.
+long check_all(Case const& c) {
+  Mask const mask{c.window_left, c.window_right, c.chunk};
+  long n_cases = 0;
+  for (int first = 0; first < c.n_queries; ++first) {
+    for (int n = 1; first + n <= c.n_queries; ++n, ++n_cases) {
+      check(c, mask.keys_from(aligned_column(first, c.n_queries, c.n_keys), c.n_keys), first, n,
+            c.n_keys, [&](int query, int key) { return attends(c, query, key); });
+    }
+  }
+  for (int first = 0; first < c.n_keys; ++first) {
+    for (int n = 1; first + n <= c.n_keys; ++n, ++n_cases) {
+      check(c, mask.queries_from(first, c.n_queries, c.n_keys), first, n, c.n_queries,
+            [&](int key, int query) { return attends(c, query, key); });
+    }
+  }
+  return n_cases;
+}
+
 }  // namespace
 
 int main() {
   long n_cases = 0;
   int const windows[] = {kNoWindow, 0, 1, 2, 5, 9};
+  int const chunks[] = {0, 1, 2, 3, 7, 12};
   for (int n_queries = 1; n_queries <= 9; ++n_queries) {
     for (int n_keys = 0; n_keys <= 9; ++n_keys) {
       for (int left : windows) {
         for (int right : windows) {
-          Case const c{n_queries, n_keys, left, right};
-          Mask const mask{left, right};
-          for (int first = 0; first < n_queries; ++first) {
-            for (int n = 1; first + n <= n_queries; ++n, ++n_cases) {
-              check(c, mask.keys_from(aligned_column(first, n_queries, n_keys), n_keys), first, n,
-                    n_keys, [&](int query, int key) { return attends(c, query, key); });
-            }
-          }
-          for (int first = 0; first < n_keys; ++first) {
-            for (int n = 1; first + n <= n_keys; ++n, ++n_cases) {
-              check(c, mask.queries_from(aligned_column(first, n_keys, n_queries), n_queries),
-                    first, n, n_queries,
-                    [&](int key, int query) { return attends(c, query, key); });
-            }
+          for (int chunk : chunks) {
+            n_cases += check_all({n_queries, n_keys, left, right, chunk});
           }
         }
       }

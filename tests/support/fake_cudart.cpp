@@ -149,7 +149,7 @@ int main(int, char** argv) {
   };
   params.q_strides = strides(params.heads, seqlen_q);
   params.k_strides = params.v_strides = strides(params.heads_kv, seqlen_k);
-  params.mask = {.window_left = kNoWindow, .window_right = kNoWindow};
+  params.set_mask({.window_left = kNoWindow, .window_right = kNoWindow});
   if (char const* const reason = row.refusal ? row.refusal(row, params) : nullptr) {
     std::printf("refused: %s\n", reason);
     return 0;

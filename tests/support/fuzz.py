@@ -232,6 +232,7 @@ def _draw_mask(rng: random.Random, longest: int) -> Mask:
         causal=kind in ("causal", "left"),
         window_left=window() if kind in ("left", "both") else -1,
         window_right=window() if kind == "both" else -1,
+        attention_chunk=rng.choice((1, 48, 64, 100, longest + 1)) if rng.random() < 0.15 else 0,
         softcap=softcap,
     )
 

@@ -119,6 +119,8 @@ MASKS = [
     Mask("right", window_right=40),
     Mask("both", window_left=33, window_right=65),
     Mask("one_wider_than_any_length", window_left=1 << 40, window_right=1 << 40),
+    Mask("chunks", attention_chunk=48),
+    Mask("causal_chunks_and_a_window", causal=True, window_left=40, attention_chunk=50),
     Mask("softcap", softcap=0.7),
     Mask("causal_softcap", causal=True, softcap=20.0),
     Mask("window_softcap", window_left=50, window_right=3, softcap=30.0),

@@ -15,6 +15,7 @@
 #include <cute/algorithm/clear.hpp>
 #include <cute/tensor_impl.hpp>
 
+#include "cute_kernels/alibi.h"
 #include "cute_kernels/device.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
@@ -55,7 +56,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     return;
   }
   int const aligned = aligned_column(m_block * kBlockM, q_rows.length, k_rows.length);
-  ScoreMask<kBlockN, kMaskEnds, kMaskBegins> const mask(params.mask, k_rows.length,
+  ScoreMask<kBlockN, kMaskEnds, kMaskBegins> const mask(params.mask(), k_rows.length,
                                                         min(rows_left, kBlockM), aligned);
   Interval const blocks = mask.blocks();
   int const blocks_per_split = ceil_div(blocks.end - blocks.begin, params.num_splits);
@@ -175,6 +176,18 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::sync_threads();
     }
 
+    if constexpr (kFeatures.alibi_slopes) {
+      if (params.alibi_slopes.data != nullptr) {
+        float const slope = load_slope<Element>(params, coord.batch, coord.head);
+        Tensor S = rows_by_columns(acc_S);
+        CUTE_UNROLL
+        for (int r = 0; r < size<0>(S); ++r) {
+          int const row = acc_coord.row + AccRows{}(r);
+          add_alibi(S, r, slope, aligned + row - n_block * kBlockN - acc_coord.column,
+                    typename Traits::AccColumnsS{});
+        }
+      }
+    }
     if constexpr (masked.value) {
       mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
                                                                  n_block);

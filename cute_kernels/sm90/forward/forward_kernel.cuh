@@ -268,6 +268,13 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   // NOTE: called from more than one place, it would not always be inlined.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
                            int n_block) __attribute__((always_inline)) {
+    auto add_alibi = [&] {
+      if constexpr (kFeatures.alibi_slopes) {
+        add_alibi_to<Traits, kFeatures>(acc_S, params, tile, tile.first_query + first_row_query,
+                                        n_block);
+      }
+    };
+    add_alibi();
     device::at(Site::softmax);
     if constexpr (TileSoftmax::kSumsTell && !first.value) {
       if (!mask.cuts(n_block)) {
@@ -283,6 +290,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         }
         compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
                                           acc_S);
+        add_alibi();
         device::at(Site::softmax);
         mask.cut_all();  // of the tile's blocks none is to take that long again
       }

@@ -74,8 +74,7 @@ struct ScoreMask {
     typename Traits::template AccCoords<kBlockN> const coords{};
     bool same = true;
     for (int c = 0; c < kBlockN / 4; ++c) {
-      same = same &&
-             get<1>(coords(make_coord(make_coord(c % 2, 0, c / 2), 0, 0))) == 8 * (c / 2) + c % 2;
+      same = same && get<1>(coords(make_coord(make_coord(c % 2, 0, c / 2), 0, 0))) == column_of(c);
     }
     return same;
   }

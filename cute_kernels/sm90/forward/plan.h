@@ -116,7 +116,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
 inline int count_keys(ForwardParams const& problem, int query) {
   int const n_keys = problem.k_sequences().longest;
   int const aligned = aligned_column(query, problem.q_sequences().longest, n_keys);
-  return problem.mask.keys_from(aligned, n_keys).of_some(1).from_0().size();
+  return problem.mask().keys_from(aligned, n_keys).of_some(1).from_0().size();
 }
 
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.

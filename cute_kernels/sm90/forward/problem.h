@@ -30,7 +30,7 @@ struct Tile {
 // The keys that queries of a tile's sequence attend; row 0 is the one that is aligned with key `aligned`.
 template <ForwardFeatures kFeatures>
 CUTE_DEVICE auto keys_from(KernelParams const& params, Tile const& tile, int aligned) {
-  return params.problem.mask.keys_from<kFeatures.left_window, kFeatures.right_window>(
+  return params.problem.mask().keys_from<kFeatures.left_window, kFeatures.right_window>(
       aligned, tile.k_rows.length);
 }
 

@@ -3,7 +3,9 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/alibi.h"
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -59,6 +61,27 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
   CUTE_UNROLL
   for (int i = 0; i < size(acc_S); ++i) {
     acc_S(i) = scores[i];
+  }
+}
+
+// Adds ALiBi to this thread's scores of a block of keys. first_query: the warpgroup's.
+template <class Traits, ForwardFeatures kFeatures, class AccS>
+CUTE_DEVICE void add_alibi_to(AccS& acc_S, KernelParams const& params, Tile const& tile,
+                              int first_query, int n_block) {
+  if (params.problem.alibi_slopes.data == nullptr) {
+    return;
+  }
+  Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+  Tensor coords = coords_of<Traits, Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+  Tensor by_rows = rows_by_columns(coords);
+  int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
+    float const slope = load_slope<typename Traits::Element>(params.problem, tile.batch,
+                                                             tile.head * group + row.head);
+    int const first_key = n_block * Traits::kBlockN + get<1>(by_rows(r, 0));
+    add_alibi(S, r, slope, first_query + row.query + tile.diagonal() - first_key, column_of);
   }
 }
 

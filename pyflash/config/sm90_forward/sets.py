@@ -99,6 +99,7 @@ BUILT = tuple(
 # A softcap under any mask: without one, or causal, it is as fast as a combination of its own.
 _CAPPED = Features.parse("right_window+left_window+softcap")
 _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
+_BIASED = Features.parse("right_window+left_window+predicated_head_dim+sinks+alibi_slopes")
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
@@ -106,4 +107,4 @@ def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
         return tuple(features for features in (*BUILT, _CAPPED) if features.left_window)
     if config.n_consumers == 3 and config.d_head > 64:
         return BUILT
-    return (*BUILT, _CAPPED) if config.n_consumers > 2 else (*BUILT, _CAPPED, _ALL)
+    return (*BUILT, _CAPPED) if config.n_consumers > 2 else (*BUILT, _CAPPED, _ALL, _BIASED)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyflash.op.options import AttentionOptions, softmax_scale_of
-from pyflash.op.reference import attended_with
+from pyflash.op.reference import attended_with, of_sequences, with_alibi
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +50,7 @@ def bwd(
     lse = lse.nan_to_num(nan=math.nan, neginf=math.inf).unflatten(1, (heads_kv, group))
     for b in range(0, batch, n_batches):
         part = slice(b, b + n_batches)
+        of_part = of_sequences(options, part)
         keys, values = (x[part].transpose(1, 2).float() for x in (k, v))
         d_keys, d_values = torch.zeros_like(keys), torch.zeros_like(values)
         for i in range(0, seqlen_q, n_rows):
@@ -61,8 +62,11 @@ def bwd(
             if softcap:
                 tanh = torch.tanh(scores / softcap)
                 scores = softcap * tanh
+            of_rows = torch.arange(seqlen_q)[rows]
+            by_heads = scores.unflatten(2, (group, -1))
+            scores = with_alibi(by_heads, of_part, of_rows, seqlen_q, seqlen_k).flatten(2, 3)
             p = torch.exp(scores - lse[part, :, :, rows].flatten(2, 3)[..., None])
-            keep = attended_with(options, torch.arange(seqlen_q)[rows], seqlen_q, seqlen_k)
+            keep = attended_with(options, of_rows, seqlen_q, seqlen_k)
             p = (p.unflatten(2, (group, -1)).masked_fill_(~keep, 0)).flatten(2, 3)
             d_scores = p * (d_outs @ values.mT - (d_outs * outs).sum(-1, keepdim=True))
             if softcap:
@@ -94,7 +98,7 @@ def bwd_varlen(
     for b in range(len(bounds[0]) - 1):
         rows_q, rows_k = (slice(starts[b], starts[b + 1]) for starts in bounds)
         sequence = (grad_out[rows_q], out[rows_q], lse[:, rows_q], q[rows_q], k[rows_k], v[rows_k])
-        parts = bwd(*(x[None] for x in sequence), **options)
+        parts = bwd(*(x[None] for x in sequence), **of_sequences(options, slice(b, b + 1)))
         for whole, rows, values in zip(gradients, (rows_q, rows_k, rows_k), parts, strict=True):
             whole[rows] = values[0]
     return gradients

@@ -46,6 +46,8 @@ def bwd(
     if cudnn.refusal(q.device, q.dtype, seqlen_q, seqlen_k, q.shape[-1], options) is None:
         return cudnn.bwd(grad_out, out, lse, q, k, v, options)
     left, right = windows = windows_of(options, seqlen_q, seqlen_k)
+    if options.get("attention_chunk"):
+        return _bwd_packed(grad_out, out, lse, q, k, v, **options)
     if seqlen_q > seqlen_k + 1 and (right >= seqlen_k or (left >= 0 and right < 0)):
         # PyTorch replaces a right window of seqlen_k or more, and a missing one beside a left
         # window, by seqlen_k, which masks keys here. For packed sequences it uses max_seqlen_k.
@@ -99,6 +101,8 @@ def bwd_varlen(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
+    if chunk := options.get("attention_chunk"):
+        cu_seqlens_q, cu_seqlens_k = _chunks(cu_seqlens_q, cu_seqlens_k, max_seqlen_k, chunk)
     windows = windows_of(options, max_seqlen_q, max_seqlen_k)
     if windows not in ((-1, -1), (-1, 0)):
         max_seqlen_k = max(max_seqlen_q, max_seqlen_k)  # see bwd; else it only sizes the grid
@@ -106,6 +110,27 @@ def bwd_varlen(
     cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.clamp(0, len(q)), cu_seqlens_k.clamp(0, len(k))
     sequences = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _flash_backward(grad_out, out, lse, (q, k, v), sequences, windows, options)
+
+
+def _chunks(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_k: int, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """cu_seqlens of the chunks as sequences of their own: no query attends keys of another chunk,
+    and the last query of a chunk is aligned with its last key. A sequence's first part are the
+    queries that are aligned with no key, and no keys."""
+    n_chunks = -(-max_seqlen_k // chunk)
+    first_key = torch.arange(n_chunks, device=cu_seqlens_k.device) * chunk
+    (start_q, end_q), (start_k, end_k) = (
+        (x[:-1, None].long(), x[1:, None].long()) for x in (cu_seqlens_q, cu_seqlens_k)
+    )
+    offset = (end_k - start_k) - (end_q - start_q)
+    of_chunks = (start_q + first_key - offset).clamp(start_q, end_q)
+    starts_q = torch.cat([start_q, of_chunks], 1)
+    starts_k = torch.cat([start_k, torch.minimum(start_k + first_key, end_k)], 1)
+    return tuple(
+        torch.cat([starts.flatten(), whole[-1:].long()]).int()
+        for starts, whole in ((starts_q, cu_seqlens_q), (starts_k, cu_seqlens_k))
+    )
 
 
 def _flash_backward(

@@ -46,6 +46,8 @@ def refusal(
         return "sequences are packed"
     if d_head > MAX_D_HEAD:
         return f"d_head is {d_head}, more than {MAX_D_HEAD}"
+    if options.get("attention_chunk"):
+        return "attention_chunk is set"
     if windows not in (_FULL, _CAUSAL):
         return "a window is neither full nor causal"
     if windows == _CAUSAL and seqlen_q != seqlen_k:
