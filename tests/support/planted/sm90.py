@@ -10,6 +10,7 @@ from support.planted.planting import Bug, build_planted, condition, found, inste
 from pyflash import FlashForwardSm90Config
 
 _KERNEL = "sm90/forward/forward_kernel.cuh"
+_LOAD = "sm90/forward/load.h"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
@@ -144,13 +145,13 @@ BUGS = [
     _bug(
         "half_of_the_bytes_expected",
         condition("pipeline.acquire(write, kKVBytes);",
-                  "pipeline.acquire(write, kKVBytes / (1 + BUG));", _KERNEL),
+                  "pipeline.acquire(write, kKVBytes / (1 + BUG));", _LOAD),
         finds=[found("wrong_expect_tx", "K_g2s", memory="K full[0]", detail="TMA brings 8192")],
     ),
     _bug(
         "more_bytes_expected_than_come",
         condition("smem.pipeline_Q[warpgroup].acquire(write, bytes);",
-                  "smem.pipeline_Q[warpgroup].acquire(write, bytes + 128 * BUG);", _KERNEL),
+                  "smem.pipeline_Q[warpgroup].acquire(write, bytes + 128 * BUG);", _LOAD),
         finds=[found("deadlock", memory="", detail="which lacks 128 bytes")],
     ),
     _bug(
@@ -265,25 +266,25 @@ BUGS = [
     _bug(
         "boxes_into_another_stage",
         condition("write.stage)), column,", "(write.stage + BUG) % Traits::kStages)), column,",
-                  _KERNEL),
+                  _LOAD),
         finds=[found("in_flight_read", "QK", "K_g2s")],
     ),
     _bug(
         "boxes_across_stages",
-        condition("&sKV(0,", "&sKV(8 * BUG,", _KERNEL),
+        condition("&sKV(0,", "&sKV(8 * BUG,", _LOAD),
         finds=[found("outside_tile", "K_g2s", detail="K"),
                found("outside_tile", "V_g2s", detail="V")],
     ),
     _bug(
         "boxes_that_are_not_aligned",
         condition("device::tma_load<kHintKV>(map, full, raw_pointer_cast(",
-                  "device::tma_load<kHintKV>(map, full, 32 * BUG + raw_pointer_cast(", _KERNEL),
+                  "device::tma_load<kHintKV>(map, full, 32 * BUG + raw_pointer_cast(", _LOAD),
         finds=[found("misaligned", "K_g2s")],
     ),
     _bug(
         "boxes_past_the_end",
         condition("device::tma_load<kHintKV>(map, full,",
-                  "device::tma_load<kHintKV>(map, full, (BUG << 16) +", _KERNEL),
+                  "device::tma_load<kHintKV>(map, full, (BUG << 16) +", _LOAD),
         finds=[found("out_of_bounds", "V_g2s", detail="overruns")],
     ),
     _bug(
@@ -371,7 +372,7 @@ BUGS = [
         "a_lane_that_asks_alone_for_its_warp",
         condition("float shrink = 1.f;",
                   "if (BUG && device::thread_idx() % 32 == 0) { device::warp_idx(); } {original}",
-                  "sm90/softmax.h"),
+                  "sm90/forward/softmax.h"),
         finds=[found("divergence", memory="")],
     ),
     # Stores.

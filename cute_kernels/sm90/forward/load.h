@@ -1,0 +1,96 @@
+// The loading warpgroup: one warp each for Q, K and V.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
+#include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/pipeline.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+using device::Site;
+
+// The rows of each warpgroup. By one thread.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void load_Q(KernelParams const& params, typename Traits::SharedStorage& smem,
+                        TileSchedule<Traits, kFeatures>& schedule, bool packed_q) {
+  Tensor sQ = make_tensor(make_smem_ptr(smem.q),
+                          typename Traits::SmemLayoutQ{});  // (kMmaM,kHeadDim,kNConsumers)
+  int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+  int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
+  int const bytes = group * n_queries * Traits::kHeadDim * sizeof(typename Traits::Element);
+  RingPosition<1> write;
+  for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+    if (tile.blocks.size() == 0) {
+      continue;
+    }
+    CUTE_UNROLL
+    for (int warpgroup = 0; warpgroup < Traits::kNConsumers; ++warpgroup) {
+      device::Mbarrier& full = smem.pipeline_Q[warpgroup].acquire(write, bytes);
+      CUTE_UNROLL
+      for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
+        device::tma_load<device::CacheHint::kNormal>(
+            params.q_map, full, raw_pointer_cast(&sQ(0, column, warpgroup)), column, 0,
+            tile.q_rows.begin + tile.first_query + warpgroup * n_queries, tile.head,
+            packed_q ? 0 : tile.batch);
+      }
+    }
+    write.advance();
+  }
+}
+
+// By one thread of each warp.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
+                            int warp) {
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(typename Traits::Element);
+  // With packed heads a block of keys is one tile's alone, where there are few queries. Rows that are no whole lines share some
+  // with the next head's.
+  constexpr bool kReadOnce = Traits::kPackGqa && !kFeatures.predicated_head_dim;
+  constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
+
+  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
+  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
+  bool const packed_k = params.problem.k_sequences().is_packed();
+  bool const packed_q = params.problem.q_sequences().is_packed();
+  TileSchedule<Traits, kFeatures> schedule(params);
+
+  // The blocks of K, or of V, last block first.
+  // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
+  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+    RingPosition<Traits::kStages> write;
+    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+      int const head_kv = Traits::kPackGqa
+                              ? tile.head
+                              : tile.head / (params.problem.heads / params.problem.heads_kv);
+      int const batch = packed_k ? 0 : tile.batch;
+      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
+        device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
+        CUTE_UNROLL
+        for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
+          device::tma_load<kHintKV>(map, full, raw_pointer_cast(&sKV(0, column, write.stage)),
+                                    column, tile.k_rows.begin + n_block * kBlockN, head_kv, batch);
+        }
+        write.advance();
+      }
+    }
+  };
+
+  if (warp == 0) {
+    device::at(Site::Q_g2s);
+    load_Q<Traits, kFeatures>(params, smem, schedule, packed_q);
+  } else if (warp == 1) {
+    device::at(Site::K_g2s);
+    load_blocks(params.k_map, smem.pipeline_K, sK);
+  } else if (warp == 2) {
+    device::at(Site::V_g2s);
+    load_blocks(params.v_map, smem.pipeline_V, sV);
+  }
+}
+
+}  // namespace pyflash::sm90
