@@ -187,7 +187,7 @@ def _rows(op: Op, rows: Sequence[str]) -> str:
 def _span(op: Op, n_rows: int) -> str:
     """Of the rows of an op, of which a library may have none."""
     rows = f"{op.name}_rows, {n_rows}" if n_rows else ""
-    return f"Rows<{op.struct}>{{{rows}}}"
+    return f"RowsOf<{op.struct}>{{{rows}}}"
 
 
 def _ctas_table(config: KernelConfig) -> str:

@@ -67,7 +67,7 @@ int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params con
 
 template <class... Ops>
 OfEachOp<OpKernels> kernels_of(OfEachOp<Rows> const& rows, OpList<Ops...>) {
-  return {OpKernels<Ops>{std::get<Rows<Ops>>(rows), run<Ops>, describe<Ops>}...};
+  return {OpKernels<Ops>{std::get<RowsOf<Ops>>(rows), run<Ops>, describe<Ops>}...};
 }
 
 }  // namespace

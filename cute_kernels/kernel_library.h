@@ -6,10 +6,10 @@
 namespace pyflash {
 
 template <class Op>
-using Rows = Span<ConfigMapRow<Op>>;
+using RowsOf = Span<ConfigMapRow<Op>>;
 
 // The library of these rows.
-KernelLibrary make_library(OfEachOp<Rows> const& rows);
+KernelLibrary make_library(OfEachOp<RowsOf> const& rows);
 
 // As OpKernels says; instantiated for each op.
 template <class Op>

@@ -153,7 +153,7 @@ def test_a_library_names_everything_that_it_has():
 
 def test_the_config_map_has_the_rows_of_every_op():
     text = emit.emit_config_map({BEST: [Arch.of(90)]})
-    spans = re.findall(r"Rows<(\w+)>\{(\w*)", text)
+    spans = re.findall(r"RowsOf<(\w+)>\{(\w*)", text)
     assert spans == [(op.struct, f"{op.name}_rows" if op is FORWARD else "") for op in OPS]
 
 

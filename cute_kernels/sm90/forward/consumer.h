@@ -1,0 +1,395 @@
+// A computing warpgroup: 64 rows of the tile.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
+#include "cute_kernels/params.h"
+#include "cute_kernels/sm90/forward/epilogue.h"
+#include "cute_kernels/sm90/forward/mask.h"
+#include "cute_kernels/sm90/forward/merge.h"
+#include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/scores.h"
+#include "cute_kernels/sm90/forward/softmax.h"
+#include "cute_kernels/sm90/forward/traits.h"
+#include "cute_kernels/sm90/gemm.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+using device::Site;
+
+enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 4 };  // of each consumer warpgroup
+
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
+                               int warpgroup) {
+  using Element = typename Traits::Element;
+  using Schedule = TileSchedule<Traits, kFeatures>;
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kMmaM = Traits::kMmaM;
+  constexpr int kHeadDim = Traits::kHeadDim;
+  constexpr int kNConsumers = Traits::kNConsumers;
+
+  ForwardParams const& problem = params.problem;
+  int const tidx = device::thread_idx() % kWarpgroup;
+  int const first_row_query = warpgroup * Schedule::queries_per_warpgroup(params);
+
+  // MMA operands; those in shared memory are descriptors.
+  typename Traits::MmaQK mma_QK;
+  typename Traits::MmaPV mma_PV;
+  Tensor tSrQ = descriptors<Traits, typename Traits::OperandQ>(
+      smem.q + warpgroup * kMmaM * kHeadDim);  // (MMA,MMA_M,MMA_K)
+  Tensor tSrK =
+      descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrV =
+      descriptors<Traits, typename Traits::OperandV>(smem.v);        // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrP = make_tensor<Element>(typename Traits::FragmentP{});  // (MMA,MMA_M,MMA_K)
+  using AccS = typename Traits::template Accumulator<kBlockN>;       // (MMA,MMA_M,MMA_N)
+  Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
+  // Where this thread's scores are. NOTE: with four consumers and no right window to keep that would take the registers of two
+  // of four chains of maxima.
+  constexpr bool kKeepsCoords = kNConsumers < 4 || kFeatures.right_window;
+  Tensor tScS = coords_of<Traits, kBlockN>(tidx);
+  auto coords_S = [&] {
+    if constexpr (kKeepsCoords) {
+      return tScS;
+    } else {
+      return coords_of<Traits, kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+    }
+  };
+  Tensor sV = make_tensor(make_smem_ptr(smem.v),
+                          typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
+
+  using TileMask = ScoreMask<Traits, kFeatures>;
+  using TileSoftmax = Softmax<Element, Traits::kRescaleThreshold, kFeatures.softcap>;
+  typename TileSoftmax::PerRow correction;
+
+  RingPosition<1> read_Q;
+  RingPosition<Traits::kStages> read_K;
+  RingPosition<Traits::kStages> read_V;
+  auto& pipeline_Q = smem.pipeline_Q[warpgroup];
+
+  // Warpgroups take turns to issue MMAs, so that the softmax of one runs during the MMAs of another.
+  auto wait_for_turn = [&] {
+    if constexpr (Traits::kPingpong) {
+      device::named_barrier_sync(kTurn + warpgroup, 2 * kWarpgroup);
+    }
+  };
+  auto pass_turn = [&](int from) {
+    if constexpr (Traits::kPingpong) {
+      int const next = from + 1 == kNConsumers ? 0 : from + 1;
+      device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);
+    }
+  };
+
+  // may_be_split: false where the kernel was launched without splits.
+  bool const is_split = problem.num_splits > 1;
+  auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
+                                auto& O) {
+    device::at(Site::O_rescale);
+    Tensor tOcO = coords_of<Traits, kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
+    int const first_query = tile.first_query + first_row_query;
+    typename TileSoftmax::PerRow sinks;
+    fill(sinks, -INFINITY);
+    if constexpr (kFeatures.sinks) {
+      if (problem.sinks.data != nullptr &&
+          !is_split) {  // else they join when the splits are merged
+        load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
+      }
+    }
+    auto const lse = softmax.finalise(O, sinks, problem.softcap);
+    if (may_be_split.value && is_split) {
+      if constexpr (Traits::kMaxCluster > 1) {
+        if (problem.cluster > 1) {
+          merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,
+                                              reinterpret_cast<float*>(smem.k),
+                                              kWarpgroupSync + warpgroup);
+          return;
+        }
+      }
+      store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
+    } else {
+      store_lse<Traits, kFeatures>(params, tile, first_query, lse, tOcO);
+      store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
+    }
+  };
+  // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
+  auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
+    int const n_rows = tile.k_rows.length - n_block * kBlockN;
+    if (problem.k_sequences().is_packed() && n_rows < kBlockN) {
+      device::at(Site::V_r2s);
+      smem.pipeline_V.wait(read_V);
+      constexpr int kVector = 8;
+      CUTE_NO_UNROLL
+      for (int i = device::fresh_thread_idx() % kWarpgroup;
+           i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
+        int const row = n_rows + i / (kHeadDim / kVector);
+        int const column = i % (kHeadDim / kVector) * kVector;
+        device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column, read_V.stage))),
+                      uint4{});
+      }
+      device::fence_async_proxy();
+      device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
+    }
+  };
+
+  auto issue_QK = [&](auto& acc_S) {
+    device::at(Site::QK);
+    smem.pipeline_K.wait(read_K);
+    gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
+  };
+  auto issue_PV = [&](bool accumulate) {
+    device::at(Site::PV);
+    smem.pipeline_V.wait(read_V);
+    gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
+  };
+  auto release_K = [&] {
+    smem.pipeline_K.release(read_K);
+    read_K.advance();
+  };
+  auto release_V = [&] {
+    smem.pipeline_V.release(read_V);
+    read_V.advance();
+  };
+  auto release_Q = [&] {
+    pipeline_Q.release(read_Q);
+    read_Q.advance();
+  };
+  // After a QK^T, which may be the tile's last.
+  auto finish_QK = [&](bool last) {
+    release_K();
+    if (last) {
+      release_Q();
+    }
+  };
+  // Blocks that this warpgroup attends nothing of, but another of the tile does.
+  auto skip_K = [&] {
+    smem.pipeline_K.wait(read_K);
+    wait_for_turn();
+    pass_turn(warpgroup);
+    release_K();
+  };
+  auto skip_V = [&] {
+    smem.pipeline_V.wait(read_V);
+    release_V();
+  };
+
+  Schedule schedule(params);
+  Tile tile{};
+
+  // S to P, in place. Returns whether O is to be rescaled.
+  // NOTE: called from more than one place, it would not always be inlined.
+  auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
+                           int n_block) __attribute__((always_inline)) {
+    auto add_alibi = [&] {
+      if constexpr (kFeatures.alibi_slopes) {
+        add_alibi_to<Traits, kFeatures>(acc_S, params, tile, tile.first_query + first_row_query,
+                                        n_block);
+      }
+    };
+    add_alibi();
+    device::at(Site::softmax);
+    if constexpr (TileSoftmax::kSumsTell && !first.value) {
+      if (!mask.cuts(n_block)) {
+        typename TileSoftmax::PerRow const sums =
+            softmax.exponentiate_with_m(acc_S, problem.softcap);
+        if (!softmax.are_large(sums)) {
+          softmax.add(sums);
+          return false;
+        }
+        if (!softmax.overflow(sums)) {
+          softmax.grow(acc_S, sums, correction);
+          return true;
+        }
+        compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
+                                          acc_S);
+        add_alibi();
+        device::at(Site::softmax);
+        mask.cut_all();  // of the tile's blocks none is to take that long again
+      }
+      mask.apply(acc_S, n_block);
+      bool const rescale = softmax.template update<false, true>(acc_S, correction, problem.softcap);
+      if (softmax.lacks_maximum()) {
+        mask.also_cut(n_block - 1);
+      }
+      return rescale;
+    }
+    // With a right window the first block is nearly always cut.
+    if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
+      mask.apply(acc_S, n_block);
+      return softmax.template update<first.value, true>(acc_S, correction, problem.softcap);
+    }
+    // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
+    return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
+  };
+
+  Interval blocks{};  // of the tile, that this warpgroup attends something of
+  TileMask mask;
+  TileSoftmax softmax(problem);
+  bool has_P = false;       // of the tile's last block: its PV is left to do
+  bool accumulate = false;  // PV onto what is in O
+  int n_skip = 0;           // blocks between the last one attended and the next
+  auto next_tile = [&] {
+    tile = schedule.next();
+    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    has_P = blocks.size() > 0;
+    n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
+    mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
+  };
+  // Else the bits of the others would depend on what these hold.
+  auto leave_out_missing_rows = [&] {
+    if constexpr (Traits::kRescaleThreshold || kFeatures.softcap) {
+      Tensor by_rows = rows_by_columns(coords_S());  // ((2,MMA_M),(2,V,MMA_N)) of (row, column)
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
+        if (!row_exists<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, row)) {
+          softmax.leave_out(r);
+        }
+      }
+    }
+  };
+  // The tile's first block, from its QK^T in flight to P.
+  auto first_softmax = [&](auto& acc_S) {
+    if constexpr (kFeatures.softcap) {
+      softmax.reset();
+      leave_out_missing_rows();
+    }
+    gemm_wait<0>(acc_S);
+    finish_QK(blocks.size() == 1);
+    softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
+    // NOTE: without a cap the first block is nobody's but its row's, and there are too few registers for m before it.
+    if constexpr (!kFeatures.softcap) {
+      leave_out_missing_rows();
+    }
+    if constexpr (TileSoftmax::kSumsTell) {
+      if (softmax.lacks_maximum()) {
+        mask.also_cut(blocks.end - 2);
+      }
+    }
+    convert_P<Element>(acc_S, tOrP);
+  };
+  if (warpgroup + 1 == kNConsumers) {
+    pass_turn(warpgroup);
+  }
+  Tile done{};               // the tile before
+  bool is_unstored = false;  // its O is complete
+  while (true) {
+    bool is_first_pending = true;
+    if (has_P) {
+      // Between tiles: PV of the last block while the next tile is found, and QK^T of that one's first block while O is
+      // stored.
+      done = tile;
+      TileSoftmax const done_softmax = softmax;
+      issue_PV(accumulate);
+      next_tile();
+      // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
+      if (has_P && n_skip < Traits::kStages && !is_split) {
+        Tensor acc_S = make_tensor<float>(AccS{});
+        CUTE_NO_UNROLL
+        for (int i = 0; i < n_skip; ++i) {
+          skip_K();
+        }
+        pipeline_Q.wait(read_Q);
+        wait_for_turn();
+        issue_QK(acc_S);
+        pass_turn(warpgroup);
+        auto store_done = [&] {
+          release_V();
+          CUTE_NO_UNROLL
+          for (; n_skip > 0; --n_skip) {
+            skip_V();
+          }
+          finalise_and_store(false_type{}, done, done_softmax, acc_O);
+        };
+        if constexpr (Traits::kStoresDuringQK) {
+          gemm_wait<1>(acc_O);
+          store_done();
+          first_softmax(acc_S);
+        } else {
+          first_softmax(acc_S);
+          store_done();
+        }
+        is_first_pending = false;
+      } else {
+        gemm_wait<0>(acc_O);
+        release_V();
+        is_unstored = true;
+      }
+    } else {
+      next_tile();
+    }
+    if (is_first_pending) {
+      if (is_unstored) {
+        finalise_and_store(true_type{}, done, softmax, acc_O);
+        is_unstored = false;
+      }
+      CUTE_NO_UNROLL
+      for (; n_skip > 0; --n_skip) {
+        skip_K();
+        skip_V();
+      }
+      if (!tile.exists) {
+        break;
+      }
+      if (!has_P) {
+        done = tile;
+        clear(acc_O);
+        softmax.reset();
+        is_unstored = true;
+        if (tile.blocks.size() > 0) {
+          pipeline_Q.wait(read_Q);
+          release_Q();
+        }
+        continue;
+      }
+      Tensor acc_S = make_tensor<float>(AccS{});
+      pipeline_Q.wait(read_Q);
+      wait_for_turn();
+      issue_QK(acc_S);
+      pass_turn(warpgroup);
+      first_softmax(acc_S);
+    }
+
+    // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
+    accumulate = false;
+    clear_tail_of_V(tile, blocks.end - 1);
+    for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
+      Tensor acc_S = make_tensor<float>(AccS{});
+      wait_for_turn();
+      if constexpr (Traits::kOverlap) {
+        issue_QK(acc_S);
+        issue_PV(accumulate);
+        pass_turn(warpgroup);
+        gemm_wait<1>(acc_S);
+      } else {
+        issue_PV(accumulate);
+        issue_QK(acc_S);
+        pass_turn(warpgroup);
+        gemm_wait<1>(acc_O);
+        release_V();
+        gemm_wait<0>(acc_S);
+      }
+      finish_QK(n_block - 1 == blocks.begin);
+      bool const rescale = softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
+      if constexpr (Traits::kOverlap) {
+        gemm_wait<0>(acc_O);
+        release_V();
+      }
+      if (rescale) {
+        device::at(Site::O_rescale);
+        TileSoftmax::rescale(acc_O, correction);
+      }
+      convert_P<Element>(acc_S, tOrP);
+      accumulate = true;
+    }
+    n_skip = blocks.begin - tile.blocks.begin;
+  }
+  if (warpgroup == 0) {
+    wait_for_turn();  // the last turn that was passed
+  }
+}
+
+}  // namespace pyflash::sm90
