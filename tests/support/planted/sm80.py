@@ -298,8 +298,8 @@ BUGS = [
     ),
     Bug(
         "a_window_whose_end_cuts_no_block",
-        (condition("return {begin(n_rows - 1), end(0)};",
-                   "return {begin(n_rows - 1), end(BUG ? n_rows - 1 : 0)};", "common/mask.h"),),
+        (condition("begin(n_rows - 1), end(0)};",
+                   "begin(n_rows - 1), end(BUG ? n_rows - 1 : 0)};", "common/mask.h"),),
         configs=("eager", "sync"),
         problem="causal",
     ),
