@@ -46,6 +46,13 @@ CUTE_DEVICE int fresh_thread_idx() {
   return index;
 }
 
+// p, which the compiler takes for another pointer each time: what follows from it is not computed ahead of time either.
+template <class T>
+CUTE_DEVICE T* fresh(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 // The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
 CUTE_DEVICE int bits(float x) { return __float_as_int(x); }
 
@@ -226,6 +233,10 @@ SharedStorage& uniform_smem() {
   return dynamic_smem<SharedStorage>();
 }
 int fresh_thread_idx();
+template <class T>
+T* fresh(T* p) {
+  return p;
+}
 
 int bits(float x);
 int exponent(float x);

@@ -11,7 +11,8 @@ struct FlashBackwardSm90Config {
   int B_c;          // keys that a CTA owns
   int n_consumers;  // warpgroups that compute, each for 64 keys
   int stages;       // blocks of Q and of dO in shared memory
-  bool delay_dQ;    // dQ of a block beside the scores of the next one; else beside dK of its own
+  bool
+      overlap;  // scores of a block beside dQ and dK of the one before; dK then reads dS from shared memory
 };
 
 // What a kernel can do beyond attention in which every query attends every key.

@@ -44,7 +44,7 @@ struct Consumer {
   FragmentP tdVrP;   // (MMA,MMA_M,MMA_K) of (keys, queries)
   FragmentP tdKrDS;  // (MMA,MMA_M,MMA_K) of (keys, queries)
   Position read;     // the block of Q and dO
-  PositionDS at_dS;  // dS of the block, until its dQ is issued
+  PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
 
   CUTE_DEVICE Consumer(KernelParams const& params, SharedStorage& smem, Tile const& tile,
                        int warpgroup)
@@ -63,12 +63,10 @@ struct Consumer {
     if (block.exists()) {
       smem.pipeline_K.wait({});
       smem.pipeline_V.wait({});
-      if constexpr (Traits::kDelayDQ) {
-        run_delayed(block);
+      if constexpr (Traits::kOverlap) {
+        run_overlapped(block);
       } else {
-        for (; block.exists(); block.advance()) {
-          step(block);
-        }
+        run_in_turn(block);
       }
     }
     store();
@@ -76,12 +74,12 @@ struct Consumer {
 
  private:
   // dQ of a block while P of the next one is computed.
-  CUTE_DEVICE void run_delayed(MBlocks<Traits>& block) {
+  CUTE_DEVICE void run_in_turn(MBlocks<Traits>& block) {
     int at = block_of_dQ(block);
-    step_delayed(false_type{}, block, at);
+    step(false_type{}, block, at);
     for (block.advance(); block.exists(); block.advance()) {
       int const at_next = block_of_dQ(block);
-      step_delayed(true_type{}, block, at);
+      step(true_type{}, block, at);
       at = at_next;
     }
     AccDQ acc_dQ;
@@ -92,12 +90,13 @@ struct Consumer {
 
   // at: of the dQ of the block before, where there is one.
   template <class HasBefore>
-  CUTE_DEVICE void step_delayed(HasBefore, MBlocks<Traits> const& block, int at) {
+  CUTE_DEVICE void step(HasBefore, MBlocks<Traits> const& block, int at) {
     AccS acc_S;
     issue_S(acc_S);
     if constexpr (HasBefore::value) {
       AccDQ acc_dQ;
       issue_dQ(acc_dQ);
+      at_dS.advance();
       gemm_wait<1>(acc_S);
       exponentiate(acc_S, block.m_block);
       gemm_wait<0>(acc_dQ);
@@ -108,12 +107,11 @@ struct Consumer {
     }
     AccS acc_dP;
     issue_dP(acc_dP);
-    convert_P<Element>(acc_S, tdVrP);
-    issue_dV();
+    issue_dV(acc_S);
     gemm_wait<1>(acc_dP);
     compute_dS(acc_S, acc_dP);
     store_dS();
-    issue_dK();
+    issue_dK(read);
     gemm_wait<1>(acc_dV);
     smem.pipeline_dO.release(read);
     gemm_wait<0>(acc_dK);
@@ -121,28 +119,66 @@ struct Consumer {
     read.advance();
   }
 
-  CUTE_DEVICE void step(MBlocks<Traits> const& block) {
-    AccS acc_S;
-    AccS acc_dP;
-    issue_S(acc_S);
-    issue_dP(acc_dP);
-    gemm_wait<1>(acc_S);
-    exponentiate(acc_S, block.m_block);
-    convert_P<Element>(acc_S, tdVrP);
-    issue_dV();
-    gemm_wait<1>(acc_dP);
-    compute_dS(acc_S, acc_dP);
-    store_dS();
-    issue_dK();
+  // S of a block is issued before dQ and dK of the one before: P is computed beside these, dQ leaves beside dK, and dS is
+  // computed beside dV.
+  // NOTE: an accumulator lives in one iteration: the fences before its MMAs would keep what it held.
+  CUTE_DEVICE void run_overlapped(MBlocks<Traits>& block) {
+    {
+      AccS acc_S;
+      issue_S(acc_S);
+      gemm_wait<0>(acc_S);
+      exponentiate(acc_S, block.m_block);
+      scores_to_dS(acc_S, [] {});
+    }
+    int at = block_of_dQ(block);
+    for (block.advance(); block.exists(); block.advance()) {
+      Position const before = read;
+      read.advance();
+      AccS acc_S;
+      issue_S(acc_S);
+      gemm_wait<1>(acc_dV);
+      smem.pipeline_dO.release(before);
+      AccDQ acc_dQ;
+      issue_dQ(acc_dQ);
+      issue_dK(before);
+      at_dS.advance();
+      gemm_wait<2>(acc_S);
+      exponentiate(acc_S, block.m_block);
+      gemm_wait<1>(acc_dQ);
+      send_dQ(acc_dQ, at);
+      at = block_of_dQ(block);
+      scores_to_dS(acc_S, [&] {
+        gemm_wait<1>(acc_dK);
+        smem.pipeline_Q.release(before);
+      });
+    }
+    gemm_wait<0>(acc_dV);
+    smem.pipeline_dO.release(read);
     AccDQ acc_dQ;
     issue_dQ(acc_dQ);
-    gemm_wait<2>(acc_dV);
-    smem.pipeline_dO.release(read);
-    gemm_wait<1>(acc_dK);
+    issue_dK(read);
+    gemm_wait<1>(acc_dQ);
+    send_dQ(acc_dQ, at);
+    gemm_wait<0>(acc_dK);
     smem.pipeline_Q.release(read);
-    gemm_wait<0>(acc_dQ);
-    send_dQ(acc_dQ, block_of_dQ(block));
-    read.advance();
+  }
+
+  // P of a block to dS in shared memory, and dV, which is in flight. beside_dP(): once dP is issued.
+  template <class BesideDP>
+  CUTE_DEVICE void scores_to_dS(AccS& acc_P, BesideDP const& beside_dP) {
+    AccS acc_dP;
+    issue_dP(acc_dP);
+    beside_dP();
+    issue_dV(acc_P);
+    gemm_wait<1>(acc_dP);
+    compute_dS(acc_P, acc_dP);
+    store_dS();
+  }
+
+  // What operands of all blocks begin with. NOTE: the overlapped loop has no registers for their descriptors, which the
+  // compiler would compute ahead of it.
+  CUTE_DEVICE static Element* of_all_blocks(Element* data) {
+    return Traits::kOverlap ? device::fresh(data) : data;
   }
 
   // S^T = K Q^T
@@ -150,7 +186,7 @@ struct Consumer {
     device::at(Site::QK);
     smem.pipeline_Q.wait(read);
     Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
-        smem.k + warpgroup * Traits::kMmaM * Traits::kSlab);  // (MMA,MMA_M,MMA_K,1)
+        of_all_blocks(smem.k + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K,1)
     Tensor tSrQ =
         descriptors<Traits, typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tSrK(_, _, _, 0), tSrQ(_, _, _, read.stage), acc_S, false);
@@ -161,7 +197,7 @@ struct Consumer {
     device::at(Site::dP);
     smem.pipeline_dO.wait(read);
     Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
-        smem.v + warpgroup * Traits::kMmaM * Traits::kSlab);  // (MMA,MMA_M,MMA_K,1)
+        of_all_blocks(smem.v + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K,1)
     Tensor tdPrDO =
         descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tdPrV(_, _, _, 0), tdPrDO(_, _, _, read.stage), acc_dP,
@@ -169,19 +205,27 @@ struct Consumer {
   }
 
   // dV += P^T dO
-  CUTE_DEVICE void issue_dV() {
+  CUTE_DEVICE void issue_dV(AccS const& acc_P) {
+    convert_P<Element>(acc_P, tdVrP);
     device::at(Site::dV);
     Tensor tdVrDO =
         descriptors<Traits, typename Traits::OperandQt>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaDKV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
+    gemm_async(typename Traits::MmaDV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
   }
 
-  // dK += dS^T Q, but for the scale
-  CUTE_DEVICE void issue_dK() {
+  // dK += dS^T Q, but for the scale. Of shared memory, it is behind dQ of the same block, which waits for all of dS.
+  CUTE_DEVICE void issue_dK(Position const& at) {
     device::at(Site::dK);
     Tensor tdKrQ =
         descriptors<Traits, typename Traits::OperandQt>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaDKV{}, tdKrDS, tdKrQ(_, _, _, read.stage), acc_dK, true);
+    if constexpr (Traits::kOverlap) {
+      Tensor tdKrDSt = descriptors<Traits, typename Traits::OperandDSt>(
+          smem.ds + warpgroup * Traits::kMmaM * Traits::kSlab);  // (MMA,MMA_M,MMA_K,kStagesDS)
+      gemm_async(typename Traits::MmaDK{}, tdKrDSt(_, _, _, at_dS.stage), tdKrQ(_, _, _, at.stage),
+                 acc_dK, true);
+    } else {
+      gemm_async(typename Traits::MmaDK{}, tdKrDS, tdKrQ(_, _, _, at.stage), acc_dK, true);
+    }
   }
 
   // dQ = dS K of all keys of the tile, but for the scale
@@ -191,11 +235,10 @@ struct Consumer {
     Tensor tdQrDS = descriptors<Traits, typename Traits::OperandDS>(
         smem.ds +
         Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
-    Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(
-        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_N,MMA_K,1)
+    Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(of_all_blocks(
+        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K,1)
     gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, at_dS.stage), tdQrK(_, _, _, 0), acc_dQ,
                false);
-    at_dS.advance();
   }
 
   // NOTE: read anew wherever it is needed: the loop has no register for it.

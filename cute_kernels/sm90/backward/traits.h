@@ -24,7 +24,7 @@ struct KernelTraits {
   static constexpr int kHeadDim = kConfig.d_head;
   static constexpr int kNConsumers = kConfig.n_consumers;
   static constexpr int kStages = kConfig.stages;
-  static constexpr bool kDelayDQ = kConfig.delay_dQ;
+  static constexpr bool kOverlap = kConfig.overlap;
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr int kMmaK = 16;
   static constexpr int kSlab = 64;  // columns of 128 bytes, which a swizzle and a TMA box have
@@ -49,7 +49,10 @@ struct KernelTraits {
   template <int kN>
   using Atoms = MmaAtoms<Element, kN>;
   using MmaS = MMA_Atom<typename Atoms<kBlockM>::template SS<GMMA::Major::K, GMMA::Major::K>>;
-  using MmaDKV = MMA_Atom<typename Atoms<kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
+  using MmaDV = MMA_Atom<typename Atoms<kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
+  using MmaDK = std::conditional_t<
+      kOverlap, MMA_Atom<typename Atoms<kHeadDim>::template SS<GMMA::Major::K, GMMA::Major::MN>>,
+      MmaDV>;
   using MmaDQ = MMA_Atom<typename Atoms<kSlab>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
 
   // Shared memory: slabs of 64 columns, 128 bytes a row, their 16-byte chunks permuted among 8 rows.
@@ -93,8 +96,9 @@ struct KernelTraits {
   using OperandK = ByRows<kBlockN, kHeadDim, 1>;                      // A of S^T; V, of dP^T
   using OperandQ = ByRows<kBlockM, kHeadDim, kStages>;                // B of S^T; dO, of dP^T
   using OperandQt = ByColumns<kBlockM, kHeadDim, kHeadDim, kStages>;  // B of dK; dO, of dV
-  using OperandDS = ByColumns<kBlockN, kBlockM, kSlab, kStagesDS>;    // A of dQ
-  using OperandKt = ByColumns<kBlockN, kHeadDim, kSlab, 1>;           // B of dQ
+  using OperandDSt = ByRows<kBlockN, kBlockM, kStagesDS>;           // A of dK, if not in registers
+  using OperandDS = ByColumns<kBlockN, kBlockM, kSlab, kStagesDS>;  // A of dQ
+  using OperandKt = ByColumns<kBlockN, kHeadDim, kSlab, 1>;         // B of dQ
 
   // The 64 x 64 elements of dQ that a consumer computes: 64 queries and all columns, or 64 columns and all queries.
   static constexpr int kSlabsDS = kBlockM / kSlab;
