@@ -66,7 +66,7 @@ int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params con
 }
 
 template <class... Ops>
-OfEachOp<OpKernels> kernels_of(OfEachOp<Rows> const& rows, OpList<Ops...>) {
+OfEachOp<OpKernels> kernels_of(OfEachOp<RowsOf> const& rows, OpList<Ops...>) {
   return {OpKernels<Ops>{std::get<RowsOf<Ops>>(rows), run<Ops>, describe<Ops>}...};
 }
 
@@ -82,7 +82,7 @@ void describe(ConfigMapRow<Op>& row) {
       row.config);
 }
 
-KernelLibrary make_library(OfEachOp<Rows> const& rows) {
+KernelLibrary make_library(OfEachOp<RowsOf> const& rows) {
   return {.abi = kKernelLibraryAbi,
           .configs_digest = kConfigsDigest,
           .ops = kernels_of(rows, AllOps{}),
