@@ -5,8 +5,8 @@
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/row_softmax.h"
-#include "cute_kernels/sm90/backward/epilogue.h"
 #include "cute_kernels/sm90/backward/mask.h"
+#include "cute_kernels/sm90/backward/outputs.h"
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/backward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
@@ -38,6 +38,7 @@ struct Consumer {
   int const warpgroup;  // of the consumers
   float const scale_log2;
   Mask<Traits, kFeatures> const mask;
+  Outputs<Traits> outputs;
 
   AccDKV acc_dK;
   AccDKV acc_dV;
@@ -53,7 +54,8 @@ struct Consumer {
         tile(tile),
         warpgroup(warpgroup),
         scale_log2(params.problem.softmax_scale * kLog2e),
-        mask{params.problem, tile.first_key + warpgroup * Traits::kMmaM} {
+        mask{params.problem, tile.first_key + warpgroup * Traits::kMmaM},
+        outputs{params, smem, tile, warpgroup} {
     clear(acc_dK);
     clear(acc_dV);
   }
@@ -69,7 +71,7 @@ struct Consumer {
         run_in_turn(block);
       }
     }
-    store();
+    outputs.store(acc_dK, acc_dV);
   }
 
  private:
@@ -85,7 +87,7 @@ struct Consumer {
     AccDQ acc_dQ;
     issue_dQ(acc_dQ);
     gemm_wait<0>(acc_dQ);
-    send_dQ(acc_dQ, at);
+    outputs.send_dQ(acc_dQ, at);
   }
 
   // at: of the dQ of the block before, where there is one.
@@ -100,7 +102,7 @@ struct Consumer {
       gemm_wait<1>(acc_S);
       exponentiate(acc_S, block.m_block);
       gemm_wait<0>(acc_dQ);
-      send_dQ(acc_dQ, at);
+      outputs.send_dQ(acc_dQ, at);
     } else {
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block.m_block);
@@ -110,7 +112,7 @@ struct Consumer {
     issue_dV(acc_S);
     gemm_wait<1>(acc_dP);
     compute_dS(acc_S, acc_dP);
-    store_dS();
+    outputs.store_dS(tdKrDS, at_dS.stage);
     issue_dK(read);
     gemm_wait<1>(acc_dV);
     smem.pipeline_dO.release(read);
@@ -145,7 +147,7 @@ struct Consumer {
       gemm_wait<2>(acc_S);
       exponentiate(acc_S, block.m_block);
       gemm_wait<1>(acc_dQ);
-      send_dQ(acc_dQ, at);
+      outputs.send_dQ(acc_dQ, at);
       at = block_of_dQ(block);
       scores_to_dS(acc_S, [&] {
         gemm_wait<1>(acc_dK);
@@ -158,7 +160,7 @@ struct Consumer {
     issue_dQ(acc_dQ);
     issue_dK(read);
     gemm_wait<1>(acc_dQ);
-    send_dQ(acc_dQ, at);
+    outputs.send_dQ(acc_dQ, at);
     gemm_wait<0>(acc_dK);
     smem.pipeline_Q.release(read);
   }
@@ -172,7 +174,7 @@ struct Consumer {
     issue_dV(acc_P);
     gemm_wait<1>(acc_dP);
     compute_dS(acc_P, acc_dP);
-    store_dS();
+    outputs.store_dS(tdKrDS, at_dS.stage);
   }
 
   // What operands of all blocks begin with. NOTE: the overlapped loop has no registers for their descriptors, which the
@@ -242,7 +244,6 @@ struct Consumer {
   }
 
   // NOTE: read anew wherever it is needed: the loop has no register for it.
-  CUTE_DEVICE static int thread() { return device::fresh_thread_idx() % kWarpgroup; }
   CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
 
   // A number for each query of the block: this thread's columns of an accumulator are the first two of every eight from here.
@@ -290,90 +291,8 @@ struct Consumer {
     convert_P<Element>(acc_dP, tdKrDS);
   }
 
-  // dS^T to shared memory, where both consumers read it for dQ.
-  CUTE_DEVICE void store_dS() {
-    device::at(Site::dS_r2s);
-    int const lane = this->lane();
-    int const key = warpgroup * Traits::kMmaM + thread() / 32 * 16 + lane % 16;
-    Tensor sDSt = make_tensor(make_smem_ptr(smem.ds),
-                              typename Traits::SmemLayoutDSt{});  // (kBlockN,kBlockM,kStagesDS)
-    Tensor pairs = recast<uint32_t>(tdKrDS);
-    CUTE_UNROLL
-    for (int c = 0; c < kBlockM; c += 16) {
-      uint32_t const words[4] = {pairs(c / 4), pairs(c / 4 + 1), pairs(c / 4 + 2),
-                                 pairs(c / 4 + 3)};
-      device::store_matrices(words, &sDSt(key, c + lane / 16 * 8, at_dS.stage));
-    }
-    device::fence_async_proxy();
-    device::sync_warp();
-    if (device::elect_one()) {
-      device::mbarrier_arrive(smem.ds_ready[at_dS.stage]);
-    }
-  }
-
   CUTE_DEVICE int block_of_dQ(MBlocks<Traits> const& block) const {
     return workspace_block(params.problem, tile.batch, block.head, block.m_block);
-  }
-
-  // This warp's part of the sums of dQ, on its way out.
-  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpDQ; }
-  CUTE_DEVICE int warp_of_tile() const {
-    return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
-  }
-
-  // Waits until what this warp sent before has been read.
-  CUTE_DEVICE void wait_for_sent_dQ() {
-    if (lane() == 0) {
-      device::tma_store_wait<0>();
-    }
-    device::sync_warp();
-  }
-
-  // Adds this warp's 16 rows of dQ to the sums of the block.
-  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int block) {
-    device::at(Site::dQ_r2s);
-    float* const staged = staged_dQ();
-    float4* const staged4 = reinterpret_cast<float4*>(staged) + lane();
-    wait_for_sent_dQ();
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kValuesDQ; i += 4) {
-      device::store(staged4 + i / 4 * 32,
-                    float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
-    }
-    device::fence_async_proxy();
-    device::sync_warp();
-    device::at(Site::dQ_s2g);
-    if (lane() == 0) {
-      device::bulk_reduce_add(staged,
-                              params.problem.dq_sum + int64_t(block) * Traits::kBlockDQ +
-                                  warp_of_tile() * Traits::kWarpDQ,
-                              Traits::kWarpDQ * sizeof(float));
-      device::tma_store_commit();
-    }
-  }
-
-  CUTE_DEVICE void store() {
-    BackwardParams const& problem = params.problem;
-    wait_for_sent_dQ();
-    store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
-    store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);
-  }
-
-  CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
-                              TensorStrides const& strides) {
-    int const first_key = tile.first_key + warpgroup * Traits::kMmaM + thread() / 32 * 16;
-    Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
-                         tile.head_kv * strides.head + first_key * strides.row;
-    auto* const memory = reinterpret_cast<Element*>(staged_dQ());
-    CUTE_UNROLL
-    for (int column = 0; column < kHeadDim; column += Traits::kSlab) {
-      store_slab<Traits>(rows_by_columns(acc), column, scale, memory,
-                         params.problem.d_head - column, [&](int row) {
-                           return first_key + row < params.problem.seqlen_k
-                                      ? out + row * strides.row + column
-                                      : nullptr;
-                         });
-    }
   }
 };
 

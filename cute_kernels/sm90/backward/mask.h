@@ -8,6 +8,7 @@
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90::backward {
 

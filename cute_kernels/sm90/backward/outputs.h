@@ -1,0 +1,119 @@
+// What leaves a computing warpgroup of a backward: dS of each block, to all of them; dQ, to its sums; dK and dV at the end.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/backward/epilogue.h"
+#include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/traits.h"
+#include "cute_kernels/sm90/gemm.h"
+
+namespace pyflash::sm90::backward {
+
+using namespace cute;
+using device::Site;
+
+template <class Traits>
+struct Outputs {
+  using Element = typename Traits::Element;
+
+  KernelParams const& params;
+  typename Traits::SharedStorage& smem;
+  Tile const& tile;
+  int const warpgroup;  // of the consumers
+
+  // dS^T to shared memory, where both consumers read it for dQ.
+  template <class FragmentP>
+  CUTE_DEVICE void store_dS(FragmentP const& rDS, int stage) {
+    device::at(Site::dS_r2s);
+    int const lane = this->lane();
+    int const key = warpgroup * Traits::kMmaM + thread() / 32 * 16 + lane % 16;
+    Tensor sDSt = make_tensor(make_smem_ptr(smem.ds),
+                              typename Traits::SmemLayoutDSt{});  // (kBlockN,kBlockM,kStagesDS)
+    Tensor pairs = recast<uint32_t>(rDS);
+    CUTE_UNROLL
+    for (int c = 0; c < Traits::kBlockM; c += 16) {
+      uint32_t const words[4] = {pairs(c / 4), pairs(c / 4 + 1), pairs(c / 4 + 2),
+                                 pairs(c / 4 + 3)};
+      device::store_matrices(words, &sDSt(key, c + lane / 16 * 8, stage));
+    }
+    device::fence_async_proxy();
+    device::sync_warp();
+    if (device::elect_one()) {
+      device::mbarrier_arrive(smem.ds_ready[stage]);
+    }
+  }
+
+  // Adds this warp's 16 rows of dQ to the sums of the block.
+  template <class AccDQ>
+  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int block) {
+    device::at(Site::dQ_r2s);
+    float* const staged = staged_dQ();
+    float4* const staged4 = reinterpret_cast<float4*>(staged) + lane();
+    wait_for_sent_dQ();
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kValuesDQ; i += 4) {
+      device::store(staged4 + i / 4 * 32,
+                    float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
+    }
+    device::fence_async_proxy();
+    device::sync_warp();
+    device::at(Site::dQ_s2g);
+    if (lane() == 0) {
+      device::bulk_reduce_add(staged,
+                              params.problem.dq_sum + int64_t(block) * Traits::kBlockDQ +
+                                  warp_of_tile() * Traits::kWarpDQ,
+                              Traits::kWarpDQ * sizeof(float));
+      device::tma_store_commit();
+    }
+  }
+
+  // Once, after the last dQ.
+  template <class AccDKV>
+  CUTE_DEVICE void store(AccDKV& acc_dK, AccDKV& acc_dV) {
+    BackwardParams const& problem = params.problem;
+    wait_for_sent_dQ();
+    store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
+    store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);
+  }
+
+ private:
+  // NOTE: read anew wherever it is needed: the loop has no register for it.
+  CUTE_DEVICE static int thread() { return device::fresh_thread_idx() % kWarpgroup; }
+  CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
+
+  // This warp's part of the sums of dQ, on its way out.
+  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpDQ; }
+  CUTE_DEVICE int warp_of_tile() const {
+    return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
+  }
+
+  // Waits until what this warp sent before has been read.
+  CUTE_DEVICE void wait_for_sent_dQ() {
+    if (lane() == 0) {
+      device::tma_store_wait<0>();
+    }
+    device::sync_warp();
+  }
+
+  template <class AccDKV>
+  CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
+                              TensorStrides const& strides) {
+    int const first_key = tile.first_key + warpgroup * Traits::kMmaM + thread() / 32 * 16;
+    Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
+                         tile.head_kv * strides.head + first_key * strides.row;
+    auto* const memory = reinterpret_cast<Element*>(staged_dQ());
+    CUTE_UNROLL
+    for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
+      store_slab<Traits>(rows_by_columns(acc), column, scale, memory,
+                         params.problem.d_head - column, [&](int row) {
+                           return first_key + row < params.problem.seqlen_k
+                                      ? out + row * strides.row + column
+                                      : nullptr;
+                         });
+    }
+  }
+};
+
+}  // namespace pyflash::sm90::backward
