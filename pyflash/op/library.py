@@ -143,6 +143,8 @@ def build(
         _refuse_illegal(config, archs or ARCHS)
     if features is not None:
         features = combinations(features)
+        for config in configs:  # refuses features that its op does not have
+            config.family.op.features.in_dispatch_order(features)
     return load(build_on_demand(configs, archs, features))
 
 

@@ -28,7 +28,17 @@ def test_agrees_with_torch_in_fp64(shape):
     assert lse.shape == (shape.batch, shape.heads, shape.seqlen_q)
 
 
-def by_loops(q, k, v, causal=False, window_left=-1, window_right=-1, softcap=0.0, sinks=None):
+def by_loops(
+    q,
+    k,
+    v,
+    causal=False,
+    window_left=-1,
+    window_right=-1,
+    attention_chunk=0,
+    softcap=0.0,
+    sinks=None,
+):
     """(out, lse) of one batch, row by row, over the keys that the definition of the masks names."""
     (seqlen_q, heads, d_head), (seqlen_k, heads_kv, _) = q.shape, k.shape
     out, lse = torch.zeros_like(q), torch.full((heads, seqlen_q), -math.inf, dtype=q.dtype)
@@ -37,7 +47,10 @@ def by_loops(q, k, v, causal=False, window_left=-1, window_right=-1, softcap=0.0
     for h in range(heads):
         group = h // (heads // heads_kv)
         for i in range(seqlen_q):
-            keys = [j for j in range(seqlen_k) if -left <= j - (i + seqlen_k - seqlen_q) <= right]
+            aligned = i + seqlen_k - seqlen_q
+            keys = [j for j in range(seqlen_k) if -left <= j - aligned <= right]
+            if attention_chunk:
+                keys = [j for j in keys if j // attention_chunk == aligned // attention_chunk]
             scores = k[keys, group] @ q[i, h] / math.sqrt(d_head)
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)

@@ -58,7 +58,9 @@ def test_what_build_takes(configs, archs, features, monkeypatch):
     monkeypatch.setattr(library, "load", lambda _: 1)
     assert pyflash.build(configs, archs, features) == 1
     expected = None if archs is None else [Arch.of(80)]
-    assert asked == [([parse(CONFIG)], expected, (Features(softcap=True),))]
+    ((asked_configs, asked_archs, asked_features),) = asked
+    assert (asked_configs, asked_archs) == ([parse(CONFIG)], expected)
+    assert [Features.of(f) for f in asked_features] == [Features(softcap=True)]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def gradients() -> dict[str, Any]:
 
     from pyflash import attention
     from pyflash.op.autograd import TORCH_API
+    from pyflash.op.options import BACKWARD_TENSORS
 
     def of(function: Callable[..., Any], **options: Any) -> list[Any]:
         leaves = qkv(requires_grad=True)
@@ -140,7 +141,7 @@ def gradients() -> dict[str, Any]:
 
         def __torch_dispatch__(self, op: Any, types: Any, inputs: Any, options: Any = None) -> Any:
             if op is torch.ops.pyflash.bwd.default:
-                taken.append(torch.equal(inputs[3], slopes))
+                taken.append(torch.equal(inputs[3 + BACKWARD_TENSORS.index("toy_slopes")], slopes))
             return op(*inputs, **options or {})
 
     taken: list[bool] = []

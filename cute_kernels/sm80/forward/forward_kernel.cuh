@@ -182,8 +182,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
         Tensor S = rows_by_columns(acc_S);
         CUTE_UNROLL
         for (int r = 0; r < size<0>(S); ++r) {
-          int const row = acc_coord.row + AccRows{}(r);
-          add_alibi(S, r, slope, aligned + row - n_block * kBlockN - acc_coord.column,
+          int const m = acc_coord.row + AccRows{}(r);
+          add_alibi(S, r, slope, aligned + m - n_block * kBlockN - acc_coord.column,
                     typename Traits::AccColumnsS{});
         }
       }
