@@ -11,7 +11,7 @@ import torch
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import KernelConfig, parse
 from pyflash.emulator import Report
-from pyflash.op.reference import attended
+from pyflash.op.reference import attended_with
 
 # Both states of every flag, one to four consumers, every kind of swizzle, small blocks so that
 # there are many.
@@ -45,8 +45,9 @@ def n_wgmma(config: KernelConfig, report: Report, inputs: tuple[Any, ...]) -> tu
         lengths = zip(*(cu_seqlens.diff().tolist() for cu_seqlens in inputs[3:5]), strict=True)
     n_blocks = 0
     for seqlen_q, seqlen_k in lengths:
-        windows = problem["window_left"], problem["window_right"]
-        scores = attended(torch.arange(seqlen_q), seqlen_q, seqlen_k, *windows)
+        masks = ("window_left", "window_right", "attention_chunk")
+        options = {name: int(problem[name]) for name in masks}
+        scores = attended_with(options, torch.arange(seqlen_q), seqlen_q, seqlen_k)
         n_blocks += sum(
             block.any().item()
             for rows in scores.split(64 // group)

@@ -101,8 +101,10 @@ def build_planted(
     """A library of each config, with all bugs in it; `root` is an empty folder for the source."""
     for folder in ("cute_kernels", "codegen"):
         shutil.copytree(ROOT / folder, root / folder)
+    lowest = root / "cute_kernels" / "common" / "integers.h"
+    lowest.write_text(lowest.read_text() + _DECLARATION)
     device = root / "cute_kernels" / "device.h"
-    device.write_text(device.read_text() + _DECLARATION)
+    device.write_text(device.read_text() + '\n#include "cute_kernels/common/integers.h"\n')
     for number, bug in enumerate(bugs, start=1):
         for edit in bug.edits:
             apply(edit, number, root / "cute_kernels" / edit.file)
