@@ -203,7 +203,8 @@ def ranks() -> dict[str, Any]:
     def by_heads(**options: Any) -> Any:
         return distributed.all_to_all_attention(*qkv(), **options)
 
-    part = head_parallel._of_heads((None, slopes), slice(1, 3))["toy_slopes"]
+    tensors = tuple(slopes if name == "toy_slopes" else None for name in head_parallel.TENSORS)
+    part = head_parallel._of_heads(tensors, slice(1, 3))["toy_slopes"]
     found = {
         "ring": {
             name: raised(lambda o=o: distributed.ring_attention(*qkv(), **o))

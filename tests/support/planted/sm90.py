@@ -103,7 +103,7 @@ BUGS = [
         "the_consumer_waits_for_the_other_parity",
         condition("device::mbarrier_wait(full[at.stage], at.parity);",
                   "device::mbarrier_wait(full[at.stage], at.parity ^ BUG);", _PIPELINE),
-        finds=[found("in_flight_read or uninitialised_read", "QK")],
+        finds=[found("wrong_phase", memory="Q of consumer 0 full[0]")],
     ),
     _bug(
         "the_parity_of_the_first_round_for_ever",
