@@ -49,6 +49,9 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
     assert len(set(BUILT)) == len(BUILT)
     for needed in ALL:
         found = first_covering(needed)
+        if needed.softcap and needed.alibi_slopes:  # the options refuse each other
+            assert found is None
+            continue
         assert found.covers(needed)
         assert not any(f.covers(needed) for f in BUILT[: BUILT.index(found)])
     assert [first_covering(f) for f in BUILT] == list(BUILT)

@@ -61,7 +61,7 @@ def test_schemas_and_help_have_them(found):
     calls = found["calls"]
     assert "int toy_period=0, Tensor? toy_slopes=None)" in calls["schema"]
     backward = calls["backward's schema"]
-    assert "Tensor lse, Tensor? toy_slopes, Tensor q," in backward
+    assert "Tensor? toy_slopes, Tensor q," in backward
     assert "int toy_period=0)" in backward
     assert "    - toy_period: a period.\n    - toy_slopes: a slope of each head.\n" in calls["help"]
 
