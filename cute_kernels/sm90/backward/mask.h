@@ -33,16 +33,14 @@ struct Mask {
   CUTE_DEVICE void apply(Rows& P, int m_block) const {
     int const thread = device::fresh_thread_idx() % kWarpgroup;
     int const first_query = m_block * Traits::kBlockM + thread % 4 * 2;  // of the thread
-    int begin[2];
-    int end[2];
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       int const key = first_key + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      begin[r] = begin_of(key) - first_query;
+      int const begin = begin_of(key) - first_query;
       // NOTE: keys past the end score 0, which may be far above lse.
-      end[r] = (key < problem.seqlen_k ? end_of(key) : 0) - first_query;
+      int const end = (key < problem.seqlen_k ? end_of(key) : 0) - first_query;
+      set_outside(P, r, begin, end, 0.f);
     }
-    for (int r = 0; r < 2; ++r) set_outside(P, r, begin[r], end[r], 0.f);
   }
 
  private:
