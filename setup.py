@@ -66,21 +66,19 @@ class BinaryDistribution(Distribution):
 
 # Beside pyflash/ in a checkout, inside of it once installed.
 INSIDE = ("codegen", "third_party", "cute_kernels")
-# Inside of pyflash/ in a checkout, beside it once installed: torch imports it without pyflash.
-BESIDE = {"pyflash_autoload": "pyflash/op/autoload"}
 
 
 def packages() -> list[str]:
     inside = find_namespace_packages(include=[f"{name}*" for name in INSIDE])
-    elsewhere = ["pyflash.lib", *(folder.replace("/", ".") for folder in BESIDE.values())]
-    own = find_namespace_packages(include=["pyflash*"], exclude=elsewhere)
-    return [*own, *BESIDE, *(f"pyflash.{name}" for name in inside)]
+    own = find_namespace_packages(include=["pyflash*"], exclude=["pyflash.lib"])
+    return [*own, *(f"pyflash.{name}" for name in inside)]
 
 
 build.sub_commands.append(("build_libraries", None))
 setup(
     packages=packages(),
-    package_dir={f"pyflash.{name}": name for name in INSIDE} | BESIDE,
+    package_dir={f"pyflash.{name}": name for name in INSIDE},
+    py_modules=["pyflash_autoload"],
     distclass=BinaryDistribution,
     cmdclass={"build_libraries": BuildLibraries, "bdist_wheel": PlatformWheel},
 )

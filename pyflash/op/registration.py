@@ -1,11 +1,12 @@
 """Registers torch.ops.pyflash as soon as both torch and pyflash are imported, in either order.
 
-Imports torch only where torch would not call `pyflash.op.autoload`.
+Imports torch only where torch would not call `pyflash_autoload.register`.
 """
 
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
 from pyflash.op.explanation import explain
@@ -31,7 +32,12 @@ def register_with_torch() -> None:
 
 
 def _torch_registers() -> bool:
-    """Whether torch calls the installed entry point: in a checkout that is on the path without
-    being installed there is none, and users can switch all entry points of torch off."""
-    is_on = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
-    return is_on and find_spec("pyflash_autoload") is not None
+    """Whether torch calls the entry point: a checkout that is on the path without being installed
+    may have none, and users can switch all entry points of torch off."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return False
+    try:
+        entry_points = distribution("pyflash").entry_points
+    except PackageNotFoundError:
+        return False
+    return any(entry.group == "torch.backends" for entry in entry_points)

@@ -216,7 +216,7 @@ def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
         error = "#error no such tile\n" if config == OTHER else ""
         return f"""{error}#include "cute_kernels/row.h"
             namespace pyflash {{
-            ConfigMapRow row_of_{emit.file_stem(config)}(BuiltFor const&) {{ return {{}}; }}
+            ConfigMapRow<Forward> row_of_{emit.file_stem(config)}(BuiltFor const&) {{ return {{}}; }}
             }}"""
 
     monkeypatch.setattr(emit, "emit_config", emit_row)

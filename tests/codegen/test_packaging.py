@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import pyflash
 from pyflash import __version__
 from pyflash.codegen import build_backend, toolchain
 from pyflash.codegen.compilation import ROOT
@@ -21,7 +22,7 @@ SOURCES = ("codegen", "cute_kernels", "pyflash", "third_party")
 IN_NO_WHEEL = ("tests", "docs", "examples")
 FILES = (
     "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE",
-    "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".clang-format",
+    "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".clang-format", "pyflash_autoload.py",
 )  # fmt: skip
 
 
@@ -125,15 +126,13 @@ def test_the_wheel_holds_what_builds_more_configs(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     sources = {
-        str(Path("" if name == "pyflash" else "pyflash") / path.relative_to(ROOT)).replace(
-            "pyflash/op/autoload", "pyflash_autoload"
-        )
+        str(Path("" if name == "pyflash" else "pyflash") / path.relative_to(ROOT))
         for name in SOURCES
         for path in (ROOT / name).rglob("*")
         if path.suffix in (".py", ".h", ".cuh", ".cu", ".cpp", ".map")
     }
     assert sources <= names
-    on_top = {"pyflash", "pyflash_autoload", f"pyflash-{__version__}.dist-info"}
+    on_top = {"pyflash", "pyflash_autoload.py", f"pyflash-{__version__}.dist-info"}
     assert {name.split("/")[0] for name in names} == on_top
     libraries = {name for name in names if name.endswith(".so")}
     assert libraries == {"pyflash/lib/libpyflash_ops.so"}
@@ -185,7 +184,9 @@ def test_codegen_runs_outside_the_checkout(installed: Path, tmp_path: Path):
     emitted = run_installed(
         installed, ["-m", "pyflash.codegen", "--set", "prog", "--emit-to", "cpp"], tmp_path
     )
-    assert "cpp: 8 files written" in emitted
+    files = [path for path in (tmp_path / "cpp").rglob("*") if path.is_file()]
+    assert f"cpp: {len(files)} files written, 0 unchanged" in emitted
+    assert sum(path.suffix == ".cu" for path in files) == len(pyflash.named_set("prog"))
 
 
 def test_the_editable_install_of_this_environment_is_this_checkout(tmp_path: Path):

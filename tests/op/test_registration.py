@@ -31,30 +31,45 @@ def run_python(code: str, folder: Path = ROOT, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory) -> dict[str, dict[str, str]]:
-    """The environment variables of each way in which pyflash may be found.
+def environments(tmp_path_factory) -> dict[str, tuple[Path, dict[str, str]]]:
+    """The folder and the environment variables of each way in which pyflash may be found.
 
     "installed": torch finds the entry point; "switched off": its user lets torch call none; "on the
-    path": the checkout alone, without anything that an installation of it leaves.
+    path": the checkout alone, without anything that an installation of it leaves; "left over": with
+    the metadata that an installation elsewhere has left beside it.
     """
-    site = tmp_path_factory.mktemp("site")
-    shutil.copytree(ROOT / "pyflash" / "op" / "autoload", site / "pyflash_autoload")
-    metadata = site / "autoload-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: autoload\nVersion: 1\n")
     project = (ROOT / "pyproject.toml").read_text()
     (entry_point,) = re.findall(r'"torch\.backends"\]\npyflash = "(.*)"\n', project)
-    (metadata / "entry_points.txt").write_text(f"[torch.backends]\npyflash = {entry_point}\n")
-    installed = os.pathsep.join((str(site), str(ROOT)))
+
+    def leave_metadata(folder: Path, name: str, text: str) -> None:
+        (folder / name).mkdir()
+        (folder / name / text).write_text("Metadata-Version: 2.1\nName: pyflash\nVersion: 1\n")
+        (folder / name / "entry_points.txt").write_text(
+            f"[torch.backends]\npyflash = {entry_point}\n"
+        )
+
+    def checkout(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        for part in ("pyflash", "pyflash_autoload.py", "codegen", "cute_kernels", "third_party"):
+            (folder / part).symlink_to(ROOT / part)
+        return folder
+
+    def without_site(folder: Path) -> dict[str, str]:
+        return {"PYTHONPATH": os.pathsep.join((str(others), str(folder))), "-S": ""}
 
     others = tmp_path_factory.mktemp("others")
     for package in Path(torch.__file__).parents[1].iterdir():
         if "pyflash" not in package.name:
             (others / package.name).symlink_to(package)
+    installed, on_the_path, left_over = map(checkout, ("installed", "checkout", "left"))
+    leave_metadata(installed, "pyflash-1.dist-info", "METADATA")
+    leave_metadata(left_over, "pyflash.egg-info", "PKG-INFO")
+    switched_off = {**without_site(installed), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     return {
-        "installed": {"PYTHONPATH": installed},
-        "switched off": {"PYTHONPATH": installed, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        "on the path": {"PYTHONPATH": os.pathsep.join((str(others), str(ROOT))), "-S": ""},
+        "installed": (installed, without_site(installed)),
+        "switched off": (installed, switched_off),
+        "on the path": (on_the_path, without_site(on_the_path)),
+        "left over": (left_over, without_site(left_over)),
     }
 
 
@@ -73,11 +88,13 @@ IN_ORDER = """if True:
 
 
 @pytest.mark.parametrize("first", ["torch", "torch.nn"])
-@pytest.mark.parametrize("way", ["installed", "switched off", "on the path"])
+@pytest.mark.parametrize("way", ["installed", "switched off", "on the path", "left over"])
 def test_pyflash_and_then_torch(environments, way, first):
     """The op with its gradients; torch is imported early only where it would call nothing."""
-    printed = run_python(IN_ORDER.format(torch=first), **environments[way])
-    assert printed == f"{way != 'installed'} True\ntorch.Size([1, 2, 2, 8]) True\n"
+    folder, variables = environments[way]
+    printed = run_python(IN_ORDER.format(torch=first), folder, **variables)
+    by_torch = way in ("installed", "left over")
+    assert printed == f"{not by_torch} True\ntorch.Size([1, 2, 2, 8]) True\n"
 
 
 def test_torch_and_then_pyflash(environments):
@@ -88,7 +105,8 @@ def test_torch_and_then_pyflash(environments):
         import pyflash
         print(torch.ops.pyflash.fwd)
     """
-    printed = run_python(code, **environments["installed"])
+    folder, variables = environments["installed"]
+    printed = run_python(code, folder, **variables)
     assert printed == "['pyflash_autoload']\npyflash.fwd\n"
 
 

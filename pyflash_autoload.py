@@ -1,7 +1,8 @@
 """The entry point of the group torch.backends, which torch calls at the end of its own import.
 
-It is installed as a package of its own, pyflash_autoload: a process that imports torch and never
-pyflash imports this file alone.
+It is a module of its own: a process that imports torch and never pyflash imports this file alone.
+NOTE: it stays beside pyflash/ in a checkout. Where pip has left pyflash.egg-info there and the
+checkout is on the path, torch finds the entry point, and `import torch` fails if it names nothing.
 """
 
 import sys
