@@ -214,9 +214,10 @@ def test_a_config_that_does_not_compile_is_named_and_the_rest_linked_if_asked(
 
     def emit_row(config, features):
         error = "#error no such tile\n" if config == OTHER else ""
+        row = f"row_of_{emit.file_stem(config)}(BuiltFor const&)"
         return f"""{error}#include "cute_kernels/row.h"
             namespace pyflash {{
-            ConfigMapRow<Forward> row_of_{emit.file_stem(config)}(BuiltFor const&) {{ return {{}}; }}
+            ConfigMapRow<Forward> {row} {{ return {{}}; }}
             }}"""
 
     monkeypatch.setattr(emit, "emit_config", emit_row)
