@@ -53,9 +53,9 @@ void* current_cuda_stream(int32_t device_index) {
 }
 
 void run(GpuSelection const& selection, ForwardParams const& params, void* stream) {
-  auto const& [row, library, cubins] = selection.kernel;
-  if (int const error = selection.kernel.run(params, stream); error != 0) {
-    fail("launching ", row->short_form, " failed: ", library->error_string(error));
+  Kernel<Forward> const& kernel = selection.choice.candidate.kernel;
+  if (int const error = kernel.run(params, stream); error != 0) {
+    fail("launching ", kernel.row->short_form, " failed: ", kernel.library->error_string(error));
   }
 }
 

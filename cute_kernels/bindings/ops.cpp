@@ -50,9 +50,11 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   ForwardParams& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
-  GpuSelection const selection = select_on_gpu(problem, current_gpu(device_index), named);
-  params.num_splits = selection.num_splits;
-  params.cluster = selection.cluster;
+  Gpu const gpu = current_gpu(device_index);
+  GpuSelection const selection =
+      named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
+  params.num_splits = selection.splits.number;
+  params.cluster = selection.splits.cluster;
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);
@@ -63,7 +65,8 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
 
 Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
   ForwardParams& params = problem.params;
-  CpuConfig const config = cpu_config(select_on_cpu(problem, named).config);
+  CpuConfig const config = cpu_config(named.empty() ? select_on_cpu(problem).config
+                                                    : named_on_cpu(problem, named).config);
   params.num_splits = params.cluster = 1;
   Outputs outputs = allocate_outputs(q, params);
   if (params.lse_strides.split > 0) {
@@ -188,10 +191,11 @@ struct Asked {
 void problem_class(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
   Asked const asked(arguments);
-  ForwardParams const params = asked.problem(arguments.take_options()).params;
-  ProblemSize const size = size_of(params);
+  Problem const problem = asked.problem(arguments.take_options());
+  ForwardParams const& params = problem.params;
+  ProblemSize const size = problem.size();
   put_results(stack, name(features_needed(params, params.d_head)), size.pairs, size.rows, size.keys,
-              std::string(name(kind_of(params))));
+              std::string(name(problem.kind())));
 }
 
 // The features that a problem needs of the kernel of the config that its options name.
@@ -225,9 +229,7 @@ void expect_time(StableIValue* stack, uint64_t, uint64_t) {
   Problem const problem = asked.problem(arguments.take_options());
   require(values.size() % kSet == 0, "costs has ", values.size(), " numbers: expected ", kSet,
           " for each set of costs");
-  int const num_splits = problem.num_splits > 0
-                             ? problem.num_splits
-                             : splits_by_rule(problem.params, shape, shape.ctas_per_sm, n_sms);
+  int const num_splits = splits_of(problem, shape, shape.ctas_per_sm, n_sms).number;
   std::vector<double> microseconds;
   for (size_t first = 0; first < values.size(); first += kSet) {
     Costs costs{};
@@ -248,15 +250,18 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
                 .n_sms = static_cast<int>(arguments.take<int64_t>())};
   Options const options = arguments.take_options();
   Problem const problem = asked.problem(options);
+  std::string_view const named = options.config;
   if (gpu.sm_arch == 0) {
-    CpuSelection const selection = select_on_cpu(problem, options.config);
+    CpuSelection const selection =
+        named.empty() ? select_on_cpu(problem) : named_on_cpu(problem, named);
     put_results(stack, short_form(any_config(selection.config)), int64_t(1),
                 std::string(selection.reason));
     return;
   }
-  GpuSelection const selection = select_on_gpu(problem, gpu, options.config);
-  put_results(stack, std::string(selection.kernel.row->short_form), int64_t(selection.num_splits),
-              selection.reason());
+  GpuSelection const selection =
+      named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
+  put_results(stack, std::string(selection.choice.candidate.kernel.row->short_form),
+              int64_t(selection.splits.number), selection.reason());
 }
 
 std::string forward_schema(std::string const& name, std::string const& packing) {

@@ -26,6 +26,11 @@ struct Sequences {
 
   PYFLASH_HOST_DEVICE constexpr bool is_packed() const { return starts != nullptr; }
 
+  // The blocks of so many rows that the longest sequence has.
+  PYFLASH_HOST_DEVICE constexpr int most_blocks(int n_rows) const {
+    return ceil_div(longest, n_rows);
+  }
+
   // The tensor's extents along rows and along batches.
   PYFLASH_HOST_DEVICE constexpr int tensor_rows() const { return is_packed() ? total : longest; }
   PYFLASH_HOST_DEVICE constexpr int tensor_batches(int batch) const {

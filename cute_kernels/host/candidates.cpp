@@ -3,22 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <utility>
 
 namespace pyflash {
 namespace {
-
-bool rank_before(Kernel<Forward> const& a, Kernel<Forward> const& b) {
-  return a.row->rank < b.row->rank;
-}
-
-bool can_run(ConfigMapRow<Forward> const& row, CandidatesKey const& key) {
-  if (row.dtype != key.dtype || row.d_head < key.d_head) {
-    return false;
-  }
-  ForwardFeatures const needed = in_config(key.features, key.d_head, row.d_head);
-  return key.sm_arch == 0 || (runs_on(row, key.sm_arch) && covers(row, needed));
-}
 
 // The table whose costs count: of the same architecture, that of the GPU with the nearest number of SMs.
 TunedTable const* table_of_costs(TunedTables const& tables, CandidatesKey const& key) {
@@ -33,13 +22,13 @@ TunedTable const* table_of_costs(TunedTables const& tables, CandidatesKey const&
   return nearest;
 }
 
-// `kernels`: all that are candidates.
-void look_up(std::vector<Kernel<Forward>> const& kernels, CandidatesKey const& key,
-             Candidates& candidates) {
-  auto const find = [&](ConfigOf<Forward> const& config) {
-    return std::find_if(kernels.begin(), kernels.end(), [&](Kernel<Forward> const& kernel) {
-      return kernel.row->config == config;
+void look_up(CandidatesKey const& key, Candidates& candidates) {
+  auto const& all = candidates.all;
+  auto const find = [&](ConfigOf<Forward> const& config) -> std::optional<size_t> {
+    auto const found = std::find_if(all.begin(), all.end(), [&](Candidate const& candidate) {
+      return candidate.kernel.row->config == config;
     });
+    return found == all.end() ? std::nullopt : std::optional<size_t>(found - all.begin());
   };
   candidates.tables = tuned_tables();
   for (TunedTable const& table : *candidates.tables) {
@@ -47,46 +36,53 @@ void look_up(std::vector<Kernel<Forward>> const& kernels, CandidatesKey const& k
       continue;
     }
     for (TunedChoice const& choice : table.choices) {
-      auto const kernel = find(choice.config);
+      auto const index = find(choice.config);
       if (choice.dtype == key.dtype && choice.d_head == key.d_head &&
-          choice.features == key.features && kernel != kernels.end()) {
-        candidates.choices.push_back({*kernel, &choice, &table});
+          choice.features == key.features && index) {
+        candidates.choices.push_back({*index, &choice, &table});
       }
     }
   }
   if (TunedTable const* const table = table_of_costs(*candidates.tables, key)) {
     for (TunedCosts const& row : table->costs) {
-      if (auto const kernel = find(row.config); kernel != kernels.end()) {
-        GridShape const shape = grid_shape(row.config, ctas_per_sm(*kernel->row, key.sm_arch));
-        candidates.priced.push_back({*kernel, row.kind, shape, row.costs, table});
+      if (auto const index = find(row.config)) {
+        GridShape const shape = grid_shape(row.config, all[*index].ctas_per_sm);
+        candidates.priced.push_back({*index, row.kind, shape, row.costs, table});
       }
     }
   }
 }
 
 Candidates find_candidates(CandidatesKey const& key) {
-  std::vector<Kernel<Forward>> kernels = all_kernels<Forward>();
-  std::erase_if(kernels, [&](Kernel<Forward> const& kernel) { return !can_run(*kernel.row, key); });
-  int d_head = std::numeric_limits<int>::max();
-  for (Kernel<Forward> const& kernel : kernels) {
-    d_head = std::min(d_head, kernel.row->d_head);
-  }
-  std::erase_if(kernels,
-                [=](Kernel<Forward> const& kernel) { return kernel.row->d_head != d_head; });
-  std::stable_sort(kernels.begin(), kernels.end(), rank_before);
-
   Candidates candidates;
-  candidates.count = static_cast<int>(kernels.size());
-  look_up(kernels, key, candidates);
-  for (Kernel<Forward> const& kernel : kernels) {
-    bool const is_shadowed = std::any_of(
-        candidates.kernels.begin(), candidates.kernels.end(), [&](Kernel<Forward> const& first) {
-          return first.row->refusal == nullptr && first.row->shape.B_r == kernel.row->shape.B_r;
-        });
-    if (!is_shadowed) {
-      candidates.kernels.push_back(kernel);
+  auto& all = candidates.all;
+  int d_head = std::numeric_limits<int>::max();
+  for (Kernel<Forward> const& kernel : all_kernels<Forward>()) {
+    ConfigMapRow<Forward> const& row = *kernel.row;
+    if (row.dtype != key.dtype || row.d_head < key.d_head) {
+      continue;
+    }
+    Fit const fit = fit_of(row, key);
+    if (fit.lack == Fit::Lack::kNothing) {
+      all.push_back({kernel, fit.ctas_per_sm});
+      d_head = std::min(d_head, row.d_head);
     }
   }
+  std::erase_if(all, [=](Candidate const& one) { return one.kernel.row->d_head != d_head; });
+  std::stable_sort(all.begin(), all.end(), [](Candidate const& a, Candidate const& b) {
+    return a.kernel.row->rank < b.kernel.row->rank;
+  });
+  for (size_t i = 0; i < all.size(); ++i) {
+    bool const is_shadowed =
+        std::any_of(candidates.by_rank.begin(), candidates.by_rank.end(), [&](size_t first) {
+          ConfigMapRow<Forward> const& row = *all[first].kernel.row;
+          return row.refusal == nullptr && row.shape.B_r == all[i].kernel.row->shape.B_r;
+        });
+    if (!is_shadowed) {
+      candidates.by_rank.push_back(i);
+    }
+  }
+  look_up(key, candidates);
   return candidates;
 }
 
@@ -103,6 +99,33 @@ ForwardFeatures in_config(ForwardFeatures features, int d_head, int d_head_of_co
   params.d_head = d_head;
   features.predicated_head_dim = features_needed(params, d_head_of_config).predicated_head_dim;
   return features;
+}
+
+Fit fit_of(ConfigMapRow<Forward> const& row, CandidatesKey const& key) {
+  ForwardFeatures const needed = in_config(key.features, key.d_head, row.d_head);
+  if (key.sm_arch == 0) {
+    return {Fit::Lack::kNothing, 0};
+  }
+  int const ctas = ctas_per_sm(row, key.sm_arch);
+  return {ctas == 0             ? Fit::Lack::kCodeForGpu
+          : covers(row, needed) ? Fit::Lack::kNothing
+                                : Fit::Lack::kFeatures,
+          ctas};
+}
+
+CostedChoice const* Candidates::find_known(CostedSize const& size) const {
+  auto const found = std::find_if(known_.begin(), known_.end(),
+                                  [&](CostedChoice const& one) { return one.size == size; });
+  return found == known_.end() ? nullptr : &*found;
+}
+
+void Candidates::keep(CostedChoice const& choice) const {
+  if (known_.size() < kMaxKnown) {
+    known_.push_back(choice);
+  } else {
+    known_[oldest_] = choice;
+    oldest_ = (oldest_ + 1) % kMaxKnown;
+  }
 }
 
 Candidates const& candidates_for(CandidatesKey const& key) {

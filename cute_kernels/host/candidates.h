@@ -10,14 +10,24 @@
 
 namespace pyflash {
 
-struct TunedKernel {
+struct Gpu {
+  int sm_arch;  // compute capability, major * 10 + minor; 0: the CPU, on which any config runs
+  int n_sms;
+};
+
+struct Candidate {
   Kernel<Forward> kernel;
+  int ctas_per_sm;  // that run at a time
+};
+
+struct TunedCandidate {
+  size_t index;  // among all candidates
   TunedChoice const* choice;
   TunedTable const* table;
 };
 
-struct PricedKernel {
-  Kernel<Forward> kernel;
+struct PricedCandidate {
+  size_t index;  // among all candidates
   ProblemKind kind;
   GridShape shape;
   Costs costs;
@@ -36,14 +46,13 @@ struct CostedSize {
 // The least that was expected for a problem that every candidate accepts.
 struct CostedChoice {
   CostedSize size;
-  PricedKernel const* kernel;  // nullptr: the costs do not decide
+  PricedCandidate const* candidate;  // nullptr: the costs do not decide
   double time;
 };
 
 // What a class of problems needs of a kernel of a config: `features`, and predicated_head_dim where features_needed says so.
 ForwardFeatures in_config(ForwardFeatures features, int d_head, int d_head_of_config);
 
-// sm_arch 0: the CPU, on which any config runs.
 struct CandidatesKey {
   DType dtype;
   int d_head;
@@ -55,22 +64,34 @@ struct CandidatesKey {
 };
 
 // The configs of the smallest d_head that is not below the one asked for and for which a built config runs on the device
-// and covers the features, in order of rank. Of several with the same B_r that accept any problem (no `refusal`), the
-// first stands for all in `kernels`, because rules look at nothing else.
+// and covers the features.
 struct Candidates {
-  int count = 0;
-  std::vector<Kernel<Forward>> kernels;
+  std::vector<Candidate> all;  // in order of rank
+  // Those that rules look at, which is nothing but their shape: of several with the same B_r that accept any problem (no
+  // `refusal`), the first stands for all.
+  std::vector<size_t> by_rank;
 
   // What tables say of any of them: choices in the order of precedence, and costs, all of one table.
   std::shared_ptr<TunedTables const> tables;  // which these point into
-  std::vector<TunedKernel> choices;
-  std::vector<PricedKernel> priced;
+  std::vector<TunedCandidate> choices;
+  std::vector<PricedCandidate> priced;
 
-  // The latest choices by costs, the oldest of which makes room: a model asks for few sizes again and again.
+  // Choices by costs are kept, the latest few: a model asks for few sizes again and again. nullptr: none is for that size.
+  CostedChoice const* find_known(CostedSize const& size) const;
+  void keep(CostedChoice const& choice) const;
+
+ private:
   static constexpr size_t kMaxKnown = 16;
-  mutable std::vector<CostedChoice> known;
-  mutable size_t oldest = 0;
+  mutable std::vector<CostedChoice> known_;
+  mutable size_t oldest_ = 0;  // makes room
 };
+
+// How a row of the key's dtype fits its problems and its GPU.
+struct Fit {
+  enum class Lack { kNothing, kCodeForGpu, kFeatures } lack;
+  int ctas_per_sm;  // that run at a time; 0 on the CPU
+};
+Fit fit_of(ConfigMapRow<Forward> const& row, CandidatesKey const& key);
 
 // Valid until this thread asks again.
 Candidates const& candidates_for(CandidatesKey const& key);

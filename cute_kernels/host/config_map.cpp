@@ -50,6 +50,17 @@ bool machine_code_runs(std::string_view target, int sm_arch) {
   return is_specific ? built == sm_arch : built / 10 == sm_arch / 10 && built % 10 <= sm_arch % 10;
 }
 
+bool has_code_for(RowOfAnyOp const& row, int sm_arch) {
+  for (std::string_view targets = row.sm_archs; !targets.empty();) {
+    size_t const length = std::min(targets.find(','), targets.size());
+    if (machine_code_runs(targets.substr(0, length), sm_arch)) {
+      return true;
+    }
+    targets.remove_prefix(std::min(length + 1, targets.size()));
+  }
+  return row.ptx_arch != 0 && row.ptx_arch <= sm_arch;
+}
+
 }  // namespace
 
 ReadConfigMaps read_config_maps() {
@@ -83,28 +94,15 @@ uint64_t config_map_generation() { return generation.load(std::memory_order_acqu
 
 KernelLibrary const* any_kernel_library() { return read_config_maps().newest_library; }
 
-bool runs_on(RowOfAnyOp const& row, int sm_arch) {
-  for (ArchCtas const& known : row.ctas_per_sm) {
-    if (known.sm_arch == sm_arch && known.ctas == 0) {
-      return false;
-    }
-  }
-  for (std::string_view targets = row.sm_archs; !targets.empty();) {
-    size_t const length = std::min(targets.find(','), targets.size());
-    if (machine_code_runs(targets.substr(0, length), sm_arch)) {
-      return true;
-    }
-    targets.remove_prefix(std::min(length + 1, targets.size()));
-  }
-  return row.ptx_arch != 0 && row.ptx_arch <= sm_arch;
-}
-
 int ctas_per_sm(RowOfAnyOp const& row, int sm_arch) {
   int per_sm = 0;
   for (ArchCtas const& known : row.ctas_per_sm) {
     per_sm = known.sm_arch <= sm_arch ? known.ctas : per_sm;
+    if (known.sm_arch == sm_arch && known.ctas == 0) {
+      return 0;
+    }
   }
-  return std::max(per_sm, 1);
+  return has_code_for(row, sm_arch) ? std::max(per_sm, 1) : 0;
 }
 
 std::string config_map_json() {

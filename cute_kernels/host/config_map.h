@@ -91,11 +91,9 @@ std::vector<Kernel<Op>> all_kernels() {
 // A loaded library, to ask about the GPU; nullptr: none is.
 KernelLibrary const* any_kernel_library();
 
-// Whether the row holds code for a device of compute capability sm_arch (major * 10 + minor): machine code of the same
-// major version and no newer minor one (code for "90a" runs on 90 alone), or PTX that is not newer; and whether the config is legal there.
-bool runs_on(RowOfAnyOp const& row, int sm_arch);
-
-// CTAs that run on an SM at a time. An architecture that the resource model does not know is taken for the next older one.
+// CTAs that run on an SM of compute capability sm_arch (major * 10 + minor) at a time; 0: the row has no code for it, or the
+// config is not legal there. Code is machine code of the same major version and no newer minor one (that for "90a" runs on 90
+// alone), or PTX that is not newer. An architecture that the resource model does not know is taken for the next older one.
 int ctas_per_sm(RowOfAnyOp const& row, int sm_arch);
 
 // Whether some built combination covers the features.
@@ -103,12 +101,6 @@ template <class Op>
 bool covers(ConfigMapRow<Op> const& row, typename Op::Features const& needed) {
   return std::any_of(row.features.begin(), row.features.end(),
                      [&](auto const& built) { return covers(built, needed); });
-}
-
-// Why the row's kernels cannot run a problem of features that they cover; nullptr: they can.
-template <class Op>
-char const* refusal(ConfigMapRow<Op> const& row, typename Op::Params const& params) {
-  return row.refusal ? row.refusal(row, params) : nullptr;
 }
 
 // Of every op: [{"config": "(FP16, ...", "features": ["plain", "right_window"], "sm_archs": [80, 90], "ptx_arch": 90, "n_threads": 128,

@@ -228,7 +228,7 @@ class QBlock {
 };
 
 int64_t n_row_blocks(ForwardParams const& params, CpuConfig const& config) {
-  return ceil_div(params.q_sequences().longest, config.B_r);
+  return params.q_sequences().most_blocks(config.B_r);
 }
 
 template <class Element>

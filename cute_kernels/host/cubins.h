@@ -43,6 +43,11 @@ struct Kernel {
   CubinRow<Op> const* cubins =
       nullptr;  // of which the row is; nullptr: all of it is in the library
 
+  // Why it cannot run a problem of features that it covers; nullptr: it can.
+  char const* refuses(typename Op::Params const& params) const {
+    return row->refusal ? row->refusal(*row, params) : nullptr;
+  }
+
   // Runs the op's phases, with the first combination of features that covers the problem. Returns a cudaError_t.
   int run(typename Op::Params const& params, void* stream) const;
 };

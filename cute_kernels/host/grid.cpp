@@ -44,7 +44,7 @@ class Tiles {
     int const group = shape.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
     warpgroup_queries_ = std::max(shape.B_r / shape.n_warpgroups / std::max(group, 1), 1);
     n_queries_ = warpgroup_queries_ * shape.n_warpgroups;
-    n_blocks_ = ceil_div(params.q_sequences().longest, n_queries_);
+    n_blocks_ = params.q_sequences().most_blocks(n_queries_);
   }
 
   int count() const { return n_blocks_; }  // of the longest sequence

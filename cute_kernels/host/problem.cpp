@@ -11,6 +11,7 @@ namespace pyflash {
 namespace {
 
 constexpr int kElementBytes = 2;
+constexpr int kFewRows = 64;
 
 void const* advance(void const* tensor, int64_t n_elements) {
   return static_cast<char const*>(tensor) + n_elements * kElementBytes;
@@ -29,6 +30,19 @@ void drop_keys_before_window(ForwardParams& params) {
 }
 
 }  // namespace
+
+ProblemSize Problem::size() const {
+  return {.pairs = int64_t(params.batch) * params.heads,
+          .rows = params.q_sequences().longest,
+          .keys = params.k_sequences().longest,
+          .packed = params.q_sequences().is_packed()};
+}
+
+ProblemKind Problem::kind() const {
+  return params.q_sequences().longest <= kFewRows ? ProblemKind::kFew : ProblemKind::kMany;
+}
+
+char const* name(ProblemKind kind) { return kind == ProblemKind::kFew ? "few" : "many"; }
 
 Mask mask_of(Options const& options, Sequences const& q, Sequences const& k) {
   int64_t const left = options.window_left, right = options.causal ? 0 : options.window_right;

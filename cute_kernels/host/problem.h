@@ -13,10 +13,26 @@ namespace pyflash {
 // Of batches, rows, heads, and of batches times heads: sums of two extents and a window are ints.
 inline constexpr int64_t kMaxExtent = int64_t(1) << 29;
 
+// What tuned tables tell problems apart by.
+struct ProblemSize {
+  int64_t pairs;  // of batch and head
+  int64_t rows;   // seqlen_q
+  int64_t keys;   // seqlen_k
+  bool packed;
+};
+
+// kFew: at most 64 rows, as in decoding, where nothing is read twice.
+enum class ProblemKind { kMany, kFew };
+char const* name(ProblemKind kind);  // "many", "few"
+
 struct Problem {
   DType dtype;
   int num_splits;        // as asked for; 0: selection chooses
   ForwardParams params;  // but for the outputs and num_splits
+
+  // As kernels see it, after simplify_one_query.
+  ProblemSize size() const;
+  ProblemKind kind() const;
 };
 
 // The mask of the options for these sequences. What cuts nothing of them is left out.

@@ -71,12 +71,40 @@ int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
   return int64_t((ctas_per_sm == 1 ? kAlone : kPaired)[cluster - 1]) * n_sms / kSms;
 }
 
-int count_key_blocks(ForwardParams const& params, int B_r, int B_c) {
-  int const n_rows = std::min(B_r, params.q_sequences().longest);
-  int64_t const in_window = ceil_div(params.mask().most_keys(n_rows), B_c);
-  int64_t const all_blocks = ceil_div(params.k_sequences().longest, B_c);
-  // A window that starts inside of a block reaches into one more.
-  return static_cast<int>(std::min(all_blocks, in_window + 1));
+Tiling tiling_of(ForwardParams const& params, TileShape const& shape) {
+  Sequences const q = params.q_sequences();
+  int const group = shape.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
+  int const n_heads = shape.packs_heads ? params.heads_kv : params.heads;
+  int const n_queries = std::max(shape.B_r / std::max(group, 1), 1);
+  int64_t const n_row_blocks = q.most_blocks(n_queries);
+  int64_t const in_mask = params.mask().most_blocks(std::min(shape.B_r, q.longest), shape.B_c);
+  int64_t const all = params.k_sequences().most_blocks(shape.B_c);
+  return {.n_row_blocks = n_row_blocks,
+          .n_ctas = n_row_blocks * n_heads * params.batch,
+          .n_key_blocks = static_cast<int>(std::min(all, in_mask))};
+}
+
+Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
+                 int measured) {
+  ForwardParams const& params = problem.params;
+  Tiling const tiling = tiling_of(params, shape);
+  int64_t const n_slots = int64_t(n_sms) * ctas_per_sm;
+  int number = problem.num_splits > 0 ? problem.num_splits : measured;
+  if (number == 0) {
+    Sequences const q = params.q_sequences();
+    int64_t const n_rows = int64_t(q.tensor_rows()) * q.tensor_batches(params.batch) * params.heads;
+    number = choose_num_splits({.n_ctas = tiling.n_ctas,
+                                .n_row_blocks = tiling.n_row_blocks,
+                                .n_slots = n_slots,
+                                .n_key_blocks = tiling.n_key_blocks,
+                                .n_outputs = n_rows * params.d_head,
+                                .B_c = shape.B_c,
+                                .n_sms = n_sms,
+                                .max_cluster = shape.max_cluster});
+  }
+  return {.tiling = tiling,
+          .number = number,
+          .cluster = cluster_of(number, shape.max_cluster, tiling.n_ctas, n_slots)};
 }
 
 int choose_num_splits(SplitProblem const& problem) {

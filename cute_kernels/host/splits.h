@@ -20,12 +20,30 @@
 // v 17.2 with 6 splits, 18.5 with 8, 23.2 with 16; 40 heads 31.0 with 3, 35.8 with 4, 52.8 without; 160 heads 102.6 with 3, 131.8.
 #pragma once
 
-#include "cute_kernels/params.h"
+#include "cute_kernels/forward.h"
+#include "cute_kernels/host/problem.h"
 
 namespace pyflash {
 
-// Blocks of keys that a Q block attends, at most.
-int count_key_blocks(ForwardParams const& params, int B_r, int B_c);
+// How a problem is cut by a config, in one pass.
+struct Tiling {
+  int64_t n_row_blocks;  // of the longest sequence: Q blocks of a head, or of a group of them
+  int64_t n_ctas;        // one for each row block, head, or group of them, and batch
+  int n_key_blocks;      // that a Q block attends, at most
+};
+
+Tiling tiling_of(ForwardParams const& params, TileShape const& shape);
+
+struct Splits {
+  Tiling tiling;
+  int number;
+  int cluster;  // of the CTAs that share a tile, a split each: `number`, or 1
+};
+
+// For a config of which so many CTAs run on an SM at a time: the number that the problem asks for, else the measured one if it
+// is not 0, else the one of least cost.
+Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
+                 int measured = 0);
 
 struct SplitProblem {
   int64_t n_ctas;        // of one pass

@@ -16,8 +16,6 @@
 namespace pyflash {
 namespace {
 
-constexpr int kFewRows = 64;
-
 std::mutex tables_mutex;
 std::shared_ptr<TunedTables const> tables = std::make_shared<TunedTables const>();
 std::atomic<uint64_t> generation = 1;
@@ -119,19 +117,6 @@ TunedTables read_tables(std::string_view text) {
 }
 
 }  // namespace
-
-ProblemSize size_of(ForwardParams const& params) {
-  return {.pairs = int64_t(params.batch) * params.heads,
-          .rows = params.q_sequences().longest,
-          .keys = params.k_sequences().longest,
-          .packed = params.q_sequences().is_packed()};
-}
-
-ProblemKind kind_of(ForwardParams const& params) {
-  return params.q_sequences().longest <= kFewRows ? ProblemKind::kFew : ProblemKind::kMany;
-}
-
-char const* name(ProblemKind kind) { return kind == ProblemKind::kFew ? "few" : "many"; }
 
 int64_t set_tuned_tables(std::string_view text) {
   auto read = std::make_shared<TunedTables const>(read_tables(text));

@@ -20,16 +20,6 @@
 
 namespace pyflash {
 
-// A problem as kernels see it, after simplify_one_query.
-struct ProblemSize {
-  int64_t pairs;  // of batch and head
-  int64_t rows;   // seqlen_q
-  int64_t keys;   // seqlen_k
-  bool packed;
-};
-
-ProblemSize size_of(ForwardParams const& params);
-
 struct Range {
   int64_t first;
   int64_t last;
@@ -53,12 +43,6 @@ struct TunedChoice {
            packed == size.packed;
   }
 };
-
-// kFew: at most 64 rows, as in decoding, where nothing is read twice.
-enum class ProblemKind { kMany, kFew };
-
-ProblemKind kind_of(ForwardParams const& params);
-char const* name(ProblemKind kind);  // "many", "few"
 
 struct TunedCosts {
   ConfigOf<Forward> config;

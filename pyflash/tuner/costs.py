@@ -195,7 +195,7 @@ def _judge(audits: list[Record], sm: int, n_sms: int) -> dict[str, dict[str, Any
 def ratio_of_choice(record: Record, problem: Problem, fits: Fits, sm: int, n_sms: int) -> float:
     """The time of the config that these costs choose over that of the best, all with their splits
     of then; that of what was selected where they do not decide. As least_expected in
-    cute_kernels/host/least_expected.cpp."""
+    cute_kernels/host/rules.cpp."""
     kind = class_of(problem).kind
     expected = {}
     for config in competing(record):

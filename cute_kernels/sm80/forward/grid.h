@@ -9,7 +9,7 @@ namespace pyflash::sm80 {
 
 // One CTA per (Q block, split, head, batch), all in grid.x: no limit of 65535 on heads or batches.
 inline int64_t n_ctas(ForwardParams const& params, int block_rows) {
-  int64_t const n_m_blocks = ceil_div(params.q_sequences().longest, block_rows);
+  int64_t const n_m_blocks = params.q_sequences().most_blocks(block_rows);
   return n_m_blocks * params.num_splits * params.heads * params.batch;
 }
 
