@@ -191,6 +191,8 @@ WITHOUT_NAMES = (
     "cute_kernels/native/*",
     "cute_kernels/host/checks.*",
     "cute_kernels/host/extents.*",
+    "cute_kernels/host/contenders.*",
+    "cute_kernels/host/rules.*",
     "cute_kernels/host/select.*",
     "cute_kernels/host/tensor_view.*",
 )
