@@ -15,7 +15,7 @@ from pyflash.op.reference import expect
 N, HEADS, D_HEAD = 100, 2, 64
 # What the CPU's loop has of a config; q decides the others of these.
 SETS = {"B_r", "B_c", "optimized_softmax", "dtype", "d_head"}
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs/guides/attention.md"
 
 
 def is_legal(config: KernelConfig) -> bool:
@@ -110,8 +110,8 @@ def test_it_sets_blocks_and_softmax_and_nothing_else(family):
 
 @pytest.mark.parametrize(
     "text",
-    [pyflash.attention.__doc__, pyflash.attention_varlen.__doc__, README.read_text()],
-    ids=["attention", "attention_varlen", "README"],
+    [pyflash.attention.__doc__, pyflash.attention_varlen.__doc__, GUIDE.read_text()],
+    ids=["attention", "attention_varlen", "guide"],
 )
 def test_users_are_told_what_holds_where(text):
     words = " ".join(text.replace("`", "").split())
