@@ -16,7 +16,7 @@ struct Access {
 };
 
 struct Finding {
-  char const* kind;    // as documented in docs/emulator.md
+  char const* kind;    // as documented in docs/concepts/emulator-findings.md
   std::string memory;  // "shared", or the name of a global tensor; empty where none is concerned
   int64_t offset = 0;  // bytes from the start of that memory, of the first example
   int bytes = 0;

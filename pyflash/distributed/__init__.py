@@ -1,5 +1,5 @@
 """Attention of sequences that are longer than one GPU, on torch.distributed. See
-docs/distributed.md.
+docs/guides/distributed.md.
 
     from pyflash import distributed
 

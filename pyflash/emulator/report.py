@@ -1,6 +1,6 @@
 """What a kernel did on the emulator: as values, as JSON, and as the text that a table makes of it.
 
-docs/emulator.md says what each number and each kind of finding means.
+docs/concepts/emulator.md says what each number and each kind of finding means.
 """
 
 from __future__ import annotations

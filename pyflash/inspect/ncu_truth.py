@@ -1,4 +1,6 @@
-"""The emulator's predictions beside Nsight Compute's counters, for the table in docs/emulator.md.
+"""The emulator's predictions beside Nsight Compute's counters.
+
+It makes the tables of docs/experiments/2026-11-emulator-and-ncu.md.
 
     python -m pyflash.inspect.ncu_truth predict FOLDER --family sm90_forward  # needs g++ and nvcc
     python -m pyflash.inspect.ncu_truth measure FOLDER                        # needs a GPU and ncu

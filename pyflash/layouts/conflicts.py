@@ -5,7 +5,8 @@
 Shared memory has 32 banks of 4 bytes. Of the lanes of a warp, 32 that access 4 bytes each are
 served together, 16 of 8 bytes, 8 of 16; an ldmatrix matrix by matrix, 8 rows of 16 bytes each.
 Those served together take a pass, a wavefront, for each different word of the busiest bank. It is
-the model of the emulator, which Nsight Compute agrees with (docs/emulator.md).
+the model of the emulator, which Nsight Compute agrees with:
+docs/experiments/2026-11-emulator-and-ncu.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ SECONDS_PER_SAMPLE = 1e-3
 _MOST_CALLS = 200  # of a sample, which a CUDA graph holds
 _HOST_BOUND = 60e-6  # calls that take less may take the host longer than the GPU
 # Until the GPU draws all the power that it may, and its clocks have come down: a pause of 50 ms is
-# enough for them to be up again. Which config is faster differs, by up to 5 % (docs/tuning.md).
+# enough for them to be up again. Which config is faster differs:
+# docs/experiments/2026-11-tuning.md.
 _SECONDS_OF_WARMUP = 0.15
 # Over the fastest. Beside kernels that take longer, which one is the fastest differs by up to 5 %.
 _NEAR = 1.3

@@ -60,7 +60,8 @@ HEAD_DIMS = _of_each_dtype(
 
 SETTLED = {"stages": (1, 2, 3)}
 
-# At long sequences without a mask: docs/hopper.md, and h200-tune.jsonl in docs/data.
+# At long sequences without a mask: docs/experiments/2026-11-sm90-forward.md, and h200-tune.jsonl
+# in docs/data.
 SLOWDOWNS = {
     "overlap": {False: 1.04},
     "pingpong": {False: 1.04},
