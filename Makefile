@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | bench | figures | torch-versions | lint | format | clean
+# make demo | test | gpu-test | bench | figures | docs | torch-versions | lint | format | clean
 #
 # Needs Python >= 3.10 with venv, g++ and make; the rest is installed into .venv. TORCH is what pip is
 # told to install: a machine without a GPU is served better, and much sooner, by a CPU build:
@@ -10,13 +10,14 @@ BIN := .venv/bin
 # The CUDA compiler comes from PyPI where there is none.
 CUDA := $(if $(shell command -v nvcc 2>/dev/null),,cuda)
 EXTRAS := test lint inspect plot $(CUDA)
+PIPELINE := (FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold
 CPP = $(shell find cute_kernels -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
 empty :=
 comma := ,
 space := $(empty) $(empty)
 
-.PHONY: demo test gpu-test bench figures torch-versions lint format build clean
+.PHONY: demo test gpu-test bench figures docs torch-versions lint format build clean
 
 demo: build
 	$(BIN)/pyflash demo
@@ -39,6 +40,13 @@ figures: build
 	$(BIN)/pyflash bench --seqlen 512,1k,2k,4k,8k,16k --d-head 64,128 --mask full,causal \
 		--backend flash,cudnn --out build/speed.jsonl --plot docs/pictures/speed.svg \
 		--roofline docs/pictures/roofline.svg --format markdown --over "PyTorch cudnn"
+
+# The site in build/site: open index.html. The picture of a pipeline is drawn anew.
+docs: build
+	$(BIN)/python -m pip install -q -e ".[docs]"
+	$(BIN)/pyflash emulate "$(PIPELINE)" --seqlen-q 256 --seqlen-k 512 --heads 1 --resident-ctas 1 \
+		--timeline docs/pictures/sm90_timeline.svg > build/timeline.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f docs/site/mkdocs.yml
 
 torch-versions: build
 	$(BIN)/python tests/support/torch_versions.py

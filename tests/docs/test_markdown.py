@@ -170,6 +170,15 @@ def test_every_page_of_docs_is_reached_from_the_readme():
 TEXT = (".py", ".h", ".cuh", ".cu", ".cpp", ".toml", ".in", ".yml", "Makefile")
 
 
+def test_every_page_of_docs_is_in_the_site():
+    site = (ROOT / "docs/site/mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = re.findall(r"- ([\w/.-]+\.md)$", site, re.M)
+    made = {name for name in named if name.startswith("reference/")}  # by docs/site/hooks.py
+    pages = {str(path.relative_to("docs")) for path in FILES if path.parts[0] == "docs"}
+    assert sorted(set(named) - made) == sorted(pages)
+    assert len(named) == len(set(named))
+
+
 def test_docs_that_code_names_exist():
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False

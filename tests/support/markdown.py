@@ -1,8 +1,8 @@
 """The repository's Markdown: its prose, links, anchors and blocks of code.
 
 A comment on the line before a block says how the block is tested: `<!-- test: gpu -->` runs it on
-a GPU, `<!-- test: shown -->` only parses it, because it needs what no test has. Without one a block
-of Python runs on the CPU, after those above it.
+a GPU, `<!-- test: shown -->` only parses it, because it needs a process group or a run's records.
+Without one a block of Python runs on the CPU, after those above it.
 """
 
 from __future__ import annotations
@@ -109,22 +109,22 @@ def lines_too_long(path: Path) -> list[int]:
     return [i for i, line in enumerate(lines, 1) if len(line) > 120 and not line.startswith("|")]
 
 
-def session(path: Path, mark: str = "") -> str:
-    """The Python of the file's blocks with this mark, each line where it is in the file."""
+def session(path: Path, gpu: bool = False) -> str:
+    """The Python that runs on the CPU, or on a GPU, each line where it is in the file."""
     lines = [""] * len((ROOT / path).read_text().splitlines())
     for block in blocks_of(path):
-        if block.language == "python" and block.mark == mark:
+        if block.language == "python" and block.mark in ("", "gpu" if gpu else ""):
             text = block.text.splitlines()
             lines[block.line : block.line + len(text)] = text
     return "\n".join(lines)
 
 
-def run_python(source: str, path: Path) -> subprocess.CompletedProcess:
+def run_python(source: str, path: Path, folder: Path = ROOT) -> subprocess.CompletedProcess:
     """In a process of its own, whose tracebacks name the lines of the file."""
     program = f"exec(compile({source!r}, {str(path)!r}, 'exec'), {{'__name__': '__main__'}})"
     return subprocess.run(
         [sys.executable, "-c", program],
-        cwd=ROOT,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
