@@ -82,7 +82,7 @@ def test_help_imports_neither_torch_nor_a_compiler():
     for name in ("torch", "numpy", "rich.console", "rich.markdown", "matplotlib", "pygments",
                  "networkx", "pyflash.codegen.build", "pyflash.op.library"):  # fmt: skip
         assert name not in imported
-    assert len(imported) < 250
+    assert len(imported) < 275
 
 
 def test_no_command_imports_torch_before_it_runs():
