@@ -1,7 +1,15 @@
-"""python -m codegen: lists, emits and builds configs."""
+"""python -m codegen: `pyflash build` that puts what it builds into a checkout's pyflash/lib."""
 
 import sys
 
-from pyflash.codegen.cli import main
+import typer
 
-sys.exit(main(prog="python -m codegen"))
+from pyflash.codegen.compilation import ROOT
+from pyflash.codegen.kernel_libraries import LIB_DIR
+from pyflash.commands.build import app
+
+# An --out of the command line comes after this one, and counts.
+OUT = ["--out", str(LIB_DIR)] if (ROOT / "pyproject.toml").exists() else []
+
+if __name__ == "__main__":
+    typer.main.get_command(app).main([*OUT, *sys.argv[1:]], prog_name="python -m codegen")

@@ -7,18 +7,26 @@ from typing import Annotated
 import typer
 
 from pyflash.bench.cli import app as bench_app
-from pyflash.commands import cache, configs, info, run
+from pyflash.commands import build, cache, configs, info, run
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
 from pyflash.installation import VERSION
 from pyflash.tuner.cli import app as tune_app
-from pyflash.ui.app import new_app
+from pyflash.ui.app import EXIT_STATUSES, new_app
 
-app = new_app()
+app = new_app(add_completion=True, epilog=EXIT_STATUSES)
 # In the order of help: from a config to its speed, then the looks inside.
 for room in (
-    run.app, configs.app, tune_app, bench_app, inspect_app, compare_app, cache.app, info.app
-):  # fmt: skip
+    run.app,
+    build.app,
+    configs.app,
+    tune_app,
+    bench_app,
+    inspect_app,
+    compare_app,
+    cache.app,
+    info.app,
+):
     app.add_typer(room)
 
 
@@ -31,7 +39,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Shows the version."
+        ),
     ] = False,
 ) -> None:
     """FlashAttention kernels whose configuration is a value."""

@@ -15,6 +15,10 @@ from pyflash.ui.app import (
     HtmlOption,
     JsonOption,
     check_writable,
+    completed_from,
+    examples,
+    known_configs,
+    known_sets,
     new_app,
     print_json,
     show,
@@ -30,41 +34,73 @@ FORMATS = ("table", "json", "csv", "cutlass", "markdown")
 _OF_HOST = ("host", "samples", "device", "out", "form")
 
 
-@app.command("bench")
+@app.command(
+    "bench",
+    epilog=examples(
+        "pyflash bench --seqlen 512,4k --mask full,causal --backend flash,cudnn",
+        'pyflash bench "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --out records.jsonl',
+        "pyflash bench --read records.jsonl --plot speed.svg --format markdown",
+    ),
+)
 def bench_command(
     ctx: typer.Context,
     configs: Annotated[
-        list[str] | None, typer.Argument(help="Short forms; the selected config by default.")
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG",
+            autocompletion=known_configs,
+            help="Short forms; the selected config by default.",
+        ),
     ] = None,
-    set_name: Annotated[str | None, typer.Option("--set", help="A named set instead.")] = None,
+    set_name: Annotated[
+        str | None,
+        typer.Option(
+            "--set", metavar="NAME", autocompletion=known_sets, help="A named set instead."
+        ),
+    ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME,NAME",
             help="Of flash, cudnn, efficient, math, flex, flash_attn_2, flash_attn_3, xformers, "
-            "flashinfer, or none; those that are importable by default."
+            "flashinfer, or none; those that are importable by default.",
         ),
     ] = None,
     passes: Annotated[
-        str, typer.Option("--pass", help="Of forward, backward, both.")
+        str,
+        typer.Option("--pass", metavar="PASS,PASS", help="Of forward, backward, both."),
     ] = FORWARD.name,
     decode: Annotated[bool, typer.Option("--decode", help="One query; lengths are keys.")] = False,
     seqlen: Annotated[
-        str | None, typer.Option(help="Of q and k, such as 512,1k. 4k by default, 512 on the CPU.")
+        str | None,
+        typer.Option(
+            metavar="N,N", help="Of q and k, such as 512,1k. 4k by default, 512 on the CPU."
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="batch is tokens / seqlen. 16384 by default, 512 on the CPU."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="batch is tokens / seqlen. 16384 by default, 512 on the CPU.",
+        ),
     ] = None,
-    d_head: Annotated[str, typer.Option(help="Such as 64,128.")] = "128",
+    d_head: Annotated[
+        str, typer.Option(metavar="N,N", help="Head dimensions, such as 64,128.")
+    ] = "128",
     heads: Annotated[
-        int | None, typer.Option(min=1, help="2048 / d_head by default, 256 / d_head on the CPU.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="2048 / d_head by default, 256 / d_head on the CPU."),
     ] = None,
     heads_kv: HeadsKv = None,
     mask: Annotated[
-        str, typer.Option(help="Of full and causal, whose FLOPs are counted halved.")
+        str,
+        typer.Option(
+            metavar="MASK,MASK", help="Of full and causal, whose FLOPs are counted halved."
+        ),
     ] = "full",
     dtype: Dtype = "bf16",
-    samples: Annotated[int, typer.Option(min=2, help="Of each contender.")] = 25,
+    samples: Annotated[int, typer.Option(metavar="N", min=2, help="Of each contender.")] = 25,
     device: Device = None,
     host: Annotated[
         bool, typer.Option("--host", help="Host time per call of a tiny problem instead.")
@@ -72,20 +108,34 @@ def bench_command(
     read: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="Shows the records of a file instead of measuring: those that the other options "
-            "name, or all."
+            "name, or all.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON lines: records are appended.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="The records as CSV.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="TFLOP/s by length: .png or .svg.")] = None,
-    roofline: Annotated[Path | None, typer.Option(help="A roofline: .png or .svg.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON lines: records are appended.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="The records as CSV.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TFLOP/s by length: .png or .svg.")
+    ] = None,
+    roofline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A roofline: .png or .svg.")
+    ] = None,
     html: HtmlOption = None,
     form: Annotated[
-        str, typer.Option("--format", help=f"On stdout: {', '.join(FORMATS)}.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            autocompletion=completed_from(FORMATS),
+            help=f"On stdout: {', '.join(FORMATS)}.",
+        ),
     ] = "table",
     over: Annotated[
-        str, typer.Option(help="Whose speed --format markdown divides by.")
+        str,
+        typer.Option(metavar="CONTENDER", help="Whose speed --format markdown divides by."),
     ] = "PyTorch flash",
 ) -> None:
     """Times pyflash beside every attention that is importable.
@@ -132,16 +182,25 @@ def bench_command(
     typer.echo(_as_text(found, form, over), nl=False)
 
 
-@app.command("ladder")
+@app.command(
+    "ladder",
+    epilog=examples(
+        "pyflash ladder --seqlen 4096",
+        "pyflash ladder --arch sm_90 --part compiled --html ladder.html",
+    ),
+)
 def ladder_command(
-    seqlen: Annotated[int, typer.Option(min=1, help="Of q and k.")] = 4096,
-    batch: Annotated[int, typer.Option(min=1)] = 4,
-    heads: Annotated[int, typer.Option(min=1)] = 16,
+    seqlen: Annotated[int, typer.Option(metavar="N", min=1, help="Of q and k.")] = 4096,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences.")] = 4,
+    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Of q, k and v.")] = 16,
     dtype: Dtype = "fp16",
-    samples: Annotated[int, typer.Option(min=2, help="Of each step.")] = 25,
+    samples: Annotated[int, typer.Option(metavar="N", min=2, help="Of each step.")] = 25,
     arch: ArchOption = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="speed, compiled or traffic; all by default.")
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="speed, compiled or traffic; may be repeated; all by default."
+        ),
     ] = None,
     html: HtmlOption = None,
     json: JsonOption = False,

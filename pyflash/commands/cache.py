@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.ui.app import JsonOption, new_app, print_json, show
+from pyflash.ui.app import JsonOption, examples, new_app, print_json, show
 
 if TYPE_CHECKING:
     from pyflash.codegen.cache import Entry
@@ -22,20 +22,34 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SPANS = {"s": 1.0, "h": 3600.0, "d": _DAY, "w": 7 * _DAY}
 
 
-@app.command("cache")
+@app.command(
+    "cache",
+    epilog=examples(
+        "pyflash cache",
+        "pyflash cache --prune --older-than 30d --dry-run",
+        "pyflash cache --prune --kind objects --keep 2G",
+    ),
+)
 def cache_command(
     prune: Annotated[bool, typer.Option("--prune", help="Removes what the options name.")] = False,
     older_than: Annotated[
-        str | None, typer.Option(help="Prune what was not used for this long: 12h, 30d, 8w.")
+        str | None,
+        typer.Option(metavar="AGE", help="Prune what was not used for this long: 12h, 30d, 8w."),
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(help="Prune the least recently used beyond this size: 500M, 2G.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Prune the least recently used beyond this size: 500M, 2G.",
+        ),
     ] = None,
     bad: Annotated[bool, typer.Option("--bad", help="Prune what is damaged.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Prune all of it.")] = False,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only such as objects, kernels, jit, emulated; may be repeated."),
+        typer.Option(
+            metavar="KIND", help="Only such as objects, kernels, jit, emulated; may be repeated."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tells, removes nothing.")] = False,
     entries: Annotated[bool, typer.Option("--entries", help="Every entry, not sums.")] = False,

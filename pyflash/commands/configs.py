@@ -12,6 +12,9 @@ from pyflash.ui.app import (
     HtmlOption,
     JsonOption,
     check_writable,
+    completed_from,
+    examples,
+    known_archs,
     new_app,
     print_json,
     show,
@@ -19,14 +22,32 @@ from pyflash.ui.app import (
 )
 
 app = new_app()
+_FORM = "FIELD=VALUE,VALUE"
 _FAMILIES = " or ".join([f"{FAMILIES[0]} (default)", *map(str, FAMILIES[1:])])
 
 
-@app.command("config")
+def _words() -> list[str]:
+    """What a space begins with: a family, and the fields of all."""
+    fields = (name for family in FAMILIES for name in family.config_type.field_types())
+    return [*map(str, FAMILIES), *(f"{name}=" for name in dict.fromkeys(fields))]
+
+
+@app.command(
+    "config",
+    epilog=examples(
+        'pyflash config "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"',
+        'pyflash config "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --html config.html',
+    ),
+)
 def config_command(
     config: ConfigArgument,
     arch: Annotated[
-        list[str] | None, typer.Option(help="May be repeated; every known one by default.")
+        list[str] | None,
+        typer.Option(
+            metavar="ARCH",
+            autocompletion=known_archs,
+            help="Such as sm_90; may be repeated; every known one by default.",
+        ),
     ] = None,
     html: HtmlOption = None,
     json: JsonOption = False,
@@ -52,25 +73,36 @@ def config_command(
     raise typer.Exit(0 if sheet.is_legal else 1)
 
 
-@app.command("space")
+@app.command(
+    "space",
+    epilog=examples(
+        "pyflash space d_head=128 B_r=64,128 B_c=64 n_warps=4 swizzled=true --arch sm_86",
+        "pyflash space sm90_forward dtype=BF16 d_head=128 --list",
+    ),
+)
 def space_command(
     values: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"{_FAMILIES}, then FIELD=VALUE,VALUE for those that are not to take every "
-            "explored value."
+            metavar=f"[FAMILY] {_FORM}",
+            autocompletion=completed_from(_words),
+            help=f"{_FAMILIES}, then {_FORM} for those that are not to take every explored value.",
         ),
     ] = None,
-    arch: Annotated[str, typer.Option(help="For which configs have to be legal.")] = "sm_90",
+    arch: Annotated[
+        str,
+        typer.Option(
+            metavar="ARCH",
+            autocompletion=known_archs,
+            help="For which configs have to be legal.",
+        ),
+    ] = "sm_90",
     list_configs: Annotated[
         bool, typer.Option("--list", help="The legal configs, one a line, and nothing else.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Tells how many configs are legal, and what refuses the others.
-
-    pyflash space dtype=FP16 d_head=128 B_r=64,128 B_c=64 n_warps=4 swizzled=true --arch sm_86
-    """
+    """Tells how many configs are legal, and what refuses the others."""
     from pyflash.config.space import parse_space
     from pyflash.inspect.sheet import SpaceSheet
 

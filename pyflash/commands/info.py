@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyflash.ui.app import ERRORS, JsonOption, new_app, one_line, print_json, show
+from pyflash.ui.app import ERRORS, JsonOption, examples, new_app, one_line, print_json, show
 
 app = new_app()
 
@@ -26,7 +26,13 @@ PACKAGES = (
 VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CUTLASS_PATH", "CXX", "KERNELS", "CUDA_VISIBLE_DEVICES")
 
 
-@app.command("info")
+@app.command(
+    "info",
+    epilog=examples(
+        "pyflash info",
+        "pyflash info --json",
+    ),
+)
 def info_command(json: JsonOption = False) -> None:
     """Versions, GPUs, what is built and loaded, what is missing."""
     found = facts()

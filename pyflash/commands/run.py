@@ -1,16 +1,24 @@
-"""`pyflash demo`, `build`, `select` and `emulate`."""
+"""`pyflash demo`, `select` and `emulate`."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.ui.app import ConfigArgument, JsonOption, console, new_app, print_json, show
+from pyflash.ui.app import (
+    ConfigArgument,
+    JsonOption,
+    completed_from,
+    console,
+    examples,
+    new_app,
+    print_json,
+    show,
+)
 from pyflash.ui.problems import (
     Batch,
     Device,
@@ -29,10 +37,23 @@ if TYPE_CHECKING:
 app = new_app()
 # The product of an element of Q with one of K: 2 ms for a tile of 64 x 64 at d_head 128.
 _SECONDS_PER_PRODUCT = 2e-3 / (64 * 64 * 128)
-DHead = Annotated[int | None, typer.Option(min=1, help="As the config by default.")]
+DHead = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Head dimension; as the config by default.")
+]
 
 
-@app.command("demo")
+def _orders() -> tuple[str, ...]:
+    from pyflash.emulator import ORDERS
+
+    return ORDERS
+
+
+@app.command(
+    "demo",
+    epilog=examples(
+        "pyflash demo",
+    ),
+)
 def demo_command() -> None:
     """Shows the way of one config from Python to results.
 
@@ -45,27 +66,23 @@ def demo_command() -> None:
 
 
 @app.command(
-    "build",
-    context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
+    "select",
+    epilog=examples(
+        "pyflash select --seqlen-q 4096 --causal",
+        "pyflash select --batch 8 --heads 32 --heads-kv 8 --seqlen-q 1 --seqlen-k 8192 --json",
+    ),
 )
-def build_command(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Compiles configs, or lists and emits them."""
-    from pyflash.codegen.cli import main
-
-    sys.exit(main(arguments or [], prog="pyflash build"))
-
-
-@app.command("select")
 @takes_attention_options
 def select_command(
     *,
     batch: Batch = 1,
     heads: Heads = 16,
     heads_kv: HeadsKv = None,
-    seqlen_q: Annotated[int, typer.Option(min=0)] = 4096,
-    seqlen_k: Annotated[int | None, typer.Option(min=0, help="As seqlen_q by default.")] = None,
-    d_head: Annotated[int, typer.Option(min=1)] = 128,
+    seqlen_q: Annotated[int, typer.Option(metavar="N", min=0, help="Queries.")] = 4096,
+    seqlen_k: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Keys; as queries by default.")
+    ] = None,
+    d_head: Annotated[int, typer.Option(metavar="N", min=1, help="Head dimension.")] = 128,
     dtype: Dtype = "bf16",
     packed: Annotated[
         bool, typer.Option("--packed", help="attention_varlen: batch sequences, longest lengths.")
@@ -99,7 +116,14 @@ def select_command(
     typer.echo(f"num_splits {selection.num_splits}; {selection.reason}")
 
 
-@app.command("emulate")
+@app.command(
+    "emulate",
+    epilog=examples(
+        'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"',
+        'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --causal --heads-kv 1',
+        'pyflash emulate "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --timeline timeline.svg',
+    ),
+)
 @takes_attention_options
 def emulate_command(
     config: ConfigArgument,
@@ -107,19 +131,29 @@ def emulate_command(
     batch: Batch = 1,
     heads: Heads = 2,
     heads_kv: HeadsKv = None,
-    seqlen_q: Annotated[int, typer.Option(min=0)] = 256,
-    seqlen_k: Annotated[int, typer.Option(min=0)] = 256,
+    seqlen_q: Annotated[int, typer.Option(metavar="N", min=0, help="Queries.")] = 256,
+    seqlen_k: Annotated[int, typer.Option(metavar="N", min=0, help="Keys.")] = 256,
     d_head: DHead = None,
-    num_splits: Annotated[int, typer.Option(help="CTAs that share the keys.")] = 1,
+    num_splits: Annotated[
+        int, typer.Option(metavar="N", min=1, help="CTAs that share the keys.")
+    ] = 1,
     order: Annotated[
-        str, typer.Option(help="Of warps and lanes: ascending, descending, random.")
+        str,
+        typer.Option(
+            metavar="ORDER",
+            autocompletion=completed_from(_orders),
+            help="Of warps and lanes: ascending, descending, random.",
+        ),
     ] = "ascending",
-    seed: Annotated[int, typer.Option(help="Of the inputs, and of the order 'random'.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the inputs, and of the order 'random'.")
+    ] = 0,
     resident_ctas: Annotated[
-        int, typer.Option(min=1, help="Of a persistent kernel, at most.")
+        int, typer.Option(metavar="N", min=1, help="Of a persistent kernel, at most.")
     ] = 132,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write an SM90 kernel's time line there, as SVG.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Writes an SM90 kernel's time line there, as SVG."),
     ] = None,
     json: JsonOption = False,
     **options: Any,

@@ -12,6 +12,8 @@ from pyflash.ui.app import (
     HtmlOption,
     JsonOption,
     check_writable,
+    examples,
+    known_configs,
     new_app,
     print_json,
     show,
@@ -28,11 +30,18 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-@app.command("compare")
+@app.command(
+    "compare",
+    epilog=examples(
+        "pyflash compare qk.gemm.csv pv.gemm.csv",
+        "pyflash compare *.csv --seqlen 4096 --d-head 128 --gpu H200 --html compare.html",
+        "pyflash compare --cutlass-profiler --seqlen 4096 --csv rows.csv",
+    ),
+)
 def compare_command(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="CSV files; with --cutlass-profiler, the program."),
+        typer.Argument(metavar="FILE", help="CSV files; with --cutlass-profiler, the program."),
     ] = None,
     cutlass_profiler: Annotated[
         bool,
@@ -42,20 +51,35 @@ def compare_command(
             "CUTLASS_PROFILER or on PATH, and without one by kernels of cutlass_library.",
         ),
     ] = False,
-    seqlen: Annotated[int | None, typer.Option(min=1, help="Of q, k and v.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="batch is tokens / seqlen.")] = 16384,
-    d_head: Annotated[int, typer.Option(min=1)] = 128,
-    heads: Annotated[int | None, typer.Option(min=1, help="2048 / d_head by default.")] = None,
+    seqlen: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of q, k and v.")] = None,
+    tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="batch is tokens / seqlen.")
+    ] = 16384,
+    d_head: Annotated[int, typer.Option(metavar="N", min=1, help="Head dimension.")] = 128,
+    heads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="2048 / d_head by default.")
+    ] = None,
     heads_kv: HeadsKv = None,
     dtype: Dtype = "bf16",
-    causal: Annotated[bool, typer.Option("--causal")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="window_right = 0.")] = False,
     config: Annotated[
-        list[str] | None, typer.Option(help="Fused kernel; may be repeated. The selected one.")
+        list[str] | None,
+        typer.Option(
+            metavar="CONFIG",
+            autocompletion=known_configs,
+            help="Fused kernel; may be repeated; the selected one by default.",
+        ),
     ] = None,
-    kernels: Annotated[str | None, typer.Option(help="The profiler's pattern of names.")] = None,
+    kernels: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="The profiler's pattern of names.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="The profiler checks results.")] = False,
-    gpu: Annotated[str | None, typer.Option(help="For rooflines of files, such as H200.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Writes all rows that were measured.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="GPU", help="For rooflines of files, such as H200.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Writes all rows that were measured.")
+    ] = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -14,6 +14,8 @@ from pyflash.ui.app import (
     JsonOption,
     check_writable,
     chosen_arch,
+    examples,
+    known_configs,
     new_app,
     print_json,
     show,
@@ -23,15 +25,30 @@ from pyflash.ui.app import (
 app = new_app()
 
 
-@app.command("inspect")
+@app.command(
+    "inspect",
+    epilog=examples(
+        'pyflash inspect "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --arch sm_90',
+        'pyflash inspect "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --arch sm_90 \\',
+        "  --part layouts --html config.html",
+    ),
+)
 def inspect_command(
     config: ConfigArgument,
     arch: ArchOption = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="layouts, traffic or compiled; all by default.")
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="layouts, traffic or compiled; may be repeated; all by default."
+        ),
     ] = None,
     features: Annotated[
-        list[str] | None, typer.Option(help="Of the kernels to compile; plain by default.")
+        list[str] | None,
+        typer.Option(
+            metavar="FEATURES",
+            help="Of the kernels to compile, such as right_window+softcap; may be repeated; plain "
+            "by default.",
+        ),
     ] = None,
     html: HtmlOption = None,
     json: JsonOption = False,
@@ -55,10 +72,22 @@ def inspect_command(
     raise typer.Exit(1 if found.violations else 0)
 
 
-@app.command("profile")
+@app.command(
+    "profile",
+    epilog=examples(
+        'pyflash profile "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --seqlen 512',
+    ),
+)
 def profile_command(
-    config: Annotated[str, typer.Argument(help="A config's short form; it has to be built.")],
-    seqlen: Annotated[int, typer.Option(help="Queries and keys.")] = 256,
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            autocompletion=known_configs,
+            help="A config's short form; it has to be built.",
+        ),
+    ],
+    seqlen: Annotated[int, typer.Option(metavar="N", min=1, help="Queries and keys.")] = 256,
     json: JsonOption = False,
 ) -> None:
     """Runs a config under Nsight Compute: predicted beside measured.
@@ -75,10 +104,19 @@ def profile_command(
     raise typer.Exit(1 if result.wrong else 0)
 
 
-@app.command("registers")
+@app.command(
+    "registers",
+    epilog=examples(
+        "pyflash registers",
+        "pyflash registers libpyflash_kernels-prog.so --json",
+    ),
+)
 def registers_command(
     library: Annotated[
-        Path | None, typer.Argument(help="A kernel library; by default that of the default set.")
+        Path | None,
+        typer.Argument(
+            metavar="LIBRARY", help="A kernel library; by default that of the default set."
+        ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
     json: JsonOption = False,
@@ -102,12 +140,28 @@ def registers_command(
     typer.echo(summary(path))
 
 
-@app.command("diff")
+@app.command(
+    "diff",
+    epilog=examples(
+        'pyflash diff "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" \\',
+        '  "(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles" --arch sm_90 --emulate',
+    ),
+)
 def diff_command(
-    first: Annotated[str, typer.Argument(help="A config's short form.")],
-    second: Annotated[str, typer.Argument(help="Another's.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG", autocompletion=known_configs, help="A config's short form."
+        ),
+    ],
+    second: Annotated[
+        str,
+        typer.Argument(metavar="OTHER", autocompletion=known_configs, help="Another's."),
+    ],
     arch: ArchOption = None,
-    features: Annotated[str, typer.Option(help="Which of their kernels.")] = "plain",
+    features: Annotated[
+        str, typer.Option(metavar="FEATURES", help="Which of their kernels.")
+    ] = "plain",
     emulate: Annotated[
         bool, typer.Option("--emulate", help="Count bank conflicts, on the emulator.")
     ] = False,

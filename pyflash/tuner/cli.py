@@ -12,6 +12,10 @@ from pyflash.ui.app import (
     JsonOption,
     check_alone,
     check_writable,
+    examples,
+    known_archs,
+    known_configs,
+    known_sets,
     new_app,
     print_json,
     show,
@@ -39,42 +43,84 @@ DEFAULT_PROBLEMS = (
 )
 
 
-@app.command("tune")
+@app.command(
+    "tune",
+    epilog=examples(
+        "pyflash tune --problem bf16,batch=4,heads=16,seqlen=4096,d_head=128,causal --install",
+        "pyflash tune --space 'sm90_forward d_head=128 B_c=64,128' --dry-run --arch sm_90",
+        "pyflash tune --read tune.jsonl --html tune.html",
+    ),
+)
 def tune_command(
     problem: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="PROBLEM",
             help="bf16,batch=4,heads=16,heads_kv=4,seqlen=4096,d_head=128,causal; may be repeated. "
-            "Eight usual ones by default."
+            "Eight usual ones by default.",
         ),
     ] = None,
     space: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="SPACE",
             help="'sm90_forward d_head=128 B_c=64,128 overlap=true'; may be repeated. Every family "
-            "of the GPU by default."
+            "of the GPU by default.",
         ),
     ] = None,
-    kernels: Annotated[str | None, typer.Option("--set", help="A named set of configs.")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="A short form; may be repeated.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--set",
+            metavar="NAME",
+            autocompletion=known_sets,
+            help="A named set of configs.",
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONFIG",
+            autocompletion=known_configs,
+            help="A short form; may be repeated.",
+        ),
+    ] = None,
     journal: Annotated[
-        Path, typer.Option(help="Every measurement; an existing one is gone on from.")
+        Path,
+        typer.Option(metavar="FILE", help="Every measurement; an existing one is gone on from."),
     ] = Path("tune.jsonl"),
     effort: Annotated[
-        str, typer.Option(help="quick, normal, thorough or exhaustive: 15 %, a third, or all.")
+        str,
+        typer.Option(
+            metavar="EFFORT",
+            help="quick, normal, thorough or exhaustive: 15 %, a third, or all.",
+        ),
     ] = "normal",
-    budget: Annotated[float, typer.Option(help="Seconds of measuring.")] = 300.0,
-    limit: Annotated[float, typer.Option(help="Seconds in all, compiling included.")] = 600.0,
-    seed: int = 0,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Of measuring.")] = 300.0,
+    limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="In all, compiling included.")
+    ] = 600.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the search.")] = 0,
     device: Device = None,
-    arch: Annotated[str | None, typer.Option(help="Whose rules hold; the device's.")] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARCH",
+            autocompletion=known_archs,
+            help="Whose rules hold; that of the device by default.",
+        ),
+    ] = None,
     warm: Annotated[bool, typer.Option("--warm", help="Inputs may stay in L2.")] = False,
     picture: Annotated[
-        Path | None, typer.Option(help="Draws the journal: speeds, main effects. FILE.png or .svg.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draws the journal, speeds and main effects: .png or .svg."
+        ),
     ] = None,
     html: HtmlOption = None,
     read: Annotated[
-        Path | None, typer.Option(help="Shows a journal, of any machine, instead of measuring.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Shows a journal, of any machine, instead of measuring."),
     ] = None,
     install: Annotated[
         bool,

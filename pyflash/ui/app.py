@@ -1,8 +1,4 @@
-"""What every command shares: one line for an error, exit statuses, options, output.
-
-Exit statuses: 0; 1 for an error or a bad finding; 2 for a command line that does not parse; 130
-after Ctrl-C.
-"""
+"""What every command shares: one line for an error, exit statuses, options, output."""
 
 from __future__ import annotations
 
@@ -11,38 +7,100 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from pyflash.config import Arch
 
+EXIT_STATUSES = (
+    "Exit status: 0; 1 for an error, or where a command finds something wrong, as its help says; 2 "
+    "for a command line that does not parse; 130 after Ctrl-C. An error is one line on stderr, "
+    "where notes and progress go too: stdout has results alone."
+)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def completed_from(
+    words: Sequence[str] | Callable[[], Sequence[str]],
+) -> Callable[[str], list[str]]:
+    """For `autocompletion`: those that begin with what is typed, or with what follows its last
+    comma."""
+
+    def complete(incomplete: str) -> list[str]:
+        known = words() if callable(words) else words
+        before, comma, last = incomplete.rpartition(",")
+        whole = [word for word in known if word.startswith(incomplete)]
+        return whole or [before + comma + word for word in known if word.startswith(last)]
+
+    return complete
+
+
+def _arch_names() -> list[str]:
+    from pyflash.config import ARCHS
+
+    return [arch.name for arch in ARCHS]
+
+
+def _ranked() -> list[str]:
+    from pyflash.config import FAMILIES
+
+    return [str(config) for family in FAMILIES for config in family.ranked]
+
+
+def _set_names() -> Sequence[str]:
+    from pyflash.config import SET_NAMES
+
+    return SET_NAMES
+
+
+known_archs = completed_from(_arch_names)
+known_configs = completed_from(_ranked)
+known_sets = completed_from(_set_names)
+SHORT_FORM = "'(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles'"
+
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
-HtmlOption = Annotated[Path | None, typer.Option(help="Writes a self-contained page.")]
+HtmlOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Writes a self-contained page.")
+]
 ArchOption = Annotated[
-    str | None, typer.Option(help="Such as sm_90; that of this machine's GPU by default.")
+    str | None,
+    typer.Option(
+        metavar="ARCH",
+        autocompletion=known_archs,
+        help="Such as sm_90; that of this machine's GPU by default.",
+    ),
 ]
 ConfigArgument = Annotated[
-    str, typer.Argument(help="Short form: '(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles'.")
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        autocompletion=known_configs,
+        help=f"Short form: {SHORT_FORM}.",
+    ),
 ]
 
 # What a command reports in a line. Any other exception is a fault of pyflash: a traceback.
 ERRORS = (ValueError, RuntimeError, OSError, ImportError)
 
 
-class Commands(TyperGroup):
+class _Reporting:
     """Reports errors in one line on stderr, wherever they come from."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             try:
-                return super().main(*args, **kwargs)
+                return super().main(*args, **kwargs)  # type: ignore[misc]
             finally:
                 sys.stdout.flush()  # while a closed pipe can still be told
         except BrokenPipeError:
@@ -54,10 +112,18 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            return super().invoke(ctx)  # type: ignore[misc]
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
+
+
+class Commands(_Reporting, TyperGroup):
+    pass
+
+
+class Command(_Reporting, TyperCommand):
+    """For a command that is also run by itself."""
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -65,11 +131,10 @@ def new_app(**options: Any) -> typer.Typer:
     import as all the rest."""
     return typer.Typer(
         cls=Commands,
-        add_completion=False,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        **options,
+        **{"add_completion": False} | options,
     )
 
 

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from pyflash.op.options import OPTIONS, TENSORS, scalar_options
+from pyflash.ui.app import completed_from
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pyflash.config import DType
 
-Batch = Annotated[int, typer.Option(min=0)]
-Heads = Annotated[int, typer.Option(min=0, help="Of q.")]
-HeadsKv = Annotated[int | None, typer.Option(min=0, help="Of k and v; as q by default.")]
-Dtype = Annotated[str, typer.Option(help="fp16 or bf16.")]
+
+def _dtypes() -> list[str]:
+    from pyflash.config import DType
+
+    return [name.lower() for name in DType.__members__]
+
+
+Batch = Annotated[int, typer.Option(metavar="N", min=0, help="Sequences.")]
+Heads = Annotated[int, typer.Option(metavar="N", min=0, help="Of q.")]
+HeadsKv = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Of k and v; as q by default.")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(metavar="DTYPE", autocompletion=completed_from(_dtypes), help="fp16 or bf16."),
+]
 Device = Annotated[
-    str | None, typer.Option(help="As torch names it; cuda by default where there is one, or cpu.")
+    str | None,
+    typer.Option(
+        metavar="DEVICE", help="As torch names it; cuda by default where there is one, or cpu."
+    ),
 ]
 
 
@@ -30,7 +46,10 @@ def takes_attention_options(command: Callable[..., None]) -> Callable[..., None]
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     flags = {
-        name: (option.default, Annotated[kind, typer.Option(help=option.meaning)])
+        name: (
+            option.default,
+            Annotated[kind, typer.Option(metavar=_metavar(kind), help=option.meaning)],
+        )
         for name, (kind, option) in scalar_options().items()
     }
     for name in TENSORS:
@@ -47,6 +66,11 @@ def takes_attention_options(command: Callable[..., None]) -> Callable[..., None]
     command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
     return command
+
+
+def _metavar(kind: Any) -> str | None:
+    """None: a flag has none."""
+    return None if kind is bool else "X" if float in (kind, *get_args(kind)) else "N"
 
 
 def with_tensors(options: Mapping[str, Any], make: Callable[[], Tensor]) -> dict[str, Any]:

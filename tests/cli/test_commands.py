@@ -56,20 +56,6 @@ def assert_one_line(result) -> None:
     assert "Traceback" not in result.output
 
 
-def test_every_command_has_help():
-    names = (
-        "demo config space build tune select bench ladder emulate cache info "
-        "compare inspect diff profile registers"
-    )
-    overview = invoke("--help").stdout
-    for name in names.split():
-        assert f"\n  {name} " in overview
-        result = invoke(name, "--help")
-        assert result.exit_code == 0
-        assert name in result.stdout
-        assert "--help" in result.stdout
-
-
 def test_help_imports_neither_torch_nor_a_compiler():
     """What makes `pyflash --help` quick, told by what is imported instead of by a clock."""
     code = (

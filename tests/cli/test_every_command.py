@@ -12,9 +12,11 @@ import functools
 import inspect
 import json
 import re
+import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,7 +89,7 @@ GIVEN: dict[str, Callable[[KernelConfig], list[str]]] = {
     "device": lambda _: ["cpu"],
 }
 # By these a command is known to be about a config, or about a problem.
-OF_A_FAMILY = {"config", "configs", "first", "values", "problem", "dtype", "d_head", "arguments"}
+OF_A_FAMILY = {"config", "configs", "first", "values", "problem", "dtype", "d_head"}
 # Files that are read; other paths are outputs.
 INPUTS = {"read", "journal", "library", "paths"}
 # What parameters of a command are given instead, in each way to run it; True: a flag.
@@ -95,10 +97,10 @@ Way = Callable[[KernelConfig, Path], dict[str, list[str] | bool]]
 _RECORDED = {"d_head": ["128"], "dtype": ["bf16"], "heads": ["16"], "tokens": ["16384"]}
 WAYS: dict[str, list[Way]] = {
     "build": [
-        lambda config, _: {"arguments": [str(config)]},
-        lambda config, _: {"arguments": [str(config), "--arch", "90", "--list"]},
-        lambda config, _: {"arguments": [str(config), "--arch", "90", "--dry-run"]},
-        lambda config, folder: {"arguments": [str(config), "--emit-to", str(folder)]},
+        lambda *_: {"arch": []},
+        lambda *_: {"list_configs": True},
+        lambda *_: {"dry_run": True},
+        lambda _, folder: {"emit_to": [str(folder)]},
     ],
     "bench": [
         lambda *_: {"backend": ["none"]},
@@ -120,6 +122,11 @@ WAYS: dict[str, list[Way]] = {
 # What a command says whose line has all of these words, if it does not end with 0 here.
 REFUSALS: dict[tuple[str, ...], str] = {
     ("build",): r"no architecture to build for: this machine has no GPU",
+    ("build", "--ops"): "CONFIG and --ops exclude each other",
+    **{
+        ("build", *both): f"{' and '.join(both)} exclude each other"
+        for both in combinations(("--list", "--dry-run", "--emit-to"), 2)
+    },
     ("tune",): "no GPU to tune for",
     ("tune", "--read", "--install"): "--read .*no --install",
     ("tune", "--read", "--dry-run"): "--read .*no --dry-run",
@@ -185,6 +192,26 @@ def cases() -> Iterator[Case]:
                     yield Case(command, family, way, words, files)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_words_for_values_and_examples_that_parse(command):
+    """Every command is in the overview, and says of what it takes more than a type."""
+    overview = CliRunner().invoke(app, ["--help"]).stdout
+    assert f"\n  {command} " in overview
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    shown = result.stdout.split("Examples:\n")[1]
+    parsed = COMMANDS[command]
+    for parameter in parsed.params:
+        assert parameter.help, f"{parameter.name} says nothing"
+        is_flag = getattr(parameter, "is_flag", False)
+        assert parameter.metavar or is_flag, f"{parameter.name} has no word for its value"
+    lines = shown.replace("\\\n", " ").strip().splitlines()
+    for line in lines:
+        name, first, *rest = shlex.split(line)
+        assert (name, first) == ("pyflash", command)
+        parsed.make_context(command, rest)  # raises where it does not parse
+
+
 def outputs_of(command: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """(words, options): nothing, each flag by itself, each file by itself and, where there is
     --json, beside it, each format."""
@@ -234,11 +261,15 @@ def line_of(case: Case, folder: Path) -> list[str]:
         else:
             line += values
     for option in case.files:
-        line += [option, str(file_of(option, folder))]
+        line += [option, str(written(case.command, option, folder))]
     return [*line, *case.words]
 
 
-def file_of(option: str, folder: Path) -> Path:
+def written(command: str, option: str, folder: Path) -> Path:
+    """What an option is given that names a file, or a folder."""
+    (parameter,) = (p for p in COMMANDS[command].params if option in p.opts)
+    if parameter.metavar == "DIR":
+        return folder / option.strip("-")
     suffix = {"--html": ".html", "--csv": ".csv", "--out": ".jsonl"}.get(option, ".svg")
     return folder / f"written{suffix}"
 
@@ -278,14 +309,18 @@ def test_a_command_does_what_it_says_or_refuses_in_words(case, tmp_path, monkeyp
     if "--json" in line or line[-2:] == ["--format", "json"]:
         check_json(result.stdout)
     for option in case.files:
-        check_file(file_of(option, tmp_path))
+        path = written(case.command, option, tmp_path)
+        if path.is_dir():
+            assert list(path.iterdir())
+        else:
+            check_file(path)
 
 
 def check_refusal(line: list[str], result: Any) -> None:
     """The last line, as the entry says that has most words of the command line."""
-    assert result.exit_code == 1, result.output
+    assert result.exit_code in (1, 2), result.output
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: "), result.stderr
+    assert last.startswith("error: " if result.exit_code == 1 else "Error: "), result.stderr
     matching = [words for words in REFUSALS if set(words) <= set(line)]
     assert matching, f"{line} is refused: {result.stderr}"
     assert re.search(REFUSALS[max(matching, key=len)], last), last

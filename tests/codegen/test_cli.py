@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.build_command import build_command
 
 from pyflash.codegen import build
-from pyflash.codegen.cli import main
 from pyflash.codegen.compilation import ROOT
 from pyflash.third_party import cuda
 
@@ -30,76 +30,78 @@ def no_nvcc_known():
     cuda.find_nvcc.cache_clear()
 
 
-def error_of(capsys, *arguments: str, status: int = 1) -> str:
-    assert main([str(argument) for argument in arguments]) == status
-    printed = capsys.readouterr().err.splitlines()
+def error_of(*arguments: object) -> str:
+    result = build_command(*arguments)
+    assert result.exit_code == 1
+    printed = result.stderr.splitlines()
     (error,) = (line for line in printed if line.startswith("error: "))
     assert printed[-1] == error
     return error
 
 
-def test_a_cache_that_cannot_be_created(capsys, monkeypatch):
+def test_a_cache_that_cannot_be_created(monkeypatch):
     monkeypatch.setenv("PYFLASH_CACHE_DIR", "/proc/nowhere/cache")
-    error = error_of(capsys, "--ops")
+    error = error_of("--ops")
     assert error.startswith("error: the cache folder /proc/nowhere/cache cannot be created (")
     assert error.endswith("set PYFLASH_CACHE_DIR to one that can")
 
 
-def test_a_cache_that_cannot_be_written(capsys, cache):
+def test_a_cache_that_cannot_be_written(cache):
     (cache / "lock").mkdir(parents=True)
-    assert "cannot be written (Is a directory)" in error_of(capsys, "--ops")
+    assert "cannot be written (Is a directory)" in error_of("--ops")
 
 
-def test_a_cache_that_a_shell_would_run(capsys, tmp_path, monkeypatch):
+def test_a_cache_that_a_shell_would_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PYFLASH_CACHE_DIR", f"{tmp_path}/$(touch {tmp_path}/pwn)")
-    assert "expected a path of letters" in error_of(capsys, "--arch", "90", CONFIG)
+    assert "expected a path of letters" in error_of("--arch", "90", CONFIG)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_folder_that_cannot_be_created(capsys, tmp_path, monkeypatch):
+def test_an_output_folder_that_cannot_be_created(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "compile_all", lambda *_: [])
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "lib"
-    assert error_of(capsys, "--ops", "--out", out) == f"error: {out}: Not a directory"
+    assert error_of("--ops", "--out", out) == f"error: {out}: Not a directory"
 
 
-def test_a_name_that_leads_elsewhere(capsys):
-    error = error_of(capsys, "--arch", "90", "--name", "../../../evil", CONFIG)
+def test_a_name_that_leads_elsewhere():
+    error = error_of("--arch", "90", "--name", "../../../evil", CONFIG)
     assert error.startswith("error: the name of a kernel library is '../../../evil': expected")
 
 
-def test_no_host_compiler(capsys, monkeypatch):
+def test_no_host_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/g++")
-    error = error_of(capsys, "--ops")
+    error = error_of("--ops")
     assert error.startswith("error: no C++ compiler: `/nonexistent/g++ --version` failed")
 
 
 @pytest.mark.usefixtures("no_nvcc_known")
 @pytest.mark.parametrize("home", ["/nonexistent", "/usr/share"])
-def test_no_cuda_compiler_where_cuda_home_says(capsys, monkeypatch, home):
+def test_no_cuda_compiler_where_cuda_home_says(monkeypatch, home):
     monkeypatch.setenv("CUDA_HOME", home)
-    error = error_of(capsys, "--arch", "90", CONFIG)
+    error = error_of("--arch", "90", CONFIG)
     assert error.startswith(f"error: CUDA_HOME is {home}, ")
     assert "unset it to use nvcc on PATH or NVIDIA's wheels" in error
 
 
-def test_a_link_that_fails_leaves_nothing(capsys, tmp_path, monkeypatch):
+def test_a_link_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "compile_all", lambda *_: [])
     out = tmp_path / "lib"
-    error = error_of(capsys, "--ops", "--out", out)  # no object is there
+    error = error_of("--ops", "--out", out)  # no object is there
     assert error.startswith("error: linking libpyflash_ops.so failed: ")
     assert list(out.iterdir()) == []
 
 
-def test_the_default_name_is_that_of_what_is_built(cache, monkeypatch, capsys):
+def test_the_default_name_is_that_of_what_is_built(cache, monkeypatch):
     """One build leaves the libraries of others alone."""
     monkeypatch.setattr(build, "compile_all", lambda *_: [])
     monkeypatch.setattr(build, "_link_kernels", lambda path, *_: path)
     twin = CONFIG.replace("(FP16", "(BF16")
     names = []
     for arguments in ([CONFIG], [twin], [CONFIG, twin], [twin, CONFIG], ["--set", "prog"]):
-        assert main(["--arch", "90", *arguments]) == 0
-        path = Path(capsys.readouterr().out.strip())
+        result = build_command("--arch", "90", *arguments)
+        assert result.exit_code == 0
+        path = Path(result.stdout.strip())
         assert path.is_relative_to(cache / "kernels")
         names.append(path.stem.removeprefix("libpyflash_kernels-"))
     assert names[0] == "fp16_64_64_32_4_async_load_0_0_0_tiles"

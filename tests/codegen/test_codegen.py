@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.build_command import build_command
 
 from pyflash import Features, FlashForwardKernelConfig, named_set
 from pyflash.codegen import config_header, emit, ops_header
@@ -86,19 +87,17 @@ def test_another_process_emits_the_same_bytes(tmp_path):
     assert emitted <= one.keys()
 
 
-def test_emitting_again_leaves_unchanged_files_alone(tmp_path, capsys):
-    from pyflash.codegen.cli import main
-
+def test_emitting_again_leaves_unchanged_files_alone(tmp_path):
     arguments = [str(BEST), "--arch", "90", "--emit-to", str(tmp_path)]
-    assert main(arguments) == 0
+    assert build_command(*arguments).exit_code == 0
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     before = {p.name: p.stat().st_mtime_ns for p in files}
     (tmp_path / "config_map.cpp").write_text("stale")
-    assert main(arguments) == 0
+    again = build_command(*arguments)
     after = {p.name: p.stat().st_mtime_ns for p in files}
     assert {name for name in before if before[name] != after[name]} == {"config_map.cpp"}
     assert "pyflash_kernel_library" in (tmp_path / "config_map.cpp").read_text()
-    assert "1 files written, 4 unchanged" in capsys.readouterr().out
+    assert "1 files written, 4 unchanged" in again.stdout
 
 
 def test_every_config_has_its_own_file_and_text():
@@ -159,17 +158,15 @@ def test_the_config_map_has_the_rows_of_every_op():
 
 def test_needs_neither_torch_nor_a_compiled_module():
     code = (
-        "import sys, pyflash.codegen.emit, pyflash.codegen.build, pyflash.codegen.cli\n"
+        "import sys, pyflash.codegen.emit, pyflash.codegen.build, pyflash.commands.build\n"
         "assert not {'torch', 'numpy'} & set(sys.modules), 'imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_list_names_every_config_of_the_set(capsys):
-    from pyflash.codegen.cli import main
-
-    assert main(["--set", "prog", "--list", "--arch", "90"]) == 0
-    listed = [line.split("  # ") for line in capsys.readouterr().out.splitlines()]
+def test_list_names_every_config_of_the_set():
+    result = build_command("--set", "prog", "--list", "--arch", "90")
+    listed = [line.split("  # ") for line in result.stdout.splitlines()]
     assert [name for name, *_ in listed] == [str(config) for config in named_set("prog")]
     for config, (_, takes, *warnings) in zip(named_set("prog"), listed, strict=True):
         registers = config.resources(90).registers
@@ -179,12 +176,9 @@ def test_list_names_every_config_of_the_set(capsys):
     assert any(config.warnings(90) for config in named_set("prog_all"))
 
 
-def test_list_says_what_speaks_against_a_config(capsys):
-    from pyflash.codegen.cli import main
-
+def test_list_says_what_speaks_against_a_config():
     config = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
-    assert main([str(config), "--list", "--arch", "86"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = build_command(str(config), "--list", "--arch", "86").stdout.splitlines()
     for _, sentence in config.violations(86):
         assert f"sm_86: {sentence}" in line
     assert config.violations(86)

@@ -45,7 +45,9 @@ ROOMS = rooms_of((ROOT / "CONTRIBUTING.md").read_text())
 
 
 def room_of(module: str) -> str:
-    """`pyflash` is its __init__.py alone."""
+    """A module with a row of its own, or its folder's. `pyflash` is its __init__.py alone."""
+    if module in ROOMS:
+        return module
     top, *rest = module.split(".")
     return f"pyflash.{rest[0]}" if top == "pyflash" and rest else top
 
