@@ -17,6 +17,7 @@ from pyflash.ui.app import (
     check_writable,
     completed_from,
     examples,
+    given_options,
     known_configs,
     known_sets,
     new_app,
@@ -148,7 +149,7 @@ def bench_command(
 
     if form not in FORMATS:
         raise ValueError(f"--format {form}: expected one of {', '.join(FORMATS)}")
-    given = _given(ctx)
+    given = given_options(ctx)
     if "over" in given and form != "markdown":
         raise ValueError("--over: --format markdown alone divides by a contender's speed")
     check_writable(out, csv, plot, roofline, html)
@@ -222,16 +223,6 @@ def ladder_command(
         print_json(ladder.to_dict())
     elif html is None:
         show(ladder)
-
-
-def _given(ctx: typer.Context) -> dict[str, str]:
-    """The parameters that are on the command line, as they are written there."""
-    given = {}
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name or "")
-        if param.name and source is not None and source.name == "COMMANDLINE":
-            given[param.name] = next((opt for opt in param.opts if opt[0] == "-"), "CONFIG")
-    return given
 
 
 def _read(path: Path, values: dict[str, Any], given: dict[str, str]) -> list[Record]:

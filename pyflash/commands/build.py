@@ -17,6 +17,7 @@ from pyflash.ui.app import (
     check_writable,
     completed_from,
     examples,
+    given_options,
     known_archs,
     known_configs,
     known_sets,
@@ -138,6 +139,7 @@ class _Asked:
     ),
 )
 def build_command(
+    ctx: typer.Context,
     configs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -209,10 +211,7 @@ def build_command(
     path of the library.
     """
     named = configs or []
-    _check_excluded(
-        {"CONFIG": named, "--set": set_name, "--ops": ops},
-        {"--list": list_configs, "--dry-run": dry_run, "--emit-to": emit_to},
-    )
+    _check_excluded(given_options(ctx))
     try:
         if ops:
             shown, found = _build_ops(out)
@@ -247,12 +246,23 @@ def _print_rows(rows: Iterator[_Shown], json: bool) -> None:
         typer.echo(line)
 
 
-def _check_excluded(*groups: dict[str, object]) -> None:
-    """Raises BadParameter where more than one of a group is given."""
-    for group in groups:
-        given = [name for name, value in group.items() if value]
-        if len(given) > 1:
-            raise typer.BadParameter(f"{' and '.join(given)} exclude each other")
+# Beside each of these an option does nothing, but for those that are named with it.
+_WITH = {
+    "ops": {"out", "json"},
+    "list_configs": {"configs", "set_name", "arch", "json"},
+    "emit_to": {"configs", "set_name", "arch", "json"},
+    "dry_run": {"configs", "set_name", "arch", "features", "json"},
+    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "out", "name",
+                "keep_going", "json"},
+}  # fmt: skip
+
+
+def _check_excluded(given: dict[str, str]) -> None:
+    """Raises BadParameter for an option that would do nothing beside another one."""
+    for name, others in _WITH.items():
+        if name in given and (wrong := given.keys() - others - {name}):
+            both = sorted((given[name], given[min(wrong)]))
+            raise typer.BadParameter(f"{' and '.join(both)} exclude each other")
 
 
 def _build_ops(out: Path | None) -> _Shown:

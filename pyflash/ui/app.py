@@ -194,6 +194,18 @@ def check_alone(option: str, value: object, others: Mapping[str, object]) -> Non
             raise ValueError(f"{option} measures nothing: expected no {other} beside it")
 
 
+def given_options(ctx: typer.Context) -> dict[str, str]:
+    """The parameters that are on the command line, as they are written there."""
+    given = {}
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if param.name and source is not None and source.name == "COMMANDLINE":
+            given[param.name] = next(
+                (opt for opt in param.opts if opt[0] == "-"), param.metavar or ""
+            )
+    return given
+
+
 def chosen_arch(arch: str | None) -> Arch:
     """The one named, else the newest of this machine's GPUs. Raises ValueError without either."""
     from pyflash.codegen.build import default_archs

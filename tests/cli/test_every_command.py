@@ -16,7 +16,6 @@ import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -122,10 +121,9 @@ WAYS: dict[str, list[Way]] = {
 # What a command says whose line has all of these words, if it does not end with 0 here.
 REFUSALS: dict[tuple[str, ...], str] = {
     ("build",): r"no architecture to build for: this machine has no GPU",
-    ("build", "--ops"): "CONFIG and --ops exclude each other",
     **{
-        ("build", *both): f"{' and '.join(both)} exclude each other"
-        for both in combinations(("--list", "--dry-run", "--emit-to"), 2)
+        ("build", option): rf"{option} exclude each other|{option} and \S+ exclude each other"
+        for option in ("--ops", "--list", "--dry-run", "--emit-to")
     },
     ("tune",): "no GPU to tune for",
     ("tune", "--read", "--install"): "--read .*no --install",
