@@ -163,7 +163,7 @@ def legal_archs(
     if not known:
         raise ValueError(
             "no architecture to build for: this machine has no GPU that nvidia-smi knows of; pass "
-            "archs, or set PYFLASH_ARCHS, to 80,90 for instance"
+            "--arch (archs in Python) or set PYFLASH_ARCHS, such as 80,90"
         )
     archs_of = {config: [a for a in known if not config.violations(a)] for config in configs}
     if refused := [config for config, legal in archs_of.items() if not legal]:

@@ -122,9 +122,10 @@ WAYS: dict[str, list[Way]] = {
 REFUSALS: dict[tuple[str, ...], str] = {
     ("build",): r"no architecture to build for: this machine has no GPU",
     **{
-        ("build", option): rf"{option} exclude each other|{option} and \S+ exclude each other"
-        for option in ("--ops", "--list", "--dry-run", "--emit-to")
+        ("build", option): rf"(?=.*{option} ).*exclude each other"
+        for option in ("--ops", "--list", "--emit-to")
     },
+    ("build", "--dry-run"): "--dry-run .*exclude each other|no architecture to build for",
     ("tune",): "no GPU to tune for",
     ("tune", "--read", "--install"): "--read .*no --install",
     ("tune", "--read", "--dry-run"): "--read .*no --dry-run",
