@@ -71,13 +71,19 @@ def build_kernels(
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     all_archs = _all_archs(archs_of)
     more_features = combinations(more_features)
+    if features is not None:
+        features, more_features = [*combinations(features), *more_features], []
     ops = dict.fromkeys(config.family.op for config in archs_of)
-    more_of_ops = dict.fromkeys(str(op.features.of(f)) for op in ops for f in more_features)
+    only, more = (
+        list(dict.fromkeys(str(op.features.of(f)) for op in ops for f in found))
+        for found in (features or (), more_features)
+    )
     rebuild = rebuild or kernel_libraries.rebuild_command(
         name,
         [config.short_form() for config in archs_of],
         [arch.sm for arch in all_archs],
-        list(more_of_ops),
+        more,
+        only,
     )
     with locked(waiting):
         kernels = kernel_compilations(archs_of, features, more_features)
@@ -212,22 +218,32 @@ def kernel_compilations(
     family builds, and `more_features`; compiled already or not."""
     features = None if features is None else combinations(features)
     more_features = combinations(more_features)
-
-    def of(config: KernelConfig) -> Sequence[KernelFeatures]:
-        base = config.family.built_features(config) if features is None else features
-        return config.family.op.features.in_dispatch_order([*base, *more_features])
-
     cutlass = toolchain.cutlass_identity()
     compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
     return {
         config: Compilation(
             label=config.short_form(),
             stem=emit.file_stem(config),
-            text=emit.emit_config(config, of(config)),
+            text=emit.emit_config(config, compiled_features(config, features, more_features)),
             compiler=compiler(config.family.targets(archs)),
         )
         for config, archs in archs_of.items()
     }
+
+
+def compiled_features(
+    config: KernelConfig,
+    features: Iterable[KernelFeatures | str] | None = None,
+    more_features: Iterable[KernelFeatures | str] = (),
+) -> Sequence[KernelFeatures]:
+    """The combinations that `build_kernels` compiles a config with, in the order of dispatch.
+
+    Raises ValueError where there are none, or for features that its op does not have."""
+    base = config.family.built_features(config) if features is None else features
+    found = config.family.op.features.in_dispatch_order([*base, *more_features])
+    if not found:
+        raise ValueError(f"{config} has no combination of features to build: expected some")
+    return found
 
 
 def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:

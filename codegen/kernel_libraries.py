@@ -148,9 +148,15 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def rebuild_command(
-    name: str, configs: Sequence[str], archs: Sequence[int], features: Sequence[str]
+    name: str,
+    configs: Sequence[str],
+    archs: Sequence[int],
+    features: Sequence[str],
+    only: Sequence[str],
 ) -> list[str]:
-    """`pyflash build` with what a library was built from."""
+    """`pyflash build` with what a library was built from: combinations of features besides those of
+    the configs' families, and in place of these."""
     command = ["pyflash", "build", "--name", name, "--arch", ",".join(map(str, archs))]
     command += ["--features", ",".join(features)] if features else []
+    command += ["--only", ",".join(only)] if only else []
     return [*command, *configs]

@@ -78,6 +78,7 @@ class _Asked:
     set_name: str | None
     archs: list[Arch]
     features: list[KernelFeatures]  # besides those that the families build
+    only: list[KernelFeatures] | None  # in place of those
 
     @classmethod
     def of(
@@ -85,7 +86,8 @@ class _Asked:
         named: list[str],
         set_name: str | None,
         archs: list[Arch] | None,
-        features: list[KernelFeatures],
+        features: list[KernelFeatures] | None,
+        only: list[KernelFeatures] | None,
     ) -> _Asked:
         from pyflash.codegen.build import default_archs, that_run_on
         from pyflash.config import ARCHS, from_environment, named_set, parse
@@ -96,7 +98,7 @@ class _Asked:
         else:
             found = named_set(set_name) if set_name else from_environment()
             configs = that_run_on(found, archs or ARCHS)
-        return cls(configs, named, set_name, archs, features)
+        return cls(configs, named, set_name, archs, features or [], only)
 
     @property
     def shown_archs(self) -> Sequence[Arch]:
@@ -124,8 +126,9 @@ class _Asked:
 
         archs = ",".join(str(arch.sm) for arch in self.archs)
         command = ["pyflash", "build", "--name", name, "--arch", archs]
-        if self.features:
-            command += ["--features", ",".join(map(str, self.features))]
+        for option, combinations in (("--features", self.features), ("--only", self.only)):
+            if combinations:
+                command += [option, ",".join(map(str, combinations))]
         return [*command, *(self.named or ["--set", self.set_name or set_of_environment()])]
 
 
@@ -135,6 +138,7 @@ class _Asked:
     epilog=examples(
         'pyflash build "(BF16, 64, 64, 64, 4): async+load_0_0_0_tiles" --arch 90',
         "pyflash build --set tune --arch 80,90 --list",
+        'pyflash build "(BF16, 64, 64, 64, 4): async+load_0_0_0_tiles" --only plain',
         "pyflash build --set prog --arch 90 --features right_window+softcap --dry-run",
     ),
 )
@@ -177,6 +181,16 @@ def build_command(
             help=f"Combinations of features to build besides the default ones: {_BUILT}.",
         ),
     ] = None,
+    only: Annotated[
+        Any,
+        typer.Option(
+            metavar="plain,right_window",
+            parser=_listed(_combination),
+            autocompletion=completed_from(_features),
+            help="Builds these combinations of features and no other, each in a few seconds. Calls "
+            "that need another one are refused, until it is built.",
+        ),
+    ] = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="Builds the op library instead of kernels.")
     ] = False,
@@ -216,7 +230,7 @@ def build_command(
         if ops:
             shown, found = _build_ops(out)
         else:
-            asked = _Asked.of(named, set_name, arch, features or [])
+            asked = _Asked.of(named, set_name, arch, features, only)
             if list_configs or dry_run:
                 _print_rows(_list(asked) if list_configs else _dry_run(asked), json)
                 return
@@ -250,9 +264,11 @@ def _print_rows(rows: Iterator[_Shown], json: bool) -> None:
 _WITH = {
     "ops": {"out", "json"},
     "list_configs": {"configs", "set_name", "arch", "json"},
-    "emit_to": {"configs", "set_name", "arch", "json"},
-    "dry_run": {"configs", "set_name", "arch", "features", "json"},
-    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "out", "name",
+    "emit_to": {"configs", "set_name", "arch", "features", "only", "json"},
+    "dry_run": {"configs", "set_name", "arch", "features", "only", "json"},
+    "only": {"configs", "set_name", "arch", "dry_run", "emit_to", "out", "name", "keep_going",
+             "json"},
+    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "only", "out", "name",
                 "keep_going", "json"},
 }  # fmt: skip
 
@@ -286,6 +302,7 @@ def _build(asked: _Asked, out: Path | None, name: str, keep_going: bool) -> _Sho
         out,
         name,
         keep_going,
+        features=asked.only,
         more_features=asked.features,
         rebuild=asked.command(name),
     )
@@ -322,11 +339,13 @@ def _emit(asked: _Asked, folder: Path) -> _Shown:
     """The translation units and the emitted headers as files; the config map only for
     named architectures."""
     from pyflash.codegen import config_header, emit, ops_header
-    from pyflash.codegen.build import legal_archs
+    from pyflash.codegen.build import compiled_features, legal_archs
     from pyflash.codegen.cache_dir import write_if_changed
 
     texts = {
-        f"{emit.file_stem(config)}.cu": emit.emit_config(config)
+        f"{emit.file_stem(config)}.cu": emit.emit_config(
+            config, compiled_features(config, asked.only, asked.features)
+        )
         for config in emit.canonical_configs(asked.configs)
     }
     texts[str(config_header.PATH)] = config_header.emit_config_header()
@@ -344,7 +363,7 @@ def _dry_run(asked: _Asked) -> Iterator[_Shown]:
     from pyflash.codegen.cache import object_problem
 
     archs_of = legal_archs(asked.configs, asked.archs)
-    compilations = kernel_compilations(archs_of, None, asked.features)
+    compilations = kernel_compilations(archs_of, asked.only, asked.features)
     n_reused = 0
     for config, compilation in compilations.items():
         reused = object_problem(compilation.object) is None

@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -22,9 +22,15 @@ from typing import Any, get_args
 import pytest
 import torch
 import typer
-from support.bench_records import run_of_four
+from support.command_lines import (
+    GIVEN,
+    INPUTS,
+    OF_A_FAMILY,
+    REFUSALS,
+    WAYS,
+    config_of,
+)
 from support.pages import check_page
-from support.profiles import RECORDED
 from typer.testing import CliRunner
 
 from pyflash.bench import cli as bench_cli
@@ -32,7 +38,7 @@ from pyflash.bench import measure
 from pyflash.bench.contenders import Contender
 from pyflash.bench.measure import Result
 from pyflash.cli import app
-from pyflash.config import FAMILIES, Family, KernelConfig
+from pyflash.config import FAMILIES, Family
 from pyflash.inspect import diff, inspection, sass
 from pyflash.op.selection import Problem
 
@@ -40,132 +46,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="commands meas
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 # It takes nothing, and compiles for minutes: test_demo.py.
 WITHOUT = {"demo"}
-FILES = sorted(map(str, RECORDED.glob("*.csv")))
-
-
-@functools.cache
-def config_of(family: Family) -> KernelConfig:
-    """The one that is least work, of those that selection prefers."""
-    legal = [config for config in family.ranked if config.is_legal("sm_90")]
-    return min(legal, key=lambda config: (config.smem_bytes, str(config)))
-
-
-def other(config: KernelConfig) -> KernelConfig:
-    """A config of the next family."""
-    return config_of(FAMILIES[(FAMILIES.index(config.family) + 1) % len(FAMILIES)])
-
-
-def space_of(config: KernelConfig) -> list[str]:
-    values = {name: getattr(config, name) for name in config.field_types()}
-    words = {n: getattr(v, "name", str(v).lower()) for n, v in values.items()}
-    return [config.family.name, *(f"{name}={word}" for name, word in words.items())]
-
-
-def problem_of(config: KernelConfig) -> str:
-    return f"{config.dtype.name.lower()},batch=1,heads=2,seqlen=64,d_head={config.d_head}"
-
-
-EMPTY: list[str] = []
-# What a parameter of this name is given, in every command that has it.
-GIVEN: dict[str, Callable[[KernelConfig], list[str]]] = {
-    "config": lambda config: [str(config)],
-    "configs": lambda config: [str(config)],
-    "first": lambda config: [str(config)],
-    "second": lambda config: [str(other(config))],
-    "values": space_of,
-    "space": lambda config: [" ".join(space_of(config))],
-    "problem": lambda config: [problem_of(config)],
-    "dtype": lambda config: [config.dtype.name.lower()],
-    "d_head": lambda config: [str(config.d_head)],
-    "batch": lambda _: ["1"],
-    "heads": lambda _: ["2"],
-    "seqlen": lambda _: ["64"],
-    "seqlen_q": lambda _: ["64"],
-    "seqlen_k": lambda _: ["64"],
-    "tokens": lambda _: ["64"],
-    "samples": lambda _: ["2"],
-    "arch": lambda _: ["sm_90"],
-    "device": lambda _: ["cpu"],
-}
-# By these a command is known to be about a config, or about a problem.
-OF_A_FAMILY = {"config", "configs", "first", "values", "problem", "dtype", "d_head"}
-# Files that are read; other paths are outputs.
-INPUTS = {"read", "journal", "library", "paths"}
-# What parameters of a command are given instead, in each way to run it; True: a flag.
-Way = Callable[[KernelConfig, Path], dict[str, list[str] | bool]]
-_RECORDED = {"d_head": ["128"], "dtype": ["bf16"], "heads": ["16"], "tokens": ["16384"]}
-WAYS: dict[str, list[Way]] = {
-    "build": [
-        lambda *_: {"arch": []},
-        lambda *_: {"list_configs": True},
-        lambda *_: {"dry_run": True},
-        lambda _, folder: {"emit_to": [str(folder)]},
-    ],
-    "bench": [
-        lambda *_: {"backend": ["none"]},
-        # Beside --read other options ask for some of the records: here for all.
-        lambda _, folder: dict.fromkeys(GIVEN, EMPTY) | {"read": [str(records_file(folder))]},
-    ],
-    "tune": [
-        lambda *_: {"config": [], "device": []},
-        lambda *_: {"config": [], "dry_run": True},
-        lambda config, folder: {"config": [], "read": [str(journal_file(folder, config))]},
-    ],
-    "ladder": [lambda *_: {"part": ["speed"]}],  # other parts compile eight configs
-    "compare": [
-        lambda *_: _RECORDED | {"config": [], "paths": FILES, "seqlen": ["4096"]},
-        lambda *_: {"config": [], "paths": FILES[:2], "seqlen": []},
-        lambda *_: {"cutlass_profiler": True},
-    ],
-}
-# What a command says whose line has all of these words, if it does not end with 0 here.
-REFUSALS: dict[tuple[str, ...], str] = {
-    ("build",): r"no architecture to build for: this machine has no GPU",
-    **{
-        ("build", option): rf"(?=.*{option} ).*exclude each other"
-        for option in ("--ops", "--list", "--emit-to")
-    },
-    ("build", "--dry-run"): "--dry-run .*exclude each other|no architecture to build for",
-    ("tune",): "no GPU to tune for",
-    ("tune", "--read", "--install"): "--read .*no --install",
-    ("tune", "--read", "--dry-run"): "--read .*no --dry-run",
-    ("tune", "--dry-run", "--install"): "--dry-run .*no --install",
-    ("tune", "--dry-run", "--html"): "--dry-run .*no --html",
-    ("tune", "--dry-run", "--picture"): "--dry-run .*no --picture",
-    ("profile",): "no CUDA GPU|ncu not found",
-    ("registers",): "no such kernel library; to build the default one: pyflash build",
-    ("diff",): "nvcc|cuobjdump",
-    ("bench", "--out", "--read"): "--read .*no --out",
-    ("bench", "--host", "--read"): "--read .*no --host",
-    ("bench", "--decode", "--read"): "none of its 4 records fits --decode",
-    ("bench", "--host"): "--host has no .*its calls are fixed",
-    ("bench", "--roofline"): "no roofline: the peak rates of .* are not known",
-    ("bench", "--format", "markdown"): "no figures of pyflash and PyTorch flash",
-    ("compare", "--cutlass-profiler"): "no GPU|takes one path",
-    ("compare", "--csv"): "--csv .*--cutlass-profiler",
-    ("cache", "--all"): "go with --prune",
-    ("cache", "--bad"): "go with --prune",
-    ("cache", "--dry-run"): "go with --prune",
-}
-
-
-def records_file(folder: Path) -> Path:
-    path = folder / "records.jsonl"
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in run_of_four()))
-    return path
-
-
-def journal_file(folder: Path, config: KernelConfig) -> Path:
-    """The journal of a run on a GPU that is not here."""
-    path = folder / "journal.jsonl"
-    measured = {"problem": problem_of(config), "config": str(config), "features": "plain"}
-    records = [
-        {"kind": "run", "gpu": "NVIDIA H200", "sm": 90, "refused": {"smem_limit": 3}},
-        {"kind": "sample", **measured, "rung": 2, "seconds": 1e-5},
-        {"kind": "winner", **measured, "seconds": 1e-5, "runners_up": {}},
-    ]
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    return path
 
 
 @dataclass(frozen=True)
