@@ -5,19 +5,38 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
 
+// A thread's values: of an A operand in registers, ((2,2,2),1,MMA_K), and of accumulators of 64 rows, ((2,2,V),1,1): two
+// neighbours, of two rows 8 apart, in every 8 columns; and where these are, from the first.
+template <int kColumns>
+using FragmentA =
+    Layout<Shape<Shape<_2, _2, _2>, _1, Int<kColumns / kMmaK>>, Stride<Stride<_1, _2, _4>, _0, _8>>;
+template <int kColumns>
+using AccShape = Shape<Shape<_2, _2, Int<kColumns / 8>>, _1, _1>;
+template <int kColumns>
+using Accumulator = Layout<AccShape<kColumns>, Stride<Stride<_1, _2, _4>, _0, _0>>;
+template <int kColumns>
+using AccCoords = Layout<AccShape<kColumns>,
+                         Stride<Stride<E<1>, ScaledBasis<_8, 0>, ScaledBasis<_8, 1>>, _0, _0>>;
+// The first value's (row, column) of a thread of the warpgroup.
+CUTE_HOST_DEVICE constexpr auto first_coord(int thread) {
+  return make_coord(thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
+}
+
 // The descriptors of an operand in shared memory, from that of the MMA tile at `data`.
 template <class Traits, class Operand, class Element>
 CUTE_DEVICE auto descriptors(Element* data) {
+  using Slabs = typename Traits::Slabs;
   GmmaDescriptor first;
-  first.bitfield.layout_type_ = static_cast<uint8_t>(Traits::kDescriptorLayout);
+  first.bitfield.layout_type_ = static_cast<uint8_t>(Slabs::kDescriptorLayout);
   first.bitfield.start_address_ = static_cast<uint16_t>(cast_smem_ptr_to_uint(data) >> 4);
   first.bitfield.leading_byte_offset_ = Operand::kLeadingStep;
-  first.bitfield.stride_byte_offset_ = Traits::kEightRows;
+  first.bitfield.stride_byte_offset_ = Slabs::kEightRows;
   return make_tensor(SM90::GMMA::DescriptorIterator{first}, typename Operand::Steps{});
 }
 
@@ -38,10 +57,9 @@ CUTE_DEVICE void gemm_async(Mma mma, A const& tA, B const& tB, Acc& acc, bool ac
 }
 
 // Where a thread's values of an accumulator are: (row, column), partitioned like it.
-template <class Traits, int kColumns>
+template <int kColumns>
 CUTE_DEVICE auto coords_of(int thread) {  // (MMA,MMA_M,MMA_N)
-  return make_tensor(make_inttuple_iter(Traits::first_coord(thread)),
-                     typename Traits::template AccCoords<kColumns>{});
+  return make_tensor(make_inttuple_iter(first_coord(thread)), AccCoords<kColumns>{});
 }
 
 // Waits until at most the kPending newest groups are in flight; acc is that of an older one.

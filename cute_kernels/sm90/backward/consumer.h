@@ -25,19 +25,18 @@ struct Consumer {
   static constexpr int kBlockM = Traits::kBlockM;
   static constexpr int kHeadDim = Traits::kHeadDim;
   template <int kColumns>
-  using Accumulator =
-      decltype(make_tensor<float>(typename Traits::template Accumulator<kColumns>{}));
-  using AccS = Accumulator<kBlockM>;         // (MMA,MMA_M,MMA_N) of (keys, queries)
-  using AccDKV = Accumulator<kHeadDim>;      // (MMA,MMA_M,MMA_N) of (keys, columns)
-  using AccDQ = Accumulator<Traits::kSlab>;  // (MMA,MMA_M,MMA_N) of (queries, columns)
-  using FragmentP = decltype(make_tensor<Element>(typename Traits::FragmentP{}));
+  using Acc = decltype(make_tensor<float>(Accumulator<kColumns>{}));
+  using AccS = Acc<kBlockM>;         // (MMA,MMA_M,MMA_N) of (keys, queries)
+  using AccDKV = Acc<kHeadDim>;      // (MMA,MMA_M,MMA_N) of (keys, columns)
+  using AccDQ = Acc<Traits::kSlab>;  // (MMA,MMA_M,MMA_N) of (queries, columns)
+  using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
 
   KernelParams const& params;
   SharedStorage& smem;
   Tile const& tile;
   int const warpgroup;  // of the consumers
   float const scale_log2;
-  Mask<Traits, kFeatures> const mask;
+  ScoreMask<Traits, kFeatures> const mask;
   Outputs<Traits> outputs;
 
   AccDKV acc_dK;
@@ -188,10 +187,10 @@ struct Consumer {
     device::at(Site::QK);
     smem.pipeline_Q.wait(read);
     Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
-        of_all_blocks(smem.k + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K,1)
+        of_all_blocks(smem.k + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tSrQ =
         descriptors<Traits, typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaS{}, tSrK(_, _, _, 0), tSrQ(_, _, _, read.stage), acc_S, false);
+    gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
   }
 
   // dP^T = V dO^T
@@ -199,11 +198,10 @@ struct Consumer {
     device::at(Site::dP);
     smem.pipeline_dO.wait(read);
     Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
-        of_all_blocks(smem.v + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K,1)
+        of_all_blocks(smem.v + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tdPrDO =
         descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaS{}, tdPrV(_, _, _, 0), tdPrDO(_, _, _, read.stage), acc_dP,
-               false);
+    gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, false);
   }
 
   // dV += P^T dO
@@ -238,9 +236,8 @@ struct Consumer {
         smem.ds +
         Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
     Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(of_all_blocks(
-        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K,1)
-    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, at_dS.stage), tdQrK(_, _, _, 0), acc_dQ,
-               false);
+        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
+    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, at_dS.stage), tdQrK, acc_dQ, false);
   }
 
   // NOTE: read anew wherever it is needed: the loop has no register for it.

@@ -49,7 +49,7 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
   CUTE_UNROLL
   for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
     device::tma_load<device::CacheHint::kNormal>(loads.keys_map, keys_full,
-                                                 raw_pointer_cast(&sKeys(0, column, 0)), column,
+                                                 raw_pointer_cast(&sKeys(0, column)), column,
                                                  tile.first_key, tile.head_kv, tile.batch);
   }
   device::at(queries_site);

@@ -1,6 +1,4 @@
-// Which scores of a block count. Query i attends the keys j with
-//   -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right
-// so that the last query and the last key are aligned.
+// Which scores of a block count, by the rows and columns of a thread (common/mask.h).
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -17,15 +15,17 @@ using namespace cute;
 // Of one warpgroup's keys, which are rows; a thread holds two. Queries are columns.
 // NOTE: it keeps nothing of its own: the loop that it is asked in has no registers left.
 template <class Traits, BackwardFeatures kFeatures>
-struct Mask {
+struct ScoreMask {
   BackwardParams const& problem;
   int const first_key;  // of the warpgroup
 
   // Whether some key is not attended by some query of the block.
+  // NOTE: queries past the end are no matter: P is 0 there, since lse is infinite.
   CUTE_DEVICE bool cuts(int m_block) const {
-    int const end_key = first_key + Traits::kMmaM;
-    return end_key > problem.seqlen_k || m_block * Traits::kBlockM < begin_of(end_key - 1) ||
-           (m_block + 1) * Traits::kBlockM > end_of(first_key);
+    Interval const uncut = queries_from<kFeatures>(problem, first_key).of_all(Traits::kMmaM);
+    return first_key + Traits::kMmaM > problem.k_sequences().longest ||
+           m_block * Traits::kBlockM < uncut.begin ||
+           (kFeatures.left_window && (m_block + 1) * Traits::kBlockM > uncut.end);
   }
 
   // Sets P to 0 where it does not count.
@@ -36,23 +36,11 @@ struct Mask {
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       int const key = first_key + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      int const begin = begin_of(key) - first_query;
+      auto const queries = queries_from<kFeatures>(problem, key);
       // NOTE: keys past the end score 0, which may be far above lse.
-      int const end = (key < problem.seqlen_k ? end_of(key) : 0) - first_query;
-      set_outside(P, r, begin, end, 0.f);
+      int const end = key < problem.k_sequences().longest ? queries.end(0) : 0;
+      set_outside(P, r, queries.begin(0) - first_query, end - first_query, 0.f);
     }
-  }
-
- private:
-  // The queries that attend a key: [begin, end), as far as there are any.
-  CUTE_DEVICE int begin_of(int key) const {
-    return kFeatures.right_window ? aligned_with(key) - problem.window_right : 0;
-  }
-  CUTE_DEVICE int end_of(int key) const {
-    return kFeatures.left_window ? aligned_with(key) + problem.window_left + 1 : kNoWindow;
-  }
-  CUTE_DEVICE int aligned_with(int key) const {
-    return key - (problem.seqlen_k - problem.seqlen_q);
   }
 };
 

@@ -106,12 +106,9 @@ struct Outputs {
     auto* const memory = reinterpret_cast<Element*>(staged_dQ());
     CUTE_UNROLL
     for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-      store_slab<Traits>(rows_by_columns(acc), column, scale, memory,
-                         params.problem.d_head - column, [&](int row) {
-                           return first_key + row < params.problem.seqlen_k
-                                      ? out + row * strides.row + column
-                                      : nullptr;
-                         });
+      store_slab<Traits>(acc, column, scale, memory,
+                         {out + column, strides.row, params.problem.seqlen_k - first_key,
+                          params.problem.d_head - column});
     }
   }
 };

@@ -49,12 +49,22 @@ struct BackwardParams {
   int seqlen_k;
   int d_head;  // a multiple of 8, at most that of the config
 
-  // Query i attends the keys j with -window_left <= j - (i + seqlen_k - seqlen_q) <= window_right.
+  // As Mask has them.
   int window_left;
   int window_right;
 
   float softmax_scale;
   int n_m_blocks;
+
+  PYFLASH_HOST_DEVICE constexpr Mask mask() const {
+    return {.window_left = window_left, .window_right = window_right};
+  }
+  PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {
+    return Sequences::padded(seqlen_q);
+  }
+  PYFLASH_HOST_DEVICE constexpr Sequences k_sequences() const {
+    return Sequences::padded(seqlen_k);
+  }
 };
 
 // Tiles are key blocks. Those of a section of heads, whose Q, dO and dQ have room in L2 together, go from the first key block

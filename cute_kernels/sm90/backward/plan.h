@@ -24,11 +24,9 @@ struct Workspace {
   int64_t bytes() const { return dq_sum + 2 * numbers; }
 };
 
-constexpr int64_t ceil_div_of(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
 inline Workspace workspace_of(Config const& config, BackwardParams const& problem) {
-  int64_t const n_rows = int64_t(problem.batch) * problem.heads *
-                         ceil_div_of(problem.seqlen_q, config.B_r) * config.B_r;
+  int64_t const n_rows =
+      int64_t(problem.batch) * problem.heads * ceil_div(problem.seqlen_q, config.B_r) * config.B_r;
   return {.dq_sum = n_rows * config.d_head * int64_t(sizeof(float)),
           .numbers = n_rows * int64_t(sizeof(float))};
 }
@@ -37,7 +35,7 @@ inline Workspace workspace_of(Config const& config, BackwardParams const& proble
 inline void set_workspace(Config const& config, BackwardParams& problem, void* memory) {
   Workspace const workspace = workspace_of(config, problem);
   char* const begin = static_cast<char*>(memory);
-  problem.n_m_blocks = int(ceil_div_of(problem.seqlen_q, config.B_r));
+  problem.n_m_blocks = int(ceil_div(problem.seqlen_q, config.B_r));
   problem.dq_sum = reinterpret_cast<float*>(begin);
   problem.lse2 = reinterpret_cast<float*>(begin + workspace.dq_sum);
   problem.delta = reinterpret_cast<float*>(begin + workspace.dq_sum + workspace.numbers);
@@ -48,14 +46,15 @@ inline int64_t n_query_blocks(BackwardParams const& problem) {
 }
 
 inline int64_t n_tiles(Config const& config, BackwardParams const& problem) {
-  return ceil_div_of(problem.seqlen_k, config.B_c) * problem.heads_kv * problem.batch;
+  return int64_t(ceil_div(problem.seqlen_k, config.B_c)) * problem.heads_kv * problem.batch;
 }
 
 // (rows, heads, batch). NOTE: a map has no empty extents; what has no rows is not loaded.
-inline std::array<MapDimension, 3> map_dimensions(int rows, int box, int heads, int batch,
-                                                  TensorStrides const& strides) {
-  return {
-      {{std::max(rows, 1), strides.row, box}, {heads, strides.head, 1}, {batch, strides.batch, 1}}};
+inline std::array<MapDimension, 3> map_dimensions(Sequences const& sequences, int box, int heads,
+                                                  int batch, TensorStrides const& strides) {
+  return {{{std::max(sequences.tensor_rows(), 1), strides.row, box},
+           {heads, strides.head, 1},
+           {sequences.tensor_batches(batch), strides.batch, 1}}};
 }
 
 inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
@@ -68,12 +67,12 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
   auto encode_queries = [&](CUtensorMap& map, void const* base, TensorStrides const& strides) {
     return encode_tensor_map(
         encoder, map, base, form, problem.d_head,
-        map_dimensions(problem.seqlen_q, config.B_r, problem.heads, problem.batch, strides));
+        map_dimensions(problem.q_sequences(), config.B_r, problem.heads, problem.batch, strides));
   };
   auto encode_keys = [&](CUtensorMap& map, void const* base, TensorStrides const& strides) {
-    return encode_tensor_map(
-        encoder, map, base, form, problem.d_head,
-        map_dimensions(problem.seqlen_k, config.B_c, problem.heads_kv, problem.batch, strides));
+    return encode_tensor_map(encoder, map, base, form, problem.d_head,
+                             map_dimensions(problem.k_sequences(), config.B_c, problem.heads_kv,
+                                            problem.batch, strides));
   };
   bool const encoded = encode_queries(params.q_map, problem.q, problem.q_strides) &&
                        encode_queries(params.do_map, problem.grad_o, problem.grad_o_strides) &&
@@ -86,7 +85,7 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   BackwardParams const& problem = params.problem;
   TileOrder& order = params.order;
-  int64_t const n_blocks = ceil_div_of(problem.seqlen_k, config.B_c);
+  int64_t const n_blocks = ceil_div(problem.seqlen_k, config.B_c);
   int64_t const n_heads = int64_t(problem.heads_kv) * problem.batch;
   int const group = problem.heads / problem.heads_kv;
   // Q, dO and the sums of dQ, of a head of K and V.

@@ -28,8 +28,7 @@ CUTE_DEVICE void postprocess_cta(BackwardParams const& problem) {
   int64_t const at = workspace_block(problem, block.batch, block.head, block.m_block);
   auto const* const sums = reinterpret_cast<float4 const*>(problem.dq_sum + at * Traits::kBlockDQ +
                                                            warp * Traits::kWarpDQ);
-  Tensor acc_dQ = make_tensor<float>(
-      typename Traits::template Accumulator<Traits::kSlab>{});  // (MMA,MMA_M,MMA_N)
+  Tensor acc_dQ = make_tensor<float>(Accumulator<Traits::kSlab>{});  // (MMA,MMA_M,MMA_N)
   CUTE_UNROLL
   for (int i = 0; i < Traits::kValuesDQ; i += 4) {
     float4 const values = device::load(sums + i / 4 * 32 + lane);
@@ -44,12 +43,9 @@ CUTE_DEVICE void postprocess_cta(BackwardParams const& problem) {
   TensorStrides const& strides = problem.dq_strides;
   Element* const out = static_cast<Element*>(problem.dq) + block.batch * strides.batch +
                        block.head * strides.head + first_query * strides.row + first_column;
-  store_slab<Traits>(rows_by_columns(acc_dQ), 0, problem.softmax_scale,
-                     smem.rows + warp * Traits::kWarpRows * Traits::kSlab,
-                     problem.d_head - first_column, [&](int row) {
-                       return first_query + row < problem.seqlen_q ? out + row * strides.row
-                                                                   : nullptr;
-                     });
+  store_slab<Traits>(
+      acc_dQ, 0, problem.softmax_scale, smem.rows + warp * Traits::kWarpRows * Traits::kSlab,
+      {out, strides.row, problem.seqlen_q - first_query, problem.d_head - first_column});
 }
 
 }  // namespace pyflash::sm90::backward

@@ -11,21 +11,23 @@ namespace pyflash::sm90::backward {
 
 using namespace cute;
 
-// The keys that a CTA owns, and the blocks [m_begin, m_end) of queries of which some attend some of them: of each query head
-// of the group.
+// The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head of the group.
 struct Tile {
   int first_key;
   int head_kv;
   int batch;
-  int m_begin;
-  int m_end;
-
-  CUTE_DEVICE int n_blocks() const { return max(m_end - m_begin, 0); }
+  Interval blocks;
 };
+
+// The queries that attend keys of a sequence; row 0 of the band is key first_key.
+template <BackwardFeatures kFeatures>
+CUTE_DEVICE auto queries_from(BackwardParams const& problem, int first_key) {
+  return problem.mask().queries_from<kFeatures.left_window, kFeatures.right_window>(
+      first_key, problem.q_sequences().longest, problem.k_sequences().longest);
+}
 
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE Tile tile_of(KernelParams const& params, int index) {
-  constexpr int kBlockM = Traits::kBlockM;
   constexpr int kBlockN = Traits::kBlockN;
   BackwardParams const& problem = params.problem;
   TileOrder const& order = params.order;
@@ -40,18 +42,10 @@ CUTE_DEVICE Tile tile_of(KernelParams const& params, int index) {
   Tile tile;
   tile.first_key = n_block * kBlockN;
   order.by_heads(tile.batch, tile.head_kv, head + section * order.by_section.divisor);
-  int const diagonal = problem.seqlen_k - problem.seqlen_q;  // the key that query 0 is aligned with
-  int const last_key = min(tile.first_key + kBlockN, problem.seqlen_k) - 1;
-  int begin = 0;
-  int end = problem.seqlen_q;
-  if constexpr (kFeatures.right_window) {
-    begin = max(tile.first_key - diagonal - problem.window_right, 0);
-  }
-  if constexpr (kFeatures.left_window) {
-    end = max(min(end, last_key - diagonal + problem.window_left + 1), 0);
-  }
-  tile.m_begin = begin / kBlockM;
-  tile.m_end = ceil_div(end, kBlockM);
+  int const n_keys = min(problem.k_sequences().longest - tile.first_key, kBlockN);
+  tile.blocks = queries_from<kFeatures>(problem, tile.first_key)
+                    .of_some(n_keys)
+                    .blocks_touched(Traits::kBlockM);
   return tile;
 }
 
@@ -64,16 +58,16 @@ struct MBlocks {
   int m_block;
 
   CUTE_DEVICE MBlocks(KernelParams const& params, Tile const& tile)
-      : tile(tile), heads_left(0), head(0), m_block(tile.m_begin) {
-    if (tile.n_blocks() > 0) {
+      : tile(tile), heads_left(0), head(0), m_block(tile.blocks.begin) {
+    if (tile.blocks.size() > 0) {
       heads_left = params.problem.heads / params.problem.heads_kv;
       head = tile.head_kv * heads_left;
     }
   }
   CUTE_DEVICE bool exists() const { return heads_left > 0; }
   CUTE_DEVICE void advance() {
-    if (++m_block == tile.m_end) {
-      m_block = tile.m_begin;
+    if (++m_block == tile.blocks.end) {
+      m_block = tile.blocks.begin;
       ++head;
       --heads_left;
     }

@@ -44,19 +44,19 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Tensor tSrK =
       descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
   Tensor tOrV =
-      descriptors<Traits, typename Traits::OperandV>(smem.v);        // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrP = make_tensor<Element>(typename Traits::FragmentP{});  // (MMA,MMA_M,MMA_K)
-  using AccS = typename Traits::template Accumulator<kBlockN>;       // (MMA,MMA_M,MMA_N)
-  Tensor acc_O = make_tensor<float>(typename Traits::template Accumulator<kHeadDim>{});
+      descriptors<Traits, typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrP = make_tensor<Element>(FragmentA<kBlockN>{});    // (MMA,MMA_M,MMA_K)
+  using AccS = Accumulator<kBlockN>;                           // (MMA,MMA_M,MMA_N)
+  Tensor acc_O = make_tensor<float>(Accumulator<kHeadDim>{});
   // Where this thread's scores are. NOTE: with four consumers and no right window to keep that would take the registers of two
   // of four chains of maxima.
   constexpr bool kKeepsCoords = kNConsumers < 4 || kFeatures.right_window;
-  Tensor tScS = coords_of<Traits, kBlockN>(tidx);
+  Tensor tScS = coords_of<kBlockN>(tidx);
   auto coords_S = [&] {
     if constexpr (kKeepsCoords) {
       return tScS;
     } else {
-      return coords_of<Traits, kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+      return coords_of<kBlockN>(device::fresh_thread_idx() % kWarpgroup);
     }
   };
   Tensor sV = make_tensor(make_smem_ptr(smem.v),
@@ -89,7 +89,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
                                 auto& O) {
     device::at(Site::O_rescale);
-    Tensor tOcO = coords_of<Traits, kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
+    Tensor tOcO = coords_of<kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
     int const first_query = tile.first_query + first_row_query;
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);

@@ -71,7 +71,7 @@ struct ScoreMask {
 
  private:
   static constexpr bool are_columns_as_counted() {
-    typename Traits::template AccCoords<kBlockN> const coords{};
+    AccCoords<kBlockN> const coords{};
     bool same = true;
     for (int c = 0; c < kBlockN / 4; ++c) {
       same = same && get<1>(coords(make_coord(make_coord(c % 2, 0, c / 2), 0, 0))) == column_of(c);

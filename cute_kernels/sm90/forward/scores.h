@@ -41,7 +41,7 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
   using Element = typename Traits::Element;
   device::at(device::Site::QK_g2r);
   ForwardParams const& problem = params.problem;
-  Tensor coords = coords_of<Traits, Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+  Tensor coords = coords_of<Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   float volatile scores[decltype(size(acc_S))::value];
   CUTE_NO_UNROLL
@@ -72,7 +72,7 @@ CUTE_DEVICE void add_alibi_to(AccS& acc_S, KernelParams const& params, Tile cons
     return;
   }
   Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-  Tensor coords = coords_of<Traits, Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+  Tensor coords = coords_of<Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
   Tensor by_rows = rows_by_columns(coords);
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   CUTE_UNROLL

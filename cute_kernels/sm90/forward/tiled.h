@@ -1,4 +1,4 @@
-// The shared-memory layouts by tile_to_shape and the TiledMMAs whose fragments and descriptors traits.h spells out: to look
+// The shared-memory layouts by tile_to_shape and the TiledMMAs whose fragments and descriptors slabs.h and gemm.h spell out: to look
 // at, and to assert that these are the same. No kernel includes it.
 #pragma once
 
@@ -23,16 +23,15 @@ constexpr bool are_same(A const& a, B const& b) {
   }
 }
 
-// Whether what a thread holds of an accumulator is where the coordinates of traits.h say.
+// Whether what a thread holds of an accumulator is where the coordinates of gemm.h say.
 template <class Traits, class TiledMma, int kColumns>
 constexpr bool are_coords_of(TiledMma const& mma) {
   constexpr auto kIdentity = make_identity_tensor(Shape<Int<Traits::kMmaM>, Int<kColumns>>{});
   using Coords = decltype(mma.get_slice(0).partition_C(kIdentity).layout());
-  bool same =
-      std::is_same_v<std::remove_cvref_t<Coords>, typename Traits::template AccCoords<kColumns>>;
+  bool same = std::is_same_v<std::remove_cvref_t<Coords>, AccCoords<kColumns>>;
   for (int thread = 0; thread < kWarpgroup; ++thread) {
     auto const first = mma.get_slice(thread).partition_C(kIdentity)(0);
-    auto const stated = Traits::first_coord(thread);
+    auto const stated = first_coord(thread);
     same = same && get<0>(first) == get<0>(stated) && get<1>(first) == get<1>(stated);
   }
   return same;
@@ -80,7 +79,7 @@ struct KernelTraits<kConfig>::Tiled {
   static_assert(are_same(AccumulatorOf<TiledMmaQK, ShapeS>{}, Accumulator<kBlockN>{}));
   static_assert(are_same(AccumulatorOf<TiledMmaPV, ShapeO>{}, Accumulator<kHeadDim>{}));
   static_assert(are_same(make_layout(decltype(partition_shape_A(TiledMmaPV{}, ShapeS{})){}),
-                         FragmentP{}));
+                         FragmentA<kBlockN>{}));
   static_assert(are_coords_of<KernelTraits, TiledMmaQK, kBlockN>(TiledMmaQK{}));
   static_assert(are_coords_of<KernelTraits, TiledMmaPV, kHeadDim>(TiledMmaPV{}));
 };

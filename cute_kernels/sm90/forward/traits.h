@@ -1,21 +1,20 @@
 // Expands the configuration key to compile-time types: tile shapes, shared-memory layouts, MMA atoms, warpgroup roles. The
 // only place that speaks both languages: the paper's (B_r, B_c, d_head) above, CuTe's (kBlockM, kBlockN, kHeadDim) below.
-//
-// Layouts are spelled out, because the compiler takes seconds to compute them anew for each kernel. That they are what CuTe's
-// tile_to_shape and TiledMMA compute of the same atoms, tiled.h asserts.
+// That the layouts are what CuTe's tile_to_shape and TiledMMA compute of the same atoms, tiled.h asserts.
 #pragma once
 
 #include <cstddef>
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
-#include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/generated/mma_sm90.h"
 #include "cute_kernels/sm90/forward/shape.h"
+#include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
+#include "cute_kernels/sm90/slabs.h"
 
 namespace pyflash::sm90 {
 
@@ -57,81 +56,28 @@ struct KernelTraits {
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
-  static constexpr int kMmaK = 16;
   using MmaQK =
       MMA_Atom<typename MmaAtoms<Element, kBlockN>::template SS<GMMA::Major::K, GMMA::Major::K>>;
   using MmaPV =
       MMA_Atom<typename MmaAtoms<Element, kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
 
-  // Shared memory: slabs of 64 or 32 columns, 128 or 64 bytes a row, their 16-byte chunks permuted among 8 rows as TMA and
-  // the MMAs agree to. A slab is a TMA box.
+  // Shared memory.
   static constexpr int kSlab = slab_columns(kConfig);
-  static constexpr int kSlabs = kHeadDim / kSlab;
-  template <class Plain>
-  using Swizzled =
-      ComposedLayout<std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>,
-                     smem_ptr_flag_bits<16>, Plain>;
-  // Row by row in a slab; the strides of 8 rows.
-  template <int kRows>
-  using RowsOfSlab = Shape<_8, Int<kRows / 8>>;
-  using RowStrides = Stride<Int<kSlab>, Int<8 * kSlab>>;
-  template <int kRows, int kTiles>
-  using SmemLayout =
-      Swizzled<Layout<Shape<RowsOfSlab<kRows>, Shape<Int<kSlab>, Int<kSlabs>>, Int<kTiles>>,
-                      Stride<RowStrides, Stride<_1, Int<kRows * kSlab>>, Int<kRows * kHeadDim>>>>;
-  using SmemLayoutQ = SmemLayout<kMmaM, kNConsumers>;  // (kMmaM,kHeadDim,kNConsumers)
-  using SmemLayoutKV = SmemLayout<kBlockN, kStages>;   // (kBlockN,kHeadDim,kStages)
-  using SmemLayoutVt = Swizzled<Layout<                // (kHeadDim,kBlockN,kStages)
-      Shape<Shape<Int<kSlab>, Int<kSlabs>>, RowsOfSlab<kBlockN>, Int<kStages>>,
-      Stride<Stride<_1, Int<kBlockN * kSlab>>, RowStrides, Int<kBlockN * kHeadDim>>>>;
+  using Slabs = sm90::Slabs<kSlab>;
+  using SmemLayoutQ = typename Slabs::template Rows<kMmaM, kHeadDim, kNConsumers>;
+  using SmemLayoutKV = typename Slabs::template Rows<kBlockN, kHeadDim, kStages>;
+  using SmemLayoutVt = typename Slabs::template Columns<kBlockN, kHeadDim, kStages>;
 
-  // Operands in shared memory are descriptors, whose layouts are the steps from one MMA's tile to others, (1,1,MMA_K) and
-  // stages. In units of 16 bytes.
-  static constexpr int kUnit = 8;  // elements
-  static constexpr int kEightRows = 8 * kSlab / kUnit;
-  static constexpr auto kDescriptorLayout =
-      kSlab == 64 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
-  using StepsInRow = Shape<Int<kSlab / kMmaK>, Int<kSlabs>>;
-  template <int kRows>
-  using StepsOfRow = Stride<Int<kMmaK / kUnit>, Int<kRows * kSlab / kUnit>>;
-  using StageStep = Int<kBlockN * kHeadDim / kUnit>;
-  struct OperandQ {
-    using Steps = Layout<Shape<_1, _1, StepsInRow>, Stride<_0, _0, StepsOfRow<kMmaM>>>;
-    static constexpr int kLeadingStep = 1;  // it has no meaning
-  };
-  struct OperandK {
-    using Steps = Layout<Shape<_1, _1, StepsInRow, Int<kStages>>,
-                         Stride<_0, _0, StepsOfRow<kBlockN>, StageStep>>;
-    static constexpr int kLeadingStep = 1;
-  };
-  struct OperandV {
-    using Steps = Layout<Shape<_1, _1, Int<kBlockN / kMmaK>, Int<kStages>>,
-                         Stride<_0, _0, Int<kMmaK * kSlab / kUnit>, StageStep>>;
-    static constexpr int kLeadingStep = kSlabs > 1 ? kBlockN * kSlab / kUnit : 0;  // of slabs
-  };
-
-  // A thread's values: of P, ((2,2,2),1,MMA_K), and of accumulators of 64 rows, ((2,2,V),1,1): two neighbours, of two rows 8
-  // apart, in every 8 columns; and where these are, from the first.
-  using FragmentP = Layout<Shape<Shape<_2, _2, _2>, _1, Int<kBlockN / kMmaK>>,
-                           Stride<Stride<_1, _2, _4>, _0, _8>>;
-  template <int kColumns>
-  using AccShape = Shape<Shape<_2, _2, Int<kColumns / 8>>, _1, _1>;
-  template <int kColumns>
-  using Accumulator = Layout<AccShape<kColumns>, Stride<Stride<_1, _2, _4>, _0, _0>>;
-  template <int kColumns>
-  using AccCoords = Layout<AccShape<kColumns>,
-                           Stride<Stride<E<1>, ScaledBasis<_8, 0>, ScaledBasis<_8, 1>>, _0, _0>>;
-  // The first value's (row, column) of a thread of the warpgroup.
-  CUTE_HOST_DEVICE static constexpr auto first_coord(int thread) {
-    return make_coord(thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2);
-  }
+  // Operands in shared memory.
+  using OperandQ = typename Slabs::template ByRows<kMmaM, kHeadDim>;
+  using OperandK = typename Slabs::template ByRows<kBlockN, kHeadDim, kStages>;
+  using OperandV = typename Slabs::template ByColumns<kBlockN, kHeadDim, kHeadDim, kStages>;
 
   struct Tiled;  // the same by tile_to_shape and TiledMMA: tiled.h
 
   // A warp's 16 rows of O on their way out, a slab at a time. Where there is no next tile, in place of Q.
   static constexpr int kWarpRows = 16;
-  using SmemLayoutO = Swizzled<  // (kWarpRows,kSlab)
-      Layout<Shape<RowsOfSlab<kWarpRows>, Int<kSlab>>, Stride<RowStrides, _1>>>;
+  using SmemLayoutO = typename Slabs::template OneSlab<kWarpRows>;
   static constexpr int kEpilogue = kPersistent ? kMmaM * kSlab : 0;  // elements, per warpgroup
 
   // Splits of a tile that a cluster of CTAs merges through shared memory: each leaves its part, O and lse in fp32, where K

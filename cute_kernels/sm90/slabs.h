@@ -1,0 +1,72 @@
+// Tiles in shared memory as TMA and the warpgroup MMAs agree on them: slabs of 64 or 32 columns, 128 or 64 bytes a row, their
+// 16-byte chunks permuted among 8 rows. A slab is a TMA box.
+//
+// Layouts are spelled out, because the compiler takes seconds to compute them anew for each kernel.
+#pragma once
+
+#include <type_traits>
+
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/sm90/shape.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+template <int kSlab>
+struct Slabs {
+  static_assert(kSlab == 64 || kSlab == 32);
+
+  template <class Plain>
+  using Swizzled =
+      ComposedLayout<std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>,
+                     smem_ptr_flag_bits<16>, Plain>;
+  // Row by row in a slab; the strides of 8 rows.
+  template <int kRows>
+  using RowsOfSlab = Shape<_8, Int<kRows / 8>>;
+  using RowStrides = Stride<Int<kSlab>, Int<8 * kSlab>>;
+
+  // (kRows,kSlab)
+  template <int kRows>
+  using OneSlab = Swizzled<Layout<Shape<RowsOfSlab<kRows>, Int<kSlab>>, Stride<RowStrides, _1>>>;
+  // (kRows,kColumns), or, of several tiles, (kRows,kColumns,kTiles).
+  template <int kRows, int kColumns, int... kTiles>
+  using Rows = Swizzled<
+      Layout<Shape<RowsOfSlab<kRows>, Shape<Int<kSlab>, Int<kColumns / kSlab>>, Int<kTiles>...>,
+             Stride<RowStrides, Stride<_1, Int<kRows * kSlab>>,
+                    std::enable_if_t<(kTiles > 0), Int<kRows * kColumns>>...>>>;
+  // The same, transposed: (kColumns,kRows,kTiles).
+  template <int kRows, int kColumns, int... kTiles>
+  using Columns = Swizzled<
+      Layout<Shape<Shape<Int<kSlab>, Int<kColumns / kSlab>>, RowsOfSlab<kRows>, Int<kTiles>...>,
+             Stride<Stride<_1, Int<kRows * kSlab>>, RowStrides,
+                    std::enable_if_t<(kTiles > 0), Int<kRows * kColumns>>...>>>;
+
+  // Operands in shared memory are descriptors, whose layouts are the steps from one MMA's tile to others, (1,1,MMA_K) and
+  // tiles. In units of 16 bytes.
+  static constexpr int kUnit = 8;  // elements
+  static constexpr int kEightRows = 8 * kSlab / kUnit;
+  static constexpr auto kDescriptorLayout =
+      kSlab == 64 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
+  // k is along the columns.
+  template <int kRows, int kColumns, int... kTiles>
+  struct ByRows {
+    using Steps =
+        Layout<Shape<_1, _1, Shape<Int<kSlab / kMmaK>, Int<kColumns / kSlab>>, Int<kTiles>...>,
+               Stride<_0, _0, Stride<Int<kMmaK / kUnit>, Int<kRows * kSlab / kUnit>>,
+                      std::enable_if_t<(kTiles > 0), Int<kRows * kColumns / kUnit>>...>>;
+    static constexpr int kLeadingStep = 1;  // it has no meaning
+  };
+  // k is along the rows. kUsed: columns of the operand.
+  template <int kRows, int kColumns, int kUsed, int... kTiles>
+  struct ByColumns {
+    using Steps = Layout<Shape<_1, _1, Int<kRows / kMmaK>, Int<kTiles>...>,
+                         Stride<_0, _0, Int<kMmaK * kSlab / kUnit>,
+                                std::enable_if_t<(kTiles > 0), Int<kRows * kColumns / kUnit>>...>>;
+    static constexpr int kLeadingStep = kUsed > kSlab ? kRows * kSlab / kUnit : 0;  // of slabs
+  };
+};
+
+}  // namespace pyflash::sm90
