@@ -1,30 +1,25 @@
-// The problem as a kernel sees it: pointers, strides, extents. Strides are in elements and 64-bit, so that no offset
-// between rows, heads or batches can overflow.
+// The problem as a kernel sees it: pointers, strides, extents.
 #pragma once
 
 #include <cstdint>
 
+#include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
+#include "cute_kernels/common/tensor_strides.h"
 
 namespace pyflash {
 
-struct TensorStrides {
-  int64_t batch;  // 0 where sequences are packed
-  int64_t row;
-  int64_t head;
-};
-
-// Of lse, whose rows are adjacent.
+// The strides of lse, whose rows are adjacent.
 struct LseStrides {
   int64_t batch;  // 0 where sequences are packed
   int64_t head;
   int64_t split;  // of lse_partial: the number of elements of lse
 };
 
-// A number for each head of q, of fp32 or of q's type. That of a row is
-// data[batch * strides.batch + head * strides.head + row * strides.row], row being that of the Q block's sequence: where
-// heads of q are rows of one Q block, so are their numbers. strides.batch is 0 where all sequences share them.
+// A number for each head of q, of fp32 or of q's type. That of a row is data[strides.offset_of(batch, head, row)], row being
+// that of the Q block's sequence: where heads of q are rows of one Q block, so are their numbers. strides.batch is 0 where all
+// sequences share them.
 struct PerHead {
   void const* data;  // nullptr: none
   TensorStrides strides;
@@ -54,14 +49,16 @@ struct Softcap {
 // A warp merges this many splits of a row at most.
 inline constexpr int kMaxSplits = 128;
 
-// NOTE: the order of members is that in which kernels load them best. mask(), q_sequences() and k_sequences() are
-// made of some of them, which nothing else reads.
+// NOTE: the order of members is that in which kernels load them best. mask(), q_sequences() and kv() are made
+// of some of them, which nothing else reads.
 struct ForwardParams {
   void const* q;  // (batch, seqlen_q, heads, d_head)
-  void const* k;  // (batch, seqlen_k, heads_kv, d_head)
-  void const* v;  // (batch, seqlen_k, heads_kv, d_head)
-  void* o;        // (batch, seqlen_q, heads, d_head)
-  float* lse;     // (batch, heads, seqlen_q), natural log; packed: (heads, total_q)
+  struct {
+    void const* k;  // (batch, seqlen_k, heads_kv, d_head)
+    void const* v;  // (batch, seqlen_k, heads_kv, d_head)
+  } kv_data;
+  void* o;     // (batch, seqlen_q, heads, d_head)
+  float* lse;  // (batch, heads, seqlen_q), natural log; packed: (heads, total_q)
 
   struct {
     int const* q;
@@ -73,8 +70,10 @@ struct ForwardParams {
   float* lse_partial;  // (num_splits, elements of lse)
 
   TensorStrides q_strides;
-  TensorStrides k_strides;
-  TensorStrides v_strides;
+  struct {
+    TensorStrides k;
+    TensorStrides v;
+  } kv_strides;
   TensorStrides o_strides;
   LseStrides lse_strides;
 
@@ -113,22 +112,38 @@ struct ForwardParams {
     attention_chunk = mask.chunk;
   }
 
-  // Where the sequences of q, o and lse lie, and those of k and v. Both are packed, or neither is.
+  // Where the sequences of q, o and lse lie, and K and V with theirs. Both are packed, or neither is.
   PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {
     return {sequence_starts.q, sequence_lengths.longest_q, sequence_lengths.total_q};
   }
-  PYFLASH_HOST_DEVICE constexpr Sequences k_sequences() const {
-    return {sequence_starts.k, sequence_lengths.longest_k, sequence_lengths.total_k};
+  PYFLASH_HOST_DEVICE constexpr KvSource kv() const {
+    return {.k = {kv_data.k, kv_strides.k},
+            .v = {kv_data.v, kv_strides.v},
+            .sequences = {sequence_starts.k, sequence_lengths.longest_k, sequence_lengths.total_k},
+            .heads = heads_kv};
   }
   constexpr void set_q_sequences(Sequences const& sequences) {
     sequence_starts.q = sequences.starts;
     sequence_lengths.longest_q = sequences.longest;
     sequence_lengths.total_q = sequences.total;
   }
-  constexpr void set_k_sequences(Sequences const& sequences) {
-    sequence_starts.k = sequences.starts;
-    sequence_lengths.longest_k = sequences.longest;
-    sequence_lengths.total_k = sequences.total;
+  // The first element of a key's row of a head of K, and of V.
+  // NOTE: of kv(), kernels have other code, and the same function.
+  template <class Element>
+  PYFLASH_HOST_DEVICE constexpr Element const* k_at(int batch, int head, int row) const {
+    return kv_strides.k.at(static_cast<Element const*>(kv_data.k), batch, head, row);
+  }
+  template <class Element>
+  PYFLASH_HOST_DEVICE constexpr Element const* v_at(int batch, int head, int row) const {
+    return kv_strides.v.at(static_cast<Element const*>(kv_data.v), batch, head, row);
+  }
+  constexpr void set_kv(KvSource const& kv) {
+    kv_data = {.k = kv.k.data, .v = kv.v.data};
+    kv_strides = {.k = kv.k.strides, .v = kv.v.strides};
+    sequence_starts.k = kv.sequences.starts;
+    sequence_lengths.longest_k = kv.sequences.longest;
+    sequence_lengths.total_k = kv.sequences.total;
+    heads_kv = kv.heads;
   }
 };
 

@@ -23,7 +23,7 @@ struct Dim {
   int64_t stride;
 };
 
-// Of q, k, v or o.
+// The dimensions of q, k, v or o.
 std::vector<Dim> matrix_dims(ForwardParams const& params, TensorStrides const& strides,
                              int64_t rows, int64_t heads) {
   std::vector<Dim> dims{{rows, strides.row}, {heads, strides.head}, {params.d_head, 1}};
@@ -84,11 +84,12 @@ std::string text_of(double value) {
 }  // namespace
 
 void map_memory(ForwardParams& params, Emulator& emulator) {
-  Sequences q_sequences = params.q_sequences(), k_sequences = params.k_sequences();
-  int64_t const rows_q = q_sequences.tensor_rows(), rows_k = k_sequences.tensor_rows();
+  Sequences q_sequences = params.q_sequences();
+  KvSource kv = params.kv();
+  int64_t const rows_q = q_sequences.tensor_rows(), rows_k = kv.sequences.tensor_rows();
   auto const dims_q = matrix_dims(params, params.q_strides, rows_q, params.heads);
-  auto const dims_k = matrix_dims(params, params.k_strides, rows_k, params.heads_kv);
-  auto const dims_v = matrix_dims(params, params.v_strides, rows_k, params.heads_kv);
+  auto const dims_k = matrix_dims(params, kv.k.strides, rows_k, kv.heads);
+  auto const dims_v = matrix_dims(params, kv.v.strides, rows_k, kv.heads);
   auto const dims_o = matrix_dims(params, params.o_strides, rows_q, params.heads);
   std::vector<Dim> dims_lse{{params.heads, params.lse_strides.head}, {rows_q, 1}};
   if (!q_sequences.is_packed()) {
@@ -105,16 +106,16 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
 
   Mapping mapping(emulator);
   mapping.map("q", params.q, 2, dims_q, false);
-  mapping.map("k", params.k, 2, dims_k, false);
-  mapping.map("v", params.v, 2, dims_v, false);
+  mapping.map("k", kv.k.data, 2, dims_k, false);
+  mapping.map("v", kv.v.data, 2, dims_v, false);
   mapping.map("o", params.o, 2, dims_o, true);
   mapping.map("lse", params.lse, 4, dims_lse, true);
   mapping.map("o_partial", params.o_partial, 4, dims_o_partial, true);
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, true);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, false);
-  mapping.map("cu_seqlens_k", k_sequences.starts, 4, dims_cu_seqlens, false);
+  mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, false);
   params.set_q_sequences(q_sequences);
-  params.set_k_sequences(k_sequences);
+  params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {
     PerHead& numbers = params.*option.values;
     mapping.map(option.name, numbers.data, numbers.is_fp32 ? 4 : 2, per_head_dims(params, numbers),
@@ -132,9 +133,9 @@ std::string numbers_json(ForwardParams const& params) {
            {"heads", params.heads},
            {"heads_kv", params.heads_kv},
            {"seqlen_q", params.q_sequences().longest},
-           {"seqlen_k", params.k_sequences().longest},
+           {"seqlen_k", params.kv().sequences.longest},
            {"total_q", params.q_sequences().total},
-           {"total_k", params.k_sequences().total},
+           {"total_k", params.kv().sequences.total},
            {"d_head", params.d_head}}) {
     add(name, std::to_string(value));
   }

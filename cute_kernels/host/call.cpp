@@ -11,26 +11,25 @@ namespace pyflash {
 namespace {
 
 // But for what padded and packed sequences set apart: batch, lengths, and the strides that depend on them.
-ForwardParams params_of(Input const& q, Input const& k, Input const& v) {
+ForwardParams params_of(Input const& q, Input const& k, Input const& v,
+                        Sequences const& k_sequences) {
   int64_t const heads = q.extents[kHead], d_head = q.extents[kColumn];
   ForwardParams params{};
   params.q = q.view.data;
-  params.k = k.view.data;
-  params.v = v.view.data;
   params.q_strides = q.tensor_strides();
-  params.k_strides = k.tensor_strides();
-  params.v_strides = v.tensor_strides();
+  params.set_kv({.k = {k.view.data, k.tensor_strides()},
+                 .v = {v.view.data, v.tensor_strides()},
+                 .sequences = k_sequences,
+                 .heads = static_cast<int>(k.extents[kHead])});
   params.o_strides = {.batch = 0, .row = heads * d_head, .head = d_head};
   params.heads = static_cast<int>(heads);
-  params.heads_kv = static_cast<int>(k.extents[kHead]);
   params.d_head = static_cast<int>(d_head);
   return params;
 }
 
-void set_padded_lengths(ForwardParams& params, Input const& q, Input const& k) {
+void set_padded_lengths(ForwardParams& params, Input const& q) {
   params.batch = static_cast<int>(q.extents[kBatch]);
   params.set_q_sequences(Sequences::padded(static_cast<int>(q.extents[kRow])));
-  params.set_k_sequences(Sequences::padded(static_cast<int>(k.extents[kRow])));
   int64_t const rows_of_batch = params.heads * q.extents[kRow];
   params.o_strides.batch = rows_of_batch * params.d_head;
   params.lse_strides = {
@@ -44,10 +43,9 @@ Sequences packed_sequences(TensorView const& cu_seqlens, int64_t max_seqlen, Inp
 }
 
 void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t batch,
-                        Input const& q, Input const& k) {
+                        Input const& q) {
   params.batch = static_cast<int>(batch);
   params.set_q_sequences(packed_sequences(packing.cu_seqlens_q, packing.max_seqlen_q, q));
-  params.set_k_sequences(packed_sequences(packing.cu_seqlens_k, packing.max_seqlen_k, k));
   int64_t const total_q = q.extents[kRow];
   params.lse_strides = {.batch = 0, .head = total_q, .split = params.heads * total_q};
 }
@@ -97,7 +95,7 @@ void set_options(ForwardParams& params, Options const& options) {
   params.inverse_scale_log2 =
       static_cast<float>(std::min(1 / (std::numbers::log2e * params.softmax_scale), 1e28));
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
-  params.set_mask(mask_of(options, params.q_sequences(), params.k_sequences()));
+  params.set_mask(mask_of(options, params.q_sequences(), params.kv().sequences));
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto const& tensor = options.*option.member) {
       params.*option.values = per_head(*tensor);
@@ -122,15 +120,18 @@ Problem problem_of(Call const& call, int64_t max_d_head) {
   check_options(options);
   check_per_head_options(options, batch, q);
 
+  Sequences const k_sequences =
+      call.packing ? packed_sequences(call.packing->cu_seqlens_k, call.packing->max_seqlen_k, k)
+                   : Sequences::padded(static_cast<int>(k.extents[kRow]));
   Problem problem{.dtype = dtype,
                   .num_splits = static_cast<int>(options.num_splits),
-                  .params = params_of(q, k, v)};
+                  .params = params_of(q, k, v, k_sequences)};
   ForwardParams& params = problem.params;
   if (call.packing) {
-    set_packed_lengths(params, *call.packing, batch, q, k);
+    set_packed_lengths(params, *call.packing, batch, q);
     set_options(params, options);
   } else {
-    set_padded_lengths(params, q, k);
+    set_padded_lengths(params, q);
     set_options(params, options);
     simplify_one_query(params);
   }

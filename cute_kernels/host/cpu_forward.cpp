@@ -41,7 +41,7 @@ class QBlock {
         config_(config),
         scale_(params.softcap.cap > 0 ? params.softcap.cap : params.softmax_scale),
         B_r_(std::min(config.B_r, params.q_sequences().longest)),
-        B_c_(std::min(config.B_c, std::max(params.k_sequences().longest, 1))),
+        B_c_(std::min(config.B_c, std::max(params.kv().sequences.longest, 1))),
         Q_(B_r_, params.d_head),
         Kt_(params.d_head, B_c_),
         V_(B_c_, params.d_head),
@@ -51,18 +51,24 @@ class QBlock {
         row_sum_(B_r_) {}
 
   // first_row: in the sequence, which may have ended before.
-  void forward(int batch, int64_t head, int first_row) {
+  void forward(int batch, int head, int first_row) {
     Rows const q_rows = params_.q_sequences().rows_of(batch, HostLoader{});
-    Rows const k_rows = params_.k_sequences().rows_of(batch, HostLoader{});
+    KvSource const kv = params_.kv();
+    Rows const k_rows = kv.sequences.rows_of(batch, HostLoader{});
     int const n_rows = std::min(B_r_, q_rows.length - first_row);
     if (n_rows <= 0) {
       return;
     }
     int const d_head = params_.d_head;
-    int64_t const head_kv = head / (params_.heads / params_.heads_kv);
-    HeadMatrix<Element> const q(params_.q, params_.q_strides, batch, head, q_rows.begin, d_head);
-    HeadMatrix<Element> const k(params_.k, params_.k_strides, batch, head_kv, k_rows.begin, d_head);
-    HeadMatrix<Element> const v(params_.v, params_.v_strides, batch, head_kv, k_rows.begin, d_head);
+    int const head_kv = kv.head_of(head, params_.heads);
+    HeadMatrix<Element> const q{static_cast<Element const*>(params_.q) +
+                                    params_.q_strides.offset_of(batch, head, q_rows.begin),
+                                params_.q_strides.row, d_head};
+    auto const matrix_of = [&](KvTensor const& tensor) {
+      return HeadMatrix<Element>{tensor.at<Element>(batch, head_kv, k_rows.begin),
+                                 tensor.strides.row, d_head};
+    };
+    HeadMatrix<Element> const k = matrix_of(kv.k), v = matrix_of(kv.v);
     q.load(Q_, first_row, n_rows);
     O_.clear();
     std::fill(row_max_.begin(), row_max_.end(), -kInfinity);
@@ -191,8 +197,7 @@ class QBlock {
   }
 
   float number_of(PerHead const& numbers, int64_t batch, int64_t head, int64_t row) const {
-    TensorStrides const& strides = numbers.strides;
-    int64_t const i = batch * strides.batch + head * strides.head + row * strides.row;
+    int64_t const i = numbers.strides.offset_of(batch, head, row);
     return numbers.is_fp32 ? static_cast<float const*>(numbers.data)[i]
                            : static_cast<float>(static_cast<Element const*>(numbers.data)[i]);
   }
@@ -200,8 +205,8 @@ class QBlock {
   // first_row: in the sequence, which begins at sequence_row of the tensor.
   void store(int64_t batch, int64_t head, int64_t first_row, int64_t sequence_row, int n_rows) {
     TensorStrides const& strides = params_.o_strides;
-    Element* const o = static_cast<Element*>(params_.o) + batch * strides.batch +
-                       head * strides.head + sequence_row * strides.row;
+    Element* const o =
+        static_cast<Element*>(params_.o) + strides.offset_of(batch, head, sequence_row);
     float* const lse = params_.lse + batch * params_.lse_strides.batch +
                        head * params_.lse_strides.head + sequence_row;
     for (int r = 0; r < n_rows; ++r) {
@@ -238,7 +243,8 @@ void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t
   int64_t const n_blocks = n_row_blocks(params, config);
   for (int64_t task = begin; task < end; ++task) {
     int64_t const head_and_batch = task / n_blocks;
-    q_block.forward(static_cast<int>(head_and_batch / params.heads), head_and_batch % params.heads,
+    q_block.forward(static_cast<int>(head_and_batch / params.heads),
+                    static_cast<int>(head_and_batch % params.heads),
                     static_cast<int>(task % n_blocks * config.B_r));
   }
 }

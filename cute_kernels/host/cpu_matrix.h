@@ -32,13 +32,6 @@ struct HeadMatrix {
   int64_t row_stride;
   int n_columns;
 
-  HeadMatrix(void const* tensor, TensorStrides const& strides, int64_t batch, int64_t head,
-             int64_t first_row, int n_columns)
-      : base(static_cast<Element const*>(tensor) + batch * strides.batch + head * strides.head +
-             first_row * strides.row),
-        row_stride(strides.row),
-        n_columns(n_columns) {}
-
   void load(Tile& tile, int64_t first_row, int64_t n_rows) const {
     tile.clear();
     for (int64_t r = 0; r < n_rows; ++r) {

@@ -138,7 +138,7 @@ Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, i
   }
   int64_t const n_slots = int64_t(n_sms) * shape.ctas_per_sm;
   int const cluster = cluster_of(num_splits, shape.max_cluster, n_tiles, n_slots);
-  Sequences const q = params.q_sequences(), k = params.k_sequences();
+  Sequences const q = params.q_sequences(), k = params.kv().sequences;
   double const batch = params.batch;
   double const mean_q = q.mean_length(params.batch), mean_k = k.mean_length(params.batch);
   Lengths const largest{q.longest, k.longest};

@@ -10,22 +10,21 @@
 namespace pyflash {
 namespace {
 
-constexpr int kElementBytes = 2;
 constexpr int kFewRows = 64;
-
-void const* advance(void const* tensor, int64_t n_elements) {
-  return static_cast<char const*>(tensor) + n_elements * kElementBytes;
-}
+using Element = uint16_t;  // any of 16 bits
 
 // The only query, which is aligned with the last key.
 void drop_keys_before_window(ForwardParams& params) {
-  int const n_keys = params.k_sequences().longest;
+  KvSource kv = params.kv();
+  int const n_keys = kv.sequences.longest;
   int const n_dropped = params.mask().keys_from(n_keys - 1, n_keys).of_some(1).from_0().begin;
-  if (params.k != nullptr) {
-    params.k = advance(params.k, n_dropped * params.k_strides.row);
-    params.v = advance(params.v, n_dropped * params.v_strides.row);
+  for (KvTensor* tensor : {&kv.k, &kv.v}) {
+    if (tensor->data != nullptr) {
+      tensor->data = tensor->at<Element>(/*batch=*/0, /*head=*/0, n_dropped);
+    }
   }
-  params.set_k_sequences(Sequences::padded(n_keys - n_dropped));
+  kv.sequences = Sequences::padded(n_keys - n_dropped);
+  params.set_kv(kv);
   params.set_mask({.window_right = params.mask().window_right});
 }
 
@@ -34,7 +33,7 @@ void drop_keys_before_window(ForwardParams& params) {
 ProblemSize Problem::size() const {
   return {.pairs = int64_t(params.batch) * params.heads,
           .rows = params.q_sequences().longest,
-          .keys = params.k_sequences().longest,
+          .keys = params.kv().sequences.longest,
           .packed = params.q_sequences().is_packed()};
 }
 

@@ -101,7 +101,7 @@ CostedChoice least_expected(Contenders const& contenders, Problem const& problem
         return priced.kind == problem.kind() && !contenders.accepts[priced.index];
       });
   ForwardParams const& params = problem.params;
-  Sequences const q = params.q_sequences(), k = params.k_sequences();
+  Sequences const q = params.q_sequences(), k = params.kv().sequences;
   CostedSize const size{params.batch, params.heads, params.heads_kv, q.longest,         k.longest,
                         q.total,      k.total,      params.mask(),   problem.num_splits};
   if (CostedChoice const* const known = all_accept ? candidates.find_known(size) : nullptr) {

@@ -78,7 +78,7 @@ Tiling tiling_of(ForwardParams const& params, TileShape const& shape) {
   int const n_queries = std::max(shape.B_r / std::max(group, 1), 1);
   int64_t const n_row_blocks = q.most_blocks(n_queries);
   int64_t const in_mask = params.mask().most_blocks(std::min(shape.B_r, q.longest), shape.B_c);
-  int64_t const all = params.k_sequences().most_blocks(shape.B_c);
+  int64_t const all = params.kv().sequences.most_blocks(shape.B_c);
   return {.n_row_blocks = n_row_blocks,
           .n_ctas = n_row_blocks * n_heads * params.batch,
           .n_key_blocks = static_cast<int>(std::min(all, in_mask))};

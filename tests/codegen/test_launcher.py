@@ -89,14 +89,37 @@ def test_persistent_ctas_take_the_tiles_in_rounds(program):
     assert row == "row 0 1"
     # Columns, then group, rows, heads, batch of Q; rows, heads, batch of K and V.
     assert maps == [
-        "map FP16, swizzle 128B: 64 of 128 by 2 1 of 1 by 16 64 of 10000 by 2048 "
+        "map of Q, FP16, swizzle 128B: 64 of 128 by 2 1 of 1 by 16 64 of 10000 by 2048 "
         "1 of 8 by 256 1 of 2 by 20480000",
-        *["map FP16, swizzle 128B: 64 of 128 by 2 64 of 500 by 1024 1 of 4 by 256 "
-          "1 of 2 by 512000"] * 2,
+        *[f"map of {x}, FP16, swizzle 128B: 64 of 128 by 2 64 of 500 by 1024 1 of 4 by 256 "
+          "1 of 2 by 512000" for x in "KV"],
     ]  # fmt: skip
     assert (smem, end) == ("set smem 1024", "returned 0")
     assert launch == "launch 264 x 384, 1024 bytes, stream 0x77, early 1"
     assert "launch 16 x 384" in asked(program, PERSISTENT, 1, 8, 4, 200, 500, 1)[-2]
+
+
+def test_k_and_v_have_maps_of_their_own(program, monkeypatch):
+    monkeypatch.setenv("HEADS_OF_V_FIRST", "1")
+    maps = asked(program, PERSISTENT, 2, 8, 4, 1000, 500, 1)[1:4]
+    assert maps[1:] == [
+        "map of K, FP16, swizzle 128B: 64 of 128 by 2 64 of 500 by 1024 1 of 4 by 256 "
+        "1 of 2 by 512000",
+        "map of V, FP16, swizzle 128B: 64 of 128 by 2 64 of 500 by 256 1 of 4 by 128000 "
+        "1 of 2 by 512000",
+    ]
+
+
+@pytest.mark.parametrize("config", [PERSISTENT, PACKED])
+@pytest.mark.parametrize("seqlen_k", [0, 500])
+def test_packed_sequences_are_one_batch_of_all_rows(program, monkeypatch, config, seqlen_k):
+    """The stride of an extent of 1 is one that the encoder takes; an extent of no keys is 1."""
+    monkeypatch.setenv("PACKED", "1")
+    maps = asked(program, config, 3, 8, 4, 100, seqlen_k, 1)[1:4]
+    assert [line.split(",")[0] for line in maps] == ["map of Q", "map of K", "map of V"]
+    assert all(line.endswith(" 1 of 1 by 16") for line in maps)
+    assert f" of {3 * 100} by " in maps[0]
+    assert all(f" of {max(3 * seqlen_k, 1)} by " in line for line in maps[1:])
 
 
 def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypatch):
@@ -118,7 +141,7 @@ def test_a_cluster_merges_the_splits_of_a_tile(program, num_splits, clusters):
     row, *maps, launch, end = (line for line in lines if not line.startswith("merge"))
     assert row == "row 1 16"
     assert maps[0] == (
-        "map BF16, swizzle 64B: 32 of 96 by 2 16 of 16 by 192 4 of 5 by 6144 1 of 2 by 3072 "
+        "map of Q, BF16, swizzle 64B: 32 of 96 by 2 16 of 16 by 192 4 of 5 by 6144 1 of 2 by 3072 "
         "1 of 3 by 30720"
     )
     assert ("set non-portable clusters 1" in maps) == (clusters == 16)

@@ -15,6 +15,7 @@ namespace {
 
 int const kernel = 0;      // its address is what is launched
 bool has_context = false;  // this thread
+char q_element, k_element, v_element;
 
 CUresult get_current_context(CUcontext* context) {
   *context = has_context ? reinterpret_cast<CUcontext>(0x99) : nullptr;
@@ -22,14 +23,19 @@ CUresult get_current_context(CUcontext* context) {
 }
 
 // As the driver does: refuses a thread without a context.
-CUresult encode(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank, void*,
+CUresult encode(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank, void* base,
                 cuuint64_t const* extents, cuuint64_t const* strides, cuuint32_t const* box,
                 cuuint32_t const*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   if (!has_context) {
     return CUDA_ERROR_INVALID_CONTEXT;
   }
-  std::printf("map %s, swizzle %s:", type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ? "FP16" : "BF16",
+  char const* const tensor = base == &q_element   ? "Q"
+                             : base == &k_element ? "K"
+                             : base == &v_element ? "V"
+                                                  : "nothing";
+  std::printf("map of %s, %s, swizzle %s:", tensor,
+              type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ? "FP16" : "BF16",
               swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? "128B" : "64B");
   for (cuuint32_t i = 0; i < rank; ++i) {
     std::printf(" %llu of %llu by %llu", (unsigned long long)box[i], (unsigned long long)extents[i],
@@ -131,15 +137,20 @@ int main(int, char** argv) {
   kernels.describe(row);
   std::printf("row %d %d\n", int(row.shape.packs_heads), row.shape.max_cluster);
 
-  static char element;
   ForwardParams params{};
-  params.q = params.k = params.v = &element;
+  params.q = &q_element;
   params.batch = std::atoi(argv[2]);
   params.heads = std::atoi(argv[3]);
-  params.heads_kv = std::atoi(argv[4]);
+  int const heads_kv = std::atoi(argv[4]);
   int const seqlen_q = std::atoi(argv[5]), seqlen_k = std::atoi(argv[6]);
-  params.set_q_sequences(Sequences::padded(seqlen_q));
-  params.set_k_sequences(Sequences::padded(seqlen_k));
+  // Packed: sequences of these lengths, of which nothing is read.
+  static int const starts[] = {0};
+  bool const packed = std::getenv("PACKED") != nullptr;
+  auto const sequences = [&](int seqlen) {
+    return packed ? Sequences::packed(starts, seqlen, params.batch * seqlen)
+                  : Sequences::padded(seqlen);
+  };
+  params.set_q_sequences(sequences(seqlen_q));
   params.num_splits = std::atoi(argv[7]);
   params.cluster = params.num_splits <= row.shape.max_cluster ? params.num_splits : 1;
   params.d_head = row.d_head;
@@ -148,7 +159,15 @@ int main(int, char** argv) {
     return TensorStrides{of_row * (seqlen > 0 ? seqlen : 1), of_row, row.d_head};
   };
   params.q_strides = strides(params.heads, seqlen_q);
-  params.k_strides = params.v_strides = strides(params.heads_kv, seqlen_k);
+  TensorStrides strides_v = strides(heads_kv, seqlen_k);
+  if (std::getenv("HEADS_OF_V_FIRST") != nullptr) {
+    strides_v.row = row.d_head;
+    strides_v.head = int64_t(seqlen_k) * row.d_head;
+  }
+  params.set_kv({.k = {&k_element, strides(heads_kv, seqlen_k)},
+                 .v = {&v_element, strides_v},
+                 .sequences = sequences(seqlen_k),
+                 .heads = heads_kv});
   params.set_mask({.window_left = kNoWindow, .window_right = kNoWindow});
   if (char const* const reason = row.refusal ? row.refusal(row, params) : nullptr) {
     std::printf("refused: %s\n", reason);

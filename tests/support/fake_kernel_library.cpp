@@ -55,13 +55,13 @@ constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
 #if defined(REFUSES_PADDED)
 char const* refusal(Row const&, pyflash::ForwardParams const& params) {
-  return params.q_sequences().is_packed() && params.k_sequences().is_packed() ? nullptr
-                                                                              : "it is padded";
+  return params.q_sequences().is_packed() && params.kv().sequences.is_packed() ? nullptr
+                                                                               : "it is padded";
 }
 #elif defined(REFUSES_STRIDE_0)
 char const* refusal(Row const&, pyflash::ForwardParams const& params) {
   for (pyflash::TensorStrides const& strides :
-       {params.q_strides, params.k_strides, params.v_strides}) {
+       {params.q_strides, params.kv().k.strides, params.kv().v.strides}) {
     if (strides.row == 0 || strides.head == 0 ||
         (!params.q_sequences().is_packed() && strides.batch == 0)) {
       return "it has a stride of 0";

@@ -50,7 +50,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   BlockCoord const coord = block_coord<Traits, kMaskEnds>(params);
   int const m_block = coord.m_block;
   Rows const q_rows = params.q_sequences().rows_of(coord.batch, device::Loader{});
-  Rows const k_rows = params.k_sequences().rows_of(coord.batch, device::Loader{});
+  Rows const k_rows = params.kv().sequences.rows_of(coord.batch, device::Loader{});
   int const rows_left = q_rows.length - m_block * kBlockM;
   if (rows_left <= 0) {
     return;
@@ -64,17 +64,18 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   int const end_block = min(begin_block + blocks_per_split, blocks.end);
 
   // Global tensors, partitioned by the threads that copy them: (CPY_M,CPY_K,n_blocks).
-  int const head_kv = coord.head / (params.heads / params.heads_kv);
+  int const head_kv = params.kv().head_of(coord.head, params.heads);
   BlockCopy<Traits, kBlockM> const copy_M;
   BlockCopy<Traits, kBlockN> const copy_N;
-  Tensor tQgQ = copy_M.partition(
-      head_matrix<Element const>(params.q, params.q_strides, coord.batch, coord.head, q_rows));
+  Tensor tQgQ =
+      copy_M.partition(head_matrix<Element const>(params.q, params.q_strides, coord, q_rows));
   Tensor tKgK = copy_N.partition(
-      head_matrix<Element const>(params.k, params.k_strides, coord.batch, head_kv, k_rows));
+      head_matrix(params.template k_at<Element>(coord.batch, head_kv, k_rows.begin),
+                  params.kv_strides.k, k_rows));
   Tensor tVgV = copy_N.partition(
-      head_matrix<Element const>(params.v, params.v_strides, coord.batch, head_kv, k_rows));
-  Tensor tOgO = copy_M.partition(
-      head_matrix<Element>(params.o, params.o_strides, coord.batch, coord.head, q_rows));
+      head_matrix(params.template v_at<Element>(coord.batch, head_kv, k_rows.begin),
+                  params.kv_strides.v, k_rows));
+  Tensor tOgO = copy_M.partition(head_matrix<Element>(params.o, params.o_strides, coord, q_rows));
 
   // Shared memory, and this lane's rows of its 16 x 16 tiles: of Q (M,K), of K and V^T (N,K).
   // NOTE: a stage by its address: an index inside of a swizzled layout would put its XOR into the loop.

@@ -34,7 +34,7 @@ CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
     constexpr int kL2Rows = (32 << 20) / (2 * Traits::kHeadDim * sizeof(typename Traits::Element));
     int const n_rest = params.num_splits * params.heads * params.batch;
     int64_t const heads_in_L2 =
-        int64_t(kL2Rows / max(params.k_sequences().longest, 1)) * (params.heads / params.heads_kv);
+        int64_t(kL2Rows / max(params.kv().sequences.longest, 1)) * (params.heads / params.heads_kv);
     int const per_section = max(int(min(heads_in_L2, int64_t(n_rest))), 1);
     int const first = device::block_idx() / (per_section * n_m_blocks) * per_section;
     int const in_section = device::block_idx() - first * n_m_blocks;
@@ -51,13 +51,17 @@ CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
 }
 
 // One head of one sequence as a matrix, (rows,columns).
-template <class Element, class Pointer>
-CUTE_DEVICE auto head_matrix(Pointer* base, TensorStrides const& strides, int batch, int head,
-                             Rows const& rows) {
-  Element* const first = static_cast<Element*>(base) + batch * strides.batch + head * strides.head +
-                         rows.begin * strides.row;
+template <class Element>
+CUTE_DEVICE auto head_matrix(Element* first, TensorStrides const& strides, Rows const& rows) {
   return make_tensor(make_gmem_ptr(first), make_shape(rows.length, int{}),
                      make_stride(strides.row, _1{}));
+}
+// That of Q or O.
+template <class Element, class Pointer>
+CUTE_DEVICE auto head_matrix(Pointer* base, TensorStrides const& strides, BlockCoord const& coord,
+                             Rows const& rows) {
+  Element* const tensor = static_cast<Element*>(base);
+  return head_matrix(strides.at(tensor, coord.batch, coord.head, rows.begin), strides, rows);
 }
 
 }  // namespace pyflash::sm80

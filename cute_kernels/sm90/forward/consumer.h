@@ -118,7 +118,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
   auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
-    if (problem.k_sequences().is_packed() && n_rows < kBlockN) {
+    if (problem.kv().sequences.is_packed() && n_rows < kBlockN) {
       device::at(Site::V_r2s);
       smem.pipeline_V.wait(read_V);
       constexpr int kVector = 8;

@@ -17,7 +17,8 @@ using device::Site;
 // The rows of each warpgroup. By one thread.
 template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void load_Q(KernelParams const& params, typename Traits::SharedStorage& smem,
-                        TileSchedule<Traits, kFeatures>& schedule, bool packed_q) {
+                        TileSchedule<Traits, kFeatures>& schedule) {
+  Sequences const sequences = params.problem.q_sequences();
   Tensor sQ = make_tensor(make_smem_ptr(smem.q),
                           typename Traits::SmemLayoutQ{});  // (kMmaM,kHeadDim,kNConsumers)
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
@@ -36,7 +37,7 @@ CUTE_DEVICE void load_Q(KernelParams const& params, typename Traits::SharedStora
         device::tma_load<device::CacheHint::kNormal>(
             params.q_map, full, raw_pointer_cast(&sQ(0, column, warpgroup)), column, 0,
             tile.q_rows.begin + tile.first_query + warpgroup * n_queries, tile.head,
-            packed_q ? 0 : tile.batch);
+            sequences.tensor_batch(tile.batch));
       }
     }
     write.advance();
@@ -56,8 +57,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
 
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
-  bool const packed_k = params.problem.k_sequences().is_packed();
-  bool const packed_q = params.problem.q_sequences().is_packed();
+  KvSource const kv = params.problem.kv();
   TileSchedule<Traits, kFeatures> schedule(params);
 
   // The blocks of K, or of V, last block first.
@@ -65,10 +65,9 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
     RingPosition<Traits::kStages> write;
     for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
-      int const head_kv = Traits::kPackGqa
-                              ? tile.head
-                              : tile.head / (params.problem.heads / params.problem.heads_kv);
-      int const batch = packed_k ? 0 : tile.batch;
+      int const head_kv =
+          Traits::kPackGqa ? tile.head : kv.head_of(tile.head, params.problem.heads);
+      int const batch = kv.sequences.tensor_batch(tile.batch);
       for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
         CUTE_UNROLL
@@ -83,7 +82,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
 
   if (warp == 0) {
     device::at(Site::Q_g2s);
-    load_Q<Traits, kFeatures>(params, smem, schedule, packed_q);
+    load_Q<Traits, kFeatures>(params, smem, schedule);
   } else if (warp == 1) {
     device::at(Site::K_g2s);
     load_blocks(params.k_map, smem.pipeline_K, sK);

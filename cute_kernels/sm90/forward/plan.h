@@ -41,12 +41,13 @@ inline std::array<MapDimension, 4> map_dimensions_Q(Config const& config,
 // Those of the maps of K and of V: (rows, heads, batch).
 inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config,
                                                      ForwardParams const& problem,
-                                                     TensorStrides const& strides) {
-  Sequences const sequences = problem.k_sequences();
+                                                     KvTensor const& tensor) {
+  KvSource const kv = problem.kv();
+  TensorStrides const& strides = tensor.strides;
   // NOTE: a map has no empty extents; without keys, nothing is loaded.
-  return {{{std::max(sequences.tensor_rows(), 1), strides.row, config.B_c},
-           {problem.heads_kv, strides.head, 1},
-           {sequences.tensor_batches(problem.batch), strides.batch, 1}}};
+  return {{{std::max(kv.sequences.tensor_rows(), 1), strides.row, config.B_c},
+           {kv.heads, strides.head, 1},
+           {kv.sequences.tensor_batches(problem.batch), strides.batch, 1}}};
 }
 
 // Few queries wait for memory. Where rows are no whole lines, whoever loads the next head loads the rest of these.
@@ -64,15 +65,15 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
     return cudaErrorNotSupported;
   }
   ForwardParams const& problem = params.problem;
+  KvSource const kv = problem.kv();
   auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without keys.
     return encode_tensor_map(encoder, map, base ? base : problem.q,
                              form_of_maps(config, problem.d_head), problem.d_head, dimensions);
   };
-  bool const encoded =
-      encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
-      encode(params.k_map, problem.k, map_dimensions_KV(config, problem, problem.k_strides)) &&
-      encode(params.v_map, problem.v, map_dimensions_KV(config, problem, problem.v_strides));
+  bool const encoded = encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
+                       encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem, kv.k)) &&
+                       encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem, kv.v));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -95,7 +96,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
   }
-  if (problem.sinks.data != nullptr && problem.k_sequences().longest == 0) {
+  if (problem.sinks.data != nullptr && problem.kv().sequences.longest == 0) {
     return "it has sinks and no keys";
   }
   if (count_tiles(config, problem) > kMaxTiles) {
@@ -104,8 +105,8 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
   if (char const* const reason = refusal_of_map(map_dimensions_Q(config, problem))) {
     return reason;
   }
-  for (TensorStrides const& strides : {problem.k_strides, problem.v_strides}) {
-    if (char const* const reason = refusal_of_map(map_dimensions_KV(config, problem, strides))) {
+  for (KvTensor const& tensor : {problem.kv().k, problem.kv().v}) {
+    if (char const* const reason = refusal_of_map(map_dimensions_KV(config, problem, tensor))) {
       return reason;
     }
   }
@@ -114,7 +115,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
 
 // Keys that a query attends, of sequences of the largest lengths.
 inline int count_keys(ForwardParams const& problem, int query) {
-  int const n_keys = problem.k_sequences().longest;
+  int const n_keys = problem.kv().sequences.longest;
   int const aligned = aligned_column(query, problem.q_sequences().longest, n_keys);
   return problem.mask().keys_from(aligned, n_keys).of_some(1).from_0().size();
 }
@@ -129,7 +130,7 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   int64_t const n_m_blocks = count_m_blocks(config, problem);
   int64_t const n_rest = int64_t(n_heads) * (problem.num_splits / cluster) * problem.batch;
   int64_t const bytes_of_kv =
-      int64_t(problem.k_sequences().longest) * 2 * config.d_head * kElementBytes;
+      int64_t(problem.kv().sequences.longest) * 2 * config.d_head * kElementBytes;
   Sections const sections =
       divide_into_sections(config.persistent && cluster == 1, n_ctas, n_m_blocks, n_rest,
                            n_heads / problem.heads_kv, bytes_of_kv);

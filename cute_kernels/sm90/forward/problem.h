@@ -103,7 +103,7 @@ struct TileSchedule {
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;
     tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
-    tile.k_rows = problem.k_sequences().rows_of(tile.batch, device::Loader{});
+    tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
     tile.blocks = attended(tile, tile.first_query, n_queries);
     if (problem.num_splits > 1) {
       int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);

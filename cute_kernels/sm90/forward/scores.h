@@ -49,14 +49,12 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
     PackedRow const row = unpack_row<Traits>(params, get<0>(coords(i)));
     int const head = tile.head * group + row.head;
     int const query = tile.q_rows.begin + min(first_query + row.query, tile.q_rows.length - 1);
-    int const key = problem.k_sequences().begin_of(tile.batch, device::Loader{}) +
+    int const key = problem.kv().sequences.begin_of(tile.batch, device::Loader{}) +
                     n_block * Traits::kBlockN + get<1>(coords(i));
-    scores[i] = dot(static_cast<Element const*>(problem.q) + tile.batch * problem.q_strides.batch +
-                        head * problem.q_strides.head + query * problem.q_strides.row,
-                    static_cast<Element const*>(problem.k) + tile.batch * problem.k_strides.batch +
-                        head / (problem.heads / problem.heads_kv) * problem.k_strides.head +
-                        key * problem.k_strides.row,
-                    problem.d_head);
+    scores[i] = dot(
+        problem.q_strides.at(static_cast<Element const*>(problem.q), tile.batch, head, query),
+        problem.template k_at<Element>(tile.batch, problem.kv().head_of(head, problem.heads), key),
+        problem.d_head);
   }
   CUTE_UNROLL
   for (int i = 0; i < size(acc_S); ++i) {

@@ -320,16 +320,16 @@ BUGS = [
     ),
     Bug(
         "heads_of_another_group",
-        (condition("coord.head / (params.heads / params.heads_kv)",
+        (condition("params.kv().head_of(coord.head, params.heads)",
                    "(BUG ? coord.head % params.heads_kv :"
-                   " coord.head / (params.heads / params.heads_kv))"),),
+                   " params.kv().head_of(coord.head, params.heads))"),),
         problem="groups",
     ),
     Bug(
         "packed_keys_from_the_first_on",
-        (condition("params.k_sequences().rows_of(",
-                   "(BUG ? Sequences::padded(params.k_sequences().longest)"
-                   " : params.k_sequences()).rows_of("),),
+        (condition("params.kv().sequences.rows_of(",
+                   "(BUG ? Sequences::padded(params.kv().sequences.longest)"
+                   " : params.kv().sequences).rows_of("),),
         problem="packed",
     ),
     Bug(
