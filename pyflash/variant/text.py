@@ -59,5 +59,4 @@ def _constant_text(node: Node) -> tuple[str, int]:
 def float_text(value: float) -> str:
     """The shortest decimal whose nearest f32 it is."""
     texts = (f"{value:.{digits}g}" for digits in range(1, 10))
-    text = next(text for text in texts if rounded(float(text)) == value)
-    return text if any(mark in text for mark in ".enf") else text + ".0"
+    return repr(next(float(text) for text in texts if rounded(float(text)) == value))

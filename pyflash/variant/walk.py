@@ -11,20 +11,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def postorder(*roots: Node) -> Iterator[Node]:
-    """Each distinct node once, operands before what uses them."""
+def _operands(node: Node) -> tuple[Node, ...]:
+    return node.args
+
+
+def postorder(
+    *roots: Node, operands: Callable[[Node], tuple[Node, ...]] = _operands
+) -> Iterator[Node]:
+    """Each distinct node once, operands before what uses them. operands: those that are walked."""
     seen: set[Node] = set()
     stack = [(root, False) for root in reversed(roots)]
     while stack:
         node, ready = stack.pop()
         if node in seen:
             continue
-        if ready or not node.args:
+        if ready or not operands(node):
             seen.add(node)
             yield node
         else:
             stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node.args))
+            stack.extend((arg, False) for arg in reversed(operands(node)))
 
 
 def preorder(*roots: Node) -> Iterator[Node]:

@@ -1,0 +1,134 @@
+"""Emitted C++ computes what the tree does. One call of the compiler for all of it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from support.emitted_variants import Emitted
+from support.programs import captured, integer_program, is_exact, pairs, program
+
+from pyflash.variant import Variant, parse
+from pyflash.variant.arithmetic import applied
+from pyflash.variant.cpp import header_of, struct_of
+from pyflash.variant.evaluate import evaluate
+from pyflash.variant.expr import params_of
+from pyflash.variant.scalars import F32, ROUNDINGS
+from pyflash.variant.tiles import Problem, Tile, tile
+
+LISTS = {name: value.tolist() for name, value in captured().items()}
+RANDOM = [program(Random(seed)) for seed in range(40)]
+MASKS = [integer_program(Random(1000 + seed)) for seed in range(40)]
+# Masks that both judge alike.
+SAME = [
+    "a: s where k <= q + k_len - q_len",
+    "a: s where (k <= q) & (q - k < 7)",
+    "a: s where (k // 8 == q // 8) | (k % 16 < 3)",
+    "a(n: i32): s where abs(q - k) <= n * 3",
+    "a(ids: i32[1]): s where ids[q % 7] == ids[k % 7]",
+    "a(far: i64[1]): s where far[min(q, 4)] <= far[min(k, 4)]",
+    "a(keep: bool[2], flag: bool): s where keep[q % 5, h % 4] & flag ^ (k < 5)",
+    "a: s where where(h == 2, clamp(k, 3, q), -q // 3) <= q_len >> 2",
+]
+ALIKE = [parse(text) for text in SAME]
+# Each operation on its own.
+UNARY = ["exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos", "erf"]
+SINGLE = [parse(f"a: {op}(s)") for op in [*UNARY, "floor", "abs", "f16", "bf16", "-"]]
+SINGLE += [parse(f"a(x: f32): {text}") for text in ("s / x", "min(s, x)", "max(x, s)")]
+SINGLE += [parse(f"a: f32(i32(s * {factor}))") for factor in ("1.0", "1e9", "-1e30")]
+SINGLE += [parse(f"a(n: i32): f32((q * 99999 + s_) {op} n)".replace("s_", "i32(s * 1e8)"))
+           for op in ("*", "+", "//", "%", "<<", ">>", "&", "|", "^")]  # fmt: skip
+ALL = [*RANDOM, *MASKS, *ALIKE, *SINGLE]
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory) -> Emitted:
+    return Emitted(ALL, captured(), tmp_path_factory.mktemp("emitted"))
+
+
+@pytest.mark.parametrize("which", range(len(ALL)))
+def test_it_computes_what_the_tree_does(emitted, which):
+    variant = ALL[which]
+    values = pairs(Random(which), 256)
+    score, mask, _ = np.broadcast_arrays(*evaluate(variant, values), values["s"])
+    found, shown = emitted.run(which, values)
+    np.testing.assert_array_equal(shown, mask)
+    visible = mask & ~np.isneginf(score)
+    if is_exact(variant):
+        np.testing.assert_array_equal(found[visible], score[visible])
+    else:  # libm rounds float32 on its own
+        scale = np.abs(score[visible & np.isfinite(score)]).max(initial=1)
+        np.testing.assert_allclose(found[visible], score[visible], rtol=1e-5, atol=1e-6 * scale)
+
+
+def test_rounding_is_the_same(emitted):
+    """At every exponent, on both sides of ties."""
+    near = [2.0**e * (1 + m / 4096) for e in range(-30, 18) for m in (0, 1, 2, 3, 4, 6, 4095)]
+    values = np.array([*near, 65519.0, 65520.0, np.inf, 3e38, 2.0**-149], np.float32)
+    values = np.concatenate([values, -values, np.array([0.0, -0.0, np.nan], np.float32)])
+    at = {name: np.zeros(len(values)) for name in pairs(Random(0))} | {"s": values}
+    for op in ROUNDINGS:
+        which = ALL.index(parse(f"a: {op}(s)"))
+        expected = [applied(op, F32, value.item()) for value in values]
+        found = emitted.run(which, at)[0]
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+def tiles_at(random: Random, count: int) -> list[tuple[Tile, Problem]]:
+    found = []
+    for _ in range(count):
+        q, k = random.randrange(40), random.randrange(40)
+        at = Tile(
+            (q, q + random.randrange(6)), (k, k + random.randrange(6)), 1, random.randrange(4)
+        )
+        found.append((at, Problem(random.randrange(60), random.randrange(60), q0=3, k0=7)))
+    return found
+
+
+def truth(variant: Variant, at: Tile, problem: Problem) -> str:
+    q, k = np.mgrid[at.q[0] : at.q[1] + 1, at.k[0] : at.k[1] + 1]
+    names = {name: getattr(problem, name) for name in ("q_len", "k_len", "q0", "k0")}
+    here = {"q": q, "k": k, "b": at.b, "h": at.h, "s": np.float32(0), **names, **captured()}
+    shown = evaluate(variant, here)[1]
+    return "all" if shown.all() else "some" if shown.any() else "none"
+
+
+@pytest.mark.parametrize("which", range(len(RANDOM), len(RANDOM) + len(MASKS) + len(ALIKE)))
+def test_tiles_are_never_judged_wrongly(emitted, which):
+    variant = ALL[which]
+    places = tiles_at(Random(which), 60)
+    rows = [(at.b, at.h, *at.q, *at.k, p.q_len, p.k_len, p.q0, p.k0) for at, p in places]
+    judged = emitted.tiles(which, rows)
+    normal = {f"p{i}": LISTS[param.name] for i, param in enumerate(variant.captured)}
+    for verdict, (at, problem) in zip(judged, places, strict=True):
+        assert verdict in ("some", truth(variant, at, problem))
+        if variant in ALIKE:
+            assert verdict == tile(variant.normal.mask, at, problem, normal)
+
+
+def test_what_a_causal_mask_judges_is_not_all_some(emitted):
+    rows = [(0, 0, q, q + 3, k, k + 3, 40, 40, 0, 0) for q in (0, 20) for k in (0, 20)]
+    assert emitted.tiles(ALL.index(ALIKE[0]), rows) == ["some", "none", "all", "some"]
+
+
+def test_the_text_says_where_it_is_from():
+    variant = parse("alibi(slope: f32[1]): s + slope[h] * (k - q) where k <= q")
+    text = header_of(variant)
+    assert f"// {variant}\nstruct Variant_{variant.key} {{" in text
+    assert "Table<float, 1> p0;  // slope" in text
+    assert "return {params.p0.at(h)};" in text
+    assert "return (float(k - q) * uniform.u0) + s;" in text
+    assert "return k <= q;" in text
+
+
+def test_sums_that_may_wrap_are_written_so():
+    text = struct_of(parse("a(n: i32): s where (q + 5) * (k + 3) == n * 2"))
+    assert "wrapping_mul(params.p0, 2)" in text
+    assert "q + 5" in text
+
+
+def test_programs_use_every_parameter():
+    used = {param.name for variant in RANDOM for param in params_of(variant.score, variant.mask)}
+    assert used == set(LISTS)
