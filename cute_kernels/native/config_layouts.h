@@ -133,6 +133,9 @@ Description describe() {
   if constexpr (requires { typename Traits::SmemLayoutQ; }) {
     smem("Q", typename Traits::SmemLayoutQ{});
   }
+  if constexpr (requires { typename Traits::SmemLayoutDO; }) {
+    smem("dO", typename Traits::SmemLayoutDO{});
+  }
   if constexpr (requires { typename Traits::SmemLayoutKV; }) {
     smem("K", typename Traits::SmemLayoutKV{});
     smem("V", typename Traits::SmemLayoutKV{});
@@ -142,6 +145,9 @@ Description describe() {
   }
   if constexpr (requires { typename Traits::SmemLayoutP; }) {
     smem("P", typename Traits::SmemLayoutP{});
+  }
+  if constexpr (requires { typename Traits::SmemLayoutDSt; }) {
+    smem("dS^T", typename Traits::SmemLayoutDSt{});
   }
   if constexpr (requires { typename Traits::SmemLayoutO; }) {
     smem("O", typename Traits::SmemLayoutO{});
@@ -158,6 +164,9 @@ Description describe() {
   PYFLASH_MEMBER(v)
   PYFLASH_MEMBER(p)
   PYFLASH_MEMBER(o)
+  PYFLASH_MEMBER(grad_o)
+  PYFLASH_MEMBER(ds)
+  PYFLASH_MEMBER(dq)
 #undef PYFLASH_MEMBER
   return result;
 }

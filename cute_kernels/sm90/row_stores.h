@@ -5,6 +5,8 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/shape.h"
+#include "cute_kernels/sm90/slabs.h"
 
 namespace pyflash::sm90 {
 
@@ -18,14 +20,12 @@ struct RowStore {
 };
 
 // How the lanes of a warp share the rows of a slab: kRowsAtATime of them in a pass, 16 bytes each.
-template <class Traits>
+template <class Element, int kSlab>
 struct SlabStores {
-  using Element = typename Traits::Element;
-  static constexpr int kSlab = Traits::kSlab;
   static constexpr int kVector = 8;                       // columns in 16 bytes
   static constexpr int kLanesPerRow = kSlab / kVector;    // of a slab
   static constexpr int kRowsAtATime = 32 / kLanesPerRow;  // that a warp stores
-  static constexpr int kPasses = Traits::kWarpRows / kRowsAtATime;
+  static constexpr int kPasses = kWarpRows / kRowsAtATime;
 
   // In the slab, of the first pass.
   CUTE_DEVICE static int row_of(int lane) { return lane / kLanesPerRow; }
@@ -38,7 +38,8 @@ struct SlabStores {
                               device::Site to_global, int first_column, ValueAt const& value_at,
                               StoreAt const& store_at) {
     Tensor sO =
-        make_tensor(make_smem_ptr(memory), typename Traits::SmemLayoutO{});  // (kWarpRows,kSlab)
+        make_tensor(make_smem_ptr(memory),
+                    typename Slabs<kSlab>::template OneSlab<kWarpRows>{});  // (kWarpRows,kSlab)
     device::at(to_shared);
     // Two of the MMA's 8-column groups, by rows 0-7 and 8-15 each, are the four matrices of a store.
     CUTE_UNROLL

@@ -8,7 +8,7 @@ from typing import Any
 from pyflash.bench.contenders import BACKENDS, check_backends, title_of
 from pyflash.bench.measurements import mask
 from pyflash.bench.records import OURS, Record
-from pyflash.config import FORWARD, KernelConfig, named_set, parse
+from pyflash.config import BACKWARD, FORWARD, KernelConfig, named_set, parse
 
 Keeps = Callable[[Record], bool]
 
@@ -18,7 +18,7 @@ SHOWING = ("read", "csv", "plot", "roofline", "html", "form", "over")
 
 
 def passes_of(text: str) -> list[str]:
-    return _words(text, (FORWARD.name, "backward", "both"), "--pass")
+    return _words(text, (FORWARD.name, BACKWARD.name, "both"), "--pass")
 
 
 def dtypes_of(text: str) -> list[str]:

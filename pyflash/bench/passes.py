@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyflash.bench.contenders import Contender
 from pyflash.bench.timing import Calls
+from pyflash.config import BACKWARD as BACKWARD_OP
 from pyflash.config import FORWARD as FORWARD_OP
 from pyflash.op.options import AttentionOptions
 from pyflash.op.reference import attention_ref, expect, tolerance
@@ -23,7 +24,7 @@ class Pass(str, Enum):
     """FLOPs are those of FlashAttention's papers: 2 GEMMs forward, 5 backward."""
 
     FORWARD = FORWARD_OP.name
-    BACKWARD = "backward"
+    BACKWARD = BACKWARD_OP.name
     BOTH = "both"
 
     @property

@@ -1,6 +1,7 @@
 """Configs: what a kernel is, checked in words. Needs no torch and no compiler."""
 
 from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.backward import BACKWARD
 from pyflash.config.base import DType, KernelConfig
 from pyflash.config.family import (
     FAMILIES,
@@ -19,11 +20,13 @@ from pyflash.config.record import Family
 from pyflash.config.rules import Violation
 from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
 from pyflash.config.sm80_forward import FlashForwardKernelConfig
+from pyflash.config.sm90_backward import FlashBackwardSm90Config
 from pyflash.config.sm90_forward import FlashForwardSm90Config
 from pyflash.config.space import Space
 
 __all__ = [
     "ARCHS",
+    "BACKWARD",
     "BUILT",
     "FAMILIES",
     "FORWARD",
@@ -33,6 +36,7 @@ __all__ = [
     "DType",
     "Family",
     "Features",
+    "FlashBackwardSm90Config",
     "FlashForwardKernelConfig",
     "FlashForwardSm90Config",
     "KernelConfig",

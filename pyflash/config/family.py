@@ -11,6 +11,7 @@ from pyflash.config.fields import describe
 from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.record import Family
 from pyflash.config.sm80_forward import SM80_FORWARD
+from pyflash.config.sm90_backward import SM90_BACKWARD
 from pyflash.config.sm90_forward import SM90_FORWARD
 from pyflash.config.words import shown, type_name
 
@@ -24,7 +25,7 @@ def _in_order(*families: Family) -> tuple[Family, ...]:
 
 
 # In the order of their configs, which is that of the tags; the first has none.
-FAMILIES = _in_order(SM80_FORWARD, SM90_FORWARD)
+FAMILIES = _in_order(SM80_FORWARD, SM90_FORWARD, SM90_BACKWARD)
 # Of the families, each once.
 OPS: tuple[Op, ...] = tuple(dict.fromkeys(family.op for family in FAMILIES))
 

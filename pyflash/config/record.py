@@ -69,6 +69,7 @@ class Family:
     ladder: Sequence[tuple[str, KernelConfig]]
     # The combinations of features that a config is built with by default, in the order of dispatch.
     built_features: Callable[[Any], Sequence[KernelFeatures]]
+    traits: str = "KernelTraits"  # the template of its compile-time types, in its namespace
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
@@ -99,7 +100,7 @@ class Family:
 
     @property
     def namespace(self) -> str:
-        """Of its KernelTraits, in pyflash."""
+        """Of its generation, in pyflash."""
         return f"sm{self.generation}"
 
     @property

@@ -38,7 +38,7 @@ _UNIT = """\
 #include "cute_kernels/native/config_layouts.h"
 
 PYBIND11_MODULE({module}, module) {{
-  pyflash::native::define<pyflash::{namespace}::KernelTraits<{struct}>>(module);
+  pyflash::native::define<pyflash::{traits}<{struct}>>(module);
 }}
 """
 
@@ -131,7 +131,7 @@ def emit_module(config: KernelConfig) -> str:
     return _UNIT.format(
         short_form=config.short_form(),
         traits_header=config.family.traits_header,
-        namespace=config.family.namespace,
+        traits=f"{config.family.namespace}::{config.family.traits}",
         module=_MODULE,
         struct=config.to_cpp_struct(),
     )

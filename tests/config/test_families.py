@@ -133,13 +133,13 @@ def test_text_finds_its_family(two_families):
             assert family.family_of(text) is config.family
         assert family.from_dict(json.loads(json.dumps(config.to_dict()))) == config
         assert family.find_family(config.family.name) is family.find_family(config.tag)
-    with pytest.raises(ValueError, match="known ones are sm80_forward, sm90_forward, toy_forward"):
+    with pytest.raises(ValueError, match=r"known ones are sm80_forward, .*, toy_forward"):
         family.find_family("sm70_forward")
 
 
 @pytest.mark.parametrize("read", [family.parse, family.parse_short_form])
 def test_the_word_of_no_family_is_unknown(two_families, read):
-    with pytest.raises(ValueError, match=r"unknown word 'sm70' .* start with sm90 or toy"):
+    with pytest.raises(ValueError, match=r"unknown word 'sm70' .* start with sm90 or .* or toy"):
         read("(BF16, 128, 64, 32): sm70+load_0_2_tiles")
 
 

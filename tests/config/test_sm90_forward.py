@@ -8,7 +8,8 @@ from pyflash import DType, FlashForwardSm90Config, Space, named_set
 from pyflash.config import family_of, parse, rank
 from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.features import first_covering
-from pyflash.config.sm90_forward.resources import Budgets, budgets, register_demand
+from pyflash.config.sm90 import Budgets, budgets
+from pyflash.config.sm90_forward.resources import register_demand
 from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
 
 TEXT = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"

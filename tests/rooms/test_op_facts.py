@@ -16,7 +16,7 @@ from pyflash.config import FAMILIES, OPS
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("codegen", "pyflash/tuner", "pyflash/bench", "pyflash/inspect", "pyflash/emulator")
-RECORDS = {"features.py"}  # of the ops, in pyflash/config
+RECORDS = {"features.py", "backward.py"}  # of the ops, in pyflash/config
 HOST = sorted((ROOT / "cute_kernels" / "host").glob("*.*"))
 
 

@@ -16,6 +16,7 @@
 #include "cute_kernels/emulator/tensor_map.h"
 #include "cute_kernels/sites.h"
 #include "cute_kernels/sm90/backward/backward_kernel.cuh"
+#include "cute_kernels/sm90/backward/host.h"
 #include "cute_kernels/sm90/backward/plan.h"
 #include "cute_kernels/sm90/backward/postprocess.cuh"
 #include "cute_kernels/sm90/backward/preprocess.cuh"
@@ -49,8 +50,7 @@ inline BackwardParams params_of(Sizes const& sizes) {
       strides_of(sizes.seqlen_q, sizes.heads);
   params.k_strides = params.v_strides = params.dk_strides = params.dv_strides =
       strides_of(sizes.seqlen_k, sizes.heads_kv);
-  params.lse_stride_batch = int64_t(sizes.heads) * sizes.seqlen_q;
-  params.lse_stride_head = sizes.seqlen_q;
+  params.lse_strides = {.batch = int64_t(sizes.heads) * sizes.seqlen_q, .head = sizes.seqlen_q};
   return params;
 }
 
@@ -64,6 +64,7 @@ enum class Kind { kInput, kOutput, kAccumulator };
 template <FlashBackwardSm90Config kConfig, BackwardFeatures kFeatures>
 class EmulatedBackward {
   using Traits = KernelTraits<kConfig>;
+  using Element = typename Traits::Element;
   using Shape = std::vector<int64_t>;
 
  public:
@@ -71,12 +72,12 @@ class EmulatedBackward {
   EmulatedBackward(Sizes const& sizes, void* const* tensors)
       : order_(static_cast<em::Order>(sizes.order)), problem_(params_of(sizes)) {
     std::memcpy(&call_, tensors, sizeof(call_));
-    set_workspace(kConfig, problem_, nullptr);
-    Workspace const workspace = workspace_of(kConfig, problem_);
+    problem_.set_shape(tile_shape(kConfig));
+    auto const workspace = Backward::workspace(problem_);
     // NOTE: not zeros: the sums are whatever memory held.
-    sums_.assign(workspace.dq_sum / sizeof(float), NAN);
-    lse2_.assign(workspace.numbers / sizeof(float), NAN);
-    delta_.assign(workspace.numbers / sizeof(float), NAN);
+    sums_.assign(workspace[0].n_elements, NAN);
+    lse2_.assign(workspace[1].n_elements, NAN);
+    delta_.assign(workspace[2].n_elements, NAN);
   }
 
   // The findings of the three kernels, a line each.
@@ -92,9 +93,9 @@ class EmulatedBackward {
     em::EmulatedKernel const kernel = described(
         kPreprocessThreads, 0, 0, [](int) { return ""; },
         [](void const* params) {
-          preprocess_cta<Traits>(*static_cast<BackwardParams const*>(params));
+          preprocess_cta<Element, kConfig.d_head>(*static_cast<BackwardParams const*>(params));
         });
-    emulate("preprocess", kernel, n_query_blocks(problem_), [&](em::Emulator& emulator) {
+    emulate("preprocess", kernel, n_query_pieces(problem_), [&](em::Emulator& emulator) {
       auto params = std::make_shared<BackwardParams>(problem_);
       params->o = queries(emulator, "o", call_.o, Kind::kInput);
       params->grad_o = queries(emulator, "grad_o", call_.grad_o, Kind::kInput);
@@ -116,7 +117,7 @@ class EmulatedBackward {
         [](void const* params) {
           backward_cta<Traits, kFeatures>(*static_cast<KernelParams const*>(params));
         });
-    emulate("main", kernel, n_tiles(kConfig, problem_), [&](em::Emulator& emulator) {
+    emulate("main", kernel, count_tiles(kConfig, problem_), [&](em::Emulator& emulator) {
       auto params = std::make_shared<KernelParams>();
       BackwardParams& problem = params->problem = problem_;
       problem.q = queries(emulator, "q", call_.q, Kind::kInput);
@@ -138,12 +139,12 @@ class EmulatedBackward {
 
   void postprocess() {
     em::EmulatedKernel const kernel = described(
-        Traits::kNThreads - kWarpgroup, sizeof(PostprocessStorage<Traits>), 0,
+        kPostprocessThreads<kConfig.d_head>, sizeof(PostprocessStorage<Element, kConfig.d_head>), 0,
         [](int) { return ""; },
         [](void const* params) {
-          postprocess_cta<Traits>(*static_cast<BackwardParams const*>(params));
+          postprocess_cta<Element, kConfig.d_head>(*static_cast<BackwardParams const*>(params));
         });
-    emulate("postprocess", kernel, n_query_blocks(problem_), [&](em::Emulator& emulator) {
+    emulate("postprocess", kernel, n_query_pieces(problem_), [&](em::Emulator& emulator) {
       auto params = std::make_shared<BackwardParams>(problem_);
       params->dq = queries(emulator, "dq", call_.dq, Kind::kOutput);
       params->dq_sum = workspace(emulator, "dq_sum", sums_, Kind::kInput);

@@ -122,6 +122,9 @@ int pyflash::merge_splits(ForwardParams const& params, DType, void* stream) {
   return 0;
 }
 
+int pyflash::preprocess_backward(BackwardParams const&, DType, void*) { return 0; }
+int pyflash::postprocess_backward(BackwardParams const&, DType, void*) { return 0; }
+
 int main(int, char** argv) {
   using namespace pyflash;
   has_context = std::getenv("NO_CONTEXT") == nullptr;

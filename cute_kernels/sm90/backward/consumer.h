@@ -76,10 +76,10 @@ struct Consumer {
  private:
   // dQ of a block while P of the next one is computed.
   CUTE_DEVICE void run_in_turn(MBlocks<Traits>& block) {
-    int at = block_of_dQ(block);
+    int at = row_of_dQ(block);
     step(false_type{}, block, at);
     for (block.advance(); block.exists(); block.advance()) {
-      int const at_next = block_of_dQ(block);
+      int const at_next = row_of_dQ(block);
       step(true_type{}, block, at);
       at = at_next;
     }
@@ -131,7 +131,7 @@ struct Consumer {
       exponentiate(acc_S, block.m_block);
       scores_to_dS(acc_S, [] {});
     }
-    int at = block_of_dQ(block);
+    int at = row_of_dQ(block);
     for (block.advance(); block.exists(); block.advance()) {
       Position const before = read;
       read.advance();
@@ -147,7 +147,7 @@ struct Consumer {
       exponentiate(acc_S, block.m_block);
       gemm_wait<1>(acc_dQ);
       outputs.send_dQ(acc_dQ, at);
-      at = block_of_dQ(block);
+      at = row_of_dQ(block);
       scores_to_dS(acc_S, [&] {
         gemm_wait<1>(acc_dK);
         smem.pipeline_Q.release(before);
@@ -288,8 +288,8 @@ struct Consumer {
     convert_P<Element>(acc_dP, tdKrDS);
   }
 
-  CUTE_DEVICE int block_of_dQ(MBlocks<Traits> const& block) const {
-    return workspace_block(params.problem, tile.batch, block.head, block.m_block);
+  CUTE_DEVICE int row_of_dQ(MBlocks<Traits> const& block) const {
+    return params.problem.workspace_row(tile.batch, block.head, block.m_block * kBlockM);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/row_stores.h"
 
@@ -21,18 +22,17 @@ struct SlabOut {
 };
 
 // acc: of 64 rows, of which the slab is 64 columns from `first_column` on. memory: shared, of the warp.
-template <class Traits, class Acc>
-CUTE_DEVICE void store_slab(Acc const& acc, int first_column, float scale,
-                            typename Traits::Element* memory,
-                            SlabOut<typename Traits::Element> const& out) {
-  using Stores = SlabStores<Traits>;
+template <class Element, class Acc>
+CUTE_DEVICE void store_slab(Acc const& acc, int first_column, float scale, Element* memory,
+                            SlabOut<Element> const& out) {
+  using Stores = SlabStores<Element, kSlab>;
   int const lane = device::fresh_thread_idx() % 32;
   int const column = Stores::column_of(lane);
   Tensor rows = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
   Stores::run(
       memory, lane, device::Site::rows_r2s, device::Site::rows_s2g, first_column,
       [&](int r, int c) { return rows(r, c) * scale; },
-      [&](int pass) -> RowStore<typename Traits::Element> {
+      [&](int pass) -> RowStore<Element> {
         int const row = pass * Stores::kRowsAtATime + Stores::row_of(lane);
         return {row < out.n_rows && column < out.n_columns,
                 out.first + row * out.row_stride + column};

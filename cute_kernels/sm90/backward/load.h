@@ -37,7 +37,7 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
   constexpr int kNumberBytes = kBlockM * sizeof(float);
   constexpr int kQueriesBytes = kBlockM * Traits::kHeadDim * sizeof(Element) + kNumberBytes;
   constexpr int kKeysBytes = Traits::kBlockN * Traits::kHeadDim * sizeof(Element);
-  Tensor sKeys = make_tensor(make_smem_ptr(loads.keys), typename Traits::SmemLayoutK{});
+  Tensor sKeys = make_tensor(make_smem_ptr(loads.keys), typename Traits::SmemLayoutKV{});
   Tensor sQueries = make_tensor(make_smem_ptr(loads.queries), typename Traits::SmemLayoutQ{});
 
   MBlocks<Traits> block(params, tile);
@@ -62,9 +62,9 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
           loads.queries_map, full, raw_pointer_cast(&sQueries(0, column, write.stage)), column,
           block.m_block * kBlockM, block.head, tile.batch);
     }
-    int64_t const at = workspace_block(params.problem, tile.batch, block.head, block.m_block);
-    device::bulk_load(loads.numbers_of_workspace + at * kBlockM, full,
-                      loads.numbers + write.stage * kBlockM, kNumberBytes);
+    int const row = params.problem.workspace_row(tile.batch, block.head, block.m_block * kBlockM);
+    device::bulk_load(loads.numbers_of_workspace + row, full, loads.numbers + write.stage * kBlockM,
+                      kNumberBytes);
     write.advance();
   }
 }

@@ -45,15 +45,15 @@ struct Outputs {
     }
   }
 
-  // Adds this warp's 16 rows of dQ to the sums of the block.
+  // Adds this warp's 16 rows of dQ to the sums of the block, whose first row in the workspace is `row`.
   template <class AccDQ>
-  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int block) {
+  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row) {
     device::at(Site::dQ_r2s);
     float* const staged = staged_dQ();
     float4* const staged4 = reinterpret_cast<float4*>(staged) + lane();
     wait_for_sent_dQ();
     CUTE_UNROLL
-    for (int i = 0; i < Traits::kValuesDQ; i += 4) {
+    for (int i = 0; i < kValuesDQ; i += 4) {
       device::store(staged4 + i / 4 * 32,
                     float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
     }
@@ -61,10 +61,10 @@ struct Outputs {
     device::sync_warp();
     device::at(Site::dQ_s2g);
     if (lane() == 0) {
-      device::bulk_reduce_add(staged,
-                              params.problem.dq_sum + int64_t(block) * Traits::kBlockDQ +
-                                  warp_of_tile() * Traits::kWarpDQ,
-                              Traits::kWarpDQ * sizeof(float));
+      device::bulk_reduce_add(
+          staged,
+          params.problem.dq_sum + int64_t(row) * Traits::kHeadDim + warp_of_tile() * kWarpDQ,
+          kWarpDQ * sizeof(float));
       device::tma_store_commit();
     }
   }
@@ -84,7 +84,7 @@ struct Outputs {
   CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
 
   // This warp's part of the sums of dQ, on its way out.
-  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpDQ; }
+  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * kWarpDQ; }
   CUTE_DEVICE int warp_of_tile() const {
     return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
   }
@@ -106,9 +106,9 @@ struct Outputs {
     auto* const memory = reinterpret_cast<Element*>(staged_dQ());
     CUTE_UNROLL
     for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-      store_slab<Traits>(acc, column, scale, memory,
-                         {out + column, strides.row, params.problem.seqlen_k - first_key,
-                          params.problem.d_head - column});
+      store_slab<Element>(acc, column, scale, memory,
+                          {out + column, strides.row, params.problem.seqlen_k - first_key,
+                           params.problem.d_head - column});
     }
   }
 };

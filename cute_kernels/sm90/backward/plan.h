@@ -1,4 +1,4 @@
-// What a launch of a backward is made of, on the host: tensor maps, the order of tiles, the size of the workspace.
+// What a launch of a backward is made of, on the host: tensor maps, the order of tiles, the grid.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cute_kernels/sm90/backward/config.h"
-#include "cute_kernels/sm90/backward/params.h"
+#include "cute_kernels/sm90/backward/kernel_params.h"
+#include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/sections.h"
 #include "cute_kernels/sm90/tensor_map.h"
 
@@ -16,36 +16,10 @@ namespace pyflash::sm90::backward {
 
 using Config = FlashBackwardSm90Config;
 
-// Bytes of the workspace: what its members point to follows each other.
-struct Workspace {
-  int64_t dq_sum;
-  int64_t numbers;  // lse2, and delta
+// Tiles are counted in ints.
+constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
-  int64_t bytes() const { return dq_sum + 2 * numbers; }
-};
-
-inline Workspace workspace_of(Config const& config, BackwardParams const& problem) {
-  int64_t const n_rows =
-      int64_t(problem.batch) * problem.heads * ceil_div(problem.seqlen_q, config.B_r) * config.B_r;
-  return {.dq_sum = n_rows * config.d_head * int64_t(sizeof(float)),
-          .numbers = n_rows * int64_t(sizeof(float))};
-}
-
-// memory: aligned to 128 bytes.
-inline void set_workspace(Config const& config, BackwardParams& problem, void* memory) {
-  Workspace const workspace = workspace_of(config, problem);
-  char* const begin = static_cast<char*>(memory);
-  problem.n_m_blocks = int(ceil_div(problem.seqlen_q, config.B_r));
-  problem.dq_sum = reinterpret_cast<float*>(begin);
-  problem.lse2 = reinterpret_cast<float*>(begin + workspace.dq_sum);
-  problem.delta = reinterpret_cast<float*>(begin + workspace.dq_sum + workspace.numbers);
-}
-
-inline int64_t n_query_blocks(BackwardParams const& problem) {
-  return int64_t(problem.batch) * problem.heads * problem.n_m_blocks;
-}
-
-inline int64_t n_tiles(Config const& config, BackwardParams const& problem) {
+inline int64_t count_tiles(Config const& config, BackwardParams const& problem) {
   return int64_t(ceil_div(problem.seqlen_k, config.B_c)) * problem.heads_kv * problem.batch;
 }
 
@@ -57,31 +31,64 @@ inline std::array<MapDimension, 3> map_dimensions(Sequences const& sequences, in
            {sequences.tensor_batches(batch), strides.batch, 1}}};
 }
 
+inline std::array<MapDimension, 3> map_dimensions_of_queries(Config const& config,
+                                                             BackwardParams const& problem,
+                                                             TensorStrides const& strides) {
+  return map_dimensions(problem.q_sequences(), config.B_r, problem.heads, problem.batch, strides);
+}
+inline std::array<MapDimension, 3> map_dimensions_of_keys(Config const& config,
+                                                          BackwardParams const& problem,
+                                                          TensorStrides const& strides) {
+  return map_dimensions(problem.k_sequences(), config.B_c, problem.heads_kv, problem.batch,
+                        strides);
+}
+
 inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
                                    TensorMapEncoder encoder) {
   if (encoder == nullptr) {
     return cudaErrorNotSupported;
   }
   BackwardParams const& problem = params.problem;
-  MapForm const form{.dtype = config.dtype, .slab = 64};
-  auto encode_queries = [&](CUtensorMap& map, void const* base, TensorStrides const& strides) {
-    return encode_tensor_map(
-        encoder, map, base, form, problem.d_head,
-        map_dimensions(problem.q_sequences(), config.B_r, problem.heads, problem.batch, strides));
+  auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
+    // NOTE: no tensor is at a null address, not even one without queries.
+    return encode_tensor_map(encoder, map, base ? base : problem.k,
+                             {.dtype = config.dtype, .slab = kSlab}, problem.d_head, dimensions);
   };
-  auto encode_keys = [&](CUtensorMap& map, void const* base, TensorStrides const& strides) {
-    return encode_tensor_map(encoder, map, base, form, problem.d_head,
-                             map_dimensions(problem.k_sequences(), config.B_c, problem.heads_kv,
-                                            problem.batch, strides));
+  auto of_queries = [&](TensorStrides const& strides) {
+    return map_dimensions_of_queries(config, problem, strides);
   };
-  bool const encoded = encode_queries(params.q_map, problem.q, problem.q_strides) &&
-                       encode_queries(params.do_map, problem.grad_o, problem.grad_o_strides) &&
-                       encode_keys(params.k_map, problem.k, problem.k_strides) &&
-                       encode_keys(params.v_map, problem.v, problem.v_strides);
+  auto of_keys = [&](TensorStrides const& strides) {
+    return map_dimensions_of_keys(config, problem, strides);
+  };
+  bool const encoded = encode(params.q_map, problem.q, of_queries(problem.q_strides)) &&
+                       encode(params.do_map, problem.grad_o, of_queries(problem.grad_o_strides)) &&
+                       encode(params.k_map, problem.k, of_keys(problem.k_strides)) &&
+                       encode(params.v_map, problem.v, of_keys(problem.v_strides));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// n_ctas: that run at a time. There are tiles, and no more than an int counts.
+inline char const* refusal(Config const& config, BackwardParams const& problem) {
+  if (count_tiles(config, problem) > kMaxTiles) {
+    return "it has more than 2^30 tiles of keys";
+  }
+  constexpr int64_t kMaxRows = (int64_t(1) << 31) - 1;
+  if (int64_t(problem.batch) * problem.heads * problem.padded_q > kMaxRows) {
+    return "it has 2^31 or more queries, counting those of each head";
+  }
+  if (char const* const reason =
+          refusal_of_map(map_dimensions_of_queries(config, problem, problem.q_strides))) {
+    return reason;
+  }
+  for (TensorStrides const& strides : {problem.k_strides, problem.v_strides}) {
+    if (char const* const reason =
+            refusal_of_map(map_dimensions_of_keys(config, problem, strides))) {
+      return reason;
+    }
+  }
+  return nullptr;
+}
+
+// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   BackwardParams const& problem = params.problem;
   TileOrder& order = params.order;
@@ -98,6 +105,28 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.by_section = cutlass::FastDivmod(int(sections.heads));
   order.by_last_section = cutlass::FastDivmod(int(n_heads - sections.last * sections.heads));
   order.by_heads = cutlass::FastDivmod(problem.heads_kv);
+}
+
+struct Plan {
+  KernelParams params;
+  int64_t n_ctas;  // 0: there is nothing to launch
+};
+
+// n_resident: CTAs that run at a time.
+inline cudaError_t make_plan(Plan& plan, Config const& config, BackwardParams const& problem,
+                             int64_t n_resident, TensorMapEncoder encoder) {
+  plan = {};
+  int64_t const n_tiles = count_tiles(config, problem);
+  if (n_tiles == 0) {
+    return cudaSuccess;
+  }
+  if (n_tiles > kMaxTiles) {
+    return cudaErrorInvalidConfiguration;
+  }
+  plan.params.problem = problem;
+  plan.n_ctas = n_tiles;
+  set_order(plan.params, config, n_resident);
+  return set_tensor_maps(plan.params, config, encoder);
 }
 
 }  // namespace pyflash::sm90::backward

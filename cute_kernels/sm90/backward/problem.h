@@ -4,8 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
-#include "cute_kernels/sm90/backward/config.h"
-#include "cute_kernels/sm90/backward/params.h"
+#include "cute_kernels/sm90/backward/kernel_params.h"
 
 namespace pyflash::sm90::backward {
 
@@ -73,10 +72,5 @@ struct MBlocks {
     }
   }
 };
-
-// Where a block of queries of a head is in the workspace, counted in blocks, of which memory has no room for 2^31.
-CUTE_DEVICE int workspace_block(BackwardParams const& problem, int batch, int head, int m_block) {
-  return (batch * problem.heads + head) * problem.n_m_blocks + m_block;
-}
 
 }  // namespace pyflash::sm90::backward

@@ -8,7 +8,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/generated/mma_sm90.h"
-#include "cute_kernels/sm90/backward/config.h"
+#include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
 #include "cute_kernels/sm90/shape.h"
@@ -27,7 +27,7 @@ struct KernelTraits {
   static constexpr int kStages = kConfig.stages;
   static constexpr bool kOverlap = kConfig.overlap;
   static constexpr int kMmaM = sm90::kMmaM;
-  static constexpr int kSlab = 64;  // columns of 128 bytes
+  static constexpr int kSlab = backward::kSlab;
   static_assert(kBlockN == kMmaM * kNConsumers, "each consumer warpgroup owns 64 keys");
   static_assert(kHeadDim == 64 || kHeadDim == 128);
   static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kSlab,
@@ -37,7 +37,7 @@ struct KernelTraits {
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
 
   // Roles: warpgroup 0 loads, with a warp each for Q and dO; the others compute.
-  static constexpr int kNThreads = kWarpgroup * (1 + kNConsumers);
+  static constexpr int kNThreads = n_threads(kConfig);
   static constexpr int kWarpsPerConsumer = kWarpgroup / 32;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpsPerConsumer;
   static constexpr int kProducerRegisters = 24;
@@ -56,13 +56,11 @@ struct KernelTraits {
 
   // Shared memory.
   using Slabs = sm90::Slabs<kSlab>;
-  using SmemLayoutQ = typename Slabs::template Rows<kBlockM, kHeadDim, kStages>;  // dO too
-  using SmemLayoutK = typename Slabs::template Rows<kBlockN, kHeadDim>;           // V too
+  using SmemLayoutQ = typename Slabs::template Rows<kBlockM, kHeadDim, kStages>;
+  using SmemLayoutDO = SmemLayoutQ;
+  using SmemLayoutKV = typename Slabs::template Rows<kBlockN, kHeadDim>;
   static constexpr int kStagesDS = 2;
   using SmemLayoutDSt = typename Slabs::template Rows<kBlockN, kBlockM, kStagesDS>;
-  // A warp's 16 rows of dQ, dK or dV on their way out.
-  static constexpr int kWarpRows = 16;
-  using SmemLayoutO = typename Slabs::template OneSlab<kWarpRows>;
 
   // Operands in shared memory.
   using OperandK = typename Slabs::template ByRows<kBlockN, kHeadDim>;  // A of S^T; V, of dP^T
@@ -77,6 +75,7 @@ struct KernelTraits {
 
   // The 64 x 64 elements of dQ that a consumer computes: 64 queries and all columns, or 64 columns and all queries.
   static constexpr int kSlabsDS = kBlockM / kSlab;
+  // So that of consumer i is the i-th piece of the sums.
   CUTE_HOST_DEVICE static constexpr int first_query_dQ(int consumer) {
     return kSlabsDS > 1 ? consumer * kMmaM : 0;
   }
@@ -84,18 +83,15 @@ struct KernelTraits {
     return kSlabsDS > 1 ? 0 : consumer * kSlab;
   }
 
-  // Sums of dQ in fp32, in shared and in global memory: what a warp has of it, 16 rows by 64 columns, follows each other, four
-  // values of each lane at a time.
-  static constexpr int kValuesDQ = kMmaM * kSlab / kWarpgroup;  // of a thread
-  static constexpr int kWarpDQ = 32 * kValuesDQ;                // floats of a warp
   static constexpr int kBlockDQ = kBlockM * kHeadDim;
+  // Rows of dK and dV leave in place of a warp's dQ.
   static_assert(kWarpDQ * sizeof(float) >= kWarpRows * kSlab * sizeof(Element));
 
   struct SharedStorage {
-    alignas(1024) Element k[cosize_v<SmemLayoutK>];
-    alignas(1024) Element v[cosize_v<SmemLayoutK>];
+    alignas(1024) Element k[cosize_v<SmemLayoutKV>];
+    alignas(1024) Element v[cosize_v<SmemLayoutKV>];
     alignas(1024) Element q[cosize_v<SmemLayoutQ>];
-    alignas(1024) Element grad_o[cosize_v<SmemLayoutQ>];
+    alignas(1024) Element grad_o[cosize_v<SmemLayoutDO>];
     alignas(1024) Element ds[cosize_v<SmemLayoutDSt>];
     alignas(1024) float dq[kBlockDQ];
     alignas(128) float lse2[kStages * kBlockM];

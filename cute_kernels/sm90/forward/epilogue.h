@@ -101,7 +101,6 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
                          AccO const& acc_O, typename Traits::Element* memory) {
   using Element = typename Traits::Element;
   constexpr int kSlab = Traits::kSlab;
-  constexpr int kWarpRows = Traits::kWarpRows;
   constexpr int kVector = 8;                       // columns in 16 bytes
   constexpr int kLanesPerRow = kSlab / kVector;    // of a slab
   constexpr int kRowsAtATime = 32 / kLanesPerRow;  // that a warp stores

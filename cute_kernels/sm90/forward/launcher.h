@@ -5,8 +5,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cute_kernels/common/clusters.h"
-#include "cute_kernels/programmatic_launch.h"
 #include "cute_kernels/registry.h"
 #include "cute_kernels/sm90/driver.h"
 #include "cute_kernels/sm90/forward/plan.h"
@@ -32,37 +30,12 @@ inline cudaError_t launch(void const* kernel, Config const& config, RowOfAnyOp c
   if (error != cudaSuccess) {
     return error;
   }
-  // Per device and idempotent: the attributes belong to the current device's copy of the kernel.
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
-  if (error != cudaSuccess) {
-    return error;
-  }
-  int const cluster = problem.cluster;
-  if (cluster > kPortableCluster) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) {
-      return error;
-    }
-  }
-  cudaLaunchAttribute attributes[2]{};
-  unsigned n_attributes = 0;
-  if (supports_programmatic_launch()) {
-    attributes[n_attributes++] = programmatic_launch();
-  }
-  if (cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[n_attributes++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<uint32_t>(plan.n_ctas));  // a multiple of cluster
-  launch.blockDim = dim3(row.n_threads);
-  launch.dynamicSmemBytes = row.smem_bytes;
-  launch.stream = stream;
-  launch.attrs = attributes;
-  launch.numAttrs = n_attributes;
-  void* arguments[] = {&plan.params};
-  return cudaLaunchKernelExC(&launch, kernel, arguments);
+  return launch_early({.kernel = kernel,
+                       .n_ctas = plan.n_ctas,
+                       .n_threads = row.n_threads,
+                       .smem_bytes = row.smem_bytes,
+                       .cluster = problem.cluster},
+                      &plan.params, stream);
 }
 
 }  // namespace pyflash::sm90

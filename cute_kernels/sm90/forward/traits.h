@@ -76,7 +76,6 @@ struct KernelTraits {
   struct Tiled;  // the same by tile_to_shape and TiledMMA: tiled.h
 
   // A warp's 16 rows of O on their way out, a slab at a time. Where there is no next tile, in place of Q.
-  static constexpr int kWarpRows = 16;
   using SmemLayoutO = typename Slabs::template OneSlab<kWarpRows>;
   static constexpr int kEpilogue = kPersistent ? kMmaM * kSlab : 0;  // elements, per warpgroup
 

@@ -2,9 +2,10 @@
 
 from pyflash.config.features import FORWARD
 from pyflash.config.record import Family
-from pyflash.config.sm90_forward.config import WARPGROUP, FlashForwardSm90Config
+from pyflash.config.sm90 import RUNS_ON, WARPGROUP
+from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 from pyflash.config.sm90_forward.resources import register_demand, resources
-from pyflash.config.sm90_forward.rules import RULES, RUNS_ON, SUPPORTED
+from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
 from pyflash.config.sm90_forward.sets import (
     FIRST_RANK,
     RANKED,

@@ -11,10 +11,7 @@ from typing import ClassVar
 
 from pyflash.config.base import DType, KernelConfig
 from pyflash.config.fields import flag, number, tile
-
-WARPGROUP = 128  # threads
-SMEM_ALIGNMENT = 1024  # of a tile under the 128-byte swizzle, and of the whole
-_PIPELINE_STAGE = 2 * 8  # bytes: an mbarrier for full and one for empty
+from pyflash.config.sm90 import PIPELINE_STAGE, WARPGROUP, whole_smem
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +57,5 @@ class FlashForwardSm90Config(KernelConfig):
         tiles = (self.B_r + 2 * self.stages * self.B_c) * self.d_head * 2
         if self.persistent:
             tiles += self.B_r * self.slab_columns * 2
-        barriers = (self.n_consumers + 2 * self.stages) * _PIPELINE_STAGE
-        return -(-(tiles + barriers) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
+        barriers = (self.n_consumers + 2 * self.stages) * PIPELINE_STAGE
+        return whole_smem(tiles + barriers)

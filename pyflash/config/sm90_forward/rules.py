@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
+from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
-from pyflash.config.sm90_forward.resources import budgets, register_demand
+from pyflash.config.sm90_forward.resources import register_demand
 
-MMA_ROWS = 64  # of a WGMMA, one per warpgroup
 MMA_MAX_COLUMNS = 256  # its N; also the rows of a TMA box
 MMA_DEPTH = 16  # its K, of 16-bit elements
 SLAB_COLUMNS = 32  # 16-bit elements in the 64 bytes of a swizzled row, the narrower TMA box
@@ -25,19 +25,13 @@ SUPPORTED = {
     "stages": (1, 2, 3, 4),
 }
 
-RUNS_ON = 90  # WGMMA and TMA are in sm_90a alone
-
 
 RULES = Rules()
 
 
 @RULES.rule
 def architecture(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
-    if arch.sm != RUNS_ON:
-        yield (
-            f"warpgroup MMAs are instructions of sm_90a, which {arch} does not run: use sm_90, or "
-            f"a config of sm80_forward"
-        )
+    yield from refuse_other_architectures(arch, "sm_90, or a config of sm80_forward")
 
 
 @RULES.rule

@@ -1,0 +1,38 @@
+// The op `backward`. Its kernels run in a row: what the main one needs of each query, the main one, and what becomes of the
+// sums of dQ.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "cute_kernels/backward_params.h"
+#include "cute_kernels/config.h"
+#include "cute_kernels/op.h"
+
+namespace pyflash {
+
+// The kernels before and after the config's own. They return a cudaError_t. In kernel libraries alone: backward_phases.cu.
+int preprocess_backward(BackwardParams const& params, DType dtype, void* stream);
+int postprocess_backward(BackwardParams const& params, DType dtype, void* stream);
+
+struct Backward {
+  static constexpr char const* kName = "backward";
+  using Params = BackwardParams;
+  using Features = BackwardFeatures;
+  using Shape = BackwardShape;
+
+  static constexpr std::array kPhases = {Phase<BackwardParams>{.launch = preprocess_backward},
+                                         Phase<BackwardParams>{},
+                                         Phase<BackwardParams>{.launch = postprocess_backward}};
+
+  // Of params with the shape of a config.
+  static constexpr std::array<Buffer<BackwardParams>, 3> workspace(BackwardParams const& params) {
+    int64_t const n_rows = int64_t(params.batch) * params.heads * params.padded_q;
+    return {{{&BackwardParams::dq_sum, n_rows * params.columns},
+             {&BackwardParams::lse2, n_rows},
+             {&BackwardParams::delta, n_rows}}};
+  }
+  static constexpr char const* kWorkspace = "the sums of dq, and lse and delta of each query";
+};
+
+}  // namespace pyflash

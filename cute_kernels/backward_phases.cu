@@ -1,0 +1,94 @@
+// The kernels of op backward that run before and after a config's own.
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "cute_kernels/backward.h"
+#include "cute_kernels/sm90/backward/postprocess.cuh"
+#include "cute_kernels/sm90/backward/preprocess.cuh"
+#include "cute_kernels/sm90/driver.h"
+
+namespace pyflash {
+namespace {
+
+// NOTE: on older devices no family of the op runs, nor does what these call.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define PYFLASH_HAS_BODY
+#endif
+
+template <class Element, int kColumns>
+__global__ void __launch_bounds__(sm90::backward::kPreprocessThreads)
+    preprocess_kernel(__grid_constant__ BackwardParams const params) {
+#if defined(PYFLASH_HAS_BODY)
+  sm90::backward::preprocess_cta<Element, kColumns>(params);
+#endif
+}
+
+template <class Element, int kColumns>
+__global__ void __launch_bounds__(sm90::backward::kPostprocessThreads<kColumns>)
+    postprocess_kernel(__grid_constant__ BackwardParams const params) {
+#if defined(PYFLASH_HAS_BODY)
+  sm90::backward::postprocess_cta<Element, kColumns>(params);
+#endif
+}
+
+struct PhaseKernel {
+  void const* function;
+  int n_threads;
+  int smem_bytes;
+};
+
+// A CTA for each piece of queries of each head.
+int launch(PhaseKernel const& kernel, BackwardParams params, void* stream) {
+  return sm90::launch_early({.kernel = kernel.function,
+                             .n_ctas = sm90::backward::n_query_pieces(params),
+                             .n_threads = kernel.n_threads,
+                             .smem_bytes = kernel.smem_bytes},
+                            &params, static_cast<cudaStream_t>(stream));
+}
+
+template <class Element, int kColumns>
+PhaseKernel preprocess() {
+  return {reinterpret_cast<void const*>(preprocess_kernel<Element, kColumns>),
+          sm90::backward::kPreprocessThreads, 0};
+}
+
+template <class Element, int kColumns>
+PhaseKernel postprocess() {
+  return {reinterpret_cast<void const*>(postprocess_kernel<Element, kColumns>),
+          sm90::backward::kPostprocessThreads<kColumns>,
+          int(sizeof(sm90::backward::PostprocessStorage<Element, kColumns>))};
+}
+
+// Calls run.operator()<Element, kColumns>().
+template <class Run>
+int with_types(BackwardParams const& params, DType dtype, Run const& run) {
+  auto const with_element = [&]<class Element>() -> int {
+    switch (params.columns) {
+      case 64:
+        return run.template operator()<Element, 64>();
+      case 128:
+        return run.template operator()<Element, 128>();
+      default:
+        return cudaErrorInvalidValue;
+    }
+  };
+  return dtype == DType::FP16 ? with_element.template operator()<cutlass::half_t>()
+                              : with_element.template operator()<cutlass::bfloat16_t>();
+}
+
+}  // namespace
+
+int preprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
+  return with_types(params, dtype, [&]<class Element, int kColumns>() {
+    return launch(preprocess<Element, kColumns>(), params, stream);
+  });
+}
+
+int postprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
+  return with_types(params, dtype, [&]<class Element, int kColumns>() {
+    return launch(postprocess<Element, kColumns>(), params, stream);
+  });
+}
+
+}  // namespace pyflash

@@ -1,0 +1,12 @@
+// What host code asks of a config of the family.
+#pragma once
+
+#include "cute_kernels/backward.h"
+
+namespace pyflash {
+
+constexpr BackwardShape tile_shape(FlashBackwardSm90Config const& config) {
+  return {.B_r = config.B_r, .B_c = config.B_c, .d_head = config.d_head};
+}
+
+}  // namespace pyflash

@@ -1,0 +1,17 @@
+// The __global__ function of a config and a combination of features.
+#pragma once
+
+#include "cute_kernels/ctas_per_sm.h"
+#include "cute_kernels/sm90/backward/backward_kernel.cuh"
+
+namespace pyflash {
+
+template <FlashBackwardSm90Config kConfig, BackwardFeatures kFeatures>
+__global__ void __launch_bounds__(sm90::backward::KernelTraits<kConfig>::kNThreads, 1)
+    flash_backward_sm90_kernel(__grid_constant__ sm90::backward::KernelParams const params) {
+#if defined(__CUDA_ARCH__)  // the host needs no body
+  sm90::backward::backward_cta<sm90::backward::KernelTraits<kConfig>, kFeatures>(params);
+#endif
+}
+
+}  // namespace pyflash

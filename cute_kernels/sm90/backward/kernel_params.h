@@ -1,0 +1,31 @@
+// What a launch hands to the main kernel: tensor maps, the problem, the order of its tiles.
+#pragma once
+
+#include <cuda.h>
+#include <cutlass/fast_math.h>
+
+#include "cute_kernels/backward_params.h"
+
+namespace pyflash::sm90::backward {
+
+// Tiles are key blocks. Those of a section of heads, whose Q, dO and dQ have room in L2 together, go from the first key block
+// to the last: under a right window from the longest to the shortest.
+struct TileOrder {
+  int n_tiles;
+  int last_section;  // its number
+  cutlass::FastDivmod by_section_tiles;
+  cutlass::FastDivmod by_section;  // heads of a section
+  cutlass::FastDivmod by_last_section;
+  cutlass::FastDivmod by_heads;  // of k and v
+};
+
+struct KernelParams {
+  CUtensorMap q_map;   // (d_head, seqlen_q, heads, batch)
+  CUtensorMap do_map;  // (d_head, seqlen_q, heads, batch)
+  CUtensorMap k_map;   // (d_head, seqlen_k, heads_kv, batch)
+  CUtensorMap v_map;   // (d_head, seqlen_k, heads_kv, batch)
+  BackwardParams problem;
+  TileOrder order;
+};
+
+}  // namespace pyflash::sm90::backward

@@ -1,0 +1,35 @@
+"""The op `BACKWARD`, the gradients of q, k and v: what its problems need beyond plain attention,
+and the combinations that its kernels are built for.
+
+The struct of the same fields in C++ is `BackwardFeatures` in cute_kernels/backward.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyflash.config.op import KernelFeatures, Op
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class BackwardFeatures(KernelFeatures):
+    """What a kernel can do, or what a problem needs. A head_dim below the config's d_head, and
+    sinks, which are in lse, need nothing."""
+
+    struct: ClassVar[str] = "BackwardFeatures"
+
+    right_window: bool = False  # keys end at a diagonal: causal, window_right
+    left_window: bool = False  # keys start at a diagonal: window_left
+
+
+_BUILT = tuple(map(BackwardFeatures.parse, ("plain", "right_window", "right_window+left_window")))
+
+BACKWARD = Op(
+    name="backward",
+    struct="Backward",
+    header="cute_kernels/backward.h",
+    features=BackwardFeatures,
+    built=_BUILT,
+    emulated=_BUILT,
+)

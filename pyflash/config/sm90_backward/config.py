@@ -1,0 +1,56 @@
+"""The config of the SM90 backward family: warpgroup MMAs (WGMMA) fed by TMA, warps with roles, and
+sums of dQ by reductions in global memory.
+
+Its fields are described here once; the C++ struct is emitted from them. New fields go at the end,
+each with a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyflash.config.base import DType, KernelConfig
+from pyflash.config.fields import flag, number, tile
+from pyflash.config.sm90 import PIPELINE_STAGE, WARPGROUP, whole_smem
+
+DS_STAGES = 2  # blocks of dS in smem
+
+
+@dataclass(frozen=True, slots=True)
+class FlashBackwardSm90Config(KernelConfig):
+    """One backward kernel of a producer warpgroup and `n_consumers` consumer warpgroups. A CTA owns
+    B_c keys of a head of K and V, and works through the blocks of queries that attend them. Ordered
+    lexicographically, field by field.
+
+    A wrong type raises TypeError, a number below 1 ValueError. Any other value can be written down;
+    whether it can be built and launched is what `violations` tells.
+    """
+
+    tag: ClassVar[str] = "sm90_bwd"
+
+    dtype: DType = tile()
+    d_head: int = tile()  # head dimension
+    B_r: int = tile()  # queries of a block
+    B_c: int = tile()  # keys that a CTA owns
+    n_consumers: int = tile()  # warpgroups that compute; each owns B_c / n_consumers keys
+    stages: int = number("stages_{}")  # blocks of Q, and of dO, in smem at a time
+    # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem.
+    overlap: bool = flag("overlap")
+
+    @property
+    def n_threads(self) -> int:
+        """Per CTA."""
+        return WARPGROUP * (1 + self.n_consumers)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
+        query, dS of two blocks, a block of dQ in fp32, and the mbarriers of pipelines for K, V, Q
+        and dO and of dS."""
+        tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
+        of_dS = DS_STAGES * self.B_c * self.B_r * 2
+        of_dQ = self.B_r * self.d_head * 4
+        numbers = 2 * self.stages * self.B_r * 4
+        barriers = (2 + 2 * self.stages) * PIPELINE_STAGE + DS_STAGES * 8
+        return whole_smem(tiles + of_dS + of_dQ + numbers + barriers)

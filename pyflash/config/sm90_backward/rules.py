@@ -1,0 +1,114 @@
+"""What makes a config of the SM90 backward family legal: each rule is stated here and nowhere else.
+
+The static_asserts of the kernels are the backstop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyflash.config.arch import Arch
+from pyflash.config.rules import Rules
+from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures
+from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
+from pyflash.config.sm90_backward.resources import register_demand
+
+# What the kernels are written and tested for.
+SUPPORTED = {
+    "d_head": (64, 128),
+    "B_r": (64, 128),
+    "n_consumers": (2,),
+    "stages": (2, 3),
+}
+
+
+RULES = Rules()
+
+
+@RULES.rule
+def architecture(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    yield from refuse_other_architectures(arch, "sm_90, or no config of this op")
+
+
+@RULES.rule
+def keys_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.B_c != MMA_ROWS * c.n_consumers:
+        yield (
+            f"each of the n_consumers = {c.n_consumers} warpgroups owns {MMA_ROWS} keys, the rows "
+            f"of one WGMMA, which are {MMA_ROWS * c.n_consumers}, not B_c = {c.B_c}: make B_c "
+            f"{MMA_ROWS} * n_consumers"
+        )
+
+
+@RULES.rule
+def slabs(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    for name, value in (("d_head", c.d_head), ("B_r", c.B_r)):
+        if value % MMA_ROWS:
+            yield (
+                f"{name} = {value} is divided into slabs of {MMA_ROWS}, in which tiles lie in "
+                f"shared memory: make {name} a multiple of {MMA_ROWS}"
+            )
+
+
+@RULES.rule
+def dQ_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    n_pieces, rest = divmod(c.B_r * c.d_head, MMA_ROWS * MMA_ROWS)
+    if rest or n_pieces != c.n_consumers:
+        yield (
+            f"each of the n_consumers = {c.n_consumers} warpgroups computes {MMA_ROWS} x "
+            f"{MMA_ROWS} elements of a block's dQ, which has B_r * d_head = {c.B_r * c.d_head}: "
+            f"make B_r {MMA_ROWS * MMA_ROWS} * n_consumers / d_head"
+        )
+
+
+@RULES.rule
+def overlap_needs_stages(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.overlap and c.stages < 2:
+        yield (
+            "overlap = True computes scores of a block while the one before is in use, and there "
+            "is one stage: use stages = 2 or more, or overlap = False"
+        )
+
+
+@RULES.rule
+def smem(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.smem_bytes > arch.smem_per_cta:
+        yield (
+            f"K and V, stages = {c.stages} blocks of Q and dO, dS, dQ and the mbarriers are "
+            f"{c.smem_bytes} bytes of shared memory, more than the {arch.smem_per_cta} that "
+            f"{arch} gives a CTA: use fewer stages"
+        )
+
+
+@RULES.rule
+def fragments(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    demand = register_demand(c)
+    taken = demand.peak - demand.base
+    budget = budgets(c.n_consumers, arch).consumer
+    if taken > budget:
+        yield (
+            f"dK ({demand.dK}), dV ({demand.dV}), S ({demand.S}), dP ({demand.dP}) and P "
+            f"({demand.P}) take {taken} registers of a consumer thread, which has {budget} with "
+            f"n_consumers = {c.n_consumers}: use a smaller B_r or d_head"
+        )
+
+
+@RULES.support
+def supported_values(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    for name, values in SUPPORTED.items():
+        value = getattr(c, name)
+        if value not in values:
+            *head, last = map(str, values)
+            known = f"{', '.join(head)} or {last}" if head else last
+            yield f"{name} = {value} is not supported: use {known}"
+
+
+@RULES.warning
+def spill(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    demand = register_demand(c).peak
+    budget = budgets(c.n_consumers, arch).consumer
+    if demand > budget:
+        yield (
+            f"about {demand} registers of a consumer thread are wanted, and {budget} can be had "
+            f"with n_consumers = {c.n_consumers}, so some will spill: use a smaller B_r"
+        )

@@ -1,0 +1,21 @@
+"""The named set of the SM90 backward family, and its preferred configs. No set that is built by
+default has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pyflash.config.base import DType
+from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
+
+# At each d_head the best on one H200 first: docs/experiments/2026-11-backward.md.
+DEFAULTS = tuple(
+    FlashBackwardSm90Config.parse(text).replace(dtype=dtype)
+    for text in (
+        "(FP16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap",
+        "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2",
+    )
+    for dtype in DType
+)
+
+SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {"backward": lambda: DEFAULTS}
