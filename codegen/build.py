@@ -179,7 +179,8 @@ def legal_archs(
             for arch in known
             for _, sentence in config.violations(arch)
         ]
-        raise ValueError("\n".join([f"{len(refused)} configs cannot be built:", *reasons]))
+        count = f"{len(refused)} config{'s' * (len(refused) > 1)} cannot be built:"
+        raise ValueError("\n".join([count, *reasons]))
     return archs_of
 
 

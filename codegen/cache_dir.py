@@ -206,7 +206,7 @@ def partials(folder: Path) -> list[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to, which takes the place of `path` when all went well. The name is of this
-    writer alone: several threads may replace one file, and the last wins."""
+    writer alone: several threads may replace one file, and the last wins. Errors name `path`."""
     make_folder(path.parent)
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{path.name}")
     try:
@@ -214,6 +214,10 @@ def replacing(path: Path) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())  # else a crash may leave the name without the contents
         partial.replace(path)
+    except OSError as error:
+        if error.filename not in (None, str(partial)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -275,7 +275,7 @@ def _run_ninja(
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
         }
-        failed_to_start = []
+        broken = []  # what is wrong with no source
         with (
             guarded(ninja, lock, remove=Path(folder), **options) as process,
             BuildProgress(console, len(missing), seconds) as progress,
@@ -284,10 +284,10 @@ def _run_ninja(
                 if line.startswith("@ "):
                     c = missing[int(line.split()[1])]
                     progress.finished(c.label, failed=not c.object.exists())
-                elif line.startswith("ninja: error"):
-                    failed_to_start.append(line.strip())
-        if failed_to_start:
-            raise RuntimeError("; ".join(failed_to_start))
+                elif line.startswith(("ninja: error", "error: ")):
+                    broken.append(line.strip().removeprefix("error: "))
+        if broken:
+            raise RuntimeError("; ".join(broken))
 
 
 def _ninja_text(text: str) -> str:

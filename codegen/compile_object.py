@@ -125,4 +125,8 @@ def seconds_by_arch(phases: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except OSError as error:  # as of a disk that is full, where no log can be written
+        print(f"error: {error.filename or sys.argv[1]}: {error.strerror}")
+        sys.exit(1)

@@ -66,6 +66,7 @@ def _run(command: Sequence[str], lock: int, library: Path, partial: Path) -> Non
     log = cache_dir() / "link.log"
     write_text(log, printed)
     lines = [line for line in printed.splitlines() if line.strip()]
-    complaints = [line for line in lines if "error" in line or "undefined reference" in line]
+    words = ("error", "undefined reference", "link failed")
+    complaints = [line for line in lines if any(word in line for word in words)]
     first = (complaints or lines or ["the linker did not run"])[0].strip()
     raise RuntimeError(f"linking {library.name} failed: {first}; all that was printed is in {log}")

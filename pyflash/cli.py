@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pyflash.bench.cli import app as bench_app
-from pyflash.commands import build, cache, configs, info, run
+from pyflash.commands import build, cache, configs, emulate, info, run
 from pyflash.compare.cli import app as compare_app
 from pyflash.inspect.cli import app as inspect_app
 from pyflash.installation import VERSION
@@ -18,6 +18,7 @@ app = new_app(add_completion=True, epilog=EXIT_STATUSES)
 # In the order of help: from a config to its speed, then the looks inside.
 for room in (
     run.app,
+    emulate.app,
     build.app,
     configs.app,
     tune_app,

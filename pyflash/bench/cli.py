@@ -23,6 +23,7 @@ from pyflash.ui.app import (
     new_app,
     print_json,
     show,
+    working,
     write_file,
 )
 from pyflash.ui.problems import Device, Dtype, HeadsKv, device_of, dtype_of
@@ -214,7 +215,8 @@ def ladder_command(
     from pyflash.bench.ladder import PARTS, climb
 
     check_writable(html)
-    ladder = climb(batch, heads, seqlen, dtype_of(dtype), samples, arch, part or PARTS)
+    with working("climbing the ladder, of which each step is emulated, compiled and timed"):
+        ladder = climb(batch, heads, seqlen, dtype_of(dtype), samples, arch, part or PARTS)
     if html is not None:
         from pyflash.ui.page import page
 

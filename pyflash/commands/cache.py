@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.ui.app import JsonOption, examples, new_app, print_json, show
+from pyflash.ui.app import JsonOption, examples, new_app, print_json, show, working
 
 if TYPE_CHECKING:
     from pyflash.codegen.cache import Entry
@@ -65,7 +65,11 @@ def cache_command(
     if not prune:
         if older_than or keep or bad or everything or dry_run:
             raise ValueError("--older-than, --keep, --bad, --all and --dry-run go with --prune")
-        found = _of_kinds(cache.entries(), kind, cache.KINDS)
+        if unknown := set(kind or ()) - set(cache.KINDS):
+            known = ", ".join(cache.KINDS)
+            raise ValueError(f"unknown kinds {sorted(unknown)}: expected some of {known}")
+        with working("reading every entry, to tell what is damaged"):
+            found = [entry for entry in cache.entries() if entry.kind in (kind or cache.KINDS)]
         title = str(cache.cache_dir())
     else:
         if everything and (older_than or keep or bad):
@@ -84,14 +88,6 @@ def cache_command(
     else:
         _show(title, found, entries)
     raise typer.Exit(1 if not prune and any(entry.problem for entry in found) else 0)
-
-
-def _of_kinds(
-    found: Sequence[Entry], kinds: Sequence[str] | None, known: Sequence[str]
-) -> list[Entry]:
-    if unknown := set(kinds or ()) - set(known):
-        raise ValueError(f"unknown kinds {sorted(unknown)}: expected some of {', '.join(known)}")
-    return [entry for entry in found if entry.kind in (kinds or known)]
 
 
 def _show(title: str, found: Sequence[Entry], entries: bool) -> None:

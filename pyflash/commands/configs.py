@@ -18,6 +18,8 @@ from pyflash.ui.app import (
     new_app,
     print_json,
     show,
+    tracked,
+    working,
     write_file,
 )
 
@@ -100,19 +102,28 @@ def space_command(
     list_configs: Annotated[
         bool, typer.Option("--list", help="The legal configs, one a line, and nothing else.")
     ] = False,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Tells how many configs are legal, and what refuses the others."""
     from pyflash.config.space import parse_space
     from pyflash.inspect.sheet import SpaceSheet
 
+    check_writable(html)
     space = parse_space(" ".join(values or []))
+    asking = f"asking the rules of {len(space):,} configs"
     if list_configs and not json:
-        for config in space.legal(arch):
+        with working(asking):
+            legal = list(space.legal(arch))
+        for config in legal:
             typer.echo(str(config))
         return
-    sheet = SpaceSheet.of(space, arch)
+    sheet = SpaceSheet.of(space, arch, lambda configs: tracked(configs, len(space), asking))
+    if html is not None:
+        from pyflash.ui.page import page
+
+        write_file(html, page(sheet))
     if json:
         print_json(sheet.to_dict())
-    else:
+    elif html is None:
         show(sheet)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -152,8 +153,9 @@ _FORM = "'sm90_forward d_head=128 B_c=64,128 overlap=true'"
 
 def parse_space(text: str) -> Space:
     """A family, if it is not the first one, and FIELD=VALUE,VALUE... for the fields that are not to
-    take all their values. Raises ValueError naming the word that was not understood."""
-    words = text.split()
+    take all their values, separated by blanks or commas. Raises ValueError naming the word that was
+    not understood."""
+    words = re.split(r"\s*,\s*(?=\w+=)|\s+", text.strip()) if text.strip() else []
     family = FAMILIES[0]
     if words and "=" not in words[0]:
         family = find_family(words.pop(0))

@@ -19,10 +19,12 @@ from pyflash.ui.app import (
     new_app,
     print_json,
     show,
+    working,
     write_file,
 )
 
 app = new_app()
+_BUILDS = "pyflash build"
 
 
 @app.command(
@@ -62,7 +64,9 @@ def inspect_command(
     from pyflash.ui.page import page
 
     check_writable(html)
-    found = inspect(config, chosen_arch(arch), part or PARTS, features or ("plain",))
+    target = chosen_arch(arch)
+    with working(f"looking inside of {config}"):
+        found = inspect(config, target, part or PARTS, features or ("plain",))
     if html is not None:
         write_file(html, page(found))
     if json:
@@ -96,7 +100,8 @@ def profile_command(
     """
     from pyflash.inspect.profile import profile
 
-    result = profile(config, seqlen)
+    with working(f"running {config} under Nsight Compute"):
+        result = profile(config, seqlen)
     if json:
         typer.echo(result.to_json(indent=1))
     else:
@@ -122,13 +127,17 @@ def registers_command(
     json: JsonOption = False,
 ) -> None:
     """Predicted registers beside ptxas's, of each kernel of a library."""
-    from pyflash.codegen.build import abi
-    from pyflash.codegen.kernel_libraries import find
+    from pyflash.codegen.kernel_libraries import record_file
     from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 
-    path = library or find("default", abi())
+    path = library or _default_library()
     if not path.is_file():
-        raise ValueError(f"{path}: no such kernel library; to build the default one: pyflash build")
+        raise ValueError(f"{path}: no such kernel library: expected the path that {_BUILDS} prints")
+    if not record_file(path).is_file():
+        raise ValueError(
+            f"{path}: no record of what the compiler said lies beside it: {_BUILDS} "
+            "writes library and record"
+        )
     if json:
         print_json([r.to_dict() for r in registers_of(path)])
         return
@@ -138,6 +147,19 @@ def registers_command(
     else:
         show(table)
     typer.echo(summary(path))
+
+
+def _default_library() -> Path:
+    """Raises ValueError where it is not built, naming those that are."""
+    from pyflash.codegen.build import abi
+    from pyflash.codegen.kernel_libraries import LIB_DIR, find, installed, of_user
+
+    path = find("default", abi())
+    if not path.is_file():
+        others = ", ".join(map(str, [*installed(LIB_DIR), *of_user(abi())]))
+        known = f"expected one of {others}" if others else f"none is: `{_BUILDS} --arch 90` does it"
+        raise ValueError(f"the library of the default set is not built: {known}")
+    return path
 
 
 @app.command(
@@ -177,7 +199,9 @@ def diff_command(
     from pyflash.ui.page import page
 
     check_writable(html)
-    result = diff(first, second, chosen_arch(arch), features, emulate)
+    target = chosen_arch(arch)
+    with working("comparing the two configs"):
+        result = diff(first, second, target, features, emulate)
     if html is not None:
         write_file(html, page(result))
     if json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,17 +134,27 @@ class SpaceSheet(Paged):
     refused: dict[str, tuple[int, str]]  # by rule: how many configs, a sentence of the first
 
     @classmethod
-    def of(cls, space: Space, arch: Arch | str | int) -> SpaceSheet:
-        """Raises ValueError for an unknown architecture."""
+    def of(
+        cls,
+        space: Space,
+        arch: Arch | str | int,
+        track: Callable[[Iterable[KernelConfig]], Iterable[KernelConfig]] = iter,
+    ) -> SpaceSheet:
+        """`track` is what the configs pass through, one by one. Raises ValueError for an unknown
+        architecture."""
         arch = Arch.of(arch)
         found: dict[str, tuple[int, str]] = {}
-        for refusal in space.explain(arch):
-            sentences = dict(reversed(refusal.violations))
+        legal = []
+        for config in track(space):
+            violations = config.violations(arch)
+            if not violations:
+                legal.append(config)
+            sentences = dict(reversed(violations))
             for rule, sentence in sentences.items():
                 count, first = found.get(rule, (0, sentence))
                 found[rule] = (count + 1, first)
         most_first = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
-        return cls(space, arch, list(space.legal(arch)), dict(most_first))
+        return cls(space, arch, legal, dict(most_first))
 
     @property
     def page_title(self) -> str:

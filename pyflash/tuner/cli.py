@@ -19,6 +19,7 @@ from pyflash.ui.app import (
     new_app,
     print_json,
     show,
+    working,
     write_file,
 )
 from pyflash.ui.problems import Device
@@ -160,7 +161,9 @@ def tune_command(
     if dry_run:
         from pyflash.tuner.dry_run import DryRun
 
-        _show(DryRun.of(asked, problems, gpu), as_json)
+        with working("asking the rules and the model of time"):
+            found = DryRun.of(asked, problems, gpu)
+        _show(found, as_json)
         return
     try:
         from pyflash.tuner.install import install as install_winners

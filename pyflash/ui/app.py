@@ -7,9 +7,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from pyflash.config import Arch
 
+T = TypeVar("T")
 EXIT_STATUSES = (
     "Exit status: 0; 1 for an error, or where a command finds something wrong, as its help says; 2 "
     "for a command line that does not parse; 130 after Ctrl-C. An error is one line on stderr, "
@@ -102,9 +106,8 @@ class _Reporting:
             try:
                 return super().main(*args, **kwargs)  # type: ignore[misc]
             finally:
-                sys.stdout.flush()  # while a closed pipe can still be told
+                _flush_stdout()  # while a closed pipe can still be told
         except BrokenPipeError:
-            _give_up_stdout()
             sys.exit(1)
         except ERRORS as error:
             typer.echo(f"error: {one_line(error)}", err=True)
@@ -138,12 +141,21 @@ def new_app(**options: Any) -> typer.Typer:
     )
 
 
+_MORE_SPACE = (
+    "; free some, in the cache by `pyflash cache --prune --older-than 30d`, or set "
+    "PYFLASH_CACHE_DIR or TMPDIR, where compilers write, to a folder of another disk"
+)
+
+
 def one_line(error: BaseException) -> str:
     """An exception's message in a line."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    lines = (line.strip() for line in str(error).splitlines())
-    return "; ".join(filter(None, lines)) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        text = f"{where}{error.strerror}"
+    else:
+        lines = (line.strip() for line in str(error).splitlines())
+        text = "; ".join(filter(None, lines)).replace(":; ", ": ") or type(error).__name__
+    return text + (_MORE_SPACE if os.strerror(errno.ENOSPC) in text else "")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -151,6 +163,39 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(highlight=False, stderr=stderr)
+
+
+# Silence that nobody wonders about.
+_PATIENCE = 2.0
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Tells on stderr what is being done, where it takes more than two seconds."""
+    timer = threading.Timer(_PATIENCE, typer.echo, [text], {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def tracked(items: Iterable[T], total: int, text: str) -> Iterator[T]:
+    """The items one by one, how many are done being shown on stderr: by a bar on a terminal, else
+    in a line every few seconds."""
+    err = console(stderr=True)
+    if err.is_terminal:
+        from rich.progress import track
+
+        yield from track(items, text, total, console=err, transient=True)
+        return
+    said = time.monotonic()
+    for done, item in enumerate(items):
+        if done % 256 == 0 and time.monotonic() - said > _PATIENCE:
+            said = time.monotonic()
+            err.print(f"{text}: {done:,} of {total:,}", markup=False, soft_wrap=True)
+        yield item
 
 
 def show(*renderables: RenderableType) -> None:
@@ -219,6 +264,10 @@ def chosen_arch(arch: str | None) -> Arch:
     return here[-1]
 
 
-def _give_up_stdout() -> None:
-    """The reader is gone: nothing is told, and nothing flushed at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush_stdout() -> None:
+    """Raises OSError where nobody reads, or the disk is full; nothing is flushed then at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,10 +20,10 @@ from typer.testing import CliRunner
 import pyflash
 from pyflash import FlashForwardKernelConfig, Space
 from pyflash.cli import app
-from pyflash.commands.run import _emulating
+from pyflash.commands.emulate import _emulating
 from pyflash.compare import compare, read
 from pyflash.compare.report import line_cells
-from pyflash.config import ARCHS, parse
+from pyflash.config import ARCHS, FAMILIES, parse
 from pyflash.emulator import Counts, Report, SharedTraffic
 from pyflash.emulator.table import hints, renderable
 from pyflash.ui.app import one_line, show
@@ -68,7 +70,7 @@ def test_help_imports_neither_torch_nor_a_compiler():
     for name in ("torch", "numpy", "rich.console", "rich.markdown", "matplotlib", "pygments",
                  "networkx", "pyflash.codegen.build", "pyflash.op.library"):  # fmt: skip
         assert name not in imported
-    assert len(imported) < 275
+    assert len(imported) < 295
 
 
 def test_no_command_imports_torch_before_it_runs():
@@ -78,6 +80,30 @@ def test_no_command_imports_torch_before_it_runs():
     )
     for name in ("bench", "emulate", "config"):
         subprocess.run([sys.executable, "-c", code, name], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["config", BEST, "--arch", "sm_9"], ["sm_90"]),
+        (["build", "--arch", "sm_80,sm_12"], ["sm_80,sm_120"]),
+        (["build", "--set", "prog"], ["prog", "prog_all"]),
+        (["build", "--only", "plain,right_window+sof"], ["plain,right_window+softcap"]),
+        (["emulate", BEST, "--order", "r"], ["random"]),
+        (["select", "--dtype", "b"], ["bf16"]),
+        (["space", "n_w"], ["n_warps="]),
+        (["space", FAMILIES[-1].name[:-2]], [FAMILIES[-1].name]),
+        (["config", str(FAMILIES[0].ranked[0])[:-1]], [str(FAMILIES[0].ranked[0])]),
+        (["inf"], ["info"]),
+    ],
+    ids=lambda value: " ".join(value[:1]),
+)
+def test_a_shell_completes(words, expected):
+    """What `pyflash --install-completion` installs asks so."""
+    variables = {"COMP_WORDS": shlex.join(["pyflash", *words]), "COMP_CWORD": str(len(words))}
+    variables["_PYFLASH_COMPLETE"] = "complete_bash"
+    asked = CliRunner().invoke(app, [], prog_name="pyflash", env=variables)
+    assert asked.stdout.splitlines() == expected
 
 
 def test_config_tells_rules_resources_and_canonical_form():
@@ -135,12 +161,34 @@ def test_space_counts_what_the_rules_refuse():
         ("B_r=64 B_r=128", "B_r is given twice"),
         ("swizzled=maybe", "'maybe' is not true or false"),
         ("dtype=FP8", "'FP8' is not one of FP16, BF16"),
+        ("d_head=128,rows=64", "unknown word 'rows=64' in space 'd_head=128,rows=64'"),
     ],
 )
 def test_space_refuses_in_words(assignment, message):
     result = invoke("space", assignment)
     assert_one_line(result)
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("separator", [" ", ",", ", "])
+def test_space_takes_fields_behind_blanks_or_commas(separator):
+    words = separator.join(["d_head=64,128", "dtype=BF16", "B_r=64", "B_c=64", "n_warps=4"])
+    found = json.loads(invoke("space", words, "--json").stdout)
+    space = Space(dtype="BF16", d_head=[64, 128], B_r=64, B_c=64, n_warps=4)
+    assert found["n_configs"] == len(space)
+    assert found["legal"] == [str(config) for config in space.legal("sm_90")]
+
+
+def test_a_long_space_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr("pyflash.ui.app._PATIENCE", 0.0)
+    words = ["space", "dtype=BF16", "d_head=128", "B_r=64", "n_warps=4", "--json"]
+    result = invoke(*words)
+    n_configs = json.loads(result.stdout)["n_configs"]
+    lines = result.stderr.splitlines()
+    assert len(lines) == -(-n_configs // 256)
+    for i, line in enumerate(lines):
+        done = f"asking the rules of {n_configs:,} configs: {i * 256:,} of {n_configs:,}"
+        assert line == done
 
 
 def test_select_prints_the_choice_and_its_reason():
@@ -267,9 +315,19 @@ def test_an_error_while_writing_leaves_the_old_file(monkeypatch, tmp_path):
     result = invoke("config", BEST, "--html", path)
     monkeypatch.undo()
     assert_one_line(result)
-    assert "No space left" in result.stderr
+    assert result.stderr.startswith(f"error: {path}: No space left on device; free some, ")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_results_that_a_full_disk_has_no_room_for(form):
+    command = [sys.executable, "-m", "pyflash.cli", "config", BEST, *form]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: No space left on device; free some, ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_unwritable_cache_and_missing_compiler_are_one_line(monkeypatch, tmp_path):
@@ -315,6 +373,9 @@ def test_messages_become_one_line():
     assert one_line(ValueError("1 of 2 failed\n\n  a.cu\n")) == "1 of 2 failed; a.cu"
     assert one_line(FileNotFoundError(2, "No such file", "a.csv")) == "a.csv: No such file"
     assert one_line(RuntimeError()) == "RuntimeError"
+    assert one_line(ValueError("2 configs:\na\nb")) == "2 configs: a; b"
+    full = one_line(OSError(errno.ENOSPC, "No space left on device"))
+    assert full.startswith("No space left on device; free some, in the cache by `pyflash cache")
 
 
 def test_numbers_are_whole_in_a_narrow_terminal(monkeypatch, capsys):
@@ -369,7 +430,7 @@ def _report() -> Report:
 
 def test_a_long_emulation_says_how_long_it_takes(capsys):
     config = FlashForwardKernelConfig.parse(BEST)
-    _emulating(config, 2, 256, 256)
+    _emulating(config, 2 * 256 * 256)
     assert capsys.readouterr().err == ""
-    _emulating(config, 2, 8192, 8192)
+    _emulating(config, 2 * 8192 * 8192)
     assert f"emulating {BEST}, about 66 s" in " ".join(capsys.readouterr().err.split())

@@ -249,7 +249,7 @@ def no_compiler(monkeypatch):
 
 @pytest.mark.usefixtures("no_compiler")
 def test_illegal_configs_are_refused_with_every_violation():
-    with pytest.raises(ValueError, match="1 configs cannot be built") as refusal:
+    with pytest.raises(ValueError, match="1 config cannot be built") as refusal:
         build_kernels([BEST, ILLEGAL], ["sm_80", "sm_90"])
     for arch in ("sm_80", "sm_90"):
         for _, sentence in ILLEGAL.violations(arch):

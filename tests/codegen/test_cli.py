@@ -92,6 +92,21 @@ def test_a_link_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert list(out.iterdir()) == []
 
 
+def test_a_disk_that_is_full_while_linking(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "compile_all", lambda *_: [])
+    linker = tmp_path / "linker"
+    linker.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exec g++ --version\n"
+        "echo '/usr/bin/ld: final link failed: No space left on device'\n"
+        "echo 'collect2: error: ld returned 1 exit status'; exit 1\n"
+    )
+    linker.chmod(0o755)
+    monkeypatch.setenv("CXX", str(linker))
+    error = error_of("--ops", "--out", tmp_path / "lib")
+    assert "failed: /usr/bin/ld: final link failed: No space left on device; all that" in error
+    assert "; free some, in the cache by `pyflash cache --prune" in error
+
+
 def test_the_default_name_is_that_of_what_is_built(cache, monkeypatch):
     """One build leaves the libraries of others alone."""
     monkeypatch.setattr(build, "compile_all", lambda *_: [])

@@ -48,6 +48,17 @@ def test_objects_that_were_damaged_are_compiled_again_and_said(compiler, monkeyp
     assert said == [f"objects: all {N_OBJECTS} objects reused"]
 
 
+def test_a_record_that_cannot_be_written_is_said(compiler):
+    """As of a disk that is full: no fault of the source, of whose errors there is no log."""
+    objects = sources(compiler, 3)
+    record = objects[1].object.with_suffix(".json")
+    record.mkdir(parents=True)
+    objects[1].object.parent.chmod(0o700)
+    with pytest.raises(RuntimeError, match=rf"^{record}: Is a directory$"):
+        compile_all(objects, "objects")
+    assert [c.object.exists() for c in objects] == [True, False, True]
+
+
 def test_libraries_that_were_damaged_are_linked_again_and_said(compiler, monkeypatch):
     said = []
     monkeypatch.setattr(linking.console, "print", lambda line, **_: said.append(line))

@@ -79,6 +79,13 @@ WAYS: dict[str, list[Way]] = {
         # Beside --read other options ask for some of the records: here for all.
         lambda _, folder: dict.fromkeys(GIVEN, EMPTY) | {"read": [str(records_file(folder))]},
     ],
+    "emulate": [
+        lambda *_: {},
+        lambda *_: (
+            dict.fromkeys(("batch", "seqlen_q", "seqlen_k"), EMPTY)
+            | {"cu_seqlens_q": ["0,5,70"], "cu_seqlens_k": ["0,64,64"]}
+        ),
+    ],
     "tune": [
         lambda *_: {"config": [], "device": []},
         lambda *_: {"config": [], "dry_run": True},
@@ -106,7 +113,7 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("tune", "--dry-run", "--html"): "--dry-run .*no --html",
     ("tune", "--dry-run", "--picture"): "--dry-run .*no --picture",
     ("profile",): "no CUDA GPU|ncu not found",
-    ("registers",): "no such kernel library; to build the default one: pyflash build",
+    ("registers",): "library of the default set is not built: (none is: `pyflash build|expected)",
     ("diff",): "nvcc|cuobjdump",
     ("bench", "--out", "--read"): "--read .*no --out",
     ("bench", "--host", "--read"): "--read .*no --host",

@@ -1,0 +1,175 @@
+"""What `pyflash build` builds, lists and emits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pyflash.ui.app import check_writable
+
+if TYPE_CHECKING:
+    from pyflash.config import Arch, KernelConfig, KernelFeatures
+
+# What is shown in a line, and the same as JSON can hold it.
+Shown = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is built, and for which architectures; none: this machine has no GPU."""
+
+    configs: list[KernelConfig]
+    named: list[str]  # the configs of the command line, as they are there
+    set_name: str | None
+    archs: list[Arch]
+    features: list[KernelFeatures]  # besides those that the families build
+    only: list[KernelFeatures] | None  # in place of those
+
+    @classmethod
+    def of(
+        cls,
+        named: list[str],
+        set_name: str | None,
+        archs: list[Arch] | None,
+        features: list[KernelFeatures] | None,
+        only: list[KernelFeatures] | None,
+    ) -> Asked:
+        from pyflash.codegen.build import default_archs, that_run_on
+        from pyflash.config import ARCHS, from_environment, named_set, parse
+
+        archs = default_archs() if archs is None else archs
+        if named:
+            configs = [parse(text) for text in named]
+        else:
+            found = named_set(set_name) if set_name else from_environment()
+            configs = that_run_on(found, archs or ARCHS)
+        return cls(configs, named, set_name, archs, features or [], only)
+
+    @property
+    def shown_archs(self) -> Sequence[Arch]:
+        """Those of a list: every known one where none is named."""
+        from pyflash.config import ARCHS
+
+        return self.archs or ARCHS
+
+    @property
+    def default_name(self) -> str:
+        """The set's name; for configs one by what they are, so that a build leaves others alone."""
+        from pyflash.codegen import emit
+
+        if not self.named:
+            return self.set_name.replace(",", "x") if self.set_name else "default"
+        first, *others = emit.canonical_configs(self.configs)
+        if not others:
+            return emit.file_stem(first)
+        digest = hashlib.sha256("; ".join(map(str, [first, *others])).encode()).hexdigest()
+        return f"{len(others) + 1}_configs_{digest[:8]}"
+
+    def command(self, name: str) -> list[str]:
+        """What builds the same library wherever and whenever it is run, but for --out."""
+        from pyflash.config.sets import set_of_environment
+
+        archs = ",".join(str(arch.sm) for arch in self.archs)
+        command = ["pyflash", "build", "--name", name, "--arch", archs]
+        for option, combinations in (("--features", self.features), ("--only", self.only)):
+            if combinations:
+                command += [option, ",".join(map(str, combinations))]
+        return [*command, *(self.named or ["--set", self.set_name or set_of_environment()])]
+
+
+def build_ops_library(out: Path | None) -> Shown:
+    from pyflash.codegen.build import LIB_DIR, build_ops
+
+    folder = out or LIB_DIR
+    check_writable(folder / "libpyflash_ops.so")
+    library = build_ops(folder)
+    return str(library), {"library": str(library)}
+
+
+def build_library(asked: Asked, out: Path | None, name: str, keep_going: bool) -> Shown:
+    from pyflash.codegen.build import build_kernels
+    from pyflash.codegen.kernel_libraries import library_file, record_file
+
+    if out is not None:
+        check_writable(library_file(out, name))
+    library = build_kernels(
+        asked.configs,
+        asked.archs,
+        out,
+        name,
+        keep_going,
+        features=asked.only,
+        more_features=asked.features,
+        rebuild=asked.command(name),
+    )
+    return str(library), {"library": str(library), "record": str(record_file(library))}
+
+
+def listed(asked: Asked) -> Iterator[Shown]:
+    """Each config; behind it what it takes, and what speaks against it."""
+    for config in asked.configs:
+        notes = [] if config == config.canonical() else [f"built as {config.canonical()}"]
+        legal = [arch for arch in asked.shown_archs if config.is_legal(arch)]
+        registers = config.resources(legal[0]).registers if legal else None
+        ctas = {arch.name: config.num_ctas_per_sm(arch) for arch in legal}
+        if legal:
+            of_each = ", ".join(f"{count} on {arch}" for arch, count in ctas.items())
+            notes.append(f"{registers} registers, CTAs per SM: {of_each}")
+        found: dict[str, Any] = {
+            "config": str(config),
+            "canonical": str(config.canonical()),
+            "registers": registers,
+            "num_ctas_per_sm": ctas,
+        }
+        for kind, ask in (("violations", config.violations), ("warnings", config.warnings)):
+            told = [
+                {"arch": arch.name, **v._asdict()} for arch in asked.shown_archs for v in ask(arch)
+            ]
+            notes += [f"{one['arch']}: {one['sentence']}" for one in told]
+            found[kind] = told
+        yield "  # ".join([str(config), *notes]), found
+    typer.echo(f"{len(asked.configs)} configs", err=True)
+
+
+def emitted(asked: Asked, folder: Path) -> Shown:
+    """The translation units and the emitted headers as files; the config map only for
+    named architectures."""
+    from pyflash.codegen import config_header, emit, ops_header
+    from pyflash.codegen.build import compiled_features, legal_archs
+    from pyflash.codegen.cache_dir import write_if_changed
+
+    texts = {
+        f"{emit.file_stem(config)}.cu": emit.emit_config(
+            config, compiled_features(config, asked.only, asked.features)
+        )
+        for config in emit.canonical_configs(asked.configs)
+    }
+    texts[str(config_header.PATH)] = config_header.emit_config_header()
+    texts |= {str(path): text for path, text in ops_header.emit_headers().items()}
+    if asked.archs:
+        texts["config_map.cpp"] = emit.emit_config_map(legal_archs(asked.configs, asked.archs))
+    written = [name for name, text in texts.items() if write_if_changed(folder / name, text)]
+    unchanged = [name for name in texts if name not in written]
+    line = f"{folder}: {len(written)} files written, {len(unchanged)} unchanged"
+    return line, {"folder": str(folder), "written": written, "unchanged": unchanged}
+
+
+def to_compile(asked: Asked) -> Iterator[Shown]:
+    from pyflash.codegen.build import kernel_compilations, legal_archs
+    from pyflash.codegen.cache import object_problem
+
+    archs_of = legal_archs(asked.configs, asked.archs)
+    compilations = kernel_compilations(archs_of, asked.only, asked.features)
+    n_reused = 0
+    for config, compilation in compilations.items():
+        reused = object_problem(compilation.object) is None
+        n_reused += reused
+        archs = [arch.name for arch in archs_of[config]]
+        found = {"config": str(config), "archs": archs, "reused": reused}
+        yield f"{'reuse' if reused else 'compile':7}  {','.join(archs)}  {config}", found
+    typer.echo(f"{len(compilations) - n_reused} to compile, {n_reused} to reuse", err=True)

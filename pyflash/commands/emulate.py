@@ -1,0 +1,254 @@
+"""`pyflash emulate`."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pyflash.ui.app import (
+    ConfigArgument,
+    JsonOption,
+    check_writable,
+    completed_from,
+    console,
+    examples,
+    given_options,
+    new_app,
+    show,
+    write_file,
+)
+from pyflash.ui.problems import Batch, Heads, HeadsKv, takes_attention_options, with_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pyflash.config import KernelConfig
+    from pyflash.op.reference import Expected
+
+app = new_app()
+# The product of an element of Q with one of K: 2 ms for a tile of 64 x 64 at d_head 128.
+_SECONDS_PER_PRODUCT = 2e-3 / (64 * 64 * 128)
+DHead = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Head dimension; as the config by default.")
+]
+
+
+def _orders() -> tuple[str, ...]:
+    from pyflash.emulator import ORDERS
+
+    return ORDERS
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """A problem of sequences of one length."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+
+    @property
+    def products(self) -> int:
+        """Of a query with a key, in each head."""
+        return self.batch * self.seqlen_q * self.seqlen_k
+
+    def inputs(self, heads: int, heads_kv: int, d_head: int, dtype: Any) -> list[Tensor]:
+        """q, k and v."""
+        import torch
+
+        lengths = ((self.seqlen_q, heads), (self.seqlen_k, heads_kv), (self.seqlen_k, heads_kv))
+        return [torch.randn(self.batch, *size, d_head, dtype=dtype) for size in lengths]
+
+    def emulate(self, inputs: list[Tensor], config: KernelConfig, **options: Any) -> Any:
+        import pyflash
+
+        return pyflash.emulate(*inputs, config, **options)
+
+    def expect(self, inputs: list[Tensor], **options: Any) -> Expected:
+        from pyflash.op.reference import expect
+
+        return expect(*inputs, **options)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A problem of packed sequences, which begin where `cu_seqlens` say."""
+
+    cu_seqlens_q: list[int]
+    cu_seqlens_k: list[int]
+
+    @classmethod
+    def of(cls, cu_seqlens_q: list[int], cu_seqlens_k: list[int]) -> _Packed:
+        """Raises BadParameter where they are of different numbers of sequences."""
+        counts = len(cu_seqlens_q) - 1, len(cu_seqlens_k) - 1
+        if counts[0] != counts[1]:
+            raise typer.BadParameter(
+                f"--cu-seqlens-q has {counts[0]} sequences, --cu-seqlens-k {counts[1]}: expected "
+                "as many"
+            )
+        return cls(cu_seqlens_q, cu_seqlens_k)
+
+    @property
+    def products(self) -> int:
+        """Of a query with a key, in each head."""
+        lengths = (_lengths(self.cu_seqlens_q), _lengths(self.cu_seqlens_k))
+        return sum(q * k for q, k in zip(*lengths, strict=True))
+
+    def inputs(self, heads: int, heads_kv: int, d_head: int, dtype: Any) -> list[Tensor]:
+        """q, k, v, cu_seqlens_q and cu_seqlens_k."""
+        import torch
+
+        total_q, total_k = self.cu_seqlens_q[-1], self.cu_seqlens_k[-1]
+        sizes = ((total_q, heads), (total_k, heads_kv), (total_k, heads_kv))
+        tensors = [torch.randn(*size, d_head, dtype=dtype) for size in sizes]
+        both = (self.cu_seqlens_q, self.cu_seqlens_k)
+        return tensors + [torch.tensor(starts, dtype=torch.int32) for starts in both]
+
+    def emulate(self, inputs: list[Tensor], config: KernelConfig, **options: Any) -> Any:
+        import pyflash
+
+        longest = (max(_lengths(self.cu_seqlens_q)), max(_lengths(self.cu_seqlens_k)))
+        return pyflash.emulate_varlen(*inputs, *longest, config, **options)
+
+    def expect(self, inputs: list[Tensor], **options: Any) -> Expected:
+        from pyflash.op.reference import expect_varlen
+
+        return expect_varlen(*inputs, **options)
+
+
+def _lengths(cu_seqlens: list[int]) -> list[int]:
+    return [end - start for start, end in itertools.pairwise(cu_seqlens)]
+
+
+def _cu_seqlens(text: str) -> list[int]:
+    """A parser: where sequences begin, and the end of the last."""
+    try:
+        starts = [int(word) for word in text.split(",")]
+    except ValueError:
+        starts = []
+    if len(starts) < 2 or starts[0] != 0 or min(_lengths(starts)) < 0:
+        raise typer.BadParameter(
+            f"{text!r}: expected where each sequence begins and the last ends, ascending from 0, "
+            "such as 0,5,64"
+        )
+    return starts
+
+
+@app.command(
+    "emulate",
+    epilog=examples(
+        'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"',
+        'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --causal --heads-kv 1',
+        'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --cu-seqlens-q 0,5,200',
+        'pyflash emulate "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --timeline timeline.svg',
+    ),
+)
+@takes_attention_options
+def emulate_command(
+    ctx: typer.Context,
+    config: ConfigArgument,
+    *,
+    batch: Batch = 1,
+    heads: Heads = 2,
+    heads_kv: HeadsKv = None,
+    seqlen_q: Annotated[int, typer.Option(metavar="N", min=0, help="Queries.")] = 256,
+    seqlen_k: Annotated[int, typer.Option(metavar="N", min=0, help="Keys.")] = 256,
+    d_head: DHead = None,
+    cu_seqlens_q: Annotated[
+        Any,
+        typer.Option(
+            metavar="0,N,N",
+            parser=_cu_seqlens,
+            help="Packed sequences: where the queries of each begin, and the last end. As "
+            "--cu-seqlens-k by default.",
+        ),
+    ] = None,
+    cu_seqlens_k: Annotated[
+        Any,
+        typer.Option(
+            metavar="0,N,N", parser=_cu_seqlens, help="The same of keys; as queries by default."
+        ),
+    ] = None,
+    num_splits: Annotated[
+        int, typer.Option(metavar="N", min=1, help="CTAs that share the keys.")
+    ] = 1,
+    order: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER",
+            autocompletion=completed_from(_orders),
+            help="Of warps and lanes: ascending, descending, random.",
+        ),
+    ] = "ascending",
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the inputs, and of the order 'random'.")
+    ] = 0,
+    resident_ctas: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of a persistent kernel, at most.")
+    ] = 132,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Writes an SM90 kernel's time line there, as SVG."),
+    ] = None,
+    json: JsonOption = False,
+    **options: Any,
+) -> None:
+    """Runs a kernel on the CPU, thread by thread, and reports on it.
+
+    Exits with 1 if it did anything wrong, or if the result of attention is wrong.
+    """
+    import torch
+
+    import pyflash
+    from pyflash.emulator.table import renderable
+    from pyflash.emulator.timeline import as_svg
+    from pyflash.op.selection import TORCH_DTYPES
+
+    check_writable(timeline)
+    key = pyflash.config.parse(config)
+    heads_kv = heads if heads_kv is None else heads_kv
+    shape = (heads, heads_kv, key.d_head if d_head is None else d_head)
+    dtype = TORCH_DTYPES[key.dtype]
+    if packed := cu_seqlens_q or cu_seqlens_k:
+        if wrong := given_options(ctx).keys() & {"batch", "seqlen_q", "seqlen_k"}:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(wrong))
+            raise typer.BadParameter(f"{names}: the lengths are those of --cu-seqlens-q and -k")
+        problem = _Packed.of(cu_seqlens_q or packed, cu_seqlens_k or packed)
+    else:
+        problem = _Padded(batch, seqlen_q, seqlen_k)
+    torch.manual_seed(seed)
+    inputs = problem.inputs(*shape, dtype)
+    options = with_tensors(options, lambda: torch.randn(heads))
+    with _emulating(key, heads * problem.products):
+        out, lse, report = problem.emulate(
+            inputs, key, **options, num_splits=num_splits, order=order, seed=seed,
+            resident_ctas=resident_ctas,
+        )  # fmt: skip
+    if timeline is not None:
+        write_file(timeline, as_svg(report))
+    if json:
+        typer.echo(report.to_json(indent=1))
+    else:
+        show(renderable(report))
+    try:
+        error = problem.expect(inputs, **options).check(out, lse)
+    except AssertionError as failure:
+        raise RuntimeError(f"wrong result: {failure}") from None
+    if not json:
+        typer.echo(f"max |error| {error:.2e}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _emulating(config: KernelConfig, products: int) -> AbstractContextManager[object]:
+    """Tells on stderr that a long run is under way, and about how long it takes."""
+    seconds = _SECONDS_PER_PRODUCT * products * config.d_head
+    text = f"emulating {config}, about {max(1, round(seconds))} s"
+    err = console(stderr=True)
+    if not err.is_terminal and seconds >= 2:
+        err.print(text)
+    return err.status(text)
