@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,9 +31,8 @@ class Layer(nn.Module):
         self.k = nn.Linear(WIDTH, HEADS_KV * D_HEAD, bias=False)
         self.v = nn.Linear(WIDTH, HEADS_KV * D_HEAD, bias=False)
         self.o = nn.Linear(HEADS * D_HEAD, WIDTH, bias=False)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        widen, narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
 
     def forward(self, x: Tensor, positions: Tensor, attend) -> Tensor:
         y = self.norm(x)
@@ -61,8 +61,7 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
     """Rotary embeddings: of the rows' places in the whole sequence."""
     frequencies = 10000 ** -torch.linspace(0, 1, D_HEAD // 2, device=x.device)
     angles = (positions[:, None] * frequencies)[:, None]  # (rows, 1, d_head / 2)
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
+    (a, b), cos, sin = x.chunk(2, dim=-1), angles.cos(), angles.sin()
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
@@ -91,25 +90,19 @@ def main() -> None:
     torch.manual_seed(0)
     model = Model().to(device)
     tokens, labels = torch.randint(VOCABULARY, (2, 1, seqlen), device=device)
-
     # This rank's rows, and their places in the sequence.
     positions = distributed.positions(seqlen, device=device)
     mine = (distributed.shard(tokens), distributed.shard(labels), positions)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, **options: bool) -> Tensor:
-        return distributed.attention(q, k, v, method=arguments.method, **options)
-
-    loss = train_step(model, *mine, attend)
-    # Each rank has the loss and the gradients of its rows: they add up.
-    dist.all_reduce(loss)
+    loss = train_step(model, *mine, partial(distributed.attention, method=arguments.method))
+    dist.all_reduce(loss)  # each rank has the loss and the gradients of its rows: they add up
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     for gradient in gradients.values():
         dist.all_reduce(gradient)
 
     if dist.get_rank() == 0:
         model.zero_grad()
-        everything = (tokens, labels, torch.arange(seqlen, device=device))
-        expected = train_step(model, *everything, pyflash.attention)
+        places = torch.arange(seqlen, device=device)
+        expected = train_step(model, tokens, labels, places, pyflash.attention)
         worst = max(
             ((gradients[name] - p.grad).norm() / p.grad.norm()).item()
             for name, p in model.named_parameters()
