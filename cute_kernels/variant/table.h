@@ -41,7 +41,8 @@ struct Table {
     int64_t counts[kAxes] = {1};
     int64_t size = 1;
     int axis = 0;
-    ((open(boxes, axis, firsts[axis], counts[axis]), size = grown(size, counts[axis]), ++axis), ...);
+    ((open(boxes, axis, firsts[axis], counts[axis]), size = grown(size, counts[axis]), ++axis),
+     ...);
     if (size > kLargestBox) {
       return kWhole<T>;
     }
