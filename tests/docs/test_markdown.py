@@ -191,7 +191,7 @@ def test_docs_that_code_names_exist():
         f"{name}: {named}"
         for name in tracked
         if name.endswith(TEXT) and (ROOT / name).exists()
-        for named in re.findall(r"\bdocs/[\w./-]+\.\w+", (ROOT / name).read_text())
+        for named in re.findall(r"(?<![\w/])docs/[\w./-]+\.\w+", (ROOT / name).read_text())
         if not (ROOT / named).exists()
     ]
     assert not broken

@@ -19,7 +19,7 @@ void run(Kernel<Negate> const& kernel, char const* what, float scale, bool twice
   auto const [buffer] = Negate::workspace(params);
   std::vector<float> memory(buffer.n_elements);
   params.*buffer.pointer = memory.data();
-  if (char const* const reason = refusal(*kernel.row, params)) {
+  if (char const* const reason = kernel.refuses(params)) {
     std::printf("%s: refused, %s\n", what, reason);
     return;
   }
