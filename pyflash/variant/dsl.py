@@ -7,12 +7,15 @@ alibi = define("alibi", p, V.score + p.slope[V.h] * (V.k - V.q), V.k <= V.q)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyflash.config.words import shown, type_name
 from pyflash.variant.expr import INDICES, SCORE, TRUE, Node, Param, constant, index, load, operation
 from pyflash.variant.scalars import ARITY, Scalar
 from pyflash.variant.value import Variant, as_score
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Term:
@@ -23,6 +26,10 @@ class Term:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+
+    def operand(self, value: Any) -> Node:
+        """The other operand of an operator."""
+        return node_of(value)
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -36,14 +43,14 @@ class Term:
     def __repr__(self) -> str:
         return repr(self.node)
 
-    def __abs__(self) -> Term:
-        return Term(operation("abs", self.node))
+    def __abs__(self) -> Self:
+        return type(self)(operation("abs", self.node))
 
-    def __neg__(self) -> Term:
-        return Term(operation("neg", self.node))
+    def __neg__(self) -> Self:
+        return type(self)(operation("neg", self.node))
 
-    def __invert__(self) -> Term:
-        return Term(operation("~", self.node))
+    def __invert__(self) -> Self:
+        return type(self)(operation("~", self.node))
 
 
 class Tensor:
@@ -61,10 +68,9 @@ class Tensor:
 
 def node_of(value: Any) -> Node:
     """Of a Term, a Node or a number. Raises TypeError for anything else."""
-    if isinstance(value, Term):
-        return value.node
-    if isinstance(value, Node):
-        return value
+    node = getattr(value, "node", value)  # of a Term, or of a number that tracing captured
+    if isinstance(node, Node):
+        return node
     if isinstance(value, Tensor):
         raise TypeError(f"{value.param.name} is a tensor: expected one of its numbers, index it")
     if isinstance(value, bool | int | float):
@@ -74,8 +80,9 @@ def node_of(value: Any) -> Node:
 
 def _binary(op: str, swapped: bool = False) -> Callable[[Term, Any], Term]:
     def method(self: Term, other: Any) -> Term:
-        args = (node_of(other), self.node) if swapped else (self.node, node_of(other))
-        return Term(operation(op, *args))
+        given = self.operand(other)
+        args = (given, self.node) if swapped else (self.node, given)
+        return type(self)(operation(op, *args))
 
     return method
 

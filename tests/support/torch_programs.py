@@ -62,6 +62,8 @@ def torch_value(root: Node, values: Mapping[str, Any], floats: torch.dtype = tor
             return values[node.data]
         if node.op == "load":
             found = values[node.data.name]
+            if isinstance(found, bool | int | float):
+                return _number(found, values["q"])
             element = found[args] if args else found
             return (
                 element.to(floats) if node.kind is F32 and node.data.rank is not None else element
@@ -90,26 +92,34 @@ def _tensor(node: Node, floats: torch.dtype) -> torch.Tensor:
     return torch.tensor(node.data, dtype=_DTYPES.get(str(node.kind), floats))
 
 
+def _number(number: Any, index: Any) -> Any:
+    """A number of Python's as a tensor, by what torch makes of it beside one."""
+    if isinstance(number, int) and not isinstance(number, bool):
+        return index * 0 + number
+    return torch.where(index == index, number, number)
+
+
 def flex_functions(
     variant: Variant, values: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """score_mod and mask_mod of a variant that reads what FlexAttention's functions may: numbers
-    and tensors are captured."""
+    and tensors are captured, one closure variable each."""
     captured = {param.name: values[param.name] for param in params_of(variant.score, variant.mask)}
-    bound = {
-        name: value.item() if isinstance(value, torch.Tensor) and is_number else value
-        for name, value in captured.items()
-        for is_number in [_is_number(variant, name)]
-    }
-
-    def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return torch_value(variant.score, {"s": score, "b": b, "h": h, "q": q, "k": k} | bound)
-
-    def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return torch_value(variant.mask, {"b": b, "h": h, "q": q, "k": k} | bound)
-
-    return score_mod, mask_mod
-
-
-def _is_number(variant: Variant, name: str) -> bool:
-    return any(param.name == name and param.rank is None for param in variant.params)
+    numbers = {param.name for param in variant.params if param.rank is None}
+    names = [*captured]
+    source = [f"def make({', '.join(names)}):"]
+    bound = ", ".join(f"{name!r}: {name}" for name in names)
+    for role, first, extra in (("score", "s, ", "'s': s, "), ("mask", "", "")):
+        source += [
+            f"    def {role}_mod({first}b, h, q, k):",
+            f"        values = {{{extra}'b': b, 'h': h, 'q': q, 'k': k, {bound}}}",
+            f"        return torch_value({role}, values)",
+        ]
+    source += ["    return score_mod, mask_mod"]
+    names_here: dict[str, Any] = {
+        "torch_value": torch_value, "score": variant.score, "mask": variant.mask
+    }  # fmt: skip
+    exec("\n".join(source), names_here)
+    return names_here["make"](
+        *(value.item() if name in numbers else value for name, value in captured.items())
+    )
