@@ -9,12 +9,12 @@
 
 namespace pyflash {
 
-// The slope of a row of a head of a sequence, for raw scores.
+// The slope of a row of a head of a sequence, for raw scores. inverse_scale_log2: 1 / (softmax_scale * log2(e)).
 template <class Element>
-CUTE_DEVICE float load_slope(ForwardParams const& params, int batch, int head) {
+CUTE_DEVICE float load_slope(PerHead const& slopes, float inverse_scale_log2, int batch, int head) {
   device::at(device::Site::slopes_g2r);
-  float const slope = load_per_head<Element>(params.alibi_slopes, batch, head, /*row=*/0);
-  return slope * (kLog2e * params.inverse_scale_log2);
+  float const slope = load_per_head<Element>(slopes, batch, head, /*row=*/0);
+  return slope * (kLog2e * inverse_scale_log2);
 }
 
 // scores: those of row r. distance: from the key that the row is aligned with to the thread's first column. column_of: the

@@ -7,8 +7,8 @@ namespace pyflash {
 
 // The sink of a row of a head, fp32.
 template <class Element>
-CUTE_DEVICE float load_sink(ForwardParams const& params, int head, int row) {
-  return load_per_head<Element>(params.sinks, /*batch=*/0, head, row);
+CUTE_DEVICE float load_sink(PerHead const& sinks, int head, int row) {
+  return load_per_head<Element>(sinks, /*batch=*/0, head, row);
 }
 
 }  // namespace pyflash

@@ -7,13 +7,13 @@
 
 namespace pyflash {
 
-// Of the current device, whose index this is. Refuses where no kernels are loaded: they alone know CUDA.
+// Describes the current device, whose index this is. Refuses where no kernels are loaded: they alone know CUDA.
 Gpu current_gpu(int32_t device_index);
 
 // A cudaStream_t: torch's current one on that device.
 void* current_cuda_stream(int32_t device_index);
 
 // Runs the problem with the selected kernel and splits. Refuses what CUDA refuses.
-void run(GpuSelection const& selection, ForwardParams const& params, void* stream);
+void run(GpuSelection const& selection, Problem const& problem, void* stream);
 
 }  // namespace pyflash

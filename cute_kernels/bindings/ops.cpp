@@ -33,21 +33,21 @@ struct Outputs {
   Tensor lse;  // (batch, heads, seqlen_q); packed: (heads, total_q)
 };
 
-// Allocates the outputs and points the parameters at them.
-Outputs allocate_outputs(Tensor const& q, ForwardParams& params) {
+// Allocates the outputs and points the problem at them.
+Outputs allocate_outputs(Tensor const& q, Problem& problem) {
   int32_t const dtype = dtype_of(q), fp32 = aoti_torch_dtype_float32();
   auto const n = q.sizes();
   Outputs outputs = n.size() == 4 ? Outputs{allocate<4>("out", q, {n[0], n[1], n[2], n[3]}, dtype),
                                             allocate<3>("lse", q, {n[0], n[2], n[1]}, fp32)}
                                   : Outputs{allocate<3>("out", q, {n[0], n[1], n[2]}, dtype),
                                             allocate<2>("lse", q, {n[1], n[0]}, fp32)};
-  params.o = outputs.out.mutable_data_ptr();
-  params.lse = static_cast<float*>(outputs.lse.mutable_data_ptr());
+  problem.params.o = outputs.out.mutable_data_ptr();
+  problem.params.lse = static_cast<float*>(outputs.lse.mutable_data_ptr());
   return outputs;
 }
 
 Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
-  ForwardParams& params = problem.params;
+  auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
   Gpu const gpu = current_gpu(device_index);
@@ -55,24 +55,24 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
       named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
   params.num_splits = selection.splits.number;
   params.cluster = selection.splits.cluster;
-  Outputs outputs = allocate_outputs(q, params);
+  Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);
-    run(selection, params, current_cuda_stream(device_index));
+    run(selection, problem, current_cuda_stream(device_index));
   }
   return outputs;
 }
 
 Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
-  ForwardParams& params = problem.params;
+  auto& params = problem.params;
   CpuConfig const config = cpu_config(named.empty() ? select_on_cpu(problem).config
                                                     : named_on_cpu(problem, named).config);
   params.num_splits = params.cluster = 1;
-  Outputs outputs = allocate_outputs(q, params);
+  Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
-    torch::stable::parallel_for(0, n_cpu_tasks(params, config), 1, [&](int64_t begin, int64_t end) {
-      forward_cpu(params, config, begin, end);
-    });
+    torch::stable::parallel_for(
+        0, n_cpu_tasks(problem, config), 1,
+        [&](int64_t begin, int64_t end) { forward_cpu(problem, config, begin, end); });
   }
   return outputs;
 }
@@ -192,10 +192,9 @@ void problem_class(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
   Asked const asked(arguments);
   Problem const problem = asked.problem(arguments.take_options());
-  ForwardParams const& params = problem.params;
   ProblemSize const size = problem.size();
-  put_results(stack, name(features_needed(params, params.d_head)), size.pairs, size.rows, size.keys,
-              std::string(name(problem.kind())));
+  put_results(stack, name(features_needed(problem.params, problem.params.d_head)), size.pairs,
+              size.rows, size.keys, std::string(name(problem.kind())));
 }
 
 // The features that a problem needs of the kernel of the config that its options name.
@@ -236,10 +235,10 @@ void expect_time(StableIValue* stack, uint64_t, uint64_t) {
     for (size_t i = 0; i < kSet; ++i) {
       costs.*kCosts[i] = values[first + i];
     }
-    microseconds.push_back(expected_time(shape, costs, problem.params, n_sms, num_splits));
+    microseconds.push_back(expected_time(shape, costs, problem, n_sms, num_splits));
   }
   put_results(stack, microseconds, int64_t(num_splits),
-              make_grid(shape, problem.params, n_sms, 1).n_tiles);
+              make_grid(shape, problem, n_sms, 1).n_tiles);
 }
 
 // The config that a call of this problem would run, the number of splits and the reason; sm_arch = 0 stands for the CPU.
@@ -269,7 +268,7 @@ std::string forward_schema(std::string const& name, std::string const& packing) 
          ") -> (Tensor out, Tensor lse)";
 }
 
-// Of an op that takes a problem without data and these arguments.
+// The schema of an op that takes a problem without data and these arguments.
 std::string problem_schema(std::string const& name, std::string const& arguments,
                            std::string const& results) {
   std::string schema = name + "(*, int dtype, bool packed";

@@ -48,7 +48,7 @@ struct Run {
   pyflash::Options options;
 
   int64_t resident_ctas = 132;  // of an H100 or H200
-  pyflash::ForwardParams params{};
+  pyflash::Problem problem{};
   Launch launch;
   std::string text;  // returned last
 
@@ -80,8 +80,10 @@ struct Run {
 
 Run& run_of(void* emulator) { return *static_cast<Run*>(emulator); }
 
-// Of O and lse that a kernel writes, to be merged by another.
-int n_parts(pyflash::ForwardParams const& params) { return params.num_splits / params.cluster; }
+// The parts of O and lse that a kernel writes, to be merged by another.
+int n_parts(pyflash::Problem const& problem) {
+  return problem.params.num_splits / problem.params.cluster;
+}
 
 Order order_of(std::string_view name) {
   if (name == "ascending") {
@@ -129,20 +131,21 @@ int pyflash_emulator_set_float(void* emulator, char const* name, double value) {
 char const* pyflash_emulator_prepare(void* emulator, char const* config, int dtype,
                                      int d_head) try {
   Run& run = run_of(emulator);
-  pyflash::Problem const problem = pyflash::problem_of(run.call());
-  pyflash::check_config_fits(config, static_cast<DType>(dtype), d_head, problem);
+  run.problem = pyflash::problem_of(run.call());
+  pyflash::check_config_fits(config, static_cast<DType>(dtype), d_head, run.problem);
   pyflash::require(run.resident_ctas > 0 && run.resident_ctas <= INT_MAX,
                    "resident_ctas = ", run.resident_ctas, ": expected a number from 1 to ",
                    INT_MAX);
-  run.params = problem.params;
-  run.params.num_splits = problem.num_splits;
-  run.params.cluster = 1;
+  run.problem.params.num_splits = run.problem.num_splits;
+  run.problem.params.cluster = 1;
   EmulatedKernel const& kernel = *pyflash_emulated_kernel();
-  if (char const* const reason = kernel.refusal == nullptr ? nullptr : kernel.refusal(run.params)) {
+  if (char const* const reason =
+          kernel.refusal == nullptr ? nullptr : kernel.refusal(run.problem.params)) {
     pyflash::refuse("config '", config, "' cannot run this problem: ", reason);
   }
   if (kernel.cluster != nullptr) {
-    run.params.cluster = kernel.cluster(run.params, static_cast<int>(run.resident_ctas));
+    run.problem.params.cluster =
+        kernel.cluster(run.problem.params, static_cast<int>(run.resident_ctas));
   }
   return nullptr;
 } catch (std::runtime_error const& refusal) {
@@ -151,26 +154,27 @@ char const* pyflash_emulator_prepare(void* emulator, char const* config, int dty
 
 char const* pyflash_emulator_problem(void* emulator) {
   Run& run = run_of(emulator);
-  return (run.text = numbers_json(run.params)).c_str();
+  return (run.text = numbers_json(run.problem.params)).c_str();
 }
 
 char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse) try {
   Run& run = run_of(emulator);
-  if (n_parts(run.params) > 1) {
-    run.params.o_partial = static_cast<float*>(o);
-    run.params.lse_partial = lse;
+  if (n_parts(run.problem) > 1) {
+    run.problem.params.o_partial = static_cast<float*>(o);
+    run.problem.params.lse_partial = lse;
   } else {
-    run.params.o = o;
-    run.params.lse = lse;
+    run.problem.params.o = o;
+    run.problem.params.lse = lse;
   }
-  map_memory(run.params, run.emulator);
-  run.launch = pyflash_emulated_kernel()->launch(run.params, static_cast<int>(run.resident_ctas));
+  map_memory(run.problem.params, run.emulator);
+  run.launch =
+      pyflash_emulated_kernel()->launch(run.problem.params, static_cast<int>(run.resident_ctas));
   return run.launch.error;
 } catch (std::bad_alloc const&) {
   return "no memory for the emulator's record of the tensors";
 }
 
-int pyflash_emulator_n_parts(void* emulator) { return n_parts(run_of(emulator).params); }
+int pyflash_emulator_n_parts(void* emulator) { return n_parts(run_of(emulator).problem); }
 
 int64_t pyflash_emulator_n_ctas(void* emulator) { return run_of(emulator).launch.n_ctas; }
 int pyflash_emulator_cluster(void* emulator) { return run_of(emulator).launch.cluster; }

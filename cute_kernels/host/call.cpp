@@ -11,10 +11,10 @@ namespace pyflash {
 namespace {
 
 // But for what padded and packed sequences set apart: batch, lengths, and the strides that depend on them.
-ForwardParams params_of(Input const& q, Input const& k, Input const& v,
-                        Sequences const& k_sequences) {
+void set_tensors(Problem& problem, Input const& q, Input const& k, Input const& v,
+                 Sequences const& k_sequences) {
   int64_t const heads = q.extents[kHead], d_head = q.extents[kColumn];
-  ForwardParams params{};
+  auto& params = problem.params;
   params.q = q.view.data;
   params.q_strides = q.tensor_strides();
   params.set_kv({.k = {k.view.data, k.tensor_strides()},
@@ -24,10 +24,10 @@ ForwardParams params_of(Input const& q, Input const& k, Input const& v,
   params.o_strides = {.batch = 0, .row = heads * d_head, .head = d_head};
   params.heads = static_cast<int>(heads);
   params.d_head = static_cast<int>(d_head);
-  return params;
 }
 
-void set_padded_lengths(ForwardParams& params, Input const& q) {
+void set_padded_lengths(Problem& problem, Input const& q) {
+  auto& params = problem.params;
   params.batch = static_cast<int>(q.extents[kBatch]);
   params.set_q_sequences(Sequences::padded(static_cast<int>(q.extents[kRow])));
   int64_t const rows_of_batch = params.heads * q.extents[kRow];
@@ -42,8 +42,8 @@ Sequences packed_sequences(TensorView const& cu_seqlens, int64_t max_seqlen, Inp
                            static_cast<int>(std::min(max_seqlen, total)), static_cast<int>(total));
 }
 
-void set_packed_lengths(ForwardParams& params, Packing const& packing, int64_t batch,
-                        Input const& q) {
+void set_packed_lengths(Problem& problem, Packing const& packing, int64_t batch, Input const& q) {
+  auto& params = problem.params;
   params.batch = static_cast<int>(batch);
   params.set_q_sequences(packed_sequences(packing.cu_seqlens_q, packing.max_seqlen_q, q));
   int64_t const total_q = q.extents[kRow];
@@ -89,7 +89,8 @@ Softcap make_softcap(float softmax_scale, float cap) {
   return softcap;
 }
 
-void set_options(ForwardParams& params, Options const& options) {
+void set_options(Problem& problem, Options const& options) {
+  auto& params = problem.params;
   double const default_scale = 1 / std::sqrt(static_cast<double>(params.d_head));
   params.softmax_scale = static_cast<float>(options.softmax_scale.value_or(default_scale));
   params.inverse_scale_log2 =
@@ -123,17 +124,15 @@ Problem problem_of(Call const& call, int64_t max_d_head) {
   Sequences const k_sequences =
       call.packing ? packed_sequences(call.packing->cu_seqlens_k, call.packing->max_seqlen_k, k)
                    : Sequences::padded(static_cast<int>(k.extents[kRow]));
-  Problem problem{.dtype = dtype,
-                  .num_splits = static_cast<int>(options.num_splits),
-                  .params = params_of(q, k, v, k_sequences)};
-  ForwardParams& params = problem.params;
+  Problem problem{.dtype = dtype, .num_splits = static_cast<int>(options.num_splits), .params = {}};
+  set_tensors(problem, q, k, v, k_sequences);
   if (call.packing) {
-    set_packed_lengths(params, *call.packing, batch, q);
-    set_options(params, options);
+    set_packed_lengths(problem, *call.packing, batch, q);
+    set_options(problem, options);
   } else {
-    set_padded_lengths(params, q);
-    set_options(params, options);
-    simplify_one_query(params);
+    set_padded_lengths(problem, q);
+    set_options(problem, options);
+    simplify_one_query(problem);
   }
   return problem;
 }

@@ -72,7 +72,7 @@ ConfigOf<Forward> const* fallback_config(CandidatesKey const& key) {
 }
 
 CandidatesKey key_of(Problem const& problem, Gpu const& gpu) {
-  ForwardParams const& params = problem.params;
+  auto const& params = problem.params;
   return {problem.dtype, params.d_head, features_needed(params, params.d_head), gpu.sm_arch,
           gpu.n_sms};
 }

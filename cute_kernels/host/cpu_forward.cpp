@@ -36,17 +36,17 @@ void check_block(AnyConfig const& config, char const* name, int rows) {
 template <class Element>
 class QBlock {
  public:
-  QBlock(ForwardParams const& params, CpuConfig const& config)
-      : params_(params),
+  QBlock(Problem const& problem, CpuConfig const& config)
+      : params_(problem.params),
         config_(config),
-        scale_(params.softcap.cap > 0 ? params.softcap.cap : params.softmax_scale),
-        B_r_(std::min(config.B_r, params.q_sequences().longest)),
-        B_c_(std::min(config.B_c, std::max(params.kv().sequences.longest, 1))),
-        Q_(B_r_, params.d_head),
-        Kt_(params.d_head, B_c_),
-        V_(B_c_, params.d_head),
+        scale_(params_.softcap.cap > 0 ? params_.softcap.cap : params_.softmax_scale),
+        B_r_(std::min(config.B_r, params_.q_sequences().longest)),
+        B_c_(std::min(config.B_c, std::max(params_.kv().sequences.longest, 1))),
+        Q_(B_r_, params_.d_head),
+        Kt_(params_.d_head, B_c_),
+        V_(B_c_, params_.d_head),
         S_(B_r_, B_c_),
-        O_(B_r_, params.d_head),
+        O_(B_r_, params_.d_head),
         row_max_(B_r_),
         row_sum_(B_r_) {}
 
@@ -191,7 +191,7 @@ class QBlock {
     return {l == 0.f ? 0.f : correction / l, l == 0.f ? -kInfinity : m + std::log(l)};
   }
 
-  // Of a row of the sequence; -inf: none.
+  // row: in the sequence. -inf: there is no sink.
   float sink_of(int64_t head, int64_t row) const {
     return params_.sinks.data == nullptr ? -kInfinity : number_of(params_.sinks, 0, head, row);
   }
@@ -218,7 +218,7 @@ class QBlock {
     }
   }
 
-  ForwardParams const& params_;
+  Forward::Params const& params_;
   CpuConfig const& config_;
   float const scale_;  // of S, once capped
   int const B_r_;      // no larger than the problem, as B_c
@@ -232,19 +232,19 @@ class QBlock {
   std::vector<float> row_sum_;
 };
 
-int64_t n_row_blocks(ForwardParams const& params, CpuConfig const& config) {
-  return params.q_sequences().most_blocks(config.B_r);
+int64_t n_row_blocks(Problem const& problem, CpuConfig const& config) {
+  return problem.params.q_sequences().most_blocks(config.B_r);
 }
 
 template <class Element>
-void forward_tasks(ForwardParams const& params, CpuConfig const& config, int64_t begin,
-                   int64_t end) {
-  QBlock<Element> q_block(params, config);
-  int64_t const n_blocks = n_row_blocks(params, config);
+void forward_tasks(Problem const& problem, CpuConfig const& config, int64_t begin, int64_t end) {
+  QBlock<Element> q_block(problem, config);
+  int const heads = problem.params.heads;
+  int64_t const n_blocks = n_row_blocks(problem, config);
   for (int64_t task = begin; task < end; ++task) {
     int64_t const head_and_batch = task / n_blocks;
-    q_block.forward(static_cast<int>(head_and_batch / params.heads),
-                    static_cast<int>(head_and_batch % params.heads),
+    q_block.forward(static_cast<int>(head_and_batch / heads),
+                    static_cast<int>(head_and_batch % heads),
                     static_cast<int>(task % n_blocks * config.B_r));
   }
 }
@@ -261,13 +261,13 @@ CpuConfig cpu_config(ConfigOf<Forward> const& config) {
       config);
 }
 
-int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config) {
-  return n_row_blocks(params, config) * params.heads * params.batch;
+int64_t n_cpu_tasks(Problem const& problem, CpuConfig const& config) {
+  return n_row_blocks(problem, config) * problem.params.heads * problem.params.batch;
 }
 
-void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin, int64_t end) {
+void forward_cpu(Problem const& problem, CpuConfig const& config, int64_t begin, int64_t end) {
   auto const run = config.dtype == DType::FP16 ? forward_tasks<Float16> : forward_tasks<BFloat16>;
-  run(params, config, begin, end);
+  run(problem, config, begin, end);
 }
 
 }  // namespace pyflash

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cute_kernels/forward.h"
-#include "cute_kernels/params.h"
+#include "cute_kernels/host/problem.h"
 
 namespace pyflash {
 
@@ -21,9 +21,9 @@ struct CpuConfig {
 CpuConfig cpu_config(ConfigOf<Forward> const& config);
 
 // Tasks, one for each Q block, head and sequence; they may run in any order and at the same time.
-int64_t n_cpu_tasks(ForwardParams const& params, CpuConfig const& config);
+int64_t n_cpu_tasks(Problem const& problem, CpuConfig const& config);
 
 // Runs the tasks [begin, end).
-void forward_cpu(ForwardParams const& params, CpuConfig const& config, int64_t begin, int64_t end);
+void forward_cpu(Problem const& problem, CpuConfig const& config, int64_t begin, int64_t end);
 
 }  // namespace pyflash

@@ -4,13 +4,14 @@
 
 namespace pyflash {
 
-double expected_time(GridShape const& shape, Costs const& costs, ForwardParams const& params,
-                     int n_sms, int num_splits) {
-  Grid const grid = make_grid(shape, params, n_sms, num_splits);
+double expected_time(GridShape const& shape, Costs const& costs, Problem const& problem, int n_sms,
+                     int num_splits) {
+  Grid const grid = make_grid(shape, problem, n_sms, num_splits);
   if (grid.n_tiles == 0) {
     return costs.launch;
   }
-  bool const is_capped = params.softcap.cap != 0, is_masked = params.mask().cuts_right();
+  bool const is_capped = problem.params.softcap.cap != 0;
+  bool const is_masked = problem.params.mask().cuts_right();
   double const step = costs.step * (is_capped ? costs.capped : 1);
   double const tile = costs.tile + (is_masked ? costs.mask * step : 0);
   auto const time_of = [&](TileWork const& work) {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "cute_kernels/host/grid.h"
-#include "cute_kernels/params.h"
 
 namespace pyflash {
 
@@ -30,7 +29,7 @@ inline constexpr double Costs::* kCosts[] = {
     &Costs::capped, &Costs::megabyte, &Costs::merge, &Costs::split, &Costs::partial};
 
 // In microseconds.
-double expected_time(GridShape const& shape, Costs const& costs, ForwardParams const& params,
-                     int n_sms, int num_splits);
+double expected_time(GridShape const& shape, Costs const& costs, Problem const& problem, int n_sms,
+                     int num_splits);
 
 }  // namespace pyflash

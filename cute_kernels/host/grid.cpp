@@ -13,7 +13,7 @@ namespace {
 constexpr int kElementBytes = 2;      // of Q, K, V and O
 constexpr int kPartialBytes = 2 * 4;  // of an element of a split's O, fp32, written and read
 
-// Of a sequence. Extents are far below 2^30: kMaxExtent in problem.h.
+// The rows of a sequence. Extents are far below 2^30: kMaxExtent in problem.h.
 struct Lengths {
   int q;
   int k;
@@ -39,22 +39,22 @@ TileWork sum(TileWork const& a, TileWork const& b, double weight_of_b) {
 // The tiles of a head.
 class Tiles {
  public:
-  Tiles(GridShape const& shape, ForwardParams const& params, int num_splits)
-      : shape_(shape), params_(params), num_splits_(num_splits) {
-    int const group = shape.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
-    warpgroup_queries_ = std::max(shape.B_r / shape.n_warpgroups / std::max(group, 1), 1);
+  // group: query heads of a head of K and V. longest: the rows of the longest sequence of Q.
+  Tiles(GridShape const& shape, Mask const& mask, int group, int longest, int num_splits)
+      : shape_(shape), mask_(mask), longest_(longest), num_splits_(num_splits) {
+    int const n_rows = shape.packs_heads ? std::max(group, 1) : 1;  // of a query
+    warpgroup_queries_ = std::max(shape.B_r / shape.n_warpgroups / n_rows, 1);
     n_queries_ = warpgroup_queries_ * shape.n_warpgroups;
-    n_blocks_ = params.q_sequences().most_blocks(n_queries_);
+    n_blocks_ = ceil_div(longest, n_queries_);
   }
 
   int count() const { return n_blocks_; }  // of the longest sequence
 
-  // Of a sequence of these lengths. Tiles beyond its end count, and do nothing.
+  // The mean tile of a sequence of these lengths. Tiles beyond its end count, and do nothing.
   TileWork mean(Lengths const& lengths) const {
     // The last tile may hold fewer queries; without a window, the others are the same.
     int const n_whole = std::max(n_blocks_ - 1, 1);
-    bool const same = !params_.mask().cuts_left() && !params_.mask().cuts_right() &&
-                      lengths.q == params_.q_sequences().longest;
+    bool const same = !mask_.cuts_left() && !mask_.cuts_right() && lengths.q == longest_;
     int const n = same ? 1 : std::min(n_whole, kMaxSamples);
     TileWork whole;
     for (int i = 0; i < n; ++i) {
@@ -85,15 +85,14 @@ class Tiles {
     if (first >= lengths.q) {
       return {};
     }
-    int const n_steps = count_blocks(params_.mask(), first, n_queries_, lengths, shape_.B_c);
+    int const n_steps = count_blocks(mask_, first, n_queries_, lengths, shape_.B_c);
     int n_attended = n_steps;
     if (shape_.n_warpgroups > 1) {
       n_attended = 0;
       for (int i = 0; i < shape_.n_warpgroups; ++i) {
         int const begin = first + i * warpgroup_queries_;
         if (begin < lengths.q) {
-          n_attended +=
-              count_blocks(params_.mask(), begin, warpgroup_queries_, lengths, shape_.B_c);
+          n_attended += count_blocks(mask_, begin, warpgroup_queries_, lengths, shape_.B_c);
         }
       }
     }
@@ -104,14 +103,15 @@ class Tiles {
   }
 
   GridShape const& shape_;
-  ForwardParams const& params_;
+  Mask mask_;
+  int longest_;
   int num_splits_;
   int warpgroup_queries_;
   int n_queries_;
   int n_blocks_;
 };
 
-// Of sequences whose lengths spread evenly about the mean, up to the largest.
+// The mean of sequences whose lengths spread evenly about the mean, up to the largest.
 TileWork mean_of_packed(Tiles const& tiles, double mean_q, double mean_k, Lengths const& largest) {
   TileWork mean;
   for (double const place : {-2 / 3., 0., 2 / 3.}) {  // of each third, on from -1 to 1
@@ -129,8 +129,11 @@ GridShape grid_shape(ConfigOf<Forward> const& config, int ctas_per_sm) {
   return {std::visit([](auto const& c) { return tile_shape(c); }, config), ctas_per_sm};
 }
 
-Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, int num_splits) {
-  Tiles const tiles(shape, params, num_splits);
+Grid make_grid(GridShape const& shape, Problem const& problem, int n_sms, int num_splits) {
+  auto const& params = problem.params;
+  Sequences const q = params.q_sequences(), k = params.kv().sequences;
+  int const group = params.heads / std::max(params.heads_kv, 1);
+  Tiles const tiles(shape, params.mask(), group, q.longest, num_splits);
   int64_t const n_heads = shape.packs_heads ? params.heads_kv : params.heads;
   int64_t const n_tiles = tiles.count() * n_heads * params.batch;  // of one pass
   if (n_tiles == 0) {
@@ -138,7 +141,6 @@ Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, i
   }
   int64_t const n_slots = int64_t(n_sms) * shape.ctas_per_sm;
   int const cluster = cluster_of(num_splits, shape.max_cluster, n_tiles, n_slots);
-  Sequences const q = params.q_sequences(), k = params.kv().sequences;
   double const batch = params.batch;
   double const mean_q = q.mean_length(params.batch), mean_k = k.mean_length(params.batch);
   Lengths const largest{q.longest, k.longest};

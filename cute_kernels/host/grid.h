@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cute_kernels/forward.h"
-#include "cute_kernels/params.h"
+#include "cute_kernels/host/problem.h"
 
 namespace pyflash {
 
@@ -15,7 +15,7 @@ struct GridShape : TileShape {
   int ctas_per_sm;
 };
 
-// Of a config, built or not.
+// The shape of a config, built or not.
 GridShape grid_shape(ConfigOf<Forward> const& config, int ctas_per_sm);
 
 // What a CTA does for a tile, or for its split of one.
@@ -36,6 +36,6 @@ struct Grid {
   double partial_megabytes;  // that splits leave, and another kernel merges: written and read
 };
 
-Grid make_grid(GridShape const& shape, ForwardParams const& params, int n_sms, int num_splits);
+Grid make_grid(GridShape const& shape, Problem const& problem, int n_sms, int num_splits);
 
 }  // namespace pyflash

@@ -14,7 +14,8 @@ constexpr int kFewRows = 64;
 using Element = uint16_t;  // any of 16 bits
 
 // The only query, which is aligned with the last key.
-void drop_keys_before_window(ForwardParams& params) {
+void drop_keys_before_window(Problem& problem) {
+  auto& params = problem.params;
   KvSource kv = params.kv();
   int const n_keys = kv.sequences.longest;
   int const n_dropped = params.mask().keys_from(n_keys - 1, n_keys).of_some(1).from_0().begin;
@@ -60,12 +61,13 @@ Mask mask_of(Options const& options, Sequences const& q, Sequences const& k) {
   return mask;
 }
 
-void simplify_one_query(ForwardParams& params) {
+void simplify_one_query(Problem& problem) {
+  auto& params = problem.params;
   if (params.q_sequences().longest != 1) {
     return;
   }
   if (params.mask().cuts_left()) {
-    drop_keys_before_window(params);
+    drop_keys_before_window(problem);
   }
   // Rows of one block are aligned with one key each, those of one query with the same.
   bool const is_positional = params.alibi_slopes.data != nullptr;

@@ -10,7 +10,7 @@
 
 namespace pyflash {
 
-// Of batches, rows, heads, and of batches times heads: sums of two extents and a window are ints.
+// The most batches, rows, heads, and of batches times heads: sums of two extents and a window are ints.
 inline constexpr int64_t kMaxExtent = int64_t(1) << 29;
 
 // What tuned tables tell problems apart by.
@@ -40,7 +40,7 @@ Mask mask_of(Options const& options, Sequences const& q, Sequences const& k);
 
 // The same attention with one query, as a problem that kernels do better; sequences must be padded. A window becomes
 // fewer keys, and the heads of q that share a head of k and v become rows of one Q block.
-void simplify_one_query(ForwardParams& params);
+void simplify_one_query(Problem& problem);
 
 // Refuses a config, of which `text` is the short form, that is not for the problem's dtype and d_head.
 void check_config_fits(std::string_view text, DType dtype, int d_head, Problem const& problem);

@@ -16,13 +16,13 @@ struct Ranked {
   bool is_preferred;
 };
 
-std::vector<Ranked> in_order_of_rank(Contenders const& contenders, ForwardParams const& params) {
+std::vector<Ranked> in_order_of_rank(Contenders const& contenders, Problem const& problem) {
   std::vector<Ranked> ranked;
   for (size_t const i : contenders.candidates.by_rank) {
     if (contenders.accepts[i]) {
       Candidate const& candidate = contenders.candidates.all[i];
       TileShape const& shape = candidate.kernel.row->shape;
-      ranked.push_back({&candidate, shape, tiling_of(params, shape).n_ctas, true});
+      ranked.push_back({&candidate, shape, tiling_of(problem, shape).n_ctas, true});
     }
   }
   auto const family = [](Ranked const& one) { return one.candidate->kernel.row->config.index(); };
@@ -36,8 +36,9 @@ bool has_fewer_rows(Ranked const& a, Ranked const& b) {
   return std::pair(a.shape.packs_heads, a.shape.B_r) < std::pair(b.shape.packs_heads, b.shape.B_r);
 }
 
-Choice choose_by_rank(Contenders const& contenders, ForwardParams const& params, int n_sms) {
-  std::vector<Ranked> ranked = in_order_of_rank(contenders, params);
+Choice choose_by_rank(Contenders const& contenders, Problem const& problem, int n_sms) {
+  auto const& params = problem.params;
+  std::vector<Ranked> ranked = in_order_of_rank(contenders, problem);
   int64_t const n_rows = params.q_sequences().longest;
   auto const first_if = [&](auto&& suits) -> Candidate const* {
     auto const found = std::find_if(ranked.begin(), ranked.end(), suits);
@@ -82,8 +83,7 @@ CostedChoice least_of_all(Contenders const& contenders, Problem const& problem, 
     GridShape const& shape = priced.shape;
     is_known = is_known || contenders.candidates.all[priced.index].kernel.row == by_rank.kernel.row;
     Splits const splits = splits_of(problem, shape, shape.ctas_per_sm, gpu.n_sms);
-    double const time =
-        expected_time(shape, priced.costs, problem.params, gpu.n_sms, splits.number);
+    double const time = expected_time(shape, priced.costs, problem, gpu.n_sms, splits.number);
     if (best.candidate == nullptr || time < best.time) {
       best.candidate = &priced;
       best.time = time;
@@ -100,7 +100,7 @@ CostedChoice least_expected(Contenders const& contenders, Problem const& problem
       candidates.priced.begin(), candidates.priced.end(), [&](PricedCandidate const& priced) {
         return priced.kind == problem.kind() && !contenders.accepts[priced.index];
       });
-  ForwardParams const& params = problem.params;
+  auto const& params = problem.params;
   Sequences const q = params.q_sequences(), k = params.kv().sequences;
   CostedSize const size{params.batch, params.heads, params.heads_kv, q.longest,         k.longest,
                         q.total,      k.total,      params.mask(),   problem.num_splits};
@@ -125,7 +125,7 @@ Choice choose(Contenders const& contenders, Problem const& problem, Gpu const& g
       return {.rule = 5, .candidate = all[index], .table = table, .num_splits = choice->num_splits};
     }
   }
-  Choice const by_rank = choose_by_rank(contenders, problem.params, gpu.n_sms);
+  Choice const by_rank = choose_by_rank(contenders, problem, gpu.n_sms);
   CostedChoice const least = least_expected(contenders, problem, gpu, by_rank.candidate);
   if (least.candidate == nullptr) {
     return by_rank;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cute_kernels/common/clusters.h"
+#include "cute_kernels/params.h"
 
 namespace pyflash {
 namespace {
@@ -71,7 +72,8 @@ int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
   return int64_t((ctas_per_sm == 1 ? kAlone : kPaired)[cluster - 1]) * n_sms / kSms;
 }
 
-Tiling tiling_of(ForwardParams const& params, TileShape const& shape) {
+Tiling tiling_of(Problem const& problem, TileShape const& shape) {
+  auto const& params = problem.params;
   Sequences const q = params.q_sequences();
   int const group = shape.packs_heads ? params.heads / std::max(params.heads_kv, 1) : 1;
   int const n_heads = shape.packs_heads ? params.heads_kv : params.heads;
@@ -86,8 +88,8 @@ Tiling tiling_of(ForwardParams const& params, TileShape const& shape) {
 
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured) {
-  ForwardParams const& params = problem.params;
-  Tiling const tiling = tiling_of(params, shape);
+  auto const& params = problem.params;
+  Tiling const tiling = tiling_of(problem, shape);
   int64_t const n_slots = int64_t(n_sms) * ctas_per_sm;
   int number = problem.num_splits > 0 ? problem.num_splits : measured;
   if (number == 0) {

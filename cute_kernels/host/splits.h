@@ -32,7 +32,7 @@ struct Tiling {
   int n_key_blocks;      // that a Q block attends, at most
 };
 
-Tiling tiling_of(ForwardParams const& params, TileShape const& shape);
+Tiling tiling_of(Problem const& problem, TileShape const& shape);
 
 struct Splits {
   Tiling tiling;

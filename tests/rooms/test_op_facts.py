@@ -90,3 +90,9 @@ def test_an_include_of_a_family_is_found(tmp_path):
     source = tmp_path / "source.cpp"
     source.write_text('#include "cute_kernels/sm90/forward/plan.h"\n')
     assert "sm90" in rooms_included(source)
+
+
+def test_few_files_name_the_params_of_forward():
+    """Parts of kernels and of the host take the values that they need."""
+    texts = [path for path in (ROOT / "cute_kernels").rglob("*.*") if path.is_file()]
+    assert sum("ForwardParams" in path.read_text() for path in texts) <= 20

@@ -25,7 +25,8 @@ void run_thread(void const* params) {
 
 template <class Traits>
 Launch launch_sm80(ForwardParams const& params, int) {
-  return {.n_ctas = sm80::n_ctas(params, Traits::kBlockM),
+  return {.n_ctas = sm80::n_ctas(params.q_sequences(), Traits::kBlockM, params.num_splits,
+                                 params.heads, params.batch),
           .params = std::make_shared<ForwardParams>(params),
           .error = nullptr};
 }

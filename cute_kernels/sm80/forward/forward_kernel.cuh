@@ -19,6 +19,7 @@
 #include "cute_kernels/device.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/sinks.h"
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/forward/mask.h"
 #include "cute_kernels/sm80/forward/problem.h"
@@ -47,7 +48,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // Coordinates and early exit.
   int const tidx = device::thread_idx();
-  BlockCoord const coord = block_coord<Traits, kMaskEnds>(params);
+  BlockCoord const coord = block_coord<Traits, kMaskEnds>(
+      params.q_sequences(), params.kv(), params.num_splits, params.heads, params.batch);
   int const m_block = coord.m_block;
   Rows const q_rows = params.q_sequences().rows_of(coord.batch, device::Loader{});
   Rows const k_rows = params.kv().sequences.rows_of(coord.batch, device::Loader{});
@@ -101,7 +103,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   using TileSoftmax = Softmax<Element, Traits::kRowsPerThread, Traits::kOptimizedSoftmax,
                               Traits::kRescaleThreshold, kFeatures.softcap>;
-  TileSoftmax softmax(params);
+  TileSoftmax softmax(params.softmax_scale, params.inverse_scale_log2, params.softcap);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -179,7 +181,8 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
     if constexpr (kFeatures.alibi_slopes) {
       if (params.alibi_slopes.data != nullptr) {
-        float const slope = load_slope<Element>(params, coord.batch, coord.head);
+        float const slope = load_slope<Element>(params.alibi_slopes, params.inverse_scale_log2,
+                                                coord.batch, coord.head);
         Tensor S = rows_by_columns(acc_S);
         CUTE_UNROLL
         for (int r = 0; r < size<0>(S); ++r) {
@@ -276,7 +279,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::at(Site::sinks_g2r);
       join_sinks(acc_O, lse, [&](int r) {
         int const m = acc_coord.row + AccRows{}(r);
-        return m < rows_left ? load_sink<Element>(params, coord.head, m_block * kBlockM + m)
+        return m < rows_left ? load_sink<Element>(params.sinks, coord.head, m_block * kBlockM + m)
                              : -INFINITY;
       });
     }

@@ -20,7 +20,8 @@ inline cudaError_t launch_kernel(void const* kernel, FlashForwardKernelConfig co
   if (error != cudaSuccess) {
     return error;
   }
-  int64_t const ctas = sm80::n_ctas(params, config.B_r);
+  int64_t const ctas =
+      sm80::n_ctas(params.q_sequences(), config.B_r, params.num_splits, params.heads, params.batch);
   if (ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }

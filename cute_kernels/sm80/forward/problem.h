@@ -4,9 +4,8 @@
 
 #include <cute/tensor_impl.hpp>
 
+#include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/device.h"
-#include "cute_kernels/params.h"
-#include "cute_kernels/sinks.h"
 
 namespace pyflash::sm80 {
 
@@ -25,16 +24,17 @@ struct BlockCoord {
 // have their K and V in L2 together, go from the last Q block to the first, so that the short ones fill up the SMs at the
 // end. Head by head, causal took up to 1.16 times as long on an H200.
 template <class Traits, bool kLongestFirst>
-CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
+CUTE_DEVICE BlockCoord block_coord(Sequences const& q, KvSource const& kv, int num_splits,
+                                   int heads, int batch) {
   constexpr int kBlockM = Traits::kBlockM;
-  int const n_m_blocks = ceil_div(params.q_sequences().longest, kBlockM);
+  int const n_m_blocks = ceil_div(q.longest, kBlockM);
   int m_block = device::block_idx() % n_m_blocks;
   int rest = device::block_idx() / n_m_blocks;  // split, head and batch
   if constexpr (kLongestFirst) {
     constexpr int kL2Rows = (32 << 20) / (2 * Traits::kHeadDim * sizeof(typename Traits::Element));
-    int const n_rest = params.num_splits * params.heads * params.batch;
+    int const n_rest = num_splits * heads * batch;
     int64_t const heads_in_L2 =
-        int64_t(kL2Rows / max(params.kv().sequences.longest, 1)) * (params.heads / params.heads_kv);
+        int64_t(kL2Rows / max(kv.sequences.longest, 1)) * (heads / kv.heads);
     int const per_section = max(int(min(heads_in_L2, int64_t(n_rest))), 1);
     int const first = device::block_idx() / (per_section * n_m_blocks) * per_section;
     int const in_section = device::block_idx() - first * n_m_blocks;
@@ -42,12 +42,9 @@ CUTE_DEVICE BlockCoord block_coord(ForwardParams const& params) {
     m_block = n_m_blocks - 1 - in_section / section;
     rest = first + in_section % section;
   }
-  int const split = rest % params.num_splits;
-  rest /= params.num_splits;
-  return {.m_block = m_block,
-          .split = split,
-          .head = rest % params.heads,
-          .batch = rest / params.heads};
+  int const split = rest % num_splits;
+  rest /= num_splits;
+  return {.m_block = m_block, .split = split, .head = rest % heads, .batch = rest / heads};
 }
 
 // One head of one sequence as a matrix, (rows,columns).

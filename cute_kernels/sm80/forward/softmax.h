@@ -35,10 +35,8 @@ struct Softmax {
   cute::array<float, kRows> row_sum;       // this thread's share of l
   bool has_two_terms = true;               // under a cap, two terms of the series did so far
 
-  CUTE_DEVICE explicit Softmax(ForwardParams const& params)
-      : softmax_scale(params.softmax_scale),
-        inverse_scale_log2(params.inverse_scale_log2),
-        softcap(params.softcap) {
+  CUTE_DEVICE Softmax(float softmax_scale, float inverse_scale_log2, Softcap const& softcap)
+      : softmax_scale(softmax_scale), inverse_scale_log2(inverse_scale_log2), softcap(softcap) {
     if constexpr (!kOptimized) {
       reset();
     }

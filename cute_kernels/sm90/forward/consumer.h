@@ -32,7 +32,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   constexpr int kHeadDim = Traits::kHeadDim;
   constexpr int kNConsumers = Traits::kNConsumers;
 
-  ForwardParams const& problem = params.problem;
+  auto const& problem = params.problem;
   int const tidx = device::thread_idx() % kWarpgroup;
   int const first_row_query = warpgroup * Schedule::queries_per_warpgroup(params);
 
@@ -227,7 +227,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
 
   Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
-  TileSoftmax softmax(problem);
+  TileSoftmax softmax(problem.softmax_scale, problem.inverse_scale_log2);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
   int n_skip = 0;           // blocks between the last one attended and the next

@@ -22,7 +22,7 @@ struct RowOut {
 };
 template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE RowOut row_out(KernelParams const& params, Tile const& tile, int first_query, int row) {
-  ForwardParams const& problem = params.problem;
+  auto const& problem = params.problem;
   PackedRow const unpacked = unpack_row<Traits>(params, row);
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   int const head = tile.head * group + unpacked.head;
@@ -46,8 +46,8 @@ CUTE_DEVICE void load_sinks(KernelParams const& params, Tile const& tile, int fi
     PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
     int const query = first_query + row.query;
     if (query < tile.q_rows.length) {
-      sinks(r) =
-          load_sink<typename Traits::Element>(params.problem, tile.head * group + row.head, query);
+      sinks(r) = load_sink<typename Traits::Element>(params.problem.sinks,
+                                                     tile.head * group + row.head, query);
     }
   }
 }
@@ -71,7 +71,7 @@ CUTE_DEVICE void store_lse(KernelParams const& params, Tile const& tile, int fir
 template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
 CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int first_query,
                                AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
-  ForwardParams const& problem = params.problem;
+  auto const& problem = params.problem;
   Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
   Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
   CUTE_UNROLL
@@ -105,7 +105,7 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
   constexpr int kLanesPerRow = kSlab / kVector;    // of a slab
   constexpr int kRowsAtATime = 32 / kLanesPerRow;  // that a warp stores
   constexpr int kPasses = kWarpRows / kRowsAtATime;
-  ForwardParams const& problem = params.problem;
+  auto const& problem = params.problem;
   int const tidx = device::fresh_thread_idx();
   int const lane = tidx % 32;
   int const warp = tidx % kWarpgroup / 32;
@@ -116,7 +116,7 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
   int const column = lane % kLanesPerRow * kVector;  // in the slab
   int const first_row = warp * kWarpRows + lane / kLanesPerRow;
   RowOut const first = row_out<Traits, kFeatures>(params, tile, first_query, first_row);
-  // Of a later pass. Packed rows lie anywhere.
+  // A row of a later pass. Packed rows lie anywhere.
   auto out_of = [&](int pass) {
     int const row = first_row + pass * kRowsAtATime;
     if constexpr (Traits::kPackGqa) {

@@ -26,7 +26,7 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
   using Element = typename Traits::Element;
   constexpr int kVector = 4;  // columns at a time
   constexpr int kVectors = Traits::kHeadDim / kVector;
-  ForwardParams const& problem = params.problem;
+  auto const& problem = params.problem;
   int const tidx = device::fresh_thread_idx() % kWarpgroup;
   int const rank = device::cluster_rank();
   int const n_splits = device::cluster_size();
@@ -66,7 +66,7 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
     if (problem.sinks.data != nullptr) {  // which are no feature where keys are split
       PackedRow const unpacked = unpack_row<Traits>(params, row);
       int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
-      sink = load_sink<Element>(problem, tile.head * group + unpacked.head,
+      sink = load_sink<Element>(problem.sinks, tile.head * group + unpacked.head,
                                 tile.first_query + unpacked.query);
     }
     device::at(Site::part_s2r);

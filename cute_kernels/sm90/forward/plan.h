@@ -85,7 +85,7 @@ inline int64_t count_m_blocks(Config const& config, ForwardParams const& problem
   return ceil_div(problem.q_sequences().longest, n_queries);
 }
 
-// Of one pass.
+// The tiles of one pass.
 inline int64_t count_tiles(Config const& config, ForwardParams const& problem) {
   int64_t const n_heads = problem.heads / rows_per_query(config, problem);
   return count_m_blocks(config, problem) * n_heads * problem.batch;

@@ -75,7 +75,7 @@ struct TileSchedule {
 
   CUTE_DEVICE Tile at(int index) const {
     TileOrder const& order = params.order;
-    ForwardParams const& problem = params.problem;
+    auto const& problem = params.problem;
     int m_block;
     int rest;  // split, head and batch
     if constexpr (kFeatures.right_window) {

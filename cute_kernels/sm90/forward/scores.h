@@ -40,7 +40,7 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
                                 int n_block, AccS& acc_S) {
   using Element = typename Traits::Element;
   device::at(device::Site::QK_g2r);
-  ForwardParams const& problem = params.problem;
+  auto const& problem = params.problem;
   Tensor coords = coords_of<Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   float volatile scores[decltype(size(acc_S))::value];
@@ -76,8 +76,9 @@ CUTE_DEVICE void add_alibi_to(AccS& acc_S, KernelParams const& params, Tile cons
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     PackedRow const row = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
-    float const slope = load_slope<typename Traits::Element>(params.problem, tile.batch,
-                                                             tile.head * group + row.head);
+    float const slope = load_slope<typename Traits::Element>(
+        params.problem.alibi_slopes, params.problem.inverse_scale_log2, tile.batch,
+        tile.head * group + row.head);
     int const first_key = n_block * Traits::kBlockN + get<1>(by_rows(r, 0));
     add_alibi(S, r, slope, first_query + row.query + tile.diagonal() - first_key, column_of);
   }

@@ -50,8 +50,8 @@ struct Softmax {
   PerRow row_sum;       // this thread's share of l
   bool has_two_terms;   // under a cap, two terms of the series did so far
 
-  CUTE_DEVICE explicit Softmax(ForwardParams const& params)
-      : softmax_scale(params.softmax_scale), inverse_scale_log2(params.inverse_scale_log2) {}
+  CUTE_DEVICE Softmax(float softmax_scale, float inverse_scale_log2)
+      : softmax_scale(softmax_scale), inverse_scale_log2(inverse_scale_log2) {}
 
   // The state before any block.
   CUTE_DEVICE void reset() {
@@ -179,7 +179,7 @@ struct Softmax {
     bool large = false;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      // Of rows that exist.
+      // The limits are of rows that exist.
       float const largest =
           limit(r) != INFINITY ? fminf(limit(r), softcap.largest_of_two) : INFINITY;
       auto magnitude = [&](int i) { return fmaxf(fabsf(S(r, 2 * i)), fabsf(S(r, 2 * i + 1))); };
@@ -188,7 +188,7 @@ struct Softmax {
     return large;
   }
 
-  // Of the quad's scores of row r, in two chains.
+  // The maximum of the quad's scores of row r, in two chains.
   template <class Scores>
   CUTE_DEVICE static float max_of_row(Scores const& S, int r) {
     float even = S(r, 0), odd = S(r, 1);

@@ -380,8 +380,8 @@ BUGS = [
     ),
     Bug(
         "the_sink_of_another_head",
-        (condition("load_sink<Element>(params, coord.head,",
-                   "load_sink<Element>(params, BUG ? 0 : coord.head,"),),
+        (condition("load_sink<Element>(params.sinks, coord.head,",
+                   "load_sink<Element>(params.sinks, BUG ? 0 : coord.head,"),),
         problem="sinks",
     ),
     Bug(
