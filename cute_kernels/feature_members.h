@@ -3,6 +3,7 @@
 #pragma once
 
 #include <iterator>
+#include <type_traits>
 
 namespace pyflash {
 
@@ -37,6 +38,19 @@ constexpr bool covers(Features const& features, Features const& needed) {
     }
   }
   return true;
+}
+
+// Calls run(std::integral_constant<Features, kFeatures>{}) for the first of kBuilt that covers `needed`. False: none does.
+template <class Features, Features... kBuilt, class Run>
+bool run_first_that_covers(Features needed, Run&& run) {
+  auto run_if_it_covers = [&](auto features) {
+    bool const covers = pyflash::covers(features.value, needed);
+    if (covers) {
+      run(features);
+    }
+    return covers;
+  };
+  return (run_if_it_covers(std::integral_constant<Features, kBuilt>{}) || ...);
 }
 
 }  // namespace pyflash

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <compare>
-#include <type_traits>
 
 #include "cute_kernels/feature_members.h"
 #include "cute_kernels/params.h"
@@ -46,20 +45,6 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
           .softcap = params.softcap.cap != 0,
           .sinks = params.sinks.data != nullptr && params.num_splits <= 1,
           .alibi_slopes = params.alibi_slopes.data != nullptr};
-}
-
-// Calls run(std::integral_constant<ForwardFeatures, kFeatures>{}) for the first of kBuilt that covers `needed`. False: none
-// does.
-template <ForwardFeatures... kBuilt, class Run>
-bool run_first_that_covers(ForwardFeatures needed, Run&& run) {
-  auto run_if_it_covers = [&](auto features) {
-    bool const covers = pyflash::covers(features.value, needed);
-    if (covers) {
-      run(features);
-    }
-    return covers;
-  };
-  return (run_if_it_covers(std::integral_constant<ForwardFeatures, kBuilt>{}) || ...);
 }
 
 }  // namespace pyflash

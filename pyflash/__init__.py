@@ -28,7 +28,7 @@ from pyflash.op.registration import register_with_torch
 from pyflash.ui.notebook import drawn_by
 
 if TYPE_CHECKING:
-    from pyflash.emulator import emulate, emulate_varlen
+    from pyflash.emulator import emulate, emulate_backward, emulate_varlen
     from pyflash.op.functional import sdpa
     from pyflash.op.library import BuiltConfig, build, built_configs, load
     from pyflash.op.ops import attention, attention_varlen
@@ -43,6 +43,7 @@ _LAZY = {
     "build": "pyflash.op.library",
     "built_configs": "pyflash.op.library",
     "emulate": "pyflash.emulator",
+    "emulate_backward": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
     "load": "pyflash.op.library",
     "Problem": "pyflash.op.selection",
@@ -69,6 +70,7 @@ __all__ = [
     "build",
     "built_configs",
     "emulate",
+    "emulate_backward",
     "emulate_varlen",
     "from_environment",
     "load",

@@ -26,9 +26,16 @@ PYFLASH_EXPORT char const* pyflash_emulator_prepare(void* emulator, char const* 
 PYFLASH_EXPORT char const* pyflash_emulator_problem(void* emulator);
 // Parts of O and lse that the kernel writes: its splits, or 1 where it merges them itself.
 PYFLASH_EXPORT int pyflash_emulator_n_parts(void* emulator);
-// Where the kernel writes: out and lse, or, with n_parts > 1, those of each part, (n_parts, elements of lse, d_head)
-// and (n_parts, elements of lse). Returns nullptr, or why there is nothing to run.
-PYFLASH_EXPORT char const* pyflash_emulator_set_outputs(void* emulator, void* o, float* lse);
+// Where the kernels write: out and lse, or, with n_parts > 1, those of each part, (n_parts, elements of lse, d_head)
+// and (n_parts, elements of lse). Of op backward: dq, dk and dv.
+PYFLASH_EXPORT void pyflash_emulator_set_outputs(void* emulator, void* const* outputs);
+
+// The op's kernels in a row: how many, which is the config's own, and the name of each, "" of the only one.
+PYFLASH_EXPORT int pyflash_emulator_n_phases(void* emulator);
+PYFLASH_EXPORT int pyflash_emulator_own_phase(void* emulator);
+PYFLASH_EXPORT char const* pyflash_emulator_phase_name(void* emulator, int phase);
+// What follows is of this phase. Returns nullptr, or why there is nothing to run.
+PYFLASH_EXPORT char const* pyflash_emulator_begin_phase(void* emulator, int phase);
 
 PYFLASH_EXPORT int64_t pyflash_emulator_n_ctas(void* emulator);
 // CTAs that run together, as a cluster.

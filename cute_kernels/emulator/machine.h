@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cute_kernels/backward_params.h"
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/registry.h"
@@ -129,11 +130,13 @@ class Machine {
 
 // A grid as the launcher makes it.
 struct Launch {
-  int64_t n_ctas = 0;                  // a multiple of cluster
-  int cluster = 1;                     // CTAs that run together
-  std::shared_ptr<void const> params;  // of the kernel
-  char const* error = nullptr;         // why there is none
+  int64_t n_ctas = 0;                            // a multiple of cluster
+  int cluster = 1;                               // CTAs that run together
+  std::shared_ptr<void const> params = nullptr;  // of the kernel
+  char const* error = nullptr;                   // why there is none
 };
+
+struct EmulatedBackward;
 
 // What shared memory holds, by name. Stages follow each other.
 struct SmemTile {
@@ -158,15 +161,27 @@ struct EmulatedKernel {
   bool starts_early;       // before the kernel before it has ended, for which it waits itself
   bool watches_registers;  // it is compiled so that RegisterWatch learns of its accesses
   int registers;           // of a thread when a CTA starts; 0: they are never moved
-  // CTAs that share a tile, a split of the keys each, and merge them; nullptr: none do. n_resident: CTAs that run at a time.
+  // Of op forward: CTAs that share a tile, a split of the keys each, and merge them; nullptr: none do. n_resident: CTAs that
+  // run at a time.
   int (*cluster)(ForwardParams const& params, int n_resident);
   Span<SmemTile> tiles;  // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;
   char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
   Launch (*launch)(ForwardParams const& params, int n_resident);
-  void (*attach)(Machine* machine);        // to run its threads
-  void (*run_thread)(void const* params);  // one thread of one CTA, from start to end
-  char const* (*role)(int warp);           // of a warp, in words
+  EmulatedBackward const* backward = nullptr;  // what it has in place of these, if it is of that op
+  void (*attach)(Machine* machine);            // to run its threads
+  void (*run_thread)(void const* params);      // one thread of one CTA, from start to end
+  char const* (*role)(int warp);               // of a warp, in words
+};
+
+// A config of op backward: its kernels, which run in a row.
+struct EmulatedBackward {
+  static constexpr int kPhases = 3;
+
+  BackwardShape shape;
+  EmulatedKernel const* kernels[kPhases];  // before, the config's own, after
+  char const* (*refusal)(BackwardParams const& params);
+  Launch (*launch)(int phase, BackwardParams const& params, int n_resident);
 };
 
 }  // namespace pyflash::emulator

@@ -9,19 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "cute_kernels/emulator/mapping.h"
 #include "cute_kernels/host/options.h"
 
 namespace pyflash::emulator {
 
 namespace {
-
-// As torch aligns tensors on the CPU: what an address is beside that is kept, so that sectors are those of a GPU.
-constexpr uintptr_t kAlignment = 64;
-
-struct Dim {
-  int64_t extent;
-  int64_t stride;
-};
 
 // The dimensions of q, k, v or o.
 std::vector<Dim> matrix_dims(ForwardParams const& params, TensorStrides const& strides,
@@ -43,34 +36,6 @@ std::vector<Dim> per_head_dims(ForwardParams const& params, PerHead const& numbe
   }
   return dims;
 }
-
-class Mapping {
- public:
-  explicit Mapping(Emulator& emulator) : emulator_(emulator) {}
-
-  // NOTE: a tensor without elements may be nowhere.
-  template <class T>
-  void map(char const* name, T*& pointer, int element_bytes, std::vector<Dim> const& dims,
-           bool output) {
-    if (pointer == nullptr) {
-      return;
-    }
-    GlobalTensor tensor{
-        .name = name,
-        .data = static_cast<std::byte*>(const_cast<void*>(static_cast<void const*>(pointer))),
-        .element_bytes = element_bytes,
-        .misalignment = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) % kAlignment),
-        .output = output};
-    for (Dim const& dim : dims) {
-      tensor.shape.push_back(dim.extent);
-      tensor.strides.push_back(dim.stride);
-    }
-    pointer = reinterpret_cast<T*>(emulator_.add_tensor(tensor));
-  }
-
- private:
-  Emulator& emulator_;
-};
 
 // An int, or a float, which kernels have of every other number.
 std::string text_of(double value) {
@@ -105,21 +70,21 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   std::vector<Dim> const dims_cu_seqlens{{params.batch + 1, 1}};
 
   Mapping mapping(emulator);
-  mapping.map("q", params.q, 2, dims_q, false);
-  mapping.map("k", kv.k.data, 2, dims_k, false);
-  mapping.map("v", kv.v.data, 2, dims_v, false);
-  mapping.map("o", params.o, 2, dims_o, true);
-  mapping.map("lse", params.lse, 4, dims_lse, true);
-  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, true);
-  mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, true);
-  mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, false);
-  mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, false);
+  mapping.map("q", params.q, 2, dims_q, Role::kInput);
+  mapping.map("k", kv.k.data, 2, dims_k, Role::kInput);
+  mapping.map("v", kv.v.data, 2, dims_v, Role::kInput);
+  mapping.map("o", params.o, 2, dims_o, Role::kOutput);
+  mapping.map("lse", params.lse, 4, dims_lse, Role::kOutput);
+  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, Role::kOutput);
+  mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, Role::kOutput);
+  mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
+  mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {
     PerHead& numbers = params.*option.values;
     mapping.map(option.name, numbers.data, numbers.is_fp32 ? 4 : 2, per_head_dims(params, numbers),
-                false);
+                Role::kInput);
   });
 }
 

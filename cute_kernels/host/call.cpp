@@ -107,6 +107,14 @@ void set_options(Problem& problem, Options const& options) {
 }  // namespace
 
 Problem problem_of(Call const& call, int64_t max_d_head) {
+  Problem problem = problem_as_asked(call, max_d_head);
+  if (!call.packing) {
+    simplify_one_query(problem);
+  }
+  return problem;
+}
+
+Problem problem_as_asked(Call const& call, int64_t max_d_head) {
   DimensionNames const& dims = call.packing ? kPackedDims : kPaddedDims;
   Options const& options = call.options;
   check_devices(call);
@@ -132,7 +140,6 @@ Problem problem_of(Call const& call, int64_t max_d_head) {
   } else {
     set_padded_lengths(problem, q);
     set_options(problem, options);
-    simplify_one_query(problem);
   }
   return problem;
 }

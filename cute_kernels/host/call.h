@@ -31,5 +31,7 @@ struct Call {
 // Refuses what attention does not accept, but for the config: selection looks at that. Strides of the outputs are those of
 // contiguous tensors.
 Problem problem_of(Call const& call, int64_t max_d_head = kMaxHeadDim);
+// The same without what is simplified of one query.
+Problem problem_as_asked(Call const& call, int64_t max_d_head = kMaxHeadDim);
 
 }  // namespace pyflash

@@ -14,7 +14,8 @@ from pyflash.bench.timing import Calls
 from pyflash.config import BACKWARD as BACKWARD_OP
 from pyflash.config import FORWARD as FORWARD_OP
 from pyflash.op.options import AttentionOptions
-from pyflash.op.reference import attention_ref, expect, tolerance
+from pyflash.op.reference import expect
+from pyflash.op.reference_gradients import expect_gradients
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 Errors = tuple[float, float]  # error, bound
@@ -51,25 +52,15 @@ def checker(what: Pass, inputs: Inputs, options: AttentionOptions) -> Callable[[
     first = _first_group(*inputs)
     upstream = _upstream(inputs[0])
     (up,) = _first_group(upstream, group=first[0].shape[2])
-    exact, rough = (
-        _gradients(lambda *x, to=to: attention_ref(*x, dtype=to, **options)[0], first, up, to)
-        for to in (torch.float32, inputs[0].dtype)
-    )
+    expected = expect_gradients(*first, up, dtype=torch.float32, **options)
 
     def backward(contender: Contender) -> Errors:
         with contender.context():
             gradients = _gradients(contender.run, inputs, upstream, inputs[0].dtype)
-        found = _first_group(*gradients)
-        errors = [
-            ((got.float() - right).abs().max().item(), tolerance(right, half) + _CANCELLED)
-            for got, right, half in zip(found, exact, rough, strict=True)
-        ]
-        return max(errors, key=lambda pair: pair[0] / pair[1])
+        _, error, bound = expected.worst(_first_group(*gradients))
+        return error, bound
 
     return backward
-
-
-_CANCELLED = 1e-5  # what float32 leaves where the terms of a gradient cancel
 
 
 def calls(what: Pass, contender: Contender, buffers: Sequence[Inputs]) -> Calls:

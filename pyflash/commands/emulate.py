@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pyflash.config import FORWARD
 from pyflash.ui.app import (
     ConfigArgument,
     JsonOption,
@@ -25,9 +26,12 @@ from pyflash.ui.app import (
 from pyflash.ui.problems import Batch, Heads, HeadsKv, takes_attention_options, with_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from pyflash.config import KernelConfig
+    from pyflash.emulator import Report
     from pyflash.op.reference import Expected
 
 app = new_app()
@@ -224,11 +228,17 @@ def emulate_command(
     torch.manual_seed(seed)
     inputs = problem.inputs(*shape, dtype)
     options = with_tensors(options, lambda: torch.randn(heads))
+    numbers = {"order": order, "seed": seed, "resident_ctas": resident_ctas}
+    if key.family.op is not FORWARD and (packed or num_splits != 1):
+        option = "--cu-seqlens-q and -k" if packed else "--num-splits"
+        raise typer.BadParameter(f"{option}: kernels of op {key.family.op} take none")
     with _emulating(key, heads * problem.products):
-        out, lse, report = problem.emulate(
-            inputs, key, **options, num_splits=num_splits, order=order, seed=seed,
-            resident_ctas=resident_ctas,
-        )  # fmt: skip
+        if key.family.op is FORWARD:
+            out, lse, report = problem.emulate(
+                inputs, key, **options, num_splits=num_splits, **numbers
+            )
+        else:
+            check, report = _emulate_gradients(inputs, key, options, numbers)
     if timeline is not None:
         write_file(timeline, as_svg(report))
     if json:
@@ -236,12 +246,33 @@ def emulate_command(
     else:
         show(renderable(report))
     try:
-        error = problem.expect(inputs, **options).check(out, lse)
+        if key.family.op is FORWARD:
+            error = problem.expect(inputs, **options).check(out, lse)
+        else:
+            error = check()
     except AssertionError as failure:
         raise RuntimeError(f"wrong result: {failure}") from None
     if not json:
         typer.echo(f"max |error| {error:.2e}")
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _emulate_gradients(
+    inputs: list[Tensor], config: KernelConfig, options: dict[str, Any], numbers: dict[str, Any]
+) -> tuple[Callable[[], float], Report]:
+    """The gradients for a random one of out. Returns what checks them, and the report."""
+    import torch
+
+    import pyflash
+    from pyflash.op.reference_gradients import expect_gradients
+
+    grad_out = torch.randn(inputs[0].shape).to(inputs[0].dtype)
+    out, lse = torch.ops.pyflash.fwd(*inputs, **options)
+    *gradients, report = pyflash.emulate_backward(
+        grad_out, out, lse, *inputs, config, **options, **numbers
+    )
+    expected = expect_gradients(*inputs, grad_out, **options)
+    return lambda: expected.check(gradients), report
 
 
 def _emulating(config: KernelConfig, products: int) -> AbstractContextManager[object]:

@@ -12,7 +12,7 @@ from pyflash.emulator.report import (
     KernelError,
     Report,
 )
-from pyflash.emulator.run import ORDERS, emulate, emulate_varlen
+from pyflash.emulator.run import ORDERS, emulate, emulate_backward, emulate_varlen
 from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "Report",
     "SharedTraffic",
     "emulate",
+    "emulate_backward",
     "emulate_varlen",
 ]

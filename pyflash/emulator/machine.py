@@ -38,8 +38,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "set_float": (c_int, [c_void_p, c_char_p, c_double]),
     "prepare": (c_char_p, [c_void_p, c_char_p, c_int, c_int]),
     "problem": (c_char_p, [c_void_p]),
-    "set_outputs": (c_char_p, [c_void_p, c_void_p, c_void_p]),
+    "set_outputs": (None, [c_void_p, ctypes.POINTER(c_void_p)]),
     "n_parts": (c_int, [c_void_p]),
+    "n_phases": (c_int, [c_void_p]),
+    "own_phase": (c_int, [c_void_p]),
+    "phase_name": (c_char_p, [c_void_p, c_int]),
+    "begin_phase": (c_char_p, [c_void_p, c_int]),
     "n_ctas": (c_int64, [c_void_p]),
     "cluster": (c_int, [c_void_p]),
     "n_threads": (c_int, [c_void_p]),
@@ -62,7 +66,7 @@ def _load(path: Path) -> ctypes.PyDLL:
 
 
 class Machine:
-    """One run of a kernel: `prepare`, `set_outputs`, `run`."""
+    """One run of the kernels of a call: `prepare`, `set_outputs`, `run`."""
 
     def __init__(self, library: Path, order: str, seed: int) -> None:
         self._library = _load(library)
@@ -122,14 +126,31 @@ class Machine:
         or 1 where it merges them itself."""
         return self._call("n_parts")
 
-    def set_outputs(self, out: Tensor, lse: Tensor) -> None:
-        """Contiguous memory for what the kernel writes. With n_parts > 1: for each part, float32,
-        (n_parts, elements of lse, d_head) and (n_parts, elements of lse)."""
-        if failure := self._call("set_outputs", out.data_ptr(), lse.data_ptr()):
-            raise RuntimeError(failure.decode())
+    def set_outputs(self, *outputs: Tensor) -> None:
+        """Contiguous memory for what the kernels write: out and lse, or dq, dk and dv. With
+        n_parts > 1: out and lse for each part, float32, (n_parts, elements of lse, d_head) and
+        (n_parts, elements of lse)."""
+        pointers = (c_void_p * len(outputs))(*(output.data_ptr() for output in outputs))
+        self._call("set_outputs", pointers)
 
     def run(self) -> dict[str, Any]:
-        """Runs the grid, or up to a cluster that cannot go on; returns the report's values."""
+        """Runs the kernels in a row, each over its grid, or up to a cluster that cannot go on;
+        returns the values of the report of the config's own, with the findings of all."""
+        own, findings, found = self._call("own_phase"), [], {}
+        for phase in range(self._call("n_phases")):
+            values = self._run_phase(phase)
+            name = self._call("phase_name", phase).decode()
+            findings += [finding | {"kernel": name} for finding in values["findings"]]
+            if phase <= own:
+                found = values
+            if not values["completed"]:
+                found["completed"] = False
+                break
+        return found | {"findings": findings}
+
+    def _run_phase(self, phase: int) -> dict[str, Any]:
+        if failure := self._call("begin_phase", phase):
+            raise RuntimeError(failure.decode())
         n_ctas, cluster = self._call("n_ctas"), self._call("cluster")
         completed = all(self._call("run_cluster", cta) for cta in range(0, n_ctas, cluster))
         if completed:

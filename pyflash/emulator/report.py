@@ -43,6 +43,7 @@ class Finding:
     detail: str
     cta: int
     count: int
+    kernel: str = ""  # of several that run in a row, which
 
     @property
     def sites(self) -> set[str]:
@@ -59,7 +60,8 @@ class Finding:
             detail=self.detail,
         )
         times = f", {self.count} times" if self.count > 1 else ""
-        return f"{self.kind}: {sentence} (CTA {self.cta}{times})"
+        kernel = f"{self.kernel}, " if self.kernel else ""
+        return f"{self.kind}: {sentence} ({kernel}CTA {self.cta}{times})"
 
 
 _SENTENCES = {

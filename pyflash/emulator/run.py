@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import KernelConfig, as_config
+from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
@@ -107,6 +107,7 @@ def _emulate(
     refuse_unknown(function, options)
     _check(inputs, order, num_splits, resident_ctas, options)
     config = as_config(config).canonical()
+    refuse_other_op(config, FORWARD)
     (library,) = build_emulated([config]).values()
     return run_library(
         library,
@@ -146,21 +147,95 @@ def run_library(
         if (n_parts := machine.n_parts()) > 1:
             outputs = _partial_outputs(lse, n_parts, out.shape[-1])
         machine.set_outputs(*outputs)
-        start = time.perf_counter()
-        values = machine.run()
-        seconds = time.perf_counter() - start
+        report = _report(machine, config, problem, order, seed)
     if n_parts > 1:
         logits = of_scope(options, Scope.DENOMINATOR).values()
         _merge(*outputs, tuple(logits), out, lse)
-    report = Report(
+    return out, lse, report
+
+
+def _report(
+    machine: Machine, config: KernelConfig, problem: dict[str, Any], order: str, seed: int
+) -> Report:
+    """Of the run."""
+    start = time.perf_counter()
+    values = machine.run()
+    return Report(
         config=config.short_form(),
         problem=problem,
         order=order,
         seed=seed,
-        seconds=seconds,
+        seconds=time.perf_counter() - start,
         **{**values, **parse(values)},
     )
-    return out, lse, report
+
+
+def emulate_backward(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    config: KernelConfig | str,
+    *,
+    grad_lse: Tensor | None = None,
+    order: str = ORDERS[0],
+    seed: int = 0,
+    resident_ctas: int = RESIDENT_CTAS,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Report]:
+    """The gradients of q, k and v by the kernels of a config of op backward, as `torch.ops.pyflash`
+    computes them on a GPU, thread by thread on the CPU: the kernels before and after the config's
+    own, too. out and lse are the results of the forward pass, grad_out and grad_lse the gradients
+    of these; the other arguments are those of `emulate`.
+
+    Returns (dq, dk, dv, report); the report's counts are those of the config's own kernel, its
+    findings those of all. Raises as `emulate` does.
+    """
+    from pyflash.codegen.emulated import build_emulated
+
+    refuse_unknown("emulate_backward", options)
+    config = as_config(config).canonical()
+    refuse_other_op(config, BACKWARD)
+    inputs = (q, k, v)
+    _check(inputs, order, 1, resident_ctas, options)
+    (library,) = build_emulated([config]).values()
+    return run_backward_library(
+        library,
+        (grad_out, out, lse, *inputs),
+        config,
+        grad_lse=grad_lse,
+        order=order,
+        seed=seed,
+        resident_ctas=resident_ctas,
+        **options,
+    )
+
+
+def run_backward_library(
+    library: Path,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    config: KernelConfig,
+    *,
+    order: str = ORDERS[0],
+    seed: int = 0,
+    **arguments: Any,
+) -> tuple[Tensor, Tensor, Tensor, Report]:
+    """`emulate_backward` with a library that was built, of a canonical config."""
+    names = ("grad_out", "out", "lse", "q", "k", "v")
+    gradients = tuple(torch.full(x.shape, torch.nan, dtype=x.dtype) for x in inputs[3:])
+    with Machine(library, order, seed) as machine:
+        problem = machine.prepare({**dict(zip(names, inputs, strict=True)), **arguments}, config)
+        machine.set_outputs(*gradients)
+        report = _report(machine, config, problem, order, seed)
+    return (*gradients, report)
+
+
+def refuse_other_op(config: KernelConfig, op: Op) -> None:
+    """Raises ValueError for a config of another op."""
+    if config.family.op is not op:
+        raise ValueError(f"config '{config}' is of op {config.family.op}: expected one of {op}")
 
 
 def _check(

@@ -1,44 +1,109 @@
 """The SM90 backward on the emulated machine: gradients beside fp64, and nothing found."""
 
+import json
+
 import pytest
 import torch
-from support.emulated_backward import DTYPES, Shape, exact_gradients, run
+from support.emulated_backward import CONFIGS, Shape, make_call, wrong
 
-# d_head, and dtype, d_head, B_r, B_c, n_consumers, stages, overlap.
-CONFIGS = {
-    "FP16": (128, "DType::FP16, 128, 64, 128, 2, 3, true"),
-    "BF16": (64, "DType::BF16, 64, 128, 128, 2, 2, false"),
-}
-LIMITS = {"FP16": 1e-3, "BF16": 8e-3}
+import pyflash
+from pyflash.config import DType
+from pyflash.emulator import ORDERS, Report
+
 SHAPES = {
-    "whole_blocks": (1, 1, 1, 128, 128),
-    "ragged": (1, 2, 1, 200, 150),
-    "causal": (2, 2, 1, 197, 300),
-    "rows_without_keys": (1, 2, 2, 300, 170),
-    "window": (1, 1, 1, 290, 310),
-}
-WINDOWS = {
-    "causal": {"window_right": 0},
-    "rows_without_keys": {"window_right": 0},
-    "window": {"window_left": 70, "window_right": 5},
+    "whole_blocks": Shape(1, 1, 1, 128, 128),
+    "ragged": Shape(1, 2, 1, 200, 150),
+    "causal": Shape(2, 2, 1, 197, 300, options={"causal": True}),
+    "rows_without_keys": Shape(1, 2, 2, 300, 170, options={"causal": True}),
+    "window": Shape(1, 1, 1, 290, 310, 8, {"window_left": 70, "window_right": 5}),
+    "one_query": Shape(2, 4, 2, 1, 200, 8, {"softmax_scale": 0.3}),
+    "one_key": Shape(1, 3, 1, 70, 1),
+    "left_window": Shape(1, 2, 2, 150, 260, 16, {"window_left": 60}),
 }
 
 
-@pytest.mark.parametrize("order", ["ascending", "random"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", CONFIGS)
-def test_gradients(dtype: str, name: str, order: str) -> None:
-    d_head, config = CONFIGS[dtype]
-    shape = Shape(*SHAPES[name], d_head - 8 * (name == "window"), **WINDOWS.get(name, {}))
-    torch.manual_seed(0)
-    of_queries = (shape.batch, shape.seqlen_q, shape.heads, shape.d_head)
-    of_keys = (shape.batch, shape.seqlen_k, shape.heads_kv, shape.d_head)
-    q, k, v = (torch.randn(s).to(DTYPES[dtype]) for s in (of_queries, of_keys, of_keys))
-    o, lse, grad_o, grad_lse, *exact = exact_gradients(q, k, v, shape)
-    outputs = {f"d{n}": torch.full_like(t, torch.nan) for n, t in (("q", q), ("k", k), ("v", v))}
-    inputs = {"q": q, "k": k, "v": v, "o": o, "grad_o": grad_o, "lse": lse, "grad_lse": grad_lse}
-    findings = run(config, shape, order, **inputs, **outputs)
-    assert findings == []
-    for gradient, of_fp64 in zip(outputs.values(), exact, strict=True):
-        error = (gradient.double() - of_fp64).norm() / of_fp64.norm()
-        assert error < LIMITS[dtype]
+@pytest.mark.parametrize("config", CONFIGS)
+def test_gradients(config: str, name: str) -> None:
+    """Several CTAs of keys add to the sums of dQ; memory holds NaN before."""
+    key, shape = CONFIGS[config], SHAPES[name]
+    order = ORDERS[(list(SHAPES).index(name) + list(CONFIGS).index(config)) % len(ORDERS)]
+    call = make_call(key, shape)
+    *gradients, report = pyflash.emulate_backward(
+        *call.inputs, key, grad_lse=call.grad_lse, order=order, **shape.options
+    )
+    report.check()
+    assert report.completed
+    assert wrong(key, call, tuple(gradients)) == {}
+
+
+def test_strided_inputs_and_no_gradient_of_lse() -> None:
+    key, shape = CONFIGS["narrow"], SHAPES["ragged"]
+    call = make_call(key, shape)
+    grad_out, out, lse, *qkv = call.inputs
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (grad_out, out, *qkv)]
+    same = [
+        pyflash.emulate_backward(*inputs, key)[:3]
+        for inputs in (
+            (grad_out, out, lse, *qkv),
+            (*transposed[:2], lse, *transposed[2:]),
+        )
+    ]
+    for a, b in zip(*same, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_report_is_that_of_the_configs_own_kernel() -> None:
+    """Each key block of a query block has five GEMMs."""
+    key = CONFIGS["wide"]
+    call = make_call(key, SHAPES["whole_blocks"])
+    *_, report = pyflash.emulate_backward(*call.inputs, key)
+    assert report.n_ctas == 1
+    assert (report.n_threads, report.smem_bytes) == (key.n_threads, key.smem_bytes)
+    assert report.counts.wgmma_flops_ss + report.counts.wgmma_flops_rs == 5 * 2 * 128 * 128 * 128
+    assert {"dP", "dV", "dK", "dQ_s2g"} <= {event.site for event in report.timeline}
+    assert Report.from_json(report.to_json()) == report
+    assert json.loads(report.to_json())["config"] == str(key)
+
+
+WRONG_CALLS = {
+    "chunk": ({"attention_chunk": 64}, "attention_chunk is set, and no kernel of op backward"),
+    "softcap": ({"softcap": 30.0}, "softcap is set, and no kernel of op backward"),
+    "alibi": ({"alibi_slopes": torch.ones(2)}, "alibi_slopes is given, and no kernel"),
+    "order": ({"order": "upwards"}, "unknown order 'upwards'"),
+    "grad_lse": ({"grad_lse": torch.ones(1, 2, 3)}, r"grad_lse has shape \(1, 2, 3\): expected"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_call_is_refused_in_words(name: str) -> None:
+    options, says = WRONG_CALLS[name]
+    key = CONFIGS["narrow"]
+    call = make_call(key, SHAPES["ragged"])
+    with pytest.raises(ValueError, match=says):
+        pyflash.emulate_backward(*call.inputs, key, **options)
+
+
+def test_results_of_another_call_are_refused_in_words() -> None:
+    key = CONFIGS["narrow"]
+    grad_out, out, lse, q, k, v = make_call(key, SHAPES["ragged"]).inputs
+    for inputs, says in (
+        ((grad_out[:, 1:], out, lse), "grad_out has shape .* expected .* as q"),
+        ((grad_out.float(), out, lse), "grad_out is float32: expected bfloat16 as q"),
+        ((grad_out, out, lse.double()), "lse is float64: expected float32"),
+        ((grad_out, out, lse[..., 1:]), "lse has shape .* of q"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            pyflash.emulate_backward(*inputs, q, k, v, key)
+
+
+def test_configs_of_another_op_are_refused_in_words() -> None:
+    key = CONFIGS["narrow"]
+    *_, q, k, v = inputs = make_call(key, SHAPES["ragged"]).inputs
+    with pytest.raises(ValueError, match="is of op backward: expected one of forward"):
+        pyflash.emulate(q, k, v, key)
+    forward = "(BF16, 64, 64, 64, 4): async+load_0_0_0_tiles"
+    with pytest.raises(ValueError, match="is of op forward: expected one of backward"):
+        pyflash.emulate_backward(*inputs, forward)
+    with pytest.raises(ValueError, match="is for FP16, q is BF16"):
+        pyflash.emulate_backward(*inputs, key.replace(dtype=DType.FP16))

@@ -14,7 +14,7 @@ namespace pyflash::emulator {
 template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
 void run_thread(void const* params) {
   auto const& problem = *static_cast<ForwardParams const*>(params);
-  bool const covered = run_first_that_covers<kBuilt...>(
+  bool const covered = run_first_that_covers<ForwardFeatures, kBuilt...>(
       features_needed(problem, kConfig.d_head), [&](auto features) {
         sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(problem);
       });

@@ -14,6 +14,8 @@ inline constexpr int kValuesDQ = kMmaM * kSlab / kWarpgroup;  // of a thread
 inline constexpr int kWarpDQ = 32 * kValuesDQ;                // floats of a warp
 static_assert(kMmaM == kQueriesOfPiece && kSlab == kQueriesOfPiece);
 
+inline constexpr int kEntryRegisters = 168;  // of a thread when the main kernel starts
+
 // Warpgroup 0 loads.
 constexpr int n_threads(FlashBackwardSm90Config const& config) {
   return kWarpgroup * (1 + config.n_consumers);

@@ -28,7 +28,7 @@ template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
 Launch launch_sm90(ForwardParams const& params, int n_resident) {
   using Traits = sm90::KernelTraits<kConfig>;
   auto launch = std::make_shared<Sm90Launch>();
-  bool const covered = run_first_that_covers<kBuilt...>(
+  bool const covered = run_first_that_covers<ForwardFeatures, kBuilt...>(
       features_needed(params, Traits::kHeadDim),
       [&](auto features) { launch->forward = sm90::forward_cta<Traits, features.value>; });
   if (!covered) {

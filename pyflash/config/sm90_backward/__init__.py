@@ -36,6 +36,8 @@ SM90_BACKWARD = Family(
     mma_rate=lambda arch: 1.0,
     ladder=(),
     built_features=lambda config: BACKWARD.built,
+    emulation_header="cute_kernels/sm90/backward/emulated.h",
+    emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),
 )

@@ -1,0 +1,135 @@
+#include "cute_kernels/emulator/run.h"
+
+#include <algorithm>
+#include <climits>
+#include <iterator>
+#include <utility>
+
+#include "cute_kernels/emulator/params.h"
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/problem.h"
+
+namespace pyflash::emulator {
+namespace {
+
+// NOTE: they stand for tensors of a GPU, where the values of cu_seqlens are not checked.
+constexpr Device kDevice{Device::Kind::kCuda, 0};
+
+class ForwardRun final : public Run {
+ public:
+  using Run::Run;
+
+  void prepare(char const* config, DType dtype, int d_head) override {
+    Problem const problem = problem_of(call());
+    check_config_fits(config, dtype, d_head, problem);
+    int const resident = n_resident();
+    params_ = problem.params;
+    params_.num_splits = problem.num_splits;
+    params_.cluster = 1;
+    if (char const* const reason = kernel_.refusal ? kernel_.refusal(params_) : nullptr) {
+      refuse("config '", config, "' cannot run this problem: ", reason);
+    }
+    if (kernel_.cluster != nullptr) {
+      params_.cluster = kernel_.cluster(params_, resident);
+    }
+  }
+  std::string problem() const override { return numbers_json(params_); }
+  // Of O and lse that a kernel writes, to be merged by another.
+  int n_parts() const override { return params_.num_splits / params_.cluster; }
+
+  void set_outputs(void* const* outputs) override {
+    if (n_parts() > 1) {
+      params_.o_partial = static_cast<float*>(outputs[0]);
+      params_.lse_partial = static_cast<float*>(outputs[1]);
+    } else {
+      params_.o = outputs[0];
+      params_.lse = static_cast<float*>(outputs[1]);
+    }
+  }
+
+ private:
+  Launch launch_of(int, Emulator& emulator) override {
+    map_memory(params_, emulator);
+    return kernel_.launch(params_, n_resident());
+  }
+
+  ForwardParams params_{};
+};
+
+}  // namespace
+
+bool Run::set_tensor(char const* name, void const* data, int rank, int64_t const* shape,
+                     int64_t const* strides, ElementType dtype) {
+  tensors_[name] = {.data = data,
+                    .shape = {shape, shape + rank},
+                    .strides = {strides, strides + rank},
+                    .dtype = dtype};
+  return takes_tensor(name);
+}
+
+bool Run::set_integer(char const* name, int64_t value) {
+  for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q_),
+                                       std::pair("max_seqlen_k", &Run::max_seqlen_k_),
+                                       std::pair("resident_ctas", &Run::resident_ctas_)}) {
+    if (std::string_view(name) == length) {
+      this->*member = value;
+      return true;
+    }
+  }
+  return set_option(options_, name, value);
+}
+
+char const* Run::begin_phase(int phase) {
+  emulator_ = std::make_unique<Emulator>(kernel_of(phase), order_, seed_);
+  launch_ = launch_of(phase, *emulator_);
+  return launch_.error;
+}
+
+bool Run::takes_tensor(std::string_view name) const {
+  constexpr std::string_view kInputs[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"};
+  bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs);
+  for_each_per_head_option(
+      [&](PerHeadOption const& option) { found = found || name == option.name; });
+  return found;
+}
+
+TensorView Run::view(char const* name) const {
+  Tensor const& tensor = tensors_.at(name);
+  return {.name = name,
+          .data = tensor.data,
+          .rank = static_cast<int>(tensor.shape.size()),
+          .sizes = tensor.shape.data(),
+          .strides = tensor.strides.data(),
+          .dtype = tensor.dtype,
+          .device = kDevice};
+}
+
+std::optional<TensorView> Run::optional_view(char const* name) const {
+  return tensors_.contains(name) ? std::optional(view(name)) : std::nullopt;
+}
+
+Call Run::call() const {
+  Call call{.q = view("q"), .k = view("k"), .v = view("v"), .packing = {}, .options = options_};
+  if (auto const cu_seqlens_q = optional_view("cu_seqlens_q")) {
+    call.packing = Packing{*cu_seqlens_q, view("cu_seqlens_k"), max_seqlen_q_, max_seqlen_k_};
+  }
+  for_each_per_head_option([&](PerHeadOption const& option) {
+    if (auto const tensor = optional_view(option.name)) {
+      call.options.*option.member = *tensor;
+    }
+  });
+  return call;
+}
+
+int Run::n_resident() const {
+  require(resident_ctas_ > 0 && resident_ctas_ <= INT_MAX, "resident_ctas = ", resident_ctas_,
+          ": expected a number from 1 to ", INT_MAX);
+  return static_cast<int>(resident_ctas_);
+}
+
+std::unique_ptr<Run> new_run(EmulatedKernel const& kernel, Order order, uint64_t seed) {
+  return kernel.backward != nullptr ? new_backward_run(kernel, order, seed)
+                                    : std::make_unique<ForwardRun>(kernel, order, seed);
+}
+
+}  // namespace pyflash::emulator

@@ -1,0 +1,129 @@
+#include <cmath>
+#include <vector>
+
+#include "cute_kernels/backward.h"
+#include "cute_kernels/emulator/mapping.h"
+#include "cute_kernels/emulator/params.h"
+#include "cute_kernels/emulator/run.h"
+#include "cute_kernels/host/backward_call.h"
+#include "cute_kernels/host/errors.h"
+
+namespace pyflash::emulator {
+namespace {
+
+enum Phase { kBefore, kOwn, kAfter };
+
+// q, k, v or a tensor like one of them.
+std::vector<Dim> dims_of(BackwardParams const& params, TensorStrides const& strides, bool of_keys) {
+  return {{params.batch, strides.batch},
+          {of_keys ? params.seqlen_k : params.seqlen_q, strides.row},
+          {of_keys ? params.heads_kv : params.heads, strides.head},
+          {params.d_head, 1}};
+}
+
+class BackwardRun final : public Run {
+ public:
+  using Run::Run;
+
+  void prepare(char const* config, DType dtype, int d_head) override {
+    BackwardCall const asked{.forward = call(),
+                             .out = view("out"),
+                             .lse = view("lse"),
+                             .grad_out = view("grad_out"),
+                             .grad_lse = optional_view("grad_lse")};
+    BackwardProblem const problem = backward_problem_of(asked);
+    check_config_fits(config, dtype, d_head, problem_as_asked(asked.forward));
+    params_ = problem.params;
+    params_.set_shape(kernel_.backward->shape);
+    n_resident();
+    if (char const* const reason = kernel_.backward->refusal(params_)) {
+      refuse("config '", config, "' cannot run this problem: ", reason);
+    }
+    forward_ = problem_as_asked(asked.forward).params;
+    set_workspace();
+  }
+  std::string problem() const override { return numbers_json(forward_); }
+
+  // dq, dk and dv, contiguous.
+  void set_outputs(void* const* outputs) override {
+    params_.dq = outputs[0];
+    params_.dk = outputs[1];
+    params_.dv = outputs[2];
+  }
+
+  int n_phases() const override { return EmulatedBackward::kPhases; }
+  int own_phase() const override { return kOwn; }
+  char const* phase_name(int phase) const override {
+    constexpr char const* kNames[] = {"preprocess", "main", "postprocess"};
+    return kNames[phase];
+  }
+
+ private:
+  bool takes_tensor(std::string_view name) const override {
+    return name == "out" || name == "lse" || name == "grad_out" || name == "grad_lse" ||
+           Run::takes_tensor(name);
+  }
+  EmulatedKernel const& kernel_of(int phase) const override {
+    return *kernel_.backward->kernels[phase];
+  }
+
+  // NOTE: not zeros: the kernels find whatever memory held.
+  void set_workspace() {
+    for (auto const& buffer : Backward::workspace(params_)) {
+      workspace_.emplace_back(buffer.n_elements, NAN);
+      params_.*buffer.pointer = workspace_.back().data();
+    }
+  }
+
+  Launch launch_of(int phase, Emulator& emulator) override {
+    BackwardParams params = params_;
+    Mapping mapping(emulator);
+    auto const role = [&](Phase writer) { return phase == writer ? Role::kOutput : Role::kInput; };
+    auto const rows = [&](auto*& pointer, char const* name, TensorStrides const& strides,
+                          bool of_keys, Role role) {
+      mapping.map(name, pointer, 2, dims_of(params, strides, of_keys), role);
+    };
+    auto const numbers = [&](auto*& pointer, char const* name) {
+      LseStrides const& strides = params.lse_strides;
+      mapping.map(
+          name, pointer, 4,
+          {{params.batch, strides.batch}, {params.heads, strides.head}, {params.seqlen_q, 1}},
+          Role::kInput);
+    };
+    auto const workspace = [&](float*& pointer, char const* name, size_t buffer, Role role) {
+      mapping.map(name, pointer, 4, {{int64_t(workspace_[buffer].size()), 1}}, role);
+    };
+    workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? Role::kAccumulator : role(kBefore));
+    if (phase != kAfter) {
+      workspace(params.lse2, "lse2", 1, role(kBefore));
+      workspace(params.delta, "delta", 2, role(kBefore));
+      rows(params.grad_o, "grad_out", params.grad_o_strides, false, Role::kInput);
+    }
+    if (phase == kBefore) {
+      rows(params.o, "out", params.o_strides, false, Role::kInput);
+      numbers(params.lse, "lse");
+      numbers(params.grad_lse, "grad_lse");
+    } else if (phase == kOwn) {
+      rows(params.q, "q", params.q_strides, false, Role::kInput);
+      rows(params.k, "k", params.k_strides, true, Role::kInput);
+      rows(params.v, "v", params.v_strides, true, Role::kInput);
+      rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
+      rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);
+    } else {
+      rows(params.dq, "dq", params.dq_strides, false, Role::kOutput);
+    }
+    return kernel_.backward->launch(phase, params, n_resident());
+  }
+
+  BackwardParams params_{};
+  ForwardParams forward_{};
+  std::vector<std::vector<float>> workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Run> new_backward_run(EmulatedKernel const& kernel, Order order, uint64_t seed) {
+  return std::make_unique<BackwardRun>(kernel, order, seed);
+}
+
+}  // namespace pyflash::emulator

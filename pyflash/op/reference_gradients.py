@@ -1,0 +1,79 @@
+"""The gradients of attention as a reference: those of `pyflash.op.reference` by autograd, and how
+far a correct backward pass may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyflash.op.options import AttentionOptions
+from pyflash.op.reference import attention_ref, tolerance
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_NAMES = ("dq", "dk", "dv")
+# What float32 leaves where the terms of a gradient cancel.
+_CANCELLED = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGradients:
+    """dq, dk and dv to be expected, with a bound on the error of each, by `tolerance`."""
+
+    exact: tuple[Tensor, ...]
+    bounds: tuple[float, ...]
+
+    def worst(self, gradients: Sequence[Tensor]) -> tuple[str, float, float]:
+        """(name, error, bound) of the one that is worst against its bound; a NaN is worst."""
+        found = []
+        for name, got, exact, bound in zip(_NAMES, gradients, self.exact, self.bounds, strict=True):
+            error = (got.to(exact.dtype) - exact).abs().max().item() if got.numel() else 0.0
+            found.append((name, error, bound))
+        return max(found, key=lambda one: one[1] / one[2] if one[1] == one[1] else torch.inf)
+
+    def check(self, gradients: Sequence[Tensor]) -> float:
+        """Returns the error of the worst. Raises AssertionError where it is beyond its bound, or a
+        shape or dtype is wrong."""
+        for name, got, exact in zip(_NAMES, gradients, self.exact, strict=True):
+            assert got.shape == exact.shape, f"{name} is {got.shape}, expected {exact.shape}"
+        name, error, bound = self.worst(gradients)
+        if not error <= bound:
+            raise AssertionError(f"{name}: error {error:.3e}, bound {bound:.3e}")
+        return error
+
+
+def gradients_ref(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    *,
+    dtype: torch.dtype,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, ...]:
+    """dq, dk and dv of attention that is computed in `dtype`."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+    out, _ = attention_ref(*leaves, dtype=dtype, **options)
+    return torch.autograd.grad(out, leaves, grad_out.to(dtype))
+
+
+def expect_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    *,
+    dtype: torch.dtype = torch.float64,
+    **options: Unpack[AttentionOptions],
+) -> ExpectedGradients:
+    """`dtype`: that the reference is computed in."""
+    exact, rough = (
+        gradients_ref(q, k, v, grad_out, dtype=to, **options) for to in (dtype, q.dtype)
+    )
+    bounds = [tolerance(a, b) + _CANCELLED for a, b in zip(exact, rough, strict=True)]
+    return ExpectedGradients(exact, tuple(bounds))
