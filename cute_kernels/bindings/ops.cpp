@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "cute_kernels/bindings/arguments.h"
+#include "cute_kernels/bindings/backward.h"
 #include "cute_kernels/bindings/gpu.h"
 #include "cute_kernels/bindings/tensors.h"
 #include "cute_kernels/bindings/torch_stable.h"
+#include "cute_kernels/host/backward_call.h"
 #include "cute_kernels/host/call.h"
 #include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/config_map.h"
@@ -20,6 +22,7 @@
 #include "cute_kernels/host/grid.h"
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/select.h"
+#include "cute_kernels/host/select_backward.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/tuned.h"
 
@@ -181,6 +184,9 @@ struct Asked {
   Problem problem(Options const& options) const {
     return problem_like(dtype, packed, extents, options);
   }
+  Problem problem_as_asked(Options const& options) const {
+    return problem_like(dtype, packed, extents, options, pyflash::problem_as_asked);
+  }
 
   DType dtype;
   bool packed;
@@ -263,6 +269,23 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
               int64_t(selection.splits.number), selection.reason());
 }
 
+// The config of op backward that the gradients of this problem are computed with on a GPU, "" for none, and the reason.
+void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Asked const asked(arguments);
+  Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
+                .n_sms = static_cast<int>(arguments.take<int64_t>())};
+  Problem const problem = asked.problem_as_asked(arguments.take_options());
+  if (char const* const refusal = refusal_of_gradients(problem.params)) {
+    put_results(stack, std::string(), std::string(refusal));
+    return;
+  }
+  BackwardSelection const selection =
+      select_backward(problem.dtype, backward_params(problem.params), gpu);
+  put_results(stack, std::string(selection.kernel ? selection.kernel->row->short_form : ""),
+              selection.reason);
+}
+
 std::string forward_schema(std::string const& name, std::string const& packing) {
   return name + "(Tensor q, Tensor k, Tensor v" + packing + ", *, " + options_schema() +
          ") -> (Tensor out, Tensor lse)";
@@ -303,6 +326,12 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(
       problem_schema("select", "int sm_arch, int n_sms, ", "str config, int num_splits, str reason")
           .c_str());
+  m.def(problem_schema("select_backward", "int sm_arch, int n_sms, ", "str config, str reason")
+            .c_str());
+  m.def(("run_backward(Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse, Tensor q, "
+         "Tensor k, Tensor v, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, *, " +
+         options_schema() + ") -> ()")
+            .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
   m.def(problem_schema("features_needed", "", "str features").c_str());
@@ -315,6 +344,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
+  m.impl("run_backward", pyflash::noted<pyflash::run_backward>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
@@ -331,6 +361,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("parse_config", pyflash::noted<pyflash::parse_config>);
   m.impl("load_tables", pyflash::load_tables);
   m.impl("select", pyflash::noted<pyflash::select>);
+  m.impl("select_backward", pyflash::noted<pyflash::select_backward_config>);
   m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
   m.impl("features_needed", pyflash::noted<pyflash::features_of_problem>);
   m.impl("expect_time", pyflash::noted<pyflash::expect_time>);

@@ -51,7 +51,8 @@ int64_t largest_head_dim() {
 
 }  // namespace
 
-Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options) {
+Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options,
+                     Problem (*make)(Call const& call, int64_t max_d_head)) {
   for (auto const& [name, extent] : kExtents) {
     require(extents.*extent >= 0 && extents.*extent <= kMaxExtent, name, " = ", extents.*extent,
             ": expected a number from 0 to ", kMaxExtent);
@@ -91,7 +92,7 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
                                 .device = kNowhere};
     call.packing = Packing{cu_seqlens, cu_seqlens, seqlen_q, seqlen_k};
   }
-  return problem_of(call, largest_head_dim());
+  return make(call, largest_head_dim());
 }
 
 }  // namespace pyflash

@@ -29,8 +29,9 @@ inline constexpr std::pair<char const*, int64_t Extents::*> kExtents[] = {
 inline constexpr std::pair<char const*, int64_t Extents::*> kTotals[] = {
     {"total_q", &Extents::total_q}, {"total_k", &Extents::total_k}};
 
-// As problem_of a call with contiguous tensors of these extents, without data.
+// As `make`, problem_of or problem_as_asked, of a call with contiguous tensors of these extents, without data.
 // d_head may also be that of any config that is loaded.
-Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options);
+Problem problem_like(DType dtype, bool packed, Extents const& extents, Options options,
+                     Problem (*make)(Call const& call, int64_t max_d_head) = problem_of);
 
 }  // namespace pyflash

@@ -13,7 +13,7 @@ import torch
 from pyflash.config import DType, Features, KernelConfig, parse
 from pyflash.config.words import shown, type_name
 from pyflash.op.arguments import arguments_of
-from pyflash.op.backward import PLACES, cudnn, without_gradients
+from pyflash.op.backward import PLACES, cudnn, kernels, without_gradients
 from pyflash.op.errors import call, check_type
 from pyflash.op.options import AttentionOptions
 from pyflash.op.tables import COSTS
@@ -92,10 +92,17 @@ def _backward(problem: Problem) -> str:
         return "the formula in float32"
     lengths = problem.seqlen_q, problem.seqlen_k
     dtype = TORCH_DTYPES[DType.of(problem.dtype)]
+    config, own = kernels.choice(device, _arguments(problem))
+    if config:
+        return f"{config}: {own}"
     refusal = cudnn.refusal(
         device, dtype, *lengths, problem.d_head, problem.options, problem.packed
     )
-    return "PyTorch's cuDNN backward" if refusal is None else f"PyTorch's flash backward: {refusal}"
+    borrowed = "PyTorch's cuDNN backward" if refusal is None else "PyTorch's flash backward"
+    reasons = [refusal] if refusal else []
+    if kernels.are_built():
+        reasons.append(f"no kernel of pyflash: {own}")
+    return ": ".join([borrowed, *(["; ".join(reasons)] if reasons else [])])
 
 
 class ProblemClass(NamedTuple):

@@ -1,4 +1,5 @@
-"""Gradients on a GPU, by PyTorch's flash backward, or on a Hopper by cuDNN's where that suits.
+"""Gradients on a GPU: by the kernels of op backward that are built, else by PyTorch's flash
+backward, or on a Hopper by cuDNN's where that suits.
 
 They recompute P = exp(S - lse) from the given lse, so sinks, which are in lse, need nothing more;
 rowsum(dO * O) is the same with and without them.
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyflash.op.backward import cudnn
+from pyflash.op.backward import cudnn, kernels
 from pyflash.op.options import AttentionOptions, windows_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def bwd(
     seqlen_k = k.shape[1]
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
+    if kernels.takes(q, k, options):
+        return kernels.bwd(grad_out, out, lse, q, k, v, **options)
     if batch > MAX_GRID:
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
         for i in range(0, batch, MAX_GRID):

@@ -84,7 +84,7 @@ def bwd(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, (batch, seqlen, heads, d_head); `refusal` is None."""
-    q, k, v = (_readable(x).transpose(1, 2) for x in (q, k, v))
+    q, k, v = (readable(x).transpose(1, 2) for x in (q, k, v))
     grad_out, out = (_laid_out_like(q, x.transpose(1, 2)) for x in (grad_out, out))
     unused = lse.new_zeros((), dtype=torch.int64)  # the state of dropout
     gradients = _backward(
@@ -108,8 +108,9 @@ def bwd(
     return tuple(gradient.transpose(1, 2) for gradient in gradients)
 
 
-def _readable(x: Tensor) -> Tensor:
-    """x, or a copy where cuDNN could not read it: rows of 16-byte vectors, none of them shared."""
+def readable(x: Tensor) -> Tensor:
+    """x, or a copy where cuDNN or TMA could not read it: rows of 16-byte vectors, none of them
+    shared."""
     vector = 16 // x.element_size()
     *strides, last = x.stride()
     readable = last == 1 and x.data_ptr() % 16 == 0

@@ -1,0 +1,71 @@
+#include "cute_kernels/bindings/backward.h"
+
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "cute_kernels/bindings/arguments.h"
+#include "cute_kernels/bindings/gpu.h"
+#include "cute_kernels/bindings/tensors.h"
+#include "cute_kernels/host/backward_call.h"
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/select_backward.h"
+
+namespace pyflash {
+namespace {
+
+using torch::stable::Tensor;
+
+struct Gradient {
+  Tensor tensor;
+  char const* name;
+
+  // As `like`.
+  std::pair<void*, TensorStrides> place(TensorView const& like) const {
+    TensorStrides const strides = strides_of_gradient(view_of(name, tensor), like);
+    return {tensor.mutable_data_ptr(), strides};
+  }
+};
+
+}  // namespace
+
+void run_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  TensorView const grad_out = arguments.take_tensor("grad_out");
+  TensorView const out = arguments.take_tensor("out");
+  TensorView const lse = arguments.take_tensor("lse");
+  auto const grad_lse = arguments.take<std::optional<Tensor>>();
+  size_t const first = 3;
+  BackwardCall call{
+      .forward = {.q = arguments.take_tensor("q"),
+                  .k = arguments.take_tensor("k"),
+                  .v = arguments.take_tensor("v")},
+      .out = out,
+      .lse = lse,
+      .grad_out = grad_out,
+      .grad_lse = grad_lse ? std::optional(view_of("grad_lse", *grad_lse)) : std::nullopt};
+  Gradient const dq{arguments.take<Tensor>(), "dq"};
+  Gradient const dk{arguments.take<Tensor>(), "dk"};
+  Gradient const dv{arguments.take<Tensor>(), "dv"};
+  call.forward.options = arguments.take_options();
+  BackwardProblem const problem = backward_problem_of(call);
+  BackwardParams params = problem.params;
+  std::tie(params.dq, params.dq_strides) = dq.place(call.forward.q);
+  std::tie(params.dk, params.dk_strides) = dk.place(call.forward.k);
+  std::tie(params.dv, params.dv_strides) = dv.place(call.forward.v);
+
+  Tensor const& q = arguments.tensor(first);
+  int32_t const device_index = q.get_device_index();
+  torch::stable::accelerator::DeviceGuard const guard(device_index);
+  BackwardSelection const selection =
+      select_backward(problem.dtype, params, current_gpu(device_index));
+  require_able(selection.kernel.has_value(), "no backward kernel runs this: ", selection.reason);
+  Kernel<Backward> const& kernel = *selection.kernel;
+  params = fitted(params, kernel);
+  auto const workspace = allocate_workspace<Backward>(q, params);
+  if (int const error = kernel.run(params, current_cuda_stream(device_index)); error != 0) {
+    fail("launching ", kernel.row->short_form, " failed: ", kernel.library->error_string(error));
+  }
+}
+
+}  // namespace pyflash

@@ -1,0 +1,13 @@
+// The ops that kernels of op backward are called through.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/bindings/torch_stable.h"
+
+namespace pyflash {
+
+// grad_out, out, lse, grad_lse or None, q, k, v, then where dq, dk and dv go, then options.
+void run_backward(StableIValue* stack, uint64_t n_arguments, uint64_t n_results);
+
+}  // namespace pyflash

@@ -1,0 +1,24 @@
+// Which config of op backward runs a problem: of those that are built for its dtype, have code for the device, cover its
+// features and accept its strides, the first in rank of the smallest d_head that is not below the problem's.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cute_kernels/backward.h"
+#include "cute_kernels/host/config_map.h"
+#include "cute_kernels/host/select.h"
+
+namespace pyflash {
+
+struct BackwardSelection {
+  std::optional<Kernel<Backward>> kernel;
+  std::string reason;  // why this one, or why none
+};
+
+BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu);
+
+// With the shape of the kernel's config.
+BackwardParams fitted(BackwardParams problem, Kernel<Backward> const& kernel);
+
+}  // namespace pyflash
