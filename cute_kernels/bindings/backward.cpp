@@ -57,8 +57,8 @@ void run_backward(StableIValue* stack, uint64_t, uint64_t) {
   Tensor const& q = arguments.tensor(first);
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
-  BackwardSelection const selection =
-      select_backward(problem.dtype, params, current_gpu(device_index));
+  BackwardSelection const selection = select_backward(
+      problem.dtype, params, current_gpu(device_index), call.forward.options.config);
   require_able(selection.kernel.has_value(), "no backward kernel runs this: ", selection.reason);
   Kernel<Backward> const& kernel = *selection.kernel;
   params = fitted(params, kernel);

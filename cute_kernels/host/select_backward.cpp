@@ -1,10 +1,12 @@
 #include "cute_kernels/host/select_backward.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/names.h"
+#include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
 namespace {
@@ -21,40 +23,52 @@ BackwardParams fitted(BackwardParams problem, Kernel<Backward> const& kernel) {
   return problem;
 }
 
-BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu) {
-  std::vector<Kernel<Backward>> kernels = all_kernels<Backward>();
-  if (kernels.empty()) {
-    return {std::nullopt,
-            "no kernels of op backward are built; to build them: pyflash build --set backward"};
+namespace {
+
+// Why a kernel does not run a problem, as half a sentence; "": it does.
+std::string refusal_of(Kernel<Backward> const& kernel, DType dtype, BackwardParams const& problem,
+                       Gpu const& gpu) {
+  ConfigMapRow<Backward> const& row = *kernel.row;
+  if (!runs_on(row, gpu.sm_arch)) {
+    return sentence("does not run on sm_", gpu.sm_arch);
   }
-  std::erase_if(kernels, [&](auto const& kernel) { return !runs_on(*kernel.row, gpu.sm_arch); });
-  if (kernels.empty()) {
-    return {std::nullopt, sentence("no kernel of op backward runs on sm_", gpu.sm_arch)};
+  if (row.dtype != dtype) {
+    return sentence("is for ", name(row.dtype), ", q is ", name(dtype));
   }
-  std::erase_if(kernels, [&](auto const& kernel) {
-    return kernel.row->dtype != dtype || kernel.row->d_head < problem.d_head;
-  });
-  if (kernels.empty()) {
-    return {std::nullopt, sentence("no kernel of op backward is built for ", name(dtype),
-                                   " with d_head ", problem.d_head)};
+  if (row.d_head < problem.d_head) {
+    return sentence("is for d_head up to ", row.d_head, ", q has d_head ", problem.d_head);
   }
-  BackwardFeatures const needed = features_needed(problem, problem.d_head);
-  std::erase_if(kernels, [&](auto const& kernel) { return !covers(*kernel.row, needed); });
-  if (kernels.empty()) {
-    return {std::nullopt, sentence("no kernel of op backward is built with ", name(needed))};
+  BackwardFeatures const needed = features_needed(problem, row.d_head);
+  if (!covers(row, needed)) {
+    return sentence("is not built with ", name(needed));
   }
-  std::sort(kernels.begin(), kernels.end(), comes_before);
+  char const* const reason = refusal(row, fitted(problem, kernel));
+  return reason != nullptr ? sentence("cannot run this problem: ", reason) : "";
+}
+
+}  // namespace
+
+BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu,
+                                  std::string_view named) {
+  std::vector<Kernel<Backward>> kernels;
+  if (named.empty()) {
+    kernels = all_kernels<Backward>();
+    std::sort(kernels.begin(), kernels.end(), comes_before);
+  } else if (auto kernel = find_kernel<Backward>(parse_short_form_of<Backward>(named))) {
+    kernels = {*kernel};
+  }
+  if (kernels.empty()) {
+    return {std::nullopt, sentence(named.empty() ? std::string("no kernel of op backward")
+                                                 : sentence("config '", named, "'"),
+                                   " is built; to build them: pyflash build --set backward")};
+  }
   std::string refused;
   for (Kernel<Backward> const& kernel : kernels) {
-    char const* const reason = refusal(*kernel.row, fitted(problem, kernel));
-    if (reason == nullptr) {
-      return {kernel,
-              sentence("best of the ", kernels.size(), " built for ", name(dtype), " with d_head ",
-                       kernel.row->d_head, " or more, and for ", name(needed))};
+    std::string const reason = refusal_of(kernel, dtype, problem, gpu);
+    if (reason.empty()) {
+      return {kernel, named.empty() ? "the first in rank of those built that take it" : "named"};
     }
-    if (refused.empty()) {
-      refused = sentence(kernel.row->short_form, " cannot run this problem: ", reason);
-    }
+    refused += sentence(refused.empty() ? "" : "; ", kernel.row->short_form, " ", reason);
   }
   return {std::nullopt, refused};
 }

@@ -1,9 +1,10 @@
-// Which config of op backward runs a problem: of those that are built for its dtype, have code for the device, cover its
+// Which config of op backward runs a problem: the named one, or the call is refused; without a name, of those that are built for its dtype, have code for the device, cover its
 // features and accept its strides, the first in rank of the smallest d_head that is not below the problem's.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cute_kernels/backward.h"
 #include "cute_kernels/host/config_map.h"
@@ -16,7 +17,9 @@ struct BackwardSelection {
   std::string reason;  // why this one, or why none
 };
 
-BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu);
+// named: a short form, or "". Refuses a text that names no config of the op.
+BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu,
+                                  std::string_view named = "");
 
 // With the shape of the kernel's config.
 BackwardParams fitted(BackwardParams problem, Kernel<Backward> const& kernel);

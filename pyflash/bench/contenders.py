@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from pyflash.bench import packages
 from pyflash.bench.records import OURS
-from pyflash.config import KernelConfig
+from pyflash.config import FORWARD, KernelConfig
+from pyflash.op.backward import kernels
 from pyflash.op.ops import attention
 from pyflash.op.selection import Problem, select
 
@@ -41,14 +43,37 @@ class Contender:
 
 
 def pyflash_configs(configs: Iterable[KernelConfig], causal: bool = False) -> list[Contender]:
+    """A config of op forward has the gradients of whatever computes them, one of op backward the
+    results of the selected forward pass."""
     return [
         Contender(
             name=str(config),
-            run=functools.partial(attention, causal=causal, config=str(config.canonical())),
+            run=functools.partial(
+                attention if config.family.op is FORWARD else _with_gradients_by,
+                causal=causal,
+                config=str(config.canonical()),
+            ),
             config=config,
         )
         for config in configs
     ]
+
+
+class _GradientsByConfig(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, config: str, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, lse = torch.ops.pyflash.fwd(q, k, v, causal=causal)
+        ctx.options = {"causal": causal, "config": config}
+        ctx.save_for_backward(out, lse, q, k, v)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *kernels.bwd(grad_out, *ctx.saved_tensors, **ctx.options))
+
+
+def _with_gradients_by(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, config: str) -> Tensor:
+    return _GradientsByConfig.apply(config, causal, q, k, v)
 
 
 def selected(problem: Problem) -> Contender:

@@ -15,7 +15,7 @@ from pyflash.bench.environment import environment
 from pyflash.bench.measurements import measurements, titles
 from pyflash.bench.passes import Pass
 from pyflash.codegen.progress import BuildProgress
-from pyflash.config import KernelConfig
+from pyflash.config import FORWARD, KernelConfig
 from pyflash.op.selection import Problem
 from pyflash.ui.app import console
 from pyflash.ui.problems import dtype_of
@@ -79,6 +79,11 @@ def _problems(wanted: Wanted) -> Iterator[Problem]:
 
 
 def _check_fit(wanted: Wanted, dtype: str, d_head: int) -> None:
+    if FORWARD.name in wanted.passes:
+        for config in wanted.configs:
+            if config.family.op is not FORWARD:
+                op = config.family.op
+                raise ValueError(f"{config} is of op {op}, which has no forward pass: --pass {op}")
     fitting = [c for c in wanted.configs if (c.dtype.name, c.d_head) == (dtype, d_head)]
     if wanted.configs and not fitting:
         raise ValueError(

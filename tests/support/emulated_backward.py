@@ -34,6 +34,7 @@ class Shape:
     seqlen_k: int
     narrower_by: int = 0  # columns, than the config
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    below: int = 0  # by how much scores are below 0, which those of keys past the end are not
 
 
 class Call(NamedTuple):
@@ -50,6 +51,8 @@ def make_call(config: KernelConfig, shape: Shape) -> Call:
     of_keys = (shape.batch, shape.seqlen_k, shape.heads_kv, d_head)
     dtype = TORCH_DTYPES[config.dtype]
     q, k, v = (torch.randn(size).to(dtype) for size in (of_queries, of_keys, of_keys))
+    if shape.below:
+        q[..., 0], k[..., 0] = 16, -shape.below * d_head**0.5 / 16
     grad_out = torch.randn(of_queries).to(dtype)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     out, lse = attention_ref(*leaves, dtype=torch.float64, **shape.options)
@@ -63,10 +66,14 @@ def make_call(config: KernelConfig, shape: Shape) -> Call:
     return Call((*results, q, k, v), grad_lse, exact)
 
 
-def wrong(config: KernelConfig, call: Call, gradients: tuple[Tensor, ...]) -> dict[str, float]:
+def wrong(
+    config: KernelConfig, shape: Shape, call: Call, gradients: tuple[Tensor, ...]
+) -> dict[str, float]:
     """The relative errors that exceed their limit, and those that are NaN."""
+    # The terms of dq and dk in the column that is far below 0 cancel.
+    limit = LIMITS[config.dtype] * (10 if shape.below else 1)
     errors = {
         name: ((found.double() - exact).norm() / exact.norm()).item()
         for name, found, exact in zip(("dq", "dk", "dv"), gradients, call.exact, strict=True)
     }
-    return {name: error for name, error in errors.items() if not error < LIMITS[config.dtype]}
+    return {name: error for name, error in errors.items() if not error < limit}

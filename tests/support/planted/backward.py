@@ -1,0 +1,242 @@
+"""Bugs for the emulator to find in the kernels of the SM90 backward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.planted.planting import Bug, build_planted, condition, found, instead, without
+
+from pyflash.config import FlashBackwardSm90Config
+
+_KERNEL = "sm90/backward/backward_kernel.cuh"
+_CONSUMER = "sm90/backward/consumer.h"
+_OUTPUTS = "sm90/backward/outputs.h"
+_LOAD = "sm90/backward/load.h"
+_MASK = "sm90/backward/mask.h"
+_PROBLEM = "sm90/backward/problem.h"
+_BEFORE = "sm90/backward/preprocess.cuh"
+_AFTER = "sm90/backward/postprocess.cuh"
+_PIPELINE = "sm90/pipeline.h"
+_EPILOGUE = "sm90/backward/epilogue.h"
+_ROW_STORES = "sm90/row_stores.h"
+
+CONFIGS = {
+    "overlap": FlashBackwardSm90Config.parse("(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap"),
+    "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
+}
+BOTH = tuple(CONFIGS)
+
+
+def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=BOTH) -> Bug:
+    return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
+
+
+_UNREAD = "in_flight_read or uninitialised_read or race"
+
+BUGS = [
+    # Blocks of Q and dO, and who has done with them.
+    _bug(
+        "Q_not_waited_for",
+        condition("smem.pipeline_Q.wait(read);", "if (!BUG) { {original} }", _CONSUMER),
+        finds=[found(_UNREAD, "QK")],
+    ),
+    _bug(
+        "dO_not_waited_for",
+        condition("smem.pipeline_dO.wait(read);", "if (!BUG) { {original} }", _CONSUMER),
+        finds=[found(_UNREAD, "dP")],
+    ),
+    _bug(
+        "K_not_waited_for",
+        without("smem.pipeline_K.wait({});", _CONSUMER),
+        finds=[found(_UNREAD, "QK")],
+    ),
+    _bug(
+        "V_not_waited_for",
+        without("smem.pipeline_V.wait({});", _CONSUMER),
+        finds=[found(_UNREAD, "dP")],
+    ),
+    _bug(
+        "Q_released_before_dK_is_waited_for",
+        condition("gemm_wait<0>(acc_dK); smem.pipeline_Q.release(read); read.advance();",
+                  "if (BUG) { smem.pipeline_Q.release(read); gemm_wait<0>(acc_dK); } else {"
+                  " gemm_wait<0>(acc_dK); smem.pipeline_Q.release(read); } read.advance();",
+                  _CONSUMER),
+        finds=[found("race", "Q_g2s", "dK")],
+        configs=("in_turn",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "dO_released_before_dV_is_waited_for",
+        condition("gemm_wait<1>(acc_dV); smem.pipeline_dO.release(before);",
+                  "if (BUG) { smem.pipeline_dO.release(before); gemm_wait<1>(acc_dV); } else {"
+                  " gemm_wait<1>(acc_dV); smem.pipeline_dO.release(before); }",
+                  _CONSUMER),
+        finds=[found("race", "dO_g2s", "dV")],
+        configs=("overlap",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "stages_filled_without_waiting_for_them",
+        without("device::mbarrier_wait(empty[at.stage], at.parity ^ 1);", _PIPELINE),
+        finds=[found("race or too_many_arrivals or in_flight_read", "Q_g2s", memory=None)],
+        problem="many_blocks",
+    ),
+    _bug(
+        "bytes_of_lse_not_announced",
+        condition("kHeadDim * sizeof(Element) + kNumberBytes;",
+                  "kHeadDim * sizeof(Element) + kNumberBytes * (BUG ? 0 : 1);", _LOAD),
+        finds=[found("wrong_expect_tx", memory="Q full[0]")],
+    ),
+    # dS, which both consumers read.
+    _bug(
+        "dS_not_waited_for",
+        without("device::mbarrier_wait(smem.ds_ready[at_dS.stage], at_dS.parity);", _CONSUMER),
+        finds=[found(_UNREAD, "dQ")],
+    ),
+    _bug(
+        "dS_without_a_proxy_fence",
+        condition("c + lane / 16 * 8, stage)); } device::fence_async_proxy();",
+                  "c + lane / 16 * 8, stage)); } if (!BUG) { device::fence_async_proxy(); }",
+                  _OUTPUTS),
+        finds=[found("missing_proxy_fence", "dS_r2s")],
+    ),
+    _bug(
+        "dS_announced_before_its_warp_has_stored_it",
+        condition("device::sync_warp(); if (device::elect_one()) {",
+                  "if (!BUG) { device::sync_warp(); } if (device::elect_one()) {", _OUTPUTS),
+        finds=[found("race or missing_proxy_fence or in_flight_read", "dS_r2s")],
+    ),
+    _bug(
+        "too_few_warps_awaited",
+        condition("smem.ds_ready[stage], Traits::kNConsumerWarps",
+                  "smem.ds_ready[stage], Traits::kNConsumerWarps - BUG", _KERNEL),
+        finds=[found("race or too_many_arrivals or uninitialised_read or arrivals_left",
+                     memory=None)],
+    ),
+    _bug(
+        "one_stage_of_dS",
+        condition("outputs.store_dS(tdKrDS, at_dS.stage); issue_dK(read);",
+                  "outputs.store_dS(tdKrDS, BUG ? 0 : at_dS.stage); issue_dK(read);", _CONSUMER),
+        finds=[found("race or deadlock or too_many_arrivals or wrong_phase", memory=None)],
+        configs=("in_turn",),
+        problem="many_blocks",
+    ),
+    # dQ on its way to the sums.
+    _bug(
+        "dQ_staged_before_the_last_is_read",
+        condition("wait_for_sent_dQ(); CUTE_UNROLL",
+                  "if (!BUG) { wait_for_sent_dQ(); } CUTE_UNROLL", _OUTPUTS),
+        finds=[found("race or in_flight_read", "dQ_r2s")],
+        problem="many_blocks",
+    ),
+    _bug(
+        "dQ_without_a_proxy_fence",
+        condition("acc_dQ(i + 3)}); } device::fence_async_proxy();",
+                  "acc_dQ(i + 3)}); } if (!BUG) { device::fence_async_proxy(); }", _OUTPUTS),
+        finds=[found("missing_proxy_fence", "dQ_s2g")],
+    ),
+    _bug(
+        "dQ_sent_before_its_warp_has_staged_it",
+        condition("device::sync_warp(); device::at(Site::dQ_s2g);",
+                  "if (!BUG) { device::sync_warp(); } device::at(Site::dQ_s2g);", _OUTPUTS),
+        finds=[found("race or missing_proxy_fence or uninitialised_read", "dQ_s2g")],
+    ),
+    _bug(
+        "dQ_never_committed",
+        condition("device::tma_store_commit();", "if (!BUG) { {original} }", _OUTPUTS),
+        finds=[found("copy_never_awaited or race", "dQ_s2g")],
+    ),
+    _bug(
+        "dQ_to_the_next_block",
+        condition("int64_t(row) * Traits::kHeadDim + warp_of_tile()",
+                  "int64_t(row + BUG * Traits::kBlockM) * Traits::kHeadDim + warp_of_tile()",
+                  _OUTPUTS),
+        finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
+    ),
+    _bug(
+        "dK_stored_where_dQ_still_leaves",
+        condition("BackwardParams const& problem = params.problem; wait_for_sent_dQ();",
+                  "BackwardParams const& problem = params.problem;"
+                  " if (!BUG) { wait_for_sent_dQ(); }", _OUTPUTS),
+        finds=[found("race or in_flight_read or copy_never_awaited", "dQ_s2g")],
+    ),
+    # Rows that exist, and what is computed of them.
+    _bug(
+        "rows_stored_past_the_last",
+        condition("row < out.n_rows && column", "row < out.n_rows + BUG && column", _EPILOGUE),
+        finds=[found("out_of_bounds", "rows_s2g", memory=None)],
+    ),
+    _bug(
+        "columns_past_narrow_heads_stored",
+        condition("&& column < out.n_columns,", "&& (BUG || column < out.n_columns),", _EPILOGUE),
+        finds=[found("out_of_bounds or written_twice", "rows_s2g", memory=None)],
+        problem="narrow_heads",
+    ),
+    _bug(
+        "a_slab_stored_before_the_last_is_loaded",
+        without("device::sync_warp();  // the slab is free", _ROW_STORES),
+        finds=[found("race", "rows_r2s", "rows_s2g")],
+        configs=("overlap",),
+    ),
+    _bug(
+        "keys_past_the_end_count",
+        condition("return first_key + Traits::kMmaM > problem.k_sequences().longest ||",
+                  "return (!BUG && first_key + Traits::kMmaM > problem.k_sequences().longest) ||",
+                  _MASK),
+        problem="far_below",
+    ),
+    _bug(
+        "the_diagonal_of_the_first_key",
+        condition("m_block * Traits::kBlockM < uncut.begin ||",
+                  "(!BUG && m_block * Traits::kBlockM < uncut.begin) ||", _MASK),
+        problem="causal",
+    ),
+    _bug(
+        "a_block_of_queries_too_few",
+        condition("++m_block == tile.blocks.end", "++m_block == tile.blocks.end - BUG", _PROBLEM),
+        problem="many_blocks",
+    ),
+    # The kernels before and after.
+    _bug(
+        "sums_not_zeroed",
+        condition("device::store(sums + i + thread, float4{});", "if (!BUG) { {original} }",
+                  _BEFORE),
+        finds=[found("not_written", memory="dq_sum")],
+    ),
+    _bug(
+        "queries_past_the_end_have_an_lse",
+        condition("if (query < problem.seqlen_q) {", "if (query < problem.seqlen_q + BUG) {",
+                  _BEFORE),
+        finds=[found("out_of_bounds", memory="lse")],
+    ),
+    _bug(
+        "preprocess_does_not_wait_for_the_kernel_before",
+        condition("device::wait_for_previous_kernel(); device::launch_dependents(); QueryPiece"
+                  " const piece = QueryPiece::of(problem, device::block_idx()); int const thread ="
+                  " device::thread_idx(); int const column",
+                  "if (!BUG) { device::wait_for_previous_kernel(); } device::launch_dependents();"
+                  " QueryPiece const piece = QueryPiece::of(problem, device::block_idx());"
+                  " int const thread = device::thread_idx(); int const column", _BEFORE),
+        finds=[found("before_previous_kernel_ended", memory=None)],
+    ),
+    _bug(
+        "the_main_kernel_does_not_wait_for_preprocess",
+        without("device::wait_for_previous_kernel();", _KERNEL),
+        finds=[found("before_previous_kernel_ended", memory=None)],
+    ),
+    _bug(
+        "postprocess_does_not_wait_for_the_main_kernel",
+        without("device::wait_for_previous_kernel();", _AFTER),
+        finds=[found("before_previous_kernel_ended", memory=None)],
+    ),
+    _bug(
+        "a_sum_of_dQ_left_out",
+        instead("acc_dQ(i + 3) = values.w;", "acc_dQ(i + 3) = values.z;", _AFTER),
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return build_planted(BUGS, CONFIGS, tmp_path_factory.mktemp("planted_backward"))
