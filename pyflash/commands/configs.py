@@ -86,7 +86,7 @@ def space_command(
     values: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar=f"[FAMILY] {_FORM}",
+            metavar="WORD",
             autocompletion=completed_from(_words),
             help=f"{_FAMILIES}, then {_FORM} for those that are not to take every explored value.",
         ),

@@ -32,6 +32,7 @@ class Arch:
     smem_reserved_per_cta: int = 1 * KB
     registers_per_sm: int = 64 * 1024  # also the limit of one CTA
     max_registers_per_thread: int = 255
+    max_threads_per_cta: int = 1024
     register_allocation_unit: int = 256  # per warp
     warp_allocation_granularity: int = 4  # the four schedulers of an SM each take every fourth warp
 

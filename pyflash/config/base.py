@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyflash.config import parsing
 from pyflash.config.arch import ARCHS, Arch
-from pyflash.config.fields import describe
+from pyflash.config.fields import REQUIRED, describe
 from pyflash.config.record import Family
 from pyflash.config.resources import Resources
 from pyflash.config.rules import Violation
-from pyflash.config.words import shown, type_name
+from pyflash.config.words import nearest, shown, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,7 +49,8 @@ class KernelConfig(ABC):
 
     A config type is a `@dataclass(frozen=True, slots=True)` whose fields are described by
     `tile()`, `flag()` and `number()` of `pyflash.config.fields`. It has at least the fields dtype,
-    d_head (head dimension), B_r (Q rows per CTA) and B_c (K/V rows per block).
+    d_head (head dimension), B_r (Q rows per CTA) and B_c (K/V rows per block). These four have to
+    be given; the others have usual values.
 
     A wrong type raises TypeError, a number below its least value ValueError. Any other value can be
     written down; whether it can be built and launched is what `violations` tells. Configs are
@@ -65,6 +66,26 @@ class KernelConfig(ABC):
     d_head: int
     B_r: int
     B_c: int
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        if unknown := values.keys() - describe(cls).fields.keys():
+            raise TypeError(cls.unknown_fields(unknown))
+        return object.__new__(cls)
+
+    @classmethod
+    def unknown_fields(cls, names: Iterable[str]) -> str:
+        """What a TypeError says of fields that the type does not have: the nearest one that it has,
+        or whose they are."""
+        own = describe(cls).fields
+        others = [t for t in KernelConfig.__subclasses__() if t is not cls and "family" in vars(t)]
+        sentences = []
+        for name in sorted(names):
+            owners = [t.__name__ for t in others if name in describe(t).fields]
+            hint = nearest(name, own)
+            if not hint and owners:
+                hint = f", which is one of {' and '.join(owners)}"
+            sentences.append(f"{cls.__name__} has no field {name!r}{hint}")
+        return f"{'; '.join(sentences)}; its fields are {', '.join(own)}"
 
     def __post_init__(self) -> None:
         for name, field in describe(type(self)).fields.items():
@@ -116,7 +137,10 @@ class KernelConfig(ABC):
         values = dict(values)
         if (tag := values.pop("family", "")) != cls.tag:
             raise ValueError(f"family {tag!r} is not that of {cls.__name__}, {cls.tag!r}")
-        for name, field in describe(cls).fields.items():
+        fields = describe(cls).fields
+        if missing := [name for name, f in fields.items() if f.required and name not in values]:
+            raise TypeError(f"{cls.__name__}: missing fields {missing}")
+        for name, field in fields.items():
             if field.is_enum and name in values:
                 values[name] = field.value_of(values[name])
         return cls(**values)
@@ -148,16 +172,17 @@ class KernelConfig(ABC):
     @classmethod
     def product(cls, **values: Any) -> Iterator[Self]:
         """The cartesian product of the values of every field, one or several each, ascending; a
-        field with a default need not be named.
+        field that a call of the type need not name need not be named here.
 
         Raises TypeError where a field is unknown or missing.
         """
         fields = describe(cls).fields
-        values = {name: f.default for name, f in fields.items() if not f.required} | values
-        names = fields.keys()
-        if wrong := values.keys() ^ names:
-            raise TypeError(f"{cls.__name__}: unknown or missing fields {sorted(wrong)}")
-        of_each = (cls.values_of(name, values[name]) for name in names)
+        if unknown := values.keys() - fields.keys():
+            raise TypeError(cls.unknown_fields(unknown))
+        values = {name: f.usual for name, f in fields.items() if f.usual is not REQUIRED} | values
+        if missing := [name for name in fields if name not in values]:
+            raise TypeError(f"{cls.__name__}: missing fields {missing}")
+        of_each = (cls.values_of(name, values[name]) for name in fields)
         return itertools.starmap(cls, itertools.product(*of_each))
 
     # Legality

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pyflash.config import parsing
@@ -73,7 +74,9 @@ def parse(text: str) -> KernelConfig:
     for family in FAMILIES:
         if parsing.names_struct(text, family.struct):
             return family.config_type.parse(text)
-    return _family_of_short_form(parsing.first_cell(text)).config_type.parse(text)
+    config_type = _family_of_short_form(parsing.first_cell(text)).config_type
+    with _hinting_at_others(config_type):
+        return config_type.parse(text)
 
 
 def parse_short_form(text: str) -> KernelConfig:
@@ -82,7 +85,8 @@ def parse_short_form(text: str) -> KernelConfig:
     Raises ValueError naming the offending text.
     """
     config_type = _family_of_short_form(text).config_type
-    return config_type(**parsing.parse_short_form(text, describe(config_type)))
+    with _hinting_at_others(config_type):
+        return config_type(**parsing.parse_short_form(text, describe(config_type)))
 
 
 def as_config(config: KernelConfig | str) -> KernelConfig:
@@ -105,8 +109,28 @@ def from_dict(values: Mapping[str, Any]) -> KernelConfig:
     return find_family(values.get("family", "")).config_type.from_dict(values)
 
 
+@contextmanager
+def _hinting_at_others(config_type: type[KernelConfig]) -> Iterator[None]:
+    """Where a word is unknown that another family has, says which, and its form."""
+    try:
+        yield
+    except parsing.UnknownWordError as error:
+        others = (describe(f.config_type) for f in FAMILIES if f.config_type is not config_type)
+        hints = [
+            f"; {shown(error.word)} is a word of {other.struct}, whose form is {other.form}"
+            for other in others
+            if any(word.parse(error.word) is not None for word in other.words)
+        ]
+        raise ValueError(f"{error}{''.join(hints)}") from None
+
+
 def _family_of_short_form(text: str) -> Family:
-    """The family whose tag comes first, or the one without a tag, whose own word does."""
+    """The family whose tag comes first, or the one without a tag, whose own word does. Raises
+    ValueError with the form of each family for what is no short form."""
+    if not parsing.is_short_form(text):
+        forms = [describe(family.config_type) for family in FAMILIES]
+        known = ", or of ".join(f"{form.struct}, {form.form!r}" for form in forms)
+        raise ValueError(f"{shown(text)} is no config: expected the form of {known}")
     word = parsing.first_word(text)
     family = next((f for f in FAMILIES if f.tag == word), FAMILIES[0])
     own = describe(family.config_type).words

@@ -39,47 +39,55 @@ _KEY = "pyflash.config.fields"
 @dataclass(frozen=True, slots=True)
 class _Place:
     form: str | None  # of its word; None: in the parenthesis
-    least: int = 0
+    least: int
+    default: Any
 
 
-def tile(*, least: int = 1) -> Any:
+def tile(*, least: int = 1, usual: Any = REQUIRED) -> Any:
     """A field in the parenthesis of the short form: an enumeration or an int of at least `least`.
 
-    It has no default: the parenthesis of a family never changes.
+    It has no default: the parenthesis of a family never changes. `usual` is its value where a call
+    of the config type leaves it out; no text may.
     """
-    return _field(_Place(None, least), REQUIRED)
+    return _field(_Place(None, least, REQUIRED), usual)
 
 
 def flag(word: str, *, default: Any = REQUIRED) -> Any:
     """A bool that the short form shows as `word` where it is True. The default can be False only:
-    a short form without the word must go on meaning what it means."""
+    a short form without the word must go on meaning what it means. Without a default, C++ literals
+    and JSON have to name it, and a call of the config type need not: it is False."""
     if default not in (REQUIRED, False):
         raise TypeError(f"the default of {word!r} must be False, not {default!r}")
-    return _field(_Place(word), default)
+    return _field(_Place(word, 0, default), False)
 
 
-def number(form: str, *, least: int = 1, default: Any = REQUIRED) -> Any:
+def number(form: str, *, least: int = 1, default: Any = REQUIRED, usual: Any = REQUIRED) -> Any:
     """An int of at least `least` in the word `form`, such as "stages_{}", which the short form
     leaves out where all its fields have their defaults.
 
     Neighbouring fields of one form share the word, a placeholder each; a placeholder may have a
-    name, which error messages show.
+    name, which error messages show. Without a default every text has it, and a call of the config
+    type need not: it is `usual`, or `least`.
     """
-    return _field(_Place(form, least), default)
+    if default is REQUIRED:
+        return _field(_Place(form, least, REQUIRED), least if usual is REQUIRED else usual)
+    return _field(_Place(form, least, default), default)
 
 
-def _field(place: _Place, default: Any) -> Any:
-    return dataclasses.field(default=default, metadata={_KEY: place})
+def _field(place: _Place, usual: Any) -> Any:
+    return dataclasses.field(default=usual, metadata={_KEY: place})
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: `kind` is int, bool or an IntEnum."""
+    """One field: `kind` is int, bool or an IntEnum. `default` is what a text means that leaves it
+    out, `usual` what a call of the config type means; REQUIRED where neither may."""
 
     name: str
     kind: type
     least: int
     default: Any
+    usual: Any
 
     @property
     def required(self) -> bool:
@@ -88,7 +96,13 @@ class Field:
     def check(self, value: Any) -> None:
         """Raises TypeError or ValueError where the field cannot hold `value`."""
         if type(value) is not self.kind:
-            raise TypeError(f"{self.name} must be {self.kind.__name__}, not {shown(value)}")
+            names = [
+                f"{self.kind.__name__}.{name}" for name in getattr(self.kind, "__members__", ())
+            ]
+            expected = f": expected {' or '.join(names)}" if names else ""
+            raise TypeError(
+                f"{self.name} must be {self.kind.__name__}, not {shown(value)}{expected}"
+            )
         if self.kind is int and not self.least <= value <= LARGEST:
             raise ValueError(
                 f"{self.name} = {shown(value)}: expected at least {self.least}"
@@ -230,7 +244,8 @@ def describe(config_type: type) -> Description:
         place = item.metadata.get(_KEY)
         if place is None:
             raise TypeError(f"{config_type.__name__}.{item.name}: use tile(), flag() or number()")
-        field = Field(item.name, hints[item.name], place.least, item.default)
+        kind = hints[item.name]
+        field = Field(item.name, kind, place.least, place.default, item.default)
         fields[item.name] = field
         places.append((place, field))
     words = [Word(config_type.tag)] if config_type.tag else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
-from pyflash.config.fields import Description, Field, number_in
-from pyflash.config.words import shown
+from pyflash.config.fields import Description, Field, Word, number_in
+from pyflash.config.words import nearest, shown
 
 # Around the tokens of a short form; cute_kernels/host/short_form.cpp has the same.
 _BLANKS = " \t\r\n"
@@ -126,6 +127,27 @@ def _not_a_value(item: str, field: Field) -> ValueError:
 # The short form
 
 
+def _order(words: Iterable[Word]) -> str:
+    return "+".join(word.label for word in words)
+
+
+class UnknownWordError(ValueError):
+    """A short form has a word that its family does not."""
+
+    def __init__(self, word: str, text: str, description: Description) -> None:
+        known = [known.label for known in description.words]
+        super().__init__(
+            f"unknown word {shown(word)} in {shown(text)}{nearest(word, known)}: the words of "
+            f"{description.struct} are {_order(description.words)}"
+        )
+        self.word = word
+
+
+def is_short_form(text: str) -> bool:
+    """Whether it looks like one of some family."""
+    return _SHORT_FORM.fullmatch(text.strip(_BLANKS)) is not None
+
+
 def parse_short_form(text: str, description: Description) -> dict[str, Any]:
     """The fields of a short form, and of no other text. Accepts what the op library accepts: blanks
     around tokens, fields with defaults left out. Raises ValueError naming the offending text."""
@@ -158,27 +180,27 @@ def _tile_value(value: str, field: Field, text: str) -> Any:
 
 def _parse_words(text: str, description: Description) -> dict[str, Any]:
     words = description.words
-    order = "+".join(word.label for word in words)
     values: dict[str, Any] = {}
     expected = 0  # the first word that may come next
-    for item in (item.strip(_BLANKS) for item in text.split("+")):
-        position, parsed = next(
-            ((i, found) for i, w in enumerate(words) if (found := w.parse(item)) is not None),
-            (None, {}),
-        )
-        if position is None:
-            raise ValueError(
-                f"unknown word {shown(item)} in {shown(text)}: the words of {description.struct} "
-                f"are {order}"
-            )
+    # All of them first: a word of another family is the reason why others are missing.
+    for position, parsed in [_known_word(item, text, description) for item in text.split("+")]:
         label = words[position].label
         if position < expected:
             raise ValueError(
-                f"{label!r} is repeated or out of order in {shown(text)}: write {order}"
+                f"{label!r} is repeated or out of order in {shown(text)}: write {_order(words)}"
             )
         values |= _left_out(words[expected:position], text) | parsed
         expected = position + 1
     return values | _left_out(words[expected:], text)
+
+
+def _known_word(item: str, text: str, description: Description) -> tuple[int, dict[str, Any]]:
+    """The place of a word among those of the family, and its values."""
+    item = item.strip(_BLANKS)
+    for i, word in enumerate(description.words):
+        if (found := word.parse(item)) is not None:
+            return i, found
+    raise UnknownWordError(item, text, description)
 
 
 def _left_out(words: Any, text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pyflash.config.base import KernelConfig
 from pyflash.config.family import FAMILIES, find_family
 from pyflash.config.record import Family
 from pyflash.config.rules import Violation
-from pyflash.config.words import type_name
+from pyflash.config.words import nearest, type_name
 
 Predicate = Callable[[Any], bool]
 
@@ -44,8 +44,7 @@ class Space:
         config_type = self.family.config_type
         every = self.family.choices()
         if unknown := values.keys() - every.keys():
-            names = ", ".join(every)
-            raise TypeError(f"unknown fields {sorted(unknown)}: a config has {names}")
+            raise TypeError(config_type.unknown_fields(unknown))
         self._values = {
             name: config_type.values_of(name, values.get(name, every[name])) for name in every
         }
@@ -165,8 +164,9 @@ def parse_space(text: str) -> Space:
         name, _, listed = word.partition("=")
         if name not in kinds or not listed:
             raise ValueError(
-                f"unknown word {word!r} in space {text!r}: expected FIELD=VALUE,VALUE with a field "
-                f"of {family}, {', '.join(kinds)}; for instance {_FORM}"
+                f"unknown word {word!r} in space {text!r}"
+                f"{'' if name in kinds else nearest(name, kinds)}: expected FIELD=VALUE,VALUE with "
+                f"a field of {family}, {', '.join(kinds)}; for instance {_FORM}"
             )
         if name in values:
             raise ValueError(f"{word!r} in space {text!r}: {name} is given twice")

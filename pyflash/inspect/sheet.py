@@ -24,11 +24,21 @@ from pyflash.ui.notebook import view
 from pyflash.ui.page import Paged, Sections, fragment, tables_as_sections
 from pyflash.ui.tables import Table
 
+# By the fields of Resources, the most that an architecture has: of registers per thread, of bytes
+# and of threads per CTA, of CTAs per SM.
+_LIMITS: dict[str, Callable[[Arch], int]] = {
+    "registers": lambda arch: arch.max_registers_per_thread,
+    "smem_bytes": lambda arch: arch.smem_per_cta,
+    "n_threads": lambda arch: arch.max_threads_per_cta,
+    "num_ctas_per_sm": lambda arch: arch.max_ctas_per_sm,
+}
+
 
 @dataclass(frozen=True)
 class OnArch:
     """A config on one architecture."""
 
+    arch: Arch
     violations: list[Violation]
     warnings: list[Violation]
     resources: Resources | None  # None: not legal there, and nothing to predict
@@ -47,6 +57,7 @@ class Sheet(Paged):
         for arch in map(Arch.of, archs):
             violations = config.violations(arch)
             on[arch.name] = OnArch(
+                arch,
                 violations,
                 config.warnings(arch) if not violations else [],
                 config.resources(arch) if not violations else None,
@@ -101,8 +112,17 @@ class Sheet(Paged):
         rows: list[tuple[Any, ...]] = [("legal", *(not found.violations for found in on))]
         for field in dataclasses.fields(Resources):
             values = (getattr(found.resources, field.name, None) for found in on)
-            rows.append((field.name, *values))
-        return Table.of("resources, predicted", ("", *self.on), rows, note)
+            limit = _LIMITS.get(field.name)
+            if limit is None:
+                rows.append((field.name, *values))
+                continue
+            limits = (limit(found.arch) for found in on)
+            against = (
+                None if value is None else f"{value:,} of {most:,}"
+                for value, most in zip(values, limits, strict=True)
+            )
+            rows.append((field.name, *against))
+        return Table.of("resources, predicted, of what there is", ("", *self.on), rows, note)
 
     def _sentences(self, kind: str) -> list[tuple[str, str, str]]:
         """A row for each sentence, with the architectures that say it."""

@@ -10,7 +10,7 @@ from support.strategies import LADDER_BEST
 from support.toy_family import TOY, TOY_FAMILY, ToyKernelConfig
 
 from pyflash import DType, FlashForwardKernelConfig, Space
-from pyflash.config import FAMILIES, KernelConfig, family, rank, sets
+from pyflash.config import FAMILIES, KernelConfig, family, parse, rank, sets
 from pyflash.config.arch import ARCHS, Arch, Targets
 from pyflash.config.fields import describe, flag, number, tile
 
@@ -124,6 +124,68 @@ def test_a_description_that_could_not_be_read_back_is_refused():
 
 
 # What is asked of every family
+
+
+ESSENTIAL = ("dtype", "d_head", "B_r", "B_c")
+PAIRS = [(a, b) for a in FAMILIES for b in FAMILIES]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_a_config_needs_its_tile_alone(family):
+    config = family.ranked[0]
+    values = {name: getattr(config, name) for name in ESSENTIAL}
+    made = family.config_type(**values)
+    assert {name: getattr(made, name) for name in ESSENTIAL} == values
+    assert list(family.config_type.product(**values)) == [made]
+    for name in ESSENTIAL:
+        with pytest.raises(TypeError, match=f"missing .*{name}"):
+            family.config_type(**{n: v for n, v in values.items() if n != name})
+    # Texts say all, as before: what one leaves out is no guess.
+    assert family.config_type.parse(str(made)) == made
+    fields = describe(family.config_type).fields
+    for name in (name for name, field in fields.items() if field.required):
+        record = {n: v for n, v in made.to_dict().items() if n != name}
+        with pytest.raises(TypeError, match=f"missing fields .'{name}'"):
+            family.config_type.from_dict(record)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_a_field_with_another_name_is_refused_with_the_nearest(family):
+    config = family.ranked[0]
+    for name in config.field_types():
+        wrong = name[:-1] + name[-1] * 2
+        sentence = rf"has no field '{wrong}' \(did you mean '{name}'\?\)"
+        for make in (config.replace, family.config_type.product, family.config_type):
+            with pytest.raises(TypeError, match=sentence):
+                make(**{wrong: 1})
+        with pytest.raises(TypeError, match=sentence):
+            Space(family=family, **{wrong: 1})
+
+
+@pytest.mark.parametrize(("family", "other"), PAIRS, ids=str)
+def test_a_field_or_word_of_another_family_is_told_as_such(family, other):
+    config, own = family.ranked[0], describe(family.config_type)
+    theirs = describe(other.config_type)
+    for name in theirs.fields.keys() - own.fields.keys():
+        with pytest.raises(TypeError) as refused:
+            config.replace(**{name: 1})
+        near = "did you mean" in str(refused.value)
+        assert near or f"which is one of {theirs.struct}" in str(refused.value)
+    known = {word.form for word in own.words}
+    for word in theirs.words:
+        if word.form in known or not word.is_flag:
+            continue
+        with pytest.raises(ValueError, match=f"'{word.form}' is a word of ") as refused:
+            parse(f"{config}+{word.form}")
+        assert theirs.form in str(refused.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_what_is_no_config_is_told_the_form_of_every_family(family):
+    for text in ("", "fast", "FP16, 128", "(FP16, 128"):
+        with pytest.raises(ValueError, match="is no config") as refused:
+            parse(text)
+        assert describe(family.config_type).form in str(refused.value)
 
 
 def test_text_finds_its_family(two_families):

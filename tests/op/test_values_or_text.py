@@ -66,7 +66,7 @@ def test_what_build_takes(configs, archs, features, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
-        (("fast",), ValueError, "'fast' is not a FlashForwardKernelConfig"),
+        (("fast",), ValueError, "'fast' is no config: expected the form of Flash"),
         ((5,), TypeError, "'int' object is not iterable|config is int"),
         ((CONFIG, "sm_81"), ValueError, "unknown architecture 'sm_81': the known ones are sm_80"),
         ((CONFIG, 8.0), TypeError, "archs is float: expected architectures, such as 'sm_90'"),

@@ -176,8 +176,8 @@ def test_what_is_emitted_instantiates_the_family(fake, found, tree):
     assert f"ConfigMapRow<{family.op.struct}> row_of_" in text
     built = text.split("kConfig,\n")[1].split(">(")[0]
     features = [line.strip(" ,") for line in built.splitlines()]
-    order = family.op.features.in_dispatch_order(family.built_features(fake.config))
-    assert features == [f.to_cpp() for f in order]
+    expected = family.op.features.in_dispatch_order(family.built_features(fake.config))
+    assert features == [f.to_cpp() for f in expected]
     assert str(fake.config) in text
     included = (tree / "emitted/cute_kernels/generated/ops.h").read_text()
     assert f'#include "{family.op.header}"' in included

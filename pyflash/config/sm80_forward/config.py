@@ -27,7 +27,7 @@ class FlashForwardKernelConfig(KernelConfig):
     d_head: int = tile()  # head dimension
     B_r: int = tile()  # Q rows per CTA
     B_c: int = tile()  # K/V rows per block
-    n_warps: int = tile()  # per CTA, each owns B_r / n_warps rows
+    n_warps: int = tile(usual=4)  # per CTA, each owns B_r / n_warps rows
     async_copy: bool = flag("async")  # cp.async, or 16-byte loads through registers
     eager_load_blocks: bool = flag("eager")  # V[j] loads behind QK^T, K[j+1] behind softmax and PV
     swizzled: bool = flag("swizzled")  # smem layouts through a Swizzle<B,M,S> atom, or row-major

@@ -29,8 +29,8 @@ class FlashForwardSm90Config(KernelConfig):
     d_head: int = tile()  # head dimension
     B_r: int = tile()  # Q rows per CTA
     B_c: int = tile()  # K/V rows per block
-    n_consumers: int = tile()  # warpgroups that compute; each owns B_r / n_consumers rows
-    stages: int = number("stages_{}")  # blocks of K, and of V, in smem at a time
+    n_consumers: int = tile(usual=2)  # warpgroups that compute; each owns B_r / n_consumers rows
+    stages: int = number("stages_{}", usual=2)  # blocks of K, and of V, in smem at a time
     overlap: bool = flag("overlap")  # QK^T of the next block runs during the softmax of this one
     pingpong: bool = flag("pingpong")  # consumer warpgroups take turns on the tensor cores
     # One CTA per SM takes tile after tile; the next tile's first QK^T overlaps this one's last PV.
