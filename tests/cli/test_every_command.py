@@ -26,6 +26,7 @@ from support.command_lines import (
     GIVEN,
     INPUTS,
     OF_A_FAMILY,
+    PROGRESS,
     REFUSALS,
     WAYS,
     config_of,
@@ -44,8 +45,8 @@ from pyflash.op.selection import Problem
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="commands measure on the GPU")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-# It takes nothing, and compiles for minutes: test_demo.py.
-WITHOUT = {"demo"}
+# One compiles for minutes, the other serves until it is stopped: test_demo.py, test_explore.py.
+WITHOUT = {"demo", "explore"}
 
 
 @dataclass(frozen=True)
@@ -176,15 +177,19 @@ def _measured(problem: Problem, contenders: list[Contender], *others: Any) -> li
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_a_command_does_what_it_says_or_refuses_in_words(case, tmp_path, monkeypatch):
-    """Pitfall 31: a command that works for one family only."""
+    """Pitfall 31: a command that works for one family only. On stderr are an error or progress, and
+    nothing else."""
     if case.command == "cache":
         monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "1000")  # no line on stderr is two
     line = line_of(case, tmp_path)
     result = CliRunner().invoke(app, line)
     assert isinstance(result.exception, SystemExit | None), result.exception
     if result.exit_code != 0:
         check_refusal(line, result)
         return
+    for said in result.stderr.splitlines():
+        assert re.fullmatch(PROGRESS, said), said
     if "--json" in line or line[-2:] == ["--format", "json"]:
         check_json(result.stdout)
     for option in case.files:

@@ -129,6 +129,22 @@ REFUSALS: dict[tuple[str, ...], str] = {
 }
 
 
+# What a command that ends with 0 says on stderr, a line each.
+PROGRESS = "|".join(
+    (
+        r"\[\d+/\d+\] \d+ s, .*",
+        r".*: (compiling \d+, \d+ at a time, reusing \d+.*|all \d+ objects reused)",
+        r".*\.so: linked \d+ objects into .*",
+        r"waiting for another build that holds .*",
+        r"emulating .*, about \d+ s",
+        r"asking the rules of [\d,]+ configs(: [\d,]+ of [\d,]+)?",
+        r"(looking inside of|comparing|climbing|reading every entry|asking the rules and) .*",
+        r"\d+ configs|\d+ to compile, \d+ to reuse",
+        r"device .*, torch .*",
+    )
+)
+
+
 def records_file(folder: Path) -> Path:
     path = folder / "records.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in run_of_four()))
