@@ -9,6 +9,7 @@ import typer
 from pyflash.bench.cli import app as bench_app
 from pyflash.commands import build, cache, configs, emulate, info, run
 from pyflash.compare.cli import app as compare_app
+from pyflash.explore.cli import app as explore_app
 from pyflash.inspect.cli import app as inspect_app
 from pyflash.installation import VERSION
 from pyflash.tuner.cli import app as tune_app
@@ -24,6 +25,7 @@ for room in (
     tune_app,
     bench_app,
     inspect_app,
+    explore_app,
     compare_app,
     cache.app,
     info.app,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup, escape
 
-_EMPTY = ("img", "rect")  # SVG and HTML agree on these
+_EMPTY = ("img", "input", "rect")  # SVG and HTML agree on these
 
 
 def element(tag: str, *content: object, **attributes: object) -> Markup:

@@ -19,7 +19,7 @@ class _Page(HTMLParser):
         self.ids: Counter[str] = Counter()
         self.links: list[str] = []
         self.headings: list[str] = []
-        self.text_of: Counter[str] = Counter()  # characters, by the section's id
+        self.text_of: dict[str, int] = {}  # characters, by the section's id
         self._section = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -31,6 +31,7 @@ class _Page(HTMLParser):
             self.ids[identity] += 1
         if tag == "section":
             self._section = values["id"]
+            self.text_of.setdefault(self._section, 0)
         if tag == "img":
             self.text_of[self._section] += len(values["alt"])
         self.links += [values[name] for name in ("href", "src") if values.get(name)]
@@ -51,9 +52,10 @@ class _Page(HTMLParser):
             self.text_of[self._section] += len(data.strip())
 
 
-def check_page(text: str) -> list[str]:
+def check_page(text: str, served: str = "") -> list[str]:
     """The headings of a page's sections. Raises AssertionError for what a browser would guess at:
-    tags that do not nest, an id twice, a link to nothing or to elsewhere, an empty section."""
+    tags that do not nest, an id twice, a link to nothing or to elsewhere, an empty section.
+    `served`: how the links begin that are served beside the page."""
     assert text.startswith("<!doctype html>")
     for svg in _SVG.findall(text):
         ElementTree.fromstring(svg)
@@ -64,7 +66,8 @@ def check_page(text: str) -> list[str]:
     assert [page.tags[tag] for tag in ("html", "title", "main", "h1")] == [1, 1, 1, 1]
     assert {identity: n for identity, n in page.ids.items() if n > 1} == {}
     for link in page.links:
-        assert link.startswith("data:") or (link[0] == "#" and link[1:] in page.ids), link
+        inside = link.startswith("data:") or (link[0] == "#" and link[1:] in page.ids)
+        assert inside or (served and link.startswith(served)), link
     assert page.headings
-    assert [identity for identity in page.ids if not page.text_of[identity]] == []
+    assert [section for section, characters in page.text_of.items() if not characters] == []
     return page.headings

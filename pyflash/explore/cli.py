@@ -1,0 +1,69 @@
+"""`pyflash explore`."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from pyflash.config import FAMILIES
+from pyflash.explore import DEFAULT_ARCH, DEFAULT_PROBLEM
+from pyflash.ui.app import examples, known_archs, known_configs, new_app
+
+app = new_app()
+
+
+@app.command(
+    "explore",
+    epilog=examples(
+        "pyflash explore",
+        'pyflash explore "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --port 8900 --open',
+    ),
+)
+def explore_command(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG",
+            autocompletion=known_configs,
+            help="Short form of the first one; the preferred config by default.",
+        ),
+    ] = None,
+    arch: Annotated[
+        str,
+        typer.Option(
+            metavar="ARCH", autocompletion=known_archs, help="The first one, such as sm_90."
+        ),
+    ] = DEFAULT_ARCH,
+    problem: Annotated[
+        str,
+        typer.Option(
+            metavar="PROBLEM", help="The first one; the config says its dtype and d_head."
+        ),
+    ] = DEFAULT_PROBLEM,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")
+    ] = 0,
+    opens: Annotated[bool, typer.Option("--open", help="Opens the page in a browser.")] = False,
+) -> None:
+    """A page for choosing a config: rules, resources, layouts, time, C++.
+
+    Serves it to this machine alone, until Ctrl-C, and prints its URL. Each state of the page has a
+    URL and a short form. Needs no network and no GPU; layouts need a C++ compiler.
+    """
+    from pyflash.explore.server import HOST, Explorer
+    from pyflash.explore.state import State, default_config
+
+    chosen = config or str(default_config(FAMILIES[0]))
+    start = State.of({"config": chosen, "arch": arch, "problem": problem})
+    try:
+        server = Explorer(start, port)
+    except OSError as error:
+        text = f"{error.strerror}; pass another --port, or 0"
+        raise OSError(error.errno, text, f"{HOST}:{port}") from None
+    with server:
+        typer.echo(server.url)
+        if opens:
+            webbrowser.open(server.url)
+        server.serve_forever()

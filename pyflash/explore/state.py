@@ -1,0 +1,90 @@
+"""What the page shows: a config, an architecture and a problem. Each state has one URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from pyflash.config import FAMILIES, Arch, Family, KernelConfig, parse
+from pyflash.config.family import find_family
+from pyflash.config.fields import Field, describe
+from pyflash.explore import DEFAULT_ARCH, DEFAULT_PROBLEM
+from pyflash.op.selection import Problem
+from pyflash.tuner.problems import EXTENTS, FLAGS, NUMBERS, parse_problem, problem_text
+
+# Of the form: which family's fields it has, so that a box that is not ticked is known to be there.
+FIELDS_OF = "fields_of"
+FAMILY = "family"
+_PROBLEM = "problem."
+# The config says the others.
+PROBLEM_EXTENTS = tuple(name for name in EXTENTS if name not in ("seqlen", "d_head"))
+
+
+@dataclass(frozen=True)
+class State:
+    config: KernelConfig
+    arch: Arch
+    problem: Problem  # of the config's dtype and d_head
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> State:
+        """That of a URL's query, or of the form's. Raises ValueError, or TypeError, for what is no
+        config, architecture or problem."""
+        config = parse(query["config"]) if "config" in query else _config_of_form(query)
+        arch = Arch.of(query.get("arch") or DEFAULT_ARCH)
+        words = query.get("problem", DEFAULT_PROBLEM)
+        if FIELDS_OF in query:
+            words = _problem_of_form(query)
+        dtype = config.dtype.name.lower()
+        problem = parse_problem(f"{dtype},{words},d_head={config.d_head}", "cpu")
+        return cls(config, arch, problem)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The one that `of` reads this state from."""
+        _, *words = problem_text(self.problem).split(",")
+        kept = [word for word in words if not word.startswith("d_head=")]
+        return {"config": str(self.config), "arch": str(self.arch), "problem": ",".join(kept)}
+
+    @property
+    def url(self) -> str:
+        return f"/?{urlencode(self.query)}"
+
+
+def default_config(family: Family) -> KernelConfig:
+    """The one that selection prefers."""
+    return family.ranked[0]
+
+
+def problem_field(name: str) -> str:
+    """The name of an extent or option in the form: a config may have a field of the same name."""
+    return _PROBLEM + name
+
+
+def _config_of_form(query: Mapping[str, str]) -> KernelConfig:
+    family = find_family(query.get(FAMILY, FAMILIES[0].name))
+    config = default_config(family)
+    fields = describe(family.config_type).fields
+    if query.get(FIELDS_OF) != family.name:  # the family was just chosen: keep what all have
+        fields = {name: fields[name] for name in ("dtype", "d_head") if name in query}
+    return config.replace(**{name: _value(field, query) for name, field in fields.items()})
+
+
+def _value(field: Field, query: Mapping[str, str]) -> object:
+    text = query.get(field.name, "")
+    if field.kind is bool:
+        return bool(text)
+    if field.is_enum:
+        return field.value_of(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{field.name} is {text!r}: expected a number") from None
+
+
+def _problem_of_form(query: Mapping[str, str]) -> str:
+    numbers = (*PROBLEM_EXTENTS, *NUMBERS)
+    given = ((name, query.get(problem_field(name), "").strip()) for name in numbers)
+    words = [f"{name}={text}" for name, text in given if text]
+    return ",".join([*words, *(name for name in FLAGS if query.get(problem_field(name)))])
