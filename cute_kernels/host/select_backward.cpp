@@ -29,7 +29,7 @@ namespace {
 std::string refusal_of(Kernel<Backward> const& kernel, DType dtype, BackwardParams const& problem,
                        Gpu const& gpu) {
   ConfigMapRow<Backward> const& row = *kernel.row;
-  if (!runs_on(row, gpu.sm_arch)) {
+  if (ctas_per_sm(row, gpu.sm_arch) == 0) {
     return sentence("does not run on sm_", gpu.sm_arch);
   }
   if (row.dtype != dtype) {
@@ -42,7 +42,7 @@ std::string refusal_of(Kernel<Backward> const& kernel, DType dtype, BackwardPara
   if (!covers(row, needed)) {
     return sentence("is not built with ", name(needed));
   }
-  char const* const reason = refusal(row, fitted(problem, kernel));
+  char const* const reason = kernel.refuses(fitted(problem, kernel));
   return reason != nullptr ? sentence("cannot run this problem: ", reason) : "";
 }
 
