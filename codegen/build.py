@@ -148,8 +148,8 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
 
 @functools.cache
 def abi() -> str:
-    """What a kernel library and the op library have in common, as torch.ops.pyflash has it:
-    kernel_library_abi()."""
+    """The ABI that a kernel library shares with the op library:
+    torch.ops.pyflash.kernel_library_abi()."""
     registry = (ROOT / "cute_kernels" / "registry.h").read_text()
     (number,) = re.findall(r"kKernelLibraryAbi = (\d+);", registry)
     return f"{number}-{config_header.configs_digest()}"

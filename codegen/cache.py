@@ -1,4 +1,4 @@
-"""What is in the per-user cache of compiled code, and how to get it out.
+"""Lists and prunes the per-user cache of compiled code.
 
     entries()                      # kinds, sizes, ages, and which are bad
     prune(older_than=30 * 86400)   # removes, and returns what it removed
@@ -130,7 +130,7 @@ def prune(
 
 
 def used(path: Path) -> None:
-    """Notes that the entry in the folder `path` was of use just now."""
+    """Updates the time of last use of the entry in the folder `path`."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from pyflash.codegen import trust
 from pyflash.codegen.trust import UntrustedError
 
-# Whatever is written appears under its name at once; until then it has a name of this kind.
+# A file is written under a name of this kind, then renamed.
 PARTIAL = ".partial-"
 # nvcc passes its arguments to a shell without quoting them, and splits lists at commas.
 _SAFE_PATH = re.compile(r"[\w/.+=@%:~ -]*")
@@ -30,11 +30,11 @@ _held = threading.local()  # the locks of this thread: descriptors by folder
 
 
 class CacheError(RuntimeError):
-    """The cache cannot be used."""
+    """The cache is not usable."""
 
 
 class NoCacheError(CacheError):
-    """There is no place for a cache: no home folder, and no PYFLASH_CACHE_DIR."""
+    """No folder for a cache: no home folder, and no PYFLASH_CACHE_DIR."""
 
 
 def location() -> Path:
@@ -148,7 +148,7 @@ def create() -> Path:
                 f"the cache folder {folder} cannot be created ({error.strerror}): set "
                 "PYFLASH_CACHE_DIR to one that can"
             ) from error
-        _check_private(folder)  # somebody else may have been quicker
+        _check_private(folder)  # another process may have made it
     return folder
 
 

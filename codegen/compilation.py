@@ -115,7 +115,8 @@ class Compilation:
 
     @property
     def n_kernels(self) -> int:
-        """That the compiler generates code for: combinations of features times architectures."""
+        """The number of kernels that the compiler generates code for: combinations of features
+        times architectures."""
         targets = [flag for flag in self.compiler.flags if flag.startswith("-gencode")]
         return sum(self.text.count(f"{op.features.struct}{{") for op in OPS) * len(targets)
 
@@ -128,7 +129,7 @@ class Compilation:
         return [*compiler.command, *options, "-c", str(self.source)]
 
     def first_errors(self) -> str:
-        """The lines of the log that tell why there is no object."""
+        """The lines of the log with the compiler's errors."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         errors = [line for line in lines if "error" in line]
         return "\n".join((errors or lines[-3:] or ["the compiler did not run"])[:3])
@@ -190,8 +191,8 @@ def _check_paths(compilations: Iterable[Compilation]) -> None:
 
 
 def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | None:
-    """As if each kernel took as long as those that were compiled last; None: nothing is known.
-    With the lock held, without which no record goes."""
+    """The expected seconds, if each kernel takes as long as the latest ones did; None without a
+    record. Needs the lock, because others remove records only while they hold it."""
     n_kernels = [c.n_kernels for c in missing]
     records = sorted(cache_dir().glob("objects/*/*/*.json"), key=os.path.getmtime)[-8:]
     seconds, n_compiled = 0.0, 0

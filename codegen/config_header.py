@@ -152,7 +152,7 @@ def _text(families: Sequence[Family]) -> str:
 
 
 def _ops(families: Iterable[Family]) -> list[Op]:
-    """Of the families, each once."""
+    """The ops of the families, each once."""
     return list(dict.fromkeys(family.op for family in families))
 
 

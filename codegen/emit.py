@@ -185,7 +185,7 @@ def _rows(op: Op, rows: Sequence[str]) -> str:
 
 
 def _span(op: Op, n_rows: int) -> str:
-    """Of the rows of an op, of which a library may have none."""
+    """The span of an op's rows, empty where a library has none."""
     rows = f"{op.name}_rows, {n_rows}" if n_rows else ""
     return f"RowsOf<{op.struct}>{{{rows}}}"
 

@@ -23,7 +23,7 @@ PATH = CONFIG_HEADER.with_name("mma_sm90.h")
 
 ALL_N = range(16, 257, 16)
 _IN_TENSOR_HPP = (16, 32, 64, 96, 128, 192, 256)
-# By C++ type, the word in the names of its atoms.
+# The word in the names of CUTLASS's atoms, by C++ type.
 _TYPES = {"cutlass::half_t": "F16", "cutlass::bfloat16_t": "BF16"}
 
 _HEADER = """\

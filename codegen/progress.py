@@ -68,7 +68,7 @@ class BuildProgress(TerminalProgress):
             self._console.print(f"{count} {seconds:.0f} s, {rest}: {label}", markup=False)
 
     def _estimate(self) -> str:
-        """As if the rest took as long, each, as what is done."""
+        """The seconds left, if each remaining object takes as long as the finished ones."""
         if self._done == self._total:
             return f"{self._failed} failed" if self._failed else "done"
         seconds = (time.monotonic() - self._start) / self._done * (self._total - self._done)

@@ -1,4 +1,4 @@
-"""Who can have written a file: what is executed, this user or root alone.
+"""Checks who can write a file: only this user or root may write what is executed.
 
 Folders are opened one in another, and each is checked as it was opened, so that nothing is replaced
 between the check and the use. Imports nothing of this project.

@@ -1,4 +1,4 @@
-"""`pyflash demo`: the way of one config from Python to results.
+"""`pyflash demo`: from a config to a result.
 
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
 Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a

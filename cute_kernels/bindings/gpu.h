@@ -1,4 +1,4 @@
-// What the ops ask CUDA: through torch, and through the kernel libraries.
+// The ops' access to CUDA, through torch and through the kernel libraries.
 #pragma once
 
 #include <cstdint>

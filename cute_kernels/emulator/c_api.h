@@ -1,4 +1,4 @@
-// An emulated kernel's library as other languages see it: plain C, and everything by name.
+// The interface of an emulated kernel's library: plain C, everything by name.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a warp knows to have happened before now: vector clocks. A warp counts epochs; each thing that it does for others to
-// wait for ends one. Whoever waits for that knows of all that the warp did up to then, and of all that the warp knew.
+// Vector clocks: what a warp knows to have happened before now. A warp counts epochs; each signal to others ends one. A
+// warp that waits for the signal knows all that the signalling warp did before it, and all that it knew.
 #pragma once
 
 #include <algorithm>

@@ -156,7 +156,7 @@ void __tsan_read_range(void* address, unsigned long bytes) {
 void __tsan_write_range(void* address, unsigned long bytes) {
   on_access(address, static_cast<int>(bytes), true);
 }
-// Of the host's shared_ptr.
+// The host's shared_ptr calls this.
 int __tsan_atomic32_fetch_add(int volatile* value, int added, int) {
   return __atomic_fetch_add(value, added, __ATOMIC_SEQ_CST);
 }

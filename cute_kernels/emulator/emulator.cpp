@@ -58,7 +58,7 @@ void Emulator::begin_cluster(int size) {
     ctas_.emplace_back(kernel_, rank, size, findings_);
   }
   for (Cta& cta : ctas_) {
-    // In a random order what nothing wrote holds numbers: a NaN would win no comparison.
+    // In a random order unwritten memory holds numbers, because a NaN wins no comparison.
     cta.reset(order() == Order::kRandom ? finite_halves(random()) : kPoisonedWord);
   }
   loads_.clear();

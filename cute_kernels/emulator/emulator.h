@@ -119,7 +119,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   Findings const& findings() const { return findings_; }
   TrafficTable const& traffic() const { return traffic_; }
   Counts const& counts() const { return counts_; }
-  // Of the first CTA.
+  // The time line of the first CTA.
   Timeline const& timeline() const { return timeline_; }
   EmulatedKernel const& kernel() const { return kernel_; }
   int n_ranks() const { return static_cast<int>(ctas_.size()); }
@@ -180,12 +180,12 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void end_cluster();
   void end_barriers(Cta& cta);
   void end_remote_reads(Cta const& cta);
-  // Of the thread that runs, of any thread, of a warp.
+  // The CTA of the thread that runs, of any thread, of a warp.
   Cta& cta() { return cta_of(current()); }
   Cta& cta_of(Thread const& thread) { return ctas_[thread.index / kernel_.n_threads]; }
   Cta& cta_of(Warp const& warp) { return cta_of(*warp.lanes[0]); }
   Accessor accessor(Thread const& thread, int site);
-  // Of global memory, by the thread that runs.
+  // Checks an access of the running thread to global memory.
   std::byte* translate(void const* address, int bytes, int alignment, int64_t writer,
                        Access const& access);
   void check_previous_kernel(Access const& access);
@@ -248,7 +248,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   std::string role_of(Warp const& warp) const;
   void switched_to(Thread& thread) override;
 
-  // Of a lane; others than the first of a warp do the same.
+  // Logs an event of a lane; only the first lane of a warp counts, since the others do the same.
   void log(Thread const& thread, TimelineEvent::Kind kind, int64_t a = 0, int64_t b = 0,
            int64_t c = 0);
 

@@ -130,7 +130,7 @@ void Emulator::check_visible(Mbarrier const& barrier, Warp const& warp, Access c
   }
 }
 
-// A stage is released by those who have waited for what is in it, and filled after those have who were to release it.
+// Only those who waited for a stage's fill may release it, and the next fill follows all releases.
 void Emulator::check_ring(Mbarrier& barrier, Warp const& warp, Access const& access) {
   int const w = warp.index();
   Mbarrier const* missed = nullptr;

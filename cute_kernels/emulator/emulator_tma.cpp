@@ -68,7 +68,7 @@ void for_each_chunk(TmaBox const& box, int64_t row, Visit&& visit) {
 
 }  // namespace
 
-// Of a call by the thread that runs; a finding, where it does not fit into shared memory.
+// The box of a call by the thread that runs; a finding where it does not fit into shared memory.
 TmaBox Emulator::box_of(MapDescription const& map, void const* smem, char const* what) {
   Thread const& thread = current();
   TmaBox box{.map = map,

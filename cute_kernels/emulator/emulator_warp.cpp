@@ -126,7 +126,7 @@ void Emulator::meet_ldmatrix(Warp& warp) {
   }
 }
 
-// Of matrix i, lane l has columns 2 (l % 4) and the next of row l / 4; lanes 8 i and on have the addresses of its rows.
+// Lane l has columns 2 (l % 4) and the next of row l / 4 of matrix i; lanes 8 i and on have the addresses of its rows.
 void Emulator::meet_stmatrix(Warp& warp) {
   ++counts_.stmatrix;
   Thread const& first = *warp.lanes[0];

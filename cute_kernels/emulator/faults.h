@@ -1,4 +1,4 @@
-// Turns a fault of the code that an emulated kernel runs into a call.
+// Turns a memory fault of an emulated kernel into a call.
 #pragma once
 
 #include <signal.h>

@@ -1,5 +1,4 @@
-// What is wrong with a kernel, as the machine saw it: each kind of thing once per pair of sites, with the first example
-// and how often it happened.
+// The faults of a kernel: each kind once per pair of sites, with the first example and the number of times.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Global tensors: every access is held against the elements that a tensor has, not against a range of addresses, so that
-// what lies between the rows of a view is out of bounds too.
+// Global tensors: every access is checked against the elements of a tensor, not against a range of addresses, so that
+// the bytes between the rows of a view are out of bounds, too.
 #pragma once
 
 #include <cstddef>

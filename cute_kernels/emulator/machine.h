@@ -1,6 +1,5 @@
-// What a kernel that was compiled for the CPU asks of the machine that runs it, and what that machine knows of the
-// kernel. The kernel's side (device.cpp, device_sm90.cpp, atoms.h, atoms_sm90.h) is linked into each emulated kernel; the
-// machine is emulator.h.
+// The interface between a kernel that is compiled for the CPU and the machine that runs it. The kernel's side
+// (device.cpp, device_sm90.cpp, atoms.h, atoms_sm90.h) is linked into each emulated kernel; the machine is emulator.h.
 #pragma once
 
 #include <cstddef>
@@ -108,7 +107,7 @@ class Machine {
   virtual void stmatrix(uint32_t const* words, void* row) = 0;
   virtual void tma_store(void const* map, void const* smem, int const* coords, int n_coords) = 0;
   virtual void bulk_load(void const* global, void* barrier, void* smem, int bytes) = 0;
-  // Of floats.
+  // A reduction of floats.
   virtual void bulk_reduce_add(void const* smem, void* global, int bytes) = 0;
   virtual void tma_store_commit() = 0;
   virtual void tma_store_wait(int n_pending) = 0;

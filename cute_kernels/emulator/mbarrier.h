@@ -1,4 +1,4 @@
-// mbarriers in shared memory: phases, arrivals, transactions, and what is wrong with how they are used.
+// mbarriers in shared memory: phases, arrivals, transactions, and faults in their use.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ struct Mbarrier {
   // By warp: phases that it has waited for, and arrivals.
   std::array<uint32_t, kMaxWarps> waited{};
   std::array<uint32_t, kMaxWarps> arrived{};
-  // Of a ring: the stage's other one.
+  // The other mbarrier of the same stage of a ring.
   Mbarrier* full = nullptr;   // of an empty one
   Mbarrier* empty = nullptr;  // of a full one
 

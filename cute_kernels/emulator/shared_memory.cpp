@@ -68,7 +68,7 @@ bool SharedMemory::begin_async_write(int64_t offset, int bytes, Accessor const& 
     return false;
   }
   note_writes(offset, bytes, who, By::kCpAsync);
-  // So that what was there before cannot hide a missing wait.
+  // Old values must not hide a missing wait.
   std::memset(data_.get() + offset, std::to_integer<int>(kPoison), bytes);
   return true;
 }
@@ -77,7 +77,7 @@ std::byte* SharedMemory::end_async_write(int64_t offset, int bytes, Accessor con
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell& cell = cells_[i];
     cell.in_flight = false;
-    // The bytes may have come this late: as much as the issue, this needs a barrier before others read.
+    // The bytes may land this late: like the issue, the wait needs a barrier before others read.
     cell.write.epoch = who.epoch;
     cell.write.n_warp_syncs = who.n_warp_syncs;
   }
@@ -248,8 +248,9 @@ SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& 
   return {};
 }
 
-// Keeps what a later write has to be held against. Of readers that do not know of each other two are enough: if there are
-// any of two warps, one of them is not the writer's; if all are of one warp, those before its last sync do not matter to it.
+// Keeps the readers that a later write is checked against. Of readers that do not know of each other two are enough: if
+// there are any of two warps, one of them is not the writer's; if all are of one warp, those before its last sync do
+// not matter to it.
 void SharedMemory::note_read(Cell& cell, Accessor const& who) {
   Event& first = cell.read;
   Event& other = cell.other_read;

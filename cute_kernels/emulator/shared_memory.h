@@ -2,10 +2,11 @@
 // by the async proxy without a fence, and accesses past the end.
 //
 // Barriers of the CTA, named barriers and mbarriers order warps, and sync_warp() the threads of one. Two accesses by
-// different threads, one of them a write, are a race unless one of these stands between them: clock.h. A cp.async writes at
-// some time from its issue until its thread has waited for it, TMA until the phase of its mbarrier is complete, and a
-// warpgroup MMA reads until it has been waited for; what others do with the bytes in between is wrong whatever they see.
-// Threads that store the same bytes to one place do not race: whoever knows of one of these stores sees its bytes.
+// different threads, one of them a write, are a race unless one of these stands between them: clock.h. A cp.async
+// writes at some time from its issue until its thread has waited for it, TMA until the phase of its mbarrier is
+// complete, and a warpgroup MMA reads until it has been waited for; any access by others in between is a fault,
+// whatever it reads. Threads that store the same bytes to one place do not race: whoever knows of one of these stores
+// sees its bytes.
 #pragma once
 
 #include <cstddef>
@@ -111,7 +112,7 @@ class SharedMemory {
     int8_t site = -1;
   };
 
-  // What is wrong with an access to a cell, and who is on the other side; no kind: nothing.
+  // The fault of an access to a cell, and the other access; no kind: no fault.
   struct Problem {
     char const* kind = nullptr;
     Access other;
@@ -135,7 +136,7 @@ class SharedMemory {
   AsyncRead& async_read(size_t i, int warp, Reader reader) {
     return async_reads_[(i * n_warps_ + warp - first_warp_) * kReaders + static_cast<int>(reader)];
   }
-  // Of a thread of the CTA: the epochs of its fences.
+  // The epochs of the fences of a thread of the CTA.
   std::vector<uint32_t>& fences_of(int thread) { return fences_[thread - first_thread_]; }
   std::vector<uint32_t> const& fences_of(int thread) const {
     return fences_[thread - first_thread_];

@@ -41,7 +41,7 @@ class Timeline {
   static constexpr size_t kMaxEvents = 50'000;
   static constexpr int kWarpgroupWarps = 4;
 
-  // Of the CTA that runs, or the first of its cluster; only one is kept.
+  // Turns on the log of the CTA that runs, or the first of its cluster; only one is kept.
   void set_on(bool on, int n_warps) {
     on_ = on;
     n_warps_ = n_warps;
@@ -58,7 +58,7 @@ class Timeline {
     }
     events_.push_back(event);
   }
-  // Of one lane.
+  // Counts an exponential of one lane.
   void add_exponential(int warp) { ++exponentials_[warp]; }
   std::vector<TimelineEvent> const& events() const { return events_; }
 

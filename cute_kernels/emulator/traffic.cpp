@@ -28,8 +28,9 @@ int n_different(Request const& request, uint32_t lanes, int bytes, int unit) {
   return static_cast<int>(std::unique(units.begin(), units.begin() + n) - units.begin());
 }
 
-// Of one part of a warp that is served at once: the most accesses, at different addresses, that need the same banks.
-// Accesses are aligned to their size, a word at least, so that two of them need all of the same banks or none.
+// The wavefronts of a part of a warp that is served at once: the most accesses, at different addresses, that need the
+// same banks. Accesses are aligned to their size, a word at least, so that two of them need all of the same banks or
+// none.
 int n_wavefronts(Request const& request, uint32_t lanes, int bytes) {
   std::array<std::array<uint64_t, kLanes>, kBanks> units;  // by bank, or group of neighbours
   std::array<uint8_t, kBanks> n_units{};

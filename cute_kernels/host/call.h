@@ -1,5 +1,5 @@
-// A call of pyflash::fwd or pyflash::fwd_varlen as it came, and the way from it to a problem: the one place where
-// arguments are checked and normalised, for the op, for select and for the emulator.
+// A call of pyflash::fwd or pyflash::fwd_varlen, and its conversion to a problem: the one place that checks and
+// normalises arguments, for the op, for select and for the emulator.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct Call {
   Options options;
 };
 
-// Refuses what attention does not accept, but for the config: selection looks at that. Strides of the outputs are those of
-// contiguous tensors.
+// Refuses what attention does not accept; selection checks the config. Strides of the outputs are those of contiguous
+// tensors.
 Problem problem_of(Call const& call, int64_t max_d_head = kMaxHeadDim);
 // The same without what is simplified of one query.
 Problem problem_as_asked(Call const& call, int64_t max_d_head = kMaxHeadDim);

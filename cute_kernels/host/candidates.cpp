@@ -86,7 +86,7 @@ Candidates find_candidates(CandidatesKey const& key) {
   return candidates;
 }
 
-// What a thread found in a generation of the config map and the tables.
+// A thread's candidates for one generation of the config map and the tables.
 struct Cache {
   uint64_t generation = 0;
   std::vector<std::pair<CandidatesKey, Candidates>> found;

@@ -34,7 +34,7 @@ struct PricedCandidate {
   TunedTable const* table;
 };
 
-// What the time that is expected of a candidate depends on, beside the key below.
+// The inputs of a candidate's expected time, beside the key below.
 struct CostedSize {
   int batch, heads, heads_kv, seqlen_q, seqlen_k, total_q, total_k;
   Mask mask;
@@ -43,14 +43,15 @@ struct CostedSize {
   friend bool operator==(CostedSize const&, CostedSize const&) = default;
 };
 
-// The least that was expected for a problem that every candidate accepts.
+// The candidate with the least expected time, for a problem that every candidate accepts.
 struct CostedChoice {
   CostedSize size;
   PricedCandidate const* candidate;  // nullptr: the costs do not decide
   double time;
 };
 
-// What a class of problems needs of a kernel of a config: `features`, and predicated_head_dim where features_needed says so.
+// The features that a class of problems needs of a kernel of a config: `features`, and predicated_head_dim where
+// features_needed says so.
 ForwardFeatures in_config(ForwardFeatures features, int d_head, int d_head_of_config);
 
 struct CandidatesKey {
@@ -71,7 +72,7 @@ struct Candidates {
   // `refusal`), the first stands for all.
   std::vector<size_t> by_rank;
 
-  // What tables say of any of them: choices in the order of precedence, and costs, all of one table.
+  // The tables' rows for these configs: choices in the order of precedence, and costs, all of one table.
   std::shared_ptr<TunedTables const> tables;  // which these point into
   std::vector<TunedCandidate> choices;
   std::vector<PricedCandidate> priced;

@@ -42,7 +42,7 @@ void check_per_head(TensorView const& tensor, PerHeadRule rule, int64_t batch, I
   check_address(tensor, is_fp32 ? 4 : 2);
 }
 
-// Of q, or of k and v.
+// The lengths of q, or of k and v.
 struct Lengths {
   TensorView const& cu_seqlens;
   char const* max_name;

@@ -34,20 +34,20 @@ struct Input {
   }
 };
 
-// Of every tensor of the call.
+// Checks every tensor of the call.
 void check_devices(Call const& call);
-// Of q, k and v.
+// Checks q, k and v.
 DType check_dtypes(Call const& call);
 void check_shapes(Input const& q, Input const& k, Input const& v, DimensionNames const& dims,
                   int64_t max_d_head);
 void check_batch_times_heads(int64_t batch, Input const& q);
 void check_memory(Input const& input);
 
-// Returns the number of sequences. The values of cu_seqlens are checked on the CPU only: reading them on a GPU would mean
-// to wait for it.
+// Returns the number of sequences. The values of cu_seqlens are checked on the CPU only: reading them on a GPU would
+// wait for the stream.
 int64_t check_packing(Packing const& packing, Input const& q, Input const& k);
 
-// Of every option that is a tensor with a number for each head.
+// Checks every option that is a tensor with a number for each head.
 void check_per_head_options(Options const& options, int64_t batch, Input const& q);
 
 }  // namespace pyflash

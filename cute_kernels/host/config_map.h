@@ -18,7 +18,7 @@ namespace pyflash {
 template <class Op>
 using ConfigMap = std::map<ConfigOf<Op>, Kernel<Op>>;
 
-// The maps, and the newest library, nullptr without: they stay as they are until this goes.
+// The maps, and the newest library, nullptr without one: they do not change while this lives.
 struct ReadConfigMaps {
   std::shared_lock<std::shared_mutex> lock;
   OfEachOp<ConfigMap> const& maps;
@@ -31,7 +31,7 @@ struct ReadConfigMaps {
 };
 ReadConfigMaps read_config_maps();
 
-// The same, to be changed: whoever has read them learns of it by config_map_generation.
+// The same, for writing: readers notice by config_map_generation.
 struct WriteConfigMaps {
   std::unique_lock<std::shared_mutex> lock;
   OfEachOp<ConfigMap>& maps;
@@ -107,7 +107,7 @@ bool covers(ConfigMapRow<Op> const& row, typename Op::Features const& needed) {
 // "smem_bytes": 49152, "rank": 0}, ...]
 std::string config_map_json();
 
-// What of an op is built, for a refusal: dtypes with their head dimensions; and for one such pair the short forms.
+// What is built of an op, for a refusal: dtypes with their head dimensions; and for one such pair the short forms.
 using Built = std::vector<RowOfAnyOp const*>;
 template <class Op>
 Built built_rows() {

@@ -22,7 +22,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
-// The rules of configs that mean something on the CPU: a block is of whole mma tiles, and not larger than any kernel's,
+// The rules of configs that apply on the CPU: a block consists of whole mma tiles and is not larger than any kernel's,
 // which bounds what a thread allocates.
 constexpr int kBlockMultiple = 16;
 constexpr int kMaxBlock = 256;
@@ -171,7 +171,7 @@ class QBlock {
     return sum;
   }
 
-  // What is left to do to a row of O, and its lse.
+  // Finalises a row of O, and its lse.
   struct Final {
     float scale;
     float lse;

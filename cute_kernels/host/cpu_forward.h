@@ -9,7 +9,7 @@
 
 namespace pyflash {
 
-// What of a config means something on the CPU.
+// The part of a config that applies on the CPU.
 struct CpuConfig {
   DType dtype;
   int B_r;

@@ -9,8 +9,7 @@
 
 namespace pyflash {
 
-// A row-major fp32 matrix that is a whole number of GEMM tiles; what the problem does not fill is
-// zero.
+// A row-major fp32 matrix of whole GEMM tiles; elements beyond the problem are zero.
 struct Tile {
   int64_t rows;
   int64_t columns;

@@ -14,7 +14,7 @@
 
 namespace pyflash {
 
-// What is known of a cubin.
+// The description of a cubin.
 template <class Op>
 struct Cubin {
   std::string path;
@@ -71,7 +71,7 @@ class CubinRow {
   // A kernel, and the library that launches it: each has a CUDA runtime of its own.
   struct Entry {
     KernelLibrary const* library;
-    // Of a cubin, loaded when it is first launched, on a machine that may have no GPU until then.
+    // The kernel of a cubin, loaded at its first launch, because there may be no GPU before.
     void const* kernel;
     std::shared_ptr<std::string const> image{};
     std::string symbol{};

@@ -1,8 +1,8 @@
-// How long a kernel takes for a problem, from what a few things cost it:
+// The expected time of a kernel for a problem, from a few costs:
 //   time = launch + busy + megabytes * megabyte + merge
 //   busy    waves of the mean tile, each as many times slower as CTAs share an SM, and no less than the longest tile (grid.h)
 //   merge   of splits: once, for each, and for partial results that another kernel merges
-// Terms are summed. How much of the memory traffic the work hides is part of what the fit makes a megabyte cost.
+// The cost of a megabyte includes, by the fit, how much of the memory traffic the work hides.
 #pragma once
 
 #include "cute_kernels/host/grid.h"
@@ -16,7 +16,7 @@ struct Costs {
   double step;    // a CTA over a block of keys, alone on its SM
   double share;   // of an SM that a CTA takes: c CTAs on one SM are max(1, c * share) times slower
   double rows;    // the part of a step that warpgroups without keys to attend spare
-  double mask;    // steps that a tile takes more under a right window
+  double mask;    // further steps of a tile under a right window
   double capped;  // a step with a softcap, in steps
   double megabyte;  // of Q, K, V and O, beside what the work hides
   double merge;     // splits, once

@@ -11,7 +11,7 @@ namespace {
 // NOTE: not the CPU, where what cu_seqlens hold would be checked.
 constexpr Device kNowhere{Device::Kind::kOther, 0};
 
-// Some lasting address: nothing is read there.
+// An address that stays valid; nothing reads it.
 void const* const kSomewhere = &kExtents;
 
 // The sizes and strides that a view needs, (batch, seqlen, heads, d_head).

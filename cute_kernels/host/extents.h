@@ -1,4 +1,4 @@
-// The problem of a call that nobody makes: what select is asked for.
+// A problem without tensors: the arguments of select.
 #pragma once
 
 #include <cstdint>

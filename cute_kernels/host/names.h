@@ -13,7 +13,7 @@ namespace pyflash {
 // "FP16", "BF16"
 char const* name(DType dtype);
 
-// Of names joined by `separator`: each.
+// Splits names that are joined by `separator`.
 std::vector<std::string> split(std::string_view text, char separator);
 
 // "plain", or the features of an op joined: "right_window+softcap".

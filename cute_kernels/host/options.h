@@ -1,6 +1,6 @@
 // The options of the ops, each once: a member of Options with its type and default, and a row of kOptions. Schemas, the
-// decoding of arguments, checks, stand-ins of select, and the emulator's C API, memory and report are made from the table.
-// What options mean, and what Python makes of them, is in pyflash/op/options.py.
+// decoding of arguments, checks, stand-ins of select, and the emulator's C API, memory and report are made from the
+// table. pyflash/op/options.py has their meaning and their use in Python.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Option {
   T Options::* member;
   // nullptr: any value, or a rule of check_options.
   void (*check)(char const* name, T const& value) = nullptr;
-  // What a kernel gets of it, which the emulator reports; nullptr: nothing of this name.
+  // What a kernel receives, which the emulator reports; nullptr: nothing of this name.
   double (*used)(ForwardParams const& params) = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// What is asked of attention, after the checks: what selection looks at, and what a kernel is launched with.
+// A problem of attention after the checks: the input of selection and of a launch.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ struct Problem {
   ProblemKind kind() const;
 };
 
-// The mask of the options for these sequences. What cuts nothing of them is left out.
+// The mask of the options for these sequences, without limits that cut nothing.
 Mask mask_of(Options const& options, Sequences const& q, Sequences const& k);
 
-// The same attention with one query, as a problem that kernels do better; sequences must be padded. A window becomes
+// Rewrites attention with one query into a problem that kernels run faster; sequences must be padded. A window becomes
 // fewer keys, and the heads of q that share a head of k and v become rows of one Q block.
 void simplify_one_query(Problem& problem);
 

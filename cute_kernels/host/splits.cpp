@@ -9,7 +9,7 @@
 namespace pyflash {
 namespace {
 
-// A partial result of each split, in fp32, goes out and in.
+// Each split writes a partial result in fp32, which the merge reads.
 double time_of_partials(SplitProblem const& problem, int n) {
   constexpr double kPartialsPerMicrosecond = 375000;
   return static_cast<double>(n * problem.n_outputs) / kPartialsPerMicrosecond;
@@ -65,7 +65,7 @@ double cost_with_clusters(SplitProblem const& problem, int n) {
 }  // namespace
 
 int64_t clusters_that_fit(int cluster, int ctas_per_sm, int n_sms) {
-  // As cudaOccupancyMaxActiveClusters has them of an H200.
+  // As cudaOccupancyMaxActiveClusters reports for an H200.
   constexpr int kSms = 132;
   constexpr int kAlone[] = {132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
   constexpr int kPaired[] = {264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14};

@@ -1,4 +1,4 @@
-// A tensor as host code sees it: where it is and how it lies in memory. torch's are turned into these in bindings/.
+// A tensor in host code: address, device and layout. bindings/ converts torch's tensors.
 #pragma once
 
 #include <cstdint>

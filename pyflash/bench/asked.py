@@ -1,4 +1,4 @@
-"""What the options of `pyflash bench` ask for: problems to measure, or records to show."""
+"""Translates the options of `pyflash bench`: problems to measure, or records to show."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def _with_gradients_by(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, config:
 
 
 def selected(problem: Problem) -> Contender:
-    """pyflash as a caller has it who names no config. Raises RuntimeError where it refuses the
-    problem, or has no kernel for it."""
+    """pyflash without a named config. Raises RuntimeError where it refuses the problem, or has no
+    kernel for it."""
     run = functools.partial(attention, causal=bool(problem.options.get("causal")))
     return Contender(OURS, run, select(problem).config)
 

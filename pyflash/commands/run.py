@@ -38,7 +38,7 @@ app = new_app()
     ),
 )
 def demo_command() -> None:
-    """Shows the way of one config from Python to results.
+    """Goes from a config to a result.
 
     On a GPU: builds the selected config, runs it beside PyTorch. Without: runs the op on the CPU,
     emulates two kernels, compiles one and shows its resources.

@@ -1,4 +1,4 @@
-"""Runs the real kernels on the CPU, and tells what they did.
+"""Runs the kernels on the CPU and reports races, bank conflicts and counts.
 
 >>> out, lse, report = pyflash.emulate(q, k, v, config)
 >>> report.check()           # raises KernelError: races, lost waits, out-of-bounds accesses

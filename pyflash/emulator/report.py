@@ -1,4 +1,4 @@
-"""What a kernel did on the emulator: as values, as JSON, and as the text that a table makes of it.
+"""The report of an emulated kernel, as values, JSON and text.
 
 docs/concepts/emulator.md says what each number and each kind of finding means.
 """
@@ -15,7 +15,7 @@ from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic, Traffic
 
 
 class KernelError(AssertionError):
-    """A kernel did something that is wrong whatever values came out."""
+    """A kernel has a fault, whether or not its results are right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ def _check(
     resident_ctas: int,
     options: Mapping[str, Any],
 ) -> None:
-    """What the emulator does not take and attention does."""
+    """Refuses what attention accepts and the emulator lacks."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(ORDERS)}")
     if num_splits < 1:

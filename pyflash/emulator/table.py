@@ -57,7 +57,7 @@ class _TimeLine:
 
 
 def hints(report: Report) -> list[str]:
-    """What is right and slow: accesses that bank conflicts make take twice as long and longer."""
+    """Hints: accesses whose bank conflicts at least double their time."""
     degrees = {
         f"{site} {path}": t.wavefronts / t.ideal_wavefronts
         for site, path, t in _traffic(report, SharedTraffic)

@@ -1,4 +1,4 @@
-"""What a kernel moved at one place where it touches memory."""
+"""The traffic of a kernel at one access site."""
 
 from __future__ import annotations
 

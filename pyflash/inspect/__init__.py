@@ -1,1 +1,1 @@
-"""What is inside a kernel, and whether what is said of it is true."""
+"""Looks inside kernels: layouts, traffic, machine code, and predictions beside measurements."""

@@ -1,4 +1,4 @@
-"""What a compiler made of a config: resources, instructions and loops of each of its kernels.
+"""The compiled kernels of a config: resources, instructions and loops.
 
     for kernel in compiled_kernels(config, "sm_90", features=["plain", "right_window"]):
         kernel.registers, kernel.loop.mix, kernel.floors

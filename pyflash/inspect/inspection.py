@@ -1,4 +1,4 @@
-"""Everything that is known of a config, as one value.
+"""Everything known about a config, as one value.
 
     found = inspect("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles", "sm_90")
     print(found.kernels[0].registers, found.layouts["K"].layout, found.to_json())
@@ -37,8 +37,8 @@ PARTS = ("layouts", "traffic", "compiled")
 
 @dataclass(frozen=True)
 class Inspection(Paged):
-    """A config on an architecture. A part that could not be had is None or empty, and `missing`
-    tells why."""
+    """A config on an architecture. A part that this machine cannot compute is None or empty, and
+    `missing` says why."""
 
     config: KernelConfig
     arch: Arch

@@ -1,4 +1,4 @@
-"""The native module: what a kernel's own CuTe types say of their layouts.
+"""The native module: the layouts of a kernel's own CuTe types.
 
     description = describe(config)
     description.layouts["K"].layout         # a pyflash.layouts.Layout

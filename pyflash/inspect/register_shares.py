@@ -1,4 +1,4 @@
-"""Registers by warpgroup: what its machine code names, beside what setmaxnreg leaves it.
+"""Registers by warpgroup: those that its machine code names, beside its share by setmaxnreg.
 
 ptxas reports one figure for a kernel, that with which every warp starts. Behind a setmaxnreg a warp
 has as many registers as that says, until the next. Which instructions come behind which one, the

@@ -1,4 +1,4 @@
-"""Machine code of a compiled object: its kernels, their loops, and what their instructions do.
+"""The machine code of a compiled object: kernels, loops, and classes of instructions.
 
     for kernel in disassemble(object_file):
         kernel.mix(kernel.main_loop)      # {"mma": 128, "ldmatrix": 64, ...}

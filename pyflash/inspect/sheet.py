@@ -1,4 +1,5 @@
-"""What is known of a config, or of a space of them, without compiling: `pyflash config | space`.
+"""Everything known about a config, or a space of configs, without compiling: `pyflash config |
+space`.
 
 sheet = Sheet.of("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 sheet.on["sm_86"].violations, sheet.on["sm_90"].resources.num_ctas_per_sm

@@ -1,4 +1,4 @@
-"""Layouts: functions from coordinates to offsets, and what is made of them.
+"""Layouts: functions from coordinates to offsets, and their algebra.
 
     K = tile_to_shape(composition(Swizzle(3, 3, 3), Layout((8, 64), (64, 1))), (64, 128))
     K(5, 16), str(K)       # an offset in elements; as CuTe prints it

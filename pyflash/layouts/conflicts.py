@@ -1,4 +1,4 @@
-"""Bank conflicts of an access: what the 32 banks of shared memory make of the lanes of a warp.
+"""Bank conflicts of an access: how the 32 banks of shared memory serve the lanes of a warp.
 
     conflicts(Access.ldmatrix(K, row=0, column=0)).degree     # 8.0 without a swizzle
 

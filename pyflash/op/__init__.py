@@ -1,1 +1,1 @@
-"""The torch ops: their Python face and what torch sees of them. Needs the compiled libraries."""
+"""The torch ops in Python, and their registration with torch. Needs the compiled libraries."""

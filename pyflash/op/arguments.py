@@ -13,7 +13,7 @@ from pyflash.op.options import DEFAULTS, is_given, refuse_unknown
 
 
 def arguments_of(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The op's keyword arguments; `function` is who raises. Options at their defaults are left out:
+    """The op's keyword arguments; errors name `function`. Options at their defaults are left out:
     torch takes 0.6 us for each that is passed."""
     arguments = {}
     for name, value in options.items():

@@ -1,7 +1,7 @@
 """Fake implementations of the ops, for torch.compile and the meta device: shapes, dtypes, strides.
 
-The op itself refuses what is wrong. Refused here too, in its words (cute_kernels/bindings/), is
-what would fail far from its cause in a compiled model, or would not reach the op.
+The op itself refuses wrong arguments. A fake refuses, in the op's words (cute_kernels/bindings/),
+only what would fail far from its cause in a compiled model, or would not reach the op.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values of JSON that somebody else wrote: each is what is expected, or refused with its path."""
+"""Untrusted JSON: a value has the expected type, or the error names its path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LONGEST = 300
 
 
 class JsonValue:
-    """A value, and the path that leads to it: `choices[0].class.rows`. Whatever is asked of it
-    raises ValueError where it is something else."""
+    """A value, and the path that leads to it: `choices[0].class.rows`. Each method raises
+    ValueError for a value of another type."""
 
     def __init__(self, value: Any, path: str = "") -> None:
         self._value = value

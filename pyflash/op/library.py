@@ -101,7 +101,7 @@ def load_cubin(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def _calling_it(path: Path, name: str) -> Iterator[None]:
-    """In errors, by its path, what is read by the `name` of its descriptor."""
+    """In errors, names the file by its path instead of its descriptor's `name`."""
     try:
         yield
     except RuntimeError as error:
@@ -149,7 +149,7 @@ def build(
 
 
 def _refuse_illegal(config: KernelConfig, archs: Iterable[Arch]) -> None:
-    """In one sentence, where `build_kernels` lists all that is wrong with all configs."""
+    """One sentence, where `build_kernels` lists every violation of every config."""
     violations = [config.violations(arch) for arch in archs]
     if all(violations):
         raise ValueError(
@@ -192,7 +192,7 @@ def _load_ops() -> None:
 
 
 def _load_kernels() -> None:
-    """What comes with the package first: kernels that its user built replace them."""
+    """Loads the package's libraries first, so that kernels which the user built replace them."""
     libraries = kernel_libraries.installed(LIB_DIR)
     try:
         libraries += kernel_libraries.of_user(torch.ops.pyflash.kernel_library_abi())

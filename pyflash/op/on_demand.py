@@ -86,7 +86,7 @@ def _asked_by_environment() -> bool:
 
 @functools.cache
 def _environment() -> bool:
-    """Read once: a look into the environment takes a microsecond."""
+    """Read once: reading the environment takes a microsecond."""
     value = os.environ.get("PYFLASH_JIT", "")
     if value not in ("", "0", "1"):
         raise ValueError(f"pyflash: PYFLASH_JIT is {value!r}: expected 0 or 1")
@@ -135,7 +135,7 @@ _parsed = functools.lru_cache(maxsize=4096)(parse)
 
 @functools.lru_cache(maxsize=4096)
 def _ensure_once(text: str, features: str, device_index: int) -> str:
-    """The canonical form. Kernels are never unloaded: what was found once is there."""
+    """The canonical form. Kernels are never unloaded, so a result stays valid."""
     config = _parsed(text).canonical()
     needed = Features.parse(features)
     major, minor = torch.cuda.get_device_capability(device_index)
@@ -152,8 +152,8 @@ def _ensure_once(text: str, features: str, device_index: int) -> str:
 
 
 def _compile(config: KernelConfig, needed: Features, sm: int) -> None:
-    """Where that can be launched, the one kernel that the call needs as device code alone: seconds.
-    Else a library with every combination of features that the config's family builds."""
+    """Compiles the one kernel that the call needs, as device code alone, where a loaded library can
+    launch it; else a library with every combination of features that the config's family builds."""
     # Needs a compiler, which running kernels does not.
     from pyflash.codegen.build import build_on_demand, nearest_archs
     from pyflash.codegen.kernels import compile_kernel

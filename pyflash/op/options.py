@@ -1,4 +1,5 @@
-"""The options of attention: a row for each, whose columns are all that other code asks about it.
+"""The options of attention: a table with a row for each option and a column for each question that
+other code asks.
 
 Everything between `attention` and the op carries them as one value: a mapping of those that were
 given; an option that is missing has its default. Needs no torch. The table in C++, with checks and
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Scope(Enum):
-    """What an option depends on. It says how attention over a part of the keys takes it."""
+    """What an option depends on, which decides how attention over a part of the keys applies it."""
 
     SCORE = "score"  # each score alone, or none: parts take it as it is
     DENOMINATOR = "denominator"  # a logit per head for each row's sum: once, after parts are merged
@@ -30,7 +31,7 @@ class Scope(Enum):
 
 
 class Option(NamedTuple):
-    """A row. Columns that are left out say what refuses most."""
+    """A row. The defaults of the columns are the most restrictive values."""
 
     default: Any
     meaning: str
@@ -46,7 +47,7 @@ class Option(NamedTuple):
 
     @property
     def is_positional(self) -> bool:
-        """Whether what it does to a score depends on where query and key stand."""
+        """Whether its effect on a score depends on the positions of query and key."""
         return self.scope in (Scope.WINDOW, Scope.POSITION)
 
 
@@ -241,7 +242,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any]) -> None:
     """Raises TypeError for a name that is not an option's."""
     for name in options:
         if name not in OPTIONS:
-            import difflib  # a millisecond that a right call need not take
+            import difflib  # takes a millisecond, so only in the error path
 
             meant = difflib.get_close_matches(str(name), OPTIONS, n=1, cutoff=0.5)
             hint = f"; did you mean {meant[0]}?" if meant else ""

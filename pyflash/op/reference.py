@@ -1,4 +1,4 @@
-"""Attention by its formula, and how far a kernel may be from it.
+"""Attention by its formula, and the error bound of a kernel.
 
 expected = expect(q, k, v, causal=True)
 expected.check(out, lse)      # raises AssertionError beyond the bound

@@ -106,8 +106,8 @@ def _backward(problem: Problem) -> str:
 
 
 class ProblemClass(NamedTuple):
-    """What tuned tables tell problems apart by: the extents as kernels see them, where the heads
-    that share keys are the rows of one query."""
+    """The key of a problem in tuned tables: the extents as kernels see them. With one query, the
+    heads that share keys are rows."""
 
     features: str  # that the problem needs, predicated_head_dim aside
     pairs: int  # of batch and head
@@ -131,7 +131,7 @@ def features_needed(problem: Problem, config: KernelConfig | str) -> Features:
 
 
 def features_in_config(features: str, d_head: int, config: KernelConfig | str) -> Features:
-    """Those that a class of problems, with `features` and this d_head, needs of a config."""
+    """The features that a class of problems, with `features` and this d_head, needs of a config."""
     arguments = {"features": features, "d_head": d_head, "config": str(config)}
     return Features.parse(call(torch.ops.pyflash.features_in_config, **arguments))
 

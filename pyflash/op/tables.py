@@ -39,7 +39,7 @@ _MOST = 1e9  # microseconds, or any other cost
 
 
 class NoTablesError(ValueError):
-    """There is no place for a user's tables: no home folder, and no variable that names one."""
+    """No folder for a user's tables: no home folder, and no variable names one."""
 
 
 def user_dir() -> Path:
@@ -116,7 +116,7 @@ def _in_lines(value: Any) -> str:
 
 
 def class_of(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two rows of `choices` be for the same class."""
+    """The key of a row of `choices`: two rows with the same key are for the same class."""
     return tuple(json.dumps(values[name]) for name in _CLASS)
 
 

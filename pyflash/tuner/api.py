@@ -36,8 +36,8 @@ _NO_GPU = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measuring:
-    """With what candidates are measured: a `pyflash.tuner.backend.Backend` by "module:name", its
-    options, what compiles for it, and the limits of one request in seconds."""
+    """How candidates are measured: a `pyflash.tuner.backend.Backend` by "module:name", its options,
+    its builder, and the limits of one request in seconds."""
 
     backend: str
     options: dict[str, Any]
@@ -176,8 +176,8 @@ def _record_run(
     contests: list[Contest],
     found: Survey,
 ) -> None:
-    """What was asked. A journal of another GPU or of other kernels is refused: its figures are of
-    no use here."""
+    """Records the arguments of a run. Refuses a journal of another GPU or of other kernels, whose
+    figures do not hold here."""
     identity = identity_of(gpu)
     for run in journal.of_kind("run"):
         known = {name: run.get(name) for name in identity}

@@ -63,9 +63,8 @@ def audit(
 
 
 def replay(journal: Path) -> list[Record]:
-    """The records of an audit with what selection, as it is in this process, would choose, of the
-    times that were measured then. A choice that was not measured, or not with as many splits, is an
-    error.
+    """Replays an audit: what selection in this process would choose, priced by the recorded times.
+    A choice that was not measured, or not with as many splits, is an error.
 
     Raises ValueError for a journal without an audit, OSError for one that cannot be read.
     """

@@ -15,7 +15,7 @@ AnySpace = Space | KernelConfig | str | Iterable["AnySpace"]
 
 @dataclass
 class Survey:
-    """What became of the configs of a space."""
+    """The legal configs of a space, and the refused ones by rule."""
 
     n_configs: int = 0
     legal: list[KernelConfig] = field(default_factory=list)  # canonical, each once

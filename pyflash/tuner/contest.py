@@ -1,4 +1,4 @@
-"""One problem's candidates: what is known of each, and which to try next."""
+"""The candidates of one problem: measurements so far, and which to try next."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pyflash.tuner.model import Gpu, predict, split_counts
 from pyflash.tuner.problems import problem_text, problem_to_json
 
 LAST_RUNG = 2
-# The share of choices that are drawn from the better half instead of being the best expected: what
-# the model is wrong about has to be seen.
+# The share of choices drawn at random from the better half, so that errors of the model show.
 _EXPLORED = 0.2
 
 
@@ -96,7 +95,7 @@ class Contest:
         return _shuffled_in(by_time, self.rng)
 
     def restore(self, record: Record, kernel: Kernel) -> None:
-        """What a journal's record says of a candidate."""
+        """Adds a journal's record of a candidate."""
         if record["kind"] == "failed":
             self.failed[kernel] = record["reason"]
             self.standings.pop(kernel, None)

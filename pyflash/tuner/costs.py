@@ -18,7 +18,7 @@ from pyflash.tuner.journal import Record
 from pyflash.tuner.least_squares import least_squares
 from pyflash.tuner.problems import parse_problem
 
-# Fewer problems tell nothing of a config.
+# A config with fewer problems has no costs.
 LEAST_PROBLEMS = 4
 # Where the fit starts.
 _START = {
@@ -26,11 +26,12 @@ _START = {
     "megabyte": 0.2, "merge": 2.0, "split": 0.06, "partial": 0.3,
 }  # fmt: skip
 _SHARES = ("share", "rows")  # at most 1
-# Costs are there to choose by. So what all configs are off by at a problem is no error, and a
-# config counts the less the slower it is there: by e for this share of the least time.
+# Costs are fitted to ranking, not to absolute time: an error that all configs share at a problem
+# does not count, and a config counts less the slower it is there, by e for each such share of the
+# least time.
 _NEAR = 0.2
 _LEAST_WEIGHT = 0.02
-_JOINT_ROUNDS = 3  # of fits, and of what all are off by
+_JOINT_ROUNDS = 3  # of fits, each with the errors that all configs share
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +247,11 @@ class _Fit:
         return [list(of_point) for of_point in zip(*by_observation, strict=True)]
 
     def run(self, start: Sequence[float] | None) -> list[float]:
-        """The costs with the least errors, held to where it starts where problems do not tell."""
+        """The costs with the least errors, held to the start where the problems do not determine
+        them."""
         if start is None:
             start = [math.log(_START[name]) for name in COSTS]
-            # The step first: what the times are by, in one stroke.
+            # Scales the step first, by the ratio of all times.
             start[COSTS.index("step")] -= median(self.errors([start])[0])
 
         def weighted(points: Sequence[Sequence[float]]) -> list[list[float]]:

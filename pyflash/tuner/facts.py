@@ -1,4 +1,4 @@
-"""What the figures of a journal depend on."""
+"""The facts that a journal's figures depend on."""
 
 from __future__ import annotations
 

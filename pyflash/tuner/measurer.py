@@ -22,7 +22,7 @@ class CandidateError(RuntimeError):
 
 
 class WorkerDied(CandidateError):
-    """And took its process along, or did not end in time."""
+    """The candidate ended its process, or exceeded the time limit."""
 
 
 class WorkerError(RuntimeError):
@@ -62,8 +62,8 @@ class Measurer:
     def sample(
         self, problem: dict[str, Any], candidates: list[Candidate], n_samples: int
     ) -> Samples:
-        """Seconds per call of each, in turns. Raises CandidateError, without telling whose fault it
-        is."""
+        """Seconds per call of each, in turns. Raises CandidateError, which does not say which
+        candidate failed."""
         return self._request(
             self._sample_seconds,
             do="sample",

@@ -1,7 +1,7 @@
 """What a config is expected to take for a problem, before anything is compiled: it orders the
-candidates, nothing else. The model of time is that of cute_kernels/host/expected_time.h, with
-costs that nobody measured: of a step by the peak rates of tensor cores, exponentials and L2, of
-memory by its rate, times what the family's record says that fields gain.
+candidates, nothing else. The model of time is that of cute_kernels/host/expected_time.h, with costs
+from peak rates instead of measurements: a step by those of tensor cores, exponentials and L2,
+memory by its own, times the gain of each field in the family's record.
 
 The emulator's counts are not asked: compiling a kernel for the CPU takes longer than for a GPU.
 """
@@ -103,7 +103,7 @@ def predict(config: KernelConfig, problem: Problem, gpu: Gpu) -> float:
 
 
 def _peak_costs(config: KernelConfig, gpu: Gpu) -> dict[str, float]:
-    """`COSTS` of a config that takes what the units of a GPU take at their peak rates."""
+    """`COSTS` of a config at the peak rates of the GPU's units."""
     rate = gpu.flops / gpu.n_sms / _CLOCK * config.family.mma_rate(gpu.arch)  # FLOPs per SM cycle
     mma = 4 * config.B_r * config.B_c * config.d_head / rate
     softmax = config.B_r * config.B_c / _EXPONENTIALS_PER_CYCLE

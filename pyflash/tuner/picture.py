@@ -18,7 +18,7 @@ from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
 from pyflash.tuner.problems import parse_problem
 
-# Families differ in marks as well.
+# A colour and a marker for each family.
 _COLOURS = COLOURS[:4]
 _MARKS = ("o", "^", "s", "D")
 

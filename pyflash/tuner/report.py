@@ -42,7 +42,7 @@ class TuningReport(Paged):
 
     @property
     def gpu(self) -> str | None:
-        """None: the journal does not say."""
+        """None where the journal lacks it."""
         return next((r["gpu"] for r in self.records if r["kind"] == "run" and "gpu" in r), None)
 
     @property

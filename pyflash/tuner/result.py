@@ -1,4 +1,4 @@
-"""What a tuning run found, and how much of the space it saw."""
+"""The result of a tuning run: winners, and the share of the space that was tried."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the candidates that were measured say about those that were not: a linear model of the
-logarithm of time, with an effect for each value of each field and for each pair of values.
+"""Predicts the time of untried candidates from measured ones: a linear model of the logarithm of
+time, with an effect for each value of each field and for each pair of values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Term = tuple[tuple[str, object], ...]  # one value of a field, or two
 
 @dataclass(frozen=True)
 class Surrogate:
-    """exp(effects) times what the model of before says."""
+    """exp(effects) times the time by the model of time."""
 
     effects: Mapping[Term, float]
     offset: float

@@ -28,7 +28,7 @@ class Effort:
     survivors: tuple[int, int]  # into the second rung at most, and into the last
 
     def n_tried(self, n_candidates: int) -> int:
-        """A few at least."""
+        """At least a few candidates."""
         return min(n_candidates, max(math.floor(self.share * n_candidates), 4))
 
 
@@ -112,7 +112,7 @@ class Tuning:
             expected = contest.tried | {kernel for kernel in taken if kernel in contest.modelled}
             room = self.effort.n_tried(len(contest.kernels)) - len(expected)
             choices[contest.name] = contest.next_choices(taken)[:room] if room > 0 else []
-        # Small ones where there are few to try: later ones know what earlier ones showed.
+        # Small batches where there are few to try: later batches use what earlier ones measured.
         wanted = sum(self.effort.n_tried(len(contest.kernels)) for contest in self.contests)
         size = min(self.builder.batch_size, math.ceil(wanted / _BATCHES))
         batch: list[Kernel] = []
@@ -173,8 +173,8 @@ class Tuning:
         return True
 
     def _sample(self, contest: Contest, kernels: Sequence[Kernel], rung: int) -> None:
-        """Times them in turns, together with one that is known: how fast the device is just now.
-        Where that fails, each by itself, so that the one whose fault it is is known."""
+        """Times them in turns with a known candidate, the anchor, which corrects for the clock. If
+        that fails, times each alone, to find the one that fails."""
         known = (k for k in contest.ranking() if k.compiled in self._built)
         anchor = next((k for k in known if k not in kernels), None)
         group = [*kernels, *filter(None, [anchor])]
@@ -299,5 +299,5 @@ def _named(kernel: Kernel) -> dict[str, Any]:
 
 
 def rng_of(seed: int, name: str) -> random.Random:
-    """For one problem: what is drawn for it does not depend on the others."""
+    """A generator for each problem, so that its draws do not depend on the others."""
     return random.Random(f"{seed} {name}")

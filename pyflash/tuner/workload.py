@@ -1,4 +1,4 @@
-"""A problem with data on its device: what configs are checked and timed on."""
+"""A problem with data on its device, on which configs are checked and timed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from pyflash.tuner.problems import packed_lengths
 SECONDS_PER_SAMPLE = 1e-3
 _MOST_CALLS = 200  # of a sample, which a CUDA graph holds
 _HOST_BOUND = 60e-6  # calls that take less may take the host longer than the GPU
-# Until the GPU draws all the power that it may, and its clocks have come down: a pause of 50 ms is
-# enough for them to be up again. Which config is faster differs:
-# docs/experiments/2026-11-tuning.md.
+# Time until the GPU reaches its power limit and its clocks settle; a pause of 50 ms raises them
+# again. Which config is faster depends on it: docs/experiments/2026-11-tuning.md.
 _SECONDS_OF_WARMUP = 0.15
 # Over the fastest. Beside kernels that take longer, which one is the fastest differs by up to 5 %.
 _NEAR = 1.3
@@ -136,7 +135,7 @@ class Workload:
         n = max(1, min(_MOST_CALLS, round(SECONDS_PER_SAMPLE / one)))
         if self.device.type != "cuda":
             return lambda _: run(n), n
-        if one < _HOST_BOUND:  # of which nothing can be told before they are in a graph
+        if one < _HOST_BOUND:  # not known before they are in a graph
             n = _MOST_CALLS
         n = max(n, min(len(self._buffers), _MOST_CALLS))
         graph = self._capture(lambda: run(n))

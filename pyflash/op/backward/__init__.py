@@ -122,8 +122,8 @@ def _fake_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Te
 
 
 def _schema(name: str, forward: torch._ops.OpOverload) -> str:
-    """Takes the arguments of the forward pass, but for the options that it has no use for. Those
-    that are tensors are positional, because torch's public autograd takes no others."""
+    """Takes the arguments of the forward pass, without the options that it does not use. Tensors
+    are positional, because torch's public autograd requires that."""
     arguments = str(forward._schema).partition("(")[2].partition(") -> ")[0].split(", ")
 
     def is_taken(argument: str) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pyflash.op.options import AttentionOptions, softmax_scale_of, windows_of
 
 MAX_D_HEAD = 128
-# The architecture (major) on which it was measured to be the faster one.
+# The architecture (major) on which it is the faster one.
 MEASURED_ON = 9
 # The versions of torch on which plans were seen to be kept apart.
 TESTED_TORCH = ("2.11",)
@@ -39,7 +39,7 @@ def refusal(
     options: AttentionOptions,
     packed: bool = False,
 ) -> str | None:
-    """Why the flash backward is used instead, as half a sentence; None: it is not."""
+    """Why the flash backward runs instead, as a clause; None: cuDNN's runs."""
     windows = windows_of(options, seqlen_q, seqlen_k)
     scale = softmax_scale_of(options, d_head)
     if packed:
