@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code; recorded with every figure."""
+"""The facts that a figure depends on besides the code; every record has them."""
 
 from __future__ import annotations
 

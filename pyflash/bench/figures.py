@@ -1,7 +1,7 @@
 """Figures of records: TFLOP/s against length, and a roofline; PNG or SVG by the file's name.
 
-Colours are Okabe and Ito's, which people with colour-blindness tell apart; contenders differ in
-marker and line style too, so that a figure reads in grey.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; contenders differ in marker
+and line style too, so that a figure reads in grey.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Gpu:
         return max(flops / (self.tflops * 1e12), n_bytes / (self.gb_per_second * 1e9))
 
     def bound(self, flops: float, n_bytes: float) -> str:
-        """Which of the two that is: "compute" or "memory"."""
+        """The limit: "compute" or "memory"."""
         by_compute = flops * self.gb_per_second * 1e9 >= n_bytes * self.tflops * 1e12
         return "compute" if by_compute else "memory"
 
@@ -44,7 +44,7 @@ GPUS = (
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """The GPU that a driver's name, such as "NVIDIA H200", means; None: not known."""
+    """The GPU with a driver's name, such as "NVIDIA H200"; None if it is not known."""
     words = f" {name} "
     return next((gpu for gpu in GPUS if f" {gpu.name} " in words), None) or next(
         (gpu for gpu in GPUS if f" {gpu.name}-" in words), None

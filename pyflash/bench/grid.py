@@ -1,4 +1,4 @@
-"""Every combination of what is asked for, measured one after the other."""
+"""Measures every combination of the options, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimisation ladder: what each step of it brings, and what it changed.
+"""The optimisation ladder: what each step brings, and what it changes.
 
     print(climb(batch=4, heads=16, seqlen=4096))
 
@@ -37,7 +37,7 @@ _SHOWN_CLASSES = 3  # of the instructions whose number changed most
 
 @dataclass(frozen=True)
 class Step:
-    """A part that was not had is None."""
+    """A part that this machine lacks is None."""
 
     number: int
     adds: str

@@ -1,4 +1,4 @@
-"""Which records belong together, and what tells them from the others.
+"""Groups records that belong together, and names what differs between groups.
 
 A measurement is what one run measured of one problem: figures are compared within it. A series is
 measurements that differ in length alone: a row of a table, a panel of a figure.
@@ -118,7 +118,8 @@ def mask(problem: Mapping[str, Any]) -> str:
 
 
 def facts_of(record: Record) -> Facts:
-    """Returns those that have words. A record that is not stamped has only those of its problem."""
+    """Returns the words by name, without empty ones. A record without a stamp has only those of its
+    problem."""
     environment = {
         f"environment {name}": _words("" if name == "device" else name, value)
         for name, value in record.get("environment", {}).items()

@@ -24,7 +24,7 @@ class Package(NamedTuple):
 
 
 def is_installed(name: str) -> bool:
-    """Told without importing it."""
+    """Looks for the package without importing it."""
     module = PACKAGES[name].module
     try:
         return find_spec(module) is not None

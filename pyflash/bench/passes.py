@@ -1,4 +1,4 @@
-"""What is timed of attention: its forward pass, its backward pass, or both."""
+"""The timed passes of attention: forward, backward, or both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pass(str, Enum):
 
 
 def checker(what: Pass, inputs: Inputs, options: AttentionOptions) -> Callable[[Contender], Errors]:
-    """What tells how far a contender is off, and how far it may be.
+    """A function that gives the error of a contender, and its bound.
 
     Forward: max|out - reference|. Else: of the gradient of q, k or v that is worst against its own
     bound, over the first batch and the first head of k and v, which depend on no other.
@@ -64,7 +64,7 @@ def checker(what: Pass, inputs: Inputs, options: AttentionOptions) -> Callable[[
 
 
 def calls(what: Pass, contender: Contender, buffers: Sequence[Inputs]) -> Calls:
-    """What is timed, over the buffers in turn."""
+    """The timed call, over the buffers in turn."""
     if what is Pass.FORWARD:
         return _forward_calls(contender, buffers)
     leaves = [tuple(x.detach().requires_grad_() for x in inputs) for inputs in buffers]

@@ -1,4 +1,4 @@
-"""The work of an attention problem: its two GEMMs, and what a fused kernel moves instead.
+"""The work of an attention problem: its two GEMMs, and the traffic of a fused kernel.
 
     S = Q K^T    (seqlen_q x d_head) (d_head x seqlen_k), S written to memory
     O = P V      (seqlen_q x seqlen_k) (seqlen_k x d_head), P read back

@@ -1,4 +1,4 @@
-"""Attention beside the CUTLASS profiler: what its two GEMMs take, and what fusing them saves.
+"""Attention beside the CUTLASS profiler: the time of its two GEMMs, and what fusing them saves.
 
     read(path)                          a CSV file of the profiler, row by row
     join(read(a), read(b))              any two of them

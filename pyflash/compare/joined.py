@@ -26,13 +26,13 @@ class JoinedProfiles(Paged):
 
     @property
     def refused(self) -> list[str]:
-        """Rows that are in no table, with the reason."""
+        """The refused rows, each with the reason."""
         profiles = (self.first, self.second)
         return [f"{profile.name}: {row}" for profile in profiles for row in profile.refused]
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known of the files, and the rows that are refused."""
+        """Notes about the files, and the refused rows."""
         profiles = (self.first, self.second)
         notes = [f"{profile.name}: {profile.note}" for profile in profiles if profile.note]
         return notes + [f"refused: {text}" for text in self.refused]

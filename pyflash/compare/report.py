@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyflash.op.selection import Problem
 
-# Kernels by what they are made of: the least compute capability of a profiler's row.
+# Kernels by their atoms: the least compute capability of a profiler's row.
 ATOMS = {"any atoms": (0, 9999), "SM80 atoms": (80, 89), "SM90 atoms": (90, 99)}
 
 

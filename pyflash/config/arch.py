@@ -45,7 +45,7 @@ class Arch:
 
     @classmethod
     def of(cls, arch: Arch | str | int) -> Arch:
-        """The architecture meant by an `Arch`, "sm_90", "90" or 90.
+        """The architecture of an `Arch`, "sm_90", "90" or 90.
 
         Raises ValueError, listing the known ones, for any other; TypeError for another type.
         """

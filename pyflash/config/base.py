@@ -1,4 +1,4 @@
-"""What the config types of all kernel families have in common."""
+"""The base of the config types of all kernel families."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class DType(IntEnum):
 
     @classmethod
     def of(cls, dtype: DType | str | int) -> DType:
-        """The type meant by a `DType`, its name or its number. Raises ValueError for any other,
-        TypeError for another type."""
+        """The type of a `DType`, its name or its number. Raises ValueError for any other, TypeError
+        for another type."""
         names = ", ".join(f"{member.name} ({int(member)})" for member in cls)
         if isinstance(dtype, bool) or not isinstance(dtype, str | int):
             raise TypeError(f"dtype is {type_name(dtype)}: expected one of {names}")
@@ -192,7 +192,7 @@ class KernelConfig(ABC):
         return self.family.rules.violations(self, Arch.of(arch))
 
     def is_legal(self, arch: Arch | str | int) -> bool:
-        """Whether `violations(arch)` is empty, sooner told."""
+        """Whether `violations(arch)` is empty; stops at the first broken rule."""
         return self.family.rules.are_kept(self, Arch.of(arch))
 
     def warnings(self, arch: Arch | str | int) -> list[Violation]:
@@ -221,7 +221,7 @@ class KernelConfig(ABC):
         return self.family.resources(self, Arch.of(arch))
 
     def num_ctas_per_sm(self, arch: Arch | str | int) -> int:
-        """CTAs resident on one SM by the resource model, what __launch_bounds__ is given."""
+        """CTAs resident on one SM by the resource model, as in __launch_bounds__."""
         return self.resources(arch).num_ctas_per_sm
 
     def ctas_table(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The kernel families, and what is asked of all of them."""
+"""The kernel families, and the questions that all of them answer."""
 
 from __future__ import annotations
 

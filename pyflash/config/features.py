@@ -1,5 +1,5 @@
-"""What a problem of op `FORWARD` needs beyond plain attention, and the combinations that its
-kernels are built for.
+"""The features of op `FORWARD` beyond plain attention, and the combinations that its kernels are
+built for.
 
 The struct of the same fields in C++ is `ForwardFeatures` in cute_kernels/features.h.
 """

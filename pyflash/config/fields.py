@@ -170,7 +170,7 @@ class Word:
 
     @property
     def absent(self) -> dict[str, Any]:
-        """The values that leaving out a word means that need not be there."""
+        """The values of a word that the short form leaves out."""
         return {field.name: False if self.is_flag else field.default for field in self.fields}
 
 

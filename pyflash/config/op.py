@@ -1,4 +1,5 @@
-"""An op: a computation that kernels of families do, with every fact of it that others ask for."""
+"""An op: a computation that the kernels of families run, with every fact about it that other rooms
+ask for."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class KernelFeatures:
 
     @classmethod
     def of_kernel(cls, symbol: str) -> Self:
-        """Those of a kernel, by its mangled name. Raises ValueError for any other symbol."""
+        """The features of a kernel, by its mangled name. Raises ValueError for any other symbol."""
         match = re.search(rf"{len(cls.struct)}{cls.struct}((?:Lb[01]E)*)E", symbol)
         if not match:
             raise ValueError(f"{symbol!r} is not the mangled name of a kernel with {cls.struct}")
@@ -70,7 +71,7 @@ class KernelFeatures:
 
     @classmethod
     def of(cls, features: KernelFeatures | str) -> Self:
-        """Themselves, or those of the same names. Raises as `parse` does."""
+        """The features themselves, or those with these names. Raises as `parse` does."""
         if isinstance(features, cls):
             return features
         return cls.parse(str(features) if isinstance(features, KernelFeatures) else features)

@@ -1,4 +1,4 @@
-"""The record of a kernel family: every fact of it that others ask for."""
+"""The record of a kernel family: every fact about it that other rooms ask for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Family:
     kernel: str
     # The warps of a CTA that issue MMAs and so run the main loop: all but producers.
     mma_warps: Callable[[Any], int]
-    # What reads tiles of Q, K and V from shared memory, as reports call it.
+    # The instruction that reads tiles of Q, K and V from shared memory, as reports name it.
     operand_reader: str
     # By tile, what a third mode of its layout in shared memory counts, such as "stages".
     repeats: Mapping[str, str]
@@ -95,7 +95,7 @@ class Family:
 
     @property
     def key(self) -> tuple[int, str]:
-        """There is one family of a generation for an op."""
+        """The key of a family: its generation and its op."""
         return self.generation, self.op.name
 
     @property

@@ -1,4 +1,4 @@
-"""Occupancy: what a CTA takes of a multiprocessor, and how many CTAs share one.
+"""Occupancy: the resources of a CTA, and how many CTAs share a multiprocessor.
 
 The arithmetic is that of the CUDA Occupancy Calculator; how many registers and bytes a CTA takes is
 what each family models.
@@ -14,7 +14,7 @@ from pyflash.config.arch import Arch
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one CTA takes, and how many CTAs share an SM, by the model."""
+    """The resources of one CTA, and how many CTAs share an SM, by the model."""
 
     registers: int  # per thread, at most 255
     register_demand: int  # per thread, without that limit
@@ -35,7 +35,7 @@ class RegisterDemand(Protocol):
 
     @property
     def peak(self) -> int:
-        """The most of them."""
+        """The largest of the phases."""
 
 
 def occupancy(

@@ -111,7 +111,7 @@ class Space:
         return [c for c in candidates if all(holds(c) for holds in self._predicates)]
 
     def _legal_product(self) -> Iterator[KernelConfig]:
-        """The product without what breaks rules, field by field."""
+        """The product without configs that break rules, field by field."""
         rules = self.family.rules
         asked = [(arch, (*rules.supports, *rules.rules)) for arch in self._archs]
         config_type = self.family.config_type
@@ -123,7 +123,7 @@ class Space:
             if i == len(names):
                 for arch, undecided in asked:
                     for rule in undecided:
-                        list(rule(partial, arch))  # raises what is no field's AttributeError
+                        list(rule(partial, arch))  # raises an AttributeError that names no field
                 yield config_type(**{name: getattr(partial, name) for name in self._values})
                 return
             for value in self._values[names[i]]:

@@ -207,7 +207,7 @@ def seqlens_of(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 
 def _digest(lengths: Lengths) -> str:
-    """A few words that differ where lengths do."""
+    """A short digest of the lengths."""
     name = hashlib.sha256(repr(lengths).encode()).hexdigest()[:12]
     return f"of {len(lengths[0])} sequences, {sum(lengths[0])} and {sum(lengths[1])} rows ({name})"
 

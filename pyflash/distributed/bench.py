@@ -256,7 +256,8 @@ def _measured_machine(device: torch.device, arguments: argparse.Namespace) -> Ma
 
 
 def _hop_seconds(n_bytes: int, device: torch.device) -> float:
-    """To send so many bytes to the next rank while as many come from the one before."""
+    """The time to send so many bytes to the next rank while receiving as many from the previous
+    one."""
     sent = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     received = torch.empty_like(sent)
     if dist.get_world_size() == 1:

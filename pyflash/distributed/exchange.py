@@ -1,4 +1,4 @@
-"""What ranks send one another: agreement on a call, and blocks that travel around a ring."""
+"""Communication of ranks: agreement on a call, and blocks that travel around a ring."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def agree(group: dist.ProcessGroup, describe: Callable[[], Mapping[str, Any]], k
 
 @contextmanager
 def clear_errors(group: dist.ProcessGroup, what: str) -> Iterator[None]:
-    """Turns what a transport raises into a sentence."""
+    """Turns an exception of the transport into a sentence."""
     try:
         yield
     except RuntimeError as error:

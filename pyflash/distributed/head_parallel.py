@@ -25,7 +25,7 @@ from pyflash.op.options import TENSORS, Scope, of_scope
 
 
 def why_not(heads: int, heads_kv: int, n_ranks: int) -> str | None:
-    """What keeps heads from being shared out, in words."""
+    """Why heads cannot be shared out, in words."""
     if heads % n_ranks:
         return f"q has {heads} heads: expected a multiple of the {n_ranks} ranks for all_to_all"
     if heads_kv % n_ranks and n_ranks % max(1, heads_kv):
@@ -100,7 +100,7 @@ def _of_heads(tensors: Sequence[Tensor | None], heads: slice) -> dict[str, Tenso
 
 
 def _among_all_heads(part: Tensor, x: Tensor, heads: slice) -> Tensor:
-    """The gradient of x, of which other ranks have the rest."""
+    """The gradient of x, whose other parts are on other ranks."""
     gradient = torch.zeros_like(x)
     gradient[..., heads] = part
     return gradient

@@ -1,4 +1,4 @@
-"""What a call costs on n GPUs, and which method is expected to be faster.
+"""The expected cost of a call on n GPUs, and the method that is expected to be faster.
 
 A ring: time of a step = max(compute, bytes / link) + latency + merge, and the steps add up; compute
 is that of the rank with the most to do, from the same pieces that the ring computes. All-to-all:
@@ -112,7 +112,7 @@ class Step:
 
 
 def single_gpu_seconds(problem: Problem, machine: Machine, backward: bool = False) -> float:
-    """What one GPU would take for the whole problem."""
+    """The time of one GPU for the whole problem."""
     geometry = problem.geometry
     pairs = sum(_pairs(geometry, rank) for rank in range(geometry.n_ranks))
     return _compute_seconds(problem, pairs, machine, backward)
@@ -194,7 +194,7 @@ def choose(problem: Problem, machine: Machine) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is expected of a problem on a group; print it."""
+    """The expectation for a problem on a group; print it."""
 
     method: str
     reason: str
@@ -286,7 +286,8 @@ def plan(
 def _hidden_from(
     problem_of: Callable[[int], Problem], machine: Machine, passes: tuple[bool, ...], n_ranks: int
 ) -> int | None:
-    """Compute grows at least as fast as what is sent, so once it is hidden it remains so."""
+    """The least power of two of rows from which sending is hidden: compute grows at least as fast
+    as the bytes."""
 
     def is_hidden(exponent: int) -> bool:
         problem = problem_of(1 << exponent)

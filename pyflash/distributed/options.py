@@ -36,7 +36,7 @@ def autocast(
 def check_positional(
     q: Tensor, k: Tensor, n_ranks: int, method: str, options: Mapping[str, Any]
 ) -> None:
-    """Refuses options that need whole sequences where ranks have parts of them."""
+    """Refuses options that need whole sequences, because ranks hold parts of them."""
     for name in of_scope(options, Scope.POSITION):
         if method == "ring":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What the queries of one rank attend of the keys of another, as few calls of the op.
+"""Covers the attention of one rank's queries to another rank's keys by few calls of the op.
 
 A mask is a band: query i attends key j if lo <= j - i <= hi. Between two chunks that band covers
 everything, nothing, or a corner. A `Piece` is the smallest rectangle around what it covers, in

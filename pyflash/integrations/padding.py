@@ -95,7 +95,7 @@ def padded_attention(
 
 
 def _counting_tokens(options: AttentionOptions) -> str | None:
-    """What depends on how many tokens are between two, in words."""
+    """The options that depend on the distance of tokens, in words."""
     if windows_asked(options) not in ((-1, -1), (-1, 0)):
         return "a sliding window"
     return next(iter(of_scope(options, Scope.POSITION)), None)

@@ -9,7 +9,7 @@ NAME = "pyflash"
 
 
 def allow_pyflash(modeling_utils: Any) -> None:
-    """Teaches transformers' creation of models about pyflash; a second call changes nothing."""
+    """Makes transformers accept pyflash when it creates a model; a second call changes nothing."""
     _skip_lookup_of_kernels(modeling_utils)
     _refuse_other_models(modeling_utils.PreTrainedModel)
     _allow_in_models_with_sinks(modeling_utils.PreTrainedModel)
@@ -35,8 +35,8 @@ def _skip_lookup_of_kernels(modeling_utils: Any) -> None:
 
 
 def _refuse_other_models(model_class: Any) -> None:
-    """transformers takes a registered name for any model. One that is not cleared for flash
-    attention may run its own attention without the mask that it got none of."""
+    """transformers takes a registered name for any model. One that does not declare flash attention
+    may run its own attention without a mask."""
     check = model_class.get_correct_attn_implementation
     if getattr(check, "_knows_pyflash", False):
         return

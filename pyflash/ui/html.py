@@ -1,4 +1,4 @@
-"""What pages are made of: tables, bars, pictures, as HTML that needs nothing else."""
+"""The parts of pages: tables, bars, pictures, as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bars(values: dict[str, float], unit: str) -> Markup:
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """What may be wider than the window, in a box that scrolls by itself."""
+    """A box that scrolls by itself, for content wider than the window."""
     return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 

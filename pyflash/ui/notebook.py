@@ -1,7 +1,6 @@
-"""How the values of the rooms below show themselves in a notebook.
-
-Those rooms draw nothing, and know no tool. `drawn_by` gives their types what notebooks ask for, and
-names the module that registers a renderer; it is imported when a value is first shown.
+"""Views of the values of lower rooms in a notebook. Those rooms draw nothing and know no tool.
+`drawn_by` gives their types what notebooks ask for, and names the module that registers a renderer;
+it is imported when a value is first shown.
 """
 
 from __future__ import annotations

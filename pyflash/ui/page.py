@@ -40,7 +40,7 @@ main {{ max-width: 75rem; margin: 0 auto; padding: 1rem; box-sizing: border-box;
 
 
 class Paged(ABC):
-    """A report that knows what its page has on it; in a notebook it shows itself so."""
+    """A report with the sections of its page, which is also its view in a notebook."""
 
     __slots__ = ()
 

@@ -16,7 +16,8 @@ from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What ptxas makes of the fragments, in registers per thread unless said otherwise.
+    """Constants of the model that turn fragments into ptxas's figure, in registers per thread
+    unless said otherwise.
 
     Fitted to nvcc 13.0 for sm_90 over 37 configs: all but 2 within 30 registers of ptxas's figure,
     which itself spreads over 60 among configs that hold the same fragments.
@@ -66,8 +67,8 @@ class RegisterDemand:
 def register_demand(
     config: FlashForwardKernelConfig, calibration: Calibration = CALIBRATION
 ) -> RegisterDemand:
-    """What the threads of `config` hold: elements of a tile / its owners, two 16-bit ones to a
-    register. K and V fragments are held by every warp, all others by the warp that owns the rows.
+    """The registers of the threads of `config`: elements of a tile / its owners, two 16-bit ones to
+    a register. K and V fragments are held by every warp, all others by the warp that owns the rows.
     """
     config = config.canonical()
     stages = 2 if config.mma_double_buffer_loads else 1
