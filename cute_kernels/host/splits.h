@@ -1,12 +1,11 @@
-// Into how many parts the keys of a problem are split, so that a grid of few CTAs fills the GPU: the number with the least cost
-// by a model whose unit is one CTA's step over a block of keys, about a microsecond, the fewest where several are.
+// Into how many parts the keys of a problem are split, so that a grid of few CTAs fills the GPU: the number with the least
+// cost by a model whose unit is one CTA's step over a block of keys, about a microsecond; of equal costs the fewest.
 //
 // Where no clusters merge them:
 //   cost(n) = waves(n) * (steps(n) + 2) + merge(n),  waves(n) = ceil(CTAs * n / slots),  steps(n) = ceil(blocks / n)
 //   merge(1) = 0,  merge(n) = 3 + 0.35 n + n * elements of O / 375000: a launch, a row's splits in turn, fp32 out and in
-// where the slots are the CTAs that run at a time; n leaves every split kMinSteps blocks or more. A grid that fills four slots of
-// five without is not split. Measured on an H200 with one query, 8 heads of k and v, 8192 keys and d_head 128, in microseconds: 16
-// splits 19.4, chosen 16 (8: 24.9, 32: 22.0); batch 4: chosen 8, 44.9 (4: 61.2, 16: 53.1).
+// where the slots are the CTAs that run at a time; n leaves every split kMinSteps blocks or more. A grid that fills four
+// slots of five without is not split.
 //
 // Where clusters may, of which two CTAs share an SM, also grids of a few rounds are split if a sequence is a tile:
 //   cost(n) = (busy(n)^4 + memory(n)^4)^(1/4) + merge(n)
@@ -14,10 +13,8 @@
 //   memory(n)  all steps at the rate of the GPU's memory, more where some SMs have more CTAs than others have: SMs get equal
 //              shares of it; 2 % more for splits of several rounds
 //   merge(n)   1.7 and 0.0074 for each CTA in clusters, else 5.1 and the partial results
-// The SMs of a cluster are neighbours, so that fewer clusters fit than there are SMs. Fitted to 267 problems
-// of one query on an H200 with up to nine numbers each (h200-splits.jsonl in docs/data: microseconds by config and number) and 75 of
-// audits: chosen within 3 % of the best in 235 and 63, 1.009 and 1.011 in the geometric mean. One query, 5120 keys, d_head 128, in microseconds: 16 heads of k and
-// v 17.2 with 6 splits, 18.5 with 8, 23.2 with 16; 40 heads 31.0 with 3, 35.8 with 4, 52.8 without; 160 heads 102.6 with 3, 131.8.
+// The SMs of a cluster are neighbours, so that fewer clusters fit than there are SMs. The fit and its figures:
+// docs/experiments/2026-11-selection.md.
 #pragma once
 
 #include "cute_kernels/forward.h"

@@ -13,6 +13,8 @@ from pyflash.config.arch import Arch
 
 
 class Violation(NamedTuple):
+    """A broken rule: its name, and a sentence with the numbers and what to do."""
+
     rule: str
     sentence: str
 

@@ -20,6 +20,8 @@ class KernelError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """An access of one thread in a finding: where, by whom, and what it did."""
+
     site: str
     thread: int  # in its CTA
     what: str  # "read", "write", "cp.async", or what else the thread was at
@@ -144,6 +146,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """What a kernel did: findings, counts of operations, and the traffic of each site."""
+
     config: str  # short form
     problem: dict[str, Any]  # arguments and extents
     order: str  # in which warps and lanes ran

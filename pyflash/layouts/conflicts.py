@@ -60,6 +60,8 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Conflicts:
+    """The wavefronts of an access, beside those without bank conflicts."""
+
     wavefronts: int
     ideal: int  # without conflicts
 

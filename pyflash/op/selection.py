@@ -57,6 +57,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
+    """The config and the number of splits that run a problem, and the reason."""
+
     config: KernelConfig
     num_splits: int  # 1: no split-KV
     reason: str
