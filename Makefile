@@ -45,7 +45,7 @@ figures: build
 docs: build
 	$(BIN)/python -m pip install -q -e ".[docs]"
 	$(BIN)/pyflash emulate "$(PIPELINE)" --seqlen-q 256 --seqlen-k 512 --heads 1 --resident-ctas 1 \
-		--timeline docs/pictures/sm90_timeline.svg > build/timeline.txt
+		--timeline docs/pictures/sm90_timeline.svg > /dev/null
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f docs/site/mkdocs.yml
 
 torch-versions: build

@@ -8,19 +8,17 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from support.markdown import ROOT
+from support.markdown import ON_THE_CPU, ROOT
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what runs without a GPU")
 
 
 def run(name: str, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
     ran = subprocess.run(
         [sys.executable, *launcher, f"examples/{name}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **ON_THE_CPU, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -47,7 +45,6 @@ def test_first_config(tmp_path):
     assert "K in shared memory" in (tmp_path / "config.html").read_text()
 
 
-@on_the_cpu
 def test_tune_a_shape():
     said = run("tune_a_shape.py", "bf16,batch=1,heads=4,seqlen=512,d_head=128")
     assert "nothing is measured" in said
@@ -76,7 +73,6 @@ def test_long_context():
     assert "128 tokens on 2 ranks" in said
 
 
-@on_the_cpu
 def test_compare_with_cutlass_profiler():
     said = run("compare_with_cutlass_profiler.py")
     assert "skipped: no GPU to measure on" in said

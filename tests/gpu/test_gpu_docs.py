@@ -14,5 +14,5 @@ WITH_GPU = [path for path in markdown_files() if any(b.mark == "gpu" for b in bl
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", WITH_GPU, ids=str)
 def test_python_runs_on_a_gpu(path, tmp_path):
-    ran = run_python(session(path, gpu=True), path, tmp_path)
+    ran = run_python(session(path, gpu=True), path, tmp_path, environment={})
     assert ran.returncode == 0, ran.stderr

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -119,13 +120,19 @@ def session(path: Path, gpu: bool = False) -> str:
     return "\n".join(lines)
 
 
-def run_python(source: str, path: Path, folder: Path = ROOT) -> subprocess.CompletedProcess:
+# `make test` builds no kernels, so what it runs must not find a GPU.
+ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def run_python(
+    source: str, path: Path, folder: Path = ROOT, environment: Mapping[str, str] = ON_THE_CPU
+) -> subprocess.CompletedProcess:
     """In a process of its own, whose tracebacks name the lines of the file."""
     program = f"exec(compile({source!r}, {str(path)!r}, 'exec'), {{'__name__': '__main__'}})"
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
