@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pyflash.bench.cli import app as bench_app
-from pyflash.commands import build, cache, configs, emulate, info, run
+from pyflash.commands import build, cache, configs, emulate, info, run, variants
 from pyflash.compare.cli import app as compare_app
 from pyflash.explore.cli import app as explore_app
 from pyflash.inspect.cli import app as inspect_app
@@ -22,6 +22,7 @@ for room in (
     emulate.app,
     build.app,
     configs.app,
+    variants.app,
     tune_app,
     bench_app,
     inspect_app,

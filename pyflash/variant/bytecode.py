@@ -117,7 +117,12 @@ def run(program: Program, indices: Sequence[Any], values: Sequence[Any]) -> tupl
     slots = [None] * program.slots
     inside = True
     for opcode, operand in program.code:
-        name = OPCODES[opcode]
+        if opcode >= len(_OWN):
+            op, kind = _TYPED[opcode - len(_OWN)]
+            count = ARITY[op]
+            stack[-count:] = [applied(op, kind, *stack[-count:])]
+            continue
+        name = _OWN[opcode]
         if name == "constant":
             stack.append(program.constants[operand])
         elif name == "index":
@@ -126,16 +131,12 @@ def run(program: Program, indices: Sequence[Any], values: Sequence[Any]) -> tupl
             slots[operand] = stack[-1]
         elif name == "recall":
             stack.append(slots[operand])
-        elif name == "load":
+        else:
             rank = program.params[operand].rank or 0
             found, good = _element(values[operand], stack[len(stack) - rank :])
             del stack[len(stack) - rank :]
             stack.append(found)
             inside = inside and good
-        else:
-            op, kind = _TYPED[opcode - len(_OWN)]
-            count = ARITY[op]
-            stack[-count:] = [applied(op, kind, *stack[-count:])]
     (result,) = stack
     return result, inside
 

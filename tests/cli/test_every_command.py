@@ -44,7 +44,19 @@ from pyflash.inspect import diff, inspection, sass
 from pyflash.op.selection import Problem
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="commands measure on the GPU")
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def commands_of(group: Any, before: str = "") -> dict[str, Any]:
+    """By what is typed, such as "variant show"."""
+    found = {}
+    for name, command in group.commands.items():
+        typed = f"{before}{name}"
+        is_group = hasattr(command, "commands")
+        found |= commands_of(command, f"{typed} ") if is_group else {typed: command}
+    return found
+
+
+COMMANDS = commands_of(typer.main.get_command(app))
 # One compiles for minutes, the other serves until it is stopped: test_demo.py, test_explore.py.
 WITHOUT = {"demo", "explore"}
 
@@ -111,14 +123,17 @@ def outputs_of(command: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]
 
 def annotations(command: str) -> dict[str, Any]:
     """The types of the parameters, as Python has them."""
-    (callback,) = (
-        registered.callback
-        for room in app.registered_groups
-        for registered in room.typer_instance.registered_commands
-        if registered.name == command
-    )
+    callback = callbacks_of(app)[command]
     signature = inspect.signature(callback, eval_str=True)
     return {name: parameter.annotation for name, parameter in signature.parameters.items()}
+
+
+def callbacks_of(room: typer.Typer, before: str = "") -> dict[str, Callable[..., Any]]:
+    found = {f"{before}{one.name}": one.callback for one in room.registered_commands}
+    for group in room.registered_groups:
+        prefix = f"{before}{group.name} " if isinstance(group.name, str) else before
+        found |= callbacks_of(group.typer_instance, prefix)
+    return found
 
 
 def takes_path(annotation: Any) -> bool:
@@ -129,7 +144,7 @@ def line_of(case: Case, folder: Path) -> list[str]:
     config = config_of(case.family or FAMILIES[0])
     ways = WAYS.get(case.command)
     instead = ways[case.way](config, folder) if ways else {}
-    line = [case.command]
+    line = case.command.split()
     for parameter in COMMANDS[case.command].params:
         give = GIVEN.get(parameter.name, lambda _: [])
         values = instead.get(parameter.name, give(config))
@@ -150,7 +165,7 @@ def written(command: str, option: str, folder: Path) -> Path:
     (parameter,) = (p for p in COMMANDS[command].params if option in p.opts)
     if parameter.metavar == "DIR":
         return folder / option.strip("-")
-    suffix = {"--html": ".html", "--csv": ".csv", "--out": ".jsonl"}.get(option, ".svg")
+    suffix = {"--html": ".html", "--csv": ".csv", "--out": ".jsonl", "--header": ".h"}.get(option, ".svg")
     return folder / f"written{suffix}"
 
 
@@ -228,5 +243,7 @@ def check_file(path: Path) -> None:
         assert {len(row) for row in rows} == {len(head)}
     elif path.suffix == ".jsonl":
         check_json(text)
+    elif path.suffix == ".h":
+        assert text.startswith("#pragma once")
     else:
         ElementTree.fromstring(text)

@@ -59,6 +59,7 @@ GIVEN: dict[str, Callable[[KernelConfig], list[str]]] = {
     "samples": lambda _: ["2"],
     "arch": lambda _: ["sm_90"],
     "device": lambda _: ["cpu"],
+    "variant": lambda _: ["window"],
 }
 # By these a command is known to be about a config, or about a problem.
 OF_A_FAMILY = {"config", "configs", "first", "values", "problem", "dtype", "d_head"}

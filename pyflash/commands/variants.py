@@ -1,0 +1,216 @@
+"""`pyflash variant`: which attention is computed, as a value. No kernel takes one yet."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pyflash.ui.app import JsonOption, check_writable, new_app, print_json, show, write_file
+
+if TYPE_CHECKING:
+    from pyflash.variant import Variant
+    from pyflash.variant.library import Entry
+
+app = new_app()
+variant_app = new_app(help="Which attention is computed, as a value. No kernel takes one yet.")
+app.add_typer(variant_app, name="variant")
+
+VariantArgument = Annotated[
+    str, typer.Argument(help="A name of `variant list`, or text: 'causal: s where k <= q'.")
+]
+_MARKS = {"none": "·", "some": "▒", "all": "█"}
+_MOST_TILES = 1 << 16
+
+
+@variant_app.command("list")
+def list_command(json: JsonOption = False) -> None:
+    """The named variants, with their formulas."""
+    from pyflash.ui.tables import Table
+    from pyflash.variant.library import named, names
+
+    entries = [named(name) for name in names()]
+    if json:
+        print_json([_described(entry.variant, entry) for entry in entries])
+        return
+    rows = [(e.name, ", ".join(map(str, e.variant.params)), e.formula) for e in entries]
+    show(Table.of(f"{len(rows)} variants", ("name", "parameters", "formula"), rows))
+
+
+@variant_app.command("show")
+def show_command(variant: VariantArgument, json: JsonOption = False) -> None:
+    """A variant's normal form, structure, derivative and cost of a score."""
+    from pyflash.ui.tables import Table
+
+    value, entry = _variant_of(variant)
+    found = _described(value, entry)
+    if json:
+        print_json(found)
+        return
+    costs = [
+        (rate, cost["instructions"], cost["special"], cost["kept"])
+        for rate, cost in found["costs"].items()
+    ]
+    columns = ("computed for each", "instructions", "special functions", "values kept")
+    note = "Estimates. Values kept are in registers, or loaded again for each pair."
+    pairs = {key: found[key] for key in ("text", "key", "normal", "structure", "derivative")}
+    pairs |= {key: found[key] for key in ("formula", "source") if key in found}
+    show(
+        Table.of_pairs(value.name, pairs | {"parameters": ", ".join(map(str, value.params))}),
+        Table.of("Cost", columns, costs, note),
+    )
+
+
+@variant_app.command("check")
+def check_command(variant: VariantArgument, json: JsonOption = False) -> None:
+    """Compares a variant with its normal form, its tiles and its reference.
+
+    On a small problem, with random parameters for a text. Exits with 1 where something differs.
+    """
+    from pyflash.ui.tables import Table
+    from pyflash.variant.check import check
+
+    value, entry = _variant_of(variant)
+    found = check(value, entry)
+    if json:
+        print_json(found.to_dict())
+    else:
+        reference = "yes" if found.with_reference else "no: a text has none"
+        pairs = {"pairs": found.pairs, "tiles": found.tiles, "with a reference": reference}
+        faults = {f"fault {i}": fault for i, fault in enumerate(found.faults, 1)}
+        show(Table.of_pairs(f"{value.name}: {len(found.faults)} faults", pairs | faults))
+    raise typer.Exit(1 if found.faults else 0)
+
+
+@variant_app.command("tiles")
+def tiles_command(
+    variant: VariantArgument,
+    seqlen_q: Annotated[int, typer.Option(min=1)] = 2048,
+    seqlen_k: Annotated[int | None, typer.Option(min=1, help="As seqlen_q by default.")] = None,
+    block_q: Annotated[int, typer.Option(min=1, help="Queries of a tile.")] = 128,
+    block_k: Annotated[int, typer.Option(min=1, help="Keys of a tile.")] = 128,
+    batch_index: Annotated[int, typer.Option(min=0)] = 0,
+    head: Annotated[int, typer.Option(min=0)] = 0,
+    value: Annotated[
+        list[str] | None,
+        typer.Option(help="A parameter as JSON: window=128, doc=[[0, 0, 1]]; may be repeated."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Draws which tiles a mask hides, cuts and shows.
+
+    A named variant has its example's parameters. Of a parameter without a value nothing is assumed.
+    """
+    from pyflash.variant.tiles import Problem, tiles
+
+    found, entry = _variant_of(variant)
+    problem = Problem(seqlen_q, seqlen_k or seqlen_q, batch_index + 1, head + 1)
+    count = -(-problem.q_len // block_q) * -(-problem.k_len // block_k)
+    if count > _MOST_TILES:
+        raise ValueError(f"{count} tiles: expected at most {_MOST_TILES}, take larger blocks")
+    values = entry.example(problem) if entry else {}
+    values |= _values(found, value or [])
+    judged = tiles(found.mask, problem, (block_q, block_k), values, batch_index, head)
+    counts = {kind: sum(row.count(kind) for row in judged) for kind in _MARKS}
+    if json:
+        print_json({"variant": str(found), "counts": counts, "tiles": judged})
+        return
+    lines = ["".join(_MARKS[kind] for kind in row) for row in judged]
+    legend = ", ".join(f"{_MARKS[kind]} {kind} {n} ({n / count:.0%})" for kind, n in counts.items())
+    typer.echo("\n".join([*lines, legend]))
+
+
+@variant_app.command("emit")
+def emit_command(
+    variant: VariantArgument,
+    header: Annotated[Path | None, typer.Option(help="A file for the C++.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Prints a variant as C++, or as postfix programs beside it with --json."""
+    from pyflash.variant.bytecode import program_of
+    from pyflash.variant.cpp import header_of
+
+    check_writable(header)
+    value, _ = _variant_of(variant)
+    normal, text = value.normal, header_of(value)
+    if header is not None:
+        write_file(header, text)
+    if json:
+        roots = {"score": normal.score, "mask": normal.mask}
+        programs = {n: str(program_of(r, normal.params)).splitlines() for n, r in roots.items()}
+        print_json({"key": value.key, "cpp": text, **programs})
+    elif header is None:
+        typer.echo(text)
+
+
+def _variant_of(text: str) -> tuple[Variant, Entry | None]:
+    """Raises ValueError with the place of what is wrong, in a line."""
+    from pyflash.variant import TextError, parse
+    from pyflash.variant.library import named
+
+    if ":" not in text:
+        entry = named(text.strip())
+        return entry.variant, entry
+    try:
+        return parse(text), None
+    except TextError as error:
+        before, after = error.text[: error.column], error.text[error.column :]
+        raise ValueError(f"{error.reason}: {before}>>>{after}") from None
+
+
+def _described(variant: Variant, entry: Entry | None) -> dict[str, Any]:
+    from pyflash.variant.axes import Rate, costs, kept
+    from pyflash.variant.derivative import derivative
+    from pyflash.variant.normal import simplified
+    from pyflash.variant.structure import structure
+
+    normal = variant.normal
+    found, values = costs(normal.score, normal.mask), kept(normal.score, normal.mask)
+    described = {
+        "name": variant.name,
+        "text": str(variant),
+        "key": variant.key,
+        "normal": str(normal),
+        "structure": structure(normal.mask),
+        "derivative": str(simplified(derivative(normal.score))),
+        "costs": {
+            rate.name.lower(): {
+                "instructions": found[rate].instructions,
+                "special": found[rate].special,
+                "kept": values.get(rate),
+            }
+            for rate in Rate
+        },
+    }
+    return described | ({"formula": entry.formula, "source": entry.source} if entry else {})
+
+
+def _values(variant: Variant, texts: list[str]) -> dict[str, Any]:
+    """From name=JSON."""
+    ranks = {param.name: param.rank or 0 for param in variant.params}
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if name not in ranks or not equals:
+            known = ", ".join(ranks) or "none"
+            raise ValueError(f"--value {text}: expected name=JSON, of the parameters {known}")
+        try:
+            found[name] = json_format.loads(value)
+        except json_format.JSONDecodeError as error:
+            raise ValueError(f"--value {text}: expected JSON ({error.msg})") from None
+        if _rank(found[name]) != ranks[name]:
+            raise ValueError(
+                f"--value {text}: expected {ranks[name]} axes of lists, none of them empty"
+            )
+    return found
+
+
+def _rank(value: Any) -> int:
+    """The axes of nested lists of equal lengths; -1 for anything else."""
+    if not isinstance(value, list):
+        return 0 if isinstance(value, bool | int | float) else -1
+    inner = {(_rank(item), len(item) if isinstance(item, list) else 0) for item in value}
+    return 1 + next(iter(inner))[0] if len(inner) == 1 and min(inner)[0] >= 0 else -1
