@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyflash.ui.app import JsonOption, check_writable, new_app, print_json, show, write_file
+from pyflash.ui.app import (
+    JsonOption,
+    check_writable,
+    examples,
+    new_app,
+    print_json,
+    show,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from pyflash.variant import Variant
@@ -19,13 +27,22 @@ variant_app = new_app(help="Which attention is computed, as a value. No kernel t
 app.add_typer(variant_app, name="variant")
 
 VariantArgument = Annotated[
-    str, typer.Argument(help="A name of `variant list`, or text: 'causal: s where k <= q'.")
+    str,
+    typer.Argument(
+        metavar="VARIANT",
+        help="A name of `variant list`, or text: 'causal: s where k <= q'.",
+    ),
 ]
 _MARKS = {"none": "·", "some": "▒", "all": "█"}
 _MOST_TILES = 1 << 16
 
 
-@variant_app.command("list")
+@variant_app.command(
+    "list",
+    epilog=examples(
+        "pyflash variant list",
+    ),
+)
 def list_command(json: JsonOption = False) -> None:
     """The named variants, with their formulas."""
     from pyflash.ui.tables import Table
@@ -39,7 +56,13 @@ def list_command(json: JsonOption = False) -> None:
     show(Table.of(f"{len(rows)} variants", ("name", "parameters", "formula"), rows))
 
 
-@variant_app.command("show")
+@variant_app.command(
+    "show",
+    epilog=examples(
+        "pyflash variant show alibi",
+        "pyflash variant show 'mine(w: i32): s where abs(k - q) <= w'",
+    ),
+)
 def show_command(variant: VariantArgument, json: JsonOption = False) -> None:
     """A variant's normal form, structure, derivative and cost of a score."""
     from pyflash.ui.tables import Table
@@ -63,7 +86,13 @@ def show_command(variant: VariantArgument, json: JsonOption = False) -> None:
     )
 
 
-@variant_app.command("check")
+@variant_app.command(
+    "check",
+    epilog=examples(
+        "pyflash variant check documents",
+        "pyflash variant check 'causal: s where k <= q'",
+    ),
+)
 def check_command(variant: VariantArgument, json: JsonOption = False) -> None:
     """Compares a variant with its normal form, its tiles and its reference.
 
@@ -84,18 +113,29 @@ def check_command(variant: VariantArgument, json: JsonOption = False) -> None:
     raise typer.Exit(1 if found.faults else 0)
 
 
-@variant_app.command("tiles")
+@variant_app.command(
+    "tiles",
+    epilog=examples(
+        "pyflash variant tiles causal",
+        "pyflash variant tiles window --seqlen-q 1024 --block-q 64 --value window=128",
+    ),
+)
 def tiles_command(
     variant: VariantArgument,
-    seqlen_q: Annotated[int, typer.Option(min=1)] = 2048,
-    seqlen_k: Annotated[int | None, typer.Option(min=1, help="As seqlen_q by default.")] = None,
-    block_q: Annotated[int, typer.Option(min=1, help="Queries of a tile.")] = 128,
-    block_k: Annotated[int, typer.Option(min=1, help="Keys of a tile.")] = 128,
-    batch_index: Annotated[int, typer.Option(min=0)] = 0,
-    head: Annotated[int, typer.Option(min=0)] = 0,
+    seqlen_q: Annotated[int, typer.Option(metavar="N", min=1, help="Queries.")] = 2048,
+    seqlen_k: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Keys; as queries by default.")
+    ] = None,
+    block_q: Annotated[int, typer.Option(metavar="N", min=1, help="Queries of a tile.")] = 128,
+    block_k: Annotated[int, typer.Option(metavar="N", min=1, help="Keys of a tile.")] = 128,
+    batch_index: Annotated[int, typer.Option(metavar="N", min=0, help="The sequence.")] = 0,
+    head: Annotated[int, typer.Option(metavar="N", min=0, help="The head of Q.")] = 0,
     value: Annotated[
         list[str] | None,
-        typer.Option(help="A parameter as JSON: window=128, doc=[[0, 0, 1]]; may be repeated."),
+        typer.Option(
+            metavar="NAME=JSON",
+            help="A parameter as JSON: window=128, doc=[[0, 0, 1]]; may be repeated.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -122,10 +162,16 @@ def tiles_command(
     typer.echo("\n".join([*lines, legend]))
 
 
-@variant_app.command("emit")
+@variant_app.command(
+    "emit",
+    epilog=examples(
+        "pyflash variant emit softcap",
+        "pyflash variant emit alibi --header alibi.h",
+    ),
+)
 def emit_command(
     variant: VariantArgument,
-    header: Annotated[Path | None, typer.Option(help="A file for the C++.")] = None,
+    header: Annotated[Path | None, typer.Option(metavar="FILE", help="A file for the C++.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Prints a variant as C++, or as postfix programs beside it with --json."""

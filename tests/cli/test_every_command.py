@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -88,8 +88,9 @@ def cases() -> Iterator[Case]:
 def test_help_has_words_for_values_and_examples_that_parse(command):
     """Every command is in the overview, and says of what it takes more than a type."""
     overview = CliRunner().invoke(app, ["--help"]).stdout
-    assert f"\n  {command} " in overview
-    result = CliRunner().invoke(app, [command, "--help"])
+    typed = command.split()
+    assert f"\n  {typed[0]} " in overview
+    result = CliRunner().invoke(app, [*typed, "--help"])
     assert result.exit_code == 0
     shown = result.stdout.split("Examples:\n")[1]
     parsed = COMMANDS[command]
@@ -99,9 +100,9 @@ def test_help_has_words_for_values_and_examples_that_parse(command):
         assert parameter.metavar or is_flag, f"{parameter.name} has no word for its value"
     lines = shown.replace("\\\n", " ").strip().splitlines()
     for line in lines:
-        name, first, *rest = shlex.split(line)
-        assert (name, first) == ("pyflash", command)
-        parsed.make_context(command, rest)  # raises where it does not parse
+        words = shlex.split(line)
+        assert words[: 1 + len(typed)] == ["pyflash", *typed]
+        parsed.make_context(command, words[1 + len(typed) :])  # raises where it does not parse
 
 
 def outputs_of(command: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -165,7 +166,8 @@ def written(command: str, option: str, folder: Path) -> Path:
     (parameter,) = (p for p in COMMANDS[command].params if option in p.opts)
     if parameter.metavar == "DIR":
         return folder / option.strip("-")
-    suffix = {"--html": ".html", "--csv": ".csv", "--out": ".jsonl", "--header": ".h"}.get(option, ".svg")
+    suffixes = {"--html": ".html", "--csv": ".csv", "--out": ".jsonl", "--header": ".h"}
+    suffix = suffixes.get(option, ".svg")
     return folder / f"written{suffix}"
 
 
