@@ -99,6 +99,12 @@ def captured(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
         yield "kwdefaults", name, value
 
 
+def is_foreign(function: types.FunctionType, value: Any) -> bool:
+    """Whether a global of a function is another module's function, which has globals of its own."""
+    is_function = isinstance(value, types.FunctionType) and not _is_of(value, "torch")
+    return is_function and value.__globals__ is not function.__globals__
+
+
 def _global_names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
@@ -137,7 +143,10 @@ def _snap(value: Any, found: list[Any], open_functions: set[int]) -> bool:
         found.append(value)
     found.append(value.__code__)
     inner = open_functions | {id(value)}
-    return all(_snap(item, found, inner) for _, _, item in captured(value))
+    return all(
+        not (where == "globals" and is_foreign(value, item)) and _snap(item, found, inner)
+        for where, _, item in captured(value)
+    )
 
 
 def same(one: list[Any], other: list[Any]) -> bool:
@@ -179,11 +188,11 @@ class Rewriter:
             function.__code__, names, function.__name__, function.__defaults__, cells or None
         )
         self.made[id(function)] = made  # before what it captures, which may be itself
-        made.__kwdefaults__ = dict(function.__kwdefaults__ or {}) or None
-        defaults = []
+        defaults, words = [], {}
         places = function.__code__.co_freevars
         for where, name, value in captured(function):
-            new = self.of(value, name)
+            is_left = where == "globals" and is_foreign(function, value)
+            new = value if is_left else self.of(value, name)
             if where == "closure":
                 cells[places.index(name)].cell_contents = new
             elif where == "globals":
@@ -191,6 +200,6 @@ class Rewriter:
             elif where == "defaults":
                 defaults.append(new)
             else:
-                made.__kwdefaults__[name] = new
-        made.__defaults__ = tuple(defaults) or None
+                words[name] = new
+        made.__defaults__, made.__kwdefaults__ = tuple(defaults) or None, words or None
         return made

@@ -62,8 +62,9 @@ def random_values(variant: Variant) -> dict[str, Any]:
 def _pairs() -> Iterator[Pair]:
     random = Random(1)
     extents = (PROBLEM.batch, PROBLEM.heads, PROBLEM.q_len, PROBLEM.k_len)
-    for at in product(*map(range, extents)):
-        yield Pair(random.randrange(-64, 64) / 16, *at, PROBLEM.q_len, PROBLEM.k_len)
+    for b, h, q, k in product(*map(range, extents)):
+        score = random.randrange(-64, 64) / 16
+        yield Pair(score, b, h, q, k, PROBLEM.q_len, PROBLEM.k_len)
 
 
 def _run(programs: tuple[Program, Program], pair: Pair, values: list[Any]) -> float | None:

@@ -141,7 +141,7 @@ def _statements(roots: list[Node], known: Mapping[Node, str]) -> tuple[list[str]
     nodes = list(postorder(*roots, operands=lambda node: () if node in known else node.args))
     uses = Counter([*roots, *(arg for n in nodes if n not in known for arg in n.args)])
     texts = dict(known)
-    lines = []
+    lines: list[str] = []
     for node in nodes:
         if node in known:
             continue

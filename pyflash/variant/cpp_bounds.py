@@ -31,7 +31,7 @@ _WHOLE = {Scalar.BOOL: "kMaybe", I32: "kWhole<int>", I64: "kWhole<int64_t>"}
 def tile_lines(mask: Node) -> list[str]:
     """A member function of a normal mask."""
     names: dict[Node, str] = {}
-    statements = []
+    statements: list[str] = []
     for node in postorder(mask, operands=lambda node: () if _is_unknown(node) else node.args):
         text = _bounds(node, [names[arg] for arg in node.args if not _is_unknown(node)])
         if text.endswith(")") and node.args:

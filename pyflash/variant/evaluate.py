@@ -76,7 +76,7 @@ def evaluate(variant: Variant, values: Mapping[str, Any]) -> tuple[np.ndarray, n
     """
     strays: list[tuple[Node, np.ndarray]] = []
     mask = node_value(variant.mask, values, strays)
-    _check_inside(strays, np.True_)
+    _check_inside(strays, np.asarray(True))
     strays.clear()
     score = node_value(variant.score, values, strays)
     _check_inside(strays, mask)

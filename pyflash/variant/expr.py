@@ -100,6 +100,7 @@ class Node:
     size: int
     depth: int
     loads: int
+    _hash: int
 
     def __init__(
         self, op: str, kind: Scalar, args: tuple[Node, ...] = (), data: Any = None

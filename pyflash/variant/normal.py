@@ -7,6 +7,8 @@ re-associated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyflash.variant.affine import Affine
 from pyflash.variant.arithmetic import applied
 from pyflash.variant.expr import (
@@ -49,7 +51,9 @@ def normal_form(score: Node, mask: Node) -> tuple[tuple[Param, ...], Node, Node]
         mask = FALSE
     if mask == FALSE:
         score = SCORE
-    return params_of(score, mask), *_renamed(score, mask)
+    params = params_of(score, mask)
+    names = {p: Param(f"p{i}", p.kind, p.rank) for i, p in enumerate(params)}
+    return params, _renamed(score, names), _renamed(mask, names)
 
 
 def simplified(root: Node) -> Node:
@@ -57,14 +61,11 @@ def simplified(root: Node) -> Node:
     return fold(root, _rule)
 
 
-def _renamed(*roots: Node) -> tuple[Node, ...]:
-    """With the parameters p0, p1, ... in the order of use."""
-    names = {p: Param(f"p{i}", p.kind, p.rank) for i, p in enumerate(params_of(*roots))}
-
+def _renamed(root: Node, names: Mapping[Param, Param]) -> Node:
     def rule(node: Node, args: tuple[Node, ...]) -> Node:
         return load(names[node.data], *args) if node.op == "load" else rebuilt(node, args)
 
-    return tuple(fold(root, rule) for root in roots)
+    return fold(root, rule)
 
 
 def _rule(node: Node, args: tuple[Node, ...]) -> Node:

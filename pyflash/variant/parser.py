@@ -210,9 +210,9 @@ class _Parser:
                 parts = where.elts if isinstance(where, ast.Tuple) else [where]
                 return load(self._param(node, name), *map(self._node, parts))
         inner = getattr(node, "op", None) or next(iter(getattr(node, "ops", [])), node)
-        cure = _CURES.get(type(inner)) or _CURES.get(type(node))
+        known = _CURES.get(type(inner)) or _CURES.get(type(node))
         raise self.refusal_at(
-            cure
+            known
             or f"{shown(ast.unparse(node))} is no expression of a variant: expected numbers, "
             "names, operators, functions and loads",
             node,

@@ -116,6 +116,6 @@ def _is_range(part: Node) -> bool:
     if any(way.q != 0 and way.k != 0 for way in ways):
         return False
     way = _together(ways)
-    if None in (way.q, way.k):
+    if way.q is None or way.k is None:
         return False
     return way.k != 0 and way.q in (0, -way.k)

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pyflash.config.words import shown, type_name
-from pyflash.variant.captures import Rewriter
+from pyflash.variant.captures import CapturedFloat, CapturedInt, Number, Rewriter
 from pyflash.variant.dsl import Term
 from pyflash.variant.expr import (
     RESERVED,
@@ -148,9 +148,10 @@ class _Tracer:
         self.names.setdefault(id(tensor), name)
         self.alive.append(tensor)
 
-    def of_number(self, number: Any) -> Node:
-        if isinstance(number, float):
+    def of_number(self, number: Number) -> Node:
+        if isinstance(number, CapturedFloat):
             return load(self._param(number.name, F32, None, float(number)))
+        assert isinstance(number, CapturedInt)
         value = int(number)
         kind = I32 if I32.holds(value) else I64
         if not I64.holds(value):
@@ -187,7 +188,7 @@ class _Tracer:
 
     def _param(self, name: str, kind: Any, rank: int | None, value: Any) -> Param:
         """One for each value and name: other values of a name are numbered."""
-        key = (name, rank, id(value) if rank is not None else value)
+        key = (name, kind, rank, repr(value) if rank is None else id(value))
         if key in self.known:
             return self.known[key]
         name = name if name.isascii() else "captured"

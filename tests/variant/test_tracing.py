@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import re
 import subprocess
 import sys
+import types
 import weakref
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -30,6 +33,8 @@ from pyflash.variant import tracing  # noqa: E402
 from pyflash.variant.tracing import TraceError  # noqa: E402
 
 _BF16 = ("brain",)
+# A function of another module, whose globals are its own.
+minimum = types.FunctionType((lambda a, b: torch.minimum(a, b)).__code__, {"torch": torch})
 
 
 def tensors(names) -> dict:
@@ -212,6 +217,15 @@ def test_captured_names_are_names_of_parameters():
     assert str(bound.variant.mask) == "(k < k_len_) & (q < lambda_) & (h < captured)"
 
 
+def test_a_number_is_not_another_ones_of_another_type():
+    def part(n):
+        return lambda s, b, h, q, k: s * n
+
+    one, other = part(3), part(3.0)
+    bound = trace(lambda s, b, h, q, k: one(s, b, h, q, k) + other(s, b, h, q, k))
+    assert [str(param) for param in bound.variant.params] == ["n: i32", "n_2: f32"]
+
+
 def test_equal_names_of_other_values_are_numbered():
     def part(n):
         return lambda b, h, q, k: k < n
@@ -281,7 +295,7 @@ class TestCache:
             (before,), (after,) = first.values.values(), second.values.values()
             assert before is not after
 
-    @pytest.mark.parametrize("kind", ["object", "computed", "method", "module"])
+    @pytest.mark.parametrize("kind", ["object", "computed", "method", "module", "foreign"])
     def test_what_may_change_unseen_is_traced_again(self, monkeypatch, kind):
         calls = self.count(monkeypatch)
         mod = Mod()
@@ -290,6 +304,7 @@ class TestCache:
             "computed": lambda b, h, q, k: k < SLOPES.sum(),
             "method": mod.method,
             "module": lambda b, h, q, k: k < sys.maxunicode,
+            "foreign": lambda b, h, q, k: minimum(q, k) < 3,
         }
         trace(None, functions[kind])
         mod.n = 9
@@ -412,3 +427,9 @@ def test_the_value_needs_no_torch():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_what_the_guide_shows_runs():
+    text = (Path(__file__).parents[2] / "docs" / "variants.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(example, {})
