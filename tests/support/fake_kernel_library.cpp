@@ -94,6 +94,57 @@ Row row(Config const& config, char const* short_form, char const* sm_archs, int 
           refusal};
 }
 
+// Those of op backward, if there are any.
+using BackwardRow = pyflash::ConfigMapRow<pyflash::Backward>;
+
+int run_backward(void const*, BackwardRow const&, pyflash::BackwardParams const&, void*) {
+  return 1;
+}
+void describe_backward(BackwardRow&) {}
+
+#if defined(BACKWARD)
+constexpr BackwardFeatures kAllFeatures[] = {
+    {}, {.right_window = true}, {.right_window = true, .left_window = true}};
+
+char const* few_keys(BackwardRow const&, pyflash::BackwardParams const& params) {
+  return params.seqlen_k < 100 ? "it has few keys" : nullptr;
+}
+
+BackwardRow backward_row(DType dtype, int d_head, int stages, char const* short_form,
+                         size_t n_features, int rank) {
+  FlashBackwardSm90Config const config{.dtype = dtype,
+                                       .d_head = d_head,
+                                       .B_r = 64 * 128 / d_head,
+                                       .B_c = 128,
+                                       .n_consumers = 2,
+                                       .stages = stages};
+  return {{.short_form = short_form,
+           .dtype = dtype,
+           .d_head = d_head,
+           .n_threads = 384,
+           .smem_bytes = 1024,
+           .kernels = {kKernels, n_features},
+           .ctas_per_sm = {kCtas, std::size(kCtas)},
+           .sm_archs = "90a",
+           .ptx_arch = 0,
+           .rank = rank},
+          config,
+          {kAllFeatures, n_features},
+          {.B_r = config.B_r, .B_c = config.B_c, .d_head = d_head},
+          few_keys};
+}
+
+BackwardRow const backward_rows[] = {
+    backward_row(DType::BF16, 128, 3, "(BF16, 128, 64, 128, 2): sm90_bwd+stages_3", 2, 1),
+    backward_row(DType::BF16, 128, 2, "(BF16, 128, 64, 128, 2): sm90_bwd+stages_2", 3, 2),
+    backward_row(DType::BF16, 64, 2, "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2", 3, 9),
+};
+constexpr size_t n_backward_rows = std::size(backward_rows);
+#else
+constexpr BackwardRow const* backward_rows = nullptr;
+constexpr size_t n_backward_rows = 0;
+#endif
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* ENTRY() {
@@ -132,7 +183,9 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
   static pyflash::KernelLibrary const library{
       .abi = ABI,
       .configs_digest = DIGEST,
-      .ops = {pyflash::OpKernels<pyflash::Forward>{{rows, std::size(rows)}, run, describe}},
+      .ops = {pyflash::OpKernels<pyflash::Forward>{{rows, std::size(rows)}, run, describe},
+              pyflash::OpKernels<pyflash::Backward>{
+                  {backward_rows, n_backward_rows}, run_backward, describe_backward}},
       .device_properties = device_properties,
       .error_string = error_string,
       .load_cubin = load_cubin,

@@ -84,8 +84,8 @@ BUGS = [
     ),
     _bug(
         "bytes_of_lse_not_announced",
-        condition("kHeadDim * sizeof(Element) + kNumberBytes;",
-                  "kHeadDim * sizeof(Element) + kNumberBytes * (BUG ? 0 : 1);", _LOAD),
+        condition("acquire(write, kQueriesBytes)",
+                  "acquire(write, kQueriesBytes - BUG * kNumberBytes)", _LOAD),
         finds=[found("wrong_expect_tx", memory="Q full[0]")],
     ),
     # dS, which both consumers read.
