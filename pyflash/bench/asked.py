@@ -14,7 +14,7 @@ Keeps = Callable[[Record], bool]
 
 # By parameter: --read refuses the former, and the latter pick no records.
 MEASURING = ("samples", "host", "out")
-SHOWING = ("read", "csv", "plot", "roofline", "html", "form", "over")
+SHOWING = ("read", "csv", "plot", "roofline", "html", "form", "as_json", "over")
 
 
 def passes_of(text: str) -> list[str]:

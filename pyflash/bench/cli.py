@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 FORMATS = ("table", "json", "csv", "cutlass", "markdown")
-_OF_HOST = ("host", "samples", "device", "out", "form")
+_OF_HOST = ("host", "samples", "device", "out", "form", "as_json")
 
 
 @app.command(
@@ -135,6 +135,7 @@ def bench_command(
             help=f"On stdout: {', '.join(FORMATS)}.",
         ),
     ] = "table",
+    as_json: JsonOption = False,
     over: Annotated[
         str,
         typer.Option(metavar="CONTENDER", help="Whose speed --format markdown divides by."),
@@ -151,6 +152,10 @@ def bench_command(
     if form not in FORMATS:
         raise ValueError(f"--format {form}: expected one of {', '.join(FORMATS)}")
     given = given_options(ctx)
+    if as_json:
+        if "form" in given and form != "json":
+            raise ValueError(f"--json is --format json: expected no --format {form} beside it")
+        form = "json"
     if "over" in given and form != "markdown":
         raise ValueError("--over: --format markdown alone divides by a contender's speed")
     check_writable(out, csv, plot, roofline, html)

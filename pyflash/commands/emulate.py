@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class _Padded:
         """Of a query with a key, in each head."""
         return self.batch * self.seqlen_q * self.seqlen_k
 
+    @property
+    def extents(self) -> dict[str, Any]:
+        """As a Problem has them."""
+        return dataclasses.asdict(self)
+
     def inputs(self, heads: int, heads_kv: int, d_head: int, dtype: Any) -> list[Tensor]:
         """q, k and v."""
         import torch
@@ -103,6 +109,24 @@ class _Packed:
         lengths = (_lengths(self.cu_seqlens_q), _lengths(self.cu_seqlens_k))
         return sum(q * k for q, k in zip(*lengths, strict=True))
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Of q and of k."""
+        return max(_lengths(self.cu_seqlens_q)), max(_lengths(self.cu_seqlens_k))
+
+    @property
+    def extents(self) -> dict[str, Any]:
+        """As a Problem has them."""
+        seqlen_q, seqlen_k = self.longest
+        return {
+            "packed": True,
+            "batch": len(self.cu_seqlens_q) - 1,
+            "seqlen_q": seqlen_q,
+            "seqlen_k": seqlen_k,
+            "total_q": self.cu_seqlens_q[-1],
+            "total_k": self.cu_seqlens_k[-1],
+        }
+
     def inputs(self, heads: int, heads_kv: int, d_head: int, dtype: Any) -> list[Tensor]:
         """q, k, v, cu_seqlens_q and cu_seqlens_k."""
         import torch
@@ -116,8 +140,7 @@ class _Packed:
     def emulate(self, inputs: list[Tensor], config: KernelConfig, **options: Any) -> Any:
         import pyflash
 
-        longest = (max(_lengths(self.cu_seqlens_q)), max(_lengths(self.cu_seqlens_k)))
-        return pyflash.emulate_varlen(*inputs, *longest, config, **options)
+        return pyflash.emulate_varlen(*inputs, *self.longest, config, **options)
 
     def expect(self, inputs: list[Tensor], **options: Any) -> Expected:
         from pyflash.op.reference import expect_varlen
@@ -211,7 +234,7 @@ def emulate_command(
     import pyflash
     from pyflash.emulator.table import renderable
     from pyflash.emulator.timeline import as_svg
-    from pyflash.op.selection import TORCH_DTYPES
+    from pyflash.op.selection import TORCH_DTYPES, Problem, features_needed
 
     check_writable(timeline)
     key = pyflash.config.parse(config)
@@ -232,6 +255,10 @@ def emulate_command(
     if key.family.op is not FORWARD and (packed or num_splits != 1):
         option = "--cu-seqlens-q and -k" if packed else "--num-splits"
         raise typer.BadParameter(f"{option}: kernels of op {key.family.op} take none")
+    if key.family.op is FORWARD:
+        sizes = {"heads_q": heads, "heads_kv": heads_kv, "d_head": shape[-1], "dtype": key.dtype}
+        # Raises what attention would, before anything is compiled.
+        features_needed(Problem(**sizes, **problem.extents, device="cpu", options=options), key)
     with _emulating(key, heads * problem.products):
         if key.family.op is FORWARD:
             out, lse, report = problem.emulate(

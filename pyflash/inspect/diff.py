@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from pyflash.codegen.build import legal_archs
 from pyflash.config import KernelConfig, as_config
 from pyflash.config.arch import Arch
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
@@ -133,6 +134,10 @@ def diff(
     Raises as `compiled_kernels` does.
     """
     configs = (as_config(first), as_config(second))
+    # Before the first is emulated or compiled.
+    for config in configs:
+        config.family.op.features.of(features)
+    legal_archs(configs, [arch])
     kernels = tuple(_kernel(config, arch, features, emulate) for config in configs)
     return diff_of(configs, kernels)
 

@@ -117,11 +117,12 @@ def inspect(
 
     `parts` are those of `PARTS` that are wanted, `features` those of the kernels to compile. A
     config that is not legal on `arch` has its violations and what the model says. Raises ValueError
-    for text that is no config, an unknown architecture or part.
+    for text that is no config, an unknown architecture, part or feature.
     """
     config, arch = as_config(config), Arch.of(arch)
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"unknown parts {sorted(unknown)}: expected some of {', '.join(PARTS)}")
+    features = config.family.op.features.in_dispatch_order(features)
     violations = [sentence for _, sentence in config.violations(arch)]
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}

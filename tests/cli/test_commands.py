@@ -283,6 +283,7 @@ def test_nothing_is_emulated_for_a_profile_without_ncu(monkeypatch, tmp_path):
         ["bench", "--out", "/proc/records.jsonl"],
         ["bench", "--plot", "/proc/figure.svg"],
         ["bench", "--device", "mps"],
+        ["bench", "--json", "--format", "csv"],
         ["bench", "--host", "--device", "cuda:99"],
         ["ladder", "--html", "/proc/page.html"],
         ["tune", "--picture", "/proc/figure.svg"],
@@ -292,6 +293,32 @@ def test_nothing_is_emulated_for_a_profile_without_ncu(monkeypatch, tmp_path):
 )
 def test_errors_are_one_line(arguments):
     assert_one_line(invoke(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["build", BEST, "--arch", "90", "--name", "../x"], "the name of a kernel library is"),
+        (["build", ILLEGAL, "--arch", "90"], "1 config cannot be built: "),
+        (["build", BEST, "--arch", "90", "--out", "/proc/nowhere"], "/proc/nowhere: "),
+        (["emulate", BEST, "--order", "down"], "unknown order 'down'"),
+        (["emulate", BEST, "--softcap", "-1"], "softcap = -1: expected a finite number"),
+        (["emulate", BEST, "--heads", "3", "--heads-kv", "2"], "divides the 3 of q"),
+        (["emulate", BEST, "--timeline", "/proc/line.svg"], "/proc/line.svg: "),
+        (["inspect", BEST, "--arch", "sm_90", "--features", "fast"], "unknown feature 'fast'"),
+        (["inspect", BEST, "--arch", "sm_90", "--part", "all"], "unknown parts ['all']"),
+        (["diff", BEST, BEST, "--arch", "sm_90", "--features", "fast"], "unknown feature 'fast'"),
+        (["diff", BEST, ILLEGAL, "--arch", "sm_90", "--emulate"], "1 config cannot be built: "),
+        (["ladder", "--part", "all"], "unknown parts ['all']"),
+    ],
+    ids=lambda value: "-".join(value[:1] + value[-2:]) if isinstance(value, list) else "",
+)
+def test_what_is_asked_wrongly_is_told_before_anything_is_compiled(arguments, says, monkeypatch):
+    """Where nothing can be compiled, for want of a cache."""
+    monkeypatch.setenv("PYFLASH_CACHE_DIR", "/proc/nowhere")
+    result = invoke(*arguments)
+    assert_one_line(result)
+    assert says in result.stderr
 
 
 def test_nothing_is_computed_for_a_file_that_cannot_be_written(monkeypatch, tmp_path):
