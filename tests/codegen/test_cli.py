@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.build_command import build_command
+from support.invoked import build_command
 
 from pyflash.codegen import build
 from pyflash.codegen.compilation import ROOT

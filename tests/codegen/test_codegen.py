@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.build_command import build_command
+from support.invoked import build_command
 
 from pyflash import Features, FlashForwardKernelConfig, named_set
 from pyflash.codegen import config_header, emit, ops_header

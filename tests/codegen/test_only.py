@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.build_command import build_command
 from support.command_lines import config_of
+from support.invoked import build_command
 
 from pyflash.codegen.build import compiled_features, kernel_compilations
 from pyflash.codegen.kernel_libraries import read_record
