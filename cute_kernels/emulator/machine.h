@@ -160,8 +160,8 @@ struct EmulatedKernel {
   bool starts_early;       // before the kernel before it has ended, for which it waits itself
   bool watches_registers;  // it is compiled so that RegisterWatch learns of its accesses
   int registers;           // of a thread when a CTA starts; 0: they are never moved
-  // Of op forward: CTAs that share a tile, a split of the keys each, and merge them; nullptr: none do. n_resident: CTAs that
-  // run at a time.
+  // In op forward, the CTAs that share a tile, a split of the keys each, and merge them; nullptr: none do. n_resident:
+  // CTAs that run at a time.
   int (*cluster)(ForwardParams const& params, int n_resident);
   Span<SmemTile> tiles;  // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;

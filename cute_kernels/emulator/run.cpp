@@ -34,7 +34,7 @@ class ForwardRun final : public Run {
     }
   }
   std::string problem() const override { return numbers_json(params_); }
-  // Of O and lse that a kernel writes, to be merged by another.
+  // The parts of O and lse that a kernel writes for another to merge.
   int n_parts() const override { return params_.num_splits / params_.cluster; }
 
   void set_outputs(void* const* outputs) override {

@@ -54,7 +54,7 @@ class Run {
 
   TensorView view(char const* name) const;
   std::optional<TensorView> optional_view(char const* name) const;
-  // Of op forward, or of the forward pass.
+  // The call of op forward, or of the forward pass.
   Call call() const;
   int n_resident() const;
 
@@ -79,7 +79,7 @@ class Run {
   Launch launch_;
 };
 
-// Of the op of the kernel's config.
+// The run of the op of the kernel's config.
 std::unique_ptr<Run> new_run(EmulatedKernel const& kernel, Order order, uint64_t seed);
 std::unique_ptr<Run> new_backward_run(EmulatedKernel const& kernel, Order order, uint64_t seed);
 

@@ -145,7 +145,7 @@ class Scheduler {
   // watch_registers: its accesses to its stack are known, see RegisterWatch.
   bool run_threads(int n_threads, bool watch_registers, void (*entry)());
 
-  // Of the thread that runs: lets the others run until all of its warp, or of the CTA, have come as far.
+  // Stops the thread that runs: lets the others run until all of its warp, or of the CTA, have come as far.
   void stop(Stop where);
   // Ends the cluster. Does not return.
   [[noreturn]] void abort();

@@ -103,8 +103,8 @@ bool covers(ConfigMapRow<Op> const& row, typename Op::Features const& needed) {
                      [&](auto const& built) { return covers(built, needed); });
 }
 
-// Of every op: [{"config": "(FP16, ...", "features": ["plain", "right_window"], "sm_archs": [80, 90], "ptx_arch": 90, "n_threads": 128,
-// "smem_bytes": 49152, "rank": 0}, ...]
+// The rows of every op: [{"config": "(FP16, ...", "features": ["plain", "right_window"], "sm_archs": [80, 90],
+// "ptx_arch": 90, "n_threads": 128, "smem_bytes": 49152, "rank": 0}, ...]
 std::string config_map_json();
 
 // What is built of an op, for a refusal: dtypes with their head dimensions; and for one such pair the short forms.
