@@ -29,15 +29,20 @@ from pyflash.ui.notebook import drawn_by
 
 if TYPE_CHECKING:
     from pyflash.emulator import emulate, emulate_backward, emulate_varlen
+    from pyflash.op.append import append_kv, slots_of
     from pyflash.op.functional import sdpa
     from pyflash.op.library import BuiltConfig, build, built_configs, load
+    from pyflash.op.merge import merge_states
     from pyflash.op.ops import attention, attention_varlen
+    from pyflash.op.paged import attention_paged
     from pyflash.op.selection import Problem, Selection, select
     from pyflash.tuner.api import tune
 
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
 _LAZY = {
+    "append_kv": "pyflash.op.append",
     "attention": "pyflash.op.ops",
+    "attention_paged": "pyflash.op.paged",
     "attention_varlen": "pyflash.op.ops",
     "BuiltConfig": "pyflash.op.library",
     "build": "pyflash.op.library",
@@ -46,10 +51,12 @@ _LAZY = {
     "emulate_backward": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
     "load": "pyflash.op.library",
+    "merge_states": "pyflash.op.merge",
     "Problem": "pyflash.op.selection",
     "Selection": "pyflash.op.selection",
     "select": "pyflash.op.selection",
     "sdpa": "pyflash.op.functional",
+    "slots_of": "pyflash.op.append",
     "tune": "pyflash.tuner.api",
 }
 
@@ -65,7 +72,9 @@ __all__ = [
     "Selection",
     "Space",
     "Violation",
+    "append_kv",
     "attention",
+    "attention_paged",
     "attention_varlen",
     "build",
     "built_configs",
@@ -74,9 +83,11 @@ __all__ = [
     "emulate_varlen",
     "from_environment",
     "load",
+    "merge_states",
     "named_set",
     "sdpa",
     "select",
+    "slots_of",
     "tune",
 ]
 

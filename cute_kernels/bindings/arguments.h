@@ -31,14 +31,20 @@ class Arguments {
     return view_of(name, tensors_.back());
   }
 
+  std::optional<TensorView> take_optional_tensor(char const* name) {
+    auto tensor = take<std::optional<torch::stable::Tensor>>();
+    if (!tensor) {
+      return std::nullopt;
+    }
+    tensors_.push_back(std::move(*tensor));
+    return view_of(name, tensors_.back());
+  }
+
   Options take_options() {
     Options options;
     for_each_option([&]<class Row>(Row const& option) {
       if constexpr (std::is_same_v<Row, PerHeadOption>) {
-        if (auto tensor = take<std::optional<torch::stable::Tensor>>()) {
-          tensors_.push_back(std::move(*tensor));
-          options.*option.member = view_of(option.name, tensors_.back());
-        }
+        options.*option.member = take_optional_tensor(option.name);
       } else {
         options.*option.member = take<typename Row::Value>();
       }

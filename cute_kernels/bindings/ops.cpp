@@ -80,6 +80,31 @@ Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
   return outputs;
 }
 
+// q, and k and v in pages; options.
+void run_paged(StableIValue* stack) {
+  Arguments arguments(stack);
+  Call call{.q = arguments.take_tensor("q"),
+            .k = arguments.take_tensor("k_cache"),
+            .v = arguments.take_tensor("v_cache")};
+  call.paging = Paging{.block_table = arguments.take_tensor("block_table"),
+                       .seqlens_k = arguments.take_tensor("seqlens_k")};
+  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+  auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
+  require(cu_seqlens_q.has_value() || !max_seqlen_q.has_value(),
+          "max_seqlen_q came without cu_seqlens_q: expected both, or neither");
+  require(max_seqlen_q.has_value() || !cu_seqlens_q.has_value(),
+          "cu_seqlens_q came without max_seqlen_q: expected both, or neither");
+  if (cu_seqlens_q) {
+    call.paging->packed = PackedQueries{*cu_seqlens_q, *max_seqlen_q};
+  }
+  call.options = arguments.take_options();
+  Problem problem = problem_of(call);
+  require_able(call.q.device.kind == Device::Kind::kCpu,
+               "no kernel reads pages yet: attention over pages runs on the CPU alone");
+  Outputs const outputs = run_on_cpu(problem, arguments.tensor(0), call.options.config);
+  put_results(stack, outputs.out, outputs.lse);
+}
+
 // q, k and v; for fwd_varlen what sets its sequences apart; options.
 void run(StableIValue* stack, bool packed) {
   Arguments arguments(stack);
@@ -118,6 +143,7 @@ void noted(StableIValue* stack, uint64_t n_arguments, uint64_t n_results) {
 // Kernels as torch calls them. They take the arguments off the stack and put the results there.
 void fwd(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/false); }
 void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { run(stack, /*packed=*/true); }
+void fwd_paged(StableIValue* stack, uint64_t, uint64_t) { run_paged(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, last_refusal_of_thread);
@@ -286,8 +312,9 @@ void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
               selection.reason);
 }
 
-std::string forward_schema(std::string const& name, std::string const& packing) {
-  return name + "(Tensor q, Tensor k, Tensor v" + packing + ", *, " + options_schema() +
+// inputs: k and v, and what sets sequences apart.
+std::string forward_schema(std::string const& name, std::string const& inputs) {
+  return name + "(Tensor q, " + inputs + ", *, " + options_schema() +
          ") -> (Tensor out, Tensor lse)";
 }
 
@@ -309,10 +336,14 @@ std::string problem_schema(std::string const& name, std::string const& arguments
 
 STABLE_TORCH_LIBRARY(pyflash, m) {
   using namespace pyflash;
-  m.def(forward_schema("fwd", "").c_str());
+  m.def(forward_schema("fwd", "Tensor k, Tensor v").c_str());
   m.def(forward_schema("fwd_varlen",
-                       ", Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
-                       "SymInt max_seqlen_k")
+                       "Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+                       "SymInt max_seqlen_q, SymInt max_seqlen_k")
+            .c_str());
+  m.def(forward_schema("fwd_paged",
+                       "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, "
+                       "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None")
             .c_str());
   m.def("load_kernels(str path) -> int");
   m.def(
@@ -345,11 +376,13 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
   m.impl("run_backward", pyflash::noted<pyflash::run_backward>);
+  m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
+  m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {

@@ -9,7 +9,8 @@
 
 namespace pyflash {
 
-// K, or V: (batch, seqlen_k, heads_kv, d_head), or packed, (total_k, heads_kv, d_head).
+// K, or V: (batch, seqlen_k, heads_kv, d_head), packed, (total_k, heads_kv, d_head), or in pages, (num_pages, page_size,
+// heads_kv, d_head), whose strides have pages for batches.
 struct KvTensor {
   void const* data;  // nullptr: no elements
   TensorStrides strides;
@@ -21,11 +22,49 @@ struct KvTensor {
   }
 };
 
+// The pages in which a sequence's keys lie, one page after the other.
+struct Pages {
+  int const* table = nullptr;    // (batch, entries) of page numbers; nullptr: there are none
+  int64_t table_stride = 0;      // elements between sequences
+  int size = 0;                  // keys
+  int const* lengths = nullptr;  // (batch), keys of the sequences
+};
+
+// Where a key is: an index along batches, or pages, and along rows.
+struct KeyPlace {
+  int batch;
+  int row;
+};
+
+// A tensor without pages has one page for each sequence, of its own number: all of it where sequences are packed.
 struct KvSource {
   KvTensor k;
   KvTensor v;
   Sequences sequences;  // of keys
   int heads;            // of K and V
+  Pages pages = {};     // sequences: padded to all keys that the entries of a table have room for
+
+  PYFLASH_HOST_DEVICE constexpr bool is_paged() const { return pages.table != nullptr; }
+
+  // Whatever lengths hold, within the entries of the table.
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr Rows rows_of(int sequence, Loader const& load) const {
+    if (!is_paged()) {
+      return sequences.rows_of(sequence, load);
+    }
+    return {0, smaller(larger(load(pages.lengths + sequence), 0), sequences.longest)};
+  }
+
+  // rows: of the sequence.
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr KeyPlace place_of(int sequence, Rows const& rows, int key,
+                                                  Loader const& load) const {
+    if (!is_paged()) {
+      return {sequences.tensor_batch(sequence), rows.begin + key};
+    }
+    int const entry = key / pages.size;
+    return {load(pages.table + sequence * pages.table_stride + entry), key - entry * pages.size};
+  }
 
   // The head of K and V that a head of Q attends. heads_q: a multiple of heads.
   PYFLASH_HOST_DEVICE constexpr int head_of(int head_q, int heads_q) const {

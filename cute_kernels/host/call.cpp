@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "cute_kernels/host/checks.h"
+#include "cute_kernels/host/errors.h"
 
 namespace pyflash {
 namespace {
@@ -42,12 +43,61 @@ Sequences packed_sequences(TensorView const& cu_seqlens, int64_t max_seqlen, Inp
                            static_cast<int>(std::min(max_seqlen, total)), static_cast<int>(total));
 }
 
-void set_packed_lengths(Problem& problem, Packing const& packing, int64_t batch, Input const& q) {
+void set_packed_lengths(Problem& problem, Sequences const& q_sequences, int64_t batch) {
   auto& params = problem.params;
   params.batch = static_cast<int>(batch);
-  params.set_q_sequences(packed_sequences(packing.cu_seqlens_q, packing.max_seqlen_q, q));
-  int64_t const total_q = q.extents[kRow];
+  params.set_q_sequences(q_sequences);
+  int64_t const total_q = q_sequences.total;
   params.lse_strides = {.batch = 0, .head = total_q, .split = params.heads * total_q};
+}
+
+// Paged: as many as the entries of the block table have room for.
+Sequences sequences_of_keys(Call const& call, Input const& k) {
+  int64_t const rows = k.extents[kRow];
+  if (call.packing) {
+    return packed_sequences(call.packing->cu_seqlens_k, call.packing->max_seqlen_k, k);
+  }
+  return Sequences::padded(
+      static_cast<int>(call.paging ? rows * call.paging->block_table.sizes[1] : rows));
+}
+
+Pages pages_of(Paging const& paging, Input const& k) {
+  TensorView const& table = paging.block_table;
+  // NOTE: a table without entries may be nowhere, and is one still.
+  static constexpr int kNoEntry = 0;
+  return {.table = table.data != nullptr ? static_cast<int const*>(table.data) : &kNoEntry,
+          .table_stride = table.strides[0],
+          .size = static_cast<int>(k.extents[kRow]),
+          .lengths = static_cast<int const*>(paging.seqlens_k.data)};
+}
+
+// Refuses lengths beyond the table, and numbers of no page among those that are read: of keys that some query of the sequence
+// attends.
+void check_values_of_pages(Problem const& problem, Paging const& paging, Input const& k) {
+  auto const& params = problem.params;
+  KvSource const kv = problem.kv();
+  auto const lengths = static_cast<int const*>(paging.seqlens_k.data);
+  for (int b = 0; b < params.batch; ++b) {
+    require(lengths[b] >= 0 && lengths[b] <= kv.sequences.longest, paging.seqlens_k.name, "[", b,
+            "] = ", lengths[b], ": expected a number from 0 to ", kv.sequences.longest, ", ",
+            paging.block_table.sizes[1], " pages of ", kv.pages.size, " keys");
+    int const n_queries = params.q_sequences().rows_of(b, HostLoader{}).length;
+    if (n_queries == 0 || params.heads == 0) {
+      continue;
+    }
+    int const aligned = aligned_column(0, n_queries, lengths[b]);
+    Interval const keys = params.mask().keys_from(aligned, lengths[b]).of_some(n_queries).from_0();
+    if (keys.size() == 0) {
+      continue;
+    }
+    Interval const entries = keys.blocks_touched(kv.pages.size);
+    for (int i = entries.begin; i < entries.end; ++i) {
+      int const page = kv.pages.table[b * kv.pages.table_stride + i];
+      require(page >= 0 && page < k.extents[kBatch], paging.block_table.name, "[", b, ", ", i,
+              "] = ", page, ": expected the number of a page, from 0 to ", k.extents[kBatch] - 1,
+              ", as ", paging.seqlens_k.name, "[", b, "] = ", lengths[b], " keys are there");
+    }
+  }
 }
 
 // tanh(x) as x P(x^2), a minimax fit with a relative error below 1.2e-6 for |x| <= 0.3, which is that of the kernels' tanh. Beyond,
@@ -96,7 +146,7 @@ void set_options(Problem& problem, Options const& options) {
   params.inverse_scale_log2 =
       static_cast<float>(std::min(1 / (std::numbers::log2e * params.softmax_scale), 1e28));
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
-  params.set_mask(mask_of(options, params.q_sequences(), params.kv().sequences));
+  params.set_mask(mask_of(options, params.q_sequences(), problem.kv()));
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto const& tensor = options.*option.member) {
       params.*option.values = per_head(*tensor);
@@ -108,38 +158,50 @@ void set_options(Problem& problem, Options const& options) {
 
 Problem problem_of(Call const& call, int64_t max_d_head) {
   Problem problem = problem_as_asked(call, max_d_head);
-  if (!call.packing) {
+  if (!call.packing && !call.paging) {
     simplify_one_query(problem);
   }
   return problem;
 }
 
 Problem problem_as_asked(Call const& call, int64_t max_d_head) {
-  DimensionNames const& dims = call.packing ? kPackedDims : kPaddedDims;
+  bool const has_packed_queries = call.packing || (call.paging && call.paging->packed);
+  DimensionNames const& dims_q = has_packed_queries ? kPackedDims : kPaddedDims;
+  DimensionNames const& dims_k = call.paging ? kPageDims : dims_q;
   Options const& options = call.options;
   check_devices(call);
   DType const dtype = check_dtypes(call);
-  Input const q(call.q, dims), k(call.k, dims), v(call.v, dims);
-  check_shapes(q, k, v, dims, max_d_head);
-  int64_t const batch = call.packing ? check_packing(*call.packing, q, k) : q.extents[kBatch];
+  Input const q(call.q, dims_q), k(call.k, dims_k), v(call.v, dims_k);
+  check_shapes(q, k, v, max_d_head);
+  int64_t const batch = call.packing         ? check_packing(*call.packing, q, k)
+                        : has_packed_queries ? check_packed_queries(*call.paging->packed, q)
+                                             : q.extents[kBatch];
   check_batch_times_heads(batch, q);
   for (Input const* input : {&q, &k, &v}) {
     check_memory(*input);
   }
+  if (call.paging) {
+    check_pages(*call.paging, batch, k);
+  }
   check_options(options);
   check_per_head_options(options, batch, q);
 
-  Sequences const k_sequences =
-      call.packing ? packed_sequences(call.packing->cu_seqlens_k, call.packing->max_seqlen_k, k)
-                   : Sequences::padded(static_cast<int>(k.extents[kRow]));
   Problem problem{.dtype = dtype, .num_splits = static_cast<int>(options.num_splits), .params = {}};
-  set_tensors(problem, q, k, v, k_sequences);
-  if (call.packing) {
-    set_packed_lengths(problem, *call.packing, batch, q);
-    set_options(problem, options);
+  set_tensors(problem, q, k, v, sequences_of_keys(call, k));
+  if (call.paging) {
+    problem.pages = pages_of(*call.paging, k);
+  }
+  if (has_packed_queries) {
+    auto const& [cu_seqlens, max_seqlen] =
+        call.packing ? PackedQueries{call.packing->cu_seqlens_q, call.packing->max_seqlen_q}
+                     : *call.paging->packed;
+    set_packed_lengths(problem, packed_sequences(cu_seqlens, max_seqlen, q), batch);
   } else {
     set_padded_lengths(problem, q);
-    set_options(problem, options);
+  }
+  set_options(problem, options);
+  if (call.paging && q.view.device.kind == Device::Kind::kCpu) {
+    check_values_of_pages(problem, *call.paging, k);
   }
   return problem;
 }

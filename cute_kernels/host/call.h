@@ -1,5 +1,5 @@
-// A call of pyflash::fwd or pyflash::fwd_varlen, and its conversion to a problem: the one place that checks and
-// normalises arguments, for the op, for select and for the emulator.
+// A call of pyflash::fwd, pyflash::fwd_varlen or pyflash::fwd_paged, and its conversion to a problem: the one place that
+// checks and normalises arguments, for the op, for select and for the emulator.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,23 @@ struct Packing {
   int64_t max_seqlen_k;
 };
 
+struct PackedQueries {
+  TensorView cu_seqlens_q;
+  int64_t max_seqlen_q;
+};
+
+struct Paging {
+  TensorView block_table;
+  TensorView seqlens_k;
+  std::optional<PackedQueries> packed;
+};
+
 struct Call {
   TensorView q;
   TensorView k;
   TensorView v;
   std::optional<Packing> packing;  // of fwd_varlen
+  std::optional<Paging> paging;    // of fwd_paged
   Options options;
 };
 

@@ -92,7 +92,7 @@ void check_values(Lengths const& lengths) {
 }  // namespace
 
 Input::Input(TensorView const& view, DimensionNames const& dims)
-    : view(view), extents{1, 1, 1, 1}, strides{} {
+    : view(view), dims(dims), extents{1, 1, 1, 1}, strides{} {
   require(view.rank == dims.rank, view.name, " has shape ", ShapeOf{view}, ": expected ", dims.rank,
           " dimensions, ", dims.dims);
   std::copy_n(view.sizes, dims.rank, extents + kNAxes - dims.rank);
@@ -109,6 +109,13 @@ void check_devices(Call const& call) {
   if (call.packing) {
     check(call.packing->cu_seqlens_q);
     check(call.packing->cu_seqlens_k);
+  }
+  if (call.paging) {
+    check(call.paging->block_table);
+    check(call.paging->seqlens_k);
+    if (auto const& packed = call.paging->packed) {
+      check(packed->cu_seqlens_q);
+    }
   }
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto const& tensor = call.options.*option.member) {
@@ -129,27 +136,27 @@ DType check_dtypes(Call const& call) {
   return is_half ? DType::FP16 : DType::BF16;
 }
 
-void check_shapes(Input const& q, Input const& k, Input const& v, DimensionNames const& dims,
-                  int64_t max_d_head) {
+void check_shapes(Input const& q, Input const& k, Input const& v, int64_t max_d_head) {
   int64_t const d_head = q.extents[kColumn];
   require(d_head > 0 && d_head <= max_d_head && d_head % kVectorElements == 0, "q has d_head ",
           d_head, ": expected a multiple of ", kVectorElements, " from ", kVectorElements, " to ",
           max_d_head);
   for (int axis : {kBatch, kColumn}) {
-    require(k.extents[axis] == q.extents[axis], "k has shape ", ShapeOf{k.view}, ": expected ",
-            dims.axes[axis], " ", q.extents[axis], " as q");
+    bool const is_page = axis == kBatch && &k.dims == &kPageDims;
+    require(is_page || k.extents[axis] == q.extents[axis], k.view.name, " has shape ",
+            ShapeOf{k.view}, ": expected ", q.dims.axes[axis], " ", q.extents[axis], " as q");
   }
   int64_t const heads = q.extents[kHead], heads_kv = k.extents[kHead];
-  require(heads == 0 || (heads_kv > 0 && heads % heads_kv == 0), "k has shape ", ShapeOf{k.view},
-          ": expected a number of heads that divides the ", heads, " of q");
+  require(heads == 0 || (heads_kv > 0 && heads % heads_kv == 0), k.view.name, " has shape ",
+          ShapeOf{k.view}, ": expected a number of heads that divides the ", heads, " of q");
   for (int axis : {kBatch, kRow, kHead, kColumn}) {
-    require(v.extents[axis] == k.extents[axis], "v has shape ", ShapeOf{v.view}, ": expected ",
-            dims.axes[axis], " ", k.extents[axis], " as k");
+    require(v.extents[axis] == k.extents[axis], v.view.name, " has shape ", ShapeOf{v.view},
+            ": expected ", k.dims.axes[axis], " ", k.extents[axis], " as ", k.view.name);
   }
   for (Input const* input : {&q, &k, &v}) {
     for (int axis : {kBatch, kRow, kHead}) {
-      require(input->extents[axis] <= kMaxExtent, input->view.name, " has ", dims.axes[axis], " ",
-              input->extents[axis], ": expected at most ", kMaxExtent);
+      require(input->extents[axis] <= kMaxExtent, input->view.name, " has ", input->dims.axes[axis],
+              " ", input->extents[axis], ": expected at most ", kMaxExtent);
     }
   }
 }
@@ -187,6 +194,35 @@ int64_t check_packing(Packing const& packing, Input const& q, Input const& k) {
     }
   }
   return cu_seqlens_q.sizes[0] - 1;
+}
+
+int64_t check_packed_queries(PackedQueries const& packed, Input const& q) {
+  check_cu_seqlens(packed.cu_seqlens_q);
+  Lengths const lengths{packed.cu_seqlens_q, "max_seqlen_q", packed.max_seqlen_q, q};
+  check_max_seqlen(lengths);
+  if (q.view.device.kind == Device::Kind::kCpu) {
+    check_values(lengths);
+  }
+  return packed.cu_seqlens_q.sizes[0] - 1;
+}
+
+void check_pages(Paging const& paging, int64_t batch, Input const& k) {
+  auto const& [table, seqlens_k, packed] = paging;
+  for (TensorView const* tensor : {&table, &seqlens_k}) {
+    require(tensor->dtype == ElementType::kInt32, tensor->name, " is ", tensor->dtype,
+            ": expected int32");
+    check_address(*tensor, sizeof(int));
+  }
+  require(table.rank == 2 && table.sizes[0] == batch, table.name, " has shape ", ShapeOf{table},
+          ": expected (", batch, ", max_pages), a row for each sequence of q");
+  require(seqlens_k.rank == 1 && seqlens_k.sizes[0] == batch, seqlens_k.name, " has shape ",
+          ShapeOf{seqlens_k}, ": expected (", batch, ",), a length for each sequence of q");
+  check_last_stride(table);
+  check_last_stride(seqlens_k);
+  int64_t const page_size = k.extents[kRow];
+  require(page_size > 0, k.view.name, " has page_size 0: expected at least 1");
+  require(table.sizes[1] <= kMaxExtent / page_size, table.name, " has room for ", table.sizes[1],
+          " pages of ", page_size, " keys: expected at most ", kMaxExtent, " keys of a sequence");
 }
 
 void check_per_head_options(Options const& options, int64_t batch, Input const& q) {

@@ -38,10 +38,11 @@ class QBlock {
  public:
   QBlock(Problem const& problem, CpuConfig const& config)
       : params_(problem.params),
+        kv_(problem.kv()),
         config_(config),
         scale_(params_.softcap.cap > 0 ? params_.softcap.cap : params_.softmax_scale),
         B_r_(std::min(config.B_r, params_.q_sequences().longest)),
-        B_c_(std::min(config.B_c, std::max(params_.kv().sequences.longest, 1))),
+        B_c_(std::min(config.B_c, std::max(kv_.sequences.longest, 1))),
         Q_(B_r_, params_.d_head),
         Kt_(params_.d_head, B_c_),
         V_(B_c_, params_.d_head),
@@ -53,23 +54,17 @@ class QBlock {
   // first_row: in the sequence, which may have ended before.
   void forward(int batch, int head, int first_row) {
     Rows const q_rows = params_.q_sequences().rows_of(batch, HostLoader{});
-    KvSource const kv = params_.kv();
-    Rows const k_rows = kv.sequences.rows_of(batch, HostLoader{});
+    Rows const k_rows = kv_.rows_of(batch, HostLoader{});
     int const n_rows = std::min(B_r_, q_rows.length - first_row);
     if (n_rows <= 0) {
       return;
     }
     int const d_head = params_.d_head;
-    int const head_kv = kv.head_of(head, params_.heads);
-    HeadMatrix<Element> const q{static_cast<Element const*>(params_.q) +
-                                    params_.q_strides.offset_of(batch, head, q_rows.begin),
-                                params_.q_strides.row, d_head};
-    auto const matrix_of = [&](KvTensor const& tensor) {
-      return HeadMatrix<Element>{tensor.at<Element>(batch, head_kv, k_rows.begin),
-                                 tensor.strides.row, d_head};
-    };
-    HeadMatrix<Element> const k = matrix_of(kv.k), v = matrix_of(kv.v);
-    q.load(Q_, first_row, n_rows);
+    int const head_kv = kv_.head_of(head, params_.heads);
+    load_rows(Q_, 0, n_rows, d_head, [&](int r) {
+      return params_.q_strides.at(static_cast<Element const*>(params_.q), batch, head,
+                                  q_rows.begin + first_row + r);
+    });
     O_.clear();
     std::fill(row_max_.begin(), row_max_.end(), -kInfinity);
     std::fill(row_sum_.begin(), row_sum_.end(), 0.f);
@@ -77,12 +72,21 @@ class QBlock {
     int const n_keys = k_rows.length;
     int const aligned = aligned_column(first_row, q_rows.length, n_keys);
     auto const keys = params_.mask().keys_from(aligned, n_keys);
-    Interval const blocks = keys.of_some(n_rows).blocks_touched(B_c_);
+    Interval const attended = keys.of_some(n_rows).from_0();
+    Interval const blocks = attended.blocks_touched(B_c_);
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {
       int const first_key = block * B_c_;
       int const n_columns = std::min(B_c_, n_keys - first_key);
-      k.load_transposed(Kt_, first_key, n_columns);
-      v.load(V_, first_key, n_columns);
+      // NOTE: what no row attends may not be there, or be NaN.
+      int const begin_loaded = std::max(attended.begin - first_key, 0);
+      int const end_loaded = std::min(attended.end - first_key, n_columns);
+      auto const row_of = [&](KvTensor const& tensor, int r) {
+        KeyPlace const place = kv_.place_of(batch, k_rows, first_key + r, HostLoader{});
+        return tensor.at<Element>(place.batch, head_kv, place.row);
+      };
+      load_transposed(Kt_, begin_loaded, end_loaded, d_head,
+                      [&](int r) { return row_of(kv_.k, r); });
+      load_rows(V_, begin_loaded, end_loaded, d_head, [&](int r) { return row_of(kv_.v, r); });
       S_.clear();
       accumulate(S_, Q_, Kt_);
       for (int r = 0; r < n_rows; ++r) {
@@ -219,6 +223,7 @@ class QBlock {
   }
 
   Forward::Params const& params_;
+  KvSource const kv_;
   CpuConfig const& config_;
   float const scale_;  // of S, once capped
   int const B_r_;      // no larger than the problem, as B_c

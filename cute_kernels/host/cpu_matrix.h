@@ -24,31 +24,27 @@ struct Tile {
 // C += A B.
 void accumulate(Tile& C, Tile const& A, Tile const& B);
 
-// Rows of q, k or v, (rows,n_columns), of one head.
-template <class Element>
-struct HeadMatrix {
-  Element const* base;
-  int64_t row_stride;
-  int n_columns;
+// Rows [begin, end) of q, k or v, of one head: row_at(r) is the first element of row r, which becomes row r of the tile.
+template <class RowAt>
+void load_rows(Tile& tile, int begin, int end, int n_columns, RowAt const& row_at) {
+  tile.clear();
+  for (int r = begin; r < end; ++r) {
+    auto const* const source = row_at(r);
+    std::transform(source, source + n_columns, tile.row(r),
+                   [](auto x) { return static_cast<float>(x); });
+  }
+}
 
-  void load(Tile& tile, int64_t first_row, int64_t n_rows) const {
-    tile.clear();
-    for (int64_t r = 0; r < n_rows; ++r) {
-      Element const* const source = base + (first_row + r) * row_stride;
-      std::transform(source, source + n_columns, tile.row(r), to_float);
+// The same, transposed: row r becomes column r.
+template <class RowAt>
+void load_transposed(Tile& tile, int begin, int end, int n_columns, RowAt const& row_at) {
+  tile.clear();
+  for (int r = begin; r < end; ++r) {
+    auto const* const source = row_at(r);
+    for (int c = 0; c < n_columns; ++c) {
+      tile.row(c)[r] = static_cast<float>(source[c]);
     }
   }
-  void load_transposed(Tile& tile, int64_t first_row, int64_t n_rows) const {
-    tile.clear();
-    for (int64_t r = 0; r < n_rows; ++r) {
-      Element const* const source = base + (first_row + r) * row_stride;
-      for (int c = 0; c < n_columns; ++c) {
-        tile.row(c)[r] = to_float(source[c]);
-      }
-    }
-  }
-
-  static float to_float(Element x) { return static_cast<float>(x); }
-};
+}
 
 }  // namespace pyflash

@@ -44,7 +44,8 @@ ProblemKind Problem::kind() const {
 
 char const* name(ProblemKind kind) { return kind == ProblemKind::kFew ? "few" : "many"; }
 
-Mask mask_of(Options const& options, Sequences const& q, Sequences const& k) {
+Mask mask_of(Options const& options, Sequences const& q, KvSource const& kv) {
+  Sequences const& k = kv.sequences;
   int64_t const left = options.window_left, right = options.causal ? 0 : options.window_right;
   Mask mask;
   if (left >= 0 && left < k.longest - 1) {
@@ -53,8 +54,9 @@ Mask mask_of(Options const& options, Sequences const& q, Sequences const& k) {
   if (right >= 0 && right < q.longest - 1) {
     mask.window_right = static_cast<int>(right);
   }
-  // NOTE: a query that is aligned with no key is in no key's chunk. Of packed sequences, any may be longer in q than in k.
-  bool const all_are_aligned = !q.is_packed() && q.longest <= k.longest;
+  // NOTE: a query that is aligned with no key is in no key's chunk. Where lengths differ, any sequence may be longer in q than in
+  // k.
+  bool const all_are_aligned = !q.is_packed() && !kv.is_paged() && q.longest <= k.longest;
   if (options.attention_chunk > 0 && !(all_are_aligned && options.attention_chunk >= k.longest)) {
     mask.chunk = static_cast<int>(std::min<int64_t>(options.attention_chunk, kNoWindow));
   }

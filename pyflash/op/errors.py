@@ -89,3 +89,28 @@ def _not_dense(arguments: tuple[Any, ...], error: Exception) -> Exception:
             f"pyflash: tensors are on {', '.join(sorted(devices))}: expected a CUDA device or cpu"
         )
     return error
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raises ValueError for what does not hold."""
+    if not condition:
+        raise ValueError(f"pyflash: {sentence}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_device(q: Tensor, owner: str = "q", **others: Tensor) -> None:
+    """Refuses a tensor that is not where q is, or the one that `owner` names."""
+    for name, x in others.items():
+        require(
+            x.device == q.device, f"{name} is on {x.device}: expected {q.device}, where {owner} is"
+        )
+
+
+def check_integers(**tensors: Tensor) -> None:
+    """Refuses a tensor of another dtype than int32 and int64."""
+    for name, x in tensors.items():
+        is_int = x.dtype in (torch.int32, torch.int64)
+        require(is_int, f"{name} is {dtype_name(x.dtype)}: expected int32 or int64")

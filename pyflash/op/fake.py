@@ -1,7 +1,8 @@
 """Fake implementations of the ops, for torch.compile and the meta device: shapes, dtypes, strides.
 
 The op itself refuses wrong arguments. A fake refuses, in the op's words (cute_kernels/bindings/),
-only what would fail far from its cause in a compiled model, or would not reach the op.
+only what would fail far from its cause in a compiled model, or would not reach the op: one tensor
+on the meta device leads a call to these functions, wherever the others are.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import torch
 from torch import Tensor
 
 from pyflash.config import parse_short_form
+from pyflash.op.errors import check_device, dtype_name, require
 from pyflash.op.options import TENSORS
 
+_PADDED = ("batch", "seqlen", "heads", "d_head")
+_PACKED = ("total", "heads", "d_head")
+_PAGES = ("num_pages", "page_size", "heads", "d_head")
 _DTYPES = {torch.float16: "FP16", torch.bfloat16: "BF16"}
 
 
 @torch.library.register_fake("pyflash::fwd")
 def _fwd(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    _check_tensors(("batch", "seqlen", "heads", "d_head"), q=q, k=k, v=v)
+    _check_tensors(_PADDED, _PADDED, q, k=k, v=v)
     _check_options(q, **options)
     batch, seqlen_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
@@ -36,59 +41,66 @@ def _fwd_varlen(
     max_seqlen_k: int,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    _check_tensors(("total", "heads", "d_head"), q=q, k=k, v=v)
-    _check_device(q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _check_tensors(_PACKED, _PACKED, q, k=k, v=v)
+    check_device(q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _check_options(q, **options)
     total_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((heads, total_q), dtype=torch.float32)
 
 
-def _check_tensors(axes: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
-    _check_device(q, k=k, v=v)
-    _check(q.dtype in _DTYPES, f"q is {_name(q.dtype)}: expected float16 or bfloat16")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check(
+@torch.library.register_fake("pyflash::fwd_paged")
+def _fwd_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    axes = _PADDED if cu_seqlens_q is None else _PACKED
+    _check_tensors(axes, _PAGES, q, k_cache=k_cache, v_cache=v_cache)
+    check_device(q, block_table=block_table, seqlens_k=seqlens_k)
+    if cu_seqlens_q is not None:
+        check_device(q, cu_seqlens_q=cu_seqlens_q)
+    _check_options(q, **options)
+    *batch, seqlen_q, heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
+
+
+def _check_tensors(
+    axes: tuple[str, ...], axes_k: tuple[str, ...], q: Tensor, **others: Tensor
+) -> None:
+    """others: K and V."""
+    check_device(q, **others)
+    require(q.dtype in _DTYPES, f"q is {dtype_name(q.dtype)}: expected float16 or bfloat16")
+    for name, x in {"q": q, **others}.items():
+        expected = axes if name == "q" else axes_k
+        require(
             x.dtype == q.dtype,
-            f"{name} is {_name(x.dtype)}: expected {_name(q.dtype)} as q",
+            f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(q.dtype)} as q",
         )
-        _check(
-            x.dim() == len(axes),
+        require(
+            x.dim() == len(expected),
             (
-                f"{name} has shape {tuple(x.shape)}: expected {len(axes)} dimensions, "
-                f"({', '.join(axes)})"
+                f"{name} has shape {tuple(x.shape)}: expected {len(expected)} dimensions, "
+                f"({', '.join(expected)})"
             ),
-        )
-
-
-def _check_device(q: Tensor, **others: Tensor) -> None:
-    """One tensor on the meta device leads a call to these functions, wherever the others are."""
-    for name, x in others.items():
-        _check(
-            x.device == q.device,
-            f"{name} is on {x.device}: expected {q.device}, where q is",
         )
 
 
 def _check_options(q: Tensor, config: str = "", **others: Any) -> None:
     tensors = {name: x for name in TENSORS if (x := others.get(name)) is not None}
-    _check_device(q, **tensors)
+    check_device(q, **tensors)
     if not config:
         return
     parsed, d_head = parse_short_form(config), q.shape[-1]
-    _check(
+    require(
         parsed.dtype.name == _DTYPES[q.dtype],
         f"config '{config}' is for {parsed.dtype.name}, q is {_DTYPES[q.dtype]}",
     )
-    _check(
+    require(
         not isinstance(d_head, int) or parsed.d_head >= d_head,
         f"config '{config}' is for d_head up to {parsed.d_head}, q has d_head {d_head}",
     )
-
-
-def _check(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise ValueError(f"pyflash: {sentence}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

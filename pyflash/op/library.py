@@ -208,8 +208,9 @@ def _load_kernels() -> None:
 
 _load_ops()
 
-# Autograd, autocast, vmap and the fake implementations need the ops registered.
-from pyflash.op import autograd, fake, tables  # noqa: E402, F401
+# Autograd, autocast, vmap and the fake implementations need the ops registered; append has an op of
+# its own.
+from pyflash.op import append, autograd, fake, tables  # noqa: E402, F401
 
 _load_kernels()
 tables.load_tables()

@@ -46,6 +46,20 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
     return out
 
 
+def attend_paged(q: Tensor, k: Tensor, cache: Tensor, table: Tensor, ints: Tensor) -> Tensor:
+    slots = pyflash.slots_of(table, ints, ints, page_size=16, total_q=4)
+    assert_type(slots, Tensor)
+    pyflash.append_kv(k, k, cache, cache, slots)
+    out = pyflash.attention_paged(q, cache, cache, table, ints, causal=True)
+    assert_type(out, Tensor)
+    state = pyflash.attention_paged(
+        q, cache, cache, table, ints, cu_seqlens_q=ints, max_seqlen_q=4, return_lse=True
+    )
+    assert_type(state, tuple[Tensor, Tensor])
+    assert_type(pyflash.merge_states(*state, *state), tuple[Tensor, Tensor])
+    return pyflash.merge_states([state, state], out=out)[0]
+
+
 def choose(dtype: DType | str) -> tuple[KernelConfig, str]:
     problem = Problem(
         batch=1,

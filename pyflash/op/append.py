@@ -1,0 +1,159 @@
+"""What writes keys and values into pages (paged.py), and where they go there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.op.autograd.formulas import VMAP, refusal
+from pyflash.op.errors import check_device, check_integers, check_types, dtype_name, require
+
+
+def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Writes rows of k and v into pages, in place.
+
+    k and v are (n, heads_kv, d_head), the caches (num_pages, page_size, heads_kv, d_head), all of
+    one dtype. slots is (n,) or shorter, int32 or int64: row i goes to row slots[i] % page_size of
+    page slots[i] // page_size. A row whose slot is negative is skipped, as are the rows of k and v
+    past the end of slots. Of rows with the same slot any one stays.
+
+    Raises ValueError for a shape, dtype or device that does not fit; on the CPU for a slot past the
+    last page too. On a GPU, where looking would synchronize, its row is skipped.
+    """
+    check_types({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}, {})
+    torch.ops.pyflash.append_kv(k, v, k_cache, v_cache, slots)
+
+
+def slots_of(
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    cu_seqlens_q: Tensor,
+    page_size: int,
+    total_q: int,
+) -> Tensor:
+    """The slots of the last keys of each sequence, those of its queries, for `append_kv`.
+
+    block_table, (batch, max_pages), seqlens_k, (batch,), and cu_seqlens_q, (batch + 1,), as in
+    `attention_paged`. Returns (total_q,), int64, on their device, without synchronizing: that of
+    row i of q is where key seqlens_k[b] - seqlen_q + j of its sequence b is, j being its place
+    there. It is -1 for a row past the end of cu_seqlens_q, and where there is no such page.
+    """
+    tensors = {"block_table": block_table, "seqlens_k": seqlens_k, "cu_seqlens_q": cu_seqlens_q}
+    check_types(tensors, {"page_size": page_size, "total_q": total_q})
+    require(page_size > 0, f"page_size = {page_size}: expected at least 1")
+    require(total_q >= 0, f"total_q = {total_q}: expected at least 0")
+    check_integers(**tensors)
+    check_device(block_table, "block_table", **tensors)
+    require(
+        block_table.dim() == 2,
+        f"block_table has shape {tuple(block_table.shape)}: expected (batch, max_pages)",
+    )
+    batch, max_pages = block_table.shape
+    for name, x, n in (("seqlens_k", seqlens_k, batch), ("cu_seqlens_q", cu_seqlens_q, batch + 1)):
+        require(x.shape == (n,), f"{name} has shape {tuple(x.shape)}: expected ({n},)")
+    rows = torch.arange(total_q, device=block_table.device)
+    if batch == 0 or max_pages == 0:
+        return torch.full_like(rows, -1)
+    ends = cu_seqlens_q[1:].long().contiguous()
+    found = torch.searchsorted(ends, rows, right=True)
+    sequence = found.clamp(max=batch - 1)
+    key = seqlens_k.long()[sequence] - ends[sequence] + rows
+    entry = key.div(page_size, rounding_mode="floor")
+    page = block_table.long()[sequence, entry.clamp(0, max_pages - 1)]
+    exists = (found < batch) & (key >= 0) & (entry < max_pages) & (page >= 0)
+    return torch.where(exists, page * page_size + key % page_size, -1)
+
+
+def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """The op. It neither synchronizes on a GPU nor writes anything but the rows of slots."""
+    _check_append(k, v, k_cache, v_cache, slots)
+    n, (num_pages, page_size) = slots.shape[0], k_cache.shape[:2]
+    n_slots = num_pages * page_size
+    slots = slots.long()
+    if slots.device.type == "cpu":
+        for slot in slots[slots >= n_slots].tolist()[:1]:
+            raise ValueError(
+                f"pyflash: slots has {slot}: expected numbers below {n_slots}, {num_pages} pages "
+                f"of {page_size} rows, or negative ones"
+            )
+    if n == 0 or n_slots == 0:
+        return
+    # A row to skip is written as the first one that is not, or, if there is none, as what is at
+    # slot 0: neither changes anything.
+    is_kept = (slots >= 0) & (slots < n_slots)
+    first = is_kept.int().argmax().view(1)
+    has_kept = is_kept.any()
+    target = torch.where(is_kept, slots, torch.where(has_kept, slots[first], 0))
+    place = (target // page_size, target % page_size)
+    for new, cache in ((k[:n], k_cache), (v[:n], v_cache)):
+        other = torch.where(has_kept, new.index_select(0, first), cache[0, :1])
+        cache.index_put_(place, torch.where(is_kept[:, None, None], new, other))
+
+
+def _check_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """What depends on shapes alone."""
+    require(k.dim() == 3, f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
+    require(v.shape == k.shape, f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        require(
+            cache.dim() == 4 and cache.shape[2:] == k.shape[1:],
+            f"{name} has shape {tuple(cache.shape)}: expected (num_pages, page_size, "
+            f"{k.shape[1]}, {k.shape[2]})",
+        )
+    require(
+        v_cache.shape[:2] == k_cache.shape[:2],
+        f"v_cache has {v_cache.shape[0]} pages of {v_cache.shape[1]} rows: expected "
+        f"{k_cache.shape[0]} of {k_cache.shape[1]} as k_cache",
+    )
+    check_integers(slots=slots)
+    require(
+        slots.dim() == 1 and slots.shape[0] <= k.shape[0],
+        f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows of k",
+    )
+    for name, x in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        require(
+            x.dtype == k.dtype,
+            f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k",
+        )
+    check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+
+
+_NO_GRADIENTS = (
+    "pyflash: attention over pages and append_kv have no gradients: expected tensors that do not "
+    "require them, or torch.no_grad()"
+)
+
+
+def _refusing_gradients(op: Any) -> Callable[..., Any]:
+    """The op's kernel for Autograd: refuses in forward what would need gradients."""
+
+    def kernel(*inputs: Any, **options: Any) -> Any:
+        given = (*inputs, *options.values())
+        if torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in given
+        ):
+            raise RuntimeError(_NO_GRADIENTS)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs, **options)
+
+    return kernel
+
+
+def _register(library: torch.library.Library) -> None:
+    library.define(
+        "append_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
+        tags=torch.Tag.pt2_compliant_tag,
+    )
+    library.impl("append_kv", _append, "CompositeExplicitAutograd")
+    torch.library.register_fake("pyflash::append_kv", _check_append, lib=library)
+    for name in ("fwd_paged", "append_kv"):
+        op = getattr(torch.ops.pyflash, name).default
+        library.impl(name, _refusing_gradients(op), "Autograd")
+        library.impl(name, refusal(VMAP), "FuncTorchBatched")
+
+
+_library = torch.library.Library("pyflash", "FRAGMENT")
+_register(_library)

@@ -1,0 +1,104 @@
+"""Attention over keys and values in pages.
+
+A cache is (num_pages, page_size, heads_kv, d_head). Row b of a block table has the numbers of the
+pages of sequence b, in order: key j is row j % page_size of page block_table[b, j // page_size].
+append.py writes pages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+from torch import Tensor
+
+from pyflash.op.arguments import arguments_of
+from pyflash.op.errors import call, check_type, check_types
+from pyflash.op.options import AttentionOptions, shows_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@overload
+def attention_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> Tensor: ...
+@overload
+def attention_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: bool,
+    **options: Unpack[AttentionOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@shows_options
+def attention_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` over keys and values in pages. It runs on the CPU alone: no kernel reads pages.
+
+    q is (batch, seqlen_q, heads, d_head); or (total_q, heads, d_head), packed, with cu_seqlens_q,
+    (batch + 1), int32, and max_seqlen_q, an upper bound of the lengths, as in `attention_varlen`.
+    k_cache and v_cache are (num_pages, page_size, heads_kv, d_head), with any page_size from 1 on.
+    The last dimension must be contiguous; other strides are multiples of 16 bytes, so that parts of
+    one cache and transposed ones need no copy. block_table is (batch, max_pages), int32, with
+    contiguous rows. seqlens_k is (batch,), int32: the keys of each sequence, those of this step
+    included; the last query is aligned with the last of them. A length may be 0.
+
+    Rows of pages past seqlens_k, and keys that a mask hides from all queries of a sequence, may
+    hold anything, as may the entries of block_table for pages of these alone: they are not read.
+
+    {options}
+
+    Returns out, as q, contiguous; with `return_lse` also lse, (batch, heads, seqlen_q) or, packed,
+    (heads, total_q), float32. There are no gradients.
+
+    Raises what `attention` raises, and ValueError for a length that max_pages pages do not hold and
+    for the number of a page that is read and does not exist.
+    """
+    arguments = arguments_of("attention_paged", options)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table}
+    check_types({**tensors, "seqlens_k": seqlens_k}, {})
+    check_type("cu_seqlens_q", cu_seqlens_q, "tensor or None")
+    if max_seqlen_q is not None:
+        check_type("max_seqlen_q", max_seqlen_q, "int")
+    inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
+    out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
+    return (out, lse) if return_lse else out

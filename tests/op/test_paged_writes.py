@@ -1,0 +1,226 @@
+"""What writes pages, where rows go, and the merge of attention over parts of the keys."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from support.refusals import int32
+
+import pyflash
+from pyflash.op.reference import expect
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+MARK = -7.0
+
+
+def rows_of(n: int, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(n, 2, 8).to(dtype), torch.randn(n, 2, 8).to(dtype)
+
+
+def caches_of(
+    layout: str, num_pages: int, page_size: int, dtype: torch.dtype = torch.float16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both caches and the storage that they are views of, all MARK."""
+    shapes = {
+        "of one tensor": (num_pages, 2, page_size, 2, 8),
+        "columns of one tensor": (num_pages, page_size, 2, 16),
+        "heads first": (2, num_pages, 2, page_size, 8),
+    }
+    storage = torch.full(shapes[layout], MARK, dtype=dtype)
+    if layout == "columns of one tensor":
+        return *storage.split(8, -1), storage
+    if layout == "heads first":
+        return *storage.transpose(2, 3), storage
+    return *storage.unbind(1), storage
+
+
+@pytest.mark.parametrize("layout", ["of one tensor", "columns of one tensor", "heads first"])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("slots_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kept", ["all", "none", "some", "first skipped", "fewer slots"])
+def test_append_writes_the_rows_of_slots_alone(layout, page_size, slots_dtype, dtype, kept):
+    n, num_pages = 9, 12
+    k, v = rows_of(n, dtype)
+    slots = torch.randperm(num_pages * page_size)[:n].to(slots_dtype)
+    if kept == "none":
+        slots[:] = -1
+    elif kept == "some":
+        slots[1::3] = -5
+    elif kept == "first skipped":
+        slots[:3] = -1
+    elif kept == "fewer slots":
+        slots = slots[:4]
+    k_cache, v_cache, storage = caches_of(layout, num_pages, page_size, dtype)
+    assert pyflash.append_kv(k, v, k_cache, v_cache, slots) is None
+    written = 0
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        expected = torch.full(cache.shape, MARK, dtype=dtype)
+        for i, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                expected[slot // page_size, slot % page_size] = new[i]
+                written += new[i].numel()
+        assert torch.equal(cache, expected)
+    assert (storage != MARK).sum() <= written
+
+
+@pytest.mark.parametrize("num_pages", [0, 3])
+@pytest.mark.parametrize("n", [0, 2])
+def test_append_of_nothing(num_pages, n):
+    k_cache, v_cache, storage = caches_of("of one tensor", num_pages, 4)
+    pyflash.append_kv(*rows_of(n), k_cache, v_cache, torch.full((n,), -1))
+    assert (storage == MARK).all()
+
+
+def test_append_past_the_last_page_is_refused_and_writes_nothing():
+    k_cache, v_cache, storage = caches_of("of one tensor", 3, 4)
+    with pytest.raises(ValueError, match="slots has 12: expected numbers below 12, 3 pages of 4"):
+        pyflash.append_kv(*rows_of(2), k_cache, v_cache, torch.tensor([0, 12]))
+    assert (storage == MARK).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"k": torch.zeros(2, 2)}, r"k has shape \(2, 2\): expected \(n, heads, d_head\)"),
+        ({"v": torch.zeros(1, 2, 8).half()}, r"v has shape \(1, 2, 8\): expected \(2, 2, 8\) as k"),
+        ({"k_cache": torch.zeros(3, 4, 1, 8).half()}, r"k_cache has shape .*: expected \(num_pa"),
+        ({"v_cache": torch.zeros(3, 5, 2, 8).half()}, "v_cache has 3 pages of 5 rows: expected 3"),
+        ({"v_cache": torch.zeros(3, 4, 2, 8)}, "v_cache is float32: expected float16 as k"),
+        ({"slots": torch.zeros(2)}, "slots is float32: expected int32 or int64"),
+        ({"slots": torch.zeros(3).long()}, r"slots has shape \(3,\): expected \(n,\), at most the"),
+        ({"slots": torch.zeros(1, device="meta").long()}, "slots is on meta: expected cpu, whe"),
+    ],
+)  # fmt: skip
+def test_wrong_appends_are_refused(changed, said):
+    k, v = rows_of(2)
+    k_cache, v_cache, _ = caches_of("of one tensor", 3, 4)
+    slots = torch.tensor([0, 1])
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots, **changed}
+    with pytest.raises(ValueError, match=f"^pyflash: {said}"):
+        pyflash.append_kv(**given)
+
+
+@pytest.mark.parametrize("layout", ["of one tensor", "columns of one tensor", "heads first"])
+def test_opcheck_of_append(layout):
+    k_cache, v_cache, _ = caches_of(layout, 3, 4)
+    inputs = (*rows_of(3), k_cache.clone(), v_cache.clone(), torch.tensor([5, -1, 2]))
+    torch.library.opcheck(torch.ops.pyflash.append_kv.default, inputs)
+
+
+def test_append_has_no_gradients():
+    k, v = rows_of(2)
+    k_cache, v_cache, _ = caches_of("of one tensor", 3, 4)
+    with pytest.raises(RuntimeError, match="attention over pages and append_kv have no gradients"):
+        pyflash.append_kv(k.requires_grad_(), v, k_cache, v_cache, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_a_step_appends_its_keys_and_attends_them(page_size):
+    """Two steps of sequences of their own lengths, beside attention over all of their keys."""
+    torch.manual_seed(0)
+    lengths, width = [(5, 2), (0, 3), (17, 1)], 24
+    numbers = torch.randperm(3 * width).view(3, width).int()
+    k_cache, v_cache = torch.full((2, 3 * width, page_size, 2, 64), math.nan).half()
+    keys = [torch.randn(sum(n), 2, 2, 64).half() for n in lengths]
+    for step in range(2):
+        new = [n[step] for n in lengths]
+        cu_seqlens = int32(0, *torch.tensor(new).cumsum(0).tolist())
+        seqlens = int32(*(sum(n[: step + 1]) for n in lengths))
+        parts = [x[int(n) - m : int(n)] for x, n, m in zip(keys, seqlens, new, strict=True)]
+        k, v = torch.cat(parts).unbind(1)
+        slots = pyflash.slots_of(numbers, seqlens, cu_seqlens, page_size, len(k) + 3)
+        assert slots[len(k) :].tolist() == [-1] * 3
+        pyflash.append_kv(k, v, k_cache, v_cache, slots[: len(k)])
+    q = torch.randn(len(k), 4, 64).half()
+    packed = {"cu_seqlens_q": cu_seqlens, "max_seqlen_q": max(new)}
+    out = pyflash.attention_paged(q, k_cache, v_cache, numbers, seqlens, causal=True, **packed)
+    for b, kv in enumerate(keys):
+        rows = slice(int(cu_seqlens[b]), int(cu_seqlens[b + 1]))
+        expect(q[None, rows], kv[None, :, 0], kv[None, :, 1], causal=True).check(out[None, rows])
+
+
+def test_slots_are_those_of_the_definition():
+    table = int32(9, 4, -1, 7, 2, 3).view(2, 3)
+    slots = pyflash.slots_of(table, int32(7, 2), int32(0, 4, 5), page_size=3, total_q=7)
+    # Keys 3 to 6 of sequence 0, whose key 6 has no page, key 1 of sequence 1, and no sequence.
+    assert slots.tolist() == [4 * 3, 4 * 3 + 1, 4 * 3 + 2, -1, 7 * 3 + 1, -1, -1]
+    # More queries than keys, and more keys than the table has room for.
+    assert pyflash.slots_of(table, int32(1, 11), int32(0, 2, 5), 3, 5).tolist() == [
+        -1, 27, 3 * 3 + 2, -1, -1]  # fmt: skip
+    empty = torch.zeros(0, 3, dtype=torch.int32)
+    assert pyflash.slots_of(empty, int32(), int32(0), 3, 2).tolist() == [-1, -1]
+
+
+def test_slots_beyond_32_bits():
+    table, page_size = int32(2**27).view(1, 1), 256
+    assert pyflash.slots_of(table, int32(3), int32(0, 1), page_size, 1).tolist() == [2**35 + 2]
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 5])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_merged_parts_are_attention_over_all_keys(n_parts, packed, dtype):
+    q, k, v = (torch.randn(1, n, 2, 64).to(dtype) for n in (9, 50, 50))
+    bounds = torch.linspace(0, 50, n_parts + 1).long().tolist()
+    states = []
+    for begin, end in itertools.pairwise(bounds):
+        part = pyflash.attention(q, k[:, begin:end], v[:, begin:end], return_lse=True)
+        states.append(tuple(x[0] for x in part) if packed else part)
+    states.append(tuple(map(torch.clone, states[0])))  # nothing attended
+    states[-1][0].fill_(math.nan)
+    states[-1][1].fill_(-math.inf)
+    out, lse = pyflash.merge_states(states)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    expected = expect(q, k, v)
+    expected.check(out[None] if packed else out, lse[None] if packed else lse)
+
+
+def test_merge_takes_two_states_and_strides_of_any_kind():
+    a, b = torch.randn(2, 6, 3, 8).unbind(0)
+    lse_a, lse_b = torch.randn(2, 3, 6).unbind(0)
+    expected = pyflash.merge_states([(a, lse_a), (b, lse_b)])
+    strided = lse_b.t().contiguous().t()
+    into = torch.empty(6, 3, 16)[..., ::2]
+    out, lse = pyflash.merge_states(a, lse_a, b.transpose(0, 1).contiguous().transpose(0, 1),
+                                    strided, out=into)  # fmt: skip
+    assert out is into
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+    weights = torch.softmax(torch.stack([lse_a, lse_b]), 0).transpose(1, 2)[..., None]
+    torch.testing.assert_close(out, weights[0] * a + weights[1] * b)
+
+
+def test_merged_empty_states_are_empty():
+    zeros, lse = torch.zeros(6, 3, 8), torch.full((3, 6), -math.inf)
+    out, merged = pyflash.merge_states(zeros, lse, zeros, lse)
+    assert torch.equal(out, zeros)
+    assert torch.equal(merged, lse)
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e4, 1e30])
+def test_merged_lses_of_any_magnitude(magnitude):
+    out = torch.ones(6, 3, 8)
+    lse = torch.full((3, 6), magnitude)
+    for of_both in (lse, -lse):
+        merged, _ = pyflash.merge_states(out, of_both, 3 * out, of_both)
+        assert torch.equal(merged, 2 * out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([],), "merge_states got 0 tensors: expected out_a, lse_a, out_b and lse_b, or a list"),
+        ((torch.ones(2, 3, 8), torch.ones(3, 2)), "merge_states got 2 tensors"),
+        (([(torch.ones(2, 3, 8), torch.ones(2, 3))],), r"lse 0 has shape \(2, 3\): expected \(3"),
+        (([(torch.ones(2, 3), torch.ones(3, 2))],), r"out 0 has shape \(2, 3\): expected that of"),
+        (([(torch.ones(2, 3, 8), torch.ones(3, 2).long())],), "lse 0 is int64: expected floats"),
+    ],
+)  # fmt: skip
+def test_wrong_states_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=f"^pyflash: {said}"):
+        pyflash.merge_states(*arguments)
