@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pyflash.variant.bound import Bound, bind
 from pyflash.variant.dsl import Parameters, V, define
 from pyflash.variant.expr import Node, Param
 from pyflash.variant.parser import TextError, parse
 from pyflash.variant.scalars import Scalar
-from pyflash.variant.value import Bound, Variant
+from pyflash.variant.value import Variant
 
 
 def trace(
@@ -37,6 +38,7 @@ __all__ = [
     "TextError",
     "V",
     "Variant",
+    "bind",
     "define",
     "parse",
     "trace",

@@ -7,8 +7,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyflash.variant.bound import Bound
 from pyflash.variant.captures import same, snapshot
-from pyflash.variant.value import Bound
 
 _MOST = 8  # of one function: with another function, or other captured values
 

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pyflash.config.words import shown, type_name
+from pyflash.variant.bound import Bound
 from pyflash.variant.captures import CapturedFloat, CapturedInt, Number, Rewriter
 from pyflash.variant.dsl import Term
 from pyflash.variant.expr import (
@@ -37,7 +38,7 @@ from pyflash.variant.proxies import Proxy, applied, kind_of_tensor, of_tensor
 from pyflash.variant.scalars import BOOL, F32, I32, I64
 from pyflash.variant.torch_rules import refusal_of
 from pyflash.variant.trace_cache import TraceCache
-from pyflash.variant.value import Bound, Variant, as_score
+from pyflash.variant.value import Variant, as_score
 
 _FOLDER = Path(__file__).parent
 _INDICES = ("b", "h", "q", "k")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import keyword
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -85,10 +84,6 @@ class Variant:
         """16 hexadecimal digits that name the normal form."""
         return hashlib.sha256(str(self.normal).encode()).hexdigest()[:16]
 
-    def bind(self, **values: Any) -> Bound:
-        """With a value for each parameter: a number, or a tensor."""
-        return Bound(self, values)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Variant):
             return NotImplemented
@@ -117,25 +112,6 @@ class Variant:
 
     def __reduce__(self) -> Any:
         return Variant, (self.name, self.params, self.score, self.mask)
-
-
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A variant with the values of its parameters, by name. Raises ValueError where one is missing
-    or unknown."""
-
-    variant: Variant
-    values: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        names = [param.name for param in self.variant.params]
-        expected = f"expected {', '.join(names) or 'none'}"
-        for name in names:
-            if name not in self.values:
-                raise ValueError(f"{name} of {self.variant.name} has no value: {expected}")
-        for name in self.values:
-            if name not in names:
-                raise ValueError(f"{name} is no parameter of {self.variant.name}: {expected}")
 
 
 def as_score(node: Node) -> Node:

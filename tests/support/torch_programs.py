@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pyflash.variant.expr import Node, params_of
-from pyflash.variant.scalars import F32
+from pyflash.variant.scalars import F32, I64, signature
 from pyflash.variant.value import Variant
 from pyflash.variant.walk import fold
 
@@ -74,6 +74,12 @@ def torch_value(root: Node, values: Mapping[str, Any], floats: torch.dtype = tor
         if node.op in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin",
                        "cos", "erf", "floor", "/"):  # fmt: skip
             args = tuple(arg if _is_float(arg) else arg.to(floats) for arg in args)
+        kinds = tuple(arg.kind for arg in node.args)
+        if I64 in kinds and len(set(kinds)) > 1:  # vmap takes what is not batched for a number
+            wanted, _ = signature(node.op, kinds)
+            args = tuple(
+                a.to(_DTYPES.get(str(w), floats)) for a, w in zip(args, wanted, strict=True)
+            )
         if node.op in ("clamp", "min", "max"):
             kind = floats if node.kind is F32 else _DTYPES[str(node.kind)]
             args = tuple(arg.to(kind) for arg in args)

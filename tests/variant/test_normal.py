@@ -67,6 +67,10 @@ DIFFERENT = [
     ("a: s + 0.0", "a: s"),
     ("a: s - s", "a: 0.0 * s"),
     ("a: where(s <= 1.0, s, 0.0)", "a: where(~(s > 1.0), s, 0.0)"),
+    (
+        "a: min(s, where(bool(q) ^ ~(s <= 1.0), s, 0.0))",
+        "a: min(s, where(bool(q) ^ (s > 1.0), s, 0.0))",
+    ),
     ("a: s where k * 65536 * 65536 < q", "a: s where 0 < q - 1"),
     ("a(w: i32): s where i64(w) * w < 3", "a(w: i32): s where w * w < 3"),
     ("a(w: i32): s where w < 3", "a(w: i64): s where w < 3"),
@@ -128,7 +132,9 @@ EDGES = np.array([0, 1, 2, -1, (1 << 31) - 1, -(1 << 31), 1 << 30], np.int32)
 
 
 @pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
-@pytest.mark.parametrize("left", ["q - k", "k + u", "u - k", "2 * u - 3", "-u", "~w", "u << 3"])
+@pytest.mark.parametrize(
+    "left", ["q - k", "k + u", "u - k", "2 * u - 3", "-u", "~w", "u << 3", "u >> 31"]
+)
 @pytest.mark.parametrize("right", ["w", "q + w", "w - 2", "5", "w * 4 + q"])
 def test_parameters_at_the_ends_of_their_type(op, left, right):
     """Such as the window 2^31 - 1, which shows all."""

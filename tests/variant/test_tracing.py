@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.programs import FLEX_INDICES, captured, is_exact, pairs, program
 from support.torch_programs import flex_functions
 
-from pyflash.variant import parse, trace
+from pyflash.variant import trace
 from pyflash.variant.evaluate import evaluate
 from pyflash.variant.expr import params_of
 from pyflash.variant.value import Variant
@@ -410,13 +410,10 @@ def test_errors_of_the_function_are_its_own():
         trace(3)
 
 
-def test_a_value_for_each_parameter_is_bound():
-    variant = parse("a(slope: f32[1]): s + slope[h]")
-    assert variant.bind(slope=SLOPES).values == {"slope": SLOPES}
-    with pytest.raises(ValueError, match="slope of a has no value"):
-        variant.bind()
-    with pytest.raises(ValueError, match="window is no parameter of a: expected slope"):
-        variant.bind(slope=SLOPES, window=3)
+def test_a_divisor_of_0_is_refused():
+    n = 0
+    with pytest.raises(ValueError, match=r"n is 0 in 'q // n': expected a divisor"):
+        trace(None, lambda b, h, q, k: q // n == k)
 
 
 def test_the_value_needs_no_torch():

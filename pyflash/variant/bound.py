@@ -1,0 +1,80 @@
+"""A variant with the values of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyflash.config.words import shown, type_name
+from pyflash.variant.expr import Param
+from pyflash.variant.scalars import BOOL, Scalar
+from pyflash.variant.value import Variant
+from pyflash.variant.walk import postorder
+
+_DTYPES = {
+    "bool": Scalar.BOOL,
+    "int32": Scalar.I32,
+    "int64": Scalar.I64,
+    "float32": Scalar.F32,
+    "float16": Scalar.F16,
+    "bfloat16": Scalar.BF16,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A variant and a number or tensor for each parameter, by name. Raises ValueError where one is
+    missing, unknown, of another type, or a divisor that is 0."""
+
+    variant: Variant
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        params = {param.name: param for param in self.variant.params}
+        expected = f"expected {', '.join(params) or 'none'}"
+        for name in self.values:
+            if name not in params:
+                raise ValueError(f"{name} is no parameter of {self.variant.name}: {expected}")
+        for name, param in params.items():
+            if name not in self.values:
+                raise ValueError(f"{name} of {self.variant.name} has no value: {expected}")
+            _check(param, self.values[name])
+        for node in postorder(self.variant.score, self.variant.mask):
+            divides = node.op in ("//", "%") and node.args[1].op == "load"
+            if divides and node.args[1].data.rank is None:
+                name = node.args[1].data.name
+                if self.values[name] == 0:
+                    raise ValueError(f"{name} is 0 in {shown(str(node))}: expected a divisor")
+
+
+def bind(variant: Variant, **values: Any) -> Bound:
+    """With a value for each parameter: a number of Python's, or a tensor."""
+    return Bound(variant, values)
+
+
+def _check(param: Param, value: Any) -> None:
+    if param.rank is None:
+        _check_number(param, value)
+        return
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise ValueError(
+            f"{param.name} is {type_name(value)}: expected a tensor, {param.type_text}"
+        )
+    if len(value.shape) != param.rank:
+        raise ValueError(f"{param.name} has {len(value.shape)} axes: expected {param.rank}")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if _DTYPES.get(dtype) is not param.kind:
+        raise ValueError(f"{param.name} is {dtype}: expected {param.kind}, convert it")
+
+
+def _check_number(param: Param, value: Any) -> None:
+    is_bool = isinstance(value, bool)
+    if param.kind is BOOL:
+        good = is_bool
+    elif param.kind.is_integer:
+        good = isinstance(value, int) and not is_bool and param.kind.holds(value)
+    else:
+        good = isinstance(value, int | float) and not is_bool
+    if not good:
+        raise ValueError(f"{param.name} is {shown(value)}: expected a number, {param.kind}")
