@@ -85,6 +85,14 @@ def check_name(name: str) -> None:
         )
 
 
+_set = object.__setattr__
+
+
+def _comparable(data: Any) -> Any:
+    """-0.0 is not 0.0."""
+    return repr(data) if type(data) is float else data
+
+
 class Node:
     """A value of an expression. Equal trees are equal and have the same hash.
 
@@ -105,21 +113,21 @@ class Node:
     def __init__(
         self, op: str, kind: Scalar, args: tuple[Node, ...] = (), data: Any = None
     ) -> None:
-        size = 1 + sum(arg.size for arg in args)
+        size, depth, loads = 1, 0, 0
+        for arg in args:
+            size += arg.size
+            depth = arg.depth if arg.depth > depth else depth
+            loads = arg.loads if arg.loads > loads else loads
         if size > _MAX_WORK:
             raise ValueError(f"an expression has more than {_MAX_WORK} nodes: expected fewer")
-        values = {
-            "op": op,
-            "kind": kind,
-            "args": args,
-            "data": data,
-            "size": size,
-            "depth": 1 + max((arg.depth for arg in args), default=0),
-            "loads": max((arg.loads for arg in args), default=0) + (op == "load"),
-            "_hash": hash((op, kind, repr(data), args)),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        _set(self, "op", op)
+        _set(self, "kind", kind)
+        _set(self, "args", args)
+        _set(self, "data", data)
+        _set(self, "size", size)
+        _set(self, "depth", depth + 1)
+        _set(self, "loads", loads + (op == "load"))
+        _set(self, "_hash", hash((op, kind.value, _comparable(data), args)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{name} of a node cannot be set: nodes are immutable")
@@ -137,7 +145,7 @@ class Node:
         return (
             self._hash == other._hash
             and (self.op, self.kind) == (other.op, other.kind)
-            and repr(self.data) == repr(other.data)  # -0.0 is not 0.0
+            and _comparable(self.data) == _comparable(other.data)
             and self.args == other.args
         )
 

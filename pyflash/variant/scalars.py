@@ -32,15 +32,15 @@ class Scalar(Enum):
 
     @property
     def bits(self) -> int:
-        return {"bool": 1, "i32": 32, "i64": 64, "f32": 32, "f16": 16, "bf16": 16}[self.value]
+        return _BITS[self.value]
 
     @property
     def least(self) -> int:
-        return 0 if self is Scalar.BOOL else -(1 << (self.bits - 1))
+        return _ENDS[self.value][0]
 
     @property
     def greatest(self) -> int:
-        return 1 if self is Scalar.BOOL else (1 << (self.bits - 1)) - 1
+        return _ENDS[self.value][1]
 
     def holds(self, value: int) -> bool:
         return self.least <= value <= self.greatest
@@ -50,6 +50,8 @@ class Scalar(Enum):
         return (value - self.least) % (1 << self.bits) + self.least
 
 
+_BITS = {"bool": 1, "i32": 32, "i64": 64, "f32": 32, "f16": 16, "bf16": 16}
+_ENDS = {"bool": (0, 1), "i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1)}
 BOOL, I32, I64, F32 = Scalar.BOOL, Scalar.I32, Scalar.I64, Scalar.F32
 _ORDER = (BOOL, I32, I64, F32)
 

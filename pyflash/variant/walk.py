@@ -30,7 +30,7 @@ def postorder(
             yield node
         else:
             stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(operands(node)))
+            stack += [(arg, False) for arg in reversed(operands(node))]
 
 
 def preorder(*roots: Node) -> Iterator[Node]:

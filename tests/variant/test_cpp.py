@@ -27,6 +27,7 @@ SAME = [
     "a: s where (k // 8 == q // 8) | (k % 16 < 3)",
     "a(n: i32): s where abs(q - k) <= n * 3",
     "a(ids: i32[1]): s where ids[q % 7] == ids[k % 7]",
+    "a(ids: i32[1]): s where ids[min(k, 6) - 3] == 15",
     "a(far: i64[1]): s where far[min(q, 4)] <= far[min(k, 4)]",
     "a(keep: bool[2], flag: bool): s where keep[q % 5, h % 4] & flag ^ (k < 5)",
     "a: s where where(h == 2, clamp(k, 3, q), -q // 3) <= q_len >> 2",

@@ -164,6 +164,12 @@ def test_masks_of_intervals_are_judged_exactly(text):
                 assert verdict == brute(variant, at, PROBLEM, arrays)
 
 
+def test_an_index_that_changes_its_sign_reads_both_ends():
+    mask = parse("a(t: i32[1]): s where t[k - 3] == 7").mask
+    for table, verdict in (([0, 0, 0, 7], "some"), ([7, 7, 7, 7], "all"), ([0] * 4, "none")):
+        assert tile(mask, Tile((0, 1), (2, 4)), Problem(8, 8), {"t": table}) == verdict
+
+
 def test_a_ragged_tile_ends_with_its_sequence():
     judged = tiles(parse("a: s where k < 40").mask, Problem(3, 41), (2, 8), {}, 0, 0)
     assert judged == [["all"] * 5 + ["none"]] * 2
