@@ -86,7 +86,7 @@ BUGS = [
         "bytes_of_lse_not_announced",
         condition("acquire(write, kQueriesBytes)",
                   "acquire(write, kQueriesBytes - BUG * kNumberBytes)", _LOAD),
-        finds=[found("wrong_expect_tx", memory="Q full[0]")],
+        finds=[found("wrong_expect_tx or deadlock", memory=None, detail="TMA brings")],
     ),
     # dS, which both consumers read.
     _bug(
@@ -100,12 +100,6 @@ BUGS = [
                   "c + lane / 16 * 8, stage)); } if (!BUG) { device::fence_async_proxy(); }",
                   _OUTPUTS),
         finds=[found("missing_proxy_fence", "dS_r2s")],
-    ),
-    _bug(
-        "dS_announced_before_its_warp_has_stored_it",
-        condition("device::sync_warp(); if (device::elect_one()) {",
-                  "if (!BUG) { device::sync_warp(); } if (device::elect_one()) {", _OUTPUTS),
-        finds=[found("race or missing_proxy_fence or in_flight_read", "dS_r2s")],
     ),
     _bug(
         "too_few_warps_awaited",
@@ -135,12 +129,6 @@ BUGS = [
         condition("acc_dQ(i + 3)}); } device::fence_async_proxy();",
                   "acc_dQ(i + 3)}); } if (!BUG) { device::fence_async_proxy(); }", _OUTPUTS),
         finds=[found("missing_proxy_fence", "dQ_s2g")],
-    ),
-    _bug(
-        "dQ_sent_before_its_warp_has_staged_it",
-        condition("device::sync_warp(); device::at(Site::dQ_s2g);",
-                  "if (!BUG) { device::sync_warp(); } device::at(Site::dQ_s2g);", _OUTPUTS),
-        finds=[found("race or missing_proxy_fence or uninitialised_read", "dQ_s2g")],
     ),
     _bug(
         "dQ_never_committed",
