@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -59,10 +60,11 @@ class Proxy(Term):
 
     def __getattr__(self, name: str) -> Any:
         if name in RULES or name in CASTS or name == "to" or refusal_of(name):
-            return lambda *args, **kwargs: called(name, (self, *args), kwargs)
+            rule = "where of" if name == "where" else name  # which has the condition second
+            return lambda *args, **kwargs: called(rule, (self, *args), kwargs)
         raise AttributeError(
             f"a score or an index has no {name!r} here: expected operators, or functions of torch: "
-            f"{', '.join(sorted(word for word in RULES if not word.startswith('_')))}"
+            f"{', '.join(sorted(word for word in RULES if word.isalnum()))}"
         )
 
     def __getitem__(self, _: Any) -> Any:
@@ -115,13 +117,22 @@ def kind_of_tensor(tensor: torch.Tensor) -> Scalar:
 
 
 _PLACES = ("device", "dtype", "layout", "memory_format")
-# What makes a node of a captured tensor: of the tracers that run, the last one's.
-of_tensor: list[Callable[[torch.Tensor], Node]] = []
+
+
+class _Running(threading.local):
+    """What makes a node of a captured tensor: of the tracers that a thread runs, the last one's."""
+
+    def __init__(self) -> None:
+        self.of_tensor: list[Callable[[torch.Tensor], Node]] = []
+
+
+running = _Running()
 
 
 def applied(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of torch on proxies."""
-    return called(function.__name__, args, kwargs)
+    is_method = function is torch.Tensor.where
+    return called("where of" if is_method else function.__name__, args, kwargs)
 
 
 def called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,7 +146,7 @@ def called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name not in RULES:
         raise TypeError(
             f"torch's {name} has no form here: expected one of "
-            f"{', '.join(sorted(word for word in RULES if not word.startswith('_')))}"
+            f"{', '.join(sorted(word for word in RULES if word.isalnum()))}"
         )
     words = {key: _operand(value) for key, value in kwargs.items() if key not in _PLACES}
     found = Proxy(RULES[name](*map(_operand, args), **words))
@@ -144,7 +155,7 @@ def called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _operand(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return of_tensor[-1](value)
+        return running.of_tensor[-1](value)
     if value is None or isinstance(value, str):
         return value
     return node_of(value)

@@ -154,6 +154,7 @@ RULES: dict[str, Rule] = {
     "max": _extreme("max"),
     "min": _extreme("min"),
     "where": _where,
+    "where of": lambda a, condition, b: _where(condition, a, b),  # as a method
     "pow": _power,
     "__pow__": _power,
     "__rpow__": lambda n, x: _power(x, n),

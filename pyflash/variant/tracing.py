@@ -34,7 +34,7 @@ from pyflash.variant.expr import (
     load,
     params_of,
 )
-from pyflash.variant.proxies import Proxy, applied, kind_of_tensor, of_tensor
+from pyflash.variant.proxies import Proxy, applied, kind_of_tensor, running
 from pyflash.variant.scalars import BOOL, F32, I32, I64
 from pyflash.variant.torch_rules import refusal_of
 from pyflash.variant.trace_cache import TraceCache
@@ -119,7 +119,7 @@ class _Tracer:
     def _call(self, function: Any, role: str, args: tuple[Any, ...]) -> Node:
         _check_signature(function, role, len(args))
         traced = Rewriter(self.of_number, self.see).of(function)
-        of_tensor.append(self.of_tensor)
+        running.of_tensor.append(self.of_tensor)
         try:
             with _Mode(self):
                 result = traced(*args)
@@ -129,7 +129,7 @@ class _Tracer:
         except (TypeError, ValueError, AttributeError) as error:
             raise _with_line(error) from error
         finally:
-            of_tensor.pop()
+            running.of_tensor.pop()
 
     def _result(self, role: str, result: Any) -> Node:
         if result is None:

@@ -8,8 +8,10 @@ import math
 import re
 import subprocess
 import sys
+import time
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -149,6 +151,7 @@ MASKS = [
     (lambda b, h, q, k: (k - q).abs().to(torch.float32) <= SCALE * WINDOW,
      "f32(abs(k - q)) <= SCALE", {"SCALE": 0.75}),
     (lambda b, h, q, k: torch.logical_and(k, ~(q == k)), "bool(k) & ~(q == k)", {}),
+    (lambda b, h, q, k: (k < 3).where(q < 5, h == 1), "where(q < 5, k < 3, h == 1)", {}),
     (lambda b, h, q, k: q.clamp(min=2) >= k.float(), "clamp(q, 2, 2147483647) >= f32(k)", {}),
 ]  # fmt: skip
 SCORES = [
@@ -160,6 +163,8 @@ SCORES = [
     (lambda s, b, h, q, k: ALONE * s, "ALONE * s", {"ALONE": ALONE}),
     (lambda s, b, h, q, k: s + HALF[b].float(), "s + HALF[b]", {"HALF": HALF}),
     (lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")), "where(q >= k, s, -inf)", {}),
+    (lambda s, b, h, q, k: s.where(q >= k, -math.inf), "where(q >= k, s, -inf)", {}),
+    (lambda s, b, h, q, k: ALONE.where(q >= k, s), "where(q >= k, ALONE, s)", {"ALONE": ALONE}),
     (lambda s, b, h, q, k: torch.where(q >= k, s, torch.full_like(s, -math.inf)),
      "where(q >= k, s, -inf)", {}),
     (lambda s, b, h, q, k: s**2 + 2**s + s**0.5, "s * s + exp2(s) + sqrt(s)", {}),
@@ -408,6 +413,21 @@ def test_errors_of_the_function_are_its_own():
         trace(lambda s, b, h, q, k: s + 1 / 0)
     with pytest.raises(TypeError, match="expected a function"):
         trace(3)
+
+
+def test_threads_trace_at_a_time():
+    def mod(tensor):
+        def score_mod(s, b, h, q, k):
+            time.sleep(1e-4)
+            return s * tensor + ALONE
+
+        return score_mod
+
+    scales = [torch.tensor(float(i)) for i in range(64)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda scale: trace(mod(scale)), scales))
+    for bound, scale in zip(found, scales, strict=True):
+        assert_values(bound.values, {"tensor": scale, "ALONE": ALONE})
 
 
 def test_a_divisor_of_0_is_refused():
