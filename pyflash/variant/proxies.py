@@ -64,7 +64,7 @@ class Proxy(Term):
             return lambda *args, **kwargs: called(rule, (self, *args), kwargs)
         raise AttributeError(
             f"a score or an index has no {name!r} here: expected operators, or functions of torch: "
-            f"{', '.join(sorted(word for word in RULES if word.isalnum()))}"
+            f"{', '.join(sorted(word for word in RULES if word[0] != '_' and ' ' not in word))}"
         )
 
     def __getitem__(self, _: Any) -> Any:
@@ -146,7 +146,7 @@ def called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name not in RULES:
         raise TypeError(
             f"torch's {name} has no form here: expected one of "
-            f"{', '.join(sorted(word for word in RULES if word.isalnum()))}"
+            f"{', '.join(sorted(word for word in RULES if word[0] != '_' and ' ' not in word))}"
         )
     words = {key: _operand(value) for key, value in kwargs.items() if key not in _PLACES}
     found = Proxy(RULES[name](*map(_operand, args), **words))

@@ -37,6 +37,14 @@ def test_it_computes_what_the_tree_does(seed):
         np.testing.assert_allclose(score[0], expected[0][pair], rtol=close, atol=close)
 
 
+def test_several_shared_parts_are_kept_apart():
+    variant = parse("a: exp(s + 1.0) * (s * 2.0) - (s + 1.0) / (s * 2.0)")
+    code = program_of(variant.score, ())
+    assert code.slots == 2
+    indices = [3.0 if name == "s" else 0 for name in MEANINGS]
+    assert run(code, indices, ())[0] == pytest.approx(np.exp(4) * 6 - 4 / 6)
+
+
 @given(SEEDS)
 def test_the_stack_and_slots_are_as_deep_as_said(seed):
     variant = program(Random(seed))
