@@ -21,7 +21,7 @@ from pyflash.codegen.linking import link, reusable
 from pyflash.config import ARCHS, KernelConfig, as_config
 
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
-_HOST = ("backward_call", "call", "checks", "names", "options", "problem", "tensor_view")
+_HOST = ("call", "checks", "gradients", "names", "options", "problem", "tensor_view")
 
 
 def build_emulated(

@@ -7,8 +7,8 @@
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
 #include "cute_kernels/bindings/tensors.h"
-#include "cute_kernels/host/backward_call.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/gradients.h"
 #include "cute_kernels/host/select_backward.h"
 
 namespace pyflash {

@@ -5,8 +5,8 @@
 #include "cute_kernels/emulator/mapping.h"
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/emulator/run.h"
-#include "cute_kernels/host/backward_call.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/gradients.h"
 
 namespace pyflash::emulator {
 namespace {

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pyflash.config import Arch, KernelConfig, Space, as_config
+from pyflash.config import FORWARD, Arch, KernelConfig, Space, as_config
 from pyflash.op.selection import Problem, features_needed
 from pyflash.tuner.builder import Kernel
 
@@ -27,10 +27,14 @@ class Survey:
 
 
 def survey(space: AnySpace, arch: Arch) -> Survey:
-    """Sorts the configs of a space, of several, or of any iterable of configs or short forms."""
+    """Sorts the configs of a space, of several, or of any iterable of configs or short forms.
+
+    Raises ValueError for one of another op than forward, whose problems are tuned for."""
     result = Survey()
     seen: set[KernelConfig] = set()
     for config in _configs(space):
+        if config.family.op is not FORWARD:
+            raise ValueError(f"{config} is of op {config.family.op}: {FORWARD} alone is tuned")
         result.n_configs += 1
         violations = config.violations(arch)
         if violations:

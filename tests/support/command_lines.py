@@ -60,6 +60,7 @@ GIVEN: dict[str, Callable[[KernelConfig], list[str]]] = {
     "arch": lambda _: ["sm_90"],
     "device": lambda _: ["cpu"],
     "variant": lambda _: ["window"],
+    "passes": lambda config: [config.family.op.name],
 }
 # By these a command is known to be about a config, or about a problem.
 OF_A_FAMILY = {"config", "configs", "first", "values", "problem", "dtype", "d_head"}
@@ -107,7 +108,7 @@ REFUSALS: dict[tuple[str, ...], str] = {
         for option in ("--ops", "--list", "--emit-to")
     },
     ("build", "--dry-run"): "--dry-run .*exclude each other|no architecture to build for",
-    ("tune",): "no GPU to tune for",
+    ("tune",): "no GPU to tune for|forward alone is tuned",
     ("tune", "--read", "--install"): "--read .*no --install",
     ("tune", "--read", "--dry-run"): "--read .*no --dry-run",
     ("tune", "--dry-run", "--install"): "--dry-run .*no --install",
@@ -119,6 +120,9 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("bench", "--out", "--read"): "--read .*no --out",
     ("bench", "--host", "--read"): "--read .*no --host",
     ("bench", "--decode", "--read"): "none of its 4 records fits --decode",
+    ("bench", "--pass", "backward", "--format", "cutlass"): "profiler's columns hold forward",
+    ("bench", "--pass", "backward", "--plot"): "no contender was timed",
+    ("bench", "--pass", "backward", "--roofline"): "no forward pass was timed",
     ("bench", "--host"): "--host has no .*its calls are fixed",
     ("bench", "--roofline"): "no roofline: the peak rates of .* are not known",
     ("bench", "--format", "markdown"): "no figures of pyflash and PyTorch flash",

@@ -1,4 +1,4 @@
-#include "cute_kernels/host/backward_call.h"
+#include "cute_kernels/host/gradients.h"
 
 #include <algorithm>
 
