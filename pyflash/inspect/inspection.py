@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from pyflash.config import ARCHS, KernelConfig, KernelFeatures, as_config
+from pyflash.config import ARCHS, FORWARD, KernelConfig, KernelFeatures, as_config
 from pyflash.config.arch import Arch
 from pyflash.emulator.traffic import SharedTraffic
 from pyflash.inspect.compiled import CompiledKernel, compiled_kernels
@@ -170,17 +170,21 @@ def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
     """
     import torch
 
-    from pyflash.emulator import emulate
+    from pyflash.emulator import emulate, emulate_backward
     from pyflash.op.selection import TORCH_DTYPES
 
     if config.family.emulation_header is None:
         raise ValueError(f"the emulator does not run the family {config.family}")
     generator = torch.Generator().manual_seed(0)
     shape = (1, seqlen, 2, config.d_head)
-    q, k, v = (
-        torch.randn(shape, generator=generator).to(TORCH_DTYPES[config.dtype]) for _ in range(3)
+    q, k, v, grad_out = (
+        torch.randn(shape, generator=generator).to(TORCH_DTYPES[config.dtype]) for _ in range(4)
     )
-    _, _, report = emulate(q, k, v, config)
+    if config.family.op is FORWARD:
+        *_, report = emulate(q, k, v, config)
+    else:
+        out, lse = torch.ops.pyflash.fwd(q, k, v)
+        *_, report = emulate_backward(grad_out, out, lse, q, k, v, config)
     return report
 
 
