@@ -25,7 +25,7 @@ struct Backward {
                                          Phase<BackwardParams>{},
                                          Phase<BackwardParams>{.launch = postprocess_backward}};
 
-  // Of params with the shape of a config.
+  // params: with the shape of a config.
   static constexpr std::array<Buffer<BackwardParams>, 3> workspace(BackwardParams const& params) {
     int64_t const n_rows = int64_t(params.batch) * params.heads * params.padded_q;
     return {{{&BackwardParams::dq_sum, n_rows * params.columns},

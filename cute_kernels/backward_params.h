@@ -82,7 +82,7 @@ struct BackwardParams {
 
   float softmax_scale;
 
-  // Of the config that runs it.
+  // What follows from the config that runs it.
   int padded_q;  // seqlen_q, in whole blocks
   int columns;   // d_head of the config
 

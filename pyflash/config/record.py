@@ -100,7 +100,7 @@ class Family:
 
     @property
     def namespace(self) -> str:
-        """Of its generation, in pyflash."""
+        """The namespace of its generation, in pyflash."""
         return f"sm{self.generation}"
 
     @property

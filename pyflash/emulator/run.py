@@ -157,7 +157,7 @@ def run_library(
 def _report(
     machine: Machine, config: KernelConfig, problem: dict[str, Any], order: str, seed: int
 ) -> Report:
-    """Of the run."""
+    """Runs the kernels, and returns what they did."""
     start = time.perf_counter()
     values = machine.run()
     return Report(

@@ -32,7 +32,7 @@ SIZES = {
     "one_key": (1, 2, 2, 130, 1),
     "many_tiles": (2, 16, 4, 1031, 1500),
 }
-# Of q, k and v; the last is that of grad_out.
+# The layouts of q, k, v and grad_out.
 LAYOUTS = {
     "contiguous": ("contiguous",) * 4,
     "heads_first": ("heads_first",) * 4,

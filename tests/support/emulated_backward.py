@@ -21,7 +21,7 @@ CONFIGS = {
         "narrow_overlap": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
     }.items()
 }
-# Of the norm of a gradient.
+# Errors, as shares of the norm of a gradient.
 LIMITS = {DType.FP16: 1e-3, DType.BF16: 8e-3}
 
 
