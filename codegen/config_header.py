@@ -61,7 +61,8 @@ using AllOps = OpList<{op_names}>;
 {descriptions}
 
 // In the order of the families, which is that of the configs of different families.
-using AnyConfig = std::variant<{names}>;
+using AnyConfig = std::variant<
+    {names}>;
 
 {configs_of_ops}
 
@@ -95,7 +96,8 @@ _CONFIGS_OF_OP = """\
 template <>
 struct ConfigsOf<pyflash::{struct}> {{
   // In the order of AnyConfig.
-  using Any = std::variant<{names}>;
+  using Any = std::variant<
+    {names}>;
   // What the CPU names, and what is proposed for building, where nothing is built: by family, dtype
   // and d_head, ascending.
   static constexpr std::array<Any, {n_fallbacks}> kFallbacks = {fallbacks};
@@ -157,7 +159,8 @@ def _ops(families: Iterable[Family]) -> list[Op]:
 
 
 def _names(families: Iterable[Family]) -> str:
-    return ", ".join(family.struct for family in families)
+    """One a line."""
+    return ",\n    ".join(family.struct for family in families)
 
 
 def include_dir() -> Path:
