@@ -43,7 +43,7 @@ OPTIONS = {
     "device": (["--device", "cuda"], lambda r: r["problem"]["device"].startswith("cuda")),
 }
 REFUSED = {"samples": ["--samples", "9"], "host": ["--host"], "out": ["--out", "more.jsonl"]}
-SHOWING = {"read", "csv", "plot", "roofline", "html", "form", "over"}
+SHOWING = {"read", "csv", "plot", "roofline", "html", "form", "as_json", "over"}
 
 FIELDS = (
     {"dtype": "FP16"},
