@@ -1,0 +1,114 @@
+#include "cute_kernels/bindings/forward.h"
+
+#include <optional>
+#include <string_view>
+
+#include "cute_kernels/bindings/arguments.h"
+#include "cute_kernels/bindings/gpu.h"
+#include "cute_kernels/bindings/tensors.h"
+#include "cute_kernels/host/call.h"
+#include "cute_kernels/host/cpu_forward.h"
+#include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/select.h"
+
+namespace pyflash {
+namespace {
+
+using torch::stable::Tensor;
+
+struct Outputs {
+  Tensor out;  // as q
+  Tensor lse;  // (batch, heads, seqlen_q); packed: (heads, total_q)
+};
+
+// Allocates the outputs and points the problem at them.
+Outputs allocate_outputs(Tensor const& q, Problem& problem) {
+  int32_t const dtype = dtype_of(q), fp32 = aoti_torch_dtype_float32();
+  auto const n = q.sizes();
+  Outputs outputs = n.size() == 4 ? Outputs{allocate<4>("out", q, {n[0], n[1], n[2], n[3]}, dtype),
+                                            allocate<3>("lse", q, {n[0], n[2], n[1]}, fp32)}
+                                  : Outputs{allocate<3>("out", q, {n[0], n[1], n[2]}, dtype),
+                                            allocate<2>("lse", q, {n[1], n[0]}, fp32)};
+  problem.params.o = outputs.out.mutable_data_ptr();
+  problem.params.lse = static_cast<float*>(outputs.lse.mutable_data_ptr());
+  return outputs;
+}
+
+Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
+  auto& params = problem.params;
+  int32_t const device_index = q.get_device_index();
+  torch::stable::accelerator::DeviceGuard const guard(device_index);
+  Gpu const gpu = current_gpu(device_index);
+  GpuSelection const selection =
+      named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
+  params.num_splits = selection.splits.number;
+  params.cluster = selection.splits.cluster;
+  Outputs outputs = allocate_outputs(q, problem);
+  if (params.lse_strides.split > 0) {
+    auto const workspace = allocate_workspace<Forward>(q, params);
+    run(selection, problem, current_cuda_stream(device_index));
+  }
+  return outputs;
+}
+
+Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
+  auto& params = problem.params;
+  CpuConfig const config = cpu_config(named.empty() ? select_on_cpu(problem).config
+                                                    : named_on_cpu(problem, named).config);
+  params.num_splits = params.cluster = 1;
+  Outputs outputs = allocate_outputs(q, problem);
+  if (params.lse_strides.split > 0) {
+    torch::stable::parallel_for(
+        0, n_cpu_tasks(problem, config), 1,
+        [&](int64_t begin, int64_t end) { forward_cpu(problem, config, begin, end); });
+  }
+  return outputs;
+}
+
+}  // namespace
+
+void forward_paged(StableIValue* stack) {
+  Arguments arguments(stack);
+  Call call{.q = arguments.take_tensor("q"),
+            .k = arguments.take_tensor("k_cache"),
+            .v = arguments.take_tensor("v_cache")};
+  call.paging = Paging{.block_table = arguments.take_tensor("block_table"),
+                       .seqlens_k = arguments.take_tensor("seqlens_k")};
+  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+  auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
+  require(cu_seqlens_q.has_value() || !max_seqlen_q.has_value(),
+          "max_seqlen_q came without cu_seqlens_q: expected both, or neither");
+  require(max_seqlen_q.has_value() || !cu_seqlens_q.has_value(),
+          "cu_seqlens_q came without max_seqlen_q: expected both, or neither");
+  if (cu_seqlens_q) {
+    call.paging->packed = PackedQueries{*cu_seqlens_q, *max_seqlen_q};
+  }
+  call.options = arguments.take_options();
+  Problem problem = problem_of(call);
+  require_able(call.q.device.kind == Device::Kind::kCpu,
+               "no kernel reads pages yet: attention over pages runs on the CPU alone");
+  Outputs const outputs = run_on_cpu(problem, arguments.tensor(0), call.options.config);
+  put_results(stack, outputs.out, outputs.lse);
+}
+
+void forward(StableIValue* stack, bool packed) {
+  Arguments arguments(stack);
+  Call call{.q = arguments.take_tensor("q"),
+            .k = arguments.take_tensor("k"),
+            .v = arguments.take_tensor("v")};
+  if (packed) {
+    call.packing = Packing{.cu_seqlens_q = arguments.take_tensor("cu_seqlens_q"),
+                           .cu_seqlens_k = arguments.take_tensor("cu_seqlens_k"),
+                           .max_seqlen_q = arguments.take<int64_t>(),
+                           .max_seqlen_k = arguments.take<int64_t>()};
+  }
+  call.options = arguments.take_options();
+  Problem problem = problem_of(call);
+  Tensor const& q = arguments.tensor(0);
+  bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
+  Outputs const outputs = on_gpu ? run_on_gpu(problem, q, call.options.config)
+                                 : run_on_cpu(problem, q, call.options.config);
+  put_results(stack, outputs.out, outputs.lse);
+}
+
+}  // namespace pyflash

@@ -1,0 +1,13 @@
+// The ops fwd, fwd_varlen and fwd_paged: from their arguments on the stack to their results there.
+#pragma once
+
+#include "cute_kernels/bindings/torch_stable.h"
+
+namespace pyflash {
+
+// q, k and v; for fwd_varlen, which is packed, what sets its sequences apart; options.
+void forward(StableIValue* stack, bool packed);
+// q, and k and v in pages; options.
+void forward_paged(StableIValue* stack);
+
+}  // namespace pyflash
