@@ -1,0 +1,42 @@
+"""The resource model of the SM90 backward against ptxas: every legal config, without and with both
+windows."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyflash.codegen import toolchain
+from pyflash.codegen.kernels import Request, compile_kernels, cubin_compilation
+from pyflash.config import Arch, Space
+from pyflash.third_party.cuda import CudaError, find_nvcc
+
+SM90 = Arch.of(90)
+FEATURES = ("plain", "right_window+left_window")
+CONFIGS = list(Space(family="sm90_backward", dtype="FP16").legal(SM90))
+
+
+@pytest.fixture(scope="module")
+def kernels(uncaptured):
+    """By config, a record of each kernel."""
+    try:
+        find_nvcc()
+    except CudaError as error:
+        pytest.skip(str(error))
+    requests = {config: Request(config, FEATURES) for config in CONFIGS}
+    with uncaptured():
+        compile_kernels(requests.values(), SM90)
+    cutlass = toolchain.cutlass_identity()
+    return {
+        config: cubin_compilation(request, SM90, cutlass).record["kernels"]
+        for config, request in requests.items()
+    }
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_what_the_model_predicts_is_what_ptxas_takes(kernels, config):
+    predicted = config.resources(SM90)
+    assert len(kernels[config]) == len(FEATURES)
+    for kernel in kernels[config]:
+        assert kernel["registers"] == predicted.registers
+        assert predicted.spill_predicted or kernel["spill_store_bytes"] == 0
+        assert kernel["static_smem_bytes"] == 0
