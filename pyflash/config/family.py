@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from pyflash.config import parsing
@@ -126,11 +127,15 @@ def _hinting_at_others(config_type: type[KernelConfig]) -> Iterator[None]:
 
 def _family_of_short_form(text: str) -> Family:
     """The family whose tag comes first, or the one without a tag, whose own word does. Raises
-    ValueError with the form of each family for what is no short form."""
+    ValueError for what is no short form, with the form of the family whose it is most like."""
     if not parsing.is_short_form(text):
-        forms = [describe(family.config_type) for family in FAMILIES]
-        known = ", or of ".join(f"{form.struct}, {form.form!r}" for form in forms)
-        raise ValueError(f"{shown(text)} is no config: expected the form of {known}")
+        structs = {describe(family.config_type).form: family.struct for family in FAMILIES}
+        (form,) = get_close_matches(text, structs, n=1, cutoff=0)
+        others = " or ".join(struct for other, struct in structs.items() if other != form)
+        raise ValueError(
+            f"{shown(text)} is no config: expected the form of {structs[form]}, {form!r}, or that "
+            f"of {others}"
+        )
     word = parsing.first_word(text)
     family = next((f for f in FAMILIES if f.tag == word), FAMILIES[0])
     own = describe(family.config_type).words

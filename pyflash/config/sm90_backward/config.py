@@ -33,8 +33,8 @@ class FlashBackwardSm90Config(KernelConfig):
     d_head: int = tile()  # head dimension
     B_r: int = tile()  # queries of a block
     B_c: int = tile()  # keys that a CTA owns
-    n_consumers: int = tile()  # warpgroups that compute; each owns B_c / n_consumers keys
-    stages: int = number("stages_{}")  # blocks of Q, and of dO, in smem at a time
+    n_consumers: int = tile(usual=2)  # warpgroups that compute; each owns B_c / n_consumers keys
+    stages: int = number("stages_{}", usual=2)  # blocks of Q, and of dO, in smem at a time
     # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem.
     overlap: bool = flag("overlap")
 
