@@ -37,6 +37,7 @@ ALIKE = [parse(text) for text in SAME]
 UNARY = ["exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos", "erf"]
 SINGLE = [parse(f"a: {op}(s)") for op in [*UNARY, "floor", "abs", "f16", "bf16", "-"]]
 SINGLE += [parse("a: exp(s + 1.0) * (s * 2.0) - (s + 1.0) / (s * 2.0)")]
+SINGLE += [parse(f"a: f32((q - 20) {op} (k - 5))") for op in ("<<", ">>", "//", "%")]
 SINGLE += [parse(f"a(x: f32): {text}") for text in ("s / x", "min(s, x)", "max(x, s)")]
 SINGLE += [parse(f"a: f32(i32(s * {factor}))") for factor in ("1.0", "1e9", "-1e30")]
 SINGLE += [parse(f"a(n: i32): f32((q * 99999 + s_) {op} n)".replace("s_", "i32(s * 1e8)"))
