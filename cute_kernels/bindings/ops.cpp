@@ -202,12 +202,11 @@ void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
   Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
                 .n_sms = static_cast<int>(arguments.take<int64_t>())};
   Problem const problem = asked.problem_as_asked(arguments.take_options());
-  if (char const* const refusal = refusal_of_gradients(problem.params)) {
+  if (char const* const refusal = refusal_of_gradients(problem)) {
     put_results(stack, std::string(), std::string(refusal));
     return;
   }
-  BackwardSelection const selection =
-      select_backward(problem.dtype, backward_params(problem.params), gpu);
+  BackwardSelection const selection = select_backward(problem.dtype, backward_params(problem), gpu);
   put_results(stack, std::string(selection.kernel ? selection.kernel->row->short_form : ""),
               selection.reason);
 }

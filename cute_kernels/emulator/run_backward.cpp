@@ -39,10 +39,10 @@ class BackwardRun final : public Run {
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
-    forward_ = problem_as_asked(asked.forward).params;
+    forward_ = problem_as_asked(asked.forward);
     set_workspace();
   }
-  std::string problem() const override { return numbers_json(forward_); }
+  std::string problem() const override { return numbers_json(forward_.params); }
 
   // dq, dk and dv, contiguous.
   void set_outputs(void* const* outputs) override {
@@ -116,7 +116,7 @@ class BackwardRun final : public Run {
   }
 
   BackwardParams params_{};
-  ForwardParams forward_{};
+  Problem forward_{};
   std::vector<std::vector<float>> workspace_;
 };
 

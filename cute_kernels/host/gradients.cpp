@@ -41,7 +41,8 @@ TensorStrides contiguous(int64_t rows, int64_t heads, int64_t d_head) {
 
 }  // namespace
 
-BackwardParams backward_params(ForwardParams const& forward) {
+BackwardParams backward_params(Problem const& problem) {
+  auto const& forward = problem.params;
   KvSource const kv = forward.kv();
   BackwardParams params{};
   params.q = forward.q;
@@ -66,7 +67,8 @@ BackwardParams backward_params(ForwardParams const& forward) {
   return params;
 }
 
-char const* refusal_of_gradients(ForwardParams const& forward) {
+char const* refusal_of_gradients(Problem const& problem) {
+  auto const& forward = problem.params;
   if (forward.q_sequences().is_packed()) {
     return "sequences are packed";
   }
@@ -84,9 +86,9 @@ char const* refusal_of_gradients(ForwardParams const& forward) {
 
 BackwardProblem backward_problem_of(BackwardCall const& call) {
   Problem const forward = problem_as_asked(call.forward);
-  char const* const refusal = refusal_of_gradients(forward.params);
+  char const* const refusal = refusal_of_gradients(forward);
   require(refusal == nullptr, refusal, ", and no kernel of op backward takes that");
-  BackwardProblem problem{forward.dtype, backward_params(forward.params)};
+  BackwardProblem problem{forward.dtype, backward_params(forward)};
   BackwardParams& params = problem.params;
   TensorView const& q = call.forward.q;
   params.o = call.out.data;

@@ -25,10 +25,10 @@ struct BackwardProblem {
 };
 
 // What of a problem of op forward the gradients depend on, with the gradients of q, k and v as `empty_like` has them.
-BackwardParams backward_params(ForwardParams const& forward);
+BackwardParams backward_params(Problem const& problem);
 
 // Why no kernel of the op computes the gradients of a problem, as half a sentence; nullptr: one may.
-char const* refusal_of_gradients(ForwardParams const& forward);
+char const* refusal_of_gradients(Problem const& problem);
 
 // Refuses what attention does not accept, what no kernel of the op computes, and results that are not those of the call. But for
 // the config: selection looks at that.
