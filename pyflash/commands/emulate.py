@@ -255,6 +255,8 @@ def emulate_command(
     if key.family.op is not FORWARD and (packed or num_splits != 1):
         option = "--cu-seqlens-q and -k" if packed else "--num-splits"
         raise typer.BadParameter(f"{option}: kernels of op {key.family.op} take none")
+    if key.family.emulation_header is None:
+        raise ValueError(f"the emulator does not run the family {key.family}")
     if key.family.op is FORWARD:
         sizes = {"heads_q": heads, "heads_kv": heads_kv, "d_head": shape[-1], "dtype": key.dtype}
         # Raises what attention would, before anything is compiled.

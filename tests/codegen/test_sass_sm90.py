@@ -12,7 +12,8 @@ from pyflash import Features, FlashForwardSm90Config
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import Compilation, compile_all
-from pyflash.config.sm90_forward.resources import budgets, register_demand
+from pyflash.config.sm90 import budgets
+from pyflash.config.sm90_forward.resources import register_demand
 from pyflash.inspect.compiled import kernels_of
 from pyflash.third_party.cuda import CudaError, find_tool
 

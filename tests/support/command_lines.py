@@ -117,6 +117,7 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("profile",): "no CUDA GPU|ncu not found",
     ("registers",): "library of the default set is not built: (none is: `pyflash build|expected)",
     ("diff",): "nvcc|cuobjdump",
+    ("emulate", "--cu-seqlens-q"): "kernels of op backward take none",
     ("emulate", "--alibi-slopes"): "no kernel of op backward takes that",
     ("bench", "--out", "--read"): "--read .*no --out",
     ("bench", "--host", "--read"): "--read .*no --host",

@@ -109,6 +109,9 @@ def emulate(q: Tensor, config: KernelConfig) -> None:
     out, _, report = pyflash.emulate(q, q, q, config, causal=True)
     starts = torch.tensor([0, 64], dtype=torch.int32)
     pyflash.emulate_varlen(q[0], q[0], q[0], starts, starts, 64, 64, config)
+    out, lse = pyflash.attention(q, q, q, return_lse=True)
+    dq, _, _, backward_report = pyflash.emulate_backward(q, out, lse, q, q, q, config)
+    print(dq.shape, backward_report.ok)
     report.check()
     print(out.shape, pyflash.__version__)
 

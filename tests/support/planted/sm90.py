@@ -15,7 +15,6 @@ _LOAD = "sm90/forward/load.h"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
-_ROW_STORES = "sm90/row_stores.h"
 _SCORES = "sm90/forward/scores.h"
 _MERGE = "sm90/forward/merge.h"
 _MASK = "sm90/forward/mask.h"
@@ -380,13 +379,14 @@ BUGS = [
     # Stores.
     _bug(
         "O_loaded_before_the_warp_has_stored_it",
-        condition("device::sync_warp(); device::at(to_global);",
-                  "if (!BUG) { device::sync_warp(); } device::at(to_global);", _ROW_STORES),
+        condition("device::sync_warp(); device::at(device::Site::O_s2g);",
+                  "if (!BUG) { device::sync_warp(); } device::at(device::Site::O_s2g);",
+                  _EPILOGUE),
         finds=[found("race", "O_r2s", "O_s2g")],
     ),
     _bug(
         "a_slab_of_O_stored_before_the_last_is_loaded",
-        without("device::sync_warp();  // the slab is free", _ROW_STORES),
+        without("device::sync_warp();  // the slab is free", _EPILOGUE),
         finds=[found("race", "O_r2s", "O_s2g")],
     ),
     _bug(
@@ -405,8 +405,8 @@ BUGS = [
     ),
     _bug(
         "columns_past_narrow_heads_stored",
-        condition("!kFeatures.predicated_head_dim || slab + column < problem.d_head),",
-                  "BUG || !kFeatures.predicated_head_dim || slab + column < problem.d_head),",
+        condition("!kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
+                  "BUG || !kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
                   _EPILOGUE),
         finds=[found("out_of_bounds or written_twice", "O_s2g", memory="o")],
         problem="narrow_heads",
