@@ -22,7 +22,7 @@ from pyflash.codegen import kernel_libraries, seal
 from pyflash.codegen.cache_dir import CacheError, opened
 from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.trust import path_of
-from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse, rank
+from pyflash.config import ARCHS, OPS, Arch, Features, KernelConfig, as_config, parse, rank
 from pyflash.config.arch import archs_of
 from pyflash.config.op import combinations
 from pyflash.installation import VERSION
@@ -108,10 +108,13 @@ def _calling_it(path: Path, name: str) -> Iterator[None]:
         raise RuntimeError(str(error).replace(name, str(path))) from None
 
 
-def built_configs() -> dict[KernelConfig, BuiltConfig]:
-    """The config map, in ascending order: every config that `attention` can run on a GPU."""
+def built_configs(op: str | None = "forward") -> dict[KernelConfig, BuiltConfig]:
+    """The config map of an op, in ascending order: by default every config that `attention` can run
+    on a GPU. None: those of all ops. Raises ValueError for an op that no family has."""
+    if op not in (None, *map(str, OPS)):
+        raise ValueError(f"pyflash: unknown op {op!r}: expected one of {', '.join(map(str, OPS))}")
     rows = [_built_config(**row) for row in json.loads(torch.ops.pyflash.config_map())]
-    return {row.config: row for row in rows}
+    return {row.config: row for row in rows if op in (None, str(row.config.family.op))}
 
 
 def build(

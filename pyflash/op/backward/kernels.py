@@ -6,15 +6,15 @@ blocks of keys in whatever order these end, in float32: two calls differ by roun
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pyflash.config import BACKWARD, DType, parse
+from pyflash.config import DType
 from pyflash.op.backward.cudnn import readable
+from pyflash.op.library import built_configs
 from pyflash.op.options import AttentionOptions
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
 
 def are_built() -> bool:
     """Whether the process has kernels of op backward for any GPU."""
-    return any(
-        parse(row["config"]).family.op is BACKWARD
-        for row in json.loads(torch.ops.pyflash.config_map())
-    )
+    return bool(built_configs("backward"))
 
 
 def takes(q: Tensor, k: Tensor, options: AttentionOptions) -> bool:
