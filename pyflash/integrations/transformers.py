@@ -13,16 +13,15 @@ transformers then calls `make_mask` once per forward pass, and passes the result
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from pyflash.integrations.padding import padded_attention
 from pyflash.integrations.transformers_masks import make_mask, pattern_of
 from pyflash.integrations.transformers_models import NAME, allow_pyflash
+from pyflash.op.fitted import fitted
 from pyflash.op.ops import attention, attention_varlen
 from pyflash.op.options import AttentionOptions
 
@@ -40,7 +39,6 @@ _UNSUPPORTED = {
     "indices": "sparse attention",
     "position_bias": "biases of the scores",
 }
-_VECTOR = 8  # elements of 16 bits that a kernel reads at a time
 # Names for the logits of attention sinks, (heads,).
 _SINKS = ("s_aux", "sinks")
 _NEEDED = (
@@ -96,7 +94,8 @@ def attention_forward(
     pattern = None if attention_mask is None else pattern_of(attention_mask)
     _check(attention_mask if pattern is None else None, dropout, kwargs)
     query, key, value = _of_one_dtype(module, query, key, value)
-    q, k, v, scale = _of_one_d_head(query, key, value, scaling)
+    *tensors, scale = fitted(query, key, value, scaling)
+    q, k, v = (x.transpose(1, 2) for x in tensors)
     if pattern is not None:
         causal, sliding_window = pattern
     else:
@@ -168,30 +167,6 @@ def _dtype_of_model(module: nn.Module, tensors: tuple[Tensor, ...]) -> torch.dty
             if isinstance(layer, nn.Linear):
                 return layer.weight.dtype
     return module.config.dtype
-
-
-def _of_one_d_head(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """q, k and v, (batch, seqlen, heads, d_head), as kernels want them: of one d_head, a multiple
-    of 8, by zeros that change no score, and aligned; and the scale of the true d_head."""
-    d_head = max(query.shape[-1], value.shape[-1])
-    d_head += -d_head % _VECTOR
-    q, k, v = (
-        _aligned(x if x.shape[-1] == d_head else pad(x, (0, d_head - x.shape[-1]))).transpose(1, 2)
-        for x in (query, key, value)
-    )
-    return q, k, v, 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """A copy where vectors of 16 bytes cannot be read, as in a slice of a fused projection."""
-    offsets = [x.stride(i) for i in range(3) if x.shape[i] > 1]
-    if not torch.compiler.is_compiling():  # which does not know the offset
-        offsets.append(x.storage_offset())
-    if x.stride(-1) == 1 and all(offset % _VECTOR == 0 for offset in offsets):
-        return x
-    return x.contiguous()
 
 
 def _sinks(q: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
