@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pyflash.integrations.continuous_batching import (
+    allow_continuous_batching,
+    decode,
+)
 from pyflash.integrations.padding import padded_attention
 from pyflash.integrations.transformers_masks import make_mask, pattern_of
-from pyflash.integrations.transformers_models import NAME, allow_pyflash
+from pyflash.integrations.transformers_models import NAME, PAGED, allow_pyflash
 from pyflash.op.fitted import fitted
 from pyflash.op.ops import attention, attention_varlen
 from pyflash.op.options import AttentionOptions
@@ -33,8 +37,8 @@ OLDEST = (5, 4)
 # Arguments that some models pass to attention functions, for what pyflash does not support.
 _UNSUPPORTED = {
     "block_indices": "sparse attention",
-    "block_table": "paged caches",
-    "cache": "paged caches",
+    "block_table": "paged caches without register(continuous_batching=True)",
+    "cache": "paged caches without register(continuous_batching=True)",
     "head_mask": "masks of heads",
     "indices": "sparse attention",
     "position_bias": "biases of the scores",
@@ -47,8 +51,11 @@ _NEEDED = (
 )
 
 
-def register() -> None:
+def register(continuous_batching: bool = False) -> None:
     """Makes `attn_implementation="pyflash"` known to transformers; a second call changes nothing.
+
+    continuous_batching: for `generate_batch` and its managers, too, which changes functions of
+    transformers that are not public. Needs transformers >= 5.23.
 
     Supported: full and padded batches, causal and bidirectional attention, sliding windows,
     softcap, sinks, grouped heads, packed sequences (restarting position_ids or cu_seq_lens_q) and
@@ -65,11 +72,15 @@ def register() -> None:
         from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
     except ImportError as error:
         raise ImportError(_NEEDED) from error
-    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < OLDEST:
         raise ImportError(f"{_NEEDED} (this is {transformers.__version__})")
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, make_mask)
     allow_pyflash(modeling_utils)
+    if continuous_batching:
+        allow_continuous_batching(version)
+        AttentionInterface.register(PAGED, paged_attention_forward)
 
 
 def attention_forward(
@@ -120,6 +131,39 @@ def attention_forward(
     else:
         out = attention(q, k, v, **options)
     return out[..., : value.shape[-1]], None
+
+
+def paged_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    *,
+    cache: Any,
+    **told: Any,
+) -> tuple[Tensor, None]:
+    """`attention_forward` of a step of continuous batching: of packed sequences, whose keys so far
+    are in `cache`, a PagedAttentionCache. It gets the keys of the step first, and puts what it says
+    of this layer into `told`."""
+    _check(attention_mask, dropout, {**told, "block_table": None})
+    query, key, value = _of_one_dtype(module, query, key, value)
+    key, value = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=told
+    )
+    if told.get("block_table") is None:
+        return attention_forward(module, query, key, value, None, **told)
+    out = decode(
+        query,
+        key,
+        value,
+        told,
+        softmax_scale=told.get("scaling"),
+        softcap=told.get("softcap") or 0.0,
+        sinks=_sinks(query, told),
+    )
+    return out, None
 
 
 def _check(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:

@@ -6,6 +6,9 @@ import functools
 from typing import Any
 
 NAME = "pyflash"
+# The implementation while continuous batching runs a model.
+PAGED = "pyflash_paged"
+NAMES = (NAME, PAGED)
 
 
 def allow_pyflash(modeling_utils: Any) -> None:
@@ -28,7 +31,7 @@ def _skip_lookup_of_kernels(modeling_utils: Any) -> None:
 
     @functools.wraps(load)
     def load_unless_pyflash(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        return None if implementation == NAME else load(implementation, *args, **kwargs)
+        return None if implementation in NAMES else load(implementation, *args, **kwargs)
 
     load_unless_pyflash._skips_pyflash = True
     modeling_utils.lazy_import_flash_attention = load_unless_pyflash
@@ -43,7 +46,7 @@ def _refuse_other_models(model_class: Any) -> None:
 
     @functools.wraps(check)
     def check_with_pyflash(self: Any, implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        if implementation == NAME:
+        if implementation in NAMES:
             name = type(self).__name__
             if not self._supports_flash_attn:
                 raise ValueError(
@@ -77,14 +80,14 @@ def _allow_in_models_with_sinks(model_class: Any) -> None:
     @functools.wraps(check)
     def check_with_pyflash(self: Any, implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         listed = getattr(self, "_compatible_flash_implementations", None)
-        if implementation != NAME or not listed or NAME in listed:
+        if implementation not in NAMES or not listed or implementation in listed:
             return check(self, implementation, *args, **kwargs)
         if not _WITH_SINKS.intersection(listed):
             raise ValueError(
                 f"pyflash: {type(self).__name__} is compatible with {', '.join(listed)} only: "
                 "expected one of these, or 'eager', as attn_implementation"
             )
-        self._compatible_flash_implementations = [*listed, NAME]
+        self._compatible_flash_implementations = [*listed, implementation]
         return check(self, implementation, *args, **kwargs)
 
     check_with_pyflash._knows_pyflash = True

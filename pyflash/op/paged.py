@@ -19,6 +19,9 @@ from pyflash.op.options import AttentionOptions, shows_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+# The types of the devices that it runs on.
+DEVICES = ("cpu",)
+
 
 @overload
 def attention_paged(
