@@ -20,7 +20,7 @@ from pyflash.op.options import TENSORS
 # The axes of each argument and result, by name: padded and packed.
 _PADDED = ("batch", "sequence", "heads", "d_head")
 _PACKED = ("sequence", "heads", "d_head")
-_LIKE_LSE = ("lse",)
+_LIKE_LSE = ("lse", "grad_lse")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
 _KV = ("k", "v", "dk", "dv")
 

@@ -84,7 +84,7 @@ class HeadParallelAttention(torch.autograd.Function):
             for x in (dk, dv)
         )
         parts = backward.of_tensors(
-            (grad_out, out, lse), tuple(of_mine.values()), ctx.needs_input_grad[4:]
+            (grad_out, out, lse, None), tuple(of_mine.values()), ctx.needs_input_grad[4:]
         )
         d_tensors = (
             None if part is None else _among_all_heads(part, x, ctx.heads)

@@ -78,7 +78,7 @@ class Attention:
     ) -> tuple[Tensor, Tensor, Tensor]:
         op = torch.ops.pyflash.bwd_varlen if self.packed else torch.ops.pyflash.bwd
         inputs = (*qkv, *call.packing)
-        arguments = backward.arguments_of((grad_out, out, lse), inputs, tensors)
+        arguments = backward.arguments_of((grad_out, out, lse, None), inputs, tensors)
         return op(*arguments, **_windows(call), **backward_options(self.options))
 
 
@@ -118,7 +118,7 @@ class RingAttention(torch.autograd.Function):
         out, lse, q, k, v, *tensors = ctx.saved_tensors
         dq, dk, dv = _gradients(attention, grad_out, out, lse, (q, k, v))
         needed = ctx.needs_input_grad[4:]
-        d_tensors = backward.of_tensors((grad_out, out, lse), tensors, needed)
+        d_tensors = backward.of_tensors((grad_out, out, lse, None), tensors, needed)
         return None, dq, dk, dv, *d_tensors
 
 

@@ -171,13 +171,6 @@ def test_gradients_of_out_of_any_layout(view):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_lse_has_no_gradient():
-    leaves = leaves_of(SMALL)
-    out, lse = attention(*leaves, return_lse=True)
-    assert out.requires_grad
-    assert not lse.requires_grad
-
-
 def test_no_graph_where_no_gradient_is_wanted():
     leaves = leaves_of(SMALL)
     with torch.no_grad():

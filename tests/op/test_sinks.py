@@ -194,7 +194,7 @@ def test_gradients_of_sinks_have_the_same_bits_every_time(device):
     out, lse, grad_out = (
         torch.randn(size, device=device) for size in ((4, 600, 8, 64), (4, 8, 600), (4, 600, 8, 64))
     )
-    arguments = (grad_out.half(), out.half(), lse, make_sinks(8, torch.float32, device))
+    arguments = (grad_out.half(), out.half(), lse, None, make_sinks(8, torch.float32, device))
     first = bwd_sinks(*arguments)
     assert all(torch.equal(first, bwd_sinks(*arguments)) for _ in range(5))
 
@@ -230,7 +230,7 @@ def test_opcheck_of_the_gradient(device):
     sinks = make_sinks(6, torch.float32, device)
     out, lse = attention(q, k, v, sinks=sinks, return_lse=True)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    arguments = (torch.randn_like(out), out, lse, sinks)
+    arguments = (torch.randn_like(out), out, lse, torch.randn_like(lse), sinks)
     torch.library.opcheck(torch.ops.pyflash.bwd_sinks.default, arguments, test_utils=tests)
 
 

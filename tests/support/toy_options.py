@@ -137,11 +137,11 @@ def gradients() -> dict[str, Any]:
         return all(map(torch.equal, of(attention), of(function, **options)))
 
     class Seen(TorchDispatchMode):
-        """What the backward gets behind grad_out, out and lse."""
+        """What the backward gets behind the results and their gradients."""
 
         def __torch_dispatch__(self, op: Any, types: Any, inputs: Any, options: Any = None) -> Any:
             if op is torch.ops.pyflash.bwd.default:
-                taken.append(torch.equal(inputs[3 + BACKWARD_TENSORS.index("toy_slopes")], slopes))
+                taken.append(torch.equal(inputs[4 + BACKWARD_TENSORS.index("toy_slopes")], slopes))
             return op(*inputs, **options or {})
 
     taken: list[bool] = []

@@ -52,7 +52,8 @@ def save(
 ) -> None:
     """Keeps in ctx what `gradients` needs. tensors: the options of `TENSORS`."""
     out, lse = results
-    ctx.mark_non_differentiable(lse)
+    if not backward.lse_has_gradient(inputs, options):
+        ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(out, lse, *tensors, *inputs[:5])
     ctx.lengths = inputs[5:]
@@ -60,14 +61,16 @@ def save(
     ctx.options = backward_options(options)
 
 
-def gradients(ctx: Any, grad_out: Tensor | None, needed: tuple[bool, ...]) -> list[Tensor | None]:
+def gradients(
+    ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, needed: tuple[bool, ...]
+) -> list[Tensor | None]:
     """The gradients of (*tensors, *inputs); None for those that are not needed."""
     results: list[Tensor | None] = [None] * len(needed)
-    if grad_out is None:
+    if grad_out is None and grad_lse is None:
         return results
     n = len(TENSORS)
     out, lse, *saved = ctx.saved_tensors
-    of_out = (grad_out, out, lse)
+    of_out = (torch.zeros_like(out) if grad_out is None else grad_out, out, lse, grad_lse)
     results[:n] = backward.of_tensors(of_out, saved[:n], needed[:n])
     if any(needed[n : n + 3]):
         tensors = dict(zip(TENSORS, saved[:n], strict=True))

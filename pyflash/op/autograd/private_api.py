@@ -148,8 +148,11 @@ class _Attention(_Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        return (None, None, None, *gradients(ctx, grad_out, ctx.needs_input_grad[3:]))
+    def backward(
+        ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[3:]
+        return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed))
 
     jvp = staticmethod(refusal(FORWARD_MODE))
 

@@ -49,8 +49,10 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
     ) -> None:
         save(ctx, forward, output, inputs[:n], inputs[n:], keyword_only_inputs)
 
-    def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        return tuple(gradients(ctx, grad_out, ctx.needs_input_grad))
+    def backward(
+        ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        return tuple(gradients(ctx, grad_out, grad_lse, ctx.needs_input_grad))
 
     torch.library.register_autograd(f"pyflash::{name}", backward, setup_context=setup, lib=library)
     library.impl(forward.name, kernel, "Autograd")

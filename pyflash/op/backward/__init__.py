@@ -1,9 +1,9 @@
 """The gradients of attention: `torch.ops.pyflash.bwd`, `bwd_varlen` and `bwd_sinks`.
 
-`bwd` and `bwd_varlen` map the gradient of out to those of q, k and v, given out and lse of the
-forward pass; the other arguments are those of the forward pass. Gradients have the strides of
-torch.empty_like. cuda.py has the implementations for GPUs, cpu.py those for the CPU. `bwd_sinks` is
-the same everywhere, padded and packed.
+`bwd` and `bwd_varlen` map the gradients of out and lse, the latter None for zeros, to those of q,
+k and v, given out and lse of the forward pass; the other arguments are those of the forward pass.
+Gradients have the strides of torch.empty_like. cuda.py has the implementations for GPUs, cpu.py
+those for the CPU. `bwd_sinks` is the same everywhere, padded and packed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.op.backward import cpu, cuda
+from pyflash.op.backward import cpu, cuda, kernels
 from pyflash.op.options import BACKWARD_TENSORS, DEFAULTS, OPTIONS, TENSORS, given
 
 # Where gradients of q, k and v are computed, in words.
@@ -66,11 +66,23 @@ def _refuse_options(device_type: str, options: Mapping[str, Any]) -> None:
             )
 
 
+# grad_out, out, lse, grad_lse.
+Results = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def lse_has_gradient(inputs: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether the backward pass of a call takes a gradient of lse: on the CPU, and where pyflash's
+    own kernels run it. inputs: the positional arguments of the forward pass."""
+    q, k, _, *packing = inputs
+    device_type = q.device.type
+    return device_type == "cpu" or (device_type == "cuda" and kernels.takes(q, k, packing, options))
+
+
 def arguments_of(
-    results: tuple[Tensor, Tensor, Tensor], inputs: Sequence[Any], tensors: Mapping[str, Any]
+    results: Results, inputs: Sequence[Any], tensors: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The positional arguments of `bwd` and `bwd_varlen`: grad_out, out and lse, the tensors among
-    the options, and what is positional in the forward pass."""
+    """The positional arguments of `bwd` and `bwd_varlen`: the results of the forward pass and their
+    gradients, the tensors among the options, and what is positional in the forward pass."""
     return (*results, *[tensors.get(name) for name in BACKWARD_TENSORS], *inputs)
 
 
@@ -79,36 +91,48 @@ def _number(value: Any) -> str:
 
 
 def of_tensors(
-    results: tuple[Tensor, Tensor, Tensor],
+    results: Results,
     tensors: Sequence[Tensor | None],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of the options of `TENSORS` that are needed, given (grad_out, out, lse)."""
+    """The gradients of the options of `TENSORS` that are needed."""
     return [
         getattr(torch.ops.pyflash, OPTIONS[name].gradient)(*results, x) if is_needed else None
         for name, x, is_needed in zip(TENSORS, tensors, needed, strict=True)
     ]
 
 
-def bwd_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """(heads,), -sum(exp(sink - lse) * rowsum(dO * O)) over batch and rows, in fp32. The first
-    factor is the sink's share of a row's softmax."""
+def bwd_sinks(
+    grad_out: Tensor, out: Tensor, lse: Tensor, grad_lse: Tensor | None, sinks: Tensor
+) -> Tensor:
+    """(heads,), -sum(exp(sink - lse) * (rowsum(dO * O) - dlse)) over batch and rows, in fp32. The
+    first factor is the sink's share of a row's softmax."""
     delta = (grad_out.float() * out.float()).sum(-1)  # (..., rows, heads)
+    if grad_lse is not None:
+        delta -= grad_lse.transpose(-1, -2)
     lse = lse.transpose(-1, -2)
-    share = torch.exp(sinks.float() - lse)
-    share = share.masked_fill(lse == -math.inf, 0)  # nothing attended, and a sink of -inf
-    return -(share * delta).flatten(0, -2).sum(0).to(sinks.dtype)
+    parts = torch.exp(sinks.float() - lse) * delta
+    parts = parts.masked_fill(lse == -math.inf, 0)  # nothing attended, and a sink of -inf
+    return -parts.flatten(0, -2).sum(0).to(sinks.dtype)
 
 
 def _with_named_tensors(backward: Callable[..., Any]) -> Callable[..., Any]:
     """The implementation of the op for a function that takes the options' tensors by name."""
     n = len(BACKWARD_TENSORS)
 
-    def call(grad_out: Tensor, out: Tensor, lse: Tensor, *others: Any, **options: Any) -> Any:
+    def call(
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad_lse: Tensor | None,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
         tensors = given(dict(zip(BACKWARD_TENSORS, others[:n], strict=True)))
-        return backward(grad_out, out, lse, *others[n:], **tensors, **options)
+        results = (grad_out, out, lse)
+        return backward(*results, *others[n:], grad_lse=grad_lse, **tensors, **options)
 
-    return call if n else backward
+    return call
 
 
 def _fake(
@@ -117,8 +141,13 @@ def _fake(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _fake_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+def _fake_sinks(
+    grad_out: Tensor, out: Tensor, lse: Tensor, grad_lse: Tensor | None, sinks: Tensor
+) -> Tensor:
     return sinks.new_empty(sinks.shape)
+
+
+_RESULTS = "Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse"
 
 
 def _schema(name: str, forward: torch._ops.OpOverload) -> str:
@@ -130,9 +159,8 @@ def _schema(name: str, forward: torch._ops.OpOverload) -> str:
         option = argument.partition("=")[0].split(" ")[-1]
         return option not in OPTIONS or (OPTIONS[option].in_backward and option not in TENSORS)
 
-    results = ("Tensor grad_out", "Tensor out", "Tensor lse")
     tensors = [f"Tensor? {tensor}" for tensor in BACKWARD_TENSORS]
-    taken = ", ".join((*results, *tensors, *filter(is_taken, arguments)))
+    taken = ", ".join((_RESULTS, *tensors, *filter(is_taken, arguments)))
     return f"{name}({taken}) -> (Tensor dq, Tensor dk, Tensor dv)"
 
 
@@ -146,7 +174,7 @@ for _name, _forward in (
     _library.impl(_name, _with_named_tensors(getattr(cpu, _name)), "CPU")
     torch.library.register_fake(f"pyflash::{_name}", _with_named_tensors(_fake), lib=_library)
 _library.define(
-    "bwd_sinks(Tensor grad_out, Tensor out, Tensor lse, Tensor sinks) -> Tensor",
+    f"bwd_sinks({_RESULTS}, Tensor sinks) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.impl("bwd_sinks", bwd_sinks, "CUDA")

@@ -2,7 +2,7 @@
 
 P  = exp(S - lse)                        S: scores, scaled, capped and masked; lse: with the sink
 dV = P^T dO
-dS = P * (dO V^T - rowsum(dO * O))
+dS = P * (dO V^T - rowsum(dO * O) + dlse)
 dQ = softmax_scale * dS K, dK = softmax_scale * dS^T Q
 """
 
@@ -31,6 +31,8 @@ def bwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
+    grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, seqlen_q, heads, d_head = q.shape
@@ -46,8 +48,10 @@ def bwd(
     def grouped(x: Tensor) -> Tensor:  # (batch, heads_kv, group, seqlen_q, d_head)
         return x.unflatten(2, (heads_kv, group)).permute(0, 2, 3, 1, 4)
 
-    # P = exp(S - lse) = 0 in rows with nothing to attend and no sink.
-    lse = lse.nan_to_num(nan=math.nan, neginf=math.inf).unflatten(1, (heads_kv, group))
+    # P = exp(S - lse) = 0 in rows with nothing to attend and no sink, and so has dS to be.
+    d_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse.masked_fill(lse == -math.inf, 0)
+    lse = lse.nan_to_num(nan=math.nan, neginf=math.inf)
+    lse, d_lse = (x.unflatten(1, (heads_kv, group)) for x in (lse, d_lse))
     for b in range(0, batch, n_batches):
         part = slice(b, b + n_batches)
         of_part = of_sequences(options, part)
@@ -65,10 +69,12 @@ def bwd(
             of_rows = torch.arange(seqlen_q)[rows]
             by_heads = scores.unflatten(2, (group, -1))
             scores = with_alibi(by_heads, of_part, of_rows, seqlen_q, seqlen_k).flatten(2, 3)
-            p = torch.exp(scores - lse[part, :, :, rows].flatten(2, 3)[..., None])
+            lses, d_lses = (x[part, :, :, rows].flatten(2, 3)[..., None] for x in (lse, d_lse))
+            p = torch.exp(scores - lses)
             keep = attended_with(options, of_rows, seqlen_q, seqlen_k)
             p = (p.unflatten(2, (group, -1)).masked_fill_(~keep, 0)).flatten(2, 3)
-            d_scores = p * (d_outs @ values.mT - (d_outs * outs).sum(-1, keepdim=True))
+            delta = (d_outs * outs).sum(-1, keepdim=True) - d_lses
+            d_scores = p * (d_outs @ values.mT - delta)
             if softcap:
                 d_scores *= 1 - tanh * tanh
             d_scores *= scale
@@ -91,6 +97,8 @@ def bwd_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    *,
+    grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
@@ -98,7 +106,11 @@ def bwd_varlen(
     for b in range(len(bounds[0]) - 1):
         rows_q, rows_k = (slice(starts[b], starts[b + 1]) for starts in bounds)
         sequence = (grad_out[rows_q], out[rows_q], lse[:, rows_q], q[rows_q], k[rows_k], v[rows_k])
-        parts = bwd(*(x[None] for x in sequence), **of_sequences(options, slice(b, b + 1)))
+        parts = bwd(
+            *(x[None] for x in sequence),
+            grad_lse=None if grad_lse is None else grad_lse[None, :, rows_q],
+            **of_sequences(options, slice(b, b + 1)),
+        )
         for whole, rows, values in zip(gradients, (rows_q, rows_k, rows_k), parts, strict=True):
             whole[rows] = values[0]
     return gradients

@@ -30,19 +30,44 @@ def bwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
+    grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, seqlen_q = q.shape[:2]
-    seqlen_k = k.shape[1]
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    if kernels.takes(q, k, options):
-        return kernels.bwd(grad_out, out, lse, q, k, v, **options)
+    not_own = kernels.refusal(q, k, (), options)
+    if not not_own:
+        return kernels.bwd(grad_out, out, lse, q, k, v, grad_lse=grad_lse, **options)
+    _refuse_gradient_of_lse(grad_lse, not_own)
+    return _borrowed(grad_out, out, lse, q, k, v, **options)
+
+
+def _refuse_gradient_of_lse(grad_lse: Tensor | None, not_own: str) -> None:
+    if grad_lse is not None:
+        raise RuntimeError(
+            "pyflash: lse has no gradient here, because PyTorch's backward runs, which takes none "
+            f"(no kernel of pyflash: {not_own}): expected lse.detach() in what is differentiated"
+        )
+
+
+def _borrowed(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`bwd` by PyTorch's kernels."""
+    batch, seqlen_q = q.shape[:2]
+    seqlen_k = k.shape[1]
     if batch > MAX_GRID:
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
         for i in range(0, batch, MAX_GRID):
             part = slice(i, i + MAX_GRID)
-            parts = bwd(*(x[part] for x in (grad_out, out, lse, q, k, v)), **options)
+            parts = _borrowed(*(x[part] for x in (grad_out, out, lse, q, k, v)), **options)
             for whole, values in zip(gradients, parts, strict=True):
                 whole[part] = values
         return gradients
@@ -100,8 +125,13 @@ def bwd_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    *,
+    grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if grad_lse is not None:
+        _refuse_gradient_of_lse(grad_lse, kernels.refusal(q, k, packing, options))
     if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
     if chunk := options.get("attention_chunk"):

@@ -6,21 +6,24 @@ blocks of keys in whatever order these end, in float32: two calls differ by roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
 from pyflash.op.backward.cudnn import readable
 from pyflash.op.library import built_configs
-from pyflash.op.options import AttentionOptions
+from pyflash.op.options import OPTIONS, AttentionOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
+# Lengths that need as much of a kernel as any.
+_UNKNOWN = dict.fromkeys(("seqlen_q", "seqlen_k", "total_q", "total_k"), 1 << 20)
 
 
 def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
@@ -32,11 +35,12 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
     if device.type != "cuda" or not torch.cuda.is_available():
         return "", "there is no GPU"
     properties = torch.cuda.get_device_properties(device)
-    return torch.ops.pyflash.select_backward(
-        sm_arch=properties.major * 10 + properties.minor,
-        n_sms=properties.multi_processor_count,
-        **problem,
-    )
+    with _disable_current_modes():  # what traces a call does not trace texts
+        return torch.ops.pyflash.select_backward(
+            sm_arch=properties.major * 10 + properties.minor,
+            n_sms=properties.multi_processor_count,
+            **problem,
+        )
 
 
 def are_built() -> bool:
@@ -44,20 +48,31 @@ def are_built() -> bool:
     return bool(built_configs("backward"))
 
 
-def takes(q: Tensor, k: Tensor, options: AttentionOptions) -> bool:
-    """Whether these kernels compute the gradients of a call of `fwd`."""
-    batch, seqlen_q, heads, d_head = q.shape
+def takes(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether these kernels compute the gradients of a call. packing: the positional arguments of
+    `fwd_varlen` after v, or ()."""
+    return not refusal(q, k, packing, options)
+
+
+def refusal(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Why `takes` is False, as half a sentence; "": it is True."""
     problem = {
         "dtype": int(_DTYPES[q.dtype]),
-        "packed": False,
-        "batch": batch,
-        "heads": heads,
-        "heads_kv": k.shape[2],
-        "seqlen_q": seqlen_q,
-        "seqlen_k": k.shape[1],
-        "d_head": d_head,
+        "packed": bool(packing),
+        "batch": packing[0].shape[0] - 1 if packing else q.shape[0],
+        "heads": q.shape[-2],
+        "heads_kv": k.shape[-2],
+        "seqlen_q": packing[2] if packing else q.shape[1],
+        "seqlen_k": packing[3] if packing else k.shape[1],
+        "d_head": q.shape[-1],
+        "total_q": q.shape[0] if packing else 0,
+        "total_k": k.shape[0] if packing else 0,
     }
-    return bool(choice(q.device, problem | options)[0])
+    # NOTE: no graph is specialised by an extent that is unknown while a call is traced.
+    problem = {n: x if isinstance(x, int) else _UNKNOWN.get(n, 1) for n, x in problem.items()}
+    taken = {name: x for name, x in options.items() if OPTIONS[name].in_backward}
+    config, reason = choice(q.device, problem | taken)
+    return "" if config else reason
 
 
 def bwd(
@@ -67,12 +82,22 @@ def bwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
+    grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, (batch, seqlen, heads, d_head); `takes` says so."""
     grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
     gradients = tuple(torch.empty_like(x) for x in (q, k, v))
     torch.ops.pyflash.run_backward(
-        grad_out, out, lse.contiguous(), None, q, k, v, *gradients, **options
+        grad_out,
+        out,
+        lse.contiguous(),
+        None if grad_lse is None else grad_lse.contiguous(),
+        q,
+        k,
+        v,
+        *gradients,
+        **options,
     )
     return gradients
