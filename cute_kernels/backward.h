@@ -27,7 +27,7 @@ struct Backward {
 
   // params: with the shape of a config.
   static constexpr std::array<Buffer<BackwardParams>, 3> workspace(BackwardParams const& params) {
-    int64_t const n_rows = int64_t(params.batch) * params.heads * params.padded_q;
+    int64_t const n_rows = params.n_workspace_rows();
     return {{{&BackwardParams::dq_sum, n_rows * params.columns},
              {&BackwardParams::lse2, n_rows},
              {&BackwardParams::delta, n_rows}}};

@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstdint>
 
+#include "cute_kernels/common/blocked_rows.h"
 #include "cute_kernels/config.h"
 #include "cute_kernels/feature_members.h"
 #include "cute_kernels/params.h"
@@ -14,6 +15,9 @@
 struct BackwardFeatures {
   bool right_window = false;  // causal too
   bool left_window = false;
+  bool packed = false;
+  bool softcap = false;
+  bool alibi_slopes = false;
 
   friend auto operator<=>(BackwardFeatures const&, BackwardFeatures const&) = default;
 
@@ -23,7 +27,10 @@ struct BackwardFeatures {
     bool BackwardFeatures::* value;
   };
   static constexpr Member kMembers[] = {{"right_window", &BackwardFeatures::right_window},
-                                        {"left_window", &BackwardFeatures::left_window}};
+                                        {"left_window", &BackwardFeatures::left_window},
+                                        {"packed", &BackwardFeatures::packed},
+                                        {"softcap", &BackwardFeatures::softcap},
+                                        {"alibi_slopes", &BackwardFeatures::alibi_slopes}};
 };
 
 namespace pyflash {
@@ -41,20 +48,21 @@ struct BackwardShape {
 // Queries of a part of the workspace: blocks have a multiple of it.
 inline constexpr int kQueriesOfPiece = 64;
 
-// Sequences are padded. Strides are in elements. k, v, dk and dv have heads_kv heads, the others have heads.
+// Strides are in elements. k, v, dk and dv have heads_kv heads, the others have heads. Packed sequences are one batch of the
+// tensors: (total, heads, d_head).
 struct BackwardParams {
   void const* q;          // (batch, seqlen_q, heads, d_head)
   void const* k;          // (batch, seqlen_k, heads_kv, d_head)
   void const* v;          // (batch, seqlen_k, heads_kv, d_head)
   void const* o;          // (batch, seqlen_q, heads, d_head)
   void const* grad_o;     // (batch, seqlen_q, heads, d_head)
-  float const* lse;       // (batch, heads, seqlen_q), natural log
+  float const* lse;       // (batch, heads, seqlen_q), natural log; packed: (heads, total_q)
   float const* grad_lse;  // the same, by lse_strides; nullptr: zeros
   void* dq;               // (batch, seqlen_q, heads, d_head)
   void* dk;               // (batch, seqlen_k, heads_kv, d_head)
   void* dv;               // (batch, seqlen_k, heads_kv, d_head)
 
-  // Workspace: padded_q rows of each head.
+  // Workspace: padded_q rows of each head, and of each batch of the tensors.
   float* dq_sum;  // (batch, heads, padded_q * columns), as sums_of says
   float* lse2;    // (batch, heads, padded_q): lse in base 2; +inf: no such query, or no key for it
   float* delta;   // (batch, heads, padded_q): rowsum(dO * O) - dlse; 0 where there is no query
@@ -69,41 +77,39 @@ struct BackwardParams {
   TensorStrides dv_strides;
   LseStrides lse_strides;
 
-  int batch;
+  Sequences q_sequences;  // both are packed, or neither is
+  Sequences k_sequences;
+  int batch;     // sequences
   int heads;     // a multiple of heads_kv
   int heads_kv;  // head h of q attends head h / (heads / heads_kv)
-  int seqlen_q;
-  int seqlen_k;
-  int d_head;  // a multiple of 8, at most that of the config
-
-  // As Mask has them.
-  int window_left;
-  int window_right;
-
+  int d_head;    // a multiple of 8, at most that of the config
+  Mask mask;
   float softmax_scale;
+  float inverse_scale_log2;  // as ForwardParams has it
+  Softcap softcap;
+  PerHead alibi_slopes;
 
   // What follows from the config that runs it.
-  int padded_q;  // seqlen_q, in whole blocks
+  int block_q;   // queries of a block
+  int padded_q;  // rows of the workspace for each head: queries in whole blocks
   int columns;   // d_head of the config
 
-  PYFLASH_HOST_DEVICE constexpr Mask mask() const {
-    return {.window_left = window_left, .window_right = window_right};
+  PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
+    return {q_sequences, block_q};
   }
-  PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {
-    return Sequences::padded(seqlen_q);
-  }
-  PYFLASH_HOST_DEVICE constexpr Sequences k_sequences() const {
-    return Sequences::padded(seqlen_k);
-  }
-
   constexpr void set_shape(BackwardShape const& shape) {
-    padded_q = ceil_div(seqlen_q, shape.B_r) * shape.B_r;
+    block_q = shape.B_r;
+    padded_q = int(blocked_queries().n_rows(batch));
     columns = shape.d_head;
   }
 
-  // A row of the workspace. NOTE: memory has no room for 2^31 of them.
-  PYFLASH_HOST_DEVICE constexpr int workspace_row(int batch_, int head, int query) const {
-    return (batch_ * heads + head) * padded_q + query;
+  // The rows of the workspace.
+  constexpr int64_t n_workspace_rows() const {
+    return int64_t(q_sequences.tensor_batches(batch)) * heads * blocked_queries().n_rows(batch);
+  }
+  // One of them. tensor_batch: 0 where sequences are packed. NOTE: memory has no room for 2^31 of them.
+  PYFLASH_HOST_DEVICE constexpr int workspace_row(int tensor_batch, int head, int row) const {
+    return (tensor_batch * heads + head) * padded_q + row;
   }
   // The sums of kQueriesOfPiece rows from `row` on are pieces of as many columns, side by side: each has what a warpgroup computes of
   // it, a warp after the other, four values of each lane at a time in the order of MMA accumulators.
@@ -113,7 +119,11 @@ struct BackwardParams {
 };
 
 inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_head_of_config*/) {
-  return {.right_window = params.mask().cuts_right(), .left_window = params.mask().cuts_left()};
+  return {.right_window = params.mask.cuts_right(),
+          .left_window = params.mask.cuts_left(),
+          .packed = params.q_sequences.is_packed(),
+          .softcap = params.softcap.cap != 0,
+          .alibi_slopes = params.alibi_slopes.data != nullptr};
 }
 
 }  // namespace pyflash

@@ -28,7 +28,7 @@ from pyflash.op.registration import register_with_torch
 from pyflash.ui.notebook import drawn_by
 
 if TYPE_CHECKING:
-    from pyflash.emulator import emulate, emulate_backward, emulate_varlen
+    from pyflash.emulator import emulate, emulate_backward, emulate_backward_varlen, emulate_varlen
     from pyflash.op.append import append_kv, slots_of
     from pyflash.op.functional import sdpa
     from pyflash.op.library import BuiltConfig, build, built_configs, load
@@ -49,6 +49,7 @@ _LAZY = {
     "built_configs": "pyflash.op.library",
     "emulate": "pyflash.emulator",
     "emulate_backward": "pyflash.emulator",
+    "emulate_backward_varlen": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
     "load": "pyflash.op.library",
     "merge_states": "pyflash.op.merge",
@@ -80,6 +81,7 @@ __all__ = [
     "built_configs",
     "emulate",
     "emulate_backward",
+    "emulate_backward_varlen",
     "emulate_varlen",
     "from_environment",
     "load",

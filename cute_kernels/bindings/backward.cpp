@@ -44,6 +44,14 @@ void run_backward(StableIValue* stack, uint64_t, uint64_t) {
       .lse = lse,
       .grad_out = grad_out,
       .grad_lse = grad_lse ? std::optional(view_of("grad_lse", *grad_lse)) : std::nullopt};
+  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+  auto const cu_seqlens_k = arguments.take_optional_tensor("cu_seqlens_k");
+  auto const max_seqlen_q = arguments.take<int64_t>(), max_seqlen_k = arguments.take<int64_t>();
+  require(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(),
+          "one of cu_seqlens_q and cu_seqlens_k came: expected both, or neither");
+  if (cu_seqlens_q) {
+    call.forward.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  }
   Gradient const dq{arguments.take<Tensor>(), "dq"};
   Gradient const dk{arguments.take<Tensor>(), "dk"};
   Gradient const dv{arguments.take<Tensor>(), "dv"};

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "cute_kernels/backward.h"
@@ -15,8 +16,9 @@ enum Phase { kBefore, kOwn, kAfter };
 
 // q, k, v or a tensor like one of them.
 std::vector<Dim> dims_of(BackwardParams const& params, TensorStrides const& strides, bool of_keys) {
-  return {{params.batch, strides.batch},
-          {of_keys ? params.seqlen_k : params.seqlen_q, strides.row},
+  Sequences const& sequences = of_keys ? params.k_sequences : params.q_sequences;
+  return {{sequences.tensor_batches(params.batch), strides.batch},
+          {sequences.tensor_rows(), strides.row},
           {of_keys ? params.heads_kv : params.heads, strides.head},
           {params.d_head, 1}};
 }
@@ -85,14 +87,19 @@ class BackwardRun final : public Run {
     };
     auto const numbers = [&](auto*& pointer, char const* name) {
       LseStrides const& strides = params.lse_strides;
-      mapping.map(
-          name, pointer, 4,
-          {{params.batch, strides.batch}, {params.heads, strides.head}, {params.seqlen_q, 1}},
-          Role::kInput);
+      mapping.map(name, pointer, 4,
+                  {{params.q_sequences.tensor_batches(params.batch), strides.batch},
+                   {params.heads, strides.head},
+                   {params.q_sequences.tensor_rows(), 1}},
+                  Role::kInput);
     };
     auto const workspace = [&](float*& pointer, char const* name, size_t buffer, Role role) {
       mapping.map(name, pointer, 4, {{int64_t(workspace_[buffer].size()), 1}}, role);
     };
+    for (auto const& [name, starts] : {std::pair("cu_seqlens_q", &params.q_sequences.starts),
+                                       std::pair("cu_seqlens_k", &params.k_sequences.starts)}) {
+      mapping.map(name, *starts, 4, {{params.batch + 1, 1}}, Role::kInput);
+    }
     workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? Role::kAccumulator : role(kBefore));
     if (phase != kAfter) {
       workspace(params.lse2, "lse2", 1, role(kBefore));
@@ -106,6 +113,11 @@ class BackwardRun final : public Run {
     } else if (phase == kOwn) {
       rows(params.q, "q", params.q_strides, false, Role::kInput);
       rows(params.k, "k", params.k_strides, true, Role::kInput);
+      PerHead& slopes = params.alibi_slopes;
+      mapping.map("alibi_slopes", slopes.data, 4,
+                  {{slopes.strides.batch != 0 ? params.batch : 1, slopes.strides.batch},
+                   {params.heads, slopes.strides.head}},
+                  Role::kInput);
       rows(params.v, "v", params.v_strides, true, Role::kInput);
       rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
       rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);

@@ -10,7 +10,7 @@ namespace {
 
 // As `like`: out and grad_out are as q.
 Input checked_like(TensorView const& tensor, TensorView const& like) {
-  Input const input(tensor, kPaddedDims);
+  Input const input(tensor, like.rank == kPackedDims.rank ? kPackedDims : kPaddedDims);
   require(tensor.device == like.device, tensor.name, " is on ", tensor.device, ": expected ",
           like.device, ", where ", like.name, " is");
   require(tensor.dtype == like.dtype, tensor.name, " is ", tensor.dtype, ": expected ", like.dtype,
@@ -23,20 +23,27 @@ Input checked_like(TensorView const& tensor, TensorView const& like) {
 
 // lse, or its gradient.
 LseStrides checked_lse(TensorView const& lse, Input const& q) {
-  int64_t const sizes[] = {q.extents[kBatch], q.extents[kHead], q.extents[kRow]};
+  bool const packed = q.dims.rank == kPackedDims.rank;
+  int64_t const extents[] = {q.extents[kBatch], q.extents[kHead], q.extents[kRow]};
+  int64_t const* const sizes = extents + packed;
+  int const rank = 3 - packed;
   require(lse.device == q.view.device, lse.name, " is on ", lse.device, ": expected ",
           q.view.device, ", where q is");
   require(lse.dtype == ElementType::kFloat32, lse.name, " is ", lse.dtype, ": expected float32");
-  require(lse.rank == 3 && std::equal(sizes, sizes + 3, lse.sizes), lse.name, " has shape ",
-          ShapeOf{lse}, ": expected (", sizes[0], ", ", sizes[1], ", ", sizes[2],
-          "), (batch, heads, seqlen) of q");
-  require(sizes[2] <= 1 || lse.strides[2] == 1, lse.name, " has stride ", lse.strides[2],
-          " in its last dimension: expected 1, call .contiguous()");
-  return {.batch = lse.strides[0], .head = lse.strides[1], .split = 0};
+  require(lse.rank == rank && std::equal(sizes, sizes + rank, lse.sizes), lse.name, " has shape ",
+          ShapeOf{lse}, ": expected ",
+          packed ? sentence("(", sizes[0], ", ", sizes[1], "), (heads, total) of q")
+                 : sentence("(", sizes[0], ", ", sizes[1], ", ", sizes[2],
+                            "), (batch, heads, seqlen) of q"));
+  require(sizes[rank - 1] <= 1 || lse.strides[rank - 1] == 1, lse.name, " has stride ",
+          lse.strides[rank - 1], " in its last dimension: expected 1, call .contiguous()");
+  return {.batch = packed ? 0 : lse.strides[0], .head = lse.strides[rank - 2], .split = 0};
 }
 
-TensorStrides contiguous(int64_t rows, int64_t heads, int64_t d_head) {
-  return {.batch = rows * heads * d_head, .row = heads * d_head, .head = d_head};
+TensorStrides contiguous(Sequences const& sequences, int64_t heads, int64_t d_head) {
+  return {.batch = sequences.is_packed() ? 0 : sequences.longest * heads * d_head,
+          .row = heads * d_head,
+          .head = d_head};
 }
 
 }  // namespace
@@ -54,40 +61,23 @@ BackwardParams backward_params(Problem const& problem) {
   params.batch = forward.batch;
   params.heads = forward.heads;
   params.heads_kv = kv.heads;
-  params.seqlen_q = forward.q_sequences().longest;
-  params.seqlen_k = kv.sequences.longest;
+  params.q_sequences = forward.q_sequences();
+  params.k_sequences = kv.sequences;
   params.d_head = forward.d_head;
-  params.window_left = forward.mask().window_left;
-  params.window_right = forward.mask().window_right;
+  params.mask = forward.mask();
   params.softmax_scale = forward.softmax_scale;
-  TensorStrides const of_queries = contiguous(params.seqlen_q, params.heads, params.d_head);
-  TensorStrides const of_keys = contiguous(params.seqlen_k, params.heads_kv, params.d_head);
+  params.inverse_scale_log2 = forward.inverse_scale_log2;
+  params.softcap = forward.softcap;
+  params.alibi_slopes = forward.alibi_slopes;
+  TensorStrides const of_queries = contiguous(params.q_sequences, params.heads, params.d_head);
+  TensorStrides const of_keys = contiguous(params.k_sequences, params.heads_kv, params.d_head);
   params.o_strides = params.grad_o_strides = params.dq_strides = of_queries;
   params.dk_strides = params.dv_strides = of_keys;
   return params;
 }
 
-char const* refusal_of_gradients(Problem const& problem) {
-  auto const& forward = problem.params;
-  if (forward.q_sequences().is_packed()) {
-    return "sequences are packed";
-  }
-  if (forward.mask().chunk != 0) {
-    return "attention_chunk is set";
-  }
-  if (forward.softcap.cap != 0) {
-    return "softcap is set";
-  }
-  if (forward.alibi_slopes.data != nullptr) {
-    return "alibi_slopes is given";
-  }
-  return nullptr;
-}
-
 BackwardProblem backward_problem_of(BackwardCall const& call) {
   Problem const forward = problem_as_asked(call.forward);
-  char const* const refusal = refusal_of_gradients(forward);
-  require(refusal == nullptr, refusal, ", and no kernel of op backward takes that");
   BackwardProblem problem{forward.dtype, backward_params(forward)};
   BackwardParams& params = problem.params;
   TensorView const& q = call.forward.q;
@@ -95,7 +85,7 @@ BackwardProblem backward_problem_of(BackwardCall const& call) {
   params.o_strides = checked_like(call.out, q).tensor_strides();
   params.grad_o = call.grad_out.data;
   params.grad_o_strides = checked_like(call.grad_out, q).tensor_strides();
-  Input const of_q(q, kPaddedDims);
+  Input const of_q(q, call.forward.packing ? kPackedDims : kPaddedDims);
   params.lse = static_cast<float const*>(call.lse.data);
   params.lse_strides = checked_lse(call.lse, of_q);
   if (call.grad_lse) {

@@ -27,11 +27,8 @@ struct BackwardProblem {
 // What of a problem of op forward the gradients depend on, with the gradients of q, k and v as `empty_like` has them.
 BackwardParams backward_params(Problem const& problem);
 
-// Why no kernel of the op computes the gradients of a problem, as half a sentence; nullptr: one may.
-char const* refusal_of_gradients(Problem const& problem);
-
-// Refuses what attention does not accept, what no kernel of the op computes, and results that are not those of the call. But for
-// the config: selection looks at that.
+// Refuses what attention does not accept, and results that are not those of the call. But for the config: selection looks at
+// that.
 BackwardProblem backward_problem_of(BackwardCall const& call);
 
 // Where a gradient goes, for which `like` is an input: of its shape, dtype and device.

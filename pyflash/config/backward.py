@@ -14,22 +14,37 @@ from pyflash.config.op import KernelFeatures, Op
 
 @dataclass(frozen=True, order=True, slots=True)
 class BackwardFeatures(KernelFeatures):
-    """What a kernel can do, or what a problem needs. A head_dim below the config's d_head, and
-    sinks, which are in lse, need nothing."""
+    """What a kernel can do, or what a problem needs. Chunks are two windows. A head_dim
+    below the config's d_head, and sinks, which are in lse, need nothing."""
 
     struct: ClassVar[str] = "BackwardFeatures"
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
+    packed: bool = False
+    softcap: bool = False
+    alibi_slopes: bool = False
 
 
-_BUILT = tuple(map(BackwardFeatures.parse, ("plain", "right_window", "right_window+left_window")))
+_EVERYTHING = "right_window+left_window+packed+softcap+alibi_slopes"
+# The combinations that are built by default, smallest first. A problem runs in the first that
+# covers what it needs.
+_BUILT = (
+    "plain",
+    "right_window",
+    "right_window+left_window",
+    "right_window+packed",
+    "right_window+left_window+softcap",
+    _EVERYTHING,
+)
+# Those that the emulator runs: every code path in fewer instantiations.
+_EMULATED = ("plain", "right_window", "right_window+left_window", _EVERYTHING)
 
 BACKWARD = Op(
     name="backward",
     struct="Backward",
     header="cute_kernels/backward.h",
     features=BackwardFeatures,
-    built=_BUILT,
-    emulated=_BUILT,
+    built=tuple(map(BackwardFeatures.parse, _BUILT)),
+    emulated=tuple(map(BackwardFeatures.parse, _EMULATED)),
 )

@@ -86,4 +86,4 @@ def check_with_op(
 def refuse_gradients(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> None:
     tensors = [x for x in (q, k, v, *tensors_of(options)) if x is not None]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        refuse_what_has_no_gradients(q, (), options)
+        refuse_what_has_no_gradients(q, None, (), options)

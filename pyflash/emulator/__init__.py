@@ -12,7 +12,13 @@ from pyflash.emulator.report import (
     KernelError,
     Report,
 )
-from pyflash.emulator.run import ORDERS, emulate, emulate_backward, emulate_varlen
+from pyflash.emulator.run import (
+    ORDERS,
+    emulate,
+    emulate_backward,
+    emulate_backward_varlen,
+    emulate_varlen,
+)
 from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
 
 __all__ = [
@@ -26,5 +32,6 @@ __all__ = [
     "SharedTraffic",
     "emulate",
     "emulate_backward",
+    "emulate_backward_varlen",
     "emulate_varlen",
 ]

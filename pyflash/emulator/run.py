@@ -193,17 +193,64 @@ def emulate_backward(
     Returns (dq, dk, dv, report); the report's counts are those of the config's own kernel, its
     findings those of all. Raises as `emulate` does.
     """
+    return _emulate_backward(
+        "emulate_backward",
+        (grad_out, out, lse),
+        (q, k, v),
+        config,
+        grad_lse=grad_lse,
+        order=order,
+        seed=seed,
+        resident_ctas=resident_ctas,
+        **options,
+    )
+
+
+def emulate_backward_varlen(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    config: KernelConfig | str,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Report]:
+    """`emulate_backward` for packed sequences, with the tensors of `emulate_varlen`. Gradients of
+    rows behind the last sequence stay NaN."""
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    inputs = (q, k, v, *lengths)
+    return _emulate_backward(
+        "emulate_backward_varlen", (grad_out, out, lse), inputs, config, **options
+    )
+
+
+def _emulate_backward(
+    function: str,
+    results: tuple[Tensor, Tensor, Tensor],
+    inputs: tuple[Any, ...],
+    config: KernelConfig | str,
+    *,
+    grad_lse: Tensor | None = None,
+    order: str = ORDERS[0],
+    seed: int = 0,
+    resident_ctas: int = RESIDENT_CTAS,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated
 
-    refuse_unknown("emulate_backward", options)
+    refuse_unknown(function, options)
     config = as_config(config).canonical()
     refuse_other_op(config, BACKWARD)
-    inputs = (q, k, v)
     _check(inputs, order, 1, resident_ctas, options)
     (library,) = build_emulated([config]).values()
     return run_backward_library(
         library,
-        (grad_out, out, lse, *inputs),
+        (*results, *inputs),
         config,
         grad_lse=grad_lse,
         order=order,
@@ -215,18 +262,19 @@ def emulate_backward(
 
 def run_backward_library(
     library: Path,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    inputs: tuple[Any, ...],
     config: KernelConfig,
     *,
     order: str = ORDERS[0],
     seed: int = 0,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
-    """`emulate_backward` with a library that was built, of a canonical config."""
-    names = ("grad_out", "out", "lse", "q", "k", "v")
-    gradients = tuple(torch.full(x.shape, torch.nan, dtype=x.dtype) for x in inputs[3:])
+    """`emulate_backward`, or `emulate_backward_varlen`, with a library that was built, of a
+    canonical config. `inputs` are the positional arguments but for the config."""
+    names = ("grad_out", "out", "lse", *_INPUTS)
+    gradients = tuple(torch.full(x.shape, torch.nan, dtype=x.dtype) for x in inputs[3:6])
     with Machine(library, order, seed) as machine:
-        problem = machine.prepare({**dict(zip(names, inputs, strict=True)), **arguments}, config)
+        problem = machine.prepare({**dict(zip(names, inputs, strict=False)), **arguments}, config)
         machine.set_outputs(*gradients)
         report = _report(machine, config, problem, order, seed)
     return (*gradients, report)

@@ -36,8 +36,8 @@ class Option(NamedTuple):
     default: Any
     meaning: str
     scope: Scope = Scope.POSITION
-    # Device types on which q, k and v have gradients with it; on others a call that needs them is
-    # refused in forward.
+    # Device types on which q, k and v have gradients with it, or OWN_KERNELS; elsewhere a call that
+    # needs them is refused in forward.
     gradients_on: tuple[str, ...] = ()
     in_backward: bool = True  # an argument of the op's backward, too
     # The op of the gradient of a tensor, given (grad_out, out, lse, tensor); "": it has none, and a
@@ -51,7 +51,10 @@ class Option(NamedTuple):
         return self.scope in (Scope.WINDOW, Scope.POSITION)
 
 
+# Of `gradients_on`: a GPU, where the kernels of op backward take the call.
+OWN_KERNELS = "kernels"
 _EVERYWHERE = ("cpu", "cuda")
+_NOT_BORROWED = ("cpu", OWN_KERNELS)
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -99,7 +102,7 @@ class AttentionOptions(TypedDict, total=False):
             0.0,
             "scores s become softcap * tanh(s / softcap) before the softmax; 0: off.",
             Scope.SCORE,
-            gradients_on=("cpu",),
+            gradients_on=_NOT_BORROWED,
         ),
     ]
     config: Annotated[
@@ -151,7 +154,7 @@ class AttentionOptions(TypedDict, total=False):
             "score of query i and key j loses slope * |i + seqlen_k - seqlen_q - j| after "
             "softmax_scale. Not with softcap. It has no gradient.",
             Scope.POSITION,
-            gradients_on=("cpu",),
+            gradients_on=_NOT_BORROWED,
         ),
     ]
 

@@ -15,7 +15,7 @@ from pyflash.config.words import shown, type_name
 from pyflash.op.arguments import arguments_of
 from pyflash.op.backward import PLACES, cudnn, kernels, without_gradients
 from pyflash.op.errors import call, check_type
-from pyflash.op.options import AttentionOptions
+from pyflash.op.options import OWN_KERNELS, AttentionOptions
 from pyflash.op.tables import COSTS
 
 EXTENTS = (
@@ -88,15 +88,19 @@ def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
 
 def _backward(problem: Problem) -> str:
     device = _device(problem.device)
-    if lacking := without_gradients(problem.options, device.type):
-        return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}"
+    lacking = without_gradients(problem.options, device.type)
+    config, own = "", ""
+    if device.type == "cuda" and not without_gradients(problem.options, OWN_KERNELS):
+        config, own = kernels.choice(device, _arguments(problem))
+    if config:
+        return f"{config}: {own}"
+    if lacking:
+        why = f"; no kernel of pyflash: {own}" if own and kernels.are_built() else ""
+        return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}{why}"
     if device.type == "cpu":
         return "the formula in float32"
     lengths = problem.seqlen_q, problem.seqlen_k
     dtype = TORCH_DTYPES[DType.of(problem.dtype)]
-    config, own = kernels.choice(device, _arguments(problem))
-    if config:
-        return f"{config}: {own}"
     refusal = cudnn.refusal(
         device, dtype, *lengths, problem.d_head, problem.options, problem.packed
     )

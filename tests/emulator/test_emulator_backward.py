@@ -20,6 +20,15 @@ SHAPES = {
     "one_key": Shape(1, 3, 1, 70, 1),
     "far_below": Shape(1, 1, 1, 141, 173, below=128),
     "left_window": Shape(1, 2, 2, 150, 260, 16, {"window_left": 60}),
+    "chunks": Shape(1, 2, 1, 300, 300, options={"attention_chunk": 70}),
+    "chunks_and_causal": Shape(1, 1, 1, 150, 300, options={"attention_chunk": 64, "causal": True}),
+    "softcap": Shape(1, 2, 1, 200, 150, 8, {"softcap": 0.5}),
+    "softcap_and_causal": Shape(1, 1, 1, 197, 300, options={"softcap": 2.0, "causal": True}),
+    "high_softcap": Shape(1, 1, 1, 130, 140, options={"softcap": 50.0, "softmax_scale": 1.0}),
+    "slopes": Shape(1, 2, 1, 197, 300, options={"alibi_slopes": torch.tensor([0.1, 0.5])}),
+    "slopes_of_batches": Shape(
+        2, 2, 2, 150, 130, options={"alibi_slopes": torch.rand(2, 2), "causal": True}
+    ),
 }
 
 
@@ -68,9 +77,8 @@ def test_a_report_is_that_of_the_configs_own_kernel() -> None:
 
 
 WRONG_CALLS = {
-    "chunk": ({"attention_chunk": 64}, "attention_chunk is set, and no kernel of op backward"),
-    "softcap": ({"softcap": 30.0}, "softcap is set, and no kernel of op backward"),
-    "alibi": ({"alibi_slopes": torch.ones(2)}, "alibi_slopes is given, and no kernel"),
+    "both": ({"softcap": 30.0, "alibi_slopes": torch.ones(2)}, "alibi_slopes came with softcap"),
+    "slopes": ({"alibi_slopes": torch.ones(3)}, "alibi_slopes has shape"),
     "order": ({"order": "upwards"}, "unknown order 'upwards'"),
     "grad_lse": ({"grad_lse": torch.ones(1, 2, 3)}, r"grad_lse has shape \(1, 2, 3\): expected"),
 }

@@ -39,6 +39,9 @@ problem = dict(batch=2, heads_q=4, heads_kv=2, seqlen_q=200, seqlen_k=300, d_hea
 tell = lambda **options: selection._backward(pyflash.Problem(**problem, options=options))
 found["tells"] = tell(causal=True)
 found["tells chunk"] = tell(attention_chunk=64)
+found["tells softcap"] = tell(softcap=20.0)
+problem["packed"] = True
+found["tells packed"] = tell()
 torch.use_deterministic_algorithms(True)
 found["tells deterministic"] = tell()
 json.dump(found, sys.stdout)
@@ -56,9 +59,9 @@ CASES = {
     "another GPU": ({}, 80, "", f"{WIDE} does not run on sm_80"),
     "a wide head": ({"d_head": 192}, 90, "", f"{WIDE} is for d_head up to 128, q has d_head 192"),
     "refused": ({"seqlen_k": 64}, 90, "", f"{WIDE} cannot run this problem: it has few keys"),
-    "chunk": ({"attention_chunk": 32}, 90, "", "attention_chunk is set"),
-    "softcap": ({"softcap": 20.0}, 90, "", "softcap is set"),
-    "packed": ({"packed": True}, 90, "", "sequences are packed"),
+    "chunk": ({"attention_chunk": 32}, 90, WIDE_ALL, "the first in rank"),
+    "softcap": ({"softcap": 20.0}, 90, "", f"{WIDE} is not built with softcap"),
+    "packed": ({"packed": True}, 90, "", f"{WIDE} is not built with packed"),
 }
 
 
@@ -91,8 +94,9 @@ def test_the_map_knows_whether_the_op_is_built(found):
 
 def test_select_tells_whose_kernels_compute_gradients(found):
     assert found["tells"] == f"{WIDE}: the first in rank of those built that take it"
-    assert found["tells chunk"] == (
-        "PyTorch's flash backward: attention_chunk is set; "
-        "no kernel of pyflash: attention_chunk is set"
-    )
+    assert found["tells chunk"] == f"{WIDE_ALL}: the first in rank of those built that take it"
+    says = "none: softcap has no gradients on a GPU; no kernel of pyflash: "
+    assert found["tells softcap"].startswith(says)
+    assert f"{WIDE} is not built with softcap" in found["tells softcap"]
+    assert "PyTorch's flash backward: sequences are packed; no kernel" in found["tells packed"]
     assert "dq is summed in any order" in found["tells deterministic"]

@@ -107,7 +107,7 @@ constexpr BackwardFeatures kAllFeatures[] = {
     {}, {.right_window = true}, {.right_window = true, .left_window = true}};
 
 char const* few_keys(BackwardRow const&, pyflash::BackwardParams const& params) {
-  return params.seqlen_k < 100 ? "it has few keys" : nullptr;
+  return params.k_sequences.longest < 100 ? "it has few keys" : nullptr;
 }
 
 BackwardRow backward_row(DType dtype, int d_head, int stages, char const* short_form,

@@ -48,7 +48,7 @@ CUTE_DEVICE void backward_cta(KernelParams const& params) {
   device::wait_for_previous_kernel();
   device::launch_dependents();
 
-  Tile const tile = tile_of<Traits, kFeatures>(params, device::block_idx());
+  Tile<kFeatures> const tile = tile_of<Traits, kFeatures>(params, device::block_idx());
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
     if (device::elect_one()) {

@@ -4,10 +4,10 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
-#include "cute_kernels/row_softmax.h"
-#include "cute_kernels/sm90/backward/mask.h"
 #include "cute_kernels/sm90/backward/outputs.h"
 #include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/scores.h"
+#include "cute_kernels/sm90/backward/tails.h"
 #include "cute_kernels/sm90/backward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -20,6 +20,7 @@ template <class Traits, BackwardFeatures kFeatures>
 struct Consumer {
   using Element = typename Traits::Element;
   using SharedStorage = typename Traits::SharedStorage;
+  using Blocks = MBlocks<kFeatures>;
   using Position = RingPosition<Traits::kStages>;
   using PositionDS = RingPosition<Traits::kStagesDS>;
   static constexpr int kBlockM = Traits::kBlockM;
@@ -33,11 +34,10 @@ struct Consumer {
 
   KernelParams const& params;
   SharedStorage& smem;
-  Tile const& tile;
+  Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
-  float const scale_log2;
-  ScoreMask<Traits, kFeatures> const mask;
-  Outputs<Traits> outputs;
+  Scores<Traits, kFeatures> const scores;
+  Outputs<Traits, kFeatures> outputs;
 
   AccDKV acc_dK;
   AccDKV acc_dV;
@@ -46,24 +46,26 @@ struct Consumer {
   Position read;     // the block of Q and dO
   PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
 
-  CUTE_DEVICE Consumer(KernelParams const& params, SharedStorage& smem, Tile const& tile,
+  CUTE_DEVICE Consumer(KernelParams const& params, SharedStorage& smem, Tile<kFeatures> const& tile,
                        int warpgroup)
       : params(params),
         smem(smem),
         tile(tile),
         warpgroup(warpgroup),
-        scale_log2(params.problem.softmax_scale * kLog2e),
-        mask{params.problem, tile.first_key + warpgroup * Traits::kMmaM},
+        scores{params.problem,
+               params.problem.softmax_scale * kLog2e,
+               {tile, tile.first_key + warpgroup * Traits::kMmaM}},
         outputs{params, smem, tile, warpgroup} {
     clear(acc_dK);
     clear(acc_dV);
   }
 
   CUTE_DEVICE void run() {
-    MBlocks<Traits> block(params, tile);
+    Blocks block(tile);
     if (block.exists()) {
       smem.pipeline_K.wait({});
       smem.pipeline_V.wait({});
+      drop_tails_of_keys();
       if constexpr (Traits::kOverlap) {
         run_overlapped(block);
       } else {
@@ -75,7 +77,7 @@ struct Consumer {
 
  private:
   // dQ of a block while P of the next one is computed.
-  CUTE_DEVICE void run_in_turn(MBlocks<Traits>& block) {
+  CUTE_DEVICE void run_in_turn(Blocks& block) {
     int at = row_of_dQ(block);
     step(false_type{}, block, at);
     for (block.advance(); block.exists(); block.advance()) {
@@ -91,23 +93,23 @@ struct Consumer {
 
   // at: of the dQ of the block before, where there is one.
   template <class HasBefore>
-  CUTE_DEVICE void step(HasBefore, MBlocks<Traits> const& block, int at) {
+  CUTE_DEVICE void step(HasBefore, Blocks const& block, int at) {
     AccS acc_S;
-    issue_S(acc_S);
+    issue_S(acc_S, block.m_block);
     if constexpr (HasBefore::value) {
       AccDQ acc_dQ;
       issue_dQ(acc_dQ);
       at_dS.advance();
       gemm_wait<1>(acc_S);
-      exponentiate(acc_S, block.m_block);
+      exponentiate(acc_S, block);
       gemm_wait<0>(acc_dQ);
       outputs.send_dQ(acc_dQ, at);
     } else {
       gemm_wait<0>(acc_S);
-      exponentiate(acc_S, block.m_block);
+      exponentiate(acc_S, block);
     }
     AccS acc_dP;
-    issue_dP(acc_dP);
+    issue_dP(acc_dP, block.m_block);
     issue_dV(acc_S);
     gemm_wait<1>(acc_dP);
     compute_dS(acc_S, acc_dP);
@@ -123,20 +125,20 @@ struct Consumer {
   // S of a block is issued before dQ and dK of the one before: P is computed beside these, dQ leaves beside dK, and dS is
   // computed beside dV.
   // NOTE: an accumulator lives in one iteration: the fences before its MMAs would keep what it held.
-  CUTE_DEVICE void run_overlapped(MBlocks<Traits>& block) {
+  CUTE_DEVICE void run_overlapped(Blocks& block) {
     {
       AccS acc_S;
-      issue_S(acc_S);
+      issue_S(acc_S, block.m_block);
       gemm_wait<0>(acc_S);
-      exponentiate(acc_S, block.m_block);
-      scores_to_dS(acc_S, [] {});
+      exponentiate(acc_S, block);
+      scores_to_dS(acc_S, block.m_block, [] {});
     }
     int at = row_of_dQ(block);
     for (block.advance(); block.exists(); block.advance()) {
       Position const before = read;
       read.advance();
       AccS acc_S;
-      issue_S(acc_S);
+      issue_S(acc_S, block.m_block);
       gemm_wait<1>(acc_dV);
       smem.pipeline_dO.release(before);
       AccDQ acc_dQ;
@@ -144,11 +146,11 @@ struct Consumer {
       issue_dK(before);
       at_dS.advance();
       gemm_wait<2>(acc_S);
-      exponentiate(acc_S, block.m_block);
+      exponentiate(acc_S, block);
       gemm_wait<1>(acc_dQ);
       outputs.send_dQ(acc_dQ, at);
       at = row_of_dQ(block);
-      scores_to_dS(acc_S, [&] {
+      scores_to_dS(acc_S, block.m_block, [&] {
         gemm_wait<1>(acc_dK);
         smem.pipeline_Q.release(before);
       });
@@ -166,9 +168,9 @@ struct Consumer {
 
   // P of a block to dS in shared memory, and dV, which is in flight. beside_dP(): once dP is issued.
   template <class BesideDP>
-  CUTE_DEVICE void scores_to_dS(AccS& acc_P, BesideDP const& beside_dP) {
+  CUTE_DEVICE void scores_to_dS(AccS& acc_P, int m_block, BesideDP const& beside_dP) {
     AccS acc_dP;
-    issue_dP(acc_dP);
+    issue_dP(acc_dP, m_block);
     beside_dP();
     issue_dV(acc_P);
     gemm_wait<1>(acc_dP);
@@ -182,10 +184,32 @@ struct Consumer {
     return Traits::kOverlap ? device::fresh(data) : data;
   }
 
+  // What the tiles hold of the next sequence.
+  CUTE_DEVICE void drop_tails_of_keys() {
+    if constexpr (kFeatures.packed) {
+      if (params.problem.k_sequences.is_packed()) {
+        int const n_keys = tile.keys().length - tile.first_key;
+        for (Element* keys : {smem.k, smem.v}) {
+          zero_tail<Traits>(make_tensor(make_smem_ptr(keys), typename Traits::SmemLayoutKV{}),
+                            n_keys);
+        }
+      }
+    }
+  }
+  CUTE_DEVICE void drop_tail(Element* queries, int m_block) {
+    if constexpr (kFeatures.packed) {
+      if (params.problem.q_sequences.is_packed()) {
+        Tensor rows = make_tensor(make_smem_ptr(queries), typename Traits::SmemLayoutQ{});
+        zero_tail<Traits>(rows(_, _, read.stage), tile.queries().length - m_block * kBlockM);
+      }
+    }
+  }
+
   // S^T = K Q^T
-  CUTE_DEVICE void issue_S(AccS& acc_S) {
+  CUTE_DEVICE void issue_S(AccS& acc_S, int m_block) {
     device::at(Site::QK);
     smem.pipeline_Q.wait(read);
+    drop_tail(smem.q, m_block);
     Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
         of_all_blocks(smem.k + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tSrQ =
@@ -194,9 +218,10 @@ struct Consumer {
   }
 
   // dP^T = V dO^T
-  CUTE_DEVICE void issue_dP(AccS& acc_dP) {
+  CUTE_DEVICE void issue_dP(AccS& acc_dP, int m_block) {
     device::at(Site::dP);
     smem.pipeline_dO.wait(read);
+    drop_tail(smem.grad_o, m_block);
     Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
         of_all_blocks(smem.v + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tdPrDO =
@@ -206,7 +231,9 @@ struct Consumer {
 
   // dV += P^T dO
   CUTE_DEVICE void issue_dV(AccS const& acc_P) {
-    convert_P<Element>(acc_P, tdVrP);
+    if constexpr (!kFeatures.softcap) {
+      convert_P<Element>(acc_P, tdVrP);
+    }
     device::at(Site::dV);
     Tensor tdVrDO =
         descriptors<Traits, typename Traits::OperandQt>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
@@ -243,53 +270,24 @@ struct Consumer {
   // NOTE: read anew wherever it is needed: the loop has no register for it.
   CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
 
+  // S^T to P^T, in place and as an operand
+  CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
+    scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block.head, block.m_block);
+  }
+
+  // dP^T to dS^T, in place, and as an operand
+  CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
+    scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
+    convert_P<Element>(acc_dP, tdKrDS);
+  }
+
   // A number for each query of the block: this thread's columns of an accumulator are the first two of every eight from here.
   CUTE_DEVICE float const* numbers_of(float const* numbers) const {
     return numbers + read.stage * kBlockM + lane() % 4 * 2;
   }
-  CUTE_DEVICE static float2 numbers_at(float const* numbers, int c) {
-    return device::load(reinterpret_cast<float2 const*>(numbers + 4 * c));
-  }
 
-  // S^T to P^T = 2^(scale S^T - lse), in place
-  CUTE_DEVICE void exponentiate(AccS& acc_S, int m_block) {
-    device::at(Site::lse_s2r);
-    Tensor P = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    float const* const numbers = numbers_of(smem.lse2);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const lse2 = numbers_at(numbers, c);
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        P(r, c) = device::exp2(fmaf(P(r, c), scale_log2, -lse2.x));
-        P(r, c + 1) = device::exp2(fmaf(P(r, c + 1), scale_log2, -lse2.y));
-      }
-    }
-    if (mask.cuts(m_block)) {
-      mask.apply(P, m_block);
-    }
-  }
-
-  // dP^T to dS^T = P^T (dP^T - delta), in place, and as an operand
-  CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
-    device::at(Site::dS);
-    Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
-    Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
-    float const* const numbers = numbers_of(smem.delta);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const delta = numbers_at(numbers, c);
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        dS(r, c) = P(r, c) * (dS(r, c) - delta.x);
-        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - delta.y);
-      }
-    }
-    convert_P<Element>(acc_dP, tdKrDS);
-  }
-
-  CUTE_DEVICE int row_of_dQ(MBlocks<Traits> const& block) const {
-    return params.problem.workspace_row(tile.batch, block.head, block.m_block * kBlockM);
+  CUTE_DEVICE int row_of_dQ(Blocks const& block) const {
+    return tile.workspace_row(block.head, block.m_block * kBlockM);
   }
 };
 

@@ -28,9 +28,9 @@ struct Loads {
 };
 
 // By one thread.
-template <class Traits>
-CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
-                             Loads<Traits> const& loads, Site keys_site, Site queries_site) {
+template <class Traits, BackwardFeatures kFeatures>
+CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, Loads<Traits> const& loads,
+                             Site keys_site, Site queries_site) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kSlab = Traits::kSlab;
@@ -40,7 +40,7 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
   Tensor sKeys = make_tensor(make_smem_ptr(loads.keys), typename Traits::SmemLayoutKV{});
   Tensor sQueries = make_tensor(make_smem_ptr(loads.queries), typename Traits::SmemLayoutQ{});
 
-  MBlocks<Traits> block(params, tile);
+  MBlocks<kFeatures> block(tile);
   if (!block.exists()) {
     return;
   }
@@ -48,9 +48,9 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
   device::Mbarrier& keys_full = loads.keys_pipeline.acquire({}, kKeysBytes);
   CUTE_UNROLL
   for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
-    device::tma_load<device::CacheHint::kNormal>(loads.keys_map, keys_full,
-                                                 raw_pointer_cast(&sKeys(0, column)), column,
-                                                 tile.first_key, tile.head_kv, tile.batch);
+    device::tma_load<device::CacheHint::kNormal>(
+        loads.keys_map, keys_full, raw_pointer_cast(&sKeys(0, column)), column,
+        tile.keys().begin + tile.first_key, tile.head_kv, tile.batch);
   }
   device::at(queries_site);
   RingPosition<Traits::kStages> write;
@@ -60,9 +60,9 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
     for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
       device::tma_load<device::CacheHint::kNormal>(
           loads.queries_map, full, raw_pointer_cast(&sQueries(0, column, write.stage)), column,
-          block.m_block * kBlockM, block.head, tile.batch);
+          tile.queries().begin + block.m_block * kBlockM, block.head, tile.batch);
     }
-    int const row = params.problem.workspace_row(tile.batch, block.head, block.m_block * kBlockM);
+    int const row = tile.workspace_row(block.head, block.m_block * kBlockM);
     device::bulk_load(loads.numbers_of_workspace + row, full, loads.numbers + write.stage * kBlockM,
                       kNumberBytes);
     write.advance();
@@ -70,16 +70,16 @@ CUTE_DEVICE void load_blocks(KernelParams const& params, Tile const& tile,
 }
 
 // warp: of the CTA.
-template <class Traits>
+template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void load_tile(KernelParams const& params, typename Traits::SharedStorage& smem,
-                           Tile const& tile, int warp) {
+                           Tile<kFeatures> const& tile, int warp) {
   if (warp == 0) {
-    load_blocks<Traits>(params, tile,
+    load_blocks<Traits>(tile,
                         {params.k_map, smem.k, smem.pipeline_K, params.q_map, smem.q,
                          params.problem.lse2, smem.lse2, smem.pipeline_Q},
                         Site::K_g2s, Site::Q_g2s);
   } else if (warp == 1) {
-    load_blocks<Traits>(params, tile,
+    load_blocks<Traits>(tile,
                         {params.v_map, smem.v, smem.pipeline_V, params.do_map, smem.grad_o,
                          params.problem.delta, smem.delta, smem.pipeline_dO},
                         Site::V_g2s, Site::dO_g2s);

@@ -14,13 +14,13 @@ namespace pyflash::sm90::backward {
 using namespace cute;
 using device::Site;
 
-template <class Traits>
+template <class Traits, BackwardFeatures kFeatures>
 struct Outputs {
   using Element = typename Traits::Element;
 
   KernelParams const& params;
   typename Traits::SharedStorage& smem;
-  Tile const& tile;
+  Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
 
   // dS^T to shared memory, where both consumers read it for dQ.
@@ -102,12 +102,13 @@ struct Outputs {
                               TensorStrides const& strides) {
     int const first_key = tile.first_key + warpgroup * Traits::kMmaM + thread() / 32 * 16;
     Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
-                         tile.head_kv * strides.head + first_key * strides.row;
+                         tile.head_kv * strides.head +
+                         (tile.keys().begin + first_key) * strides.row;
     auto* const memory = reinterpret_cast<Element*>(staged_dQ());
     CUTE_UNROLL
     for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
       store_slab<Element>(acc, column, scale, memory,
-                          {out + column, strides.row, params.problem.seqlen_k - first_key,
+                          {out + column, strides.row, tile.keys().length - first_key,
                            params.problem.d_head - column});
     }
   }

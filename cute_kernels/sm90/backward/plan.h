@@ -19,8 +19,15 @@ using Config = FlashBackwardSm90Config;
 // Tiles are counted in ints.
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
+// Of a head, in each batch of the tensors.
+inline int64_t n_key_blocks(Config const& config, BackwardParams const& problem) {
+  Sequences const& keys = problem.k_sequences;
+  return keys.tensor_rows() == 0 ? 0
+                                 : BlockedRows{keys, config.B_c}.n_rows(problem.batch) / config.B_c;
+}
 inline int64_t count_tiles(Config const& config, BackwardParams const& problem) {
-  return int64_t(ceil_div(problem.seqlen_k, config.B_c)) * problem.heads_kv * problem.batch;
+  return n_key_blocks(config, problem) * problem.heads_kv *
+         problem.k_sequences.tensor_batches(problem.batch);
 }
 
 // (rows, heads, batch). NOTE: a map has no empty extents; what has no rows is not loaded.
@@ -34,13 +41,12 @@ inline std::array<MapDimension, 3> map_dimensions(Sequences const& sequences, in
 inline std::array<MapDimension, 3> map_dimensions_of_queries(Config const& config,
                                                              BackwardParams const& problem,
                                                              TensorStrides const& strides) {
-  return map_dimensions(problem.q_sequences(), config.B_r, problem.heads, problem.batch, strides);
+  return map_dimensions(problem.q_sequences, config.B_r, problem.heads, problem.batch, strides);
 }
 inline std::array<MapDimension, 3> map_dimensions_of_keys(Config const& config,
                                                           BackwardParams const& problem,
                                                           TensorStrides const& strides) {
-  return map_dimensions(problem.k_sequences(), config.B_c, problem.heads_kv, problem.batch,
-                        strides);
+  return map_dimensions(problem.k_sequences, config.B_c, problem.heads_kv, problem.batch, strides);
 }
 
 inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
@@ -72,7 +78,7 @@ inline char const* refusal(Config const& config, BackwardParams const& problem) 
     return "it has more than 2^30 tiles of keys";
   }
   constexpr int64_t kMaxRows = (int64_t(1) << 31) - 1;
-  if (int64_t(problem.batch) * problem.heads * problem.padded_q > kMaxRows) {
+  if (problem.n_workspace_rows() > kMaxRows) {
     return "it has 2^31 or more queries, counting those of each head";
   }
   if (char const* const reason =
@@ -92,12 +98,13 @@ inline char const* refusal(Config const& config, BackwardParams const& problem) 
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   BackwardParams const& problem = params.problem;
   TileOrder& order = params.order;
-  int64_t const n_blocks = ceil_div(problem.seqlen_k, config.B_c);
-  int64_t const n_heads = int64_t(problem.heads_kv) * problem.batch;
+  int64_t const n_blocks = n_key_blocks(config, problem);
+  int64_t const n_heads =
+      int64_t(problem.heads_kv) * problem.k_sequences.tensor_batches(problem.batch);
   int const group = problem.heads / problem.heads_kv;
   // Q, dO and the sums of dQ, of a head of K and V.
-  int64_t const bytes =
-      int64_t(problem.seqlen_q) * group * config.d_head * (2 * kElementBytes + int(sizeof(float)));
+  int64_t const bytes = int64_t(problem.q_sequences.tensor_rows()) * group * config.d_head *
+                        (2 * kElementBytes + int(sizeof(float)));
   Sections const sections = divide_into_sections(false, n_ctas, n_blocks, n_heads, 1, bytes);
   order.n_tiles = int(n_blocks * n_heads);
   order.last_section = int(sections.last);

@@ -43,11 +43,11 @@ CUTE_DEVICE void postprocess_cta(BackwardParams const& problem) {
   int const first_query = piece.first_query + thread % kWarpgroup / 32 * kWarpRows;
   int const first_column = thread / kWarpgroup * kSlab;
   TensorStrides const& strides = problem.dq_strides;
-  Element* const out = static_cast<Element*>(problem.dq) + piece.batch * strides.batch +
-                       piece.head * strides.head + first_query * strides.row + first_column;
+  Element* const out =
+      piece.row_of(static_cast<Element*>(problem.dq), strides, first_query) + first_column;
   store_slab<Element>(
       acc_dQ, 0, problem.softmax_scale, smem.rows + warp * kWarpRows * kSlab,
-      {out, strides.row, problem.seqlen_q - first_query, problem.d_head - first_column});
+      {out, strides.row, piece.queries.length - first_query, problem.d_head - first_column});
 }
 
 }  // namespace pyflash::sm90::backward

@@ -14,16 +14,38 @@ inline constexpr int kPreprocessThreads = 256;
 
 // The piece of queries that a CTA of a kernel before or after the main one has.
 struct QueryPiece {
-  int first_query;
+  int first_query;  // of its sequence
   int head;
-  int batch;
-  int row;  // of the first query, in the workspace
+  int batch;     // of the tensors
+  int row;       // of the first query, in the workspace
+  Rows queries;  // of the sequence
 
   CUTE_DEVICE static QueryPiece of(BackwardParams const& problem, int index) {
     int const n_pieces = problem.padded_q / kQueriesOfPiece;
     int const rest = index / n_pieces;
-    return {index % n_pieces * kQueriesOfPiece, rest % problem.heads, rest / problem.heads,
-            index * kQueriesOfPiece};
+    QueryPiece piece{index % n_pieces * kQueriesOfPiece,
+                     rest % problem.heads,
+                     rest / problem.heads,
+                     index * kQueriesOfPiece,
+                     {0, problem.q_sequences.longest}};
+    if (problem.q_sequences.is_packed()) {
+      device::Loader const load;
+      BlockedRows const blocks = problem.blocked_queries();
+      int const sequence = blocks.sequence_at(piece.first_query, problem.batch, load);
+      piece.first_query -= blocks.begin_of(sequence, load);
+      piece.queries = problem.q_sequences.rows_of(sequence, load);
+      if (piece.first_query < 0) {  // cu_seqlens_q does not ascend
+        piece.queries.length = piece.first_query = 0;
+      }
+    }
+    return piece;
+  }
+
+  // The first element of a row of a tensor of queries.
+  template <class Element>
+  CUTE_DEVICE Element* row_of(Element* tensor, TensorStrides const& strides, int query) const {
+    return tensor + batch * strides.batch + head * strides.head +
+           (queries.begin + query) * strides.row;
   }
 };
 
@@ -44,9 +66,9 @@ CUTE_DEVICE void store_numbers(BackwardParams const& problem, QueryPiece const& 
                                int row, float product) {
   float lse2 = INFINITY;
   float delta = 0.f;
-  if (query < problem.seqlen_q) {
-    int64_t const from =
-        piece.batch * problem.lse_strides.batch + piece.head * problem.lse_strides.head + query;
+  if (query < piece.queries.length) {
+    int64_t const from = piece.batch * problem.lse_strides.batch +
+                         piece.head * problem.lse_strides.head + piece.queries.begin + query;
     float const lse = device::load(problem.lse + from);
     if (lse != -INFINITY) {  // else it attends nothing
       lse2 = lse * kLog2e;
@@ -69,16 +91,15 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   int const thread = device::thread_idx();
   int const column = thread % kLanesPerRow * kVector;
   auto row_of = [&](void const* tensor, TensorStrides const& strides, int query) {
-    return reinterpret_cast<uint4 const*>(static_cast<Element const*>(tensor) +
-                                          piece.batch * strides.batch + piece.head * strides.head +
-                                          query * strides.row + column);
+    return reinterpret_cast<uint4 const*>(
+        piece.row_of(static_cast<Element const*>(tensor), strides, query) + column);
   };
   CUTE_UNROLL
   for (int first = 0; first < kQueriesOfPiece; first += kRowsAtATime) {
     int const row = first + thread / kLanesPerRow;
     int const query = piece.first_query + row;
     float product = 0.f;
-    if (query < problem.seqlen_q && column < problem.d_head) {
+    if (query < piece.queries.length && column < problem.d_head) {
       product = dot<Element>(device::load(row_of(problem.o, problem.o_strides, query)),
                              device::load(row_of(problem.grad_o, problem.grad_o_strides, query)));
     }

@@ -11,24 +11,63 @@ namespace pyflash::sm90::backward {
 using namespace cute;
 
 // The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head of the group.
+template <BackwardFeatures kFeatures>
 struct Tile {
-  int first_key;
-  int head_kv;
-  int batch;
-  Interval blocks;
+  BackwardParams const& problem;
+  int first_key = 0;  // of the sequence
+  int head_kv = 0;
+  int batch = 0;  // of the tensors
+  Interval blocks = {};
+
+  // Where sequences may be packed.
+  Rows queries_found = {};
+  Rows keys_found = {};
+  int first_row_found = 0;
+  int sequence_found = 0;
+
+  // The rows of the sequence in the tensors.
+  CUTE_DEVICE Rows queries() const {
+    return kFeatures.packed ? queries_found : Rows{0, problem.q_sequences.longest};
+  }
+  CUTE_DEVICE Rows keys() const {
+    return kFeatures.packed ? keys_found : Rows{0, problem.k_sequences.longest};
+  }
+  CUTE_DEVICE int sequence() const { return kFeatures.packed ? sequence_found : batch; }
+  // A row of the workspace.
+  CUTE_DEVICE int workspace_row(int head, int query) const {
+    return problem.workspace_row(batch, head, (kFeatures.packed ? first_row_found : 0) + query);
+  }
+
+  // The queries that attend keys of the sequence; row 0 of the band is key `key`.
+  CUTE_DEVICE auto queries_from(int key) const {
+    return problem.mask.queries_from<kFeatures.left_window, kFeatures.right_window>(
+        key, queries().length, keys().length);
+  }
+
+  // From the rows of all sequences, each in whole blocks, to those of one. row: of the first key.
+  CUTE_DEVICE void find_sequence(int row, int block) {
+    device::Loader const load;
+    int& sequence = sequence_found;
+    sequence = batch;
+    first_key = row;
+    first_row_found = 0;
+    if (problem.k_sequences.is_packed()) {
+      BlockedRows const blocks{problem.k_sequences, block};
+      sequence = blocks.sequence_at(row, problem.batch, load);
+      first_key -= blocks.begin_of(sequence, load);
+      first_row_found = problem.blocked_queries().begin_of(sequence, load);
+    }
+    queries_found = problem.q_sequences.rows_of(sequence, load);
+    keys_found = problem.k_sequences.rows_of(sequence, load);
+    if (first_key < 0) {  // cu_seqlens_k does not ascend
+      keys_found.length = first_key = 0;
+    }
+  }
 };
 
-// The queries that attend keys of a sequence; row 0 of the band is key first_key.
-template <BackwardFeatures kFeatures>
-CUTE_DEVICE auto queries_from(BackwardParams const& problem, int first_key) {
-  return problem.mask().queries_from<kFeatures.left_window, kFeatures.right_window>(
-      first_key, problem.q_sequences().longest, problem.k_sequences().longest);
-}
-
 template <class Traits, BackwardFeatures kFeatures>
-CUTE_DEVICE Tile tile_of(KernelParams const& params, int index) {
+CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
   constexpr int kBlockN = Traits::kBlockN;
-  BackwardParams const& problem = params.problem;
   TileOrder const& order = params.order;
   int const section = min(order.by_section_tiles.div(index), order.last_section);
   int const in_section = index - section * order.by_section_tiles.divisor;
@@ -38,28 +77,33 @@ CUTE_DEVICE Tile tile_of(KernelParams const& params, int index) {
   } else {
     order.by_section(n_block, head, in_section);
   }
-  Tile tile;
-  tile.first_key = n_block * kBlockN;
+  Tile<kFeatures> tile{.problem = params.problem};
   order.by_heads(tile.batch, tile.head_kv, head + section * order.by_section.divisor);
-  int const n_keys = min(problem.k_sequences().longest - tile.first_key, kBlockN);
-  tile.blocks = queries_from<kFeatures>(problem, tile.first_key)
-                    .of_some(n_keys)
-                    .blocks_touched(Traits::kBlockM);
+  if constexpr (kFeatures.packed) {
+    tile.find_sequence(n_block * kBlockN, kBlockN);
+  } else {
+    tile.first_key = n_block * kBlockN;
+  }
+  int const n_keys = min(tile.keys().length - tile.first_key, kBlockN);
+  tile.blocks = tile.queries_from(tile.first_key).of_some(n_keys).blocks_touched(Traits::kBlockM);
+  if (kFeatures.packed && n_keys <= 0) {
+    tile.blocks = {};
+  }
   return tile;
 }
 
 // The blocks of queries of a tile in order: those of each query head of the group.
-template <class Traits>
+template <BackwardFeatures kFeatures>
 struct MBlocks {
-  Tile const& tile;
+  Tile<kFeatures> const& tile;
   int heads_left;
   int head;
   int m_block;
 
-  CUTE_DEVICE MBlocks(KernelParams const& params, Tile const& tile)
+  CUTE_DEVICE explicit MBlocks(Tile<kFeatures> const& tile)
       : tile(tile), heads_left(0), head(0), m_block(tile.blocks.begin) {
     if (tile.blocks.size() > 0) {
-      heads_left = params.problem.heads / params.problem.heads_kv;
+      heads_left = tile.problem.heads / tile.problem.heads_kv;
       head = tile.head_kv * heads_left;
     }
   }

@@ -23,7 +23,7 @@ constexpr int n_threads(FlashBackwardSm90Config const& config) {
 
 // CTAs of the kernels before and after the main one.
 constexpr int64_t n_query_pieces(BackwardParams const& problem) {
-  return int64_t(problem.batch) * problem.heads * problem.padded_q / kQueriesOfPiece;
+  return problem.n_workspace_rows() / kQueriesOfPiece;
 }
 
 }  // namespace pyflash::sm90::backward

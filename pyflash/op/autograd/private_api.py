@@ -64,7 +64,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
             or (tensors is not no_tensors and _require_grad(tensors))
         )
         if recorded:
-            refuse_what_has_no_gradients(q, packing, options)
+            refuse_what_has_no_gradients(q, k, packing, options)
         if recorded or forward_ad._current_level >= 0:
             call = _Below(below, keyset & after_autograd)
             return _apply(_Attention, call, forward, options, *tensors, q, k, v, *packing)

@@ -37,7 +37,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         tensors = [x for x in (*per_head, *inputs) if isinstance(x, Tensor)]
         _refuse_forward_mode(tensors)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            refuse_what_has_no_gradients(inputs[0], inputs[3:], options)
+            refuse_what_has_no_gradients(*inputs[:2], inputs[3:], options)
         others = {name: value for name, value in options.items() if name not in TENSORS}
         return recorded(*per_head, *inputs, **others)
 

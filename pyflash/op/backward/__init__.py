@@ -16,47 +16,73 @@ import torch
 from torch import Tensor
 
 from pyflash.op.backward import cpu, cuda, kernels
-from pyflash.op.options import BACKWARD_TENSORS, DEFAULTS, OPTIONS, TENSORS, given
+from pyflash.op.options import (
+    BACKWARD_TENSORS,
+    DEFAULTS,
+    OPTIONS,
+    OWN_KERNELS,
+    TENSORS,
+    given,
+)
 
 # Where gradients of q, k and v are computed, in words.
 PLACES = {"cuda": "a GPU", "cpu": "the CPU"}
 
 
 def refuse_what_has_no_gradients(
-    q: Tensor, packing: Sequence[Any], options: Mapping[str, Any]
+    q: Tensor, k: Tensor | None, packing: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
     """Raises RuntimeError for a forward pass that can run but whose backward pass cannot.
 
-    packing: the positional arguments of `fwd_varlen` after v, or ().
+    k: None where pyflash's own kernels of op backward are not asked. packing: the positional
+    arguments of `fwd_varlen` after v, or ().
     """
-    _refuse_options(q.device.type, options)
-    if q.device.type != "cuda":
+    _refuse_gradients_of_tensors(options)
+    device_type = q.device.type
+    lacking = without_gradients(options, device_type)
+    too_many = _refusal_of_borrowed_grids(q, packing) if device_type == "cuda" else None
+    if not lacking and not too_many:
         return
-    heads = q.shape[-2]
-    sequences = packing[0].shape[0] - 1 if packing else 0
-    at_most = f"expected at most {cuda.MAX_GRID} where gradients are required"
-    if isinstance(heads, int) and heads > cuda.MAX_GRID:
-        raise RuntimeError(f"pyflash: q has heads {heads}: {at_most}")
-    if isinstance(sequences, int) and sequences > cuda.MAX_GRID:
-        raise RuntimeError(f"pyflash: cu_seqlens_q is for {sequences} sequences: {at_most}")
-
-
-def without_gradients(options: Mapping[str, Any], device_type: str) -> dict[str, Any]:
-    """The given options with which q, k and v have no gradients there."""
-    if device_type not in PLACES:
-        return {}
-    return {n: x for n, x in given(options).items() if device_type not in OPTIONS[n].gradients_on}
-
-
-def _refuse_options(device_type: str, options: Mapping[str, Any]) -> None:
-    for name, value in without_gradients(options, device_type).items():
+    own = ""
+    if k is not None and device_type == "cuda" and not without_gradients(options, OWN_KERNELS):
+        reason = kernels.refusal(q, k, packing, options)
+        if not reason:
+            return
+        own = f"; or a call that a kernel of op backward takes (none does: {reason})"
+    for name, value in lacking.items():
         is_tensor, default = name in TENSORS, DEFAULTS[name]
         said = name if is_tensor else f"{name} = {_number(value)}"
         raise RuntimeError(
             f"pyflash: {said} has no gradients on {PLACES[device_type]}: expected "
             f"{default if is_tensor else _number(default)}, or tensors that do not require "
-            "gradients"
+            f"gradients{own}"
         )
+    raise RuntimeError(f"pyflash: {too_many}{own}")
+
+
+def without_gradients(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The given options with which q, k and v have no gradients on a device of that type, or by
+    `OWN_KERNELS`."""
+    if where not in (*PLACES, OWN_KERNELS):
+        return {}
+    has_gradients = {"cuda", OWN_KERNELS} if where == OWN_KERNELS else {where}
+    return {
+        n: x for n, x in given(options).items() if not has_gradients & {*OPTIONS[n].gradients_on}
+    }
+
+
+def _refusal_of_borrowed_grids(q: Tensor, packing: Sequence[Any]) -> str | None:
+    heads = q.shape[-2]
+    sequences = packing[0].shape[0] - 1 if packing else 0
+    at_most = f"expected at most {cuda.MAX_GRID} where gradients are required"
+    if isinstance(heads, int) and heads > cuda.MAX_GRID:
+        return f"q has heads {heads}: {at_most}"
+    if isinstance(sequences, int) and sequences > cuda.MAX_GRID:
+        return f"cu_seqlens_q is for {sequences} sequences: {at_most}"
+    return None
+
+
+def _refuse_gradients_of_tensors(options: Mapping[str, Any]) -> None:
     for name in TENSORS:
         x = options.get(name)
         if x is not None and x.requires_grad and not OPTIONS[name].gradient:

@@ -93,11 +93,11 @@ def _bwd_packed(
     v: Tensor,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`bwd` through `bwd_varlen`."""
+    """`_borrowed` through `_borrowed_packed`."""
     batch = len(q)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
-    packed = bwd_varlen(
+    packed = _borrowed_packed(
         grad_out.flatten(0, 1),
         out.flatten(0, 1),
         lse.transpose(0, 1).flatten(1, 2),
@@ -129,11 +129,32 @@ def bwd_varlen(
     grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if grad_lse is not None:
-        _refuse_gradient_of_lse(grad_lse, kernels.refusal(q, k, packing, options))
     if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    not_own = kernels.refusal(q, k, packing, options)
+    if not not_own:
+        return kernels.bwd(
+            grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **options
+        )
+    _refuse_gradient_of_lse(grad_lse, not_own)
+    return _borrowed_packed(grad_out, out, lse, q, k, v, *packing, **options)
+
+
+def _borrowed_packed(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`bwd_varlen` by PyTorch's kernels."""
     if chunk := options.get("attention_chunk"):
         cu_seqlens_q, cu_seqlens_k = _chunks(cu_seqlens_q, cu_seqlens_k, max_seqlen_k, chunk)
     windows = windows_of(options, max_seqlen_q, max_seqlen_k)

@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyflash.config import DType
 from pyflash.op.backward.cudnn import readable
 from pyflash.op.library import built_configs
-from pyflash.op.options import OPTIONS, AttentionOptions
+from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_PADDED = (None, None, 0, 0)  # in place of packing
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 # Lengths that need as much of a kernel as any.
 _UNKNOWN = dict.fromkeys(("seqlen_q", "seqlen_k", "total_q", "total_k"), 1 << 20)
@@ -36,10 +37,15 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
         return "", "there is no GPU"
     properties = torch.cuda.get_device_properties(device)
     with _disable_current_modes():  # what traces a call does not trace texts
+        tensors = {
+            name: torch.empty(problem[name].shape, dtype=problem[name].dtype, device="meta")
+            for name in TENSORS
+            if problem.get(name) is not None
+        }
         return torch.ops.pyflash.select_backward(
             sm_arch=properties.major * 10 + properties.minor,
             n_sms=properties.multi_processor_count,
-            **problem,
+            **{**problem, **tensors},
         )
 
 
@@ -83,12 +89,15 @@ def bwd(
     k: Tensor,
     v: Tensor,
     *,
+    packing: Sequence[Any] = (),
     grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, (batch, seqlen, heads, d_head); `takes` says so."""
+    """The gradients of q, k and v, where `takes` says so. packing: as there."""
     grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
-    gradients = tuple(torch.empty_like(x) for x in (q, k, v))
+    # Nothing writes rows behind the last of packed sequences.
+    empty_like = torch.zeros_like if packing else torch.empty_like
+    gradients = tuple(empty_like(x) for x in (q, k, v))
     torch.ops.pyflash.run_backward(
         grad_out,
         out,
@@ -97,6 +106,7 @@ def bwd(
         q,
         k,
         v,
+        *(packing or _PADDED),
         *gradients,
         **options,
     )

@@ -169,8 +169,8 @@ BUGS = [
     ),
     _bug(
         "keys_past_the_end_count",
-        condition("return first_key + Traits::kMmaM > problem.k_sequences().longest ||",
-                  "return (!BUG && first_key + Traits::kMmaM > problem.k_sequences().longest) ||",
+        condition("return first_key + Traits::kMmaM > tile.keys().length ||",
+                  "return (!BUG && first_key + Traits::kMmaM > tile.keys().length) ||",
                   _MASK),
         problem="far_below",
     ),
@@ -194,7 +194,8 @@ BUGS = [
     ),
     _bug(
         "queries_past_the_end_have_an_lse",
-        condition("if (query < problem.seqlen_q) {", "if (query < problem.seqlen_q + BUG) {",
+        condition("if (query < piece.queries.length) {",
+                  "if (query < piece.queries.length + BUG) {",
                   _BEFORE),
         finds=[found("out_of_bounds", memory="lse")],
     ),

@@ -1,0 +1,129 @@
+// Scores of a block to P, and P with dP to dS, in the accumulators of a computing warpgroup.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/alibi.h"
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sm90/backward/mask.h"
+#include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/softcap.h"
+
+namespace pyflash::sm90::backward {
+
+using namespace cute;
+using device::Site;
+
+// Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). lse2, delta: a number for each query, of which this thread's
+// are the first two of every eight from there.
+template <class Traits, BackwardFeatures kFeatures>
+struct Scores {
+  using Element = typename Traits::Element;
+
+  BackwardParams const& problem;
+  float const scale_log2;
+  ScoreMask<Traits, kFeatures> const mask;
+
+  // The tanh of a score that does not count: so low that P is 0, and the square finite.
+  static constexpr float kMaskedTanh = -1e18f;
+
+  // S^T to P^T = 2^(scale S^T - lse), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T times the
+  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T.
+  template <class Acc, class FragmentP>
+  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, int head,
+                        int m_block) const {
+    device::at(Site::lse_s2r);
+    Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
+    if constexpr (kFeatures.softcap) {
+      if (problem.softcap.cap != 0) {
+        return cap(P, operand, lse2, m_block);
+      }
+    }
+    if constexpr (kFeatures.alibi_slopes) {
+      add_slopes(P, head, m_block);
+    }
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const lse = numbers_at(lse2, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        P(r, c) = device::exp2(fmaf(P(r, c), scale_log2, -lse.x));
+        P(r, c + 1) = device::exp2(fmaf(P(r, c + 1), scale_log2, -lse.y));
+      }
+    }
+    if (mask.cuts(m_block)) {
+      mask.apply(P, m_block, 0.f);
+    }
+    if constexpr (kFeatures.softcap) {
+      convert_P<Element>(acc, operand);
+    }
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta), in place. acc_P: as to_P leaves it.
+  template <class Acc>
+  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta) {
+    device::at(Site::dS);
+    Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
+    Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const of_queries = numbers_at(delta, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
+        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
+      }
+    }
+  }
+
+ private:
+  CUTE_DEVICE static float2 numbers_at(float const* numbers, int c) {
+    return device::load(reinterpret_cast<float2 const*>(numbers + 4 * c));
+  }
+
+  template <class Rows, class FragmentP>
+  CUTE_DEVICE void cap(Rows& P, FragmentP& operand, float const* lse2, int m_block) const {
+    CUTE_UNROLL
+    for (int i = 0; i < size(P); ++i) {
+      P(i) = pyflash::tanh(problem.softcap.inner * P(i));
+    }
+    if (mask.cuts(m_block)) {
+      mask.apply(P, m_block, kMaskedTanh);
+    }
+    float const outer = problem.softcap.outer;
+    Tensor pairs = recast<uint32_t>(operand);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const lse = numbers_at(lse2, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float const p0 = device::exp2(fmaf(P(r, c), outer, -lse.x));
+        float const p1 = device::exp2(fmaf(P(r, c + 1), outer, -lse.y));
+        pairs(c + r) = device::pack2(p0, p1, Element{});
+        P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));
+        P(r, c + 1) = p1 * (1.f - P(r, c + 1)) * (1.f + P(r, c + 1));
+      }
+    }
+  }
+
+  template <class Rows>
+  CUTE_DEVICE void add_slopes(Rows& S, int head, int m_block) const {
+    if (problem.alibi_slopes.data == nullptr) {
+      return;
+    }
+    auto const& tile = mask.tile;
+    float const slope = load_slope<Element>(problem.alibi_slopes, problem.inverse_scale_log2,
+                                            tile.sequence(), head);
+    int const first_query =
+        aligned_column(mask.first_query(m_block), tile.queries().length, tile.keys().length);
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      add_alibi(S, r, slope, mask.key(r) - first_query, column_of);
+    }
+  }
+};
+
+}  // namespace pyflash::sm90::backward

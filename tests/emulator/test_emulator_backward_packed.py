@@ -1,0 +1,82 @@
+"""The SM90 backward of packed sequences on the emulated machine: gradients beside fp64, zeros where
+nothing is attended, and nothing of a neighbour's rows."""
+
+import pytest
+import torch
+from support.emulated_backward import CONFIGS, LIMITS
+from support.emulated_packed import Packed, make_packed_call, wrong_packed
+
+import pyflash
+from pyflash.emulator import ORDERS
+
+PROBLEMS = {
+    "whole_blocks": Packed(1, 1, (128, 256), (128, 256)),
+    "ragged": Packed(2, 1, (70, 1, 133, 64), (150, 40, 133, 129)),
+    "causal": Packed(2, 2, (70, 1, 133), (150, 40, 133), options={"causal": True}),
+    "one_after_a_block": Packed(1, 1, (65, 129, 127, 1), (129, 65, 1, 127)),
+    "empty_ones": Packed(2, 1, (0, 60, 0, 37, 90, 0), (30, 0, 0, 37, 140, 50)),
+    "narrow_windows": Packed(2, 2, (100, 90), (140, 90), 8, {"window_left": 30, "window_right": 4}),
+    "chunks": Packed(1, 1, (100, 90), (140, 90), options={"attention_chunk": 48}),
+    "softcap": Packed(2, 1, (100, 90), (140, 90), options={"softcap": 1.5, "causal": True}),
+    "slopes_of_sequences": Packed(
+        2, 2, (100, 90), (140, 90), options={"alibi_slopes": torch.tensor([[0.5, 0.1], [0.2, 0.7]])}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_gradients(config: str, name: str) -> None:
+    key = CONFIGS[config]
+    order = ORDERS[(list(PROBLEMS).index(name) + list(CONFIGS).index(config)) % len(ORDERS)]
+    call = make_packed_call(key, PROBLEMS[name])
+    *gradients, report = pyflash.emulate_backward_varlen(
+        *call.inputs, key, grad_lse=call.grad_lse, order=order, **PROBLEMS[name].options
+    )
+    report.check()
+    assert report.completed
+    assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
+
+
+@pytest.mark.parametrize("nan_sequence", range(3))
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_neighbour_of_nan_changes_nothing(config: str, causal: bool, nan_sequence: int) -> None:
+    """Its rows lie in the same blocks of memory, before and behind."""
+    key = CONFIGS[config]
+    packed = Packed(
+        2, 1, (70, 90, 133), (150, 70, 133), 0, {"causal": causal}, nan_sequence=nan_sequence
+    )
+    call = make_packed_call(key, packed)
+    *gradients, report = pyflash.emulate_backward_varlen(
+        *call.inputs, key, grad_lse=call.grad_lse, causal=causal
+    )
+    report.check()
+    assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
+
+
+@pytest.mark.parametrize("kv", [False, True], ids=["of_q", "of_k"])
+def test_starts_that_do_not_ascend_stay_within_the_tensors(kv: bool) -> None:
+    """As on a GPU, where their values are not checked: gradients are wrong, accesses are not."""
+    key = CONFIGS["narrow"]
+    call = make_packed_call(key, Packed(1, 1, (70, 90, 133), (150, 70, 133)))
+    inputs = list(call.inputs)
+    for starts in ([0, 200, 100, 293], [-5, 500, 3, 1 << 30], [293, 100, 50, 0]):
+        inputs[6 + kv] = torch.tensor(starts, dtype=torch.int32)
+        *_, report = pyflash.emulate_backward_varlen(*inputs, key, grad_lse=call.grad_lse)
+        kinds = {finding.kind for finding in report.findings}
+        assert kinds <= {"not_written", "written_twice"}, report.findings
+        assert report.completed
+
+
+def test_results_of_another_call_are_refused_in_words() -> None:
+    key = CONFIGS["narrow"]
+    call = make_packed_call(key, Packed(2, 1, (70, 90), (150, 70)))
+    grad_out, out, lse, *rest = call.inputs
+    for inputs, says in (
+        ((grad_out, out, lse[None]), r"lse has shape \(1, 2, 160\): expected \(2, 160\), \(heads"),
+        ((grad_out[1:], out, lse), "grad_out has shape .* expected .* as q"),
+        ((grad_out, out[None], lse), "out has 4 dimensions"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            pyflash.emulate_backward_varlen(*inputs, *rest, key)
