@@ -186,8 +186,10 @@ def test_gradients_on_a_side_stream():
     side.synchronize()
 
 
-def test_softcap_has_no_gradient_and_says_so_at_once():
-    """With gradients wanted the forward call is refused; without, it runs."""
+def test_softcap_has_no_gradient_and_says_so_at_once(monkeypatch):
+    """With gradients wanted the forward call is refused where no kernel of op backward takes it;
+    without, it runs."""
+    monkeypatch.setattr(kernels, "choice", lambda *_: ("", "none is asked"))
     q, k, v = make_inputs(Shape("square", 1, 64, 64, 2), torch.float16, 64, "cuda")
     q.requires_grad_()
     with pytest.raises(RuntimeError, match=r"pyflash: .*softcap"):

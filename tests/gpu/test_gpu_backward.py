@@ -4,9 +4,10 @@ backward`."""
 import pytest
 import torch
 from support.backward_cases import CASES, Case, expected, gradients, make
+from support.gpu_kernels import forbid_borrowed, skip_without_kernels
 
 from pyflash import attention, select
-from pyflash.op.backward import cuda, kernels
+from pyflash.op.backward import kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -16,17 +17,12 @@ NARROW = Case(torch.float16, 64, "window", "ragged")
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels_are_built():
-    if not kernels.are_built():
-        pytest.skip("no kernels of op backward are built: pyflash build --set backward")
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("kernels of op backward run on a Hopper")
+    skip_without_kernels()
 
 
 @pytest.fixture
 def forbid_others(monkeypatch):
-    """Fails where a borrowed backward would run."""
-    monkeypatch.setattr(cuda.cudnn, "bwd", None)
-    monkeypatch.setattr(cuda, "_flash_backward", None)
+    forbid_borrowed(monkeypatch)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -96,20 +92,12 @@ def test_sinks_are_in_lse(forbid_others):
     expected(case, qkv, grad_out).check(gradients(case, qkv, grad_out))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"attention_chunk": 48}, "attention_chunk is set"),
-        ({}, "use_deterministic_algorithms is on"),
-    ],
-)
-def test_what_they_do_not_take_is_borrowed(options, says):
-    case = Case(CASE.dtype, CASE.d_head, "full", CASE.size, options=options)
-    torch.use_deterministic_algorithms(not options, warn_only=True)
+def test_what_they_do_not_take_is_borrowed():
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        assert says in select(case.problem("cuda")).backward
-        qkv, grad_out = make(case, "cuda")
-        expected(case, qkv, grad_out).check(gradients(case, qkv, grad_out))
+        assert "use_deterministic_algorithms is on" in select(CASE.problem("cuda")).backward
+        qkv, grad_out = make(CASE, "cuda")
+        expected(CASE, qkv, grad_out).check(gradients(CASE, qkv, grad_out))
     finally:
         torch.use_deterministic_algorithms(False)
 
