@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("ninja", reason="building needs ninja")
 pytest.importorskip("rich", reason="building needs rich")
 
-from support.emulated_backward import Call, Shape, make_call, wrong
+import torch
+from support.emulated_backward import LIMITS, Call, Shape, make_call, wrong
+from support.emulated_packed import Packed, PackedCall, make_packed_call, wrong_packed
 from support.planted.backward import BUGS, CONFIGS, planted_libraries
 from support.planted.planting import Bug, switched_on
 
@@ -27,12 +29,19 @@ PROBLEMS = {
     "narrow_heads": Shape(1, 1, 1, 141, 109, 24),
     "causal": Shape(1, 1, 1, 300, 300, options={"causal": True}),
     "far_below": Shape(1, 1, 1, 141, 173, below=128),
+    "softcap": Shape(1, 1, 1, 150, 150, options={"causal": True, "softcap": 1.0}),
+    "slopes": Shape(
+        1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}
+    ),
+    "packed": Packed(1, 1, (70, 59, 64, 12), (130, 40, 7, 129)),
+    "packed_with_nan": Packed(1, 1, (70, 90, 33), (130, 40, 129), nan_sequence=1),
 }
 
 
 @functools.cache
-def call_of(config: str, problem: str) -> Call:
-    return make_call(CONFIGS[config], PROBLEMS[problem])
+def call_of(config: str, problem: str) -> Call | PackedCall:
+    make = make_packed_call if isinstance(PROBLEMS[problem], Packed) else make_call
+    return make(CONFIGS[config], PROBLEMS[problem])
 
 
 def run(library, config, problem, order):
@@ -41,6 +50,8 @@ def run(library, config, problem, order):
         library, call.inputs, CONFIGS[config], order=order, seed=1, grad_lse=call.grad_lse,
         **options,
     )  # fmt: skip
+    if isinstance(call, PackedCall):
+        return wrong_packed(call, tuple(gradients), LIMITS[CONFIGS[config].dtype]), report
     return wrong(CONFIGS[config], PROBLEMS[problem], call, tuple(gradients)), report
 
 

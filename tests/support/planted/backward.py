@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.planted.backward_variants import OF_VARIANTS
 from support.planted.planting import Bug, build_planted, condition, found, instead, without
 
 from pyflash.config import FlashBackwardSm90Config
@@ -224,6 +225,9 @@ BUGS = [
         instead("acc_dQ(i + 3) = values.w;", "acc_dQ(i + 3) = values.z;", _AFTER),
     ),
 ]  # fmt: skip
+BUGS += [
+    _bug(name, edit, finds=finds, problem=problem) for name, edit, finds, problem in OF_VARIANTS
+]
 
 
 @pytest.fixture(scope="session")

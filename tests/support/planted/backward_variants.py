@@ -1,0 +1,107 @@
+"""Bugs for the emulator to find in what the SM90 backward does for packed sequences, softcap and
+ALiBi: name, edit, what must be found, and the problem that shows it."""
+
+from __future__ import annotations
+
+from support.planted.planting import Edit, Found, condition, found, without
+
+_OUTPUTS = "sm90/backward/outputs.h"
+_BEFORE = "sm90/backward/preprocess.cuh"
+_TAILS = "sm90/backward/tails.h"
+_SCORES = "sm90/backward/scores.h"
+_BLOCKED = "common/blocked_rows.h"
+
+OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
+    # Packed sequences: rows of the next one.
+    (
+        "tails_of_blocks_kept",
+        condition("if (n_rows >= kRows) {", "if (BUG || n_rows >= kRows) {", _TAILS),
+        [],
+        "packed_with_nan",
+    ),
+    (
+        "a_row_of_tails_kept",
+        condition("int const first = max(n_rows, 0)", "int const first = max(n_rows + BUG, 0)",
+                  _TAILS),
+        [],
+        "packed_with_nan",
+    ),
+    (
+        "tails_without_a_proxy_fence",
+        condition("kVector)), uint4{}); } device::fence_async_proxy();",
+                  "kVector)), uint4{}); } if (!BUG) { device::fence_async_proxy(); }", _TAILS),
+        [found("missing_proxy_fence", "tail_r2s")],
+        "packed",
+    ),
+    (
+        "tails_without_a_barrier",
+        without("device::named_barrier_sync(kTailBarrier, kThreads);", _TAILS),
+        [found("race", "tail_r2s")],
+        "packed",
+    ),
+    (
+        "sequences_share_blocks_of_the_workspace",
+        condition("? (sequences.begin_of(sequence, load) + sequence * block) / block * block",
+                  "? (sequences.begin_of(sequence, load) + (1 - BUG) * sequence * block)"
+                  " / block * block", _BLOCKED),
+        [],
+        "packed",
+    ),
+    (
+        "the_sequence_before",
+        condition("if (begin_of(middle, load) <= row) {",
+                  "if (begin_of(middle, load) < row + !BUG) {", _BLOCKED),
+        [],
+        "packed",
+    ),
+    (
+        "dK_where_the_next_sequence_begins",
+        condition("tile.keys().length - first_key,", "tile.keys().length + BUG - first_key,",
+                  _OUTPUTS),
+        [found("written_twice or race", memory=None)],
+        "packed",
+    ),
+    (
+        "dQ_of_the_first_sequence_for_all",
+        condition("(queries.begin + query) * strides.row",
+                  "((1 - BUG) * queries.begin + query) * strides.row", _BEFORE),
+        [],
+        "packed",
+    ),
+    # What becomes of scores.
+    (
+        "no_derivative_of_the_cap",
+        condition("P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));",
+                  "P(r, c) = BUG ? p0 : p0 * (1.f - P(r, c)) * (1.f + P(r, c));", _SCORES),
+        [],
+        "softcap",
+    ),
+    (
+        "masked_scores_have_a_tanh_of_infinity",
+        condition("mask.apply(P, m_block, kMaskedTanh);",
+                  "mask.apply(P, m_block, BUG ? -INFINITY : kMaskedTanh);", _SCORES),
+        [],
+        "softcap",
+    ),
+    (
+        "P_of_dV_with_the_derivative",
+        condition("pairs(c + r) = device::pack2(p0, p1, Element{});",
+                  "pairs(c + r) = device::pack2(BUG ? p0 * (1.f - P(r, c) * P(r, c)) : p0, p1,"
+                  " Element{});", _SCORES),
+        [],
+        "softcap",
+    ),
+    (
+        "slopes_from_another_key",
+        condition("mask.key(r) - first_query, column_of",
+                  "mask.key(r) + BUG - first_query, column_of", _SCORES),
+        [],
+        "slopes",
+    ),
+    (
+        "slopes_of_the_first_head",
+        condition("tile.sequence(), head);", "tile.sequence(), BUG ? 0 : head);", _SCORES),
+        [],
+        "slopes",
+    ),
+]  # fmt: skip
