@@ -40,6 +40,15 @@ class Arguments {
     return view_of(name, tensors_.back());
   }
 
+  std::vector<TensorView> take_tensors(char const* name) {
+    std::vector<TensorView> views;
+    for (auto& tensor : take<std::vector<torch::stable::Tensor>>()) {
+      tensors_.push_back(std::move(tensor));
+      views.push_back(view_of(name, tensors_.back()));
+    }
+    return views;
+  }
+
   Options take_options() {
     Options options;
     for_each_option([&]<class Row>(Row const& option) {

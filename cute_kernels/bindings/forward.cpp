@@ -1,7 +1,9 @@
 #include "cute_kernels/bindings/forward.h"
 
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
@@ -10,6 +12,7 @@
 #include "cute_kernels/host/cpu_forward.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/select.h"
+#include "cute_kernels/host/variant_call.h"
 
 namespace pyflash {
 namespace {
@@ -51,7 +54,8 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   return outputs;
 }
 
-Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
+Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named,
+                   CpuVariant const* variant = nullptr) {
   auto& params = problem.params;
   CpuConfig const config = cpu_config(named.empty() ? select_on_cpu(problem).config
                                                     : named_on_cpu(problem, named).config);
@@ -60,7 +64,10 @@ Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named) {
   if (params.lse_strides.split > 0) {
     torch::stable::parallel_for(
         0, n_cpu_tasks(problem, config), 1,
-        [&](int64_t begin, int64_t end) { forward_cpu(problem, config, begin, end); });
+        [&](int64_t begin, int64_t end) { forward_cpu(problem, config, variant, begin, end); });
+  }
+  if (variant != nullptr) {
+    variant->check_inside();
   }
   return outputs;
 }
@@ -88,6 +95,38 @@ void forward_paged(StableIValue* stack) {
   require_able(call.q.device.kind == Device::Kind::kCpu,
                "no kernel reads pages yet: attention over pages runs on the CPU alone");
   Outputs const outputs = run_on_cpu(problem, arguments.tensor(0), call.options.config);
+  put_results(stack, outputs.out, outputs.lse);
+}
+
+void forward_variant(StableIValue* stack) {
+  Arguments arguments(stack);
+  Call call{.q = arguments.take_tensor("q"),
+            .k = arguments.take_tensor("k"),
+            .v = arguments.take_tensor("v")};
+  VariantCall variant{.text = arguments.take<std::string>(),
+                      .tensors = arguments.take_tensors("a tensor of the variant"),
+                      .reals = arguments.take<std::vector<double>>(),
+                      .integers = arguments.take<std::vector<int64_t>>()};
+  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+  auto const cu_seqlens_k = arguments.take_optional_tensor("cu_seqlens_k");
+  auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
+  auto const max_seqlen_k = arguments.take<std::optional<int64_t>>();
+  bool const packed = cu_seqlens_q.has_value();
+  require(packed == cu_seqlens_k.has_value() && packed == max_seqlen_q.has_value() &&
+              packed == max_seqlen_k.has_value(),
+          "some of cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k came without the "
+          "others: expected all, or none");
+  if (packed) {
+    call.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, *max_seqlen_q, *max_seqlen_k};
+  }
+  call.options = arguments.take_options();
+  // NOTE: a variant reads heads and positions, which the simplified problem of one query has no more.
+  Problem problem = problem_as_asked(call);
+  auto const program = known_variant(variant.text);
+  CpuVariant const captured{*program,
+                            check_variant(variant, *program, call.q.device, call.options)};
+  require_able(call.q.device.kind == Device::Kind::kCpu, "no kernel takes a variant yet");
+  Outputs const outputs = run_on_cpu(problem, arguments.tensor(0), call.options.config, &captured);
   put_results(stack, outputs.out, outputs.lse);
 }
 

@@ -1,4 +1,4 @@
-// The ops fwd, fwd_varlen and fwd_paged: from their arguments on the stack to their results there.
+// The ops fwd, fwd_varlen, fwd_paged and fwd_variant: from their arguments on the stack to their results there.
 #pragma once
 
 #include "cute_kernels/bindings/torch_stable.h"
@@ -9,5 +9,7 @@ namespace pyflash {
 void forward(StableIValue* stack, bool packed);
 // q, and k and v in pages; options.
 void forward_paged(StableIValue* stack);
+// q, k and v; a variant and what it captures; what sets sequences apart, or nothing; options.
+void forward_variant(StableIValue* stack);
 
 }  // namespace pyflash

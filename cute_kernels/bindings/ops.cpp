@@ -44,6 +44,7 @@ void noted(StableIValue* stack, uint64_t n_arguments, uint64_t n_results) {
 void fwd(StableIValue* stack, uint64_t, uint64_t) { forward(stack, /*packed=*/false); }
 void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { forward(stack, /*packed=*/true); }
 void fwd_paged(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack); }
+void fwd_variant(StableIValue* stack, uint64_t, uint64_t) { forward_variant(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, last_refusal_of_thread);
@@ -207,9 +208,10 @@ void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
               selection.reason);
 }
 
-// inputs: k and v, and what sets sequences apart.
-std::string forward_schema(std::string const& name, std::string const& inputs) {
-  return name + "(Tensor q, " + inputs + ", *, " + options_schema() +
+// inputs: k and v, and what sets sequences apart. separator: "*, " where options go by name alone.
+std::string forward_schema(std::string const& name, std::string const& inputs,
+                           char const* separator = "*, ") {
+  return name + "(Tensor q, " + inputs + ", " + separator + options_schema() +
          ") -> (Tensor out, Tensor lse)";
 }
 
@@ -239,6 +241,12 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(forward_schema("fwd_paged",
                        "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, "
                        "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None")
+            .c_str());
+  m.def(forward_schema("fwd_variant",
+                       "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
+                       "SymInt[] integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+                       "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None",
+                       /*separator=*/"")  // torch's public autograd takes no tensors by name alone
             .c_str());
   m.def("load_kernels(str path) -> int");
   m.def(
@@ -273,12 +281,14 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
   m.impl("run_backward", pyflash::noted<pyflash::run_backward>);
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
+  m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
+  m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {

@@ -1,7 +1,7 @@
 // FlashAttention forward (Dao 2023, algorithm 1) in fp32 on tiles that were converted from the
 // 16-bit type once:
 //   for each K/V block of which some row attends a part, last first:
-//     S = Q K^T, capped;  m, l, P = online softmax(what of S each row attends), P rounded
+//     S = Q K^T, capped, and what a variant makes of it;  m, l, P = online softmax(what of S each row attends), P rounded
 //     O = diag(correction) O + P V
 //   l += exp(sink - m), O / l, lse = m + ln(l)
 #include "cute_kernels/host/cpu_forward.h"
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "cute_kernels/host/cpu_matrix.h"
@@ -36,11 +37,12 @@ void check_block(AnyConfig const& config, char const* name, int rows) {
 template <class Element>
 class QBlock {
  public:
-  QBlock(Problem const& problem, CpuConfig const& config)
+  QBlock(Problem const& problem, CpuConfig const& config, CpuVariant const* variant)
       : params_(problem.params),
         kv_(problem.kv()),
         config_(config),
-        scale_(params_.softcap.cap > 0 ? params_.softcap.cap : params_.softmax_scale),
+        raw_scale_(params_.softcap.cap > 0 ? params_.softcap.cap : params_.softmax_scale),
+        scale_(variant ? 1.f : raw_scale_),
         B_r_(std::min(config.B_r, params_.q_sequences().longest)),
         B_c_(std::min(config.B_c, std::max(kv_.sequences.longest, 1))),
         Q_(B_r_, params_.d_head),
@@ -49,7 +51,11 @@ class QBlock {
         S_(B_r_, B_c_),
         O_(B_r_, params_.d_head),
         row_max_(B_r_),
-        row_sum_(B_r_) {}
+        row_sum_(B_r_) {
+    if (variant != nullptr) {
+      variant_.emplace(*variant);
+    }
+  }
 
   // first_row: in the sequence, which may have ended before.
   void forward(int batch, int head, int first_row) {
@@ -92,7 +98,20 @@ class QBlock {
       for (int r = 0; r < n_rows; ++r) {
         add_alibi(r, batch, head, aligned + r - first_key);
         int const begin = std::clamp(keys.begin(r) - first_key, 0, n_columns);
-        update(r, {begin, std::clamp(keys.end(r) - first_key, begin, n_columns)});
+        Interval const columns{begin, std::clamp(keys.end(r) - first_key, begin, n_columns)};
+        cap(r, columns);
+        if (variant_) {
+          apply_variant(r, columns,
+                        {.batch = batch,
+                         .head = head,
+                         .query = first_row + r,
+                         .lengths = {q_rows.length, n_keys, 0, 0},
+                         .first_key = first_key + columns.begin});
+        }
+        update(r, columns);
+      }
+      if (variant_) {
+        drop_hidden_rows_of_V(n_rows, n_columns);
       }
       accumulate(O_, S_, V_);
     }
@@ -102,7 +121,6 @@ class QBlock {
  private:
   // Turns the scores of a row into P, rounded, zero where it does not attend, and brings m, l and O up to date with them.
   void update(int r, Interval columns) {
-    cap(r, columns);
     float const m = row_max_[r];
     if (config_.optimized_softmax) {
       // log2(e) folded into the scale, base 2, the maximum over unscaled scores.
@@ -137,6 +155,26 @@ class QBlock {
       float const scale = params_.softcap.inner;
       std::for_each(S_.row(r) + columns.begin, S_.row(r) + columns.end,
                     [=](float& s) { s = std::tanh(s * scale); });
+    }
+  }
+
+  // Turns raw scores, once capped, into the variant's.
+  void apply_variant(int r, Interval columns, VariantRow const& row) {
+    float* const scores = S_.row(r) + columns.begin;
+    std::for_each(scores, scores + columns.size(), [this](float& s) { s *= raw_scale_; });
+    variant_->apply(row, scores, columns.size());
+  }
+
+  // NOTE: what the variant hides from every row may be NaN, too.
+  void drop_hidden_rows_of_V(int n_rows, int n_columns) {
+    for (int c = 0; c < n_columns; ++c) {
+      bool hidden = true;
+      for (int r = 0; hidden && r < n_rows; ++r) {
+        hidden = S_.row(r)[c] == 0.f;
+      }
+      if (hidden) {
+        std::fill(V_.row(c), V_.row(c) + V_.columns, 0.f);
+      }
     }
   }
 
@@ -225,8 +263,9 @@ class QBlock {
   Forward::Params const& params_;
   KvSource const kv_;
   CpuConfig const& config_;
-  float const scale_;  // of S, once capped
-  int const B_r_;      // no larger than the problem, as B_c
+  float const raw_scale_;  // of S, once capped
+  float const scale_;      // of S as the softmax gets it
+  int const B_r_;          // no larger than the problem, as B_c
   int const B_c_;
   Tile Q_;                      // (B_r,d_head)
   Tile Kt_;                     // (d_head,B_c)
@@ -235,6 +274,7 @@ class QBlock {
   Tile O_;                      // (B_r,d_head)
   std::vector<float> row_max_;  // of S; scaled unless optimized_softmax
   std::vector<float> row_sum_;
+  std::optional<VariantRunner> variant_;
 };
 
 int64_t n_row_blocks(Problem const& problem, CpuConfig const& config) {
@@ -242,8 +282,9 @@ int64_t n_row_blocks(Problem const& problem, CpuConfig const& config) {
 }
 
 template <class Element>
-void forward_tasks(Problem const& problem, CpuConfig const& config, int64_t begin, int64_t end) {
-  QBlock<Element> q_block(problem, config);
+void forward_tasks(Problem const& problem, CpuConfig const& config, CpuVariant const* variant,
+                   int64_t begin, int64_t end) {
+  QBlock<Element> q_block(problem, config, variant);
   int const heads = problem.params.heads;
   int64_t const n_blocks = n_row_blocks(problem, config);
   for (int64_t task = begin; task < end; ++task) {
@@ -270,9 +311,10 @@ int64_t n_cpu_tasks(Problem const& problem, CpuConfig const& config) {
   return n_row_blocks(problem, config) * problem.params.heads * problem.params.batch;
 }
 
-void forward_cpu(Problem const& problem, CpuConfig const& config, int64_t begin, int64_t end) {
+void forward_cpu(Problem const& problem, CpuConfig const& config, CpuVariant const* variant,
+                 int64_t begin, int64_t end) {
   auto const run = config.dtype == DType::FP16 ? forward_tasks<Float16> : forward_tasks<BFloat16>;
-  run(problem, config, begin, end);
+  run(problem, config, variant, begin, end);
 }
 
 }  // namespace pyflash

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cute_kernels/forward.h"
+#include "cute_kernels/host/cpu_variant.h"
 #include "cute_kernels/host/problem.h"
 
 namespace pyflash {
@@ -23,7 +24,8 @@ CpuConfig cpu_config(ConfigOf<Forward> const& config);
 // Tasks, one for each Q block, head and sequence; they may run in any order and at the same time.
 int64_t n_cpu_tasks(Problem const& problem, CpuConfig const& config);
 
-// Runs the tasks [begin, end).
-void forward_cpu(Problem const& problem, CpuConfig const& config, int64_t begin, int64_t end);
+// Runs the tasks [begin, end). variant: nullptr for none.
+void forward_cpu(Problem const& problem, CpuConfig const& config, CpuVariant const* variant,
+                 int64_t begin, int64_t end);
 
 }  // namespace pyflash

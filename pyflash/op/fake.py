@@ -24,8 +24,7 @@ _DTYPES = {torch.float16: "FP16", torch.bfloat16: "BF16"}
 
 @torch.library.register_fake("pyflash::fwd")
 def _fwd(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    _check_tensors(_PADDED, _PADDED, q, k=k, v=v)
-    _check_options(q, **options)
+    check_forward(q, k, v, False, **options)
     batch, seqlen_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
 
@@ -41,9 +40,8 @@ def _fwd_varlen(
     max_seqlen_k: int,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    _check_tensors(_PACKED, _PACKED, q, k=k, v=v)
     check_device(q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    _check_options(q, **options)
+    check_forward(q, k, v, True, **options)
     total_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((heads, total_q), dtype=torch.float32)
 
@@ -67,6 +65,13 @@ def _fwd_paged(
     _check_options(q, **options)
     *batch, seqlen_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
+
+
+def check_forward(q: Tensor, k: Tensor, v: Tensor, packed: bool, **options: Any) -> None:
+    """q, k and v, and the options."""
+    axes = _PACKED if packed else _PADDED
+    _check_tensors(axes, axes, q, k=k, v=v)
+    _check_options(q, **options)
 
 
 def _check_tensors(

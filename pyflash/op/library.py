@@ -214,6 +214,7 @@ _load_ops()
 # Autograd, autocast, vmap and the fake implementations need the ops registered; append has an op of
 # its own.
 from pyflash.op import append, autograd, fake, tables  # noqa: E402, F401
+from pyflash.op.variants import autograd as _autograd_of_variants  # noqa: E402, F401
 
 _load_kernels()
 tables.load_tables()

@@ -6,7 +6,8 @@ pyflash/op/autograd/, the fake implementations in pyflash/op/fake.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_types
 from pyflash.op.on_demand import ensure_built
 from pyflash.op.options import AttentionOptions, shows_options
+from pyflash.op.variants.call import refuse_values, with_variant
+from pyflash.variant import Bound, Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,6 +31,9 @@ def attention(
     *,
     return_lse: Literal[False] = False,
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -38,6 +44,9 @@ def attention(
     *,
     return_lse: Literal[True],
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -48,6 +57,9 @@ def attention(
     *,
     return_lse: bool,
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -58,6 +70,9 @@ def attention(
     *,
     return_lse: bool = False,
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v of each batch and head, over the keys that are not masked.
@@ -73,6 +88,13 @@ def attention(
     compile: on a GPU, `config` is compiled if it is not built; minutes or less the first time, and
     kept in the user's cache, so that later processes only load it. PYFLASH_JIT=1 in the environment
     asks for it in every call. Needs nvcc and CUTLASS's headers.
+
+    variant: which attention is computed (docs/guides/variants.md): a score function and a mask, as
+    a `pyflash.variant.Variant`, one that is bound, its text, or the name of a named one. tensors:
+    the values of its parameters by name, tensors and numbers. Its score s is scaled and, with
+    softcap, capped; a pair that the windows hide stays hidden. It has gradients on the CPU, and
+    with backward="reference" anywhere: by the formula in PyTorch, which takes memory for all
+    scores; those of its tensors, too. Not with alibi_slopes.
 
     Returns out, (batch, seqlen_q, heads, d_head), contiguous, in the dtype of q; with `return_lse`
     also lse, (batch, heads, seqlen_q), float32, contiguous: ln(sum(exp(s))) of the scores s, scaled
@@ -93,6 +115,11 @@ def attention(
     arguments = arguments_of("attention", options)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_types({"q": q, "k": k, "v": v}, {})
+    if variant is not None:
+        return with_variant(
+            (q, k, v), (), variant, tensors, backward, arguments, return_lse, compile
+        )
+    refuse_values(tensors, backward)
     ensure_built(arguments, q, k, (), compile)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
@@ -110,6 +137,9 @@ def attention_varlen(
     *,
     return_lse: Literal[False] = False,
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -124,6 +154,9 @@ def attention_varlen(
     *,
     return_lse: Literal[True],
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -138,6 +171,9 @@ def attention_varlen(
     *,
     return_lse: bool,
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -152,6 +188,9 @@ def attention_varlen(
     *,
     return_lse: bool = False,
     compile: bool = False,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    backward: str = "",
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of variable-length sequences, packed one after the other without padding.
@@ -168,7 +207,8 @@ def attention_varlen(
 
     {options}
 
-    compile: as for `attention`.
+    compile, variant, tensors, backward: as for `attention`. A variant's positions are those in the
+    sequence, its b is the sequence.
 
     Returns out, (total_q, heads, d_head), contiguous, in the dtype of q; with `return_lse` also
     lse, (heads, total_q), float32, contiguous.
@@ -176,9 +216,14 @@ def attention_varlen(
     Raises what `attention` raises.
     """
     arguments = arguments_of("attention_varlen", options)
-    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    check_types(tensors, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
+    own = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_types(own, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if variant is not None:
+        return with_variant(
+            (q, k, v), packing, variant, tensors, backward, arguments, return_lse, compile
+        )
+    refuse_values(tensors, backward)
     ensure_built(arguments, q, k, packing, compile)
     out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out

@@ -7,6 +7,7 @@ expected.check(out, lse)      # raises AssertionError beyond the bound
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # Scores in memory at a time.
 _MAX_SCORES = 1 << 28
+# Of scores, (batch, heads_kv, group, rows, seqlen_k), of these queries, and the two lengths: other
+# scores, and which are shown.
+Modifier = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
 
 
 def attention_ref(
@@ -34,9 +38,12 @@ def attention_ref(
     v: Tensor,
     *,
     dtype: torch.dtype = torch.float32,
+    modify: Modifier | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v with every step, and the results, in `dtype`.
+
+    modify: of a variant, what it makes of scaled and capped scores.
 
     Shapes, options and semantics as `pyflash.attention`, any dtype and device; config and
     num_splits have no effect. Returns (out, lse). With the 16-bit type of the inputs, it is the
@@ -65,11 +72,17 @@ def attention_ref(
         rows = torch.arange(start, start + q_rows.shape[3], device=q.device, dtype=torch.int32)
         scores = with_alibi(scores, options, rows, seqlen_q, seqlen_k)
         masked = ~attended_with(options, rows, seqlen_q, seqlen_k)
-        scores.masked_fill_(masked, -math.inf)
+        nothing = masked.all(-1, keepdim=True)
+        if modify is not None:
+            scores, shown = modify(scores, rows, seqlen_q, seqlen_k)
+            masked = masked | ~shown
+            nothing = (masked | (scores == -math.inf)).all(-1, keepdim=True)
+        scores = scores.masked_fill(masked, -math.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
-        p = torch.softmax(scores, dim=-1)[..., :seqlen_k]
-        nothing = masked.all(-1, keepdim=True)
+        # NOTE: of a row without a score the softmax is NaN, and so is its gradient.
+        known = scores.masked_fill(nothing, 0) if nothing.any() else scores
+        p = torch.softmax(known, dim=-1)[..., :seqlen_k]
         if nothing.any():
             p = p.masked_fill(nothing, 0)
         outs.append((p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4]))

@@ -84,6 +84,13 @@ class Variant:
         """16 hexadecimal digits that name the normal form."""
         return hashlib.sha256(str(self.normal).encode()).hexdigest()[:16]
 
+    @cached_property
+    def portable(self) -> str:
+        """What the op takes in place of the value: pyflash/variant/portable.py."""
+        from pyflash.variant.portable import text_of  # which knows this type
+
+        return text_of(self)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Variant):
             return NotImplemented

@@ -30,6 +30,7 @@ def _picked() -> str:
 
 
 TORCH_API = _picked()
+autocast = _APIS[TORCH_API].autocast
 
 
 def _register(library: torch.library.Library) -> None:

@@ -1,0 +1,31 @@
+// The variant of a call: its text, and what it captures.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cute_kernels/host/options.h"
+#include "cute_kernels/host/tensor_view.h"
+#include "cute_kernels/host/variant_program.h"
+#include "cute_kernels/variant/arguments.h"
+
+namespace pyflash {
+
+struct VariantCall {
+  std::string text;  // portable
+  std::vector<TensorView> tensors;
+  std::vector<double> reals;
+  std::vector<int64_t> integers;
+};
+
+// As parse_variant. The programs of recent texts are kept.
+std::shared_ptr<VariantProgram const> known_variant(std::string const& text);
+
+// Refuses values that are not of the variant's parameters, tensors that are not where q is, and options that do not go with
+// a variant.
+variant::Arguments check_variant(VariantCall const& call, VariantProgram const& program,
+                                 Device device, Options const& options);
+
+}  // namespace pyflash

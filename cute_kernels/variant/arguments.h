@@ -1,0 +1,41 @@
+// What a call captures for a variant, for host code: tensors and numbers, each in the order of the parameters.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cute_kernels/variant/table.h"
+
+namespace pyflash::variant {
+
+inline constexpr int kMaxRank = 4;
+
+struct TensorArgument {
+  void const* data;
+  int rank;
+  int64_t extents[kMaxRank];
+  int64_t strides[kMaxRank];  // elements
+};
+
+struct Arguments {
+  std::vector<TensorArgument> tensors;
+  std::vector<double> reals;
+  std::vector<int64_t> integers;
+
+  template <class T, int Rank>
+  Table<T, Rank> table(int i) const {
+    TensorArgument const& tensor = tensors[i];
+    Table<T, Rank> table{static_cast<T const*>(tensor.data), {1}, {1}};
+    std::copy(tensor.extents, tensor.extents + Rank, table.extents);
+    std::copy(tensor.strides, tensor.strides + Rank, table.strides);
+    return table;
+  }
+  float real(int i) const { return static_cast<float>(reals[i]); }
+  template <class T>
+  T integer(int i) const {
+    return static_cast<T>(integers[i]);
+  }
+};
+
+}  // namespace pyflash::variant

@@ -1,0 +1,105 @@
+"""From a variant and what it captures to the arguments of `torch.ops.pyflash.fwd_variant`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyflash.config.words import type_name
+from pyflash.variant import Bound, Variant, bind, parse
+from pyflash.variant.library import named
+from pyflash.variant.scalars import F32
+
+
+class Captured(NamedTuple):
+    """The op's arguments after q, k and v."""
+
+    text: str  # portable
+    tensors: list[Tensor]
+    reals: list[float]
+    integers: list[int]
+
+
+def as_variant(variant: Variant | str) -> Variant:
+    """The value itself, the one of a text, or the named one. Raises ValueError for another text,
+    TypeError for another type."""
+    if isinstance(variant, Variant):
+        return variant
+    if not isinstance(variant, str):
+        raise TypeError(
+            f"pyflash: variant is {type_name(variant)}: expected a Variant, one that is bound, its "
+            "text or the name of one"
+        )
+    return _of_text(variant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_text(text: str) -> Variant:
+    try:
+        return parse(text) if ":" in text else named(text).variant
+    except ValueError as error:
+        raise ValueError(f"pyflash: variant: {error}") from None
+
+
+def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None) -> Captured:
+    """Raises ValueError for values that are not of the variant's parameters, TypeError for what is
+    no variant and for values that are no mapping."""
+    given = dict(values) if values is not None else {}
+    if isinstance(variant, Bound):
+        given, variant = {**variant.values, **given}, variant.variant
+    text, places = _known(variant)
+    if torch.compiler.is_compiling():  # the op checks types
+        _check_names(given, places)
+    else:
+        _check(variant, given)
+    of_place: dict[str, list[Any]] = {"tensors": [], "reals": [], "integers": []}
+    for name, place in places:
+        if place:
+            of_place[place].append(given[name])
+    return Captured(
+        text,
+        of_place["tensors"],
+        [float(x) for x in of_place["reals"]],
+        [int(x) for x in of_place["integers"]],
+    )
+
+
+def _known(variant: Variant | str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The portable text, and by parameter among which values of the op it is, the captured ones in
+    their order; "" for one that the normal form lacks."""
+    value = as_variant(variant)
+    captured = {param.name: param for param in value.captured}
+    places = {
+        name: "tensors"
+        if param.rank is not None
+        else "reals"
+        if param.kind.computed is F32
+        else "integers"
+        for name, param in captured.items()
+    }
+    others = {param.name: "" for param in value.params if param.name not in captured}
+    return value.portable, tuple((places | others).items())
+
+
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _check(variant: Variant | str, given: Mapping[str, Any]) -> None:
+    try:
+        bind(as_variant(variant), **given)
+    except ValueError as error:
+        raise ValueError(f"pyflash: {error}") from None
+
+
+def _check_names(given: Mapping[str, Any], places: tuple[tuple[str, str], ...]) -> None:
+    expected = [name for name, _ in places]
+    if sorted(given) != sorted(expected):
+        raise ValueError(
+            f"pyflash: the variant got {', '.join(given) or 'no values'}: expected "
+            f"{', '.join(expected) or 'none'}"
+        )

@@ -1,0 +1,57 @@
+"""A call of attention with a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.config.words import shown
+from pyflash.op.errors import call
+from pyflash.op.variants.arguments import Captured, captured_of
+from pyflash.variant import Bound, Variant
+
+REFERENCE = "reference"
+
+
+def with_variant(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    packing: tuple[Any, ...],
+    variant: Variant | Bound | str,
+    values: Mapping[str, Any] | None,
+    backward: str,
+    arguments: dict[str, Any],
+    return_lse: bool,
+    compile: bool,
+) -> Any:
+    """`attention`, or `attention_varlen` with its packing, whose options are the op's arguments."""
+    if backward not in ("", REFERENCE):
+        raise ValueError(f"pyflash: backward is {shown(backward)}: expected {REFERENCE!r} or ''")
+    captured = captured_of(variant, values)
+    if backward != REFERENCE:
+        _refuse_gradients(inputs, captured, arguments)
+    positional = (*inputs, *captured, *(packing or (None,) * 4))
+    out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+    return (out, lse) if return_lse else out
+
+
+def refuse_values(values: Mapping[str, Any] | None, backward: str) -> None:
+    """Raises ValueError for what goes with a variant and came without one."""
+    for name, given in (("tensors", values is not None), ("backward", backward != "")):
+        if given:
+            raise ValueError(f"pyflash: {name} came without variant: expected both, or neither")
+
+
+def _refuse_gradients(
+    inputs: tuple[Tensor, ...], captured: Captured, arguments: Mapping[str, Any]
+) -> None:
+    if inputs[0].device.type == "cpu" or not torch.is_grad_enabled():
+        return
+    others = [x for x in arguments.values() if isinstance(x, Tensor)]
+    if any(x.requires_grad for x in (*inputs, *captured.tensors, *others)):
+        raise RuntimeError(
+            "pyflash: variant has no gradients on a GPU: expected tensors that do not require "
+            f"gradients, or backward={REFERENCE!r}, the formula in PyTorch"
+        )

@@ -1,0 +1,142 @@
+"""A variant's score function and mask in torch, on whole tensors: what references are made of.
+
+Gradients flow through scores and floating-point tensors, with torch's rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.variant import Variant
+from pyflash.variant.expr import Node
+from pyflash.variant.scalars import Scalar
+from pyflash.variant.walk import fold
+
+_INTEGERS = {Scalar.BOOL: torch.bool, Scalar.I32: torch.int32, Scalar.I64: torch.int64}
+
+
+def _divided(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """By 0 it is 0."""
+
+    def total(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(b == 0, torch.zeros_like(b), function(a, b.masked_fill(b == 0, 1)))
+
+    return total
+
+
+def _shifted(op: str) -> Callable[..., Tensor]:
+    def shift(a: Tensor, n: Tensor) -> Tensor:
+        bits = torch.iinfo(a.dtype).bits
+        inside, by = (n >= 0) & (n < bits), n.clamp(0, bits - 1)
+        if op == "<<":
+            return torch.where(inside, a << by, 0).to(a.dtype)
+        return torch.where(inside, a >> by, torch.where(a < 0, -1, 0)).to(a.dtype)
+
+    return shift
+
+
+_OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    "+": torch.add,
+    "-": torch.sub,
+    "*": torch.mul,
+    "/": torch.div,
+    "//": _divided(lambda a, b: torch.div(a, b, rounding_mode="floor")),
+    "%": _divided(torch.remainder),
+    "<<": _shifted("<<"),
+    ">>": _shifted(">>"),
+    "&": torch.bitwise_and,
+    "|": torch.bitwise_or,
+    "^": torch.bitwise_xor,
+    "~": torch.bitwise_not,
+    "<": torch.lt,
+    "<=": torch.le,
+    ">": torch.gt,
+    ">=": torch.ge,
+    "==": torch.eq,
+    "!=": torch.ne,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "where": torch.where,
+    "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
+    **{
+        name: getattr(torch, name)
+        for name in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos")
+    },
+    "floor": torch.floor,
+    "erf": torch.erf,
+}
+
+
+class Formula:
+    """A normal form with the values of its parameters, in their order."""
+
+    def __init__(self, normal: Variant, values: list[Any]) -> None:
+        self.normal = normal
+        self.values = {param.name: x for param, x in zip(normal.params, values, strict=True)}
+
+    def apply(self, scores: Tensor, at: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Scores and mask. at: the indices by name, int32, which broadcast with the scores."""
+        dtype = scores.dtype
+        scores = scores.to(torch.promote_types(dtype, torch.float32))
+        mask = self._value(self.normal.mask, scores, at, None)
+        # NOTE: the derivative at a hidden pair may be infinite; what is selected here is not.
+        seen = torch.where(mask, scores, 0)
+        score = self._value(self.normal.score, seen, at, mask)
+        return torch.broadcast_tensors(score.to(dtype), mask)  # type: ignore[return-value]
+
+    def _value(
+        self, root: Node, scores: Tensor, at: Mapping[str, Tensor], mask: Tensor | None
+    ) -> Tensor:
+        def rule(node: Node, args: tuple[Tensor, ...]) -> Tensor:
+            kind = _INTEGERS.get(node.kind, scores.dtype)
+            if node.op == "constant":
+                return torch.tensor(node.data, dtype=kind, device=scores.device)
+            if node.op == "index":
+                return scores if node.data == "s" else at[node.data]
+            if node.op == "load":
+                return self._load(node, args, kind, mask, scores.device)
+            if node.op in ("bool", "i32", "i64", "f32"):
+                return _cast(args[0], kind)
+            if node.op in ("f16", "bf16"):
+                short = torch.float16 if node.op == "f16" else torch.bfloat16
+                return args[0].float().to(short).to(kind)
+            return _OPERATIONS[node.op](*args)
+
+        return fold(root, rule)
+
+    def _load(
+        self,
+        node: Node,
+        indices: tuple[Tensor, ...],
+        kind: torch.dtype,
+        mask: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
+        value = self.values[node.data.name]
+        if not isinstance(value, Tensor):
+            return torch.tensor(value, dtype=kind, device=device)
+        places = []
+        for index, extent in zip(indices, value.shape, strict=True):
+            place = torch.where(index < 0, index + extent, index).long()
+            places.append(place.clamp(0, extent - 1))
+        found = (value[tuple(places)] if places else value).to(kind)
+        if mask is None or not value.requires_grad:
+            return found
+        return torch.where(mask, found, found.detach())
+
+
+def _cast(value: Tensor, kind: torch.dtype) -> Tensor:
+    """Of a float to an integer: cut towards 0, saturated, 0 for NaN."""
+    if value.is_floating_point() and not kind.is_floating_point and kind is not torch.bool:
+        ends = torch.iinfo(kind)
+        cut = value.double().nan_to_num(nan=0.0).trunc()
+        inside = cut.clamp(ends.min, math.nextafter(-float(ends.min), 0)).to(kind)
+        return torch.where(cut >= -float(ends.min), ends.max, inside).to(kind)
+    return value.to(kind)

@@ -1,0 +1,60 @@
+"""The portable text of a variant: what the op takes in place of the value. It has all that runs the
+variant without Python: the text and the key of the normal form, its parameters under their own
+names, and a program of the mask and one of the score function.
+
+    pyflash variant 1
+    v(p0: f32[1]): s + p0[h] * f32(k - q)
+    0123456789abcdef
+    slope:f32[1]
+    1 0 constant:bool:1
+    3 0 index:s index:h load:0 ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyflash.variant.bytecode import OPCODES, Program, program_of
+from pyflash.variant.expr import MEANINGS
+from pyflash.variant.parser import parse
+from pyflash.variant.value import Variant
+
+_HEAD = "pyflash variant 1"
+_INDICES = tuple(MEANINGS)
+
+
+def text_of(variant: Variant) -> str:
+    """The portable text."""
+    normal = variant.normal
+    captured = zip(normal.params, variant.captured, strict=True)
+    params = " ".join(f"{own.name}:{param.type_text}" for param, own in captured)
+    programs = [_line(program_of(root, normal.params)) for root in (normal.mask, normal.score)]
+    return "\n".join([_HEAD, str(normal), variant.key, params, *programs])
+
+
+def normal_of(text: str) -> Variant:
+    """The normal form that a portable text is of. Raises ValueError for any other text."""
+    head, _, rest = text.partition("\n")
+    if head != _HEAD:
+        raise ValueError(f"the text of the variant is not portable: expected {_HEAD!r} first")
+    return parse(rest.partition("\n")[0])
+
+
+def _line(program: Program) -> str:
+    words = [_word(program, *instruction) for instruction in program.code]
+    return " ".join([str(program.stack), str(program.slots), *words])
+
+
+def _word(program: Program, opcode: int, operand: int) -> str:
+    name = OPCODES[opcode]
+    if name == "constant":
+        return f"constant:{_constant(program.constants[operand])}"
+    if name == "index":
+        return f"index:{_INDICES[operand]}"
+    return f"{name}:{operand}" if name in ("load", "keep", "recall") else name
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, float):
+        return f"f32:{value.hex()}"
+    return f"bool:{int(value)}" if isinstance(value, bool) else f"i64:{value}"
