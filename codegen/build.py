@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,9 +25,10 @@ from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.linking import link, reusable
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
-from pyflash.config.op import KernelFeatures, combinations
+from pyflash.config.op import PLAIN, KernelFeatures, combinations
 from pyflash.installation import VERSION
 from pyflash.third_party.cuda import find_nvcc, machine_archs
+from pyflash.variant import Variant
 
 ArchsOf = Mapping[KernelConfig, Sequence[Arch]]
 
@@ -124,6 +126,56 @@ def build_on_demand(
                 if failures := compile_all(list(kernels.values()), what):
                     raise BuildError(failures, len(kernels))
                 _link_kernels(library, kernels, support, ())
+    return library
+
+
+def build_with_variants(
+    variants: Sequence[Variant],
+    configs: Iterable[KernelConfig | str],
+    archs: Iterable[Arch | str | int] | None = None,
+    features: Iterable[KernelFeatures | str] = (PLAIN,),
+    library: Path | None = None,
+    rebuild: Sequence[str] = (),
+) -> Path:
+    """A kernel library of each of `configs` with each of `variants`, with a kernel for each of
+    these combinations of features; by default in the cache, under a hash of all that it is made of.
+    Errors are those of `build_kernels`.
+    """
+    archs_of = legal_archs(configs, default_archs() if archs is None else archs)
+    features = combinations(features)
+    cutlass = toolchain.cutlass_identity()
+    pairs = list(itertools.product(dict.fromkeys(variants), archs_of))
+    kernels = [
+        Compilation(
+            label=f"{config.short_form()} with {variant.name}",
+            stem=emit.variant_stem(config, variant),
+            text=emit.emit_with_variant(
+                config, variant, config.family.op.features.in_dispatch_order(features)
+            ),
+            compiler=toolchain.kernel_compiler(config.family.targets(archs_of[config]), cutlass),
+        )
+        for variant, config in pairs
+    ]
+    rows = emit.emit_variant_rows((config, variant, archs_of[config]) for variant, config in pairs)
+    cpp = toolchain.cpp_compiler()
+    support = [
+        Compilation("config map", "config_map", emit.emit_config_map({}), cpp),
+        Compilation("rows with a variant", "variant_rows", rows, cpp),
+        *_sources_of_libraries(_all_archs(archs_of)),
+    ]
+    names = "_".join(variant.key for variant in dict.fromkeys(variants))
+    in_cache = library is None
+    if library is None:
+        key = hashlib.sha256(" ".join(c.key for c in (*kernels, *support)).encode()).hexdigest()
+        folder = cache_dir() / "jit" / key[:16]
+        library = kernel_libraries.library_file(folder, f"variant_{names[:100]}")
+    if not (in_cache and reusable(library)):
+        with locked(waiting):
+            if not (in_cache and reusable(library)):
+                what = f"{len(kernels)} kernels with a variant"
+                if failures := compile_all(kernels, what):
+                    raise BuildError(failures, len(kernels))
+                _link_kernels(library, {c.label: c for c in kernels}, support, rebuild)
     return library
 
 
@@ -263,7 +315,7 @@ def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:
 
 def _link_kernels(
     library: Path,
-    kernels: Mapping[KernelConfig, Compilation],
+    kernels: Mapping[Any, Compilation],
     support: Sequence[Compilation],
     rebuild: Sequence[str],
 ) -> Path:
@@ -286,14 +338,17 @@ def _link_kernels(
 def _support(archs_of: ArchsOf) -> list[Compilation]:
     """The objects of a kernel library besides the configs' own."""
     text = emit.emit_config_map(archs_of)
-    compiler = toolchain.kernel_compiler(
-        targets(_all_archs(archs_of)), toolchain.cutlass_identity()
-    )
-    sources = sorted((ROOT / "cute_kernels").glob("*.cu"))
     return [
         Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
-        *(Compilation.of_file(path, compiler) for path in sources),
+        *_sources_of_libraries(_all_archs(archs_of)),
     ]
+
+
+def _sources_of_libraries(archs: Sequence[Arch]) -> list[Compilation]:
+    """What is the same in every kernel library."""
+    compiler = toolchain.kernel_compiler(targets(archs), toolchain.cutlass_identity())
+    sources = sorted((ROOT / "cute_kernels").glob("*.cu"))
+    return [Compilation.of_file(path, compiler) for path in sources]
 
 
 def _all_archs(archs_of: ArchsOf) -> list[Arch]:

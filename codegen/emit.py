@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import OPS, Arch, KernelConfig, KernelFeatures, Op, rank
+from pyflash.variant import Variant
+from pyflash.variant.cpp import HEADERS, struct_name, struct_of
 
 _UNIT = """\
 // {short_form}
@@ -51,12 +53,56 @@ void const* const kernels[] = {{
 }}  // namespace pyflash
 """
 
+_VARIANT_UNIT = """\
+// {short_form} with {variant}
+#include "{variant_header}"
+{struct_of_variant}
+namespace pyflash {{
+
+constexpr auto kConfig = {struct};
+
+// For __launch_bounds__, as in {launch_header}.
+constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
+template <>
+inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
+
+VariantRow row_of_{stem}(BuiltFor const& built_for) {{
+  return variant_row<
+      kConfig,
+      variant::{variant_type},
+      {features}>(
+      "{short_form}", "{key}", built_for);
+}}
+
+}}  // namespace pyflash
+"""
+
+_VARIANT_ROWS = """\
+#include "cute_kernels/row.h"
+#include "cute_kernels/variant_row.h"
+
+namespace pyflash {{
+
+{declarations}
+
+}}  // namespace pyflash
+
+extern "C" pyflash::Span<pyflash::VariantRow> const* pyflash_variant_rows() {{
+  using namespace pyflash;
+  static VariantRow const rows[] = {{
+{rows}
+  }};
+  static Span<VariantRow> const all{{rows, {n_rows}}};
+  return &all;
+}}
+"""
+
 _EMULATED_UNIT = """\
 // {short_form}
 #include "{emulation_header}"
-
+{variant}
 pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
-  return pyflash::emulator::emulated_kernel<
+  return pyflash::emulator::{kernel}<
       {struct},
       {features}>();
 }}
@@ -137,21 +183,86 @@ def emit_device_code(config: KernelConfig, features: Sequence[KernelFeatures]) -
     )
 
 
-def emit_emulated(config: KernelConfig, features: Sequence[KernelFeatures] | None = None) -> str:
+def emit_with_variant(
+    config: KernelConfig, variant: Variant, features: Sequence[KernelFeatures]
+) -> str:
+    """The translation unit of one config with a variant, an instantiation for each of `features`.
+
+    Raises ValueError for a config that is not canonical, or of a family whose kernels take no
+    variant.
+    """
+    _require_canonical(config)
+    if config.family.variant_header is None:
+        raise ValueError(f"{config} takes no variant: expected a config of another family")
+    return _VARIANT_UNIT.format(
+        short_form=config.short_form(),
+        variant=variant,
+        variant_header=config.family.variant_header,
+        launch_header=config.family.launch_header,
+        struct_of_variant=f"\n{variant_struct(variant)}",
+        struct=_struct_lines(config, indent=4),
+        ctas_per_sm=_ctas_table(config),
+        n_archs=len(config.ctas_table()),
+        stem=variant_stem(config, variant),
+        variant_type=struct_name(variant),
+        key=variant.key,
+        features=_features(config, features),
+    )
+
+
+def variant_stem(config: KernelConfig, variant: Variant) -> str:
+    """`file_stem` of a config with a variant."""
+    return f"{file_stem(config)}_{variant.key}"
+
+
+def emit_variant_rows(rows: Iterable[tuple[KernelConfig, Variant, Sequence[Arch]]]) -> str:
+    """The translation unit of a library's rows with variants: configs, variants, and the
+    architectures that their objects were compiled for."""
+    rows = list(rows)
+    stems = [variant_stem(config, variant) for config, variant, _ in rows]
+    return _VARIANT_ROWS.format(
+        declarations="\n".join(
+            f"VariantRow row_of_{stem}(BuiltFor const& built_for);" for stem in stems
+        ),
+        rows="\n".join(
+            _row(stem, config, archs) for stem, (config, _, archs) in zip(stems, rows, strict=True)
+        ),
+        n_rows=len(rows),
+    )
+
+
+def emit_emulated(
+    config: KernelConfig,
+    features: Sequence[KernelFeatures] | None = None,
+    variant: Variant | None = None,
+) -> str:
     """The translation unit of one config for the emulator: the same template, for the host, with
-    `features`, by default those that the emulator runs of its op.
+    `features`, by default those that the emulator runs of its op, and with a variant.
 
     Raises ValueError for a config that is not canonical, or of a family that is not emulated.
     """
     _require_canonical(config)
     if config.family.emulation_header is None:
         raise ValueError(f"{config} is not emulated: family {config.family} has no emulation")
+    features = config.family.op.emulated if features is None else features
     return _EMULATED_UNIT.format(
         short_form=config.short_form(),
         emulation_header=config.family.emulation_header,
+        variant=f"\n{variant_struct(variant)}" if variant else "",
+        kernel="emulated_kernel_of" if variant else "emulated_kernel",
         struct=_struct_lines(config, indent=10),
-        features=_features(config, config.family.op.emulated if features is None else features),
+        features=",\n      ".join([*_type_of(variant), _features(config, features)]),
     )
+
+
+def variant_struct(variant: Variant) -> str:
+    """A variant's struct, for a translation unit."""
+    includes = "\n".join(f'#include "{name}"' for name in HEADERS)
+    return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct_of(variant)}\n\n}}\n"
+
+
+def _type_of(variant: Variant | None) -> list[str]:
+    return [f"pyflash::variant::{struct_name(variant)}"] if variant else []
 
 
 def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
@@ -163,20 +274,22 @@ def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
     rows: dict[Op, list[str]] = {op: [] for op in OPS}
     for config, archs in sorted(archs_of.items()):
         stem = file_stem(config)
-        targets = config.family.targets(archs)
         declarations.append(_DECLARATION.format(op=config.family.op.struct, stem=stem))
-        rows[config.family.op].append(
-            _ROW.format(
-                stem=stem,
-                sm_archs=",".join(f"{sm}{targets.suffix}" for sm in targets.machine_code),
-                ptx_arch=targets.ptx,
-                rank=rank(config),
-            )
-        )
+        rows[config.family.op].append(_row(stem, config, archs))
     return _MAP.format(
         declarations="\n".join(declarations),
         rows="\n".join(_rows(op, of_op) for op, of_op in rows.items() if of_op),
         spans=", ".join(_span(op, len(of_op)) for op, of_op in rows.items()),
+    )
+
+
+def _row(stem: str, config: KernelConfig, archs: Sequence[Arch]) -> str:
+    targets = config.family.targets(archs)
+    return _ROW.format(
+        stem=stem,
+        sm_archs=",".join(f"{sm}{targets.suffix}" for sm in targets.machine_code),
+        ptx_arch=targets.ptx,
+        rank=rank(config),
     )
 
 

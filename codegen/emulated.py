@@ -18,7 +18,8 @@ from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import cache_dir, locked
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
 from pyflash.codegen.linking import link, reusable
-from pyflash.config import ARCHS, KernelConfig, as_config
+from pyflash.config import ARCHS, KernelConfig, KernelFeatures, as_config
+from pyflash.variant import Variant
 
 # What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
 _HOST = ("call", "checks", "gradients", "names", "options", "problem", "tensor_view")
@@ -26,9 +27,12 @@ _HOST = ("call", "checks", "gradients", "names", "options", "problem", "tensor_v
 
 def build_emulated(
     configs: Iterable[KernelConfig | str],
+    variant: Variant | None = None,
+    features: Sequence[KernelFeatures] | None = None,
 ) -> dict[KernelConfig, Path]:
     """The libraries of the canonical configs that stand for `configs`; what is not in the cache is
-    compiled.
+    compiled. With a variant, and with `features` in place of those that the emulator runs of the
+    op.
 
     Raises ValueError before any compiler runs: configs that are legal on no architecture, each with
     its violations, or of a family that the emulator does not run. Raises BuildError with each
@@ -38,9 +42,9 @@ def build_emulated(
     _check_legal(configs)
     kernels = [
         Compilation(
-            label=f"{config} for the CPU",
-            stem=f"emulated_{emit.file_stem(config)}",
-            text=emit.emit_emulated(config),
+            label=f"{config} for the CPU{f' with {variant.name}' if variant else ''}",
+            stem=f"emulated_{emit.file_stem(config)}{f'_{variant.key}' if variant else ''}",
+            text=emit.emit_emulated(config, features, variant),
             compiler=toolchain.emulator_compiler(config.family.emulation_watches_registers),
         )
         for config in configs

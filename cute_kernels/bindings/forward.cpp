@@ -1,5 +1,6 @@
 #include "cute_kernels/bindings/forward.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/variant_call.h"
+#include "cute_kernels/host/variant_map.h"
 
 namespace pyflash {
 namespace {
@@ -50,6 +52,35 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);
     run(selection, problem, current_cuda_stream(device_index));
+  }
+  return outputs;
+}
+
+// num_splits: one where none is asked for.
+Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& variant,
+                           std::string_view named) {
+  auto& params = problem.params;
+  int32_t const device_index = q.get_device_index();
+  torch::stable::accelerator::DeviceGuard const guard(device_index);
+  params.num_splits = std::max(problem.num_splits, 1);
+  params.cluster = 1;
+  VariantKernel const kernel =
+      select_variant(problem, current_gpu(device_index), variant.program, named);
+  Outputs outputs = allocate_outputs(q, problem);
+  if (params.lse_strides.split > 0) {
+    auto const workspace = allocate_workspace<Forward>(q, params);
+    int64_t const n_ints = kernel.row->lists(params);
+    std::optional<Tensor> lists;
+    if (n_ints > 0) {
+      lists = allocate<1>("the lists of blocks that the variant attends", q, {n_ints},
+                          aoti_torch_dtype_float32());
+    }
+    int const error =
+        kernel.row->run(*kernel.row, kernel.features, params, variant.arguments,
+                        lists ? static_cast<int*>(lists->mutable_data_ptr()) : nullptr,
+                        current_cuda_stream(device_index));
+    require_able(error == 0, "the kernel of the variant was not launched: ",
+                 kernel.library->error_string(error));
   }
   return outputs;
 }
@@ -125,8 +156,10 @@ void forward_variant(StableIValue* stack) {
   auto const program = known_variant(variant.text);
   CpuVariant const captured{*program,
                             check_variant(variant, *program, call.q.device, call.options)};
-  require_able(call.q.device.kind == Device::Kind::kCpu, "no kernel takes a variant yet");
-  Outputs const outputs = run_on_cpu(problem, arguments.tensor(0), call.options.config, &captured);
+  Tensor const& q = arguments.tensor(0);
+  bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
+  Outputs const outputs = on_gpu ? run_variant_on_gpu(problem, q, captured, call.options.config)
+                                 : run_on_cpu(problem, q, call.options.config, &captured);
   put_results(stack, outputs.out, outputs.lse);
 }
 

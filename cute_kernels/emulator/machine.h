@@ -10,6 +10,7 @@
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/registry.h"
+#include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
 
@@ -166,11 +167,13 @@ struct EmulatedKernel {
   Span<SmemTile> tiles;  // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;
   char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
-  Launch (*launch)(ForwardParams const& params, int n_resident);
+  // captured: of the variant that the kernel is compiled with, if it is.
+  Launch (*launch)(ForwardParams const& params, variant::Arguments const& captured, int n_resident);
   EmulatedBackward const* backward = nullptr;  // what it has in place of these, if it is of that op
   void (*attach)(Machine* machine);            // to run its threads
   void (*run_thread)(void const* params);      // one thread of one CTA, from start to end
   char const* (*role)(int warp);               // of a warp, in words
+  bool has_variant = false;
 };
 
 // A config of op backward: its kernels, which run in a row.

@@ -20,7 +20,8 @@ class ForwardRun final : public Run {
   using Run::Run;
 
   void prepare(char const* config, DType dtype, int d_head) override {
-    Problem const problem = problem_of(call());
+    // NOTE: a variant reads heads and positions, as in the op fwd_variant.
+    Problem const problem = kernel_.has_variant ? problem_as_asked(call()) : problem_of(call());
     check_config_fits(config, dtype, d_head, problem);
     int const resident = n_resident();
     params_ = problem.params;
@@ -50,7 +51,7 @@ class ForwardRun final : public Run {
  private:
   Launch launch_of(int, Emulator& emulator) override {
     map_memory(params_, emulator);
-    return kernel_.launch(params_, n_resident());
+    return kernel_.launch(params_, captured(), n_resident());
   }
 
   ForwardParams params_{};
@@ -67,7 +68,25 @@ bool Run::set_tensor(char const* name, void const* data, int rank, int64_t const
   return takes_tensor(name);
 }
 
+namespace {
+
+constexpr std::string_view kVariant = "variant ";
+
+}  // namespace
+
+bool Run::set_float(char const* name, double value) {
+  if (std::string_view(name) == "variant") {
+    reals_.push_back(value);
+    return true;
+  }
+  return set_option(options_, name, value);
+}
+
 bool Run::set_integer(char const* name, int64_t value) {
+  if (std::string_view(name) == "variant") {
+    integers_.push_back(value);
+    return true;
+  }
   for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q_),
                                        std::pair("max_seqlen_k", &Run::max_seqlen_k_),
                                        std::pair("resident_ctas", &Run::resident_ctas_)}) {
@@ -87,10 +106,26 @@ char const* Run::begin_phase(int phase) {
 
 bool Run::takes_tensor(std::string_view name) const {
   constexpr std::string_view kInputs[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"};
-  bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs);
+  bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
+               name.starts_with(kVariant);
   for_each_per_head_option(
       [&](PerHeadOption const& option) { found = found || name == option.name; });
   return found;
+}
+
+variant::Arguments Run::captured() const {
+  variant::Arguments captured{.tensors = {}, .reals = reals_, .integers = integers_};
+  for (int i = 0;; ++i) {
+    auto const found = tensors_.find(std::string(kVariant) + std::to_string(i));
+    if (found == tensors_.end()) {
+      return captured;
+    }
+    Tensor const& tensor = found->second;
+    variant::TensorArgument argument{tensor.data, static_cast<int>(tensor.shape.size()), {}, {}};
+    std::copy(tensor.shape.begin(), tensor.shape.end(), argument.extents);
+    std::copy(tensor.strides.begin(), tensor.strides.end(), argument.strides);
+    captured.tensors.push_back(argument);
+  }
 }
 
 TensorView Run::view(char const* name) const {

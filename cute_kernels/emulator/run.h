@@ -13,6 +13,7 @@
 #include "cute_kernels/host/call.h"
 #include "cute_kernels/host/options.h"
 #include "cute_kernels/host/tensor_view.h"
+#include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
 
@@ -26,7 +27,7 @@ class Run {
   bool set_tensor(char const* name, void const* data, int rank, int64_t const* shape,
                   int64_t const* strides, ElementType dtype);
   bool set_integer(char const* name, int64_t value);
-  bool set_float(char const* name, double value) { return set_option(options_, name, value); }
+  bool set_float(char const* name, double value);
 
   // Checks and normalises the arguments as the op does. Throws what it refuses.
   virtual void prepare(char const* config, DType dtype, int d_head) = 0;
@@ -48,6 +49,8 @@ class Run {
 
  protected:
   virtual bool takes_tensor(std::string_view name) const;
+  // What a variant captures: its tensors are "variant 0", "variant 1" and so on.
+  variant::Arguments captured() const;
   virtual EmulatedKernel const& kernel_of(int) const { return kernel_; }
   // Maps what the phase's kernel reads and writes.
   virtual Launch launch_of(int phase, Emulator& emulator) = 0;
@@ -75,6 +78,8 @@ class Run {
   int64_t max_seqlen_k_ = 0;
   int64_t resident_ctas_ = 132;  // of an H100 or H200
   Options options_;
+  std::vector<double> reals_;  // of a variant, as the integers
+  std::vector<int64_t> integers_;
   std::unique_ptr<Emulator> emulator_;
   Launch launch_;
 };

@@ -12,6 +12,8 @@
 
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/short_form.h"
+#include "cute_kernels/host/variant_map.h"
+#include "cute_kernels/variant_row.h"
 
 namespace pyflash {
 namespace {
@@ -21,7 +23,12 @@ OfEachOp<ConfigMap> config_maps;
 KernelLibrary const* newest_library = nullptr;
 std::atomic<uint64_t> generation = 1;
 
-KernelLibrary const& open_kernel_library(std::string const& path) {
+struct Opened {
+  KernelLibrary const& library;
+  Span<VariantRow> variants;
+};
+
+Opened open_kernel_library(std::string const& path) {
   char const* const advice = "; build it again: pyflash build";
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   require(handle, "kernel library '", path, "' cannot be loaded: ", handle ? "" : dlerror());
@@ -39,7 +46,9 @@ KernelLibrary const& open_kernel_library(std::string const& path) {
               " by the name '", row.short_form, "'", advice);
     }
   });
-  return *library;
+  auto const variants =
+      reinterpret_cast<decltype(&pyflash_variant_rows)>(dlsym(handle, "pyflash_variant_rows"));
+  return {*library, variants ? *variants() : Span<VariantRow>{}};
 }
 
 // Whether machine code for `target`, "90" or "90a", runs on a device of compute capability sm_arch.
@@ -74,7 +83,7 @@ WriteConfigMaps write_config_maps() {
 WriteConfigMaps::~WriteConfigMaps() { generation.fetch_add(1, std::memory_order_release); }
 
 int64_t load_kernel_library(std::string const& path) {
-  KernelLibrary const& library = open_kernel_library(path);
+  auto const [library, variants] = open_kernel_library(path);
   WriteConfigMaps const written = write_config_maps();
   size_t n_rows = 0;
   for_each_op([&]<class Op>(Op) {
@@ -85,7 +94,8 @@ int64_t load_kernel_library(std::string const& path) {
     }
   });
   written.newest_library = &library;
-  return static_cast<int64_t>(n_rows);
+  add_variant_rows(variants, library);
+  return static_cast<int64_t>(n_rows + variants.size);
 }
 
 std::string kernel_library_abi() { return sentence(kKernelLibraryAbi, "-", kConfigsDigest); }

@@ -159,7 +159,7 @@ class QBlock {
   }
 
   // Turns raw scores, once capped, into the variant's.
-  void apply_variant(int r, Interval columns, VariantRow const& row) {
+  void apply_variant(int r, Interval columns, ScoreRow const& row) {
     float* const scores = S_.row(r) + columns.begin;
     std::for_each(scores, scores + columns.size(), [this](float& s) { s *= raw_scale_; });
     variant_->apply(row, scores, columns.size());

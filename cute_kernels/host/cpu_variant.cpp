@@ -49,7 +49,7 @@ void CpuVariant::check_inside() const {
           " at a pair that counts: expected an index inside, clamp it in the variant");
 }
 
-void VariantRunner::apply(VariantRow const& row, float* scores, int n) {
+void VariantRunner::apply(ScoreRow const& row, float* scores, int n) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   auto const note = [&](int i) {
     if (stray_[i] >= 0) {
@@ -71,7 +71,7 @@ void VariantRunner::apply(VariantRow const& row, float* scores, int n) {
   }
 }
 
-Word const* VariantRunner::run(Program const& program, VariantRow const& row, float const* scores,
+Word const* VariantRunner::run(Program const& program, ScoreRow const& row, float const* scores,
                                int n) {
   auto const size = static_cast<size_t>(n);
   stack_.resize(std::max<size_t>(stack_.size(), program.stack));
@@ -122,7 +122,7 @@ Word const* VariantRunner::run(Program const& program, VariantRow const& row, fl
   return stack_.front().data();
 }
 
-Word VariantRunner::index_of(VariantRow const& row, int index, float const* scores, int i) const {
+Word VariantRunner::index_of(ScoreRow const& row, int index, float const* scores, int i) const {
   Word word{.integer = 0};
   if (index == 0) {
     word.real = scores[i];

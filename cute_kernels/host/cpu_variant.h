@@ -21,7 +21,7 @@ struct CpuVariant {
 };
 
 // Where a row of scores is.
-struct VariantRow {
+struct ScoreRow {
   int batch;
   int head;
   int query;
@@ -35,12 +35,12 @@ class VariantRunner {
   explicit VariantRunner(CpuVariant const& variant) : variant_(variant) {}
 
   // Turns n scaled scores of a row into the variant's; -inf where the mask hides a pair.
-  void apply(VariantRow const& row, float* scores, int n);
+  void apply(ScoreRow const& row, float* scores, int n);
 
  private:
   // Returns the values at the n pairs, which last until the next run. Parameters with an index outside are in stray_.
-  Word const* run(Program const& program, VariantRow const& row, float const* scores, int n);
-  Word index_of(VariantRow const& row, int index, float const* scores, int i) const;
+  Word const* run(Program const& program, ScoreRow const& row, float const* scores, int n);
+  Word index_of(ScoreRow const& row, int index, float const* scores, int i) const;
   void load(int param, Word* const* operands, int n);
 
   CpuVariant const& variant_;

@@ -24,12 +24,15 @@ struct Bounds {
   }
 };
 
-inline constexpr Bounds kNever{0, 0};
-inline constexpr Bounds kAlways{1, 1};
-inline constexpr Bounds kMaybe{0, 1};
+// NOTE: functions, since device code has no address of the host's constants.
+PYFLASH_HOST_DEVICE constexpr Bounds never() { return {0, 0}; }
+PYFLASH_HOST_DEVICE constexpr Bounds always() { return {1, 1}; }
+PYFLASH_HOST_DEVICE constexpr Bounds maybe() { return {0, 1}; }
 
 template <class T>
-inline constexpr Bounds kWhole{std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
+PYFLASH_HOST_DEVICE constexpr Bounds whole() {
+  return {std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
+}
 
 PYFLASH_HOST_DEVICE constexpr Bounds only(int64_t value) { return {value, value}; }
 PYFLASH_HOST_DEVICE constexpr Shown shown(Bounds a) {
@@ -45,7 +48,7 @@ PYFLASH_HOST_DEVICE constexpr Bounds select(Bounds condition, Bounds yes, Bounds
 
 // The 32-bit integers of bounds: those of the type where one wraps.
 PYFLASH_HOST_DEVICE constexpr Bounds checked(int64_t low, int64_t high) {
-  return low < kWhole<int>.low || high > kWhole<int>.high ? kWhole<int> : Bounds{low, high};
+  return low < whole<int>().low || high > whole<int>().high ? whole<int>() : Bounds{low, high};
 }
 PYFLASH_HOST_DEVICE constexpr Bounds add(Bounds a, Bounds b) {
   return checked(a.low + b.low, a.high + b.high);
@@ -95,7 +98,7 @@ PYFLASH_HOST_DEVICE constexpr Bounds remainder(Bounds a, Bounds b) {
 
 template <class Part>
 PYFLASH_HOST_DEVICE constexpr Bounds divided(Bounds a, Bounds b, Part part) {
-  Bounds found = kNever;
+  Bounds found = never();
   bool is_first = !b.has(0);  // by 0 it is 0
   if (b.high > 0) {
     Bounds const of = part(a, Bounds{maximum(b.low, int64_t(1)), b.high});
@@ -117,18 +120,18 @@ PYFLASH_HOST_DEVICE constexpr Bounds floor_mod(Bounds a, Bounds b) {
 
 // Comparisons and logic.
 PYFLASH_HOST_DEVICE constexpr Bounds less_equal(Bounds a, Bounds b) {
-  return a.high <= b.low ? kAlways : a.low > b.high ? kNever : kMaybe;
+  return a.high <= b.low ? always() : a.low > b.high ? never() : maybe();
 }
 PYFLASH_HOST_DEVICE constexpr Bounds equal(Bounds a, Bounds b) {
   if (a.high < b.low || b.high < a.low) {
-    return kNever;
+    return never();
   }
-  return a.is_one() && b.is_one() ? kAlways : kMaybe;
+  return a.is_one() && b.is_one() ? always() : maybe();
 }
 PYFLASH_HOST_DEVICE constexpr Bounds both(Bounds a, Bounds b) { return minimum(a, b); }
 PYFLASH_HOST_DEVICE constexpr Bounds either(Bounds a, Bounds b) { return maximum(a, b); }
 PYFLASH_HOST_DEVICE constexpr Bounds one_of(Bounds a, Bounds b) {
-  return a.is_one() && b.is_one() ? only(a.low ^ b.low) : kMaybe;
+  return a.is_one() && b.is_one() ? only(a.low ^ b.low) : maybe();
 }
 PYFLASH_HOST_DEVICE constexpr Bounds opposite(Bounds a) { return {1 - a.high, 1 - a.low}; }
 

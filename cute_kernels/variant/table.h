@@ -44,7 +44,7 @@ struct Table {
     ((open(boxes, axis, firsts[axis], counts[axis]), size = grown(size, counts[axis]), ++axis),
      ...);
     if (size > kLargestBox) {
-      return kWhole<T>;
+      return whole<T>();
     }
     Bounds found{};
     for (int64_t i = 0; i < size; ++i) {

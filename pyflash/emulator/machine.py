@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,15 @@ class Machine:
         if refusal is not None:
             raise ValueError(refusal.decode())
         return json.loads(self._call("problem"))
+
+    def capture(
+        self, tensors: Sequence[Tensor], reals: Sequence[float], integers: Sequence[int]
+    ) -> None:
+        """Before `prepare`: what a variant captures. The tensors must outlive the run."""
+        for i, value in enumerate(tensors):
+            self._set_argument(f"variant {i}", value)
+        for value in (*map(float, reals), *map(int, integers)):
+            self._set_argument("variant", value)
 
     def _set_argument(self, name: str, value: Tensor | int | float) -> None:
         if isinstance(value, Tensor):

@@ -15,6 +15,10 @@ from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
+from pyflash.op.variants.arguments import Captured, captured_of
+from pyflash.op.variants.features import features_asked
+from pyflash.variant import Bound, Variant
+from pyflash.variant.portable import normal_of
 
 # In which order warps, and the lanes of a warp, run; "random" as the seed says, anew at each point
 # where a warp meets. A bug may show under one and hide under another.
@@ -35,6 +39,8 @@ def emulate(
     order: str = "ascending",
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """Attention as `pyflash.attention` computes it with `config` on a GPU, by the same kernel
@@ -46,6 +52,8 @@ def emulate(
 
     `resident_ctas` is how many CTAs run at a time: a persistent kernel has no more, each of which
     takes tile after tile, and clusters only where all run.
+
+    `variant` and `tensors` are those of `attention`: the kernel is compiled with the variant.
 
     With num_splits > 1 the kernel writes partial results, one per split of the keys, and PyTorch
     merges them.
@@ -66,6 +74,8 @@ def emulate(
         seed=seed,
         num_splits=num_splits,
         resident_ctas=resident_ctas,
+        variant=variant,
+        tensors=tensors,
         **options,
     )
 
@@ -100,6 +110,8 @@ def _emulate(
     seed: int = 0,
     num_splits: int = 1,
     resident_ctas: int = RESIDENT_CTAS,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
@@ -108,11 +120,18 @@ def _emulate(
     _check(inputs, order, num_splits, resident_ctas, options)
     config = as_config(config).canonical()
     refuse_other_op(config, FORWARD)
-    (library,) = build_emulated([config]).values()
+    captured = None
+    if variant is None:
+        (library,) = build_emulated([config]).values()
+    else:
+        captured = captured_of(variant, tensors)
+        features = [features_asked(options, inputs[0].shape[-1], config)]
+        (library,) = build_emulated([config], normal_of(captured.text), features).values()
     return run_library(
         library,
         inputs,
         config,
+        captured=captured,
         order=order,
         seed=seed,
         num_splits=num_splits,
@@ -133,15 +152,19 @@ def run_library(
     seed: int = 0,
     num_splits: int = 1,
     resident_ctas: int = RESIDENT_CTAS,
+    captured: Captured | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
-    """`emulate`, or `emulate_varlen`, with a library that was built, of a canonical config.
+    """`emulate`, or `emulate_varlen`, with a library that was built, of a canonical config and,
+    where there is one, of the variant that `captured` is of.
 
     `inputs` are the positional arguments but for the config.
     """
     numbers = {"num_splits": num_splits, "resident_ctas": resident_ctas}
     arguments = {**dict(zip(_INPUTS, inputs, strict=False)), **options, **numbers}
     with Machine(library, order, seed) as machine:
+        if captured is not None:
+            machine.capture(captured.tensors, captured.reals, captured.integers)
         problem = machine.prepare(arguments, config)
         out, lse = outputs = _outputs(inputs[0])
         if (n_parts := machine.n_parts()) > 1:

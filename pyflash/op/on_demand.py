@@ -36,9 +36,7 @@ def ensure_built(
     on q's GPU, RuntimeError for one that does not compile, and without a compiler, with the command
     that installs one.
     """
-    if not arguments.get("config") or not _is_on_gpu(q):
-        return
-    if not (compile or _asked_by_environment()):
+    if not arguments.get("config") or not is_asked(q, compile):
         return
     ranks = [x.dim() for x in (q, k, *packing[:2])]
     if ranks == ([3, 3, 1, 1] if packing else [4, 4]):
@@ -47,6 +45,11 @@ def ensure_built(
         options = tuple([(name, _static(arguments[name])) for name in numbers])
         problem = (bool(packing), tuple(_extents(q, k, packing)), tensors, options)
         arguments["config"] = _ensure(arguments["config"], problem, q.device.index)
+
+
+def is_asked(q: Any, compile: bool) -> bool:
+    """Whether a call with this q compiles what it lacks."""
+    return _is_on_gpu(q) and (compile or _asked_by_environment())
 
 
 def _extents(q: Tensor, k: Tensor, packing: Sequence[Any]) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pyflash.variant.axes import Rate, rates
 from pyflash.variant.cpp_bounds import tile_lines
-from pyflash.variant.expr import Node, Param
+from pyflash.variant.expr import SCORE, TRUE, Node, Param
 from pyflash.variant.interval import Bounds, anywhere, bounds
 from pyflash.variant.scalars import BOOL, F32, I32, Scalar
 from pyflash.variant.text import float_text
@@ -49,9 +49,10 @@ def struct_of(variant: Variant) -> str:
     """The struct of the normal form; its text and the names of parameters are in comments."""
     normal = variant.normal
     emitter = _Emitter(normal.score, normal.mask)
-    lines = [f"// {variant}", f"struct {struct_name(variant)} {{"]
+    lines = [f"// {variant}", f"struct {struct_name(variant)} {{", *_facts(normal)]
     captured = zip(normal.params, variant.captured, strict=True)
     lines += _struct("Params", [(_param_type(p), p.name, own.name) for p, own in captured])
+    lines += ["", *_params_of(normal.params)]
     for rate in _SCOPES:
         lines += ["", *_struct(_SCOPES[rate].capitalize(), emitter.fields(rate))]
     for rate in _SCOPES:
@@ -61,6 +62,42 @@ def struct_of(variant: Variant) -> str:
     lines += emitter.of_pair("bool counts", normal.mask, "")
     lines += ["", *tile_lines(normal.mask)]
     return "\n".join([*lines, "};"])
+
+
+def _facts(normal: Variant) -> list[str]:
+    """What kernels ask of a variant before they are compiled."""
+    read = {node.data for node in postorder(normal.mask) if node.op == "index"}
+    facts = {
+        "kHasMask": normal.mask != TRUE,
+        "kHasScore": normal.score != SCORE,
+        "kMaskReadsBatch": "b" in read,
+        "kMaskReadsHead": "h" in read,
+    }
+    return [
+        f"  static constexpr bool {name} = {str(fact).lower()};" for name, fact in facts.items()
+    ]
+
+
+def _params_of(params: Iterable[Param]) -> list[str]:
+    """The function that makes Params, for host code: of cute_kernels/variant/arguments.h."""
+    values = []
+    places = {"table": 0, "real": 0, "integer": 0}
+    for param in params:
+        kind = _TYPES[param.kind.computed]
+        getter = "table" if param.rank is not None else "real" if kind == "float" else "integer"
+        text = {
+            "table": f"template table<{_TYPES[param.kind]}, {param.rank}>",
+            "real": "real",
+            "integer": f"template integer<{kind}>",
+        }[getter]
+        values.append(f"arguments.{text}({places[getter]})")
+        places[getter] += 1
+    return [
+        "  template <class Arguments>",
+        "  static Params params_of([[maybe_unused]] Arguments const& arguments) {",
+        f"    return Params{{{', '.join(values)}}};",
+        "  }",
+    ]
 
 
 def _param_type(param: Param) -> str:

@@ -25,7 +25,7 @@ _CALLS = {
 _LOGIC = {"&": "both", "|": "either", "^": "one_of", "~": "opposite", "where": "select"}
 _RELATIONS = {"<=": "less_equal", "==": "equal"}
 _OF_64_BITS = ("min", "max", "clamp", "where")
-_WHOLE = {Scalar.BOOL: "kMaybe", I32: "kWhole<int>", I64: "kWhole<int64_t>"}
+_WHOLE = {Scalar.BOOL: "maybe()", I32: "whole<int>()", I64: "whole<int64_t>()"}
 
 
 def tile_lines(mask: Node) -> list[str]:
@@ -66,7 +66,7 @@ def _bounds(node: Node, texts: list[str]) -> str:
         return _WHOLE[node.kind]
     if op == "constant":
         is_least = node.data == I64.least  # which C++ cannot write
-        return "only(kWhole<int64_t>.low)" if is_least else f"only({int(node.data)}ll)"
+        return "only(whole<int64_t>().low)" if is_least else f"only({int(node.data)}ll)"
     if op == "index":
         if node.data in ("q", "k"):
             return node.data

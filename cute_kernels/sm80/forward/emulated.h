@@ -2,37 +2,43 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm80/forward/forward_kernel.cuh"
 #include "cute_kernels/sm80/forward/grid.h"
+#include "cute_kernels/sm80/forward/listed.h"
 #include "cute_kernels/sm80/forward/traits.h"
 
 namespace pyflash::emulator {
 
-template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
+template <FlashForwardKernelConfig kConfig, class Variant, ForwardFeatures... kBuilt>
 void run_thread(void const* params) {
-  auto const& problem = *static_cast<ForwardParams const*>(params);
+  auto const& problem = *static_cast<variant::ParamsOf<ForwardParams, Variant> const*>(params);
   bool const covered = run_first_that_covers<ForwardFeatures, kBuilt...>(
       features_needed(problem, kConfig.d_head), [&](auto features) {
-        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value>(problem);
+        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value, Variant>(problem);
       });
   if (!covered) {
     machine->fail("no built combination of features covers the problem");
   }
 }
 
-template <class Traits>
-Launch launch_sm80(ForwardParams const& params, int) {
-  return {.n_ctas = sm80::n_ctas(params.q_sequences(), Traits::kBlockM, params.num_splits,
-                                 params.heads, params.batch),
-          .params = std::make_shared<ForwardParams>(params),
+template <FlashForwardKernelConfig kConfig, class Variant>
+Launch launch_sm80(ForwardParams const& params, variant::Arguments const& captured, int) {
+  auto launch = std::make_shared<VariantLaunch<ForwardParams, Variant>>(params);
+  launch->capture(captured, listed_problem(kConfig, params));
+  std::shared_ptr<void const> const given(launch, &launch->params);
+  return {.n_ctas = sm80::n_ctas(params.q_sequences(), kConfig.B_r, params.num_splits, params.heads,
+                                 params.batch),
+          .params = given,
           .error = nullptr};
 }
 
-template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
-EmulatedKernel const* emulated_kernel() {
+template <FlashForwardKernelConfig kConfig, class Variant, ForwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel_of() {
   using Traits = sm80::KernelTraits<kConfig>;
   static constexpr EmulatedKernel kernel{.n_threads = Traits::kNThreads,
                                          .smem_bytes = sizeof(typename Traits::SharedStorage),
@@ -44,11 +50,17 @@ EmulatedKernel const* emulated_kernel() {
                                          .tiles = {},
                                          .rings = {},
                                          .refusal = nullptr,
-                                         .launch = launch_sm80<Traits>,
+                                         .launch = launch_sm80<kConfig, Variant>,
                                          .attach = [](Machine* m) { machine = m; },
-                                         .run_thread = run_thread<kConfig, kBuilt...>,
-                                         .role = [](int) { return ""; }};
+                                         .run_thread = run_thread<kConfig, Variant, kBuilt...>,
+                                         .role = [](int) { return ""; },
+                                         .has_variant = kIsVariant<Variant>};
   return &kernel;
+}
+
+template <FlashForwardKernelConfig kConfig, ForwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel() {
+  return emulated_kernel_of<kConfig, variant::NoVariant, kBuilt...>();
 }
 
 }  // namespace pyflash::emulator

@@ -25,15 +25,17 @@
 #include "cute_kernels/sm80/forward/problem.h"
 #include "cute_kernels/sm80/forward/softmax.h"
 #include "cute_kernels/sm80/forward/traits.h"
+#include "cute_kernels/sm80/forward/variant.h"
 #include "cute_kernels/sm80/gemm.h"
+#include "cute_kernels/variant/kernel_params.h"
 
 namespace pyflash::sm80 {
 
 using namespace cute;
 using device::Site;
 
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void forward_cta(ForwardParams const& params) {
+template <class Traits, ForwardFeatures kFeatures, class Variant = variant::NoVariant>
+CUTE_DEVICE void forward_cta(variant::ParamsOf<ForwardParams, Variant> const& params) {
   using Element = typename Traits::Element;
   using MmaAtom = typename Traits::MmaAtom;
   using Ldmatrix = typename Traits::SmemCopyAtom;
@@ -48,8 +50,9 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
 
   // Coordinates and early exit.
   int const tidx = device::thread_idx();
-  BlockCoord const coord = block_coord<Traits, kMaskEnds>(
-      params.q_sequences(), params.kv(), params.num_splits, params.heads, params.batch);
+  BlockCoord const coord = block_coord < Traits,
+                   kMaskEnds || Variant::kHasMask > (params.q_sequences(), params.kv(),
+                                                     params.num_splits, params.heads, params.batch);
   int const m_block = coord.m_block;
   Rows const q_rows = params.q_sequences().rows_of(coord.batch, device::Loader{});
   Rows const k_rows = params.kv().sequences.rows_of(coord.batch, device::Loader{});
@@ -60,7 +63,12 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   int const aligned = aligned_column(m_block * kBlockM, q_rows.length, k_rows.length);
   ScoreMask<kBlockN, kMaskEnds, kMaskBegins> const mask(params.mask(), k_rows.length,
                                                         min(rows_left, kBlockM), aligned);
-  Interval const blocks = mask.blocks();
+  // Blocks go by their places in the tile's walk.
+  auto const walk = variant::walk_of<Variant>(params, coord.batch, coord.head, m_block);
+  Interval blocks = mask.blocks();
+  if constexpr (Variant::kHasMask) {
+    blocks = {0, walk.list[0]};
+  }
   int const blocks_per_split = ceil_div(blocks.end - blocks.begin, params.num_splits);
   int const begin_block = blocks.begin + coord.split * blocks_per_split;
   int const end_block = min(begin_block + blocks_per_split, blocks.end);
@@ -102,25 +110,28 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
   Coord const acc_coord = lane_coord<typename Traits::AccLanes>(warp_row);
 
   using TileSoftmax = Softmax<Element, Traits::kRowsPerThread, Traits::kOptimizedSoftmax,
-                              Traits::kRescaleThreshold, kFeatures.softcap>;
-  TileSoftmax softmax(params.softmax_scale, params.inverse_scale_log2, params.softcap);
+                              Traits::kRescaleThreshold, kFeatures.softcap && !Variant::kHasScore>;
+  TileSoftmax softmax(Variant::kHasScore ? 1.f : params.softmax_scale,
+                      Variant::kHasScore ? kLn2 : params.inverse_scale_log2, params.softcap);
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
       device::async_commit();
     }
   };
-  auto load_K = [&](int n_block, auto ragged) {
+  auto load_K = [&](int place, auto ragged) {
     device::at(Site::K_g2s);
+    int const n_block = walk[place].number;
     copy_N.template g2s<ragged.value, kPredicatedColumns>(
-        tKgK(_, _, n_block), smem.k[stage_of(n_block)],
+        tKgK(_, _, n_block), smem.k[stage_of(place)],
         {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
-  auto load_V = [&](int n_block, auto ragged) {
+  auto load_V = [&](int place, auto ragged) {
     device::at(Site::V_g2s);
+    int const n_block = walk[place].number;
     copy_N.template g2s<ragged.value, kPredicatedColumns>(
-        tVgV(_, _, n_block), smem.v[stage_of(n_block)],
+        tVgV(_, _, n_block), smem.v[stage_of(place)],
         {k_rows.length - n_block * kBlockN, params.d_head});
     commit();
   };
@@ -179,6 +190,11 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
       device::sync_threads();
     }
 
+    if constexpr (Variant::kHasMask || Variant::kHasScore) {
+      make_variant_scores<Traits, kFeatures, Variant, masked.value>(
+          acc_S, params, coord, {q_rows.length, k_rows.length, 0, 0}, acc_coord,
+          walk[n_block].number);
+    }
     if constexpr (kFeatures.alibi_slopes) {
       if (params.alibi_slopes.data != nullptr) {
         float const slope = load_slope<Element>(params.alibi_slopes, params.inverse_scale_log2,
@@ -194,7 +210,7 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     }
     if constexpr (masked.value) {
       mask.template apply<AccRows, typename Traits::AccColumnsS>(rows_by_columns(acc_S), acc_coord,
-                                                                 n_block);
+                                                                 walk[n_block].number);
     }
     constexpr bool kFirst = first.value && Traits::kOptimizedSoftmax;
     softmax.template begin<kFirst, masked.value>(acc_S, acc_O);
@@ -251,6 +267,17 @@ CUTE_DEVICE void forward_cta(ForwardParams const& params) {
     // NOTE: one loop with a branch in it, and loops within a loop, took a tenth of the speed.
     int n_block = end_block - 1;
     step(n_block--, true_type{}, true_type{});
+    if constexpr (Variant::kHasMask) {
+      Interval const uncut = mask.uncut_blocks();
+      for (; n_block >= begin_block; --n_block) {
+        auto const [number, is_cut] = walk[n_block];
+        if (is_cut || number >= uncut.end || number < uncut.begin) {
+          step(n_block, false_type{}, true_type{});
+        } else {
+          step(n_block, false_type{}, false_type{});
+        }
+      }
+    }
     if constexpr (kMaskEnds) {
       int const uncut_end = max(mask.uncut_blocks().end, begin_block);
       for (; n_block >= uncut_end; --n_block) {

@@ -13,6 +13,7 @@
 #include "cute_kernels/sm90/forward/scores.h"
 #include "cute_kernels/sm90/forward/softmax.h"
 #include "cute_kernels/sm90/forward/traits.h"
+#include "cute_kernels/sm90/forward/variant.h"
 #include "cute_kernels/sm90/gemm.h"
 
 namespace pyflash::sm90 {
@@ -22,11 +23,13 @@ using device::Site;
 
 enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 4 };  // of each consumer warpgroup
 
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
-                               int warpgroup) {
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
+                               typename Traits::SharedStorage& smem, int warpgroup) {
   using Element = typename Traits::Element;
-  using Schedule = TileSchedule<Traits, kFeatures>;
+  using Schedule = TileSchedule<Traits, kFeatures, Variant>;
+  // A variant's scores are scaled and capped before the softmax gets them.
+  constexpr bool kSoftcap = kFeatures.softcap && !Variant::kHasScore;
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kMmaM = Traits::kMmaM;
   constexpr int kHeadDim = Traits::kHeadDim;
@@ -63,7 +66,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
                           typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
 
   using TileMask = ScoreMask<Traits, kFeatures>;
-  using TileSoftmax = Softmax<Element, Traits::kRescaleThreshold, kFeatures.softcap>;
+  using TileSoftmax = Softmax<Element, Traits::kRescaleThreshold, kSoftcap>;
   typename TileSoftmax::PerRow correction;
 
   RingPosition<1> read_Q;
@@ -116,7 +119,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     }
   };
   // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
-  auto clear_tail_of_V = [&](Tile const& tile, int n_block) {
+  auto clear_tail_of_V = [&](Tile const& tile, int place) {
+    int const n_block = Schedule::walk(params, tile)[place].number;
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
     if (problem.kv().sequences.is_packed() && n_rows < kBlockN) {
       device::at(Site::V_r2s);
@@ -179,20 +183,26 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   Schedule schedule(params);
   Tile tile{};
 
-  // S to P, in place. Returns whether O is to be rescaled.
+  // S of the block at a place to P, in place. Returns whether O is to be rescaled.
   // NOTE: called from more than one place, it would not always be inlined.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
-                           int n_block) __attribute__((always_inline)) {
-    auto add_alibi = [&] {
+                           int place) __attribute__((always_inline)) {
+    auto const walk = Schedule::walk(params, tile);
+    auto const [n_block, is_cut] = walk[place];
+    auto make_scores = [&] {
+      if constexpr (Variant::kHasMask || Variant::kHasScore) {
+        make_variant_scores<Traits, kFeatures, Variant>(
+            acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
+      }
       if constexpr (kFeatures.alibi_slopes) {
         add_alibi_to<Traits, kFeatures>(acc_S, params, tile, tile.first_query + first_row_query,
                                         n_block);
       }
     };
-    add_alibi();
+    make_scores();
     device::at(Site::softmax);
     if constexpr (TileSoftmax::kSumsTell && !first.value) {
-      if (!mask.cuts(n_block)) {
+      if (!mask.cuts(n_block) && !is_cut) {
         typename TileSoftmax::PerRow const sums =
             softmax.exponentiate_with_m(acc_S, problem.softcap);
         if (!softmax.are_large(sums)) {
@@ -205,19 +215,19 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
         }
         compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
                                           acc_S);
-        add_alibi();
+        make_scores();
         device::at(Site::softmax);
         mask.cut_all();  // of the tile's blocks none is to take that long again
       }
       mask.apply(acc_S, n_block);
       bool const rescale = softmax.template update<false, true>(acc_S, correction, problem.softcap);
       if (softmax.lacks_maximum()) {
-        mask.also_cut(n_block - 1);
+        mask.also_cut(walk[place - 1].number);
       }
       return rescale;
     }
     // With a right window the first block is nearly always cut.
-    if (mask.cuts(n_block) || (first.value && kFeatures.right_window)) {
+    if (mask.cuts(n_block) || is_cut || (first.value && kFeatures.right_window)) {
       mask.apply(acc_S, n_block);
       return softmax.template update<first.value, true>(acc_S, correction, problem.softcap);
     }
@@ -227,7 +237,8 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
 
   Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
-  TileSoftmax softmax(problem.softmax_scale, problem.inverse_scale_log2);
+  TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,
+                      Variant::kHasScore ? kLn2 : problem.inverse_scale_log2);
   bool has_P = false;       // of the tile's last block: its PV is left to do
   bool accumulate = false;  // PV onto what is in O
   int n_skip = 0;           // blocks between the last one attended and the next
@@ -240,7 +251,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
   // Else the bits of the others would depend on what these hold.
   auto leave_out_missing_rows = [&] {
-    if constexpr (Traits::kRescaleThreshold || kFeatures.softcap) {
+    if constexpr (Traits::kRescaleThreshold || kSoftcap) {
       Tensor by_rows = rows_by_columns(coords_S());  // ((2,MMA_M),(2,V,MMA_N)) of (row, column)
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -253,7 +264,7 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
   };
   // The tile's first block, from its QK^T in flight to P.
   auto first_softmax = [&](auto& acc_S) {
-    if constexpr (kFeatures.softcap) {
+    if constexpr (kSoftcap) {
       softmax.reset();
       leave_out_missing_rows();
     }
@@ -261,12 +272,12 @@ CUTE_DEVICE void compute_tiles(KernelParams const& params, typename Traits::Shar
     finish_QK(blocks.size() == 1);
     softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
     // NOTE: without a cap the first block is nobody's but its row's, and there are too few registers for m before it.
-    if constexpr (!kFeatures.softcap) {
+    if constexpr (!kSoftcap) {
       leave_out_missing_rows();
     }
     if constexpr (TileSoftmax::kSumsTell) {
       if (softmax.lacks_maximum()) {
-        mask.also_cut(blocks.end - 2);
+        mask.also_cut(Schedule::walk(params, tile)[blocks.end - 2].number);
       }
     }
     convert_P<Element>(acc_S, tOrP);

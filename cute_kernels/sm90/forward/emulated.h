@@ -8,42 +8,48 @@
 #include <cstddef>
 #include <iterator>
 #include <memory>
+#include <type_traits>
 
 #include "cute_kernels/common/clusters.h"
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/emulator/tensor_map.h"
+#include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm90/forward/forward_kernel.cuh"
+#include "cute_kernels/sm90/forward/listed.h"
 #include "cute_kernels/sm90/forward/plan.h"
 #include "cute_kernels/sm90/forward/traits.h"
 
 namespace pyflash::emulator {
 
-struct Sm90Launch {
-  sm90::Plan plan;
-  void (*forward)(sm90::KernelParams const& params);  // of the features that the problem needs
+template <class Variant>
+struct Sm90Launch : VariantLaunch<sm90::KernelParams, Variant> {
+  using Params = sm90::ParamsWith<Variant>;
+  void (*forward)(Params const& params);  // of the features that the problem needs
 };
 
-template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
-Launch launch_sm90(ForwardParams const& params, int n_resident) {
+template <FlashForwardSm90Config kConfig, class Variant, ForwardFeatures... kBuilt>
+Launch launch_sm90(ForwardParams const& params, variant::Arguments const& captured,
+                   int n_resident) {
   using Traits = sm90::KernelTraits<kConfig>;
-  auto launch = std::make_shared<Sm90Launch>();
+  auto launch = std::make_shared<Sm90Launch<Variant>>();
   bool const covered = run_first_that_covers<ForwardFeatures, kBuilt...>(
       features_needed(params, Traits::kHeadDim),
-      [&](auto features) { launch->forward = sm90::forward_cta<Traits, features.value>; });
+      [&](auto features) { launch->forward = sm90::forward_cta<Traits, features.value, Variant>; });
   if (!covered) {
     return {.n_ctas = 0,
             .params = nullptr,
             .error = "no built combination of features covers the problem"};
   }
-  if (sm90::make_plan(launch->plan, kConfig, params, n_resident, encode_tensor_map) !=
-      cudaSuccess) {
+  sm90::Plan plan;
+  if (sm90::make_plan(plan, kConfig, params, n_resident, encode_tensor_map) != cudaSuccess) {
     return {.n_ctas = 0,
             .params = nullptr,
             .error = "the driver would encode no tensor map of q, k or v"};
   }
-  return {
-      .n_ctas = launch->plan.n_ctas, .cluster = params.cluster, .params = launch, .error = nullptr};
+  static_cast<sm90::KernelParams&>(launch->params) = plan.params;
+  launch->capture(captured, listed_problem(kConfig, params));
+  return {.n_ctas = plan.n_ctas, .cluster = params.cluster, .params = launch, .error = nullptr};
 }
 
 template <class Traits>
@@ -82,8 +88,8 @@ struct SmemOf {
   }();
 };
 
-template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
-EmulatedKernel const* emulated_kernel() {
+template <FlashForwardSm90Config kConfig, class Variant, ForwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel_of() {
   using Traits = sm90::KernelTraits<kConfig>;
   using Smem = SmemOf<Traits>;
   constexpr int kRegisterFile = 64 << 10;
@@ -104,16 +110,21 @@ EmulatedKernel const* emulated_kernel() {
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
       .refusal = [](ForwardParams const& params) { return sm90::refusal(kConfig, params); },
-      .launch = [](ForwardParams const& params,
-                   int n_resident) { return launch_sm90<kConfig, kBuilt...>(params, n_resident); },
+      .launch = launch_sm90<kConfig, Variant, kBuilt...>,
       .attach = [](Machine* m) { machine = m; },
       .run_thread =
           [](void const* params) {
-            auto const& launch = *static_cast<Sm90Launch const*>(params);
-            launch.forward(launch.plan.params);
+            auto const& launch = *static_cast<Sm90Launch<Variant> const*>(params);
+            launch.forward(launch.params);
           },
-      .role = role_of_warp<Traits>};
+      .role = role_of_warp<Traits>,
+      .has_variant = kIsVariant<Variant>};
   return &kernel;
+}
+
+template <FlashForwardSm90Config kConfig, ForwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel() {
+  return emulated_kernel_of<kConfig, variant::NoVariant, kBuilt...>();
 }
 
 }  // namespace pyflash::emulator

@@ -22,8 +22,8 @@
 
 namespace pyflash::sm90 {
 
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void forward_cta(KernelParams const& params) {
+template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
+CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
   auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
   int const warp = device::warp_idx();
@@ -46,11 +46,11 @@ CUTE_DEVICE void forward_cta(KernelParams const& params) {
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
     if (device::elect_one()) {
-      load_tiles<Traits, kFeatures>(params, smem, warp);
+      load_tiles<Traits, kFeatures, Variant>(params, smem, warp);
     }
   } else {
     device::registers_claim<Traits::kConsumerRegisters>();
-    compute_tiles<Traits, kFeatures>(params, smem, warpgroup - 1);
+    compute_tiles<Traits, kFeatures, Variant>(params, smem, warpgroup - 1);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cutlass/fast_math.h>
 
 #include "cute_kernels/params.h"
+#include "cute_kernels/variant/kernel_params.h"
 
 namespace pyflash::sm90 {
 
@@ -34,5 +35,10 @@ struct KernelParams {
   ForwardParams problem;
   TileOrder order;
 };
+
+using variant::NoVariant;
+// With what a variant captures.
+template <class Variant>
+using ParamsWith = variant::ParamsOf<KernelParams, Variant>;
 
 }  // namespace pyflash::sm90

@@ -11,8 +11,9 @@
 
 namespace pyflash::sm90 {
 
-inline cudaError_t launch(void const* kernel, Config const& config, RowOfAnyOp const& row,
-                          ForwardParams const& problem, cudaStream_t stream) {
+inline cudaError_t plan_launch(Plan& plan, Config const& config, RowOfAnyOp const& row,
+                               ForwardParams const& problem) {
+  plan = {};
   if (is_empty(config, problem)) {
     return cudaSuccess;
   }
@@ -25,17 +26,18 @@ inline cudaError_t launch(void const* kernel, Config const& config, RowOfAnyOp c
   if (error != cudaSuccess) {
     return error;
   }
-  Plan plan;
-  error = make_plan(plan, config, problem, n_resident, tensor_map_encoder());
-  if (error != cudaSuccess) {
-    return error;
-  }
+  return make_plan(plan, config, problem, n_resident, tensor_map_encoder());
+}
+
+// given: the kernel's params, of the plan.
+inline cudaError_t launch_plan(Plan const& plan, void const* kernel, RowOfAnyOp const& row,
+                               void* given, cudaStream_t stream) {
   return launch_early({.kernel = kernel,
                        .n_ctas = plan.n_ctas,
                        .n_threads = row.n_threads,
                        .smem_bytes = row.smem_bytes,
-                       .cluster = problem.cluster},
-                      &plan.params, stream);
+                       .cluster = plan.params.problem.cluster},
+                      given, stream);
 }
 
 }  // namespace pyflash::sm90
@@ -46,7 +48,9 @@ namespace pyflash {
 inline cudaError_t launch_kernel(void const* kernel, FlashForwardSm90Config const& config,
                                  ConfigMapRow<Forward> const& row, ForwardParams const& params,
                                  cudaStream_t stream) {
-  return sm90::launch(kernel, config, row, params, stream);
+  sm90::Plan plan;
+  cudaError_t const error = sm90::plan_launch(plan, config, row, params);
+  return error == cudaSuccess ? sm90::launch_plan(plan, kernel, row, &plan.params, stream) : error;
 }
 
 inline ProblemRefusal<Forward> refusal_of(FlashForwardSm90Config const&) {

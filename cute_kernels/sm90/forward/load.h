@@ -15,9 +15,9 @@ using namespace cute;
 using device::Site;
 
 // The rows of each warpgroup. By one thread.
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void load_Q(KernelParams const& params, typename Traits::SharedStorage& smem,
-                        TileSchedule<Traits, kFeatures>& schedule) {
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
+                        TileSchedule<Traits, kFeatures, Variant>& schedule) {
   Sequences const sequences = params.problem.q_sequences();
   Tensor sQ = make_tensor(make_smem_ptr(smem.q),
                           typename Traits::SmemLayoutQ{});  // (kMmaM,kHeadDim,kNConsumers)
@@ -45,8 +45,8 @@ CUTE_DEVICE void load_Q(KernelParams const& params, typename Traits::SharedStora
 }
 
 // By one thread of each warp.
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
                             int warp) {
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(typename Traits::Element);
@@ -58,7 +58,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   KvSource const kv = params.problem.kv();
-  TileSchedule<Traits, kFeatures> schedule(params);
+  TileSchedule<Traits, kFeatures, Variant> schedule(params);
 
   // The blocks of K, or of V, last block first.
   // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
@@ -68,7 +68,9 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
       int const head_kv =
           Traits::kPackGqa ? tile.head : kv.head_of(tile.head, params.problem.heads);
       int const batch = kv.sequences.tensor_batch(tile.batch);
-      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
+      auto const walk = schedule.walk(params, tile);
+      for (int place = tile.blocks.end - 1; place >= tile.blocks.begin; --place) {
+        int const n_block = walk[place].number;
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
         CUTE_UNROLL
         for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
@@ -82,7 +84,7 @@ CUTE_DEVICE void load_tiles(KernelParams const& params, typename Traits::SharedS
 
   if (warp == 0) {
     device::at(Site::Q_g2s);
-    load_Q<Traits, kFeatures>(params, smem, schedule);
+    load_Q<Traits, kFeatures, Variant>(params, smem, schedule);
   } else if (warp == 1) {
     device::at(Site::K_g2s);
     load_blocks(params.k_map, smem.pipeline_K, sK);

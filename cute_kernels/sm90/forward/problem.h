@@ -21,7 +21,7 @@ struct Tile {
   int batch;
   Rows q_rows;
   Rows k_rows;
-  Interval blocks;  // of keys; the last is the first that is worked on
+  Interval blocks;  // of keys, by their places; the last is the first that is worked on
 
   // The key that query 0 of the sequence is aligned with.
   CUTE_DEVICE int diagonal() const { return aligned_column(0, q_rows.length, k_rows.length); }
@@ -36,12 +36,12 @@ CUTE_DEVICE auto keys_from(KernelParams const& params, Tile const& tile, int ali
 
 // The tiles of one CTA, in order. Persistent CTAs take one in each round, unless clusters of them share tiles; every other round
 // goes backwards, so that where tiles are sorted by their length nobody gets the longest each time.
-template <class Traits, ForwardFeatures kFeatures>
+template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
 struct TileSchedule {
-  KernelParams const& params;
+  ParamsWith<Variant> const& params;
   int round = 0;
 
-  CUTE_DEVICE explicit TileSchedule(KernelParams const& params) : params(params) {}
+  CUTE_DEVICE explicit TileSchedule(ParamsWith<Variant> const& params) : params(params) {}
 
   CUTE_DEVICE Tile next() {
     while (round == 0 || has_rounds()) {
@@ -78,7 +78,7 @@ struct TileSchedule {
     auto const& problem = params.problem;
     int m_block;
     int rest;  // split, head and batch
-    if constexpr (kFeatures.right_window) {
+    if constexpr (kFeatures.right_window || Variant::kHasMask) {
       int const section = min(order.by_section_tiles.div(index), order.last_section);
       int const in_section = index - section * order.by_section_tiles.divisor;
       int from_longest;
@@ -104,7 +104,11 @@ struct TileSchedule {
     tile.first_query = m_block * n_queries;
     tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
     tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
-    tile.blocks = attended(tile, tile.first_query, n_queries);
+    if constexpr (Variant::kHasMask) {
+      tile.blocks = {0, walk(params, tile).list[0]};
+    } else {
+      tile.blocks = attended(tile, tile.first_query, n_queries);
+    }
     if (problem.num_splits > 1) {
       int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
       tile.blocks.begin += tile.split * share;
@@ -125,8 +129,18 @@ struct TileSchedule {
   }
 
  public:
-  // Those of a tile's blocks that some row of a warpgroup attends.
+  // What the places of a tile's blocks stand for.
+  CUTE_DEVICE static variant::Walk<Variant> walk(ParamsWith<Variant> const& params,
+                                                 Tile const& tile) {
+    int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
+    return variant::walk_of<Variant>(params, tile.batch, tile.head, tile.first_query / n_queries);
+  }
+
+  // Those of a tile's blocks that some row of a warpgroup attends, by their places.
   CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
+    if constexpr (Variant::kHasMask) {
+      return tile.blocks;
+    }
     int const n_queries = queries_per_warpgroup(params);
     Interval const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
     return {.begin = max(blocks.begin, tile.blocks.begin), .end = min(blocks.end, tile.blocks.end)};

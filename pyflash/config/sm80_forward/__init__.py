@@ -35,6 +35,7 @@ SM80_FORWARD = Family(
     ladder=LADDER,
     built_features=lambda config: FORWARD.built,
     emulation_header="cute_kernels/sm80/forward/emulated.h",
+    variant_header="cute_kernels/sm80/forward/variant_launch.h",
     fallback=fallback,
 )
 

@@ -44,6 +44,7 @@ SM90_FORWARD = Family(
     ladder=(),
     built_features=built_features,
     emulation_header="cute_kernels/sm90/forward/emulated.h",
+    variant_header="cute_kernels/sm90/forward/variant_launch.h",
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),

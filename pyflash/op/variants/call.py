@@ -10,7 +10,9 @@ from torch import Tensor
 
 from pyflash.config.words import shown
 from pyflash.op.errors import call
+from pyflash.op.on_demand import is_asked
 from pyflash.op.variants.arguments import Captured, captured_of
+from pyflash.op.variants.jit import ensure_built
 from pyflash.variant import Bound, Variant
 
 REFERENCE = "reference"
@@ -30,6 +32,8 @@ def with_variant(
     if backward not in ("", REFERENCE):
         raise ValueError(f"pyflash: backward is {shown(backward)}: expected {REFERENCE!r} or ''")
     captured = captured_of(variant, values)
+    if is_asked(inputs[0], compile):
+        ensure_built(captured.text, arguments, inputs[0])
     if backward != REFERENCE:
         _refuse_gradients(inputs, captured, arguments)
     positional = (*inputs, *captured, *(packing or (None,) * 4))

@@ -1,0 +1,39 @@
+// A kernel's params with what a variant captures, and the lists that the mask makes.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "cute_kernels/variant/arguments.h"
+#include "cute_kernels/variant/kernel_params.h"
+
+namespace pyflash::emulator {
+
+template <class Variant>
+inline constexpr bool kIsVariant = !std::is_same_v<Variant, variant::NoVariant>;
+
+template <class Base, class Variant>
+struct VariantLaunch {
+  variant::ParamsOf<Base, Variant> params{};
+  std::vector<int> lists;
+
+  VariantLaunch() = default;
+  explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
+
+  void capture(variant::Arguments const& captured, variant::ListedProblem const& problem) {
+    if constexpr (kIsVariant<Variant>) {
+      params.captured = Variant::params_of(captured);
+      if constexpr (Variant::kHasMask) {
+        params.lists = problem.lists<Variant>();
+        lists.resize(params.lists.size());
+        params.lists.data = lists.data();
+        for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
+          variant::write_list<Variant>(params.captured, problem, params.lists, i,
+                                       variant::OneLane{}, HostLoader{});
+        }
+      }
+    }
+  }
+};
+
+}  // namespace pyflash::emulator

@@ -1,0 +1,29 @@
+// The kernels with variants of the process: the rows of every library loaded so far.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cute_kernels/host/problem.h"
+#include "cute_kernels/host/rules.h"
+#include "cute_kernels/host/variant_program.h"
+#include "cute_kernels/variant_row.h"
+
+namespace pyflash {
+
+struct VariantKernel {
+  VariantRow const* row;
+  KernelLibrary const* library;
+  size_t features = 0;  // the combination that runs a problem
+  int ctas_per_sm = 0;
+};
+
+// Rows of a library, which is never unloaded. Thread-safe, as is the reader below.
+void add_variant_rows(Span<VariantRow> const& rows, KernelLibrary const& library);
+
+// The kernel of a variant for a problem: that of the named config, or the first in rank of those of the smallest d_head. Fails
+// where there is none, saying how to build one.
+VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
+                             std::string_view named);
+
+}  // namespace pyflash

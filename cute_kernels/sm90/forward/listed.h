@@ -1,0 +1,23 @@
+// The tiles of a config, as lists of blocks depend on them.
+#pragma once
+
+#include "cute_kernels/forward.h"
+#include "cute_kernels/sm90/forward/plan.h"
+#include "cute_kernels/variant/block_lists.h"
+
+namespace pyflash {
+
+inline variant::ListedProblem listed_problem(FlashForwardSm90Config const& config,
+                                             Forward::Params const& problem) {
+  int const group = sm90::rows_per_query(config, problem);
+  return {.q = problem.q_sequences(),
+          .k = problem.kv().sequences,
+          .mask = problem.mask(),
+          .batch = problem.batch,
+          .heads = problem.heads,
+          .n_queries = config.n_consumers * (sm90::kMmaM / group),
+          .B_c = config.B_c,
+          .group = group};
+}
+
+}  // namespace pyflash

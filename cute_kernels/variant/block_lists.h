@@ -1,0 +1,134 @@
+// Which blocks of keys tiles of queries attend under a variant's mask, as lists in global memory: a list a tile, made before
+// the kernel runs. The kernel's loads and its computation walk the same list.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/common/integers.h"
+#include "cute_kernels/common/mask.h"
+#include "cute_kernels/common/sequence.h"
+#include "cute_kernels/variant/bounds.h"
+
+namespace pyflash::variant {
+
+// The number of a block, and whether the mask cuts it.
+struct ListedBlock {
+  int number;
+  bool is_cut;
+
+  static PYFLASH_HOST_DEVICE constexpr ListedBlock of(int entry) {
+    return {entry >> 1, (entry & 1) != 0};
+  }
+  PYFLASH_HOST_DEVICE constexpr int entry() const { return number * 2 + (is_cut ? 1 : 0); }
+};
+
+// (batches, heads, tiles, 1 + blocks): a list has its length, then its blocks, ascending. Where the mask does not depend on
+// the batch or the head, there is one for all of them.
+struct BlockLists {
+  int* data;
+  int batches;  // 1: for all
+  int heads;    // of tiles; 1: for all
+  int tiles;
+  int blocks;
+
+  PYFLASH_HOST_DEVICE constexpr int64_t n_lists() const { return int64_t(batches) * heads * tiles; }
+  PYFLASH_HOST_DEVICE constexpr int64_t size() const { return n_lists() * (1 + blocks); }
+  PYFLASH_HOST_DEVICE constexpr int* list(int batch, int head, int tile) const {
+    int64_t const of_batch = batches == 1 ? 0 : batch;
+    int64_t const of_head = heads == 1 ? 0 : head;
+    return data + ((of_batch * heads + of_head) * tiles + tile) * (1 + blocks);
+  }
+};
+
+// A problem and the tiles that a config cuts it into, as lists depend on them.
+struct ListedProblem {
+  Sequences q;
+  Sequences k;
+  Mask mask;
+  int batch;
+  int heads;      // of q
+  int n_queries;  // of a tile
+  int B_c;
+  int group;  // heads of q that are rows of a tile, neighbours
+
+  template <class Variant>
+  constexpr BlockLists lists() const {
+    bool const per_batch = Variant::kMaskReadsBatch || q.is_packed();
+    return {.data = nullptr,
+            .batches = per_batch ? batch : 1,
+            .heads = Variant::kMaskReadsHead ? heads / group : 1,
+            .tiles = q.most_blocks(n_queries),
+            .blocks = k.most_blocks(B_c)};
+  }
+};
+
+// What a variant's mask shows of a block of keys to a tile, whose first head is `head`.
+template <class Variant>
+PYFLASH_HOST_DEVICE Shown shown_of_block(typename Variant::Params const& captured,
+                                         ListedProblem const& problem, Lengths const& lengths,
+                                         int batch, int head, Bounds queries, int block) {
+  int64_t const first = int64_t(block) * problem.B_c;
+  Bounds const keys{first, minimum(first + problem.B_c, int64_t(lengths.k_len)) - 1};
+  Shown all = Variant::tile(captured, lengths, batch, head, queries, keys);
+  for (int i = 1; Variant::kMaskReadsHead && i < problem.group; ++i) {
+    Shown const one = Variant::tile(captured, lengths, batch, head + i, queries, keys);
+    all = one == all ? all : Shown::some;
+  }
+  return all;
+}
+
+// One lane on the host.
+struct OneLane {
+  static constexpr int kLanes = 1;
+  static constexpr int index() { return 0; }
+  static constexpr uint32_t ballot(bool value) { return value ? 1 : 0; }
+  static constexpr int count(uint32_t word) { return static_cast<int>(word); }
+};
+
+// Writes list number `index`, by all lanes of a warp. load: reads an int at an address.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Variant, class Lanes, class Loader>
+PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
+                                    ListedProblem const& problem, BlockLists const& lists,
+                                    int64_t index, Lanes const& lanes, Loader const& load) {
+  int const tile = int(index % lists.tiles);
+  int const head = int(index / lists.tiles % lists.heads);
+  int const batch = int(index / lists.tiles / lists.heads);
+  Rows const q_rows = problem.q.rows_of(batch, load);
+  Rows const k_rows = problem.k.rows_of(batch, load);
+  int* const list = lists.list(batch, head, tile);
+  int const first = tile * problem.n_queries;
+  int const end = smaller(first + problem.n_queries, q_rows.length);
+  Interval blocks{0, 0};
+  if (first < end) {
+    int const aligned = aligned_column(first, q_rows.length, k_rows.length);
+    blocks = problem.mask.keys_from(aligned, k_rows.length)
+                 .of_some(end - first)
+                 .from_0()
+                 .blocks_touched(problem.B_c);
+    blocks.end = smaller(blocks.end, lists.blocks);  // whatever cu_seqlens hold
+  }
+  Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
+  int length = 0;
+  for (int begin = blocks.begin; begin < blocks.end; begin += Lanes::kLanes) {
+    int const block = begin + lanes.index();
+    Shown const shown = block < blocks.end
+                            ? shown_of_block<Variant>(captured, problem, lengths, batch,
+                                                      head * problem.group, {first, end - 1}, block)
+                            : Shown::none;
+    bool const is_attended = shown != Shown::none;
+    uint32_t const attended = lanes.ballot(is_attended);
+    if (is_attended) {
+      uint32_t const before = attended & ((1u << lanes.index()) - 1);
+      list[1 + length + lanes.count(before)] = ListedBlock{block, shown == Shown::some}.entry();
+    }
+    length += lanes.count(attended);
+  }
+  if (lanes.index() == 0) {
+    list[0] = length;
+  }
+}
+
+}  // namespace pyflash::variant

@@ -1,0 +1,25 @@
+// What a kernel library has of variants: for a variant and a config, kernels and how they are launched.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/registry.h"
+#include "cute_kernels/variant/arguments.h"
+
+namespace pyflash {
+
+struct VariantRow {
+  char const* key;  // of the variant's normal form
+  ConfigMapRow<Forward> row;
+  // Ints of memory that a problem needs beside what the op needs.
+  int64_t (*lists)(Forward::Params const& params);
+  // Runs the kernel of the row's i-th combination of features, what goes before it and what follows, on `stream` (a cudaStream_t)
+  // of the current device, without synchronising; returns a cudaError_t.
+  int (*run)(VariantRow const& row, size_t i, Forward::Params const& params,
+             variant::Arguments const& captured, int* lists, void* stream);
+};
+
+}  // namespace pyflash
+
+extern "C" __attribute__((visibility("default"))) pyflash::Span<pyflash::VariantRow> const*
+pyflash_variant_rows();
