@@ -47,22 +47,30 @@ struct Table {
       return whole<T>();
     }
     Bounds found{};
-    for (int64_t i = 0; i < size; ++i) {
-      int64_t offset = 0;
-      int64_t rest = i;
-      for (int a = 0; a < Rank; ++a) {
-        offset += (firsts[a] + rest % counts[a]) * strides[a];
-        rest /= counts[a];
-      }
-      Bounds const element = only(number(data[offset]));
-      found = i == 0 ? element : join(found, element);
-    }
+    bool is_first = true;
+    join_elements<0>(0, firsts, counts, found, is_first);
     return found;
   }
 
  private:
   static PYFLASH_HOST_DEVICE int64_t grown(int64_t size, int64_t count) {
     return size > kLargestBox ? size : size * minimum(count, kLargestBox + 1);
+  }
+
+  template <int Axis>
+  PYFLASH_HOST_DEVICE void join_elements(int64_t offset, int64_t const* firsts,
+                                         int64_t const* counts, Bounds& found,
+                                         bool& is_first) const {
+    if constexpr (Axis == Rank) {
+      Bounds const element = only(number(data[offset]));
+      found = is_first ? element : join(found, element);
+      is_first = false;
+    } else {
+      offset += firsts[Axis] * strides[Axis];
+      for (int64_t i = 0; i < counts[Axis]; ++i, offset += strides[Axis]) {
+        join_elements<Axis + 1>(offset, firsts, counts, found, is_first);
+      }
+    }
   }
 
   PYFLASH_HOST_DEVICE void open(Bounds box, int axis, int64_t& first, int64_t& count) const {
