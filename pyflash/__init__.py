@@ -30,6 +30,7 @@ from pyflash.ui.notebook import drawn_by
 if TYPE_CHECKING:
     from pyflash.emulator import emulate, emulate_backward, emulate_backward_varlen, emulate_varlen
     from pyflash.op.append import append_kv, slots_of
+    from pyflash.op.flex import flex_attention
     from pyflash.op.functional import sdpa
     from pyflash.op.library import BuiltConfig, build, built_configs, load
     from pyflash.op.merge import merge_states
@@ -51,6 +52,7 @@ _LAZY = {
     "emulate_backward": "pyflash.emulator",
     "emulate_backward_varlen": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
+    "flex_attention": "pyflash.op.flex",
     "load": "pyflash.op.library",
     "merge_states": "pyflash.op.merge",
     "Problem": "pyflash.op.selection",
@@ -83,6 +85,7 @@ __all__ = [
     "emulate_backward",
     "emulate_backward_varlen",
     "emulate_varlen",
+    "flex_attention",
     "from_environment",
     "load",
     "merge_states",

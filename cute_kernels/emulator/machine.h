@@ -10,7 +10,10 @@
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/registry.h"
-#include "cute_kernels/variant/arguments.h"
+
+namespace pyflash::variant {
+struct Arguments;
+}
 
 namespace pyflash::emulator {
 

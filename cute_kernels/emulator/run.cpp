@@ -8,6 +8,7 @@
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/problem.h"
+#include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
 namespace {

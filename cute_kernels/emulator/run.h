@@ -13,7 +13,6 @@
 #include "cute_kernels/host/call.h"
 #include "cute_kernels/host/options.h"
 #include "cute_kernels/host/tensor_view.h"
-#include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
 
