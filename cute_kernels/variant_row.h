@@ -9,7 +9,8 @@
 namespace pyflash {
 
 struct VariantRow {
-  char const* key;  // of the variant's normal form
+  char const* key;     // of the variant's normal form
+  int most_positions;  // of a sequence
   ConfigMapRow<Forward> row;
   // Ints of memory that a problem needs beside what the op needs.
   int64_t (*lists)(Forward::Params const& params);

@@ -106,6 +106,11 @@ PYFLASH_HOST_DEVICE float float_of(uint32_t bits) {
   return a;
 }
 
+// Of 0 <= a < 2^23, exactly. A conversion takes the GPU four times as long.
+PYFLASH_HOST_DEVICE float float_of_position(int a) {
+  return float_of(0x4b000000u + uint32_t(a)) - 0x1p23f;
+}
+
 // The nearest number of a shorter type, ties to even.
 PYFLASH_HOST_DEVICE float rounded_to_bf16(float a) {
   uint32_t const bits = bits_of(a);
@@ -148,17 +153,40 @@ PYFLASH_HOST_DEVICE float number(Half a) {
   return sign != 0 ? -size : size;
 }
 
-PYFLASH_HOST_DEVICE float exp(float a) { return std::exp(a); }
-PYFLASH_HOST_DEVICE float exp2(float a) { return std::exp2(a); }
-PYFLASH_HOST_DEVICE float log(float a) { return std::log(a); }
-PYFLASH_HOST_DEVICE float log2(float a) { return std::log2(a); }
-PYFLASH_HOST_DEVICE float tanh(float a) { return std::tanh(a); }
+// On the device as the special-function unit has them, to a few of the last digits.
+#if defined(__CUDA_ARCH__)
+__device__ __forceinline__ float exp(float a) { return __expf(a); }
+__device__ __forceinline__ float exp2(float a) { return exp2f(a); }
+__device__ __forceinline__ float log(float a) { return __logf(a); }
+__device__ __forceinline__ float log2(float a) { return __log2f(a); }
+__device__ __forceinline__ float divided(float a, float b) { return __fdividef(a, b); }
+// tanh(x) = sinh(x) / sqrt(1 + sinh(x)^2), as in cute_kernels/softcap.h; NaN stays NaN.
+__device__ __forceinline__ float tanh(float a) {
+  float const x = a > 9.f ? 9.f : a < -9.f ? -9.f : a;
+  float const x2 = x * x;
+  float polynomial = 3.56743797e-6f;
+  polynomial = polynomial * x2 + 1.91813946e-4f;
+  polynomial = polynomial * x2 + 8.34991317e-3f;
+  polynomial = polynomial * x2 + 1.66655779e-1f;
+  polynomial = polynomial * x2 + 1.00000083f;
+  float const sinh = x * polynomial;
+  return sinh * rsqrtf(sinh * sinh + 1.f);
+}
+__device__ __forceinline__ float sigmoid(float a) { return __fdividef(1.f, 1.f + __expf(-a)); }
+#else
+inline float exp(float a) { return std::exp(a); }
+inline float exp2(float a) { return std::exp2(a); }
+inline float log(float a) { return std::log(a); }
+inline float log2(float a) { return std::log2(a); }
+inline float divided(float a, float b) { return a / b; }
+inline float tanh(float a) { return std::tanh(a); }
+inline float sigmoid(float a) { return 1.f / (1.f + std::exp(-a)); }
+#endif
 PYFLASH_HOST_DEVICE float sin(float a) { return std::sin(a); }
 PYFLASH_HOST_DEVICE float cos(float a) { return std::cos(a); }
 PYFLASH_HOST_DEVICE float erf(float a) { return std::erf(a); }
 PYFLASH_HOST_DEVICE float sqrt(float a) { return std::sqrt(a); }
 PYFLASH_HOST_DEVICE float rsqrt(float a) { return 1.f / std::sqrt(a); }
 PYFLASH_HOST_DEVICE float floor(float a) { return std::floor(a); }
-PYFLASH_HOST_DEVICE float sigmoid(float a) { return 1.f / (1.f + std::exp(-a)); }
 
 }  // namespace pyflash::variant

@@ -76,6 +76,7 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
 template <auto kConfig, class Variant>
 VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
   return {.key = key,
+          .most_positions = Variant::kMostPositions,
           .row = row,
           .lists = [](Forward::Params const& params) -> int64_t {
             if constexpr (Variant::kHasMask) {

@@ -149,7 +149,8 @@ def _listed(traced: Bound, present: Tensor, full: Tensor, blocks: tuple[int, int
     names = [_free(name, taken) for name in ("present", "full")]
     b, h = index("b"), index("h")
     block = [
-        operation("//", index(i), constant(size)) for i, size in zip("qk", blocks, strict=True)
+        operation("//", index(axis), constant(size))
+        for axis, size in zip("qk", blocks, strict=True)
     ]
     params = [Param(name, Scalar.BOOL, 4) for name in names]
     listed, whole = (load(param, b, h, *block) for param in params)

@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pyflash.variant.affine import Affine
 from pyflash.variant.axes import Rate, rates
 from pyflash.variant.cpp_bounds import tile_lines
-from pyflash.variant.expr import SCORE, TRUE, Node, Param
-from pyflash.variant.interval import Bounds, anywhere, bounds
+from pyflash.variant.expr import SCORE, TRUE, Node, Param, operation, rebuilt
+from pyflash.variant.interval import MAX_POSITION, Bounds, anywhere, bounds
 from pyflash.variant.scalars import BOOL, F32, I32, Scalar
 from pyflash.variant.text import float_text
 from pyflash.variant.value import Variant
-from pyflash.variant.walk import postorder
+from pyflash.variant.walk import fold, postorder
 
 HEADERS = ("cute_kernels/variant/arithmetic.h", "cute_kernels/variant/table.h")
 _TYPES = {
@@ -28,6 +29,9 @@ _TYPES = {
     Scalar.F16: "Half",
     Scalar.BF16: "BFloat16",
 }
+# Floats hold every sum of _MOST_TERMS positions up to this one, and float_of_position has these.
+MOST_APART = 1 << 21
+_MOST_TERMS = 6
 _SCOPES = {Rate.UNIFORM: "uniform", Rate.ROW: "row", Rate.COLUMN: "column"}
 _OPERANDS = "Params const& params, Lengths const& lengths"
 
@@ -48,7 +52,8 @@ def header_of(variant: Variant) -> str:
 def struct_of(variant: Variant) -> str:
     """The struct of the normal form; its text and the names of parameters are in comments."""
     normal = variant.normal
-    emitter = _Emitter(normal.score, normal.mask)
+    score = with_sums_apart(normal.score)
+    emitter = _Emitter(score, normal.mask)
     lines = [f"// {variant}", f"struct {struct_name(variant)} {{", *_facts(normal)]
     captured = zip(normal.params, variant.captured, strict=True)
     lines += _struct("Params", [(_param_type(p), p.name, own.name) for p, own in captured])
@@ -57,11 +62,34 @@ def struct_of(variant: Variant) -> str:
         lines += ["", *_struct(_SCOPES[rate].capitalize(), emitter.fields(rate))]
     for rate in _SCOPES:
         lines += ["", *emitter.stage(rate)]
-    lines += ["", *emitter.of_pair("float score", normal.score, ", float s")]
+    lines += ["", *emitter.of_pair("float score", score, ", float s")]
     lines += ["", "  // Whether the mask shows a pair."]
     lines += emitter.of_pair("bool counts", normal.mask, "")
     lines += ["", *tile_lines(normal.mask)]
     return "\n".join([*lines, "};"])
+
+
+def with_sums_apart(score: Node) -> Node:
+    """The score function with the floats of sums such as k - q as sums of floats, of the key and of
+    the rest: a conversion for each key and each query takes the place of one for each pair. They
+    are the same where sequences are no longer than MOST_APART."""
+
+    def rule(node: Node, args: tuple[Node, ...]) -> Node:
+        made = rebuilt(node, args)
+        if made.op != "f32" or made.args[0].kind is not I32:
+            return made
+        total = Affine.of(made.args[0])
+        of_key = tuple(term for term in total.terms if term[0].data == "k")
+        others = tuple(term for term in total.terms if term[0].data != "k")
+        is_short = sum(abs(factor) for _, factor in total.terms) <= _MOST_TERMS
+        are_positions = all(part.op == "index" for part, _ in total.terms)
+        reads_query = any(part.data == "q" for part, _ in others)
+        if not (of_key and reads_query and is_short and are_positions) or abs(total.constant) > 64:
+            return made
+        parts = (Affine(I32, of_key, 0), Affine(I32, others, total.constant))
+        return operation("+", *(operation("f32", part.node()) for part in parts))
+
+    return fold(score, rule)
 
 
 def _facts(normal: Variant) -> list[str]:
@@ -73,9 +101,13 @@ def _facts(normal: Variant) -> list[str]:
         "kMaskReadsBatch": "b" in read,
         "kMaskReadsHead": "h" in read,
     }
-    return [
+    lines = [
         f"  static constexpr bool {name} = {str(fact).lower()};" for name, fact in facts.items()
     ]
+    score = with_sums_apart(normal.score)
+    has_floats = any(map(_is_float_of_key, postorder(score, normal.mask)))
+    most = MOST_APART if has_floats or score != normal.score else MAX_POSITION
+    return [*lines, f"  static constexpr int kMostPositions = {most};  // of a sequence"]
 
 
 def _params_of(params: Iterable[Param]) -> list[str]:
@@ -199,6 +231,7 @@ _CALLS = {
     "%": "floor_mod",
     "<<": "shift_left",
     ">>": "shift_right",
+    "/": "divided",
     "f16": "rounded_to_f16",
     "bf16": "rounded_to_bf16",
 }
@@ -246,8 +279,14 @@ def _may_wrap(op: str, kind: Scalar, a: Bounds, right: Node) -> bool:
     return not all(map(kind.holds, ends))
 
 
+def _is_float_of_key(node: Node) -> bool:
+    return node.op == "f32" and node.args[0].op == "index" and node.args[0].data == "k"
+
+
 def _cast(node: Node, text: str) -> str:
     kind = _TYPES[node.kind]
+    if _is_float_of_key(node):  # of each pair, or each key: kernels do it often
+        return f"float_of_position({text})"
     if node.args[0].kind is F32 and node.kind.is_integer:
         return f"to_integer<{kind}>({text})"
     return f"{kind}({text})"

@@ -11,7 +11,7 @@ from support.programs import captured, integer_program, is_exact, pairs, program
 
 from pyflash.variant import Variant, parse
 from pyflash.variant.arithmetic import applied
-from pyflash.variant.cpp import header_of, struct_of
+from pyflash.variant.cpp import MOST_APART, header_of, struct_of
 from pyflash.variant.evaluate import evaluate
 from pyflash.variant.expr import params_of
 from pyflash.variant.scalars import F32, ROUNDINGS
@@ -122,8 +122,29 @@ def test_the_text_says_where_it_is_from():
     assert f"// {variant}\nstruct Variant_{variant.key} {{" in text
     assert "Table<float, 1> p0;  // slope" in text
     assert "return {params.p0.at(h)};" in text
-    assert "return (float(k - q) * uniform.u0) + s;" in text
+    assert "return ((column.c0 + row.r0) * uniform.u0) + s;" in text
+    assert "return {float_of_position(k)};" in text
+    assert f"kMostPositions = {MOST_APART};" in text
     assert "return k <= q;" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "is_apart"),
+    [
+        ("a: s + f32(k - q)", True),
+        ("a: s + f32(3 * k - 2 * q + 64)", True),
+        ("a: s + f32(q - k - k_len + q_len)", True),
+        ("a: s + f32(k)", True),
+        ("a: s + f32(q)", False),
+        ("a: s + f32(4 * k - 3 * q)", False),
+        ("a: s + f32(k - q + 65)", False),
+        ("a(n: i32): s + f32(k - q + n)", False),
+        ("a: s + f32(k * q)", False),
+        ("a: s where k <= q", False),
+    ],
+)
+def test_which_sums_become_floats_apart(text, is_apart):
+    assert (f"kMostPositions = {MOST_APART};" in struct_of(parse(text))) is is_apart
 
 
 def test_sums_that_may_wrap_are_written_so():
