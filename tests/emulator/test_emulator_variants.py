@@ -1,0 +1,102 @@
+"""Kernels with a variant on the emulated machine, in both forward families: masks as ranges and as
+bits, and scores with parts of a row, a column and a pair."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from support.variants import values_of
+from torch import Tensor
+
+import pyflash
+from pyflash.op.variants.reference import expect
+from pyflash.variant.tiles import Problem
+
+CONFIGS = {
+    "sm80": "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "sm90": "(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+persistent+rescale_threshold",
+}
+NAMES = ("alibi", "documents", "dilated", "bias", "t5_bias")
+# More keys than queries, fewer, one query, one key, lengths of whole blocks.
+PROBLEMS = [
+    Problem(150, 200, 1, 4),
+    Problem(70, 65, 2, 2),
+    Problem(1, 130, 1, 2),
+    Problem(129, 1, 1, 2),
+    Problem(128, 128, 1, 2),
+]
+OPTIONS = [
+    {},
+    {"window_left": 40, "window_right": 3},
+    {"softcap": 2.0, "softmax_scale": 0.3},
+    {"sinks": torch.tensor([0.5, -3.0, 2.0, 0.0])},
+    {"num_splits": 3},
+]
+
+
+def make(at: Problem) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(at.q_len)
+    sizes = ((at.q_len, at.heads), (at.k_len, at.heads // 2), (at.k_len, at.heads // 2))
+    return [torch.randn(at.batch, *size, 64, generator=generator).half() for size in sizes]
+
+
+def check(name: str, family: str, at: Problem, **options) -> None:
+    inputs, tensors = make(at), values_of(name, at)
+    out, lse, report = pyflash.emulate(
+        *inputs, CONFIGS[family], variant=name, tensors=tensors, **options
+    )
+    report.check()
+    options.pop("num_splits", None)
+    expect(*inputs, variant=name, tensors=tensors, **options).check(out, lse)
+
+
+@pytest.mark.parametrize("at", PROBLEMS, ids=range(len(PROBLEMS)))
+@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, NAMES)))
+def test_it_is_its_formula(family, name, at):
+    check(name, family, at)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "none")
+@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, ("alibi", "documents"))))
+def test_it_composes_with_options(family, name, options):
+    check(name, family, PROBLEMS[0], **options)
+
+
+@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, ("documents", "alibi"))))
+def test_packed_sequences_are_their_own(family, name):
+    """Sequences without queries, without keys, and of a key more than a block."""
+    at = Problem(150, 200, 4, 2)
+    q, k, v = make(at)
+    lengths_q, lengths_k = (100, 0, 31, 65), (129, 7, 0, 65)
+    packed = [
+        torch.cat([x[b, :n] for b, n in enumerate(lengths)])
+        for x, lengths in ((q, lengths_q), (k, lengths_k), (v, lengths_k))
+    ]
+    starts = [
+        torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        for lengths in (lengths_q, lengths_k)
+    ]
+    tensors = values_of(name, at)
+    *found, report = pyflash.emulate_varlen(
+        *packed, *starts, 150, 200, CONFIGS[family], variant=name, tensors=tensors
+    )
+    report.check()
+    expect(*packed, *starts, variant=name, tensors=tensors).check(*found)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_what_a_mask_hides_is_not_read(family):
+    """A NaN in a hidden key of a shown tile reaches no row, and a table is not read outside."""
+    at = Problem(70, 130, 1, 2)
+    q, k, v = make(at)
+    document = torch.zeros(1, 130, dtype=torch.int32)
+    document[:, 64:] = 1
+    tensors = {"doc": document}
+    expected = pyflash.attention(q, k, v, variant="documents", tensors=tensors)
+    k[:, 64:, :, :], v[:, 64:, :, :] = torch.nan, torch.nan
+    out, _, report = pyflash.emulate(q, k, v, CONFIGS[family], variant="documents", tensors=tensors)
+    report.check()
+    rows = slice(0, 64)  # of document 0
+    torch.testing.assert_close(out[:, rows], expected[:, rows], rtol=0, atol=2e-3)
