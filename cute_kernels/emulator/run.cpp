@@ -51,8 +51,11 @@ class ForwardRun final : public Run {
 
  private:
   Launch launch_of(int, Emulator& emulator) override {
+    variant::Arguments arguments = captured();
+    arguments.host_starts_q = params_.q_sequences().starts;
+    arguments.host_starts_k = params_.kv().sequences.starts;
     map_memory(params_, emulator);
-    return kernel_.launch(params_, captured(), n_resident());
+    return kernel_.launch(params_, arguments, n_resident());
   }
 
   ForwardParams params_{};

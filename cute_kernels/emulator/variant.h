@@ -20,8 +20,10 @@ struct VariantLaunch {
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
 
-  void capture(variant::Arguments const& captured, variant::ListedProblem const& problem) {
+  void capture(variant::Arguments const& captured, variant::ListedProblem problem) {
     if constexpr (kIsVariant<Variant>) {
+      problem.q.starts = captured.host_starts_q;
+      problem.k.starts = captured.host_starts_k;
       params.captured = Variant::params_of(captured);
       if constexpr (Variant::kHasMask) {
         params.lists = problem.lists<Variant>();

@@ -22,6 +22,9 @@ struct Arguments {
   std::vector<TensorArgument> tensors;
   std::vector<double> reals;
   std::vector<int64_t> integers;
+  // The starts of packed sequences, where the kernel's are not addresses of the host.
+  int const* host_starts_q = nullptr;
+  int const* host_starts_k = nullptr;
 
   template <class T, int Rank>
   Table<T, Rank> table(int i) const {

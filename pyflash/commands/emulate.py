@@ -25,6 +25,7 @@ from pyflash.ui.app import (
     write_file,
 )
 from pyflash.ui.problems import Batch, Heads, HeadsKv, takes_attention_options, with_tensors
+from pyflash.ui.variants import ValueOption, VariantOption, tensors_of, values_of, variant_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +85,11 @@ class _Padded:
 
         return expect(*inputs, **options)
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Of q and of k."""
+        return self.seqlen_q, self.seqlen_k
+
 
 @dataclass(frozen=True)
 class _Packed:
@@ -110,6 +116,10 @@ class _Packed:
         return sum(q * k for q, k in zip(*lengths, strict=True))
 
     @property
+    def batch(self) -> int:
+        return len(self.cu_seqlens_q) - 1
+
+    @property
     def longest(self) -> tuple[int, int]:
         """Of q and of k."""
         return max(_lengths(self.cu_seqlens_q)), max(_lengths(self.cu_seqlens_k))
@@ -120,7 +130,7 @@ class _Packed:
         seqlen_q, seqlen_k = self.longest
         return {
             "packed": True,
-            "batch": len(self.cu_seqlens_q) - 1,
+            "batch": self.batch,
             "seqlen_q": seqlen_q,
             "seqlen_k": seqlen_k,
             "total_q": self.cu_seqlens_q[-1],
@@ -172,6 +182,7 @@ def _cu_seqlens(text: str) -> list[int]:
         'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"',
         'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --causal --heads-kv 1',
         'pyflash emulate "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --cu-seqlens-q 0,5,200',
+        'pyflash emulate "(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles" --variant alibi',
         'pyflash emulate "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --timeline timeline.svg',
     ),
 )
@@ -204,6 +215,8 @@ def emulate_command(
     num_splits: Annotated[
         int, typer.Option(metavar="N", min=1, help="CTAs that share the keys.")
     ] = 1,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     order: Annotated[
         str,
         typer.Option(
@@ -255,6 +268,7 @@ def emulate_command(
     if key.family.op is not FORWARD and (packed or num_splits != 1):
         option = "--cu-seqlens-q and -k" if packed else "--num-splits"
         raise typer.BadParameter(f"{option}: kernels of op {key.family.op} take none")
+    given = _variant(variant, value or [], key, problem, heads)
     if key.family.emulation_header is None:
         raise ValueError(f"the emulator does not run the family {key.family}")
     if key.family.op is FORWARD:
@@ -264,7 +278,7 @@ def emulate_command(
     with _emulating(key, heads * problem.products):
         if key.family.op is FORWARD:
             out, lse, report = problem.emulate(
-                inputs, key, **options, num_splits=num_splits, **numbers
+                inputs, key, **options, **given, num_splits=num_splits, **numbers
             )
         else:
             check, report = _emulate_gradients(inputs, key, options, numbers)
@@ -276,7 +290,8 @@ def emulate_command(
         show(renderable(report))
     try:
         if key.family.op is FORWARD:
-            error = problem.expect(inputs, **options).check(out, lse)
+            expect = _expect_variant if given else problem.expect
+            error = expect(inputs, **options, **given).check(out, lse)
         else:
             error = check()
     except AssertionError as failure:
@@ -284,6 +299,34 @@ def emulate_command(
     if not json:
         typer.echo(f"max |error| {error:.2e}")
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _variant(
+    text: str | None,
+    values: list[str],
+    config: KernelConfig,
+    problem: _Padded | _Packed,
+    heads: int,
+) -> dict[str, Any]:
+    """The arguments `variant` and `tensors`, or none. Raises BadParameter where a config's kernels
+    take none."""
+    from pyflash.variant.tiles import Problem
+
+    if text is None:
+        if values:
+            raise typer.BadParameter("--value came without --variant: expected both, or neither")
+        return {}
+    if config.family.variant_header is None:
+        raise typer.BadParameter(f"--variant: kernels of {config.family} take none")
+    variant, entry = variant_of(text)
+    given = values_of(variant, entry, values, Problem(*problem.longest, problem.batch, heads))
+    return {"variant": variant, "tensors": tensors_of(variant, given)}
+
+
+def _expect_variant(inputs: list[Tensor], **options: Any) -> Expected:
+    from pyflash.op.variants.reference import expect
+
+    return expect(*inputs, **options)
 
 
 def _emulate_gradients(

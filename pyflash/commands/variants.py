@@ -1,8 +1,7 @@
-"""`pyflash variant`: which attention is computed, as a value. No kernel takes one yet."""
+"""`pyflash variant`: which attention is computed, as a value."""
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +16,14 @@ from pyflash.ui.app import (
     show,
     write_file,
 )
+from pyflash.ui.variants import ValueOption, values_of, variant_of
 
 if TYPE_CHECKING:
     from pyflash.variant import Variant
     from pyflash.variant.library import Entry
 
 app = new_app()
-variant_app = new_app(help="Which attention is computed, as a value. No kernel takes one yet.")
+variant_app = new_app(help="Which attention is computed, as a value.")
 app.add_typer(variant_app, name="variant")
 
 VariantArgument = Annotated[
@@ -67,7 +67,7 @@ def show_command(variant: VariantArgument, json: JsonOption = False) -> None:
     """A variant's normal form, structure, derivative and cost of a score."""
     from pyflash.ui.tables import Table
 
-    value, entry = _variant_of(variant)
+    value, entry = variant_of(variant)
     found = _described(value, entry)
     if json:
         print_json(found)
@@ -101,7 +101,7 @@ def check_command(variant: VariantArgument, json: JsonOption = False) -> None:
     from pyflash.ui.tables import Table
     from pyflash.variant.check import check
 
-    value, entry = _variant_of(variant)
+    value, entry = variant_of(variant)
     found = check(value, entry)
     if json:
         print_json(found.to_dict())
@@ -130,13 +130,7 @@ def tiles_command(
     block_k: Annotated[int, typer.Option(metavar="N", min=1, help="Keys of a tile.")] = 128,
     batch_index: Annotated[int, typer.Option(metavar="N", min=0, help="The sequence.")] = 0,
     head: Annotated[int, typer.Option(metavar="N", min=0, help="The head of Q.")] = 0,
-    value: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=JSON",
-            help="A parameter as JSON: window=128, doc=[[0, 0, 1]]; may be repeated.",
-        ),
-    ] = None,
+    value: ValueOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draws which tiles a mask hides, cuts and shows.
@@ -145,13 +139,12 @@ def tiles_command(
     """
     from pyflash.variant.tiles import Problem, tiles
 
-    found, entry = _variant_of(variant)
+    found, entry = variant_of(variant)
     problem = Problem(seqlen_q, seqlen_k or seqlen_q, batch_index + 1, head + 1)
     count = -(-problem.q_len // block_q) * -(-problem.k_len // block_k)
     if count > _MOST_TILES:
         raise ValueError(f"{count} tiles: expected at most {_MOST_TILES}, take larger blocks")
-    values = entry.example(problem) if entry else {}
-    values |= _values(found, value or [])
+    values = values_of(found, entry, value or [], problem)
     judged = tiles(found.mask, problem, (block_q, block_k), values, batch_index, head)
     counts = {kind: sum(row.count(kind) for row in judged) for kind in _MARKS}
     if json:
@@ -179,7 +172,7 @@ def emit_command(
     from pyflash.variant.cpp import header_of
 
     check_writable(header)
-    value, _ = _variant_of(variant)
+    value, _ = variant_of(variant)
     normal, text = value.normal, header_of(value)
     if header is not None:
         write_file(header, text)
@@ -189,21 +182,6 @@ def emit_command(
         print_json({"key": value.key, "cpp": text, **programs})
     elif header is None:
         typer.echo(text)
-
-
-def _variant_of(text: str) -> tuple[Variant, Entry | None]:
-    """Raises ValueError with the place of what is wrong, in a line."""
-    from pyflash.variant import TextError, parse
-    from pyflash.variant.library import named
-
-    if ":" not in text:
-        entry = named(text.strip())
-        return entry.variant, entry
-    try:
-        return parse(text), None
-    except TextError as error:
-        before, after = error.text[: error.column], error.text[error.column :]
-        raise ValueError(f"{error.reason}: {before}>>>{after}") from None
 
 
 def _described(variant: Variant, entry: Entry | None) -> dict[str, Any]:
@@ -231,32 +209,3 @@ def _described(variant: Variant, entry: Entry | None) -> dict[str, Any]:
         },
     }
     return described | ({"formula": entry.formula, "source": entry.source} if entry else {})
-
-
-def _values(variant: Variant, texts: list[str]) -> dict[str, Any]:
-    """From name=JSON."""
-    ranks = {param.name: param.rank or 0 for param in variant.params}
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        name = name.strip()
-        if name not in ranks or not equals:
-            known = ", ".join(ranks) or "none"
-            raise ValueError(f"--value {text}: expected name=JSON, of the parameters {known}")
-        try:
-            found[name] = json_format.loads(value)
-        except json_format.JSONDecodeError as error:
-            raise ValueError(f"--value {text}: expected JSON ({error.msg})") from None
-        if _rank(found[name]) != ranks[name]:
-            raise ValueError(
-                f"--value {text}: expected {ranks[name]} axes of lists, none of them empty"
-            )
-    return found
-
-
-def _rank(value: Any) -> int:
-    """The axes of nested lists of equal lengths; -1 for anything else."""
-    if not isinstance(value, list):
-        return 0 if isinstance(value, bool | int | float) else -1
-    inner = {(_rank(item), len(item) if isinstance(item, list) else 0) for item in value}
-    return 1 + next(iter(inner))[0] if len(inner) == 1 and min(inner)[0] >= 0 else -1

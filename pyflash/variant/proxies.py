@@ -11,7 +11,7 @@ import torch
 from pyflash.variant.dsl import Term, node_of
 from pyflash.variant.expr import Node, constant, operation
 from pyflash.variant.scalars import Scalar
-from pyflash.variant.torch_rules import DTYPES, RULES, refusal_of
+from pyflash.variant.torch_rules import DTYPES, RULES, TENSOR_DTYPES, refusal_of
 
 
 class Proxy(Term):
@@ -97,10 +97,7 @@ CASTS = {
     "bfloat16": torch.bfloat16,
     "double": torch.float64,
 }
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | {
-    torch.float16: Scalar.F16,
-    torch.bfloat16: Scalar.BF16,
-}
+_KINDS = {dtype: kind for kind, dtype in TENSOR_DTYPES.items()}
 
 
 def _kind_of(dtype: torch.dtype) -> Scalar:

@@ -10,30 +10,16 @@ import torch
 from torch import Tensor
 
 from pyflash.op.reference import Expected, tolerance
+from pyflash.ui.variants import tensors_of
 from pyflash.variant.library import named
 from pyflash.variant.pair import Pair
 from pyflash.variant.tiles import Problem
-
-DTYPES = {
-    "bool": torch.bool,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 
 
 def values_of(name: str, problem: Problem) -> dict[str, Any]:
     """The example's, tensors where the parameters are."""
     entry = named(name)
-    example = entry.example(problem)
-    return {
-        p.name: example[p.name]
-        if p.rank is None
-        else torch.tensor(example[p.name], dtype=DTYPES[str(p.kind)])
-        for p in entry.variant.params
-    }
+    return tensors_of(entry.variant, entry.example(problem))
 
 
 def by_pairs(
