@@ -103,6 +103,12 @@ class Inspection(Paged):
     def page_title(self) -> str:
         return f"{self.config} on {self.arch}"
 
+    @property
+    def answer(self) -> str:
+        if self.violations:
+            return f"Not legal on {self.arch}: {self.violations[0]}"
+        return self.config.resources(self.arch).sentence
+
     def sections(self) -> Sections:
         return sections_of(self)
 

@@ -49,6 +49,12 @@ class TuningReport(Paged):
     def page_title(self) -> str:
         return f"Tuning on {self.gpu or 'a GPU'}: {self.name}"
 
+    @property
+    def answer(self) -> str:
+        problems = seen_in(self.records)
+        (config, n), *_ = Counter(str(_best_of(one)[1]) for one in problems).most_common()
+        return f"{config} is the fastest in {n} of {len(problems)} problems."
+
     def tables(self) -> list[Table]:
         """The best of each problem, failures and refusals."""
         tables = [_best(seen_in(self.records)), self._failures(), self._refused()]

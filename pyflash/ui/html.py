@@ -30,11 +30,16 @@ STYLE = Markup("""
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 .pyflash thead th { background: var(--head); }
 .pyflash .number { text-align: right; }
+.pyflash .long { white-space: normal; min-width: 16rem; }
+.pyflash .answer { font-size: 1.1rem; max-width: 50rem; }
 .pyflash .warn { color: var(--warn); }
-.pyflash nav ul { columns: 19rem; padding-left: 1.2rem; }
+.pyflash nav ul { columns: 19rem; padding-left: 1.2rem; margin: .3rem 0; }
 .pyflash a { color: inherit; }
 .pyflash pre { font-size: .8rem; }
 """)
+
+
+_LONG = 60  # characters of a cell whose lines are broken
 
 
 def notebook(body: Markup) -> Markup:
@@ -81,7 +86,10 @@ def table_html(table: Table) -> Markup:
 
 def _row(row: tuple[str, ...], kinds: list[str | None]) -> Markup:
     first, *rest = row
-    cells = (element("td", text, class_=kind) for text, kind in zip(rest, kinds[1:], strict=True))
+    cells = (
+        element("td", text, class_=kind or ("long" if len(text) > _LONG else None))
+        for text, kind in zip(rest, kinds[1:], strict=True)
+    )
     return element("tr", element("th", first, scope="row"), *cells)
 
 

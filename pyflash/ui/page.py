@@ -48,6 +48,11 @@ class Paged(ABC):
     @abstractmethod
     def page_title(self) -> str: ...
 
+    @property
+    def answer(self) -> str:
+        """What the report says, in a sentence, above everything else; "": nothing."""
+        return ""
+
     @abstractmethod
     def sections(self) -> Sections: ...
 
@@ -75,7 +80,8 @@ def _body(report: Paged) -> Markup:
     links = bullets(element("a", name, href=f"#{place}") for place, name, _ in sections)
     parts = [
         element("h1", report.page_title),
-        element("nav", links, aria_label="Contents"),
+        *([element("p", report.answer, class_="answer")] if report.answer else []),
+        element("details", element("summary", "Contents"), element("nav", links)),
         *(
             element("section", element("h2", name), content, id=place)
             for place, name, content in sections
