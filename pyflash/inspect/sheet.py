@@ -187,6 +187,13 @@ class SpaceSheet(Paged):
         n_all, n_legal = len(self.space), len(self.legal)
         return f"{n_all:,} configs of {self.space.family}, {n_legal:,} legal on {self.arch}"
 
+    @property
+    def answer(self) -> str:
+        if not self.refused:
+            return f"No rule refuses any of them on {self.arch}."
+        rule, (count, _) = next(iter(self.refused.items()))
+        return f"{rule} refuses the most of them on {self.arch}: {count:,}."
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {

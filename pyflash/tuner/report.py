@@ -53,7 +53,13 @@ class TuningReport(Paged):
     def answer(self) -> str:
         problems = seen_in(self.records)
         (config, n), *_ = Counter(str(_best_of(one)[1]) for one in problems).most_common()
-        return f"{config} is the fastest in {n} of {len(problems)} problems."
+        if len(problems) > 1:
+            return f"{config} is the fastest in {n} of {len(problems)} problems."
+        _, best, seconds = _best_of(problems[0])
+        others = [s for kernel, s in problems[0].seconds.items() if kernel.config != best]
+        if not others:
+            return f"{config} was measured alone."
+        return f"{config} is the best: {min(others) / seconds:.3f} times the speed of the next."
 
     def tables(self) -> list[Table]:
         """The best of each problem, failures and refusals."""

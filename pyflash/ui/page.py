@@ -27,7 +27,7 @@ _PAGE = Markup("""<!doctype html>
 <title>{title}</title>
 <style>{style}
 body {{ margin: 0; }}
-main {{ max-width: 75rem; margin: 0 auto; padding: 1rem; box-sizing: border-box; }}
+main {{ max-width: 80rem; margin: 0 auto; padding: 1rem; box-sizing: border-box; }}
 </style>
 </head>
 <body class="pyflash">
@@ -82,9 +82,13 @@ def _body(report: Paged) -> Markup:
         element("h1", report.page_title),
         *([element("p", report.answer, class_="answer")] if report.answer else []),
         element("details", element("summary", "Contents"), element("nav", links)),
-        *(
-            element("section", element("h2", name), content, id=place)
-            for place, name, content in sections
+        element(
+            "div",
+            *(
+                element("section", element("h2", name), content, id=place)
+                for place, name, content in sections
+            ),
+            class_="sections",
         ),
     ]
     return Markup("\n").join(parts)
