@@ -65,8 +65,7 @@ VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProg
                ") is built for ", name(problem.dtype), " with d_head ", problem.params.d_head,
                named.empty() ? "" : sentence(" and config '", named, "'"), ", features ",
                name(features_needed(problem.params, problem.params.d_head)), " on sm_", gpu.sm_arch,
-               ": pass compile=True, or set PYFLASH_JIT=1, or build one: pyflash build --variant '",
-               variant.text, "' CONFIG");
+               ": pass compile=True, or set PYFLASH_JIT=1");
   int const longest = larger(problem.params.q_sequences().longest, problem.kv().sequences.longest);
   require_able(longest <= best->row->most_positions, "a sequence may have ", longest,
                " rows: expected at most ", best->row->most_positions,

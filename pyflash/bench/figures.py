@@ -28,6 +28,17 @@ _PANEL = (5.0, 3.6)  # inches
 _TITLE = 44  # characters in a line above a panel
 _SAID = ("what", "d_head", "variant", "dtype", "rest", "seqlen_q")
 SUFFIXES = (".png", ".svg")
+# For readers of dark pages, by the colours that matplotlib writes into an SVG: background, text and
+# axes, grid, notes. The text has no colour of its own.
+_DARK = """@media (prefers-color-scheme: dark) {
+svg { fill: #eceef2 }
+[style*="fill: #ffffff"] { fill: #14161b !important }
+[style*="fill: #000000"] { fill: #eceef2 !important }
+[style*="stroke: #000000"] { stroke: #eceef2 !important }
+[style*="stroke: #dddddd"] { stroke: #3d424e !important }
+[style*="fill: #444444"] { fill: #b4bac6 !important }
+[style*="stroke: #444444"] { stroke: #b4bac6 !important }
+}"""
 
 
 def check_figure(path: Path | None) -> None:
@@ -45,16 +56,19 @@ def save(figure: Figure, path: Path) -> None:
     from pyflash.codegen.cache_dir import replacing
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-    with replacing(path) as partial, require_matplotlib().rc_context({"svg.hashsalt": "pyflash"}):
-        figure.savefig(partial, format=path.suffix[1:], dpi=150, metadata=metadata)
+    with replacing(path) as partial:
+        if path.suffix == ".svg":
+            partial.write_text(to_svg(figure), encoding="utf-8")
+        else:
+            figure.savefig(partial, format=path.suffix[1:], dpi=150, metadata={"Software": None})
 
 
 def to_svg(figure: Figure) -> str:
+    """Readable on light and dark pages."""
     file = io.StringIO()
     with require_matplotlib().rc_context({"svg.hashsalt": "pyflash"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return file.getvalue().replace("</style>", f"\n{_DARK}</style>", 1)
 
 
 def speed(records: Sequence[Record]) -> Figure:

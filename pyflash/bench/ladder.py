@@ -79,6 +79,18 @@ class Ladder(Paged):
         device = self.baseline["environment"]["device"] if self.baseline else self.arch
         return f"The ladder on {device}: {self.problem}"
 
+    @property
+    def answer(self) -> str:
+        measured = [step for step in self.steps if step.tflops]
+        if not measured:
+            return f"No speed: {self.missing['speed']}." if "speed" in self.missing else ""
+        best, first = max(measured, key=lambda step: step.tflops or 0), measured[0]
+        ratio = (best.tflops or 0) / (first.tflops or 1)
+        return (
+            f"Step {best.number} ({best.adds}) is the fastest: {best.tflops:,.0f} TFLOP/s, "
+            f"{ratio:.2f} times the speed of step {first.number}."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {

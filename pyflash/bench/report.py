@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from pyflash.bench import figures, plain_text
-from pyflash.bench.measurements import dates, measurements, places, titles
+from pyflash.bench.measurements import Measurement, dates, measurements, places, titles
 from pyflash.bench.records import Record
 from pyflash.ui.html import image, table_html
 from pyflash.ui.markup import element
@@ -24,12 +25,35 @@ class BenchReport(Paged):
     def page_title(self) -> str:
         return f"Attention on {places(self.records)}, {dates(self.records)}"
 
+    @property
+    def answer(self) -> str:
+        return fastest(measurements(self.records))
+
     def sections(self) -> Sections:
         yield from drawn(self.records)
         yield "measured on", table_html(environments(self.records))
         found = measurements(self.records)
         for title, one in zip(titles(found), found, strict=True):
             yield title, table_html(as_table(title, one.records))
+
+
+def fastest(found: Sequence[Measurement]) -> str:
+    """The contender that is the fastest over all problems, and by how much; "" where fewer than two
+    ran in each of them."""
+    speeds = [
+        {r["contender"]: r["tflops"] for r in one.records if r["timing"] and r["tflops"]}
+        for one in found
+    ]
+    contenders = set.intersection(*map(set, speeds)) if speeds else set()
+    if len(contenders) < 2:
+        return ""
+    means = {c: statistics.geometric_mean(one[c] for one in speeds) for c in contenders}
+    first, second, *_ = sorted(means, key=means.__getitem__, reverse=True)
+    wins = sum(max(one, key=one.__getitem__) == first for one in speeds)
+    return (
+        f"{first} is the fastest: {means[first] / means[second]:.3f} times the speed of {second} "
+        f"by the geometric mean, and ahead of all others in {wins} of {len(speeds)} problems."
+    )
 
 
 def drawn(of: Sequence[Record]) -> Iterator[tuple[str, Markup]]:

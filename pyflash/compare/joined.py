@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -40,6 +41,16 @@ class JoinedProfiles(Paged):
     @property
     def page_title(self) -> str:
         return f"{self.first.name} and {self.second.name}"
+
+    @property
+    def answer(self) -> str:
+        speedups = [one.speedup for one in self.joined if one.speedup]
+        if not speedups:
+            return "No operation has a time in both."
+        return (
+            f"{self.second.name} has {statistics.geometric_mean(speedups):.3f} times the speed of "
+            f"{self.first.name}: the geometric mean of {len(speedups):,} rows that both have."
+        )
 
     def table(self) -> Table:
         names = (self.first.name, self.second.name)

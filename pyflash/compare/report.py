@@ -96,10 +96,20 @@ class Comparison(Paged):
     def page_title(self) -> str:
         return f"Attention beside its GEMMs: {self.title}"
 
+    @property
+    def answer(self) -> str:
+        if not self.fused:
+            return "No fused kernel to compare with."
+        over = min(self.savings, key=lambda saving: saving.ratio)
+        return (
+            f"The fused kernel takes {self.fused[0].seconds * 1e3:,.3f} ms: {over.ratio:.2f} times "
+            f"the speed of the two GEMMs alone, with {over.bytes / 1e6:,.1f} MB less traffic."
+        )
+
     def sections(self) -> Sections:
-        yield "figures", table_html(table_of(self))
         times = {line.what: line.seconds * 1e3 for line in (*self.sums, *self.fused[:1])}
         yield "time", scrolling(bars(times, "ms"), "milliseconds of each")
+        yield "figures", table_html(table_of(self))
         yield "what fusion saves", bullets(notes(self))
 
 

@@ -25,6 +25,21 @@ class Resources:
     limiter: str  # of num_ctas_per_sm: "smem", "registers", "warps" or "ctas"
     spill_predicted: bool
 
+    @property
+    def sentence(self) -> str:
+        """What limits the CTAs of an SM, and whether a spill is predicted."""
+        ctas = f"{self.num_ctas_per_sm} CTA{'s' * (self.num_ctas_per_sm != 1)} per SM"
+        spills = ", and the compiler will spill registers" if self.spill_predicted else ""
+        return f"{_LIMITERS[self.limiter]} limit it to {ctas}{spills}, by the model."
+
+
+_LIMITERS = {
+    "smem": "The bytes of shared memory",
+    "registers": "Registers",
+    "warps": "Warps",
+    "ctas": "The CTAs that the scheduler holds",
+}
+
 
 class RegisterDemand(Protocol):
     """Registers per thread by what they hold: a dataclass of each family's own."""

@@ -46,9 +46,9 @@ def _by_text(state: State) -> Markup:
         "form",
         element(
             "fieldset",
-            element("legend", "short form"),
+            element("legend", "Short form"),
             element("label", "to copy, or to show another", text, class_="whole"),
-            element("button", "show"),
+            element("button", "Show this short form"),
             *hidden,
         ),
         action="/",
@@ -63,14 +63,14 @@ def _by_fields(state: State) -> Markup:
         "form",
         element(
             "fieldset",
-            element("legend", "where"),
+            element("legend", "Family and architecture"),
             _select(FAMILY, [known.name for known in FAMILIES], family.name),
             _select("arch", [arch.name for arch in ARCHS], state.arch.name),
         ),
-        element("fieldset", element("legend", "config"), *fields),
-        element("fieldset", element("legend", "problem"), *_problem(state)),
+        element("fieldset", element("legend", "Config"), *fields),
+        element("fieldset", element("legend", "Problem"), *_problem(state)),
         element("input", type="hidden", name=FIELDS_OF, value=family.name),
-        element("button", "show"),
+        element("button", "Show these fields"),
         action="/",
     )
 

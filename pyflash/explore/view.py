@@ -30,6 +30,14 @@ class View(Paged):
     def page_title(self) -> str:
         return f"{self.state.config} on {self.state.arch}"
 
+    @property
+    def answer(self) -> str:
+        config, arch = self.state.config, self.state.arch
+        if not config.is_legal(arch):
+            n = len(config.violations(arch))
+            return f"Not legal on {arch}: it breaks {n} rule{'s' * (n != 1)}."
+        return f"Legal on {arch}. {config.resources(arch).sentence}"
+
     def sections(self) -> Sections:
         state = self.state
         if self.error:

@@ -113,6 +113,20 @@ class Diff(Paged):
     def page_title(self) -> str:
         return f"{self.configs[0]} and {self.configs[1]}"
 
+    @property
+    def answer(self) -> str:
+        if self.same:
+            return "A and B are the same machine code."
+        before, after = self.resources["loop n_instructions"]
+        issued = f"The main loop of A has {before:,} instructions, that of B {after:,}."
+        if not self.floors:
+            return issued
+        least = [max(self.floors, key=lambda pipe: self.floors[pipe][side]) for side in (0, 1)]
+        first, second = (
+            f"{self.floors[pipe][side]:,.0f} cycles ({pipe})" for side, pipe in enumerate(least)
+        )
+        return f"{issued} An iteration takes A at least {first}, B {second}."
+
     def sections(self) -> Sections:
         yield "configs", scrolling(element("pre", self.heading), "the two configs")
         yield from tables_as_sections(self.tables())

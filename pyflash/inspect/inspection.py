@@ -103,6 +103,20 @@ class Inspection(Paged):
     def page_title(self) -> str:
         return f"{self.config} on {self.arch}"
 
+    @property
+    def answer(self) -> str:
+        if self.violations:
+            return f"Not legal on {self.arch}: {self.violations[0]}"
+        predicted = self.config.resources(self.arch).sentence
+        if not self.kernels or not self.kernels[0].floors:
+            return predicted
+        first, *rest = self.kernels[0].floors
+        beside = f", {rest[0].pipe} {rest[0].cycles:,.0f}" if rest else ""
+        return (
+            f"{predicted} The largest floor of a main loop's iteration is {first.pipe}: "
+            f"{first.cycles:,.0f} cycles{beside}."
+        )
+
     def sections(self) -> Sections:
         return sections_of(self)
 

@@ -123,7 +123,7 @@ class Sheet(Paged):
                 for value, most in zip(values, limits, strict=True)
             )
             rows.append((field.name, *against))
-        return Table.of("resources, predicted, of what there is", ("", *self.on), rows, note)
+        return Table.of("predicted resources against their limits", ("", *self.on), rows, note)
 
     def _sentences(self, kind: str) -> list[tuple[str, str, str]]:
         """A row for each sentence, with the architectures that say it."""
@@ -136,6 +136,11 @@ class Sheet(Paged):
     @property
     def page_title(self) -> str:
         return str(self.config)
+
+    @property
+    def answer(self) -> str:
+        legal = [name for name, found in self.on.items() if not found.violations]
+        return f"Legal on {', '.join(legal)}." if legal else "Legal on none of these architectures."
 
     def sections(self) -> Sections:
         yield "config", scrolling(element("pre", self.head), "the config as C++")
@@ -181,6 +186,13 @@ class SpaceSheet(Paged):
     def page_title(self) -> str:
         n_all, n_legal = len(self.space), len(self.legal)
         return f"{n_all:,} configs of {self.space.family}, {n_legal:,} legal on {self.arch}"
+
+    @property
+    def answer(self) -> str:
+        if not self.refused:
+            return f"No rule refuses any of them on {self.arch}."
+        rule, (count, _) = next(iter(self.refused.items()))
+        return f"{rule} refuses the most of them on {self.arch}: {count:,}."
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

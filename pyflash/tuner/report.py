@@ -49,6 +49,18 @@ class TuningReport(Paged):
     def page_title(self) -> str:
         return f"Tuning on {self.gpu or 'a GPU'}: {self.name}"
 
+    @property
+    def answer(self) -> str:
+        problems = seen_in(self.records)
+        (config, n), *_ = Counter(str(_best_of(one)[1]) for one in problems).most_common()
+        if len(problems) > 1:
+            return f"{config} is the fastest in {n} of {len(problems)} problems."
+        _, best, seconds = _best_of(problems[0])
+        others = [s for kernel, s in problems[0].seconds.items() if kernel.config != best]
+        if not others:
+            return f"{config} was measured alone."
+        return f"{config} is the best: {min(others) / seconds:.3f} times the speed of the next."
+
     def tables(self) -> list[Table]:
         """The best of each problem, failures and refusals."""
         tables = [_best(seen_in(self.records)), self._failures(), self._refused()]

@@ -19,7 +19,11 @@ STYLE = Markup("""
   --line: #3d424e; --head: #21252d; --warn: #ffb3b3; } }
 .pyflash { color: var(--ink); background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
 .pyflash h1 { font-size: 1.35rem; overflow-wrap: anywhere; }
-.pyflash h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+.pyflash h2 { font-size: 1.1rem; margin: 1.7rem 0 .5rem; }
+.pyflash h2::first-letter { text-transform: uppercase; }
+.pyflash .sections { display: flex; flex-wrap: wrap; column-gap: 3rem; align-items: flex-start; }
+.pyflash section { min-width: 0; max-width: 100%; }
+.pyflash section:has(form, pre, iframe) { flex: 1 1 100%; }
 .pyflash .scroll { overflow-x: auto; max-width: 100%; }
 .pyflash .scroll:focus-visible, .pyflash a:focus-visible { outline: 3px solid #3b82f6; }
 .pyflash .scroll svg { max-width: none !important; display: block; }
@@ -30,11 +34,16 @@ STYLE = Markup("""
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 .pyflash thead th { background: var(--head); }
 .pyflash .number { text-align: right; }
+.pyflash .long { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
+.pyflash .answer { font-size: 1.1rem; max-width: 50rem; }
 .pyflash .warn { color: var(--warn); }
-.pyflash nav ul { columns: 19rem; padding-left: 1.2rem; }
+.pyflash nav ul { columns: 19rem; padding-left: 1.2rem; margin: .3rem 0; }
 .pyflash a { color: inherit; }
 .pyflash pre { font-size: .8rem; }
 """)
+
+
+_LONG = 60  # characters of a cell whose lines are broken
 
 
 def notebook(body: Markup) -> Markup:
@@ -81,7 +90,10 @@ def table_html(table: Table) -> Markup:
 
 def _row(row: tuple[str, ...], kinds: list[str | None]) -> Markup:
     first, *rest = row
-    cells = (element("td", text, class_=kind) for text, kind in zip(rest, kinds[1:], strict=True))
+    cells = (
+        element("td", text, class_=kind or ("long" if len(text) > _LONG else None))
+        for text, kind in zip(rest, kinds[1:], strict=True)
+    )
     return element("tr", element("th", first, scope="row"), *cells)
 
 

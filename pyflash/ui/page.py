@@ -27,7 +27,7 @@ _PAGE = Markup("""<!doctype html>
 <title>{title}</title>
 <style>{style}
 body {{ margin: 0; }}
-main {{ max-width: 75rem; margin: 0 auto; padding: 1rem; box-sizing: border-box; }}
+main {{ max-width: 80rem; margin: 0 auto; padding: 1rem; box-sizing: border-box; }}
 </style>
 </head>
 <body class="pyflash">
@@ -47,6 +47,11 @@ class Paged(ABC):
     @property
     @abstractmethod
     def page_title(self) -> str: ...
+
+    @property
+    def answer(self) -> str:
+        """What the report says, in a sentence, above everything else; "": nothing."""
+        return ""
 
     @abstractmethod
     def sections(self) -> Sections: ...
@@ -75,10 +80,15 @@ def _body(report: Paged) -> Markup:
     links = bullets(element("a", name, href=f"#{place}") for place, name, _ in sections)
     parts = [
         element("h1", report.page_title),
-        element("nav", links, aria_label="Contents"),
-        *(
-            element("section", element("h2", name), content, id=place)
-            for place, name, content in sections
+        *([element("p", report.answer, class_="answer")] if report.answer else []),
+        element("details", element("summary", "Contents"), element("nav", links)),
+        element(
+            "div",
+            *(
+                element("section", element("h2", name), content, id=place)
+                for place, name, content in sections
+            ),
+            class_="sections",
         ),
     ]
     return Markup("\n").join(parts)

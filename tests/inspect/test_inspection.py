@@ -168,7 +168,8 @@ def test_pages_do_not_overflow_in_a_browser(tmp_path):
     }
     frames = []
     for name, report in pages.items():
-        text = escape(page(report).replace("</body>", f"{_MEASURE}</body>"), quote=True)
+        # str: what Markup replaces by it escapes.
+        text = escape(str(page(report)).replace("</body>", f"{_MEASURE}</body>"), quote=True)
         frames += [
             f'<iframe name="{name}-{width}" width="{width}" height="900" frameborder="0" '
             f'srcdoc="{text}"></iframe>'
