@@ -94,6 +94,13 @@ struct BackwardParams {
   Softcap softcap;
   PerHead alibi_slopes;
 
+  // A member with a number for each head, and its name in Python. The list has every one.
+  struct PerHeadMember {
+    char const* name;
+    PerHead BackwardParams::* value;
+  };
+  static constexpr PerHeadMember kPerHead[] = {{"alibi_slopes", &BackwardParams::alibi_slopes}};
+
   // What follows from the config that runs it.
   int block_q;   // queries of a block
   int padded_q;  // rows of the workspace for each head: queries in whole blocks

@@ -37,6 +37,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# NOTE: their keys lack the schemas of ops, so that a graph of another version of an op is found.
+for _cache in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
+    os.environ[_cache] = "0"
+
+
 def pytest_configure() -> None:
     """Workers of pytest-xdist, of which there is one for each core, compute in one thread each, and
     so do the processes that they start: threads of several workers wait for each other."""

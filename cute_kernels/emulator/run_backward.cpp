@@ -117,11 +117,13 @@ class BackwardRun final : public Run {
     } else if (phase == kOwn) {
       rows(params.q, "q", params.q_strides, false, Role::kInput);
       rows(params.k, "k", params.k_strides, true, Role::kInput);
-      PerHead& slopes = params.alibi_slopes;
-      mapping.map("alibi_slopes", slopes.data, 4,
-                  {{slopes.strides.batch != 0 ? params.batch : 1, slopes.strides.batch},
-                   {params.heads, slopes.strides.head}},
-                  Role::kInput);
+      for (auto const& [name, member] : BackwardParams::kPerHead) {
+        PerHead& numbers = params.*member;
+        mapping.map(name, numbers.data, 4,
+                    {{numbers.strides.batch != 0 ? params.batch : 1, numbers.strides.batch},
+                     {params.heads, numbers.strides.head}},
+                    Role::kInput);
+      }
       rows(params.v, "v", params.v_strides, true, Role::kInput);
       rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
       rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);

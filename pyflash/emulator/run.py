@@ -18,7 +18,7 @@ from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
 from pyflash.op.variants.arguments import Captured, captured_of
 from pyflash.op.variants.features import features_asked
 from pyflash.variant import Bound, Variant
-from pyflash.variant.portable import normal_of
+from pyflash.variant.parser import normal_of
 
 # In which order warps, and the lanes of a warp, run; "random" as the seed says, anew at each point
 # where a warp meets. A bug may show under one and hide under another.

@@ -1,7 +1,7 @@
 """Which attention is computed, as a value: a score function and a mask of one pair of a query and a
 key, with parameters.
 
-No kernel takes a variant yet. Nothing here imports torch, but for tracing functions of it.
+Nothing here imports torch, but for tracing functions of it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import tokenize
 from pyflash.config.words import shown
 from pyflash.variant.dsl import param_of
 from pyflash.variant.expr import MEANINGS, TRUE, Node, Param, constant, index, load, operation
+from pyflash.variant.portable import HEAD
 from pyflash.variant.scalars import ARITY
 from pyflash.variant.value import Variant, as_score
 
@@ -253,6 +254,14 @@ class _Parser:
         near = difflib.get_close_matches(name, functions, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(functions)}"
         raise self.refusal_at(f"{name} is no function: {hint}", node)
+
+
+def normal_of(portable: str) -> Variant:
+    """The normal form that a portable text is of. Raises ValueError for any other text."""
+    head, _, rest = portable.partition("\n")
+    if head != HEAD:
+        raise ValueError(f"the text of the variant is not portable: expected {HEAD!r} first")
+    return parse(rest.partition("\n")[0])
 
 
 def _word(op: ast.boolop) -> str:

@@ -12,14 +12,15 @@ names, and a program of the mask and one of the score function.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyflash.variant.bytecode import OPCODES, Program, program_of
 from pyflash.variant.expr import MEANINGS
-from pyflash.variant.parser import parse
-from pyflash.variant.value import Variant
 
-_HEAD = "pyflash variant 1"
+if TYPE_CHECKING:
+    from pyflash.variant.value import Variant
+
+HEAD = "pyflash variant 1"
 _INDICES = tuple(MEANINGS)
 
 
@@ -29,15 +30,7 @@ def text_of(variant: Variant) -> str:
     captured = zip(normal.params, variant.captured, strict=True)
     params = " ".join(f"{own.name}:{param.type_text}" for param, own in captured)
     programs = [_line(program_of(root, normal.params)) for root in (normal.mask, normal.score)]
-    return "\n".join([_HEAD, str(normal), variant.key, params, *programs])
-
-
-def normal_of(text: str) -> Variant:
-    """The normal form that a portable text is of. Raises ValueError for any other text."""
-    head, _, rest = text.partition("\n")
-    if head != _HEAD:
-        raise ValueError(f"the text of the variant is not portable: expected {_HEAD!r} first")
-    return parse(rest.partition("\n")[0])
+    return "\n".join([HEAD, str(normal), variant.key, params, *programs])
 
 
 def _line(program: Program) -> str:

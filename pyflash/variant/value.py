@@ -19,6 +19,7 @@ from pyflash.variant.expr import (
     params_of,
 )
 from pyflash.variant.normal import normal_form
+from pyflash.variant.portable import text_of
 from pyflash.variant.scalars import BOOL, F32
 from pyflash.variant.walk import postorder
 
@@ -87,8 +88,6 @@ class Variant:
     @cached_property
     def portable(self) -> str:
         """What the op takes in place of the value: pyflash/variant/portable.py."""
-        from pyflash.variant.portable import text_of  # which knows this type
-
         return text_of(self)
 
     def __eq__(self, other: object) -> bool:

@@ -14,7 +14,7 @@ import pyflash
 from pyflash.op.variants.reference import expect
 from pyflash.variant import bind, parse
 from pyflash.variant.library import named, names
-from pyflash.variant.portable import normal_of
+from pyflash.variant.parser import normal_of
 from pyflash.variant.tiles import Problem
 
 ALIBI = "alibi(slope: f32[1]): s + slope[h] * (k - q) where k <= q"

@@ -19,7 +19,7 @@ from pyflash.third_party import cuda, cutlass
 
 FAKE = FAKES["sm80_negate"]
 SUPPORT = ROOT / "tests" / "support"
-HOST = ("config_map", "cubins", "names", "short_form")
+HOST = ("config_map", "cubins", "names", "short_form", "variant_map")
 CHECK = ["g++", "-std=c++20", "-fPIC"]
 
 

@@ -168,6 +168,8 @@ EXAMPLES = "problems that are measured"
 ALLOWED = {
     "pyflash/bench/": CAUSAL,
     "pyflash/compare/": CAUSAL,
+    "pyflash/compat/": NAMES_OF_OTHERS,
+    "pyflash/config/backward.py": FEATURES,
     "pyflash/config/features.py": FEATURES,
     "pyflash/distributed/attention.py": NAMES_OF_OTHERS,
     "pyflash/distributed/bench.py": CAUSAL,
@@ -179,9 +181,11 @@ ALLOWED = {
     "pyflash/inspect/ncu_truth.py": EXAMPLES,
     "pyflash/integrations/": NAMES_OF_OTHERS,
     "pyflash/op/backward/": FORMULAS,
+    "pyflash/op/flex.py": NAMES_OF_OTHERS,
     "pyflash/op/functional.py": NAMES_OF_OTHERS,
     "pyflash/op/options.py": "the table",
     "pyflash/op/reference.py": FORMULAS,
+    "pyflash/op/variants/features.py": FEATURES,
     "pyflash/tuner/problems.py": EXAMPLES,
 }
 # C++ that must not know an option. The rest computes with what is in the parameters.

@@ -111,9 +111,17 @@ def emulate(q: Tensor, config: KernelConfig) -> None:
     pyflash.emulate_varlen(q[0], q[0], q[0], starts, starts, 64, 64, config)
     out, lse = pyflash.attention(q, q, q, return_lse=True)
     dq, _, _, backward_report = pyflash.emulate_backward(q, out, lse, q, q, q, config)
-    print(dq.shape, backward_report.ok)
+    gradients = pyflash.emulate_backward_varlen(
+        q[0], out[0], lse[0], q[0], q[0], q[0], starts, starts, 64, 64, config
+    )
+    print(dq.shape, backward_report.ok, gradients[-1].ok)
     report.check()
     print(out.shape, pyflash.__version__)
+
+
+def flex(q: Tensor) -> Tensor:
+    out: Tensor = pyflash.flex_attention(q, q, q, lambda s, b, h, i, j: s + 0.1 * (j - i))
+    return out
 
 
 def wrong(q: Tensor) -> None:

@@ -45,6 +45,7 @@ SM90_FORWARD = Family(
     built_features=built_features,
     emulation_header="cute_kernels/sm90/forward/emulated.h",
     variant_header="cute_kernels/sm90/forward/variant_launch.h",
+    has_room_for_variant=lambda config: config.n_consumers <= 2 and not config.pack_gqa,
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
 from pyflash.op.backward.cudnn import readable
-from pyflash.op.library import built_configs
+from pyflash.op.built import built_configs
 from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyflash.op.autograd import autocast
 from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refusal
 from pyflash.op.fake import check_forward
-from pyflash.op.options import OPTIONS
+from pyflash.op.options import OPTIONS, TENSORS
 from pyflash.op.variants.arguments import Captured
 from pyflash.op.variants.reference import gradients
 
@@ -22,6 +22,8 @@ _NAMES = [argument.name for argument in _OP._schema.arguments]
 _INPUTS = _NAMES[: _NAMES.index(next(iter(OPTIONS)))]
 # Of the options, those on which gradients depend.
 _IN_BACKWARD = [name for name in _NAMES if name in OPTIONS and not OPTIONS[name].chooses]
+# Of these, the tensors that have gradients.
+_DIFFERENTIABLE = [name for name in _IN_BACKWARD if name in TENSORS and OPTIONS[name].gradient]
 
 
 def _fake(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -38,11 +40,12 @@ def _backward(*arguments: Any) -> list[Tensor]:
     given = dict(zip([*_INPUTS, *_IN_BACKWARD], inputs, strict=True))
     captured = Captured(given["text"], given["tensors"], given["reals"], given["integers"])
     options = {name: given[name] for name in _IN_BACKWARD if given[name] is not None}
-    sinks = options.pop("sinks", None)
+    differentiable = [name for name in _DIFFERENTIABLE if name in options]
     cu_seqlens = given["cu_seqlens_q"], given["cu_seqlens_k"]
     inputs = [given[name] for name in ("q", "k", "v")]
     return _above_autograd(
-        grad_out, lambda: gradients(grad_out, inputs, captured, cu_seqlens, sinks, **options)
+        grad_out,
+        lambda: gradients(grad_out, inputs, captured, cu_seqlens, differentiable, **options),
     )
 
 
@@ -64,8 +67,8 @@ def _above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tens
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
     given = dict(zip([*_INPUTS, *_IN_BACKWARD], arguments[1:], strict=True))
-    sinks = [given["sinks"]] if given["sinks"] is not None else []
-    wanted = [given["q"], given["k"], given["v"], *sinks, *given["tensors"]]
+    options = [given[name] for name in _DIFFERENTIABLE if given[name] is not None]
+    wanted = [given["q"], given["k"], given["v"], *options, *given["tensors"]]
     return [torch.empty_like(x) for x in wanted]
 
 
@@ -87,9 +90,8 @@ def _gradients(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
         name: known[name] if name in known else next(single) for name in (*_INPUTS, *_IN_BACKWARD)
     }
     found = iter(torch.ops.pyflash.bwd_variant(grad_out, *kept.values()))
-    results: dict[str, Any] = {name: next(found) for name in ("q", "k", "v")}
-    if kept["sinks"] is not None:
-        results["sinks"] = next(found)
+    names = ["q", "k", "v", *(name for name in _DIFFERENTIABLE if kept[name] is not None)]
+    results: dict[str, Any] = {name: next(found) for name in names}
     rest = zip(captured, found, strict=True)
     results["tensors"] = [dx if x.is_floating_point() else None for x, dx in rest]
     # NOTE: torch takes an empty list for one of tensors, and leaves out the last arguments that are

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from pyflash.config import Arch, DType, FlashForwardSm90Config, KernelConfig, named_set, parse, rank
+from pyflash.config import Arch, DType, KernelConfig, named_set, parse, rank
 from pyflash.op import library
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.features import features_asked
-from pyflash.variant.portable import normal_of
+from pyflash.variant.parser import normal_of
 
 _lock = threading.Lock()
 
@@ -29,17 +29,11 @@ def default_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
         and config.dtype == dtype
         and config.d_head >= d_head
         and config.is_legal(arch)
-        and _has_room(config)
+        and config.family.has_room_for_variant(config)
     ]
     if not fitting:
         raise ValueError(f"pyflash: no config is for {dtype.name} with d_head {d_head} on {arch}")
     return min(fitting, key=lambda config: (config.d_head, rank(config)))
-
-
-def _has_room(config: KernelConfig) -> bool:
-    if isinstance(config, FlashForwardSm90Config):
-        return config.n_consumers <= 2 and not config.pack_gqa
-    return True
 
 
 def ensure_built(text: str, arguments: dict[str, Any], q: torch.Tensor) -> None:

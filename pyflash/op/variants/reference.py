@@ -17,7 +17,7 @@ from pyflash.op.reference import Expected, Modifier, attention_ref, of_sequences
 from pyflash.op.variants.arguments import Captured, captured_of
 from pyflash.op.variants.formula import Formula
 from pyflash.variant import Bound, Variant
-from pyflash.variant.portable import normal_of
+from pyflash.variant.parser import normal_of
 from pyflash.variant.scalars import F32
 
 _normal_of = functools.lru_cache(maxsize=256)(normal_of)
@@ -112,21 +112,20 @@ def gradients(
     inputs: Sequence[Tensor],
     captured: Captured,
     cu_seqlens: tuple[Tensor | None, Tensor | None],
-    sinks: Tensor | None,
+    differentiable: Sequence[str],
     **options: Any,
 ) -> list[Tensor]:
-    """Those of q, k and v, of the sinks where there are some, and of each captured tensor, zeros
-    for one of integers; by the formula in float32."""
+    """Those of q, k and v, of the options that are named, and of each captured tensor, zeros for
+    one of integers; by the formula in float32."""
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in captured.tensors]
-    given = [] if sinks is None else [sinks.detach().requires_grad_()]
-    if given:
-        options["sinks"] = given[0]
+    given = {name: options[name].detach().requires_grad_() for name in differentiable}
+    options |= given
     with torch.enable_grad():
         out, _ = attention_variant_ref(
             *leaves, captured._replace(tensors=tensors), *cu_seqlens, **options
         )
-    wanted = [*leaves, *given, *tensors]
+    wanted = [*leaves, *given.values(), *tensors]
     floating = [x for x in wanted if x.requires_grad]
     found = torch.autograd.grad(
         out, floating, grad_out.to(out.dtype), allow_unused=True, materialize_grads=True
