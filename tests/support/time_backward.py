@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("words", nargs="*")
     asked = parser.parse_args()
+    torch.utils.deterministic.fill_uninitialized_memory = False
     print(torch.cuda.get_device_name(), torch.__version__)
     for d_head in (64, 128, 256):
         heads = WIDTH // d_head
