@@ -26,13 +26,16 @@ struct Backward {
                                          Phase<BackwardParams>{.launch = postprocess_backward}};
 
   // params: with the shape of a config.
-  static constexpr std::array<Buffer<BackwardParams>, 3> workspace(BackwardParams const& params) {
+  static constexpr std::array<Buffer<BackwardParams>, 4> workspace(BackwardParams const& params) {
     int64_t const n_rows = params.n_workspace_rows();
     return {{{&BackwardParams::dq_sum, n_rows * params.columns},
              {&BackwardParams::lse2, n_rows},
-             {&BackwardParams::delta, n_rows}}};
+             {&BackwardParams::delta, n_rows},
+             {&BackwardParams::turns,
+              params.deterministic ? n_rows * params.columns / kSumsOfTurn : 0}}};
   }
-  static constexpr char const* kWorkspace = "the sums of dq, and lse and delta of each query";
+  static constexpr char const* kWorkspace =
+      "the sums of dq, lse and delta of each query, and whose turn it is to add to the sums";
 };
 
 }  // namespace pyflash

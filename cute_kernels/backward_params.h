@@ -18,6 +18,7 @@ struct BackwardFeatures {
   bool packed = false;
   bool softcap = false;
   bool alibi_slopes = false;
+  bool deterministic = false;
 
   friend auto operator<=>(BackwardFeatures const&, BackwardFeatures const&) = default;
 
@@ -30,7 +31,8 @@ struct BackwardFeatures {
                                         {"left_window", &BackwardFeatures::left_window},
                                         {"packed", &BackwardFeatures::packed},
                                         {"softcap", &BackwardFeatures::softcap},
-                                        {"alibi_slopes", &BackwardFeatures::alibi_slopes}};
+                                        {"alibi_slopes", &BackwardFeatures::alibi_slopes},
+                                        {"deterministic", &BackwardFeatures::deterministic}};
 };
 
 namespace pyflash {
@@ -47,6 +49,9 @@ struct BackwardShape {
 
 // Queries of a part of the workspace: blocks have a multiple of it.
 inline constexpr int kQueriesOfPiece = 64;
+
+// Floats of the sums of dQ that one warp adds at a time, which has a turn of its own.
+inline constexpr int kSumsOfTurn = 1024;
 
 // Strides are in elements. k, v, dk and dv have heads_kv heads, the others have heads. Packed sequences are one batch of the
 // tensors: (total, heads, d_head).
@@ -100,6 +105,13 @@ struct BackwardParams {
   int block_q;   // queries of a block
   int padded_q;  // rows of the workspace for each head: queries in whole blocks
   int columns;   // d_head of the config
+  int block_k;   // keys of a CTA
+
+  bool
+      deterministic;  // the sums of dQ are added in the order of their blocks of keys, from the last to the first
+  // Workspace if deterministic, else of no element: for each kSumsOfTurn of the sums the block of keys of its sequence that is next to
+  // add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
+  float* turns;
 
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
     return {q_sequences, block_q};
@@ -108,6 +120,7 @@ struct BackwardParams {
     block_q = shape.B_r;
     padded_q = int(blocked_queries().n_rows(batch));
     columns = shape.d_head;
+    block_k = shape.B_c;
   }
 
   // The rows of the workspace.
@@ -123,6 +136,15 @@ struct BackwardParams {
   PYFLASH_HOST_DEVICE constexpr float* sums_of(int row) const {
     return dq_sum + int64_t(row) * columns;
   }
+  // The first block of keys to add to the sums of a block of queries: the last that some of them attend. Without any: -1.
+  PYFLASH_HOST_DEVICE constexpr int first_turn(int first_query, int n_queries, int n_keys) const {
+    int const n = smaller(block_q, n_queries - first_query);
+    if (n <= 0) {
+      return -1;
+    }
+    int const aligned = aligned_column(first_query, n_queries, n_keys);
+    return mask.keys_from(aligned, n_keys).of_some(n).blocks_touched(block_k).end - 1;
+  }
 };
 
 inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_head_of_config*/) {
@@ -130,7 +152,8 @@ inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_he
           .left_window = params.mask.cuts_left(),
           .packed = params.q_sequences.is_packed(),
           .softcap = params.softcap.cap != 0,
-          .alibi_slopes = params.alibi_slopes.data != nullptr};
+          .alibi_slopes = params.alibi_slopes.data != nullptr,
+          .deterministic = params.deterministic};
 }
 
 }  // namespace pyflash

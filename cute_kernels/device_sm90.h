@@ -126,6 +126,21 @@ CUTE_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// Reads a number in global memory until it is at most `bound`, and returns it. What was written before it was stored is visible
+// afterwards, to TMA too. NaN is no bound.
+CUTE_DEVICE float wait_until_at_most(float const* address, float bound) {
+  float value;
+  do {
+    asm volatile("ld.acquire.gpu.global.f32 %0, [%1];\n" : "=f"(value) : "l"(address) : "memory");
+  } while (value > bound);
+  asm volatile("fence.proxy.async.global;\n" ::: "memory");
+  return value;
+}
+// For wait_until_at_most of any CTA, behind everything that this thread has written or waited for.
+CUTE_DEVICE void store_release(float* address, float value) {
+  asm volatile("st.release.gpu.global.f32 [%0], %1;\n" ::"l"(address), "f"(value) : "memory");
+}
+
 // Programmatic dependent launch. A kernel that is launched while the one before it in the stream still runs waits here until
 // that one has ended and what it wrote is visible; it touches no global memory before.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
@@ -204,6 +219,10 @@ template <int kPending>
 CUTE_DEVICE void tma_store_wait() {
   cute::tma_store_wait<kPending>();
 }
+// Waits until all of them have been written, too.
+CUTE_DEVICE void tma_store_wait_written() {
+  asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
+}
 
 // Order of warpgroup MMAs.
 CUTE_DEVICE void mma_fence() { cute::warpgroup_arrive(); }
@@ -280,6 +299,7 @@ template <int kPending>
 void tma_store_wait() {
   tma_store_wait(kPending);
 }
+void tma_store_wait_written();
 
 void bulk_load_bytes(void const* global, Mbarrier& barrier, void* smem, int bytes);
 template <class T>
@@ -287,6 +307,9 @@ void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
   bulk_load_bytes(global, barrier, smem, bytes);
 }
 void bulk_reduce_add(float const* smem, float* global, int bytes);
+
+float wait_until_at_most(float const* address, float bound);
+void store_release(float* address, float value);
 
 int cluster_size();
 int cluster_rank();

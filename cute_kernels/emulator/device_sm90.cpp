@@ -68,6 +68,12 @@ void bulk_reduce_add(float const* smem, float* global, int bytes) {
 }
 void tma_store_commit() { machine->tma_store_commit(); }
 void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
+void tma_store_wait_written() { machine->tma_store_wait(0); }
+
+float wait_until_at_most(float const* address, float bound) {
+  return machine->wait_until_at_most(address, bound);
+}
+void store_release(float* address, float value) { machine->store_release(address, value); }
 
 int cluster_size() { return machine->cluster_size(); }
 int cluster_rank() { return machine->cluster_rank(); }

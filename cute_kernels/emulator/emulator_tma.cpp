@@ -253,6 +253,32 @@ void Emulator::tma_store_wait(int n_pending) {
   warp.known.stores[warp.index()] = warp.n_stores - static_cast<uint32_t>(thread.stores.size());
 }
 
+// NOTE: CTAs run one after another, in the order of their indices: what no earlier one gave never comes.
+float Emulator::wait_until_at_most(float const* address, float bound) {
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "read of a turn"};
+  float value = bound;
+  if (auto const* from = translate(address, sizeof value, sizeof value, -1, access)) {
+    std::memcpy(&value, from, sizeof value);
+  }
+  if (value > bound) {
+    findings_.add({.kind = "deadlock",
+                   .memory = global_.name_at(address),
+                   .access = access,
+                   .detail = "a CTA waits for a turn that no CTA before it gave"});
+    abort();
+  }
+  return value;
+}
+
+void Emulator::store_release(float* address, float value) {
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "write of a turn"};
+  if (auto* to = translate(address, sizeof value, sizeof value, GlobalMemory::kReducer, access)) {
+    std::memcpy(to, &value, sizeof value);
+  }
+}
+
 // What lies outside the map's extents is left out.
 void Emulator::store(TmaBox const& box, int64_t writer) {
   std::vector<std::byte> bytes(row_bytes(box.map));

@@ -93,7 +93,8 @@ bool Run::set_integer(char const* name, int64_t value) {
   }
   for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q_),
                                        std::pair("max_seqlen_k", &Run::max_seqlen_k_),
-                                       std::pair("resident_ctas", &Run::resident_ctas_)}) {
+                                       std::pair("resident_ctas", &Run::resident_ctas_),
+                                       std::pair("deterministic", &Run::deterministic_)}) {
     if (std::string_view(name) == length) {
       this->*member = value;
       return true;

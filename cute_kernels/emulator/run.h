@@ -59,6 +59,7 @@ class Run {
   // The call of op forward, or of the forward pass.
   Call call() const;
   int n_resident() const;
+  bool is_deterministic() const { return deterministic_ != 0; }
 
   EmulatedKernel const& kernel_;
 
@@ -76,6 +77,7 @@ class Run {
   int64_t max_seqlen_q_ = 0;
   int64_t max_seqlen_k_ = 0;
   int64_t resident_ctas_ = 132;  // of an H100 or H200
+  int64_t deterministic_ = 0;    // of a backward: whether sums have one order
   Options options_;
   std::vector<double> reals_;  // of a variant, as the integers
   std::vector<int64_t> integers_;

@@ -37,6 +37,7 @@ class BackwardRun final : public Run {
     check_config_fits(config, dtype, d_head, problem_as_asked(asked.forward));
     params_ = problem.params;
     params_.set_shape(kernel_.backward->shape);
+    params_.deterministic = is_deterministic();
     n_resident();
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
@@ -99,6 +100,9 @@ class BackwardRun final : public Run {
     for (auto const& [name, starts] : {std::pair("cu_seqlens_q", &params.q_sequences.starts),
                                        std::pair("cu_seqlens_k", &params.k_sequences.starts)}) {
       mapping.map(name, *starts, 4, {{params.batch + 1, 1}}, Role::kInput);
+    }
+    if (params.deterministic && phase != kAfter) {
+      workspace(params.turns, "turns", 3, phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
     workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? Role::kAccumulator : role(kBefore));
     if (phase != kAfter) {

@@ -24,6 +24,7 @@ class BackwardFeatures(KernelFeatures):
     packed: bool = False
     softcap: bool = False
     alibi_slopes: bool = False
+    deterministic: bool = False  # sums of dq in one order
 
 
 _EVERYTHING = "right_window+left_window+packed+softcap+alibi_slopes"
@@ -36,9 +37,17 @@ _BUILT = (
     "right_window+packed",
     "right_window+left_window+softcap",
     _EVERYTHING,
+    "right_window+deterministic",
+    f"{_EVERYTHING}+deterministic",
 )
 # Those that the emulator runs: every code path in fewer instantiations.
-_EMULATED = ("plain", "right_window", "right_window+left_window", _EVERYTHING)
+_EMULATED = (
+    "plain",
+    "right_window",
+    "right_window+left_window",
+    _EVERYTHING,
+    f"{_EVERYTHING}+deterministic",
+)
 
 BACKWARD = Op(
     name="backward",

@@ -13,9 +13,10 @@ import torch
 from pyflash.config import DType, Features, KernelConfig, parse
 from pyflash.config.words import shown, type_name
 from pyflash.op.arguments import arguments_of
-from pyflash.op.backward import PLACES, cudnn, kernels, without_gradients
+from pyflash.op.backward import kernels
+from pyflash.op.backward.choice import PLACES, By, choose, without_gradients
 from pyflash.op.errors import call, check_type
-from pyflash.op.options import OWN_KERNELS, AttentionOptions
+from pyflash.op.options import AttentionOptions
 from pyflash.op.tables import COSTS
 
 EXTENTS = (
@@ -89,26 +90,15 @@ def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
 def _backward(problem: Problem) -> str:
     device = _device(problem.device)
     lacking = without_gradients(problem.options, device.type)
-    config, own = "", ""
-    if device.type == "cuda" and not without_gradients(problem.options, OWN_KERNELS):
-        config, own = kernels.choice(device, _arguments(problem))
-    if config:
-        return f"{config}: {own}"
-    if lacking:
-        why = f"; no kernel of pyflash: {own}" if own and kernels.are_built() else ""
-        return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}{why}"
-    if device.type == "cpu":
+    if device.type != "cuda":
+        if lacking:
+            return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}"
         return "the formula in float32"
-    lengths = problem.seqlen_q, problem.seqlen_k
-    dtype = TORCH_DTYPES[DType.of(problem.dtype)]
-    refusal = cudnn.refusal(
-        device, dtype, *lengths, problem.d_head, problem.options, problem.packed
-    )
-    borrowed = "PyTorch's cuDNN backward" if refusal is None else "PyTorch's flash backward"
-    reasons = [refusal] if refusal else []
-    if kernels.are_built():
-        reasons.append(f"no kernel of pyflash: {own}")
-    return ": ".join([borrowed, *(["; ".join(reasons)] if reasons else [])])
+    choice = choose(device, _arguments(problem))
+    if lacking and choice.by is not By.OWN:
+        why = f"; no kernel of pyflash: {choice.own}" if kernels.are_built() else ""
+        return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}{why}"
+    return str(choice)
 
 
 class ProblemClass(NamedTuple):

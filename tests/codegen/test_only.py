@@ -19,11 +19,12 @@ from pyflash.config import FAMILIES, Arch, Family
 # Prints the config map of a process that loads nothing but one library.
 LOADED = """
 import json, sys, torch, pyflash
+from pyflash.op.library import built_configs
 from pyflash.codegen import kernel_libraries
 pyflash.codegen.kernel_libraries.installed = lambda folder: []
 pyflash.codegen.kernel_libraries.of_user = lambda abi: []
 pyflash.load(sys.argv[1])
-rows = pyflash.built_configs()
+rows = built_configs(sys.argv[2])
 needed = {f: [row.covers(f, 90) for row in rows.values()] for c in rows for f in c.family.op.built}
 print(json.dumps([
     {str(config): list(map(str, row.features)) for config, row in rows.items()},
@@ -60,7 +61,10 @@ def test_a_library_of_one_combination_is_built_and_loaded(family: Family, tmp_pa
     assert (name, len(built["kernels"])) == (str(config), 1)
     assert record["rebuild"][-3:] == ["--only", features, str(config)]
     loaded = subprocess.run(
-        [sys.executable, "-c", LOADED, library], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOADED, library, family.op.name],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows, covered = json.loads(loaded.stdout)
     assert rows == {str(config): [features]}

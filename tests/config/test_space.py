@@ -19,7 +19,7 @@ COUNTS = {
     "64,32": 16,
     "128,32": 16,
     "128,64": 16,
-    "all": 43,
+    "all": 47,
     "sm90": 18,
     "head_dims": 24,
     "backward": 4,
@@ -92,7 +92,12 @@ def test_prog_all_is_legal_but_for_too_large_accumulators(arch):
 
 
 def test_default_is_prog_and_the_best_of_each_dtype_head_and_block_size():
-    assert set(named_set("all")) == {*DEFAULTS, *PROG, *named_set("sm90")}
+    assert set(named_set("all")) == {
+        *DEFAULTS,
+        *PROG,
+        *named_set("sm90"),
+        *named_set("backward"),
+    }
     covered = {(c.dtype, c.d_head, c.B_r, c.B_c) for c in DEFAULTS}
     assert covered >= {
         (t, d, r, c) for t in DType for d in (64, 128) for r in (64, 128) for c in (32, 64)

@@ -116,3 +116,23 @@ def test_configs_of_another_op_are_refused_in_words() -> None:
         pyflash.emulate_backward(*inputs, forward)
     with pytest.raises(ValueError, match="is for FP16, q is BF16"):
         pyflash.emulate_backward(*inputs, key.replace(dtype=DType.FP16))
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if "one" not in name])
+def test_deterministic_gradients(name: str) -> None:
+    """Blocks of keys add in one order, and each gives its turn on: no CTA waits for a later one."""
+    config = list(CONFIGS)[list(SHAPES).index(name) % len(CONFIGS)]
+    key, shape = CONFIGS[config], SHAPES[name]
+    call = make_call(key, shape)
+    found = []
+    for order in ORDERS:
+        *gradients, report = pyflash.emulate_backward(
+            *call.inputs, key, grad_lse=call.grad_lse, order=order, deterministic=True,
+            **shape.options,
+        )  # fmt: skip
+        report.check()
+        assert wrong(key, shape, call, tuple(gradients)) == {}
+        found.append(gradients)
+    for gradients in found[1:]:
+        for a, b in zip(gradients, found[0], strict=True):
+            assert torch.equal(a, b)

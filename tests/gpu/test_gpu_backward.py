@@ -1,13 +1,12 @@
-"""The kernels of op backward on a GPU. They are not built by default, but by `pyflash build --set
-backward`."""
+"""The kernels of op backward on a GPU."""
 
 import pytest
 import torch
 from support.backward_cases import CASES, Case, expected, gradients, make
 from support.gpu_kernels import forbid_borrowed, skip_without_kernels
 
-from pyflash import attention, select
-from pyflash.op.backward import kernels
+from pyflash import Problem, attention, attention_varlen, select
+from pyflash.op.backward import cudnn, kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -92,14 +91,96 @@ def test_sinks_are_in_lse(forbid_others):
     expected(case, qkv, grad_out).check(gradients(case, qkv, grad_out))
 
 
-def test_what_they_do_not_take_is_borrowed():
+# Whose kernels run by default, on a Hopper.
+BY_DEFAULT = {
+    "plain": ({}, None),  # cuDNN's, where this torch has it
+    "window": ({"window_left": 30}, "sm90_bwd"),
+    "chunk": ({"attention_chunk": 64}, "sm90_bwd"),
+    "softcap": ({"softcap": 20.0}, "sm90_bwd"),
+    "slopes": ({"alibi_slopes": torch.ones(8)}, "sm90_bwd"),
+}
+
+
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_whose_kernels_run_by_default(name):
+    options, says = BY_DEFAULT[name]
+    extents = dict(batch=2, heads_q=8, heads_kv=8, seqlen_q=256, seqlen_k=256)  # noqa: C408
+    problem = Problem(**extents, d_head=128, dtype="BF16", options=options)
+    if says is None:
+        refused = cudnn.refusal(torch.device("cuda"), torch.bfloat16, 256, 256, 128, {})
+        says = "cuDNN" if refused is None else "sm90_bwd"
+    assert says in select(problem).backward.partition(";")[0]
+
+
+@pytest.fixture
+def deterministic():
     torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        assert "use_deterministic_algorithms is on" in select(CASE.problem("cuda")).backward
-        qkv, grad_out = make(CASE, "cuda")
-        expected(CASE, qkv, grad_out).check(gradients(CASE, qkv, grad_out))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+DETERMINISTIC = [
+    Case(dtype, d_head, mask, "many_tiles", options=options)
+    for dtype, d_head in ((torch.bfloat16, 128), (torch.float16, 64))
+    for mask, options in (
+        ("full", {}),
+        ("causal", {}),
+        ("window", {}),
+        ("causal_window", {}),
+        ("causal", {"softcap": 15.0}),
+        ("full", {"attention_chunk": 200}),
+    )
+]
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
+def test_deterministic_gradients_are_the_same_bits_every_time(forbid_others, deterministic, case):
+    qkv, grad_out = make(case, "cuda")
+    first = gradients(case, qkv, grad_out)
+    if not case.options.get("attention_chunk") and not case.options.get("softcap"):
+        expected(case, qkv, grad_out).check(first)
+    for _ in range(20):
+        for a, b in zip(gradients(case, qkv, grad_out), first, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_deterministic_gradients_of_packed_sequences(forbid_others, deterministic, d_head, causal):
+    """More CTAs than run at a time, sequences of none to many blocks."""
+    torch.manual_seed(0)
+    lengths = [0, 1, 65, 700, 128, 0, 2500, 37, 1000] * 3
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    total, longest = int(starts[-1]), max(lengths)
+    q, k, v = (
+        torch.randn(total, heads, d_head, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        for heads in (8, 2, 2)
+    )
+    out = attention_varlen(q, k, v, starts, starts, longest, longest, causal=causal)
+    upstream = torch.randn_like(out)
+
+    def again():
+        return torch.autograd.grad(out, (q, k, v), upstream, retain_graph=True)
+
+    first = again()
+    for _ in range(20):
+        for a, b in zip(again(), first, strict=True):
+            assert torch.equal(a, b)
+    torch.use_deterministic_algorithms(False)
+    for a, b in zip(again(), first, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_starts_that_do_not_ascend_end(forbid_others, deterministic):
+    """Their gradients are wrong, but no CTA waits for a turn that never comes."""
+    q, k, v = torch.randn(3, 900, 4, 64, dtype=torch.float16, device="cuda").unbind()
+    right = torch.tensor([0, 300, 600, 900], device="cuda", dtype=torch.int32)
+    out, lse = torch.ops.pyflash.fwd_varlen(q, k, v, right, right, 300, 300)
+    for wrong in ([0, 700, 100, 900], [900, 500, 200, 0], [-5, 2000, 3, 1 << 30]):
+        starts = torch.tensor(wrong, device="cuda", dtype=torch.int32)
+        for packing in ((starts, right, 300, 300), (right, starts, 300, 300)):
+            kernels.bwd(torch.ones_like(out), out, lse, q, k, v, packing=packing)
+            torch.cuda.synchronize()
 
 
 def test_torch_compile(forbid_others):

@@ -47,7 +47,7 @@ def test_a_notebook_shows_configs_and_spaces():
     shown = BEST._repr_html_()
     assert shown == fragment(Sheet.of(BEST))
     assert str(BEST.resources("sm_86").register_demand) in shown
-    sm90 = named_set("all")[-1]
+    sm90 = named_set("sm90")[-1]
     assert sm90.family.name == "sm90_forward"
     assert escape(sm90.violations("sm_80")[0].sentence) in sm90._repr_html_()
     space = Space(dtype="FP16", d_head=128, B_r=64, B_c=64, n_warps=4)

@@ -44,7 +44,8 @@ def test_kernels_that_are_not_built_change_nothing():
     """Nor do they show in what select says."""
     from pyflash.op.backward import kernels
 
-    assert not kernels.are_built()
+    if kernels.are_built():
+        pytest.skip("they are built")
     device = torch.device("cuda")
     if not torch.cuda.is_available():
         config, reason = kernels.choice(device, {})

@@ -1,13 +1,16 @@
-"""Which keys a row attends, which queries attend a key, and where sequences lie, in C++."""
+"""Which keys a row attends, which queries attend a key, where sequences lie, and in which order
+blocks of keys add to the sums of dQ, in C++."""
 
 import subprocess
 
+import pytest
 from support.headers import ROOT, includes
 
 
-def test_ranges_are_those_of_the_definition(tmp_path):
-    program = tmp_path / "check_ranges"
-    source = ROOT / "tests/support/check_ranges.cpp"
+@pytest.mark.parametrize("what", ["ranges", "turns"])
+def test_it_is_as_by_definition(tmp_path, what):
+    program = tmp_path / f"check_{what}"
+    source = ROOT / f"tests/support/check_{what}.cpp"
     command = ["g++", "-std=c++20", "-Wall", "-Werror", *includes(), source, "-o", program]
     subprocess.run(command, check=True)
     result = subprocess.run([program], capture_output=True, text=True)

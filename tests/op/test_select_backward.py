@@ -20,15 +20,16 @@ import json, sys
 from types import SimpleNamespace
 import torch, pyflash
 from pyflash.op import backward, selection
-from pyflash.op.backward import kernels
+from pyflash.op.backward import choice, kernels
 
+ANY = json.loads(sys.argv[2])
 asked = json.load(sys.stdin)
 found = {"before": kernels.are_built()}
 pyflash.load(sys.argv[1])
 found["after"] = kernels.are_built()
 for name, (changes, sm_arch) in asked.items():
     found[name] = torch.ops.pyflash.select_backward(
-        **changes, sm_arch=sm_arch, n_sms=132
+        **changes, sm_arch=sm_arch, n_sms=132, deterministic=name == "deterministic"
     )
 torch.cuda.is_available = lambda: True
 torch.cuda.get_device_properties = lambda _: SimpleNamespace(
@@ -42,6 +43,33 @@ found["tells chunk"] = tell(attention_chunk=64)
 found["tells softcap"] = tell(softcap=20.0)
 problem["packed"] = True
 found["tells packed"] = tell()
+problem["packed"] = False
+torch.__version__ = "2.11.0"
+torch.backends.cudnn.is_available = lambda: True
+found["tells window"] = tell(window_left=30)
+problem["seqlen_k"] = 200
+found["tells square"] = tell(causal=True)
+H200 = torch.device("cuda", 0)
+plain = dict(ANY, seqlen_k=200)
+for name, asked, gradient_of_lse, before in (
+    ("plain", plain, False, ()),
+    ("gradient of lse", plain, True, ()),
+    ("measured", plain | {"causal": True}, False, (True, range(65, 129), range(128, 1 << 31))),
+    ("other mask", plain, False, (True, range(65, 129), range(128, 1 << 31))),
+    ("other d_head", plain | {"causal": True}, False, (True, range(1, 65), range(128, 1 << 31))),
+    ("shorter", plain | {"causal": True}, False, (True, range(65, 129), range(201, 1 << 31))),
+    ("window", plain | {"window_left": 20}, False, ()),
+    ("chunk", plain | {"attention_chunk": 32}, False, ()),
+    ("low scale", plain | {"dtype": 15, "softmax_scale": 1e-3}, False, ()),
+    ("many heads", plain | {"heads": 1 << 17, "heads_kv": 1 << 17}, False, ()),
+    ("another dtype", plain | {"dtype": 5, "softmax_scale": 1e-3}, False, ()),
+    ("refused", plain | {"seqlen_k": 64, "seqlen_q": 64, "d_head": 64}, False, ()),
+    ("softcap", plain | {"softcap": 20.0}, False, ()),
+    ("packed", plain | {"packed": True}, False, ()),
+):
+    choice.OWN_BEFORE_CUDNN = (choice.Measured(*before),) if before else ()
+    found["by " + name] = choice.choose(H200, asked, gradient_of_lse).by.name
+choice.OWN_BEFORE_CUDNN = ()
 torch.use_deterministic_algorithms(True)
 found["tells deterministic"] = tell()
 json.dump(found, sys.stdout)
@@ -62,6 +90,7 @@ CASES = {
     "chunk": ({"attention_chunk": 32}, 90, WIDE_ALL, "the first in rank"),
     "softcap": ({"softcap": 20.0}, 90, "", f"{WIDE} is not built with softcap"),
     "packed": ({"packed": True}, 90, "", f"{WIDE} is not built with packed"),
+    "deterministic": ({}, 90, "", f"{WIDE} is not built with deterministic"),
 }
 
 
@@ -70,7 +99,7 @@ def found(tmp_path_factory) -> dict:
     library: Path = build_fake_library(tmp_path_factory.mktemp("library"), "fake", "BACKWARD")
     asked = {name: (ANY | changes, sm) for name, (changes, sm, _, _) in CASES.items()}
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(library)],
+        [sys.executable, "-c", PROGRAM, str(library), json.dumps(ANY)],
         input=json.dumps(asked),
         capture_output=True,
         text=True,
@@ -92,11 +121,40 @@ def test_the_map_knows_whether_the_op_is_built(found):
     assert (found["before"], found["after"]) == (False, True)
 
 
+# Whose kernels compute gradients on an H200 of ANY with as many keys as queries, and changes.
+CHOSEN = {
+    "plain": "CUDNN",
+    "gradient of lse": "OWN",
+    "measured": "OWN",
+    "other mask": "CUDNN",
+    "other d_head": "CUDNN",
+    "shorter": "CUDNN",
+    "window": "OWN",
+    "chunk": "OWN",
+    "low scale": "CUDNN",  # bf16
+    "many heads": "OWN",
+    "another dtype": "FLASH",  # fp16, of which no own kernel is there
+    "refused": "CUDNN",
+    "softcap": "FLASH",  # which forward refuses
+    "packed": "FLASH",
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_whose_kernels_run(found, name):
+    assert found[f"by {name}"] == CHOSEN[name]
+
+
 def test_select_tells_whose_kernels_compute_gradients(found):
-    assert found["tells"] == f"{WIDE}: the first in rank of those built that take it"
-    assert found["tells chunk"] == f"{WIDE_ALL}: the first in rank of those built that take it"
+    rank = "the first in rank of those built that take it; not cuDNN's:"
+    lengths = "cuDNN aligns a causal mask with the first key, and q and k differ in length"
+    assert found["tells"] == f"{WIDE}: {rank} {lengths}"
+    assert found["tells chunk"] == f"{WIDE_ALL}: {rank} attention_chunk is set"
+    assert found["tells window"] == f"{WIDE_ALL}: {rank} a window is neither full nor causal"
+    square = "PyTorch's cuDNN backward: no kernel of pyflash: none is known to be faster"
+    assert found["tells square"] == square
     says = "none: softcap has no gradients on a GPU; no kernel of pyflash: "
     assert found["tells softcap"].startswith(says)
     assert f"{WIDE} is not built with softcap" in found["tells softcap"]
     assert "PyTorch's flash backward: sequences are packed; no kernel" in found["tells packed"]
-    assert "dq is summed in any order" in found["tells deterministic"]
+    assert "is not built with deterministic" in found["tells deterministic"]

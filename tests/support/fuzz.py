@@ -23,7 +23,7 @@ from support.refused import call_or_fall_back
 from torch import Tensor
 
 from pyflash import attention, attention_varlen, built_configs, named_set
-from pyflash.config import ARCHS, FAMILIES, DType, KernelConfig, family_of
+from pyflash.config import ARCHS, FAMILIES, FORWARD, DType, KernelConfig, family_of
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
@@ -37,6 +37,7 @@ MAX_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 20}
 ON_CPU = [
     config
     for built in named_set("all")
+    if built.family.op is FORWARD
     for config in (built, built.replace(d_head=256))
     if any(config.is_legal(arch) for arch in ARCHS)
 ]

@@ -22,6 +22,7 @@ struct Outputs {
   typename Traits::SharedStorage& smem;
   Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
+  int turn = -1;        // that this warp has taken and not yet given on; -1: none
 
   // dS^T to shared memory, where both consumers read it for dQ.
   template <class FragmentP>
@@ -61,10 +62,14 @@ struct Outputs {
     device::sync_warp();
     device::at(Site::dQ_s2g);
     if (lane() == 0) {
-      device::bulk_reduce_add(
-          staged,
-          params.problem.dq_sum + int64_t(row) * Traits::kHeadDim + warp_of_tile() * kWarpDQ,
-          kWarpDQ * sizeof(float));
+      int64_t const part = int64_t(row) * Traits::kHeadDim / kWarpDQ + warp_of_tile();
+      if constexpr (kFeatures.deterministic) {
+        // What the block of keys before added has been added.
+        float const block = device::wait_until_at_most(params.problem.turns + part, n_block());
+        turn = block == n_block() ? int(part) : -1;
+      }
+      device::bulk_reduce_add(staged, params.problem.dq_sum + part * kWarpDQ,
+                              kWarpDQ * sizeof(float));
       device::tma_store_commit();
     }
   }
@@ -89,10 +94,20 @@ struct Outputs {
     return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
   }
 
-  // Waits until what this warp sent before has been read.
+  // The block of keys, in its sequence.
+  CUTE_DEVICE float n_block() const { return float(tile.first_key / Traits::kBlockN); }
+
+  // Waits until what this warp sent before has been read, or, if there is an order, added: then it is the next one's turn.
   CUTE_DEVICE void wait_for_sent_dQ() {
     if (lane() == 0) {
-      device::tma_store_wait<0>();
+      if constexpr (kFeatures.deterministic) {
+        device::tma_store_wait_written();
+        if (turn >= 0) {
+          device::store_release(params.problem.turns + turn, n_block() - 1);
+        }
+      } else {
+        device::tma_store_wait<0>();
+      }
     }
     device::sync_warp();
   }

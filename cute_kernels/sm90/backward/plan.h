@@ -107,6 +107,7 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
                         (2 * kElementBytes + int(sizeof(float)));
   Sections const sections = divide_into_sections(false, n_ctas, n_blocks, n_heads, 1, bytes);
   order.n_tiles = int(n_blocks * n_heads);
+  order.n_blocks = int(n_blocks);
   order.last_section = int(sections.last);
   order.by_section_tiles = cutlass::FastDivmod(int(n_blocks * sections.heads));
   order.by_section = cutlass::FastDivmod(int(sections.heads));

@@ -1,5 +1,5 @@
 // What the main kernel of a backward needs of each query: lse in base 2 and delta = rowsum(dO * O) - dlse, padded to whole
-// blocks; and sums of dQ that start at 0. A CTA has a piece of the queries of a head.
+// blocks; sums of dQ that start at 0, and, where they have an order, who adds first. A CTA has a piece of the queries of a head.
 #pragma once
 
 #include <cmath>
@@ -19,6 +19,7 @@ struct QueryPiece {
   int batch;     // of the tensors
   int row;       // of the first query, in the workspace
   Rows queries;  // of the sequence
+  int sequence;
 
   CUTE_DEVICE static QueryPiece of(BackwardParams const& problem, int index) {
     int const n_pieces = problem.padded_q / kQueriesOfPiece;
@@ -27,13 +28,14 @@ struct QueryPiece {
                      rest % problem.heads,
                      rest / problem.heads,
                      index * kQueriesOfPiece,
-                     {0, problem.q_sequences.longest}};
+                     {0, problem.q_sequences.longest},
+                     rest / problem.heads};
     if (problem.q_sequences.is_packed()) {
       device::Loader const load;
       BlockedRows const blocks = problem.blocked_queries();
-      int const sequence = blocks.sequence_at(piece.first_query, problem.batch, load);
-      piece.first_query -= blocks.begin_of(sequence, load);
-      piece.queries = problem.q_sequences.rows_of(sequence, load);
+      piece.sequence = blocks.sequence_at(piece.first_query, problem.batch, load);
+      piece.first_query -= blocks.begin_of(piece.sequence, load);
+      piece.queries = problem.q_sequences.rows_of(piece.sequence, load);
       if (piece.first_query < 0) {  // cu_seqlens_q does not ascend
         piece.queries.length = piece.first_query = 0;
       }
@@ -79,6 +81,36 @@ CUTE_DEVICE void store_numbers(BackwardParams const& problem, QueryPiece const& 
   device::store(problem.delta + row, delta);
 }
 
+// Whether no sequence has rows of another. By a warp.
+CUTE_DEVICE bool ascend(Sequences const& sequences, int batch, int lane) {
+  if (!sequences.is_packed()) {
+    return true;
+  }
+  device::Loader const load;
+  bool wrong = load(sequences.starts) < 0 || load(sequences.starts + batch) > sequences.total;
+  for (int i = lane; i < batch; i += 32) {
+    wrong = wrong || load(sequences.starts + i) > load(sequences.starts + i + 1);
+  }
+  return !device::any_lane(wrong);
+}
+
+// Writes which block of keys is first to add to the sums of the piece. By a warp.
+template <int kColumns>
+CUTE_DEVICE void store_turns(BackwardParams const& problem, QueryPiece const& piece, int lane) {
+  constexpr int kTurns = kQueriesOfPiece * kColumns / kSumsOfTurn;
+  static_assert(kTurns <= 32);
+  device::Loader const load;
+  int const first_of_block = piece.first_query / problem.block_q * problem.block_q;
+  int const n_keys = problem.k_sequences.rows_of(piece.sequence, load).length;
+  bool const in_order = ascend(problem.q_sequences, problem.batch, lane) &&
+                        ascend(problem.k_sequences, problem.batch, lane);
+  if (lane < kTurns) {
+    device::store(problem.turns + int64_t(piece.row) * kColumns / kSumsOfTurn + lane,
+                  in_order ? float(problem.first_turn(first_of_block, piece.queries.length, n_keys))
+                           : -INFINITY);
+  }
+}
+
 // kColumns: those of the config.
 template <class Element, int kColumns>
 CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
@@ -110,6 +142,9 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
     if (column == 0) {
       store_numbers(problem, piece, query, piece.row + row, product);
     }
+  }
+  if (problem.deterministic && thread < 32) {
+    store_turns<kColumns>(problem, piece, thread);
   }
   auto* const sums = reinterpret_cast<float4*>(problem.sums_of(piece.row));
   CUTE_UNROLL

@@ -77,6 +77,9 @@ CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
   } else {
     order.by_section(n_block, head, in_section);
   }
+  if constexpr (kFeatures.deterministic) {
+    n_block = order.n_blocks - 1 - n_block;
+  }
   Tile<kFeatures> tile{.problem = params.problem};
   order.by_heads(tile.batch, tile.head_kv, head + section * order.by_section.divisor);
   if constexpr (kFeatures.packed) {

@@ -12,7 +12,7 @@ inline constexpr int kSlab = 64;  // columns of 128 bytes
 // time.
 inline constexpr int kValuesDQ = kMmaM * kSlab / kWarpgroup;  // of a thread
 inline constexpr int kWarpDQ = 32 * kValuesDQ;                // floats of a warp
-static_assert(kMmaM == kQueriesOfPiece && kSlab == kQueriesOfPiece);
+static_assert(kMmaM == kQueriesOfPiece && kSlab == kQueriesOfPiece && kWarpDQ == kSumsOfTurn);
 
 inline constexpr int kEntryRegisters = 168;  // of a thread when the main kernel starts
 

@@ -1,5 +1,4 @@
-"""The named set of the SM90 backward family, and its preferred configs. No set that is built by
-default has them."""
+"""The named sets of the SM90 backward family, and its preferred configs."""
 
 from __future__ import annotations
 
@@ -18,4 +17,7 @@ DEFAULTS = tuple(
     for dtype in DType
 )
 
-SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {"backward": lambda: DEFAULTS}
+SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {
+    "all": lambda: DEFAULTS,
+    "backward": lambda: DEFAULTS,
+}

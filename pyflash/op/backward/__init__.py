@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyflash.op.backward import cpu, cuda, kernels
+from pyflash.op.backward.choice import PLACES, without_gradients
 from pyflash.op.options import (
     BACKWARD_TENSORS,
     DEFAULTS,
@@ -24,9 +25,6 @@ from pyflash.op.options import (
     TENSORS,
     given,
 )
-
-# Where gradients of q, k and v are computed, in words.
-PLACES = {"cuda": "a GPU", "cpu": "the CPU"}
 
 
 def refuse_what_has_no_gradients(
@@ -58,17 +56,6 @@ def refuse_what_has_no_gradients(
             f"gradients{own}"
         )
     raise RuntimeError(f"pyflash: {too_many}{own}")
-
-
-def without_gradients(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The given options with which q, k and v have no gradients on a device of that type, or by
-    `OWN_KERNELS`."""
-    if where not in (*PLACES, OWN_KERNELS):
-        return {}
-    has_gradients = {"cuda", OWN_KERNELS} if where == OWN_KERNELS else {where}
-    return {
-        n: x for n, x in given(options).items() if not has_gradients & {*OPTIONS[n].gradients_on}
-    }
 
 
 def _refusal_of_borrowed_grids(q: Tensor, packing: Sequence[Any]) -> str | None:

@@ -1,5 +1,4 @@
-"""Gradients on a GPU: by the kernels of op backward that are built, else by PyTorch's flash
-backward, or on a Hopper by cuDNN's where that suits.
+"""Gradients on a GPU: by the kernels that choice.py names.
 
 They recompute P = exp(S - lse) from the given lse, so sinks, which are in lse, need nothing more;
 rowsum(dO * O) is the same with and without them.
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyflash.op.backward import cudnn, kernels
+from pyflash.op.backward.choice import By, Choice, choose
 from pyflash.op.options import AttentionOptions, windows_of
 
 if TYPE_CHECKING:
@@ -36,18 +36,18 @@ def bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    not_own = kernels.refusal(q, k, (), options)
-    if not not_own:
+    chosen = choose(q.device, kernels.problem_of(q, k, (), options), grad_lse is not None)
+    if chosen.by is By.OWN:
         return kernels.bwd(grad_out, out, lse, q, k, v, grad_lse=grad_lse, **options)
-    _refuse_gradient_of_lse(grad_lse, not_own)
+    _refuse_gradient_of_lse(grad_lse, chosen)
     return _borrowed(grad_out, out, lse, q, k, v, **options)
 
 
-def _refuse_gradient_of_lse(grad_lse: Tensor | None, not_own: str) -> None:
+def _refuse_gradient_of_lse(grad_lse: Tensor | None, chosen: Choice) -> None:
     if grad_lse is not None:
         raise RuntimeError(
             "pyflash: lse has no gradient here, because PyTorch's backward runs, which takes none "
-            f"(no kernel of pyflash: {not_own}): expected lse.detach() in what is differentiated"
+            f"(no kernel of pyflash: {chosen.own}): expected lse.detach() in what is differentiated"
         )
 
 
@@ -132,12 +132,12 @@ def bwd_varlen(
     if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    not_own = kernels.refusal(q, k, packing, options)
-    if not not_own:
+    chosen = choose(q.device, kernels.problem_of(q, k, packing, options), grad_lse is not None)
+    if chosen.by is By.OWN:
         return kernels.bwd(
             grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **options
         )
-    _refuse_gradient_of_lse(grad_lse, not_own)
+    _refuse_gradient_of_lse(grad_lse, chosen)
     return _borrowed_packed(grad_out, out, lse, q, k, v, *packing, **options)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyflash.op.options import AttentionOptions, softmax_scale_of, windows_of
 
 MAX_D_HEAD = 128
+MAX_HEADS = 65535
 # The architecture (major) on which it is the faster one.
 MEASURED_ON = 9
 # The versions of torch on which plans were seen to be kept apart.

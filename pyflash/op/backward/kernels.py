@@ -1,7 +1,8 @@
 """Gradients on a GPU by the kernels of op backward, where they are built.
 
 They recompute P = exp(S - lse) from the given lse, as the borrowed ones do. dq is summed over
-blocks of keys in whatever order these end, in float32: two calls differ by rounding.
+blocks of keys in float32, in whatever order these end: two calls differ by rounding. Where
+`torch.use_deterministic_algorithms` is on, kernels run that keep one order.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
     """(config, reason): the config of op backward that computes the gradients of a problem there,
     "" for none, and why. problem: the arguments of `torch.ops.pyflash.select_backward`, but for
     the device's."""
-    if torch.are_deterministic_algorithms_enabled():
-        return "", "torch.use_deterministic_algorithms is on, and dq is summed in any order"
     if device.type != "cuda" or not torch.cuda.is_available():
         return "", "there is no GPU"
     properties = torch.cuda.get_device_properties(device)
@@ -45,6 +44,7 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
         return torch.ops.pyflash.select_backward(
             sm_arch=properties.major * 10 + properties.minor,
             n_sms=properties.multi_processor_count,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
             **{**problem, **tensors},
         )
 
@@ -62,6 +62,14 @@ def takes(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, An
 
 def refusal(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Why `takes` is False, as half a sentence; "": it is True."""
+    config, reason = choice(q.device, problem_of(q, k, packing, options))
+    return "" if config else reason
+
+
+def problem_of(
+    q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The problem of a call, as `choice` takes it."""
     problem = {
         "dtype": int(_DTYPES[q.dtype]),
         "packed": bool(packing),
@@ -76,9 +84,7 @@ def refusal(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, 
     }
     # NOTE: no graph is specialised by an extent that is unknown while a call is traced.
     problem = {n: x if isinstance(x, int) else _UNKNOWN.get(n, 1) for n, x in problem.items()}
-    taken = {name: x for name, x in options.items() if OPTIONS[name].in_backward}
-    config, reason = choice(q.device, problem | taken)
-    return "" if config else reason
+    return problem | {name: x for name, x in options.items() if OPTIONS[name].in_backward}
 
 
 def bwd(
@@ -107,6 +113,7 @@ def bwd(
         k,
         v,
         *(packing or _PADDED),
+        torch.are_deterministic_algorithms_enabled(),
         *gradients,
         **options,
     )

@@ -1,0 +1,124 @@
+"""Whose kernels compute the gradients of q, k and v on a GPU: the rule, and what is said of it.
+
+cuDNN's where it suits, unless `OWN_BEFORE_CUDNN` has the problem; own ones where they are built and
+take the problem; else PyTorch's flash backward. A gradient of lse is of own kernels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from pyflash.config import DType
+from pyflash.op.backward import cudnn, kernels
+from pyflash.op.options import OPTIONS, OWN_KERNELS, given, windows_of
+
+# Where gradients of q, k and v are computed, in words.
+PLACES = {"cuda": "a GPU", "cpu": "the CPU"}
+
+
+class Measured(NamedTuple):
+    """Problems that cuDNN suits, full or causal ones of as many queries as keys."""
+
+    causal: bool
+    d_head: range
+    seqlen_k: range
+
+
+# Where own kernels were measured to be faster than cuDNN's.
+OWN_BEFORE_CUDNN: tuple[Measured, ...] = ()
+
+
+class By(Enum):
+    OWN = "pyflash's own kernels"
+    CUDNN = "PyTorch's cuDNN backward"
+    FLASH = "PyTorch's flash backward"
+
+
+class Choice(NamedTuple):
+    by: By
+    config: str = ""  # of own kernels
+    own: str = ""  # why that config, or why none; "": it was not asked for one
+    not_cudnn: str = ""  # "": it suits
+
+    def __str__(self) -> str:
+        """As `pyflash.select` tells it."""
+        if self.by is By.OWN:
+            instead = self.not_cudnn or "measured to be slower"
+            return f"{self.config}: {self.own}; not cuDNN's: {instead}"
+        reasons = [self.not_cudnn] if self.not_cudnn else []
+        if kernels.are_built():
+            reasons.append(f"no kernel of pyflash: {self.own or 'none is known to be faster'}")
+        return ": ".join([self.by.value, *(["; ".join(reasons)] if reasons else [])])
+
+
+def choose(
+    device: torch.device, problem: Mapping[str, Any], gradient_of_lse: bool = False
+) -> Choice:
+    """Whose kernels run a problem on a GPU. problem: as `kernels.choice` takes it."""
+    not_cudnn = _refusal_of_cudnn(device, problem, gradient_of_lse)
+    if not not_cudnn and not own_is_faster(problem):
+        return Choice(By.CUDNN)
+    config, own = _own(device, problem)
+    if config:
+        return Choice(By.OWN, config, own, not_cudnn)
+    return Choice(By.FLASH if not_cudnn else By.CUDNN, "", own, not_cudnn)
+
+
+def _own(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
+    for name in without_gradients(_options_of(problem), OWN_KERNELS):
+        return "", f"{name} has no gradients there"
+    return kernels.choice(device, problem)
+
+
+def own_is_faster(problem: Mapping[str, Any]) -> bool:
+    """By `OWN_BEFORE_CUDNN`. problem: one that cuDNN suits."""
+    if not OWN_BEFORE_CUDNN:
+        return False
+    causal = windows_of(problem, problem["seqlen_q"], problem["seqlen_k"]) != (-1, -1)
+    return any(
+        causal == row.causal
+        and problem["d_head"] in row.d_head
+        and problem["seqlen_k"] in row.seqlen_k
+        for row in OWN_BEFORE_CUDNN
+    )
+
+
+def _refusal_of_cudnn(
+    device: torch.device, problem: Mapping[str, Any], gradient_of_lse: bool
+) -> str:
+    if gradient_of_lse:
+        return "lse has a gradient"
+    options = _options_of(problem)
+    for name in without_gradients(options, "cuda"):
+        return f"{name} is set"
+    if problem["heads"] > cudnn.MAX_HEADS:
+        return f"there are more than {cudnn.MAX_HEADS} heads"
+    refusal = cudnn.refusal(
+        device,
+        torch.float16 if problem["dtype"] == int(DType.FP16) else torch.bfloat16,
+        problem["seqlen_q"],
+        problem["seqlen_k"],
+        problem["d_head"],
+        options,
+        problem["packed"],
+    )
+    return refusal or ""
+
+
+def _options_of(problem: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in problem.items() if name in OPTIONS}
+
+
+def without_gradients(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The given options with which q, k and v have no gradients on a device of that type, or by
+    `OWN_KERNELS`."""
+    if where not in (*PLACES, OWN_KERNELS):
+        return {}
+    has_gradients = {"cuda", OWN_KERNELS} if where == OWN_KERNELS else {where}
+    return {
+        n: x for n, x in given(options).items() if not has_gradients & {*OPTIONS[n].gradients_on}
+    }
