@@ -29,13 +29,8 @@ struct Problem {
   DType dtype;
   int num_splits;        // as asked for; 0: selection chooses
   ForwardParams params;  // but for the outputs and num_splits
-  Pages pages = {};      // of K and V. NOTE: no kernel reads them, the CPU path alone
 
-  KvSource kv() const {
-    KvSource source = params.kv();
-    source.pages = pages;
-    return source;
-  }
+  KvSource kv() const { return params.kv(); }
 
   // As kernels see it, after simplify_one_query.
   ProblemSize size() const;

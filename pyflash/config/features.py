@@ -25,6 +25,7 @@ class Features(KernelFeatures):
     softcap: bool = False
     sinks: bool = False
     alibi_slopes: bool = False
+    paged_kv: bool = False  # k and v in pages, and lengths on the device
 
 
 NAMES = Features.names()
@@ -44,6 +45,11 @@ BUILT = tuple(
             "right_window+left_window+sinks",
             "right_window+left_window+predicated_head_dim+softcap+sinks",
             "right_window+left_window+predicated_head_dim+sinks+alibi_slopes",
+            "paged_kv",
+            "right_window+paged_kv",
+            "right_window+left_window+sinks+paged_kv",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv",
+            "right_window+left_window+predicated_head_dim+sinks+alibi_slopes+paged_kv",
         ),
     )
 )
@@ -60,6 +66,7 @@ EMULATED = tuple(
             "right_window+left_window",
             "predicated_head_dim",
             "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv",
         ),
     )
 )
