@@ -15,7 +15,7 @@ struct ForwardFeatures {
   bool softcap = false;
   bool sinks = false;
   bool alibi_slopes = false;
-  bool paged_kv = false;
+  bool paged_kv = false;  // K and V lie in pages
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -32,6 +32,7 @@ struct ForwardFeatures {
       {"sinks", &ForwardFeatures::sinks},
       {"alibi_slopes", &ForwardFeatures::alibi_slopes},
       {"paged_kv", &ForwardFeatures::paged_kv}};
+  static constexpr bool ForwardFeatures::* kExact[] = {&ForwardFeatures::paged_kv};
 };
 
 namespace pyflash {

@@ -161,7 +161,7 @@ void set_options(Problem& problem, Options const& options) {
 
 Problem problem_of(Call const& call, int64_t max_d_head) {
   Problem problem = problem_as_asked(call, max_d_head);
-  if (!call.packing && !call.paging) {
+  if (!problem.params.q_sequences().is_packed()) {
     simplify_one_query(problem);
   }
   return problem;

@@ -18,6 +18,7 @@ class Features(KernelFeatures):
     """What a kernel can do, or what a problem needs."""
 
     struct: ClassVar[str] = "ForwardFeatures"
+    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
