@@ -67,9 +67,15 @@ EMULATED = tuple(
             "right_window+left_window",
             "predicated_head_dim",
             "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes",
-            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv",
         ),
     )
+)
+
+# The same of pages, for libraries of their own.
+EMULATED_PAGED = (
+    Features.parse(
+        "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv"
+    ),
 )
 
 FORWARD = Op(

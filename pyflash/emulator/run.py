@@ -1,4 +1,4 @@
-"""`emulate` and `emulate_varlen`: attention by a real kernel on the CPU."""
+"""`emulate`, `emulate_varlen` and `emulate_paged`: attention by a real kernel on the CPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
+from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
@@ -145,7 +146,7 @@ def _emulate(
     refuse_other_op(config, FORWARD)
     captured = None
     if variant is None:
-        (library,) = build_emulated([config]).values()
+        (library,) = build_emulated([config], features=EMULATED_PAGED if pages else None).values()
     else:
         captured = captured_of(variant, tensors)
         features = [features_asked(options, inputs[0].shape[-1], config)]
