@@ -66,8 +66,7 @@ BUGS = [
     ),
     _bug(
         "the_head_beside",
-        condition("(n_block * kBlockN + row) & (pages.size - 1), head_kv,",
-                  "(n_block * kBlockN + row) & (pages.size - 1), head_kv ^ BUG,", _LOAD),
+        condition("head_kv, page);", "head_kv ^ BUG, page);", _LOAD),
     ),
     _bug(
         "pages_that_are_taken_for_dense",
@@ -85,7 +84,7 @@ BUGS = [
     _bug(
         "boxes_before_the_stage_is_empty",
         without("device::sync_warp();  // the stage is empty", _LOAD),
-        finds=[found("race", "K_g2s", "QK")],
+        finds=[found("race", "K_g2s"), found("wrong_expect_tx", "V_g2s", memory="V full[0]")],
     ),
     _bug(
         "the_tail_of_a_page_not_cleared",
