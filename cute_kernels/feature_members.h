@@ -1,5 +1,6 @@
 // What the features of every op have in common. They are a struct of bools, all false by default, with kMembers, a list of
-// its members, each with a `name`, as Python calls it, and a `value`, the pointer to the member.
+// its members, each with a `name`, as Python calls it, and a `value`, the pointer to the member. kExact, if there is one, has
+// pointers to those whose kernels run no problem without them.
 #pragma once
 
 #include <iterator>
@@ -29,11 +30,24 @@ constexpr int count_features(Features const& features) {
   return n;
 }
 
+template <class Features>
+constexpr bool is_exact(bool Features::* value) {
+  if constexpr (requires { Features::kExact; }) {
+    for (auto const exact : Features::kExact) {
+      if (exact == value) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // Whether a kernel with these features runs a problem that needs those.
 template <class Features>
 constexpr bool covers(Features const& features, Features const& needed) {
   for (auto const& member : Features::kMembers) {
-    if (needed.*member.value && !(features.*member.value)) {
+    bool const has = features.*member.value, needs = needed.*member.value;
+    if (needs != has && (needs || is_exact<Features>(member.value))) {
       return false;
     }
   }

@@ -15,6 +15,7 @@ struct ForwardFeatures {
   bool softcap = false;
   bool sinks = false;
   bool alibi_slopes = false;
+  bool paged_kv = false;  // K and V lie in pages
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -29,7 +30,9 @@ struct ForwardFeatures {
       {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
       {"softcap", &ForwardFeatures::softcap},
       {"sinks", &ForwardFeatures::sinks},
-      {"alibi_slopes", &ForwardFeatures::alibi_slopes}};
+      {"alibi_slopes", &ForwardFeatures::alibi_slopes},
+      {"paged_kv", &ForwardFeatures::paged_kv}};
+  static constexpr bool ForwardFeatures::* kExact[] = {&ForwardFeatures::paged_kv};
 };
 
 namespace pyflash {
@@ -44,7 +47,8 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
           .predicated_head_dim = params.d_head < d_head_of_config,
           .softcap = params.softcap.cap != 0,
           .sinks = params.sinks.data != nullptr && params.num_splits <= 1,
-          .alibi_slopes = params.alibi_slopes.data != nullptr};
+          .alibi_slopes = params.alibi_slopes.data != nullptr,
+          .paged_kv = params.kv().is_paged()};
 }
 
 }  // namespace pyflash

@@ -49,9 +49,10 @@ struct Softcap {
 // A warp merges this many splits of a row at most.
 inline constexpr int kMaxSplits = 128;
 
+// A problem but for pages of K and V, which kernels of other features do not read.
 // NOTE: the order of members is that in which kernels load them best. mask(), q_sequences() and kv() are made
 // of some of them, which nothing else reads.
-struct ForwardParams {
+struct ForwardParamsWithoutPages {
   void const* q;  // (batch, seqlen_q, heads, d_head)
   struct {
     void const* k;  // (batch, seqlen_k, heads_kv, d_head)
@@ -112,7 +113,7 @@ struct ForwardParams {
     attention_chunk = mask.chunk;
   }
 
-  // Where the sequences of q, o and lse lie, and K and V with theirs. Both are packed, or neither is.
+  // Where the sequences of q, o and lse lie, and K and V with theirs. Both are packed, or neither is; keys in pages are not.
   PYFLASH_HOST_DEVICE constexpr Sequences q_sequences() const {
     return {sequence_starts.q, sequence_lengths.longest_q, sequence_lengths.total_q};
   }
@@ -144,6 +145,21 @@ struct ForwardParams {
     sequence_lengths.longest_k = kv.sequences.longest;
     sequence_lengths.total_k = kv.sequences.total;
     heads_kv = kv.heads;
+  }
+};
+
+// NOTE: the members of the base stay where they are in kernels without pages.
+struct ForwardParams : ForwardParamsWithoutPages {
+  Pages pages;  // of K and V
+
+  PYFLASH_HOST_DEVICE constexpr KvSource kv() const {
+    KvSource source = ForwardParamsWithoutPages::kv();
+    source.pages = pages;
+    return source;
+  }
+  constexpr void set_kv(KvSource const& kv) {
+    ForwardParamsWithoutPages::set_kv(kv);
+    pages = kv.pages;
   }
 };
 

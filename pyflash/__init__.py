@@ -28,7 +28,13 @@ from pyflash.op.registration import register_with_torch
 from pyflash.ui.notebook import drawn_by
 
 if TYPE_CHECKING:
-    from pyflash.emulator import emulate, emulate_backward, emulate_backward_varlen, emulate_varlen
+    from pyflash.emulator import (
+        emulate,
+        emulate_backward,
+        emulate_backward_varlen,
+        emulate_paged,
+        emulate_varlen,
+    )
     from pyflash.op.append import append_kv, slots_of
     from pyflash.op.flex import flex_attention
     from pyflash.op.functional import sdpa
@@ -51,6 +57,7 @@ _LAZY = {
     "emulate": "pyflash.emulator",
     "emulate_backward": "pyflash.emulator",
     "emulate_backward_varlen": "pyflash.emulator",
+    "emulate_paged": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
     "flex_attention": "pyflash.op.flex",
     "load": "pyflash.op.library",
@@ -84,6 +91,7 @@ __all__ = [
     "emulate",
     "emulate_backward",
     "emulate_backward_varlen",
+    "emulate_paged",
     "emulate_varlen",
     "flex_attention",
     "from_environment",

@@ -103,6 +103,12 @@ Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named,
   return outputs;
 }
 
+Outputs run(Call const& call, Problem& problem, Tensor const& q) {
+  bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
+  return on_gpu ? run_on_gpu(problem, q, call.options.config)
+                : run_on_cpu(problem, q, call.options.config);
+}
+
 }  // namespace
 
 void forward_paged(StableIValue* stack) {
@@ -123,9 +129,7 @@ void forward_paged(StableIValue* stack) {
   }
   call.options = arguments.take_options();
   Problem problem = problem_of(call);
-  require_able(call.q.device.kind == Device::Kind::kCpu,
-               "no kernel reads pages yet: attention over pages runs on the CPU alone");
-  Outputs const outputs = run_on_cpu(problem, arguments.tensor(0), call.options.config);
+  Outputs const outputs = run(call, problem, arguments.tensor(0));
   put_results(stack, outputs.out, outputs.lse);
 }
 
@@ -176,10 +180,7 @@ void forward(StableIValue* stack, bool packed) {
   }
   call.options = arguments.take_options();
   Problem problem = problem_of(call);
-  Tensor const& q = arguments.tensor(0);
-  bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
-  Outputs const outputs = on_gpu ? run_on_gpu(problem, q, call.options.config)
-                                 : run_on_cpu(problem, q, call.options.config);
+  Outputs const outputs = run(call, problem, arguments.tensor(0));
   put_results(stack, outputs.out, outputs.lse);
 }
 

@@ -22,18 +22,39 @@ struct KvTensor {
   }
 };
 
-// The pages in which a sequence's keys lie, one page after the other.
-struct Pages {
-  int const* table = nullptr;    // (batch, entries) of page numbers; nullptr: there are none
-  int64_t table_stride = 0;      // elements between sequences
-  int size = 0;                  // keys
-  int const* lengths = nullptr;  // (batch), keys of the sequences
-};
-
 // Where a key is: an index along batches, or pages, and along rows.
 struct KeyPlace {
   int batch;
   int row;
+};
+
+// The pages in which a sequence's keys lie, one page after the other.
+struct Pages {
+  int const* table = nullptr;    // (batch, entries) of page numbers; nullptr: there are none
+  int64_t table_stride = 0;      // elements between sequences
+  int const* lengths = nullptr;  // (batch), keys of the sequences
+  int size = 0;                  // keys
+  int log2_size = 0;             // rounded down
+  int number = 0;                // of pages in K and V
+
+  PYFLASH_HOST_DEVICE constexpr bool exists(int page) const { return 0 <= page && page < number; }
+
+  // longest: the keys that the entries of a sequence have room for, within which the length is.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr Rows rows_of(int sequence, int longest, Loader const& load) const {
+    return {0, smaller(larger(load(lengths + sequence), 0), longest)};
+  }
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr KeyPlace place_of(int sequence, int key, Loader const& load) const {
+    int const entry = key / size;
+    return {load(table + sequence * table_stride + entry), key - entry * size};
+  }
 };
 
 // A tensor without pages has one page for each sequence, of its own number: all of it where sequences are packed.
@@ -46,24 +67,28 @@ struct KvSource {
 
   PYFLASH_HOST_DEVICE constexpr bool is_paged() const { return pages.table != nullptr; }
 
-  // Whatever lengths hold, within the entries of the table.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
   template <class Loader>
   PYFLASH_HOST_DEVICE constexpr Rows rows_of(int sequence, Loader const& load) const {
     if (!is_paged()) {
       return sequences.rows_of(sequence, load);
     }
-    return {0, smaller(larger(load(pages.lengths + sequence), 0), sequences.longest)};
+    return pages.rows_of(sequence, sequences.longest, load);
   }
 
   // rows: of the sequence.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
   template <class Loader>
   PYFLASH_HOST_DEVICE constexpr KeyPlace place_of(int sequence, Rows const& rows, int key,
                                                   Loader const& load) const {
     if (!is_paged()) {
       return {sequences.tensor_batch(sequence), rows.begin + key};
     }
-    int const entry = key / pages.size;
-    return {load(pages.table + sequence * pages.table_stride + entry), key - entry * pages.size};
+    return pages.place_of(sequence, key, load);
   }
 
   // The head of K and V that a head of Q attends. heads_q: a multiple of heads.

@@ -16,12 +16,12 @@ namespace pyflash::emulator {
 
 namespace {
 
-// The dimensions of q, k, v or o.
+// The dimensions of q, k, v or o. batches: 0 where sequences are packed.
 std::vector<Dim> matrix_dims(ForwardParams const& params, TensorStrides const& strides,
-                             int64_t rows, int64_t heads) {
+                             int64_t batches, int64_t rows, int64_t heads) {
   std::vector<Dim> dims{{rows, strides.row}, {heads, strides.head}, {params.d_head, 1}};
-  if (!params.q_sequences().is_packed()) {
-    dims.insert(dims.begin(), {params.batch, strides.batch});
+  if (batches > 0) {
+    dims.insert(dims.begin(), {batches, strides.batch});
   }
   return dims;
 }
@@ -51,11 +51,15 @@ std::string text_of(double value) {
 void map_memory(ForwardParams& params, Emulator& emulator) {
   Sequences q_sequences = params.q_sequences();
   KvSource kv = params.kv();
-  int64_t const rows_q = q_sequences.tensor_rows(), rows_k = kv.sequences.tensor_rows();
-  auto const dims_q = matrix_dims(params, params.q_strides, rows_q, params.heads);
-  auto const dims_k = matrix_dims(params, kv.k.strides, rows_k, kv.heads);
-  auto const dims_v = matrix_dims(params, kv.v.strides, rows_k, kv.heads);
-  auto const dims_o = matrix_dims(params, params.o_strides, rows_q, params.heads);
+  Pages const pages = kv.pages;
+  int64_t const rows_q = q_sequences.tensor_rows();
+  int64_t const rows_k = kv.is_paged() ? pages.size : kv.sequences.tensor_rows();
+  int64_t const batches = q_sequences.is_packed() ? 0 : params.batch;
+  int64_t const batches_k = kv.is_paged() ? pages.number : batches;
+  auto const dims_q = matrix_dims(params, params.q_strides, batches, rows_q, params.heads);
+  auto const dims_k = matrix_dims(params, kv.k.strides, batches_k, rows_k, kv.heads);
+  auto const dims_v = matrix_dims(params, kv.v.strides, batches_k, rows_k, kv.heads);
+  auto const dims_o = matrix_dims(params, params.o_strides, batches, rows_q, params.heads);
   std::vector<Dim> dims_lse{{params.heads, params.lse_strides.head}, {rows_q, 1}};
   if (!q_sequences.is_packed()) {
     dims_lse.insert(dims_lse.begin(), {params.batch, params.lse_strides.batch});
@@ -79,6 +83,12 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, Role::kOutput);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);
+  if (kv.is_paged()) {
+    int64_t const n_entries = kv.sequences.longest / pages.size;
+    mapping.map("block_table", kv.pages.table, 4,
+                {{params.batch, pages.table_stride}, {n_entries, 1}}, Role::kInput);
+    mapping.map("seqlens_k", kv.pages.lengths, 4, {{params.batch, 1}}, Role::kInput);
+  }
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {

@@ -110,7 +110,8 @@ char const* Run::begin_phase(int phase) {
 }
 
 bool Run::takes_tensor(std::string_view name) const {
-  constexpr std::string_view kInputs[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"};
+  constexpr std::string_view kInputs[] = {"q",           "k",          "v",        "cu_seqlens_q",
+                                          "cu_seqlens_k", "block_table", "seqlens_k"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
                name.starts_with(kVariant);
   for_each_per_head_option(
@@ -150,7 +151,13 @@ std::optional<TensorView> Run::optional_view(char const* name) const {
 
 Call Run::call() const {
   Call call{.q = view("q"), .k = view("k"), .v = view("v"), .packing = {}, .options = options_};
-  if (auto const cu_seqlens_q = optional_view("cu_seqlens_q")) {
+  auto const cu_seqlens_q = optional_view("cu_seqlens_q");
+  if (auto const block_table = optional_view("block_table")) {
+    call.paging = Paging{*block_table, view("seqlens_k"), std::nullopt};
+    if (cu_seqlens_q) {
+      call.paging->packed = PackedQueries{*cu_seqlens_q, max_seqlen_q_};
+    }
+  } else if (cu_seqlens_q) {
     call.packing = Packing{*cu_seqlens_q, view("cu_seqlens_k"), max_seqlen_q_, max_seqlen_k_};
   }
   for_each_per_head_option([&](PerHeadOption const& option) {

@@ -1,6 +1,7 @@
 #include "cute_kernels/host/call.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -67,8 +68,10 @@ Pages pages_of(Paging const& paging, Input const& k) {
   static constexpr int kNoEntry = 0;
   return {.table = table.data != nullptr ? static_cast<int const*>(table.data) : &kNoEntry,
           .table_stride = table.strides[0],
+          .lengths = static_cast<int const*>(paging.seqlens_k.data),
           .size = static_cast<int>(k.extents[kRow]),
-          .lengths = static_cast<int const*>(paging.seqlens_k.data)};
+          .log2_size = std::bit_width(static_cast<unsigned>(k.extents[kRow])) - 1,
+          .number = static_cast<int>(k.extents[kBatch])};
 }
 
 // Refuses lengths beyond the table, and numbers of no page among those that are read: of keys that some query of the sequence
@@ -93,7 +96,7 @@ void check_values_of_pages(Problem const& problem, Paging const& paging, Input c
     Interval const entries = keys.blocks_touched(kv.pages.size);
     for (int i = entries.begin; i < entries.end; ++i) {
       int const page = kv.pages.table[b * kv.pages.table_stride + i];
-      require(page >= 0 && page < k.extents[kBatch], paging.block_table.name, "[", b, ", ", i,
+      require(kv.pages.exists(page), paging.block_table.name, "[", b, ", ", i,
               "] = ", page, ": expected the number of a page, from 0 to ", k.extents[kBatch] - 1,
               ", as ", paging.seqlens_k.name, "[", b, "] = ", lengths[b], " keys are there");
     }
@@ -158,7 +161,7 @@ void set_options(Problem& problem, Options const& options) {
 
 Problem problem_of(Call const& call, int64_t max_d_head) {
   Problem problem = problem_as_asked(call, max_d_head);
-  if (!call.packing && !call.paging) {
+  if (!problem.params.q_sequences().is_packed()) {
     simplify_one_query(problem);
   }
   return problem;
@@ -189,7 +192,7 @@ Problem problem_as_asked(Call const& call, int64_t max_d_head) {
   Problem problem{.dtype = dtype, .num_splits = static_cast<int>(options.num_splits), .params = {}};
   set_tensors(problem, q, k, v, sequences_of_keys(call, k));
   if (call.paging) {
-    problem.pages = pages_of(*call.paging, k);
+    problem.params.pages = pages_of(*call.paging, k);
   }
   if (has_packed_queries) {
     auto const& [cu_seqlens, max_seqlen] =

@@ -31,6 +31,8 @@ void look_up(CandidatesKey const& key, Candidates& candidates) {
     return found == all.end() ? std::nullopt : std::optional<size_t>(found - all.begin());
   };
   candidates.tables = tuned_tables();
+  ForwardFeatures features = key.features;
+  features.paged_kv = false;  // what was measured without pages stands for problems with them
   for (TunedTable const& table : *candidates.tables) {
     if (table.sm_arch != key.sm_arch || table.n_sms != key.n_sms) {
       continue;
@@ -38,7 +40,7 @@ void look_up(CandidatesKey const& key, Candidates& candidates) {
     for (TunedChoice const& choice : table.choices) {
       auto const index = find(choice.config);
       if (choice.dtype == key.dtype && choice.d_head == key.d_head &&
-          choice.features == key.features && index) {
+          choice.features == features && index) {
         candidates.choices.push_back({*index, &choice, &table});
       }
     }

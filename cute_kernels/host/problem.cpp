@@ -69,6 +69,9 @@ void simplify_one_query(Problem& problem) {
     return;
   }
   if (params.mask().cuts_left()) {
+    if (problem.kv().is_paged()) {  // each sequence has its own window
+      return;
+    }
     drop_keys_before_window(problem);
   }
   // Rows of one block are aligned with one key each, those of one query with the same.

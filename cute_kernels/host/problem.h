@@ -29,13 +29,8 @@ struct Problem {
   DType dtype;
   int num_splits;        // as asked for; 0: selection chooses
   ForwardParams params;  // but for the outputs and num_splits
-  Pages pages = {};      // of K and V. NOTE: no kernel reads them, the CPU path alone
 
-  KvSource kv() const {
-    KvSource source = params.kv();
-    source.pages = pages;
-    return source;
-  }
+  KvSource kv() const { return params.kv(); }
 
   // As kernels see it, after simplify_one_query.
   ProblemSize size() const;
@@ -45,8 +40,8 @@ struct Problem {
 // The mask of the options for these sequences, without limits that cut nothing.
 Mask mask_of(Options const& options, Sequences const& q, KvSource const& kv);
 
-// Rewrites attention with one query into a problem that kernels run faster; sequences must be padded, and not in pages. A window becomes
-// fewer keys, and the heads of q that share a head of k and v become rows of one Q block.
+// Rewrites attention with one query into a problem that kernels run faster; queries must be padded. A window becomes fewer keys,
+// but for pages, and the heads of q that share a head of k and v become rows of one Q block.
 void simplify_one_query(Problem& problem);
 
 // Refuses a config, of which `text` is the short form, that is not for the problem's dtype and d_head.

@@ -16,6 +16,13 @@ struct Coord {
   int column;
 };
 
+// A row in global memory: its first element. Zeros stand for one that does not exist, whose address nobody reads.
+template <class Element>
+struct SourceRow {
+  Element const* first;
+  bool exists;
+};
+
 // What of a block there is in global memory.
 struct Extent {
   int rows;
@@ -126,6 +133,12 @@ struct BlockCopy {
         }
       }
     }
+    store_in_flight(in_flight, block);
+  }
+
+  // Vectors that came through registers to shared memory.
+  CUTE_DEVICE void store_in_flight(Vector const (&in_flight)[kStepsM][kStepsK],
+                                   Element* block) const {
     if constexpr (!Traits::kAsyncCopy) {
       CUTE_UNROLL
       for (int k = 0; k < kStepsK; ++k) {
@@ -136,6 +149,31 @@ struct BlockCopy {
         }
       }
     }
+  }
+
+  // Copies a block as g2s does, of rows that may lie anywhere: row_at(row of the block) is a SourceRow.
+  template <bool kPredicatedColumns, class RowAt>
+  CUTE_DEVICE void g2s_rows(RowAt const& row_at, Element* block, int n_columns) const {
+    Vector in_flight[kStepsM][kStepsK];  // unused by asynchronous copies
+    CUTE_UNROLL
+    for (int m = 0; m < kStepsM; ++m) {
+      SourceRow<Element> const source = row_at(row(m));
+      CUTE_UNROLL
+      for (int k = 0; k < kStepsK; ++k) {
+        bool const exists = source.exists && (!kPredicatedColumns || column(k) < n_columns);
+        auto const& vector = as<Vector>(source.first[column(k)]);
+        if constexpr (Traits::kAsyncCopy) {
+          issue<typename Traits::AsyncCopyAtomOrZeros>(
+              vector, as<Vector>(block[smem_offsets(m, k)]), exists);
+        } else {
+          in_flight[m][k] = Vector{};
+          if (exists) {
+            issue<typename Traits::VectorCopyAtom>(vector, in_flight[m][k]);
+          }
+        }
+      }
+    }
+    store_in_flight(in_flight, block);
   }
 
   // Copies what of a block is inside of `extent` to global memory, (CPY_M,CPY_K).

@@ -18,6 +18,7 @@ class Features(KernelFeatures):
     """What a kernel can do, or what a problem needs."""
 
     struct: ClassVar[str] = "ForwardFeatures"
+    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -25,6 +26,7 @@ class Features(KernelFeatures):
     softcap: bool = False
     sinks: bool = False
     alibi_slopes: bool = False
+    paged_kv: bool = False  # k and v in pages, and lengths on the device
 
 
 NAMES = Features.names()
@@ -44,6 +46,11 @@ BUILT = tuple(
             "right_window+left_window+sinks",
             "right_window+left_window+predicated_head_dim+softcap+sinks",
             "right_window+left_window+predicated_head_dim+sinks+alibi_slopes",
+            "paged_kv",
+            "right_window+paged_kv",
+            "right_window+left_window+sinks+paged_kv",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv",
+            "right_window+left_window+predicated_head_dim+sinks+alibi_slopes+paged_kv",
         ),
     )
 )
@@ -62,6 +69,13 @@ EMULATED = tuple(
             "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes",
         ),
     )
+)
+
+# The same of pages, for libraries of their own.
+EMULATED_PAGED = (
+    Features.parse(
+        "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv"
+    ),
 )
 
 FORWARD = Op(

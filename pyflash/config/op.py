@@ -28,6 +28,7 @@ class KernelFeatures:
     __slots__ = ()
 
     struct: ClassVar[str]  # of the same fields in C++
+    exact: ClassVar[frozenset[str]] = frozenset()  # whose kernels run no problem without them
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -86,7 +87,8 @@ class KernelFeatures:
 
     def covers(self, needed: Self) -> bool:
         """Whether a kernel with these features computes a problem that needs `needed`."""
-        return all(getattr(self, name) for name in needed._set())
+        has, needs = set(self._set()), set(needed._set())
+        return needs <= has and not (has - needs) & self.exact
 
     def to_cpp(self) -> str:
         """The C++ literal."""

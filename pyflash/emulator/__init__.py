@@ -17,6 +17,7 @@ from pyflash.emulator.run import (
     emulate,
     emulate_backward,
     emulate_backward_varlen,
+    emulate_paged,
     emulate_varlen,
 )
 from pyflash.emulator.traffic import GlobalTraffic, SharedTraffic
@@ -33,5 +34,6 @@ __all__ = [
     "emulate",
     "emulate_backward",
     "emulate_backward_varlen",
+    "emulate_paged",
     "emulate_varlen",
 ]

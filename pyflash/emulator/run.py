@@ -1,4 +1,4 @@
-"""`emulate` and `emulate_varlen`: attention by a real kernel on the CPU."""
+"""`emulate`, `emulate_varlen` and `emulate_paged`: attention by a real kernel on the CPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
+from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
@@ -101,11 +102,33 @@ def emulate_varlen(
     return _emulate("emulate_varlen", (q, k, v, *lengths), config, **options)
 
 
+def emulate_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    config: KernelConfig | str,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Report]:
+    """`emulate` over keys and values in pages, as `pyflash.attention_paged` takes them.
+
+    What block_table, seqlens_k and cu_seqlens_q hold is checked as little as on a GPU. `options`
+    are the others of `emulate`. Returns (out, lse, report).
+    """
+    pages = (block_table, seqlens_k, cu_seqlens_q, max_seqlen_q)
+    return _emulate("emulate_paged", (q, k_cache, v_cache), config, pages=pages, **options)
+
+
 def _emulate(
     function: str,
     inputs: tuple[Any, ...],
     config: KernelConfig | str,
     *,
+    pages: tuple[Any, ...] = (),
     order: str = ORDERS[0],
     seed: int = 0,
     num_splits: int = 1,
@@ -117,12 +140,13 @@ def _emulate(
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
     refuse_unknown(function, options)
-    _check(inputs, order, num_splits, resident_ctas, options)
+    named = {**options, **dict(zip(_PAGES, pages, strict=False))}
+    _check(inputs, order, num_splits, resident_ctas, named)
     config = as_config(config).canonical()
     refuse_other_op(config, FORWARD)
     captured = None
     if variant is None:
-        (library,) = build_emulated([config]).values()
+        (library,) = build_emulated([config], features=EMULATED_PAGED if pages else None).values()
     else:
         captured = captured_of(variant, tensors)
         features = [features_asked(options, inputs[0].shape[-1], config)]
@@ -131,6 +155,7 @@ def _emulate(
         library,
         inputs,
         config,
+        pages=pages,
         captured=captured,
         order=order,
         seed=seed,
@@ -141,6 +166,7 @@ def _emulate(
 
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+_PAGES = ("block_table", "seqlens_k", "cu_seqlens_q", "max_seqlen_q")
 
 
 def run_library(
@@ -148,6 +174,7 @@ def run_library(
     inputs: tuple[Any, ...],
     config: KernelConfig,
     *,
+    pages: tuple[Any, ...] = (),
     order: str = ORDERS[0],
     seed: int = 0,
     num_splits: int = 1,
@@ -158,10 +185,12 @@ def run_library(
     """`emulate`, or `emulate_varlen`, with a library that was built, of a canonical config and,
     where there is one, of the variant that `captured` is of.
 
-    `inputs` are the positional arguments but for the config.
+    `inputs` are the positional arguments but for the config; `pages` those of `emulate_paged` after
+    q, k_cache and v_cache.
     """
     numbers = {"num_splits": num_splits, "resident_ctas": resident_ctas}
-    arguments = {**dict(zip(_INPUTS, inputs, strict=False)), **options, **numbers}
+    named = {**dict(zip(_INPUTS, inputs, strict=False)), **dict(zip(_PAGES, pages, strict=False))}
+    arguments = {**named, **options, **numbers}
     with Machine(library, order, seed) as machine:
         if captured is not None:
             machine.capture(captured.tensors, captured.reals, captured.integers)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # The types of the devices that it runs on.
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 
 
 @overload
@@ -75,7 +75,7 @@ def attention_paged(
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` over keys and values in pages. It runs on the CPU alone: no kernel reads pages.
+    """`attention` over keys and values in pages.
 
     q is (batch, seqlen_q, heads, d_head); or (total_q, heads, d_head), packed, with cu_seqlens_q,
     (batch + 1), int32, and max_seqlen_q, an upper bound of the lengths, as in `attention_varlen`.
@@ -86,15 +86,20 @@ def attention_paged(
     included; the last query is aligned with the last of them. A length may be 0.
 
     Rows of pages past seqlens_k, and keys that a mask hides from all queries of a sequence, may
-    hold anything, as may the entries of block_table for pages of these alone: they are not read.
+    hold anything, NaN too, as may the entries of block_table for pages of these alone: they have no
+    effect.
+
+    On a GPU, lengths and tables are read there alone: a CUDA graph serves any lengths that the
+    table has room for. Pages of a power of two of rows from 8 on are loaded by TMA.
 
     {options}
 
     Returns out, as q, contiguous; with `return_lse` also lse, (batch, heads, seqlen_q) or, packed,
     (heads, total_q), float32. There are no gradients.
 
-    Raises what `attention` raises, and ValueError for a length that max_pages pages do not hold and
-    for the number of a page that is read and does not exist.
+    Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
+    not hold and for the number of a page that is read and does not exist. On a GPU, where looking
+    would synchronize, lengths are clamped, and keys and values of such a page are zeros.
     """
     arguments = arguments_of("attention_paged", options)
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table}

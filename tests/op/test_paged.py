@@ -7,52 +7,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from support.paged import Cache, laid_out
 
 import pyflash
-from pyflash.op.reference import expect
 
 FP16, BF16 = torch.float16, torch.bfloat16
 LENGTHS = (37, 0, 1, 64)  # keys of the sequences
 LONGEST = max(LENGTHS)
-
-
-class Cache:
-    """Keys of several sequences in shuffled pages, with NaN in each row that holds none, and what
-    is no page in each entry of the table past the last one."""
-
-    def __init__(self, lengths, page_size, heads_kv=2, d_head=64, dtype=FP16, spare=3):
-        self.lengths, self.page_size = lengths, page_size
-        n_pages = [math.ceil(n / page_size) for n in lengths]
-        self.num_pages = sum(n_pages) + spare
-        numbers = torch.randperm(self.num_pages).tolist()
-        shape = (self.num_pages, page_size, heads_kv, d_head)
-        self.k, self.v = (torch.full(shape, math.nan, dtype=dtype) for _ in range(2))
-        self.keys, self.values = [], []
-        width = max(n_pages) + 1
-        self.table = torch.full((len(lengths), width), -1, dtype=torch.int32)
-        self.table[:, -1] = 2**31 - 1
-        for b, n in enumerate(lengths):
-            self.keys.append(torch.randn(n, heads_kv, d_head).to(dtype))
-            self.values.append(torch.randn(n, heads_kv, d_head).to(dtype))
-            for i in range(n_pages[b]):
-                self.table[b, i] = numbers.pop()
-                part = slice(i * page_size, min((i + 1) * page_size, n))
-                page = self.table[b, i]
-                self.k[page, : part.stop - part.start] = self.keys[b][part]
-                self.v[page, : part.stop - part.start] = self.values[b][part]
-        self.seqlens = torch.tensor(lengths, dtype=torch.int32)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.k, self.v, self.table, self.seqlens
-
-    def check(self, b: int, q: Tensor, out: Tensor, lse: Tensor, **options) -> None:
-        """q, out: (rows, heads, d_head); lse: (heads, rows)."""
-        if (slopes := options.get("alibi_slopes")) is not None and slopes.dim() == 2:
-            options["alibi_slopes"] = slopes[b]
-        inputs = (x[None] for x in (q, self.keys[b], self.values[b]))
-        expect(*inputs, **options).check(out[None], lse[None])
 
 
 OPTIONS = {
@@ -103,17 +64,6 @@ def test_heads_and_dtypes(dtype, d_head, heads, heads_kv):
     out, lse = pyflash.attention_paged(q, *cache.tensors, causal=True, return_lse=True)
     for b in range(len(LENGTHS)):
         cache.check(b, q[b], out[b], lse[b], causal=True)
-
-
-def laid_out(layout: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The same caches as views of others."""
-    if layout == "heads first":
-        return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
-    if layout == "of one tensor":
-        return torch.stack([k, v], 1).unbind(1)
-    if layout == "columns of one tensor":
-        return torch.cat([k, v], -1).split(k.shape[-1], -1)
-    return k, v
 
 
 @pytest.mark.parametrize("layout", ["heads first", "of one tensor", "columns of one tensor"])

@@ -55,7 +55,14 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ForwardParams, Variant> const& pa
                                                      params.num_splits, params.heads, params.batch);
   int const m_block = coord.m_block;
   Rows const q_rows = params.q_sequences().rows_of(coord.batch, device::Loader{});
-  Rows const k_rows = params.kv().sequences.rows_of(coord.batch, device::Loader{});
+  Rows const k_rows = [&] {
+    Sequences const sequences = params.kv().sequences;
+    if constexpr (kFeatures.paged_kv) {
+      return params.pages.rows_of(coord.batch, sequences.longest, device::Loader{});
+    } else {
+      return sequences.rows_of(coord.batch, device::Loader{});
+    }
+  }();
   int const rows_left = q_rows.length - m_block * kBlockM;
   if (rows_left <= 0) {
     return;
@@ -119,20 +126,34 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ForwardParams, Variant> const& pa
       device::async_commit();
     }
   };
+  auto load_from_pages = [&](KvTensor const& tensor, int n_block, Element* block) {
+    Interval const keys = mask.keys.of_some(mask.n_rows).from_0();
+    PagedRows<Element> const row_of{params.pages, tensor, coord.batch, head_kv, keys};
+    copy_N.template g2s_rows<kPredicatedColumns>(
+        [&](int row) { return row_of(n_block * kBlockN + row); }, block, params.d_head);
+  };
   auto load_K = [&](int place, auto ragged) {
     device::at(Site::K_g2s);
     int const n_block = walk[place].number;
-    copy_N.template g2s<ragged.value, kPredicatedColumns>(
-        tKgK(_, _, n_block), smem.k[stage_of(place)],
-        {k_rows.length - n_block * kBlockN, params.d_head});
+    if constexpr (kFeatures.paged_kv) {
+      load_from_pages(params.kv().k, n_block, smem.k[stage_of(place)]);
+    } else {
+      copy_N.template g2s<ragged.value, kPredicatedColumns>(
+          tKgK(_, _, n_block), smem.k[stage_of(place)],
+          {k_rows.length - n_block * kBlockN, params.d_head});
+    }
     commit();
   };
   auto load_V = [&](int place, auto ragged) {
     device::at(Site::V_g2s);
     int const n_block = walk[place].number;
-    copy_N.template g2s<ragged.value, kPredicatedColumns>(
-        tVgV(_, _, n_block), smem.v[stage_of(place)],
-        {k_rows.length - n_block * kBlockN, params.d_head});
+    if constexpr (kFeatures.paged_kv) {
+      load_from_pages(params.kv().v, n_block, smem.v[stage_of(place)]);
+    } else {
+      copy_N.template g2s<ragged.value, kPredicatedColumns>(
+          tVgV(_, _, n_block), smem.v[stage_of(place)],
+          {k_rows.length - n_block * kBlockN, params.d_head});
+    }
     commit();
   };
   auto wait_and_sync = [&](auto n_pending) {

@@ -6,6 +6,7 @@
 
 #include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/device.h"
+#include "cute_kernels/sm80/copy.h"
 
 namespace pyflash::sm80 {
 
@@ -60,5 +61,27 @@ CUTE_DEVICE auto head_matrix(Pointer* base, TensorStrides const& strides, BlockC
   Element* const tensor = static_cast<Element*>(base);
   return head_matrix(strides.at(tensor, coord.batch, coord.head, rows.begin), strides, rows);
 }
+
+// Rows of one head of K, or of V, in pages, by their keys. NOTE: pages hold anything where no row of the Q block attends a key,
+// and tables where there is no key of these; a number may be that of no page.
+template <class Element>
+struct PagedRows {
+  Pages const& pages;
+  KvTensor tensor;
+  int batch;
+  int head;
+  Interval keys;  // that some row of the Q block attends
+
+  CUTE_DEVICE SourceRow<Element> operator()(int key) const {
+    KeyPlace place{-1, 0};
+    if (keys.begin <= key && key < keys.end) {
+      place = pages.place_of(batch, key, device::Loader{});
+    } else {
+      device::leave_out();
+    }
+    bool const exists = pages.exists(place.batch);
+    return {tensor.template at<Element>(exists ? place.batch : 0, head, place.row), exists};
+  }
+};
 
 }  // namespace pyflash::sm80

@@ -118,24 +118,37 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
     }
   };
-  // Rows of V past the end of a packed sequence belong to its neighbour. P is 0 there, but 0 * NaN is not.
+  // Rows [begin, end) of the block of V that is next to be read become 0. P is 0 there, but 0 * NaN is not.
+  auto clear_rows_of_V = [&](int begin, int end) {
+    device::at(Site::V_r2s);
+    smem.pipeline_V.wait(read_V);
+    constexpr int kVector = 8;
+    CUTE_NO_UNROLL
+    for (int i = device::fresh_thread_idx() % kWarpgroup;
+         i < (end - begin) * (kHeadDim / kVector); i += kWarpgroup) {
+      int const row = begin + i / (kHeadDim / kVector);
+      int const column = i % (kHeadDim / kVector) * kVector;
+      device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column, read_V.stage))),
+                    uint4{});
+    }
+    device::fence_async_proxy();
+    device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
+  };
+  // Rows of V past the end of a packed sequence belong to its neighbour; those of a page hold anything.
   auto clear_tail_of_V = [&](Tile const& tile, int place) {
     int const n_block = Schedule::walk(params, tile)[place].number;
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
-    if (problem.kv().sequences.is_packed() && n_rows < kBlockN) {
-      device::at(Site::V_r2s);
-      smem.pipeline_V.wait(read_V);
-      constexpr int kVector = 8;
-      CUTE_NO_UNROLL
-      for (int i = device::fresh_thread_idx() % kWarpgroup;
-           i < (kBlockN - n_rows) * (kHeadDim / kVector); i += kWarpgroup) {
-        int const row = n_rows + i / (kHeadDim / kVector);
-        int const column = i % (kHeadDim / kVector) * kVector;
-        device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column, read_V.stage))),
-                      uint4{});
+    if ((kFeatures.paged_kv || problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
+      clear_rows_of_V(n_rows, kBlockN);
+    }
+  };
+  // Rows of a page hold anything where no query attends them any more, too.
+  auto clear_head_of_V = [&](Tile const& tile, int n_block) {
+    if constexpr (kFeatures.paged_kv && kFeatures.left_window) {
+      int const n_rows = first_key<kFeatures>(params, tile) - n_block * kBlockN;
+      if (n_rows > 0) {
+        clear_rows_of_V(0, n_rows);
       }
-      device::fence_async_proxy();
-      device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
     }
   };
 
@@ -294,6 +307,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       // stored.
       done = tile;
       TileSoftmax const done_softmax = softmax;
+      clear_head_of_V(tile, blocks.begin);
       issue_PV(accumulate);
       next_tile();
       // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.

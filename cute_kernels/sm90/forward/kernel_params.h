@@ -30,10 +30,17 @@ struct TileOrder {
 
 struct KernelParams {
   CUtensorMap q_map;  // (d_head, group, seqlen_q, heads, batch)
-  CUtensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch)
-  CUtensorMap v_map;  // (d_head, seqlen_k, heads_kv, batch)
-  ForwardParams problem;
+  CUtensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch); of pages (d_head, row, heads_kv, page)
+  CUtensorMap v_map;  // as k_map
+  ForwardParamsWithoutPages problem;
   TileOrder order;
+  Pages pages;  // NOTE: at the end, so that kernels without pages stay as they are
+
+  PYFLASH_HOST_DEVICE KvSource kv() const {
+    KvSource source = problem.kv();
+    source.pages = pages;
+    return source;
+  }
 };
 
 using variant::NoVariant;

@@ -94,4 +94,79 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   }
 }
 
+// By each warp, of K and V in pages: lane i loads rows [i * box_rows, (i + 1) * box_rows) of a block, which lie in one page. The
+// map has no page of number kNoPage: such a box brings zeros, and as many bytes.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
+                                  int warp) {
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kLanes = 32;
+  static_assert(kBlockN / kFewestBoxRows <= kLanes);
+  constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(typename Traits::Element);
+  constexpr bool kReadOnce = Traits::kPackGqa && !kFeatures.predicated_head_dim;  // as above
+  constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
+  constexpr int kNoPage = -1;
+
+  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
+  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
+  TileSchedule<Traits, kFeatures> schedule(params);
+
+  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+    Pages const& pages = params.pages;
+    int const lane = device::thread_idx() % kLanes;
+    int const n_rows = box_rows(kBlockN, pages.size);
+    int const row = lane * n_rows;  // in the block
+    RingPosition<Traits::kStages> write;
+    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+      int const head_kv = Traits::kPackGqa
+                              ? tile.head
+                              : params.problem.kv().head_of(tile.head, params.problem.heads);
+      int const* const table = pages.table + tile.batch * pages.table_stride;
+      int const first = first_key<kFeatures>(params, tile);
+      // The page of this lane's box, if some query of the tile attends a key of it. NOTE: other entries may hold anything.
+      auto page_of = [&](int n_block) {
+        int const key = n_block * kBlockN + row;
+        if (row < kBlockN && key < tile.k_rows.length && key + n_rows > first) {
+          return device::load(table + (key >> pages.log2_size));
+        }
+        device::leave_out();
+        return kNoPage;
+      };
+      int page = tile.blocks.size() > 0 ? page_of(tile.blocks.end - 1) : kNoPage;
+      CUTE_NO_UNROLL
+      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
+        // A block ahead, so that it is here in time.
+        int const next_page = n_block > tile.blocks.begin ? page_of(n_block - 1) : kNoPage;
+        if (lane == 0) {
+          pipeline.acquire(write, kKVBytes);
+        }
+        device::sync_warp();  // the stage is empty
+        if (row < kBlockN) {
+          CUTE_UNROLL
+          for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
+            device::tma_load<kHintKV>(map, pipeline.full[write.stage],
+                                      raw_pointer_cast(&sKV(row, column, write.stage)), column,
+                                      (n_block * kBlockN + row) & (pages.size - 1), head_kv, page);
+          }
+        }
+        page = next_page;
+        write.advance();
+      }
+    }
+  };
+
+  if (warp == 0) {
+    if (device::elect_one()) {
+      device::at(Site::Q_g2s);
+      load_Q<Traits, kFeatures, NoVariant>(params, smem, schedule);
+    }
+  } else if (warp == 1) {
+    device::at(Site::K_g2s);
+    load_blocks(params.k_map, smem.pipeline_K, sK);
+  } else if (warp == 2) {
+    device::at(Site::V_g2s);
+    load_blocks(params.v_map, smem.pipeline_V, sV);
+  }
+}
+
 }  // namespace pyflash::sm90

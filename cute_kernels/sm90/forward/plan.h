@@ -21,14 +21,14 @@ namespace pyflash::sm90 {
 using Config = FlashForwardSm90Config;
 
 // Query heads that are rows of one tile beside each other; 1 of no heads.
-inline int rows_per_query(Config const& config, ForwardParams const& problem) {
+inline int rows_per_query(Config const& config, ForwardParamsWithoutPages const& problem) {
   bool const packs = config.pack_gqa && problem.heads_kv > 0;
   return packs ? std::max(problem.heads / problem.heads_kv, 1) : 1;
 }
 
 // The dimensions of Q's map but for the columns: (group, rows, heads, batch).
 inline std::array<MapDimension, 4> map_dimensions_Q(Config const& config,
-                                                    ForwardParams const& problem) {
+                                                    ForwardParamsWithoutPages const& problem) {
   Sequences const sequences = problem.q_sequences();
   int const group = rows_per_query(config, problem);
   TensorStrides const& strides = problem.q_strides;
@@ -38,16 +38,19 @@ inline std::array<MapDimension, 4> map_dimensions_Q(Config const& config,
            {sequences.tensor_batches(problem.batch), strides.batch, 1}}};
 }
 
-// Those of the maps of K and of V: (rows, heads, batch).
-inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config,
-                                                     ForwardParams const& problem,
-                                                     KvTensor const& tensor) {
-  KvSource const kv = problem.kv();
+// Those of the maps of K and of V: (rows, heads, batch), or of pages (rows, heads, page). Pages that do not exist lie outside.
+inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config, int batch,
+                                                     KvSource const& kv, KvTensor const& tensor) {
   TensorStrides const& strides = tensor.strides;
+  if (kv.is_paged()) {
+    return {{{kv.pages.size, strides.row, box_rows(config.B_c, kv.pages.size)},
+             {kv.heads, strides.head, 1},
+             {std::max(kv.pages.number, 1), strides.batch, 1}}};
+  }
   // NOTE: a map has no empty extents; without keys, nothing is loaded.
   return {{{std::max(kv.sequences.tensor_rows(), 1), strides.row, config.B_c},
            {kv.heads, strides.head, 1},
-           {kv.sequences.tensor_batches(problem.batch), strides.batch, 1}}};
+           {kv.sequences.tensor_batches(batch), strides.batch, 1}}};
 }
 
 // Few queries wait for memory. Where rows are no whole lines, whoever loads the next head loads the rest of these.
@@ -64,29 +67,29 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
   if (encoder == nullptr) {
     return cudaErrorNotSupported;
   }
-  ForwardParams const& problem = params.problem;
-  KvSource const kv = problem.kv();
+  ForwardParamsWithoutPages const& problem = params.problem;
+  KvSource const kv = params.kv();
   auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without keys.
     return encode_tensor_map(encoder, map, base ? base : problem.q,
                              form_of_maps(config, problem.d_head), problem.d_head, dimensions);
   };
   bool const encoded = encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
-                       encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem, kv.k)) &&
-                       encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem, kv.v));
+                       encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem.batch, kv, kv.k)) &&
+                       encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem.batch, kv, kv.v));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // Tiles are counted in ints, with room for the last round of persistent CTAs.
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
-inline int64_t count_m_blocks(Config const& config, ForwardParams const& problem) {
+inline int64_t count_m_blocks(Config const& config, ForwardParamsWithoutPages const& problem) {
   int const n_queries = config.n_consumers * (kMmaM / rows_per_query(config, problem));
   return ceil_div(problem.q_sequences().longest, n_queries);
 }
 
 // The tiles of one pass.
-inline int64_t count_tiles(Config const& config, ForwardParams const& problem) {
+inline int64_t count_tiles(Config const& config, ForwardParamsWithoutPages const& problem) {
   int64_t const n_heads = problem.heads / rows_per_query(config, problem);
   return count_m_blocks(config, problem) * n_heads * problem.batch;
 }
@@ -105,8 +108,14 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
   if (char const* const reason = refusal_of_map(map_dimensions_Q(config, problem))) {
     return reason;
   }
-  for (KvTensor const& tensor : {problem.kv().k, problem.kv().v}) {
-    if (char const* const reason = refusal_of_map(map_dimensions_KV(config, problem, tensor))) {
+  KvSource const kv = problem.kv();
+  if (kv.is_paged() &&
+      (kv.pages.size < kFewestBoxRows || kv.pages.size != 1 << kv.pages.log2_size)) {
+    return "TMA loads pages of a power of two of rows from 8 on, and those of k and v are not";
+  }
+  for (KvTensor const& tensor : {kv.k, kv.v}) {
+    if (char const* const reason =
+            refusal_of_map(map_dimensions_KV(config, problem.batch, kv, tensor))) {
       return reason;
     }
   }
@@ -114,7 +123,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
 }
 
 // Keys that a query attends, of sequences of the largest lengths.
-inline int count_keys(ForwardParams const& problem, int query) {
+inline int count_keys(ForwardParamsWithoutPages const& problem, int query) {
   int const n_keys = problem.kv().sequences.longest;
   int const aligned = aligned_column(query, problem.q_sequences().longest, n_keys);
   return problem.mask().keys_from(aligned, n_keys).of_some(1).from_0().size();
@@ -122,7 +131,7 @@ inline int count_keys(ForwardParams const& problem, int query) {
 
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
-  ForwardParams const& problem = params.problem;
+  ForwardParamsWithoutPages const& problem = params.problem;
   int const cluster = problem.cluster;
   TileOrder& order = params.order;
   int const group = rows_per_query(config, problem);
@@ -155,7 +164,7 @@ struct Plan {
 };
 
 // Whether a problem has no tile.
-inline bool is_empty(Config const& config, ForwardParams const& problem) {
+inline bool is_empty(Config const& config, ForwardParamsWithoutPages const& problem) {
   return count_tiles(config, problem) * problem.num_splits == 0 ||
          problem.q_sequences().tensor_rows() == 0;
 }
@@ -172,6 +181,10 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ForwardParams con
     return cudaErrorInvalidConfiguration;
   }
   plan.params.problem = problem;
+  plan.params.pages = problem.pages;
+  if (problem.kv().is_paged() && problem.pages.number == 0) {
+    plan.params.problem.sequence_lengths.longest_k = 0;  // nothing is loaded: no map has empty extents
+  }
   plan.n_ctas = config.persistent && problem.cluster == 1 ? std::min(n_tiles, n_resident) : n_tiles;
   set_order(plan.params, config, n_resident);
   return set_tensor_maps(plan.params, config, encoder);

@@ -34,6 +34,12 @@ CUTE_DEVICE auto keys_from(KernelParams const& params, Tile const& tile, int ali
       aligned, tile.k_rows.length);
 }
 
+// The first key that some query of a tile attends; what lies before it, nobody loads. May be below 0.
+template <ForwardFeatures kFeatures>
+CUTE_DEVICE int first_key(KernelParams const& params, Tile const& tile) {
+  return keys_from<kFeatures>(params, tile, tile.first_query + tile.diagonal()).begin(0);
+}
+
 // The tiles of one CTA, in order. Persistent CTAs take one in each round, unless clusters of them share tiles; every other round
 // goes backwards, so that where tiles are sorted by their length nobody gets the longest each time.
 template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
@@ -103,7 +109,12 @@ struct TileSchedule {
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;
     tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
-    tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
+    if constexpr (kFeatures.paged_kv) {
+      tile.k_rows = params.pages.rows_of(tile.batch, problem.kv().sequences.longest,
+                                         device::Loader{});
+    } else {
+      tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
+    }
     if constexpr (Variant::kHasMask) {
       tile.blocks = {0, walk(params, tile).list[0]};
     } else {

@@ -49,6 +49,20 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
     PackedRow const row = unpack_row<Traits>(params, get<0>(coords(i)));
     int const head = tile.head * group + row.head;
     int const query = tile.q_rows.begin + min(first_query + row.query, tile.q_rows.length - 1);
+    if constexpr (kFeatures.paged_kv) {
+      KvSource const kv = params.kv();
+      KeyPlace const place = kv.pages.place_of(
+          tile.batch, n_block * Traits::kBlockN + get<1>(coords(i)), device::Loader{});
+      // Keys of a page that does not exist are zeros.
+      scores[i] = kv.pages.exists(place.batch)
+                      ? dot(problem.q_strides.at(static_cast<Element const*>(problem.q), tile.batch,
+                                                 head, query),
+                            kv.k.template at<Element>(
+                                place.batch, kv.head_of(head, problem.heads), place.row),
+                            problem.d_head)
+                      : 0.f;
+      continue;
+    }
     int const key = problem.kv().sequences.begin_of(tile.batch, device::Loader{}) +
                     n_block * Traits::kBlockN + get<1>(coords(i));
     scores[i] = dot(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import Features
+from pyflash.config.features import FORWARD, Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
@@ -101,6 +101,8 @@ BUILT = tuple(
 _CAPPED = Features.parse("right_window+left_window+softcap")
 _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
 _BIASED = Features.parse("right_window+left_window+predicated_head_dim+sinks+alibi_slopes")
+# Pages: a config for many queries at each d_head, and one for few.
+_PAGED = tuple(features for features in FORWARD.built if features.paged_kv)
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
@@ -108,4 +110,6 @@ def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
         return tuple(features for features in (*BUILT, _CAPPED) if features.left_window)
     if config.n_consumers == 3 and config.d_head > 64:
         return BUILT
-    return (*BUILT, _CAPPED) if config.n_consumers > 2 else (*BUILT, _CAPPED, _ALL, _BIASED)
+    if config.n_consumers > 2:
+        return (*BUILT, _CAPPED)
+    return (*BUILT, _CAPPED, _ALL, _BIASED, *_PAGED)

@@ -23,6 +23,7 @@ from pyflash.codegen import compilation, emulated, toolchain
 from pyflash.codegen.compilation import ROOT
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import KernelConfig
+from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator import Finding
 from pyflash.op.reference import Expected, expect, expect_varlen
 
@@ -96,9 +97,10 @@ def condition(original: str, planted: str, file: str) -> Edit:
 
 
 def build_planted(
-    bugs: Sequence[Bug], configs: Mapping[str, KernelConfig], root: Path
+    bugs: Sequence[Bug], configs: Mapping[str, KernelConfig], root: Path, paged: bool = False
 ) -> dict[str, Path]:
-    """A library of each config, with all bugs in it; `root` is an empty folder for the source."""
+    """A library of each config, with all bugs in it, for problems in pages or for others; `root` is
+    an empty folder for the source."""
     for folder in ("cute_kernels", "codegen"):
         shutil.copytree(ROOT / folder, root / folder)
     lowest = root / "cute_kernels" / "common" / "integers.h"
@@ -111,7 +113,8 @@ def build_planted(
     with pytest.MonkeyPatch.context() as patch:
         for module in (compilation, emulated, toolchain):
             patch.setattr(module, "ROOT", root)
-        libraries = build_emulated(configs.values())
+        features = EMULATED_PAGED if paged else None
+        libraries = build_emulated(configs.values(), features=features)
     return {name: libraries[config] for name, config in configs.items()}
 
 

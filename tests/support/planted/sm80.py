@@ -327,9 +327,10 @@ BUGS = [
     ),
     Bug(
         "packed_keys_from_the_first_on",
-        (condition("params.kv().sequences.rows_of(",
-                   "(BUG ? Sequences::padded(params.kv().sequences.longest)"
-                   " : params.kv().sequences).rows_of("),),
+        (condition("Sequences const sequences = params.kv().sequences;",
+                   "Sequences const sequences = BUG"
+                   " ? Sequences::padded(params.kv().sequences.longest) : params.kv().sequences;"),
+         ),
         problem="packed",
     ),
     Bug(

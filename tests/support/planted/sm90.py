@@ -145,8 +145,8 @@ BUGS = [
     ),
     _bug(
         "half_of_the_bytes_expected",
-        condition("pipeline.acquire(write, kKVBytes);",
-                  "pipeline.acquire(write, kKVBytes / (1 + BUG));", _LOAD),
+        condition("full = pipeline.acquire(write, kKVBytes);",
+                  "full = pipeline.acquire(write, kKVBytes / (1 + BUG));", _LOAD),
         finds=[found("wrong_expect_tx", "K_g2s", memory="K full[0]", detail="TMA brings 8192")],
     ),
     _bug(
@@ -266,8 +266,8 @@ BUGS = [
     ),
     _bug(
         "boxes_into_another_stage",
-        condition("write.stage)), column,", "(write.stage + BUG) % Traits::kStages)), column,",
-                  _LOAD),
+        condition("(&sKV(0, column, write.stage)), column,",
+                  "(&sKV(0, column, (write.stage + BUG) % Traits::kStages)), column,", _LOAD),
         finds=[found("in_flight_read", "QK", "K_g2s")],
     ),
     _bug(

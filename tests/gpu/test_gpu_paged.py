@@ -1,0 +1,268 @@
+"""Attention over pages on a GPU: beside fp64, with NaN in everything that has no effect.
+
+Pitfalls are those of serving, by number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from support.paged import LAYOUTS, Cache, laid_out
+
+import pyflash
+
+pytestmark = pytest.mark.gpu
+
+FP16, BF16 = torch.float16, torch.bfloat16
+HEADS = 4
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "left": {"window_left": 20, "causal": True},
+    "local": {"window_left": 9, "window_right": 2},
+    "chunks": {"attention_chunk": 48, "causal": True},
+}
+
+
+def is_right(cache, seqlen_q, heads, expired=True, packed=False, **options):
+    """One call, checked. seqlen_q: a number, or one for each sequence where they are packed."""
+    lengths_q = seqlen_q if packed else [seqlen_q] * len(cache.lengths)
+    if expired:
+        cache.expire(lengths_q, **options)
+    d_head, dtype = cache.k.shape[-1], cache.k.dtype
+    if not packed:
+        q = torch.randn(len(lengths_q), seqlen_q, heads, d_head, device="cuda").to(dtype)
+        out, lse = pyflash.attention_paged(q, *cache.tensors, return_lse=True, **options)
+        cache.check_padded(q, out, lse, **options)
+        return
+    starts = [0, *itertools.accumulate(lengths_q)]
+    q = torch.randn(starts[-1], heads, d_head, device="cuda").to(dtype)
+    out, lse = pyflash.attention_paged(
+        q,
+        *cache.tensors,
+        cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device="cuda"),
+        max_seqlen_q=max(lengths_q),
+        return_lse=True,
+        **options,
+    )
+    cache.check_packed(starts, q, out, lse, **options)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("page_size", [1, 8, 16, 48, 64, 128, 256])
+def test_pages_masks_and_lengths(page_size, d_head, mask):
+    """Pitfalls 1 to 5, 16 and 28."""
+    lengths = (0, 1, page_size - 1, page_size, page_size + 1, 127, 300, 4 * page_size)
+    for seqlen_q, group in ((1, 4), (3, 4), (70, 1)):
+        cache = Cache(lengths, page_size, HEADS // group, d_head, BF16, device="cuda")
+        is_right(cache, seqlen_q, HEADS, **MASKS[mask])
+
+
+def random_case(seed):
+    """Arguments of `Cache`, and of `is_right`."""
+    rng = random.Random(seed)
+    packed, page_size = rng.random() < 0.5, rng.choice([1, 5, 8, 16, 32, 64, 128, 256])
+    lengths = [rng.choice([0, 1, rng.randrange(700), rng.randrange(40)]) for _ in range(3)]
+    heads_kv, group = rng.choice([1, 2]), rng.choice([1, 2, 3, 8])
+    seqlen_q = [rng.choice([0, 1, 2, rng.randrange(1, 150)]) for _ in lengths]
+    if not any(seqlen_q):
+        seqlen_q[0] = 1
+    options = dict(MASKS[rng.choice(list(MASKS))], num_splits=rng.choice([0, 0, 1, 2, 7]))
+    extra = rng.choice(["", "", "", "softcap", "sinks", "alibi_slopes"])
+    heads = heads_kv * group
+    if extra == "softcap":
+        options["softcap"] = 3.0
+    elif extra:
+        options[extra] = torch.linspace(0.1, 2, heads, device="cuda")
+    d_head = rng.choice([64, 128, 128, 80, 40])
+    sizes = {"heads_kv": heads_kv, "d_head": d_head, "dtype": rng.choice([FP16, BF16])}
+    called = {"heads": heads, "packed": packed, **options}
+    return (lengths, page_size), sizes, seqlen_q if packed else seqlen_q[0], called
+
+
+@pytest.mark.parametrize("first", range(0, 240, 40))
+def test_random_cases(first):
+    """Pitfalls 19 and 24."""
+    for seed in range(first, first + 40):
+        torch.manual_seed(seed)
+        sizes, shapes, seqlen_q, called = random_case(seed)
+        try:
+            is_right(Cache(*sizes, **shapes, device="cuda"), seqlen_q, **called)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {random_case(seed)}")
+            raise
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("page_size", [2, 16, 64])
+def test_caches_are_views(layout, page_size):
+    """Pitfalls 7 and 8."""
+    cache = Cache((37, 300), page_size, device="cuda")
+    q = torch.randn(2, 3, 4, 64, device="cuda").half()
+    k, v = laid_out(layout, cache.k, cache.v)
+    expected = pyflash.attention_paged(q, *cache.tensors)
+    assert torch.equal(pyflash.attention_paged(q, k, v, *cache.tensors[2:]), expected)
+
+
+FEW = "(BF16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa"
+MANY = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+SM80 = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2+rescale_threshold"  # noqa: E501
+
+
+@pytest.mark.parametrize("config", [FEW, MANY, SM80])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_pages_give_the_bits_of_packed_sequences(config, mask):
+    """A box is a part of a block: blocks, and the order of sums, are those without pages."""
+    if torch.cuda.get_device_capability()[0] != 9 and "sm90" in config:
+        pytest.skip("its kernels run on a Hopper")
+    lengths = (1000, 129, 64, 0)
+    torch.manual_seed(0)
+    k, v = ([torch.randn(n, 2, 128, device="cuda").to(BF16) for n in lengths] for _ in "kv")
+    q = torch.randn(4 * 70, 4, 128, device="cuda").to(BF16)
+    starts = [0, *itertools.accumulate(lengths)]
+    cu_q = torch.arange(5, dtype=torch.int32, device="cuda") * 70
+    cu_k = torch.tensor(starts, dtype=torch.int32, device="cuda")
+    options = {"config": config, "num_splits": 1, "return_lse": True, **MASKS[mask]}
+    found = [
+        pyflash.attention_varlen(q, torch.cat(k), torch.cat(v), cu_q, cu_k, 70, 1000, **options)
+    ]
+    for page_size in (8, 16, 64, 256):
+        cache = Cache(lengths, page_size, 2, 128, BF16, device="cuda")
+        for b in range(4):
+            cache.k[cache.place(b)], cache.v[cache.place(b)] = k[b], v[b]
+        packed = {"cu_seqlens_q": cu_q, "max_seqlen_q": 70}
+        found.append(pyflash.attention_paged(q, *cache.tensors, **packed, **options))
+    for other in found[1:]:
+        assert all(map(torch.equal, other, found[0]))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("bad", [-1, 10**6, 2**31 - 1, -(2**31)])
+def test_pages_that_do_not_exist_are_zeros(bad, page_size):
+    """Pitfall 5."""
+    cache = Cache((130, 130), page_size, device="cuda")
+    q = torch.randn(2, 1, 4, 64, device="cuda").half()
+    expected = pyflash.attention_paged(q, *cache.tensors)
+    cache.table[1] = bad
+    out = pyflash.attention_paged(q, *cache.tensors)
+    assert torch.equal(out[0], expected[0])
+    assert (out[1] == 0).all()
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_lengths_are_clamped_to_the_table(page_size):
+    cache = Cache((128, 128), page_size, device="cuda", width=128 // page_size)
+    q = torch.randn(2, 1, 4, 64, device="cuda").half()
+    expected = pyflash.attention_paged(q, *cache.tensors)
+    cache.seqlens.copy_(torch.tensor([10**9, 2**31 - 1]))
+    assert torch.equal(pyflash.attention_paged(q, *cache.tensors), expected)
+    cache.seqlens.fill_(-5)
+    assert (pyflash.attention_paged(q, *cache.tensors) == 0).all()
+
+
+def test_pages_beyond_32_bits():
+    """Pitfall 6: the last page begins past 2^32 elements."""
+    free, _ = torch.cuda.mem_get_info()
+    page_size, heads_kv, d_head = 64, 8, 128
+    num_pages = 2**32 // (page_size * heads_kv * d_head) + 8
+    if free < 2.5 * num_pages * page_size * heads_kv * d_head * 2:
+        pytest.skip("not enough memory")
+    shape = (num_pages, page_size, heads_kv, d_head)
+    k, v = (torch.empty(shape, dtype=BF16, device="cuda") for _ in "kv")
+    pages = torch.tensor([[num_pages - 1, 0, num_pages - 2]], dtype=torch.int32, device="cuda")
+    for x in (k, v):
+        x[pages.flatten().long()] = torch.randn(3, *shape[1:], device="cuda").to(BF16)
+    q = torch.randn(1, 2, 8, d_head, device="cuda").to(BF16)
+    lengths = torch.tensor([150], dtype=torch.int32, device="cuda")
+    near = torch.arange(3, dtype=torch.int32, device="cuda")[None]
+    few = (x[pages.flatten().long()] for x in (k, v))
+    expected = pyflash.attention_paged(q, *few, near, lengths)
+    assert torch.equal(pyflash.attention_paged(q, k, v, pages, lengths), expected)
+
+
+def test_nothing_to_attend():
+    """Pitfall 28."""
+    for batch, num_pages, width in itertools.product((0, 2), (0, 2), (0, 3)):
+        q = torch.randn(batch, 1, 4, 64, device="cuda").half()
+        k = v = torch.full((num_pages, 16, 2, 64), torch.nan, device="cuda").half()
+        table = torch.zeros(batch, width, dtype=torch.int32, device="cuda")
+        lengths = torch.full((batch,), 40 if num_pages == 0 else 0, dtype=torch.int32).cuda()
+        out, lse = pyflash.attention_paged(q, k, v, table, lengths, return_lse=True)
+        assert (out == 0).all()
+        if num_pages or not width:
+            assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("seqlen_q", [1, 5])
+def test_a_graph_serves_all_lengths(page_size, seqlen_q):
+    """Pitfalls 12, 13 and 15."""
+    batch, capacity = 4, 2048
+    cache = Cache((capacity,) * batch, page_size, device="cuda", width=capacity // page_size)
+    q = torch.randn(batch, seqlen_q, HEADS, 64, device="cuda").half()
+    cache.seqlens.copy_(torch.tensor([3, 0, 100, 17]))
+    run = lambda: pyflash.attention_paged(q, *cache.tensors, causal=True, return_lse=True)  # noqa: E731
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    rng = random.Random(0)
+    for _ in range(50):
+        lengths = [rng.choice([0, 1, rng.randrange(capacity + 1), capacity]) for _ in range(batch)]
+        order = torch.randperm(capacity // page_size, device="cuda")
+        cache.table.copy_(cache.table[:, order])
+        cache.seqlens.copy_(torch.tensor(lengths))
+        q.normal_()
+        graph.replay()
+        assert all(map(torch.equal, captured, run())), lengths
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_append(page_size):
+    """Pitfalls 9, 10, 11 and 29."""
+    cache = Cache((37, 0, 64), page_size, device="cuda", spare=20)
+    spare = cache.num_pages - sum(-(-n // page_size) for n in cache.lengths)
+    assert spare == 20
+    k, v = (torch.randn(6, 2, 64, device="cuda").half() for _ in "kv")
+    used = torch.arange(cache.num_pages * page_size, device="cuda")
+    kept = cache.k.clone()
+    slots = torch.tensor([5, -1, 10**9, 3, -(2**40)], device="cuda")
+    pyflash.append_kv(k, v, cache.k, cache.v, slots)
+    flat, before = cache.k.flatten(0, 1), kept.flatten(0, 1)
+    assert torch.equal(flat[5], k[0])
+    assert torch.equal(flat[3], k[3])
+    others = used[(used != 5) & (used != 3)]
+    assert torch.equal(flat[others].nan_to_num(7), before[others].nan_to_num(7))
+
+
+def test_no_synchronization():
+    """Pitfall 31."""
+    cache = Cache((37, 300), 16, device="cuda")
+    q = torch.randn(2, 1, 4, 64, device="cuda").half()
+    pyflash.attention_paged(q, *cache.tensors)
+    cu = torch.tensor([0, 1, 2], dtype=torch.int32, device="cuda")
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        slots = pyflash.slots_of(cache.table, cache.seqlens, cu, 16, 2)
+        pyflash.append_kv(cache.k[0, :2], cache.v[0, :2], cache.k, cache.v, slots)
+        pyflash.attention_paged(q, *cache.tensors)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+def test_opcheck(options):
+    """Pitfall 29."""
+    cache = Cache((37, 3), 16, device="cuda")
+    q = torch.randn(2, 3, 4, 64, device="cuda").half()
+    k, v = laid_out("of one tensor", cache.k.nan_to_num(), cache.v.nan_to_num())
+    inputs = (q, k, v, cache.table, cache.seqlens)
+    torch.library.opcheck(torch.ops.pyflash.fwd_paged.default, inputs, options)

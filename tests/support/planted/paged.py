@@ -1,0 +1,145 @@
+"""Bugs for the emulator to find in what kernels of both forward families do with pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.planted.planting import Bug, build_planted, condition, found, without
+
+from pyflash.config import parse
+
+_LOAD = "sm90/forward/load.h"
+_PLAN = "sm90/forward/plan.h"
+_CONSUMER = "sm90/forward/consumer.h"
+_SM80 = "sm80/forward/problem.h"
+_SOURCE = "common/kv_source.h"
+
+CONFIGS = {
+    "sm90": parse("(FP16, 64, 128, 32, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
+    "sm80": parse("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
+}
+BOTH = ("sm90", "sm80")
+
+
+def _bug(name: str, *edits, finds=(), problem="window", configs=("sm90",)) -> Bug:
+    return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
+
+
+# A bug that finds nothing shows in the result.
+BUGS = [
+    _bug(
+        "boxes_in_reverse",
+        condition("&sKV(row, column, write.stage)",
+                  "&sKV(BUG ? kBlockN - n_rows - row : row, column, write.stage)", _LOAD),
+    ),
+    _bug(
+        "the_next_entry_of_the_table",
+        condition("table + (key >> pages.log2_size)", "table + (key >> pages.log2_size) + BUG",
+                  _LOAD),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+    ),
+    _bug("the_page_of_the_block_before", without("page = next_page;", _LOAD)),
+    _bug(
+        "the_page_of_a_block_that_nobody_asked_for",
+        condition("n_block > tile.blocks.begin ? page_of", "n_block > tile.blocks.begin || BUG"
+                  " ? page_of", _LOAD),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+        problem="unmasked",
+    ),
+    _bug(
+        "entries_past_the_end_read",
+        condition("row < kBlockN && key < tile.k_rows.length &&",
+                  "row < kBlockN && (BUG || key < tile.k_rows.length) &&", _LOAD),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+    ),
+    _bug(
+        "rows_of_a_page_from_its_first",
+        condition("(n_block * kBlockN + row) & (pages.size - 1)",
+                  "BUG ? 0 : (n_block * kBlockN + row) & (pages.size - 1)", _LOAD),
+        problem="large_pages",
+    ),
+    _bug(
+        "rows_of_the_sequence_for_those_of_a_page",
+        condition("(n_block * kBlockN + row) & (pages.size - 1)",
+                  "(n_block * kBlockN + row) & (BUG ? -1 : pages.size - 1)", _LOAD),
+    ),
+    _bug(
+        "the_head_beside",
+        condition("head_kv, page);", "head_kv ^ BUG, page);", _LOAD),
+    ),
+    _bug(
+        "pages_that_are_taken_for_dense",
+        condition("{std::max(kv.pages.number, 1), strides.batch, 1}",
+                  "{std::max(kv.pages.number, 1), BUG ? kv.pages.size * strides.row :"
+                  " strides.batch, 1}", _PLAN),
+        problem="interleaved",
+    ),
+    _bug(
+        "boxes_of_a_block_in_pages_that_are_smaller",
+        condition("box_rows(config.B_c, kv.pages.size)},",
+                  "BUG ? config.B_c : box_rows(config.B_c, kv.pages.size)},", _PLAN),
+        finds=[found("outside_tile or wrong_expect_tx", "K_g2s", memory=None)],
+    ),
+    _bug(
+        "boxes_before_the_stage_is_empty",
+        without("device::sync_warp();  // the stage is empty", _LOAD),
+        finds=[found("race", "K_g2s"), found("wrong_expect_tx", "V_g2s", memory="V full[0]")],
+    ),
+    _bug(
+        "the_tail_of_a_page_not_cleared",
+        condition("(kFeatures.paged_kv || problem.kv().sequences.is_packed()) && n_rows < kBlockN",
+                  "!BUG && n_rows < kBlockN", _CONSUMER),
+    ),
+    _bug(
+        "keys_that_expired_not_cleared",
+        condition("if (n_rows > 0) { clear_rows_of_V(0, n_rows);",
+                  "if (n_rows > 0 && !BUG) { clear_rows_of_V(0, n_rows);", _CONSUMER),
+    ),
+    _bug(
+        "a_row_too_many_cleared",
+        condition("clear_rows_of_V(0, n_rows);", "clear_rows_of_V(0, n_rows + BUG);", _CONSUMER),
+    ),
+    _bug(
+        "the_length_of_the_next_sequence",
+        condition("load(lengths + sequence)", "load(lengths + sequence + BUG)", _SOURCE),
+        finds=[found("out_of_bounds", memory="seqlens_k")],
+        configs=BOTH,
+    ),
+    _bug(
+        "the_table_of_the_next_sequence",
+        condition("pages.table + tile.batch * pages.table_stride",
+                  "pages.table + (tile.batch + BUG) * pages.table_stride", _LOAD),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+    ),
+    _bug(
+        "gathered_from_the_next_entry",
+        condition("table + sequence * table_stride + entry",
+                  "table + sequence * table_stride + entry + BUG", _SOURCE),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+        configs=("sm80",),
+    ),
+    _bug(
+        "rows_gathered_past_the_end",
+        condition("key < keys.end", "(BUG || key < keys.end)", _SM80),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+        configs=("sm80",),
+    ),
+    _bug(
+        "keys_that_expired_gathered",
+        condition("keys.begin <= key &&", "(BUG || keys.begin <= key) &&", _SM80),
+        configs=("sm80",),
+    ),
+    _bug(
+        "pages_that_do_not_exist_gathered",
+        condition("bool const exists = pages.exists(place.batch);",
+                  "bool const exists = BUG || pages.exists(place.batch);", _SM80),
+        finds=[found("out_of_bounds", "K_g2s", memory="k")],
+        configs=("sm80",),
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return build_planted(BUGS, CONFIGS, tmp_path_factory.mktemp("planted_paged"), paged=True)
