@@ -15,6 +15,7 @@ struct ForwardFeatures {
   bool softcap = false;
   bool sinks = false;
   bool alibi_slopes = false;
+  bool listed_tiles = false;  // the tiles of sequences of different lengths, from a list
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -29,7 +30,8 @@ struct ForwardFeatures {
       {"predicated_head_dim", &ForwardFeatures::predicated_head_dim},
       {"softcap", &ForwardFeatures::softcap},
       {"sinks", &ForwardFeatures::sinks},
-      {"alibi_slopes", &ForwardFeatures::alibi_slopes}};
+      {"alibi_slopes", &ForwardFeatures::alibi_slopes},
+      {"listed_tiles", &ForwardFeatures::listed_tiles}};
 };
 
 namespace pyflash {
@@ -45,6 +47,12 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
           .softcap = params.softcap.cap != 0,
           .sinks = params.sinks.data != nullptr && params.num_splits <= 1,
           .alibi_slopes = params.alibi_slopes.data != nullptr};
+}
+inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_head_of_config) {
+  ForwardFeatures needed =
+      features_needed(static_cast<ForwardParams const&>(params), d_head_of_config);
+  needed.listed_tiles = params.has_tile_list();
+  return needed;
 }
 
 }  // namespace pyflash

@@ -48,7 +48,7 @@ std::string text_of(double value) {
 
 }  // namespace
 
-void map_memory(ForwardParams& params, Emulator& emulator) {
+void map_memory(ListedForwardParams& params, Emulator& emulator) {
   Sequences q_sequences = params.q_sequences();
   KvSource kv = params.kv();
   int64_t const rows_q = q_sequences.tensor_rows(), rows_k = kv.sequences.tensor_rows();
@@ -79,6 +79,8 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, Role::kOutput);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);
+  mapping.map("tile_list", params.tile_list, 4,
+              {{params.has_tile_list() ? params.tile_listing().size() : 0, 1}}, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {

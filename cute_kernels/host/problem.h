@@ -27,9 +27,9 @@ char const* name(ProblemKind kind);  // "many", "few"
 
 struct Problem {
   DType dtype;
-  int num_splits;        // as asked for; 0: selection chooses
-  ForwardParams params;  // but for the outputs and num_splits
-  Pages pages = {};      // of K and V. NOTE: no kernel reads them, the CPU path alone
+  int num_splits;              // as asked for; 0: selection chooses
+  ListedForwardParams params;  // but for the outputs, num_splits and the list of tiles
+  Pages pages = {};            // of K and V. NOTE: no kernel reads them, the CPU path alone
 
   KvSource kv() const {
     KvSource source = params.kv();

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import Features
+from pyflash.config.features import LISTED, Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
@@ -104,6 +105,16 @@ _BIASED = Features.parse("right_window+left_window+predicated_head_dim+sinks+ali
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
+    unlisted = _unlisted(config)
+    listed = [features for features in LISTED if _without_list(features) in unlisted]
+    return Features.in_dispatch_order((*unlisted, *listed))
+
+
+def _without_list(features: Features) -> Features:
+    return dataclasses.replace(features, listed_tiles=False)
+
+
+def _unlisted(config: FlashForwardSm90Config) -> Sequence[Features]:
     if config in _WINDOWED:
         return tuple(features for features in (*BUILT, _CAPPED) if features.left_window)
     if config.n_consumers == 3 and config.d_head > 64:
