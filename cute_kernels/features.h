@@ -15,7 +15,8 @@ struct ForwardFeatures {
   bool softcap = false;
   bool sinks = false;
   bool alibi_slopes = false;
-  bool paged_kv = false;  // K and V lie in pages
+  bool paged_kv = false;      // K and V lie in pages
+  bool listed_tiles = false;  // the tiles of sequences of different lengths, from a list
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -31,7 +32,8 @@ struct ForwardFeatures {
       {"softcap", &ForwardFeatures::softcap},
       {"sinks", &ForwardFeatures::sinks},
       {"alibi_slopes", &ForwardFeatures::alibi_slopes},
-      {"paged_kv", &ForwardFeatures::paged_kv}};
+      {"paged_kv", &ForwardFeatures::paged_kv},
+      {"listed_tiles", &ForwardFeatures::listed_tiles}};
   static constexpr bool ForwardFeatures::* kExact[] = {&ForwardFeatures::paged_kv};
 };
 
@@ -49,6 +51,12 @@ inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_o
           .sinks = params.sinks.data != nullptr && params.num_splits <= 1,
           .alibi_slopes = params.alibi_slopes.data != nullptr,
           .paged_kv = params.kv().is_paged()};
+}
+inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_head_of_config) {
+  ForwardFeatures needed =
+      features_needed(static_cast<ForwardParams const&>(params), d_head_of_config);
+  needed.listed_tiles = params.has_tile_list();
+  return needed;
 }
 
 }  // namespace pyflash

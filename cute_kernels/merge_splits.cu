@@ -197,21 +197,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Whether the current device runs the code that waits for the previous kernel.
-cudaError_t waits_for_previous_kernel(bool& waits) {
-  int device = 0;
-  int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  waits = major >= 9;
-  return error;
-}
-
 }  // namespace
 
-int merge_splits(ForwardParams const& params, DType dtype, void* stream) {
+int merge_splits(ListedForwardParams const& params, DType dtype, void* stream) {
   Tiling const tiling(params);
   int64_t const n_ctas = (params.lse_strides.split + tiling.rows - 1) / tiling.rows;
   int const row_columns = tiling.columns * kVector;
@@ -232,7 +220,7 @@ int merge_splits(ForwardParams const& params, DType dtype, void* stream) {
   launch.numAttrs = waits && supports_programmatic_launch() ? 1 : 0;
   auto const kernel =
       dtype == DType::FP16 ? merge_splits_kernel<__half> : merge_splits_kernel<__nv_bfloat16>;
-  return cudaLaunchKernelEx(&launch, kernel, params);
+  return cudaLaunchKernelEx(&launch, kernel, static_cast<ForwardParams const&>(params));
 }
 
 }  // namespace pyflash

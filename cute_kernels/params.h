@@ -7,6 +7,7 @@
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
 #include "cute_kernels/common/tensor_strides.h"
+#include "cute_kernels/common/tile_list.h"
 
 namespace pyflash {
 
@@ -160,6 +161,24 @@ struct ForwardParams : ForwardParamsWithoutPages {
   constexpr void set_kv(KvSource const& kv) {
     ForwardParamsWithoutPages::set_kv(kv);
     pages = kv.pages;
+  }
+};
+
+// A problem, and the list of its tiles where the device makes one.
+// NOTE: kernels without lists get ForwardParams alone, in which members have their places.
+struct ListedForwardParams : ForwardParams {
+  float* tile_list = nullptr;  // ints: common/tile_list.h
+  int tile_queries = 0;        // of a tile of the list; 0: there is none
+  int tile_keys = 0;           // of a block
+
+  constexpr bool has_tile_list() const { return tile_queries > 0; }
+  constexpr TileListing tile_listing() const {
+    return {.q = q_sequences(),
+            .k = kv().sequences,
+            .mask = mask(),
+            .batch = batch,
+            .n_queries = tile_queries,
+            .B_c = tile_keys};
   }
 };
 

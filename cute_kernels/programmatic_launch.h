@@ -16,6 +16,18 @@ inline bool supports_programmatic_launch() {
   return supports;
 }
 
+// Whether the current device runs the code that waits for the previous kernel.
+inline cudaError_t waits_for_previous_kernel(bool& waits) {
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  waits = major >= 9;
+  return error;
+}
+
 inline cudaLaunchAttribute programmatic_launch() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -46,8 +46,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   Gpu const gpu = current_gpu(device_index);
   GpuSelection const selection =
       named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
-  params.num_splits = selection.splits.number;
-  params.cluster = selection.splits.cluster;
+  params = fitted(params, *selection.choice.candidate.kernel.row, selection.splits);
   Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);

@@ -8,6 +8,7 @@
 
 #include "cute_kernels/backward_params.h"
 #include "cute_kernels/config.h"
+#include "cute_kernels/forward.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/registry.h"
 
@@ -174,13 +175,21 @@ struct EmulatedKernel {
   Span<SmemRing> rings;
   char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
   // captured: of the variant that the kernel is compiled with, if it is.
-  Launch (*launch)(ForwardParams const& params, variant::Arguments const& captured, int n_resident);
+  Launch (*launch)(ListedForwardParams const& params, variant::Arguments const& captured,
+                   int n_resident);
   EmulatedBackward const* backward = nullptr;  // what it has in place of these, if it is of that op
   void (*attach)(Machine* machine);            // to run its threads
   void (*run_thread)(void const* params);      // one thread of one CTA, from start to end
   char const* (*role)(int warp);               // of a warp, in words
   bool has_variant = false;
+  TileShape shape = {};                 // of op forward, as are
+  Span<ForwardFeatures> features = {};  // the combinations that it is compiled with
 };
+
+template <ForwardFeatures... kBuilt>
+inline constexpr ForwardFeatures kBuiltList[] = {kBuilt...};
+template <ForwardFeatures... kBuilt>
+inline constexpr Span<ForwardFeatures> kBuiltFeatures{kBuiltList<kBuilt...>, sizeof...(kBuilt)};
 
 // A config of op backward: its kernels, which run in a row.
 struct EmulatedBackward {

@@ -48,7 +48,7 @@ std::string text_of(double value) {
 
 }  // namespace
 
-void map_memory(ForwardParams& params, Emulator& emulator) {
+void map_memory(ListedForwardParams& params, Emulator& emulator) {
   Sequences q_sequences = params.q_sequences();
   KvSource kv = params.kv();
   Pages const pages = kv.pages;
@@ -89,6 +89,8 @@ void map_memory(ForwardParams& params, Emulator& emulator) {
                 {{params.batch, pages.table_stride}, {n_entries, 1}}, Role::kInput);
     mapping.map("seqlens_k", kv.pages.lengths, 4, {{params.batch, 1}}, Role::kInput);
   }
+  mapping.map("tile_list", params.tile_list, 4,
+              {{params.has_tile_list() ? params.tile_listing().size() : 0, 1}}, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {

@@ -10,7 +10,7 @@ namespace pyflash::emulator {
 
 // Adds every tensor that params point to, with the elements that extents and strides give it; the pointers become the
 // addresses that the kernel computes with.
-void map_memory(ForwardParams& params, Emulator& emulator);
+void map_memory(ListedForwardParams& params, Emulator& emulator);
 
 // {"batch": 1, ...}: extents, options, and num_splits. A window that cuts nothing is -1.
 std::string numbers_json(ForwardParams const& params);

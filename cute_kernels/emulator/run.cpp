@@ -34,6 +34,7 @@ class ForwardRun final : public Run {
     if (kernel_.cluster != nullptr) {
       params_.cluster = kernel_.cluster(params_, resident);
     }
+    list_uneven_tiles(d_head);
   }
   std::string problem() const override { return numbers_json(params_); }
   // The parts of O and lse that a kernel writes for another to merge.
@@ -50,15 +51,42 @@ class ForwardRun final : public Run {
   }
 
  private:
+  // As selection does, where a kernel is compiled that takes the list.
+  void list_uneven_tiles(int d_head) {
+    ListedForwardParams listed = params_;
+    pyflash::list_uneven_tiles(listed, kernel_.shape);
+    ForwardFeatures const needed = features_needed(listed, d_head);
+    for (ForwardFeatures const& built : kernel_.features) {
+      if (!kernel_.has_variant && covers(built, needed)) {
+        params_ = listed;
+        return;
+      }
+    }
+  }
+
+  // NOTE: not zeros: what the list does not have is whatever memory held.
+  void write_list() {
+    if (!params_.has_tile_list()) {
+      return;
+    }
+    TileListing const listing = params_.tile_listing();
+    list_.assign(listing.size(), INT_MAX);
+    auto const shared = std::make_unique<TileListStorage>();
+    write_tile_list(listing, list_.data(), *shared, OneThread{}, HostLoader{});
+    params_.tile_list = reinterpret_cast<float*>(list_.data());
+  }
+
   Launch launch_of(int, Emulator& emulator) override {
     variant::Arguments arguments = captured();
     arguments.host_starts_q = params_.q_sequences().starts;
     arguments.host_starts_k = params_.kv().sequences.starts;
+    write_list();
     map_memory(params_, emulator);
     return kernel_.launch(params_, arguments, n_resident());
   }
 
-  ForwardParams params_{};
+  ListedForwardParams params_{};
+  std::vector<int> list_;
 };
 
 }  // namespace

@@ -27,8 +27,8 @@ char const* name(ProblemKind kind);  // "many", "few"
 
 struct Problem {
   DType dtype;
-  int num_splits;        // as asked for; 0: selection chooses
-  ForwardParams params;  // but for the outputs and num_splits
+  int num_splits;              // as asked for; 0: selection chooses
+  ListedForwardParams params;  // but for the outputs, num_splits and the list of tiles
 
   KvSource kv() const { return params.kv(); }
 

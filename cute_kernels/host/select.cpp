@@ -27,7 +27,8 @@ std::string GpuSelection::reason() const {
                           ? std::string("one pass")
                           : sentence(splits.number, " splits, ", n_ctas * splits.number, " CTAs");
   auto const asked = sentence("; its ", n_key_blocks, " blocks of keys in ", passes,
-                              splits_asked_for ? ", as asked for" : "");
+                              splits_asked_for ? ", as asked for" : "",
+                              lists_tiles ? "; its tiles in a list that the device makes" : "");
   if (n_candidates == 0) {
     return kNamed + asked;
   }
@@ -60,26 +61,47 @@ std::string GpuSelection::reason() const {
   }
 }
 
+ListedForwardParams fitted(ListedForwardParams params, ConfigMapRow<Forward> const& row,
+                           Splits const& splits) {
+  params.num_splits = splits.number;
+  params.cluster = splits.cluster;
+  ListedForwardParams listed = params;
+  list_uneven_tiles(listed, row.shape);
+  return covers(row, features_needed(listed, row.d_head)) ? listed : params;
+}
+
+namespace {
+
+GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
+  auto const& row = *selection.choice.candidate.kernel.row;
+  selection.lists_tiles = fitted(problem.params, row, selection.splits).has_tile_list();
+  return selection;
+}
+
+}  // namespace
+
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
   Contenders contenders = contenders_for(problem, gpu);
   Choice const choice = choose(contenders, problem, gpu);
   auto const& [kernel, ctas_per_sm] = choice.candidate;
-  return {
-      .choice = choice,
-      .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
-      .gpu = gpu,
-      .splits_asked_for = problem.num_splits > 0,
-      .n_candidates = static_cast<int>(contenders.candidates.all.size()),
-      .passed_over = std::move(contenders.passed_over)};
+  return with_splits(
+      {.choice = choice,
+       .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
+       .gpu = gpu,
+       .splits_asked_for = problem.num_splits > 0,
+       .n_candidates = static_cast<int>(contenders.candidates.all.size()),
+       .passed_over = std::move(contenders.passed_over)},
+      problem);
 }
 
 GpuSelection named_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named) {
   Candidate const candidate = named_candidate(named, problem, gpu);
-  return {
-      .choice = {.candidate = candidate},
-      .splits = splits_of(problem, candidate.kernel.row->shape, candidate.ctas_per_sm, gpu.n_sms),
-      .gpu = gpu,
-      .splits_asked_for = problem.num_splits > 0};
+  return with_splits(
+      {.choice = {.candidate = candidate},
+       .splits = splits_of(problem, candidate.kernel.row->shape, candidate.ctas_per_sm, gpu.n_sms),
+       .gpu = gpu,
+       .splits_asked_for = problem.num_splits > 0},
+      problem);
 }
 
 CpuSelection named_on_cpu(Problem const& problem, std::string_view named) {

@@ -22,6 +22,7 @@ struct GpuSelection {
   // What else the reason is made of.
   Gpu gpu;
   bool splits_asked_for;
+  bool lists_tiles;         // on the device, before it runs
   int n_candidates;         // 0: the config was named
   std::string passed_over;  // a config of better rank that refuses this problem, and why
 };
@@ -34,6 +35,11 @@ struct CpuSelection {
 // The features that the kernel of a config needs to run a problem. `named`: its short form. Refuses a config that is not for the
 // problem's dtype and d_head.
 ForwardFeatures features_needed(Problem const& problem, std::string_view named);
+
+// The problem as the kernel with this row gets it, with so many splits: with a list of tiles where these are uneven and the row
+// has such a kernel.
+ListedForwardParams fitted(ListedForwardParams params, ConfigMapRow<Forward> const& row,
+                           Splits const& splits);
 
 // Refuses a problem that no candidate runs, listing what is built.
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu);

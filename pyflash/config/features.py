@@ -27,13 +27,28 @@ class Features(KernelFeatures):
     sinks: bool = False
     alibi_slopes: bool = False
     paged_kv: bool = False  # k and v in pages, and lengths on the device
+    listed_tiles: bool = False  # of packed sequences of different lengths
 
 
 NAMES = Features.names()
 
+# Those that take a list of the tiles of packed sequences. Where none of them covers what a problem
+# needs, it runs without a list.
+LISTED = tuple(
+    map(
+        Features.parse,
+        (
+            "listed_tiles",
+            "right_window+listed_tiles",
+            "right_window+left_window+listed_tiles",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+listed_tiles",
+        ),
+    )
+)
+
 # The combinations that are built by default, smallest first. A problem runs in the first that
 # covers what it needs.
-BUILT = tuple(
+_UNLISTED = tuple(
     map(
         Features.parse,
         (
@@ -56,6 +71,8 @@ BUILT = tuple(
 )
 
 
+BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED))
+
 # The combinations that the emulator runs: every code path of a kernel in fewer instantiations,
 # because the host compiler takes seconds for each.
 EMULATED = tuple(
@@ -67,6 +84,7 @@ EMULATED = tuple(
             "right_window+left_window",
             "predicated_head_dim",
             "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+listed_tiles",
         ),
     )
 )

@@ -117,7 +117,12 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t*, cudaLibrary_t, char const*) {
 
 char const* cudaGetErrorString(cudaError_t) { return "an error"; }
 
-int pyflash::merge_splits(ForwardParams const& params, DType, void* stream) {
+int pyflash::list_tiles(ListedForwardParams const& params, DType, void* stream) {
+  std::printf("list tiles of %d queries, stream %p\n", params.tile_queries, stream);
+  return 0;
+}
+
+int pyflash::merge_splits(ListedForwardParams const& params, DType, void* stream) {
   std::printf("merge %d splits, stream %p\n", params.num_splits, stream);
   return 0;
 }
@@ -140,7 +145,7 @@ int main(int, char** argv) {
   kernels.describe(row);
   std::printf("row %d %d\n", int(row.shape.packs_heads), row.shape.max_cluster);
 
-  ForwardParams params{};
+  ListedForwardParams params{};
   params.q = &q_element;
   params.batch = std::atoi(argv[2]);
   params.heads = std::atoi(argv[3]);

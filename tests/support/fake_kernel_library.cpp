@@ -27,7 +27,7 @@ namespace {
 
 using Row = pyflash::ConfigMapRow<pyflash::Forward>;
 
-int run(void const*, Row const&, pyflash::ForwardParams const&, void*) { return 1; }
+int run(void const*, Row const&, pyflash::ListedForwardParams const&, void*) { return 1; }
 
 void describe(Row&) {}
 
@@ -54,12 +54,12 @@ constexpr void const* kKernels[std::size(kFeatures)] = {};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
 #if defined(REFUSES_PADDED)
-char const* refusal(Row const&, pyflash::ForwardParams const& params) {
+char const* refusal(Row const&, pyflash::ListedForwardParams const& params) {
   return params.q_sequences().is_packed() && params.kv().sequences.is_packed() ? nullptr
                                                                                : "it is padded";
 }
 #elif defined(REFUSES_STRIDE_0)
-char const* refusal(Row const&, pyflash::ForwardParams const& params) {
+char const* refusal(Row const&, pyflash::ListedForwardParams const& params) {
   for (pyflash::TensorStrides const& strides :
        {params.q_strides, params.kv().k.strides, params.kv().v.strides}) {
     if (strides.row == 0 || strides.head == 0 ||
@@ -70,7 +70,7 @@ char const* refusal(Row const&, pyflash::ForwardParams const& params) {
   return nullptr;
 }
 #elif defined(REFUSES)
-char const* refusal(Row const&, pyflash::ForwardParams const&) { return "it is " REFUSES; }
+char const* refusal(Row const&, pyflash::ListedForwardParams const&) { return "it is " REFUSES; }
 #else
 constexpr pyflash::ProblemRefusal<pyflash::Forward> refusal = nullptr;
 #endif

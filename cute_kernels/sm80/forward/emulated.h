@@ -9,6 +9,7 @@
 #include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm80/forward/forward_kernel.cuh"
 #include "cute_kernels/sm80/forward/grid.h"
+#include "cute_kernels/sm80/forward/host.h"
 #include "cute_kernels/sm80/forward/listed.h"
 #include "cute_kernels/sm80/forward/traits.h"
 
@@ -16,7 +17,8 @@ namespace pyflash::emulator {
 
 template <FlashForwardKernelConfig kConfig, class Variant, ForwardFeatures... kBuilt>
 void run_thread(void const* params) {
-  auto const& problem = *static_cast<variant::ParamsOf<ForwardParams, Variant> const*>(params);
+  auto const& problem =
+      *static_cast<variant::ParamsOf<ListedForwardParams, Variant> const*>(params);
   bool const covered = run_first_that_covers<ForwardFeatures, kBuilt...>(
       features_needed(problem, kConfig.d_head), [&](auto features) {
         sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value, Variant>(problem);
@@ -27,14 +29,11 @@ void run_thread(void const* params) {
 }
 
 template <FlashForwardKernelConfig kConfig, class Variant>
-Launch launch_sm80(ForwardParams const& params, variant::Arguments const& captured, int) {
-  auto launch = std::make_shared<VariantLaunch<ForwardParams, Variant>>(params);
+Launch launch_sm80(ListedForwardParams const& params, variant::Arguments const& captured, int) {
+  auto launch = std::make_shared<VariantLaunch<ListedForwardParams, Variant>>(params);
   launch->capture(captured, listed_problem(kConfig, params));
   std::shared_ptr<void const> const given(launch, &launch->params);
-  return {.n_ctas = sm80::n_ctas(params.q_sequences(), kConfig.B_r, params.num_splits, params.heads,
-                                 params.batch),
-          .params = given,
-          .error = nullptr};
+  return {.n_ctas = sm80::n_ctas(params, kConfig.B_r), .params = given, .error = nullptr};
 }
 
 template <FlashForwardKernelConfig kConfig, class Variant, ForwardFeatures... kBuilt>
@@ -54,7 +53,9 @@ EmulatedKernel const* emulated_kernel_of() {
                                          .attach = [](Machine* m) { machine = m; },
                                          .run_thread = run_thread<kConfig, Variant, kBuilt...>,
                                          .role = [](int) { return ""; },
-                                         .has_variant = kIsVariant<Variant>};
+                                         .has_variant = kIsVariant<Variant>,
+                                         .shape = tile_shape(kConfig),
+                                         .features = kBuiltFeatures<kBuilt...>};
   return &kernel;
 }
 

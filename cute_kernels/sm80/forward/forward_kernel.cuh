@@ -35,7 +35,7 @@ using namespace cute;
 using device::Site;
 
 template <class Traits, ForwardFeatures kFeatures, class Variant = variant::NoVariant>
-CUTE_DEVICE void forward_cta(variant::ParamsOf<ForwardParams, Variant> const& params) {
+CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> const& params) {
   using Element = typename Traits::Element;
   using MmaAtom = typename Traits::MmaAtom;
   using Ldmatrix = typename Traits::SmemCopyAtom;
@@ -50,9 +50,18 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ForwardParams, Variant> const& pa
 
   // Coordinates and early exit.
   int const tidx = device::thread_idx();
-  BlockCoord const coord = block_coord < Traits,
-                   kMaskEnds || Variant::kHasMask > (params.q_sequences(), params.kv(),
-                                                     params.num_splits, params.heads, params.batch);
+  BlockCoord coord;
+  if (kFeatures.listed_tiles && params.has_tile_list()) {
+    coord = listed_coord(reinterpret_cast<int const*>(params.tile_list), params.num_splits,
+                         params.heads);
+    if (coord.m_block < 0) {
+      return;
+    }
+  } else {
+    coord = block_coord < Traits,
+    kMaskEnds || Variant::kHasMask > (params.q_sequences(), params.kv(), params.num_splits,
+                                      params.heads, params.batch);
+  }
   int const m_block = coord.m_block;
   Rows const q_rows = params.q_sequences().rows_of(coord.batch, device::Loader{});
   Rows const k_rows = [&] {

@@ -10,7 +10,7 @@ namespace pyflash {
 template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
 __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
                                   of_this_arch(kCtasPerSm<kConfig>))
-    flash_forward_kernel(__grid_constant__ ForwardParams const params) {
+    flash_forward_kernel(__grid_constant__ ListedForwardParams const params) {
 #if defined(__CUDA_ARCH__)  // the host needs no body
   sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
 #endif

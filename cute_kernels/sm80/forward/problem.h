@@ -5,6 +5,7 @@
 #include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/common/kv_source.h"
+#include "cute_kernels/common/tile_list.h"
 #include "cute_kernels/device.h"
 #include "cute_kernels/sm80/copy.h"
 
@@ -46,6 +47,22 @@ CUTE_DEVICE BlockCoord block_coord(Sequences const& q, KvSource const& kv, int n
   int const split = rest % num_splits;
   rest /= num_splits;
   return {.m_block = m_block, .split = split, .head = rest % heads, .batch = rest / heads};
+}
+
+// The same where tiles are listed (common/tile_list.h). Neighbouring CTAs have the same tile in all heads. m_block is -1 past
+// the last tile.
+CUTE_DEVICE BlockCoord listed_coord(int const* list, int num_splits, int heads) {
+  int const n_rest = num_splits * heads;
+  int const place = device::block_idx() / n_rest;
+  int const rest = device::block_idx() % n_rest;
+  if (place >= device::load(list)) {
+    return {.m_block = -1, .split = 0, .head = 0, .batch = 0};
+  }
+  ListedTile const tile = device::load(reinterpret_cast<ListedTile const*>(list) + 1 + place);
+  return {.m_block = tile.m_block,
+          .split = rest % num_splits,
+          .head = rest / num_splits,
+          .batch = tile.sequence};
 }
 
 // One head of one sequence as a matrix, (rows,columns).

@@ -16,6 +16,7 @@
 #include "cute_kernels/emulator/tensor_map.h"
 #include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm90/forward/forward_kernel.cuh"
+#include "cute_kernels/sm90/forward/host.h"
 #include "cute_kernels/sm90/forward/listed.h"
 #include "cute_kernels/sm90/forward/plan.h"
 #include "cute_kernels/sm90/forward/traits.h"
@@ -29,7 +30,7 @@ struct Sm90Launch : VariantLaunch<sm90::KernelParams, Variant> {
 };
 
 template <FlashForwardSm90Config kConfig, class Variant, ForwardFeatures... kBuilt>
-Launch launch_sm90(ForwardParams const& params, variant::Arguments const& captured,
+Launch launch_sm90(ListedForwardParams const& params, variant::Arguments const& captured,
                    int n_resident) {
   using Traits = sm90::KernelTraits<kConfig>;
   auto launch = std::make_shared<Sm90Launch<Variant>>();
@@ -118,7 +119,9 @@ EmulatedKernel const* emulated_kernel_of() {
             launch.forward(launch.params);
           },
       .role = role_of_warp<Traits>,
-      .has_variant = kIsVariant<Variant>};
+      .has_variant = kIsVariant<Variant>,
+      .shape = tile_shape(kConfig),
+      .features = kBuiltFeatures<kBuilt...>};
   return &kernel;
 }
 

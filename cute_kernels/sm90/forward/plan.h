@@ -158,6 +158,27 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.by_group = cutlass::FastDivmod(group);
 }
 
+// The same of tiles that are listed. All heads are a section, so that each round of persistent CTAs has tiles of nearly one
+// length; of more heads fewer than four of the CTAs would share each one's keys.
+inline void set_listed_order(KernelParams& params, Config const& config,
+                             ListedForwardParams const& problem, int64_t n_ctas) {
+  constexpr int kSharers = 4;
+  TileOrder& order = params.order;
+  int const group = rows_per_query(config, problem);
+  int const n_splits = problem.num_splits / problem.cluster;
+  int const rest_of_kv = problem.heads / group / problem.heads_kv * n_splits;
+  int const most_heads = std::max<int>(int(n_ctas / kSharers), 1);  // of K and V
+  int const n_sections = ceil_div(problem.heads_kv, most_heads);
+  order.list = reinterpret_cast<int const*>(problem.tile_list);
+  order.n_rest = problem.heads_kv * rest_of_kv;
+  order.section = ceil_div(problem.heads_kv, n_sections) * rest_of_kv;
+  order.last_section = ceil_div(order.n_rest, order.section) - 1;
+  order.by_splits = cutlass::FastDivmod(problem.num_splits);
+  order.by_section = cutlass::FastDivmod(order.section);
+  order.by_last_section = cutlass::FastDivmod(order.n_rest - order.last_section * order.section);
+  order.by_group = cutlass::FastDivmod(group);
+}
+
 struct Plan {
   KernelParams params;
   int64_t n_ctas;  // 0: there is nothing to launch
@@ -170,13 +191,17 @@ inline bool is_empty(Config const& config, ForwardParamsWithoutPages const& prob
 }
 
 // n_resident: CTAs that run at a time.
-inline cudaError_t make_plan(Plan& plan, Config const& config, ForwardParams const& problem,
+inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardParams const& problem,
                              int64_t n_resident, TensorMapEncoder encoder) {
   plan = {};
   if (is_empty(config, problem)) {
     return cudaSuccess;
   }
-  int64_t const n_tiles = count_tiles(config, problem) * problem.num_splits;
+  int64_t const of_pass =
+      problem.has_tile_list()
+          ? problem.tile_listing().most_tiles() * problem.heads / rows_per_query(config, problem)
+          : count_tiles(config, problem);
+  int64_t const n_tiles = of_pass * problem.num_splits;
   if (n_tiles > kMaxTiles) {
     return cudaErrorInvalidConfiguration;
   }
@@ -186,7 +211,11 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ForwardParams con
     plan.params.problem.sequence_lengths.longest_k = 0;  // nothing is loaded: no map has empty extents
   }
   plan.n_ctas = config.persistent && problem.cluster == 1 ? std::min(n_tiles, n_resident) : n_tiles;
-  set_order(plan.params, config, n_resident);
+  if (problem.has_tile_list()) {
+    set_listed_order(plan.params, config, problem, n_resident);
+  } else {
+    set_order(plan.params, config, n_resident);
+  }
   return set_tensor_maps(plan.params, config, encoder);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/common/tile_list.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
@@ -52,7 +53,7 @@ struct TileSchedule {
   CUTE_DEVICE Tile next() {
     while (round == 0 || has_rounds()) {
       int const index = index_of_round();
-      if (index >= params.order.n_tiles) {
+      if (index >= n_tiles()) {
         break;
       }
       ++round;
@@ -68,6 +69,9 @@ struct TileSchedule {
   CUTE_DEVICE bool in_cluster() const {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
+  CUTE_DEVICE bool is_listed() const {
+    return kFeatures.listed_tiles && params.order.list != nullptr;
+  }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
 
   CUTE_DEVICE int index_of_round() const {
@@ -79,12 +83,40 @@ struct TileSchedule {
     return in_cluster() ? cta / params.problem.cluster : cta;
   }
 
+  CUTE_DEVICE int n_tiles() const {
+    return is_listed() ? device::load(params.order.list) * params.order.n_rest
+                       : params.order.n_tiles;
+  }
+
+  // Of all listed tiles in a section of heads and splits, the one that an index means; `rest` becomes its head and split.
+  CUTE_DEVICE ListedTile listed(int& rest, int index) const {
+    TileOrder const& order = params.order;
+    int const per_section = device::load(order.list) * order.section;
+    int section = 0;
+    for (; section < order.last_section && index >= per_section; ++section) {
+      index -= per_section;
+    }
+    int place;
+    if (section == order.last_section) {
+      order.by_last_section(place, rest, index);
+    } else {
+      order.by_section(place, rest, index);
+    }
+    rest += section * order.section;
+    return device::load(reinterpret_cast<ListedTile const*>(order.list) + 1 + place);
+  }
+
   CUTE_DEVICE Tile at(int index) const {
     TileOrder const& order = params.order;
     auto const& problem = params.problem;
     int m_block;
     int rest;  // split, head and batch
-    if constexpr (kFeatures.right_window || Variant::kHasMask) {
+    int sequence = 0;
+    if (is_listed()) {
+      ListedTile const tile = listed(rest, index);
+      m_block = tile.m_block;
+      sequence = tile.sequence;
+    } else if constexpr (kFeatures.right_window || Variant::kHasMask) {
       int const section = min(order.by_section_tiles.div(index), order.last_section);
       int const in_section = index - section * order.by_section_tiles.divisor;
       int from_longest;
@@ -105,7 +137,12 @@ struct TileSchedule {
     } else {
       order.by_splits(rest, tile.split, rest);
     }
-    order.by_heads(tile.batch, tile.head, rest);
+    if (is_listed()) {
+      tile.head = rest;
+      tile.batch = sequence;
+    } else {
+      order.by_heads(tile.batch, tile.head, rest);
+    }
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;
     tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import FORWARD, Features
+from pyflash.config.features import FORWARD, LISTED, Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
@@ -106,6 +107,16 @@ _PAGED = tuple(features for features in FORWARD.built if features.paged_kv)
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
+    unlisted = _unlisted(config)
+    listed = [features for features in LISTED if _without_list(features) in unlisted]
+    return Features.in_dispatch_order((*unlisted, *listed))
+
+
+def _without_list(features: Features) -> Features:
+    return dataclasses.replace(features, listed_tiles=False)
+
+
+def _unlisted(config: FlashForwardSm90Config) -> Sequence[Features]:
     if config in _WINDOWED:
         return tuple(features for features in (*BUILT, _CAPPED) if features.left_window)
     if config.n_consumers == 3 and config.d_head > 64:
