@@ -147,7 +147,7 @@ def build_with_variants(
     pairs = list(itertools.product(dict.fromkeys(variants), archs_of))
     kernels = [
         Compilation(
-            label=f"{config.short_form()} with {variant.name}",
+            label=f"{config.short_form()} with {variant.name} {variant.key}",
             stem=emit.variant_stem(config, variant),
             text=emit.emit_with_variant(
                 config, variant, config.family.op.features.in_dispatch_order(features)

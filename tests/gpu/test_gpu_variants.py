@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.variants import values_of
@@ -46,6 +48,8 @@ def test_it_is_its_formula(configs, name, family, problem):
     if family not in configs:
         pytest.skip(f"no default config is of {family} here")
     at = PROBLEMS[problem]
+    if name == "tree":  # whose ancestors are the bits of a number
+        at = replace(at, q_len=min(at.q_len, 60), k_len=min(at.k_len, 62))
     torch.manual_seed(len(name))
     heads_kv = at.heads // 2
     sizes = ((at.q_len, at.heads), (at.k_len, heads_kv), (at.k_len, heads_kv))
