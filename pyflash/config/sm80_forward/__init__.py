@@ -5,7 +5,15 @@ from pyflash.config.record import Family
 from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelConfig
 from pyflash.config.sm80_forward.resources import register_demand, resources
 from pyflash.config.sm80_forward.rules import RULES, SUPPORTED
-from pyflash.config.sm80_forward.sets import LADDER, RANKED, SETS, SETTLED, SLOWDOWNS, fallback
+from pyflash.config.sm80_forward.sets import (
+    LADDER,
+    RANKED,
+    SETS,
+    SETTLED,
+    SLOWDOWNS,
+    built_features,
+    fallback,
+)
 
 SM80_FORWARD = Family(
     name="sm80_forward",
@@ -33,7 +41,7 @@ SM80_FORWARD = Family(
     slowdowns=SLOWDOWNS,
     mma_rate=lambda arch: 0.62 if arch.sm == 90 else 1.0,  # beside warpgroup MMAs
     ladder=LADDER,
-    built_features=lambda config: FORWARD.built,
+    built_features=built_features,
     emulation_header="cute_kernels/sm80/forward/emulated.h",
     variant_header="cute_kernels/sm80/forward/variant_launch.h",
     fallback=fallback,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
+from pyflash.config.features import FORWARD, Features
 from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 
 # The optimisation ladder: what each step adds, and its config.
@@ -79,6 +80,16 @@ HEAD_DIMS = _of_each_dtype(
 
 # What selection prefers, best first.
 RANKED = (*DEFAULTS, *HEAD_DIMS)
+
+
+# The best of RANKED at each B_r: the only ones that are built with pages and lists of tiles.
+_FOREMOST = {(c.dtype, c.d_head, c.B_r): c for c in reversed(RANKED)}.values()
+
+
+def built_features(config: FlashForwardKernelConfig) -> Sequence[Features]:
+    if config in _FOREMOST:
+        return FORWARD.built
+    return tuple(f for f in FORWARD.built if not (f.paged_kv or f.listed_tiles))
 
 
 def fallback(dtype: DType, d_head: int) -> FlashForwardKernelConfig:
