@@ -69,6 +69,8 @@ int with_types(BackwardParams const& params, DType dtype, Run const& run) {
         return run.template operator()<Element, 64>();
       case 128:
         return run.template operator()<Element, 128>();
+      case 256:
+        return run.template operator()<Element, 256>();
       default:
         return cudaErrorInvalidValue;
     }

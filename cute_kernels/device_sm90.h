@@ -126,6 +126,13 @@ CUTE_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// Adds four floats to global ones, each atomically, in any order.
+CUTE_DEVICE void reduce_add(float4* address, float4 const& values) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(address), "f"(values.x),
+               "f"(values.y), "f"(values.z), "f"(values.w)
+               : "memory");
+}
+
 // Reads a number in global memory until it is at most `bound`, and returns it. What was written before it was stored is visible
 // afterwards, to TMA too. NaN is no bound.
 CUTE_DEVICE float wait_until_at_most(float const* address, float bound) {
@@ -308,6 +315,7 @@ void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
 }
 void bulk_reduce_add(float const* smem, float* global, int bytes);
 
+void reduce_add(float4* address, float4 const& values);
 float wait_until_at_most(float const* address, float bound);
 void store_release(float* address, float value);
 

@@ -70,6 +70,9 @@ void tma_store_commit() { machine->tma_store_commit(); }
 void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
 void tma_store_wait_written() { machine->tma_store_wait(0); }
 
+void reduce_add(float4* address, float4 const& values) {
+  machine->reduce_add(address, &values, sizeof values);
+}
 float wait_until_at_most(float const* address, float bound) {
   return machine->wait_until_at_most(address, bound);
 }

@@ -253,6 +253,15 @@ void Emulator::tma_store_wait(int n_pending) {
   warp.known.stores[warp.index()] = warp.n_stores - static_cast<uint32_t>(thread.stores.size());
 }
 
+void Emulator::reduce_add(void* global, void const* values, int bytes) {
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "reduction"};
+  count_traffic(Path::kGlobalStore, global, bytes);
+  if (auto* to = translate(global, bytes, bytes, GlobalMemory::kReducer, access)) {
+    add_floats(to, static_cast<std::byte const*>(values), bytes);
+  }
+}
+
 // NOTE: CTAs run one after another, in the order of their indices: what no earlier one gave never comes.
 float Emulator::wait_until_at_most(float const* address, float bound) {
   Thread const& thread = current();

@@ -24,7 +24,7 @@ def test_text_of_a_config():
         assert family_of(text).name == "sm90_backward"
     symbol = (
         "void pyflash::flash_backward_sm90_kernel<FlashBackwardSm90Config{(DType)15, 128, 64, 128, "
-        "2, 3, (bool)1}, BackwardFeatures{...}>(...)"
+        "2, 3, (bool)1, (bool)0}, BackwardFeatures{...}>(...)"
     )
     assert parse(symbol) == WIDE
     with pytest.raises(ValueError, match="stages_N is missing"):
@@ -35,12 +35,15 @@ BROKEN = [
     ("keys_per_warpgroup", {"B_c": 64}, "not B_c = 64: make B_c 64 * n_consumers"),
     ("slabs", {"d_head": 96, "stages": 2, "B_r": 64}, "d_head = 96 is divided into slabs of 64"),
     ("dQ_per_warpgroup", {"d_head": 64}, "which has B_r * d_head = 4096"),
+    ("keys_per_warpgroup", {"d_head": 256}, "all warpgroups have the same 64 keys"),
+    ("dQ_per_warpgroup", {"d_head": 256, "B_c": 64, "B_r": 128}, "not of B_r = 128: make B_r 64"),
+    ("overlap_is_of_one_pass", {"d_head": 256, "B_c": 64}, "at d_head = 256 there are several"),
     ("overlap_needs_stages", {"stages": 1}, "use stages = 2 or more, or overlap = False"),
     ("smem", {"stages": 4}, "265216 bytes of shared memory, more than the 232448 that sm_90"),
     (
         "fragments",
-        {"d_head": 192, "stages": 1, "overlap": False},
-        "take 272 registers of a consumer thread, which has 240 with n_consumers = 2",
+        {"B_r": 128},
+        "take 288 registers of a consumer thread, which has 240 with n_consumers = 2",
     ),
     ("supported_values", {"d_head": 64, "B_c": 64, "n_consumers": 1}, "n_consumers = 1 is"),
 ]
@@ -91,8 +94,9 @@ def test_consumers_hold_dK_and_dV_and_two_blocks_of_scores():
 
 def test_what_is_built_is_legal_canonical_and_preferred():
     defaults = named_set("backward")
-    assert {(c.dtype, c.d_head) for c in defaults} == {(t, d) for t in DType for d in (64, 128)}
-    assert set(defaults) < set(named_set("all"))
+    d_heads = (64, 128, 256)
+    assert {(c.dtype, c.d_head) for c in defaults} == {(t, d) for t in DType for d in d_heads}
+    assert {*defaults} < {*named_set("all"), *named_set("head_dims")}
     for config in defaults:
         assert config.is_legal(90)
         assert not config.warnings(90)
@@ -105,6 +109,6 @@ def test_a_space_has_what_rules_leave():
     legal = list(Space(family="sm90_backward", dtype="BF16").legal(90))
     assert {WIDE, NARROW} < set(legal)
     assert {(c.d_head, c.B_r, c.B_c, c.n_consumers) for c in legal} == {
-        (64, 128, 128, 2), (128, 64, 128, 2),
+        (64, 128, 128, 2), (128, 64, 128, 2), (256, 64, 64, 2),
     }  # fmt: skip
     assert not any(config.warnings(90) for config in legal)

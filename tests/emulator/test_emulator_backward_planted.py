@@ -33,6 +33,7 @@ PROBLEMS = {
     "slopes": Shape(
         1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}
     ),
+    "deterministic": Shape(1, 1, 1, 300, 300, options={"causal": True}),
     "packed": Packed(1, 1, (70, 59, 64, 12), (130, 40, 7, 129)),
     "packed_with_nan": Packed(1, 1, (70, 90, 33), (130, 40, 129), nan_sequence=1),
 }
@@ -48,7 +49,7 @@ def run(library, config, problem, order):
     call, options = call_of(config, problem), PROBLEMS[problem].options
     *gradients, report = run_backward_library(
         library, call.inputs, CONFIGS[config], order=order, seed=1, grad_lse=call.grad_lse,
-        **options,
+        deterministic=int(problem == "deterministic"), **options,
     )  # fmt: skip
     if isinstance(call, PackedCall):
         return wrong_packed(call, tuple(gradients), LIMITS[CONFIGS[config].dtype]), report

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.backward_cases import CASES, Case, expected, gradients, make
-from support.gpu_kernels import forbid_borrowed, skip_without_kernels
+from support.gpu_kernels import forbid_borrowed, skip_without_kernels, skip_without_kernels_for
 
 from pyflash import Problem, attention, attention_varlen, select
 from pyflash.op.backward import cudnn, kernels
@@ -26,6 +26,7 @@ def forbid_others(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients(forbid_others, case):
+    skip_without_kernels_for(case.d_head)
     assert "sm90_bwd" in select(case.problem("cuda")).backward
     qkv, grad_out = make(case, "cuda")
     expected(case, qkv, grad_out).check(gradients(case, qkv, grad_out))
@@ -121,7 +122,7 @@ def deterministic():
 
 DETERMINISTIC = [
     Case(dtype, d_head, mask, "many_tiles", options=options)
-    for dtype, d_head in ((torch.bfloat16, 128), (torch.float16, 64))
+    for dtype, d_head in ((torch.bfloat16, 128), (torch.float16, 64), (torch.bfloat16, 256))
     for mask, options in (
         ("full", {}),
         ("causal", {}),
@@ -135,6 +136,7 @@ DETERMINISTIC = [
 
 @pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
 def test_deterministic_gradients_are_the_same_bits_every_time(forbid_others, deterministic, case):
+    skip_without_kernels_for(case.d_head)
     qkv, grad_out = make(case, "cuda")
     first = gradients(case, qkv, grad_out)
     if not case.options.get("attention_chunk") and not case.options.get("softcap"):

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from support.gpu_kernels import forbid_borrowed, skip_without_kernels
+from support.gpu_kernels import forbid_borrowed, skip_without_kernels, skip_without_kernels_for
 
 from pyflash import attention, attention_varlen
 from pyflash.op.reference import attention_ref, attention_varlen_ref, tolerance
@@ -96,6 +96,14 @@ def test_padded(dtype, d_head, size, mask, variant):
         leaves,
         sinks,
     )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mask", ["full", "window", "causal_chunks"])
+def test_widest_heads(mask, variant):
+    skip_without_kernels_for(256)
+    test_padded(torch.bfloat16, 256, "ragged", mask, variant)
+    test_packed(torch.bfloat16, 256, "ragged", mask, variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

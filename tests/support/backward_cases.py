@@ -87,6 +87,13 @@ CASES = [
         for layout in LAYOUTS
         if layout != "contiguous"
     ),
+    *(
+        Case(dtype, 256, mask, size)
+        for dtype in _DTYPES
+        for mask in MASKS
+        for size in ("ragged", "fewer_keys", "gqa")
+    ),
+    *(Case(torch.bfloat16, d, mask, "mqa") for d in (136, 192, 200) for mask in ("full", "causal")),
     Case(torch.float16, 128, "full", "ragged", options={"softmax_scale": 1e-3}),
     Case(torch.bfloat16, 64, "causal", "gqa", options={"softmax_scale": 0.7}),
 ]

@@ -19,6 +19,7 @@ CONFIGS = {
         "narrow": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2",
         "in_turn": "(BF16, 128, 64, 128, 2): sm90_bwd+stages_2",
         "narrow_overlap": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
+        "widest": "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red",
     }.items()
 }
 # Errors, as shares of the norm of a gradient.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyflash.op.backward import cuda, kernels
+from pyflash.op.built import built_configs
 
 
 def skip_without_kernels() -> None:
@@ -14,6 +15,12 @@ def skip_without_kernels() -> None:
         pytest.skip("no kernels of op backward are built")
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("kernels of op backward run on a Hopper")
+
+
+def skip_without_kernels_for(d_head: int) -> None:
+    """Where those that are built are narrower."""
+    if not any(config.d_head >= d_head for config in built_configs("backward")):
+        pytest.skip(f"no kernels of op backward with d_head {d_head} are built: --set head_dims")
 
 
 def forbid_borrowed(monkeypatch: pytest.MonkeyPatch) -> None:

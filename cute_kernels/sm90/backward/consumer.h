@@ -1,4 +1,4 @@
-// A computing warpgroup of a backward: 64 keys of the tile, and 64 x 64 elements of each block's dQ.
+// A computing warpgroup of a backward: 64 keys of the tile, and a part of each block's dQ.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -27,9 +27,9 @@ struct Consumer {
   static constexpr int kHeadDim = Traits::kHeadDim;
   template <int kColumns>
   using Acc = decltype(make_tensor<float>(Accumulator<kColumns>{}));
-  using AccS = Acc<kBlockM>;         // (MMA,MMA_M,MMA_N) of (keys, queries)
-  using AccDKV = Acc<kHeadDim>;      // (MMA,MMA_M,MMA_N) of (keys, columns)
-  using AccDQ = Acc<Traits::kSlab>;  // (MMA,MMA_M,MMA_N) of (queries, columns)
+  using AccS = Acc<kBlockM>;                // (MMA,MMA_M,MMA_N) of (keys, queries)
+  using AccDKV = Acc<Traits::kColumnsDKV>;  // (MMA,MMA_M,MMA_N) of (keys, columns)
+  using AccDQ = Acc<Traits::kSlab>;         // (MMA,MMA_M,MMA_N) of (queries, columns)
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
 
   KernelParams const& params;
@@ -54,7 +54,7 @@ struct Consumer {
         warpgroup(warpgroup),
         scores{params.problem,
                params.problem.softmax_scale * kLog2e,
-               {tile, tile.first_key + warpgroup * Traits::kMmaM}},
+               {tile, tile.first_key + Traits::first_key(warpgroup)}},
         outputs{params, smem, tile, warpgroup} {
     clear(acc_dK);
     clear(acc_dV);
@@ -85,10 +85,19 @@ struct Consumer {
       step(true_type{}, block, at);
       at = at_next;
     }
-    AccDQ acc_dQ;
-    issue_dQ(acc_dQ);
-    gemm_wait<0>(acc_dQ);
-    outputs.send_dQ(acc_dQ, at);
+    compute_dQ<0>(at_dS, at);
+  }
+
+  // The passes over dQ of a block from one on.
+  template <int kPass>
+  CUTE_DEVICE void compute_dQ(PositionDS const& of_dS, int at) {
+    CUTE_UNROLL
+    for (int pass = kPass; pass < Traits::kPassesDQ; ++pass) {
+      AccDQ acc_dQ;
+      issue_dQ(acc_dQ, of_dS, pass);
+      gemm_wait<0>(acc_dQ);
+      outputs.send_dQ(acc_dQ, at, pass);
+    }
   }
 
   // at: of the dQ of the block before, where there is one.
@@ -98,12 +107,14 @@ struct Consumer {
     issue_S(acc_S, block.m_block);
     if constexpr (HasBefore::value) {
       AccDQ acc_dQ;
-      issue_dQ(acc_dQ);
+      issue_dQ(acc_dQ, at_dS, 0);
+      PositionDS const of_before = at_dS;
       at_dS.advance();
       gemm_wait<1>(acc_S);
       exponentiate(acc_S, block);
       gemm_wait<0>(acc_dQ);
-      outputs.send_dQ(acc_dQ, at);
+      outputs.send_dQ(acc_dQ, at, 0);
+      compute_dQ<1>(of_before, at);
     } else {
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block);
@@ -142,13 +153,13 @@ struct Consumer {
       gemm_wait<1>(acc_dV);
       smem.pipeline_dO.release(before);
       AccDQ acc_dQ;
-      issue_dQ(acc_dQ);
+      issue_dQ(acc_dQ, at_dS, 0);
       issue_dK(before);
       at_dS.advance();
       gemm_wait<2>(acc_S);
       exponentiate(acc_S, block);
       gemm_wait<1>(acc_dQ);
-      outputs.send_dQ(acc_dQ, at);
+      outputs.send_dQ(acc_dQ, at, 0);
       at = row_of_dQ(block);
       scores_to_dS(acc_S, block.m_block, [&] {
         gemm_wait<1>(acc_dK);
@@ -158,10 +169,10 @@ struct Consumer {
     gemm_wait<0>(acc_dV);
     smem.pipeline_dO.release(read);
     AccDQ acc_dQ;
-    issue_dQ(acc_dQ);
+    issue_dQ(acc_dQ, at_dS, 0);
     issue_dK(read);
     gemm_wait<1>(acc_dQ);
-    outputs.send_dQ(acc_dQ, at);
+    outputs.send_dQ(acc_dQ, at, 0);
     gemm_wait<0>(acc_dK);
     smem.pipeline_Q.release(read);
   }
@@ -178,10 +189,10 @@ struct Consumer {
     outputs.store_dS(tdKrDS, at_dS.stage);
   }
 
-  // What operands of all blocks begin with. NOTE: the overlapped loop has no registers for their descriptors, which the
+  // What operands of all blocks begin with. NOTE: these loops have no registers for their descriptors, which the
   // compiler would compute ahead of it.
   CUTE_DEVICE static Element* of_all_blocks(Element* data) {
-    return Traits::kOverlap ? device::fresh(data) : data;
+    return Traits::kOverlap || Traits::kSharesKeys ? device::fresh(data) : data;
   }
 
   // What the tiles hold of the next sequence.
@@ -211,7 +222,7 @@ struct Consumer {
     smem.pipeline_Q.wait(read);
     drop_tail(smem.q, m_block);
     Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
-        of_all_blocks(smem.k + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
+        of_all_blocks(smem.k + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tSrQ =
         descriptors<Traits, typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
@@ -223,10 +234,15 @@ struct Consumer {
     smem.pipeline_dO.wait(read);
     drop_tail(smem.grad_o, m_block);
     Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
-        of_all_blocks(smem.v + warpgroup * Traits::kMmaM * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
+        of_all_blocks(smem.v + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tdPrDO =
         descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, false);
+  }
+
+  // Where this warpgroup's columns begin in a block of Q or dO.
+  CUTE_DEVICE int columns_dKV() const {
+    return Traits::first_column_dKV(warpgroup) * Traits::kBlockM;
   }
 
   // dV += P^T dO
@@ -235,19 +251,19 @@ struct Consumer {
       convert_P<Element>(acc_P, tdVrP);
     }
     device::at(Site::dV);
-    Tensor tdVrDO =
-        descriptors<Traits, typename Traits::OperandQt>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
+    Tensor tdVrDO = descriptors<Traits, typename Traits::OperandQt>(
+        smem.grad_o + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaDV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
   }
 
   // dK += dS^T Q, but for the scale. Of shared memory, it is behind dQ of the same block, which waits for all of dS.
   CUTE_DEVICE void issue_dK(Position const& at) {
     device::at(Site::dK);
-    Tensor tdKrQ =
-        descriptors<Traits, typename Traits::OperandQt>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
+    Tensor tdKrQ = descriptors<Traits, typename Traits::OperandQt>(
+        smem.q + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
     if constexpr (Traits::kOverlap) {
       Tensor tdKrDSt = descriptors<Traits, typename Traits::OperandDSt>(
-          smem.ds + warpgroup * Traits::kMmaM * Traits::kSlab);  // (MMA,MMA_M,MMA_K,kStagesDS)
+          smem.ds + Traits::first_key(warpgroup) * Traits::kSlab);  // (MMA,MMA_M,MMA_K,kStagesDS)
       gemm_async(typename Traits::MmaDK{}, tdKrDSt(_, _, _, at_dS.stage), tdKrQ(_, _, _, at.stage),
                  acc_dK, true);
     } else {
@@ -256,15 +272,15 @@ struct Consumer {
   }
 
   // dQ = dS K of all keys of the tile, but for the scale
-  CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ) {
+  CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ, PositionDS const& of_dS, int pass) {
     device::at(Site::dQ);
-    device::mbarrier_wait(smem.ds_ready[at_dS.stage], at_dS.parity);
+    device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);
     Tensor tdQrDS = descriptors<Traits, typename Traits::OperandDS>(
         smem.ds +
         Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
     Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(of_all_blocks(
-        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
-    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, at_dS.stage), tdQrK, acc_dQ, false);
+        smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
+    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
   }
 
   // NOTE: read anew wherever it is needed: the loop has no register for it.

@@ -29,12 +29,16 @@ struct Outputs {
   CUTE_DEVICE void store_dS(FragmentP const& rDS, int stage) {
     device::at(Site::dS_r2s);
     int const lane = this->lane();
-    int const key = warpgroup * Traits::kMmaM + thread() / 32 * 16 + lane % 16;
+    int const key = Traits::first_key(warpgroup) + thread() / 32 * 16 + lane % 16;
     Tensor sDSt = make_tensor(make_smem_ptr(smem.ds),
                               typename Traits::SmemLayoutDSt{});  // (kBlockN,kBlockM,kStagesDS)
     Tensor pairs = recast<uint32_t>(rDS);
     CUTE_UNROLL
     for (int c = 0; c < Traits::kBlockM; c += 16) {
+      // Of the same keys, each has the same dS: it stores a share of the queries.
+      if (Traits::kSharesKeys && c * Traits::kNConsumers / Traits::kBlockM != warpgroup) {
+        continue;
+      }
       uint32_t const words[4] = {pairs(c / 4), pairs(c / 4 + 1), pairs(c / 4 + 2),
                                  pairs(c / 4 + 3)};
       device::store_matrices(words, &sDSt(key, c + lane / 16 * 8, stage));
@@ -48,7 +52,14 @@ struct Outputs {
 
   // Adds this warp's 16 rows of dQ to the sums of the block, whose first row in the workspace is `row`.
   template <class AccDQ>
-  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row) {
+  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row, int pass) {
+    int64_t const part = int64_t(row) * Traits::kHeadDim / kWarpDQ +
+                         Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer +
+                         thread() / 32;
+    if constexpr (Traits::kDQByRed) {
+      reduce_dQ(acc_dQ, part);
+      return;
+    }
     device::at(Site::dQ_r2s);
     float* const staged = staged_dQ();
     float4* const staged4 = reinterpret_cast<float4*>(staged) + lane();
@@ -62,12 +73,7 @@ struct Outputs {
     device::sync_warp();
     device::at(Site::dQ_s2g);
     if (lane() == 0) {
-      int64_t const part = int64_t(row) * Traits::kHeadDim / kWarpDQ + warp_of_tile();
-      if constexpr (kFeatures.deterministic) {
-        // What the block of keys before added has been added.
-        float const block = device::wait_until_at_most(params.problem.turns + part, n_block());
-        turn = block == n_block() ? int(part) : -1;
-      }
+      take_turn(part);
       device::bulk_reduce_add(staged, params.problem.dq_sum + part * kWarpDQ,
                               kWarpDQ * sizeof(float));
       device::tma_store_commit();
@@ -84,12 +90,39 @@ struct Outputs {
   }
 
  private:
+  // From registers.
+  template <class AccDQ>
+  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part) {
+    device::at(Site::dQ_s2g);
+    if constexpr (kFeatures.deterministic) {
+      wait_for_sent_dQ();
+      if (lane() == 0) {
+        take_turn(part);
+      }
+      device::sync_warp();
+    }
+    auto* const sums = reinterpret_cast<float4*>(params.problem.dq_sum + part * kWarpDQ) + lane();
+    CUTE_UNROLL
+    for (int i = 0; i < kValuesDQ; i += 4) {
+      device::reduce_add(sums + i / 4 * 32,
+                         float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
+    }
+  }
+
+  // Waits until what blocks of keys before this one add to a part of the sums has been added. By one lane.
+  CUTE_DEVICE void take_turn(int64_t part) {
+    if constexpr (kFeatures.deterministic) {
+      float const block = device::wait_until_at_most(params.problem.turns + part, n_block());
+      turn = block == n_block() ? int(part) : -1;
+    }
+  }
+
   // NOTE: read anew wherever it is needed: the loop has no register for it.
   CUTE_DEVICE static int thread() { return device::fresh_thread_idx() % kWarpgroup; }
   CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
 
   // This warp's part of the sums of dQ, on its way out.
-  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * kWarpDQ; }
+  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpStaged; }
   CUTE_DEVICE int warp_of_tile() const {
     return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
   }
@@ -99,6 +132,9 @@ struct Outputs {
 
   // Waits until what this warp sent before has been read, or, if there is an order, added: then it is the next one's turn.
   CUTE_DEVICE void wait_for_sent_dQ() {
+    if (Traits::kDQByRed && kFeatures.deterministic) {
+      device::sync_warp();  // all lanes have added
+    }
     if (lane() == 0) {
       if constexpr (kFeatures.deterministic) {
         device::tma_store_wait_written();
@@ -115,16 +151,17 @@ struct Outputs {
   template <class AccDKV>
   CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
                               TensorStrides const& strides) {
-    int const first_key = tile.first_key + warpgroup * Traits::kMmaM + thread() / 32 * 16;
+    int const first_key = tile.first_key + Traits::first_key(warpgroup) + thread() / 32 * 16;
+    int const first_column = Traits::first_column_dKV(warpgroup);
     Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
                          tile.head_kv * strides.head +
-                         (tile.keys().begin + first_key) * strides.row;
+                         (tile.keys().begin + first_key) * strides.row + first_column;
     auto* const memory = reinterpret_cast<Element*>(staged_dQ());
     CUTE_UNROLL
-    for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
+    for (int column = 0; column < Traits::kColumnsDKV; column += Traits::kSlab) {
       store_slab<Element>(acc, column, scale, memory,
                           {out + column, strides.row, tile.keys().length - first_key,
-                           params.problem.d_head - column});
+                           params.problem.d_head - first_column - column});
     }
   }
 };

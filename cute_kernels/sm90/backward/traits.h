@@ -28,10 +28,18 @@ struct KernelTraits {
   static constexpr bool kOverlap = kConfig.overlap;
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr int kSlab = backward::kSlab;
-  static_assert(kBlockN == kMmaM * kNConsumers, "each consumer warpgroup owns 64 keys");
-  static_assert(kHeadDim == 64 || kHeadDim == 128);
-  static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kSlab,
-                "each consumer computes 64 x 64 elements of dQ");
+  static constexpr bool kDQByRed = kConfig.dQ_by_red;
+  // Each consumer owns 64 keys. Where dK and dV of 64 keys have no room in its registers, all own the same keys, compute the same
+  // scores, and have a share of the columns each.
+  static constexpr bool kSharesKeys = kHeadDim > 128;
+  static constexpr int kColumnsDKV = kSharesKeys ? kHeadDim / kNConsumers : kHeadDim;
+  static_assert(kBlockN == (kSharesKeys ? kMmaM : kMmaM * kNConsumers),
+                "each consumer warpgroup has 64 keys");
+  static_assert(kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
+  // Blocks of 64 x 64 elements of dQ that a consumer computes, one after another.
+  static constexpr int kPassesDQ = kBlockM * kHeadDim / (kNConsumers * kMmaM * kSlab);
+  static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kSlab * kPassesDQ);
+  static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap));
 
   using Element =
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
@@ -48,9 +56,9 @@ struct KernelTraits {
   template <int kN>
   using Atoms = MmaAtoms<Element, kN>;
   using MmaS = MMA_Atom<typename Atoms<kBlockM>::template SS<GMMA::Major::K, GMMA::Major::K>>;
-  using MmaDV = MMA_Atom<typename Atoms<kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
+  using MmaDV = MMA_Atom<typename Atoms<kColumnsDKV>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
   using MmaDK = std::conditional_t<
-      kOverlap, MMA_Atom<typename Atoms<kHeadDim>::template SS<GMMA::Major::K, GMMA::Major::MN>>,
+      kOverlap, MMA_Atom<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>,
       MmaDV>;
   using MmaDQ = MMA_Atom<typename Atoms<kSlab>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
 
@@ -66,26 +74,38 @@ struct KernelTraits {
   using OperandK = typename Slabs::template ByRows<kBlockN, kHeadDim>;  // A of S^T; V, of dP^T
   using OperandQ = typename Slabs::template ByRows<kBlockM, kHeadDim, kStages>;  // B; dO too
   // B of dK; dO, of dV
-  using OperandQt = typename Slabs::template ByColumns<kBlockM, kHeadDim, kHeadDim, kStages>;
+  using OperandQt = typename Slabs::template ByColumns<kBlockM, kHeadDim, kColumnsDKV, kStages>;
   // A of dK, if not in registers
   using OperandDSt = typename Slabs::template ByRows<kBlockN, kBlockM, kStagesDS>;
   using OperandDS =
       typename Slabs::template ByColumns<kBlockN, kBlockM, kSlab, kStagesDS>;      // A of dQ
   using OperandKt = typename Slabs::template ByColumns<kBlockN, kHeadDim, kSlab>;  // B of dQ
 
-  // The 64 x 64 elements of dQ that a consumer computes: 64 queries and all columns, or 64 columns and all queries.
+  // The keys of a consumer in the tile, and its columns of dK and dV.
+  CUTE_HOST_DEVICE static constexpr int first_key(int consumer) {
+    return kSharesKeys ? 0 : consumer * kMmaM;
+  }
+  CUTE_HOST_DEVICE static constexpr int first_column_dKV(int consumer) {
+    return kSharesKeys ? consumer * kColumnsDKV : 0;
+  }
+
+  // The 64 x 64 elements of dQ that a consumer computes in a pass: 64 queries and all columns, or 64 columns and all queries.
   static constexpr int kSlabsDS = kBlockM / kSlab;
-  // So that of consumer i is the i-th piece of the sums.
+  // So that they are this piece of the sums.
+  CUTE_HOST_DEVICE static constexpr int piece_dQ(int consumer, int pass) {
+    return consumer * kPassesDQ + pass;
+  }
   CUTE_HOST_DEVICE static constexpr int first_query_dQ(int consumer) {
     return kSlabsDS > 1 ? consumer * kMmaM : 0;
   }
-  CUTE_HOST_DEVICE static constexpr int first_column_dQ(int consumer) {
-    return kSlabsDS > 1 ? 0 : consumer * kSlab;
+  CUTE_HOST_DEVICE static constexpr int first_column_dQ(int consumer, int pass) {
+    return kSlabsDS > 1 ? 0 : piece_dQ(consumer, pass) * kSlab;
   }
 
-  static constexpr int kBlockDQ = kBlockM * kHeadDim;
-  // Rows of dK and dV leave in place of a warp's dQ.
-  static_assert(kWarpDQ * sizeof(float) >= kWarpRows * kSlab * sizeof(Element));
+  // Floats of a warp: of dQ of a pass, and in its place rows of dK and dV that leave.
+  static constexpr int kWarpStaged =
+      kDQByRed ? kWarpRows * kSlab * int(sizeof(Element) / 2) / 2 : kWarpDQ;
+  static_assert(kWarpStaged * sizeof(float) >= kWarpRows * kSlab * sizeof(Element));
 
   struct SharedStorage {
     alignas(1024) Element k[cosize_v<SmemLayoutKV>];
@@ -93,7 +113,7 @@ struct KernelTraits {
     alignas(1024) Element q[cosize_v<SmemLayoutQ>];
     alignas(1024) Element grad_o[cosize_v<SmemLayoutDO>];
     alignas(1024) Element ds[cosize_v<SmemLayoutDSt>];
-    alignas(1024) float dq[kBlockDQ];
+    alignas(1024) float dq[kNConsumerWarps * kWarpStaged];
     alignas(128) float lse2[kStages * kBlockM];
     alignas(128) float delta[kStages * kBlockM];
     Pipeline<1> pipeline_K;

@@ -6,7 +6,7 @@ from pyflash.config.sm90 import RUNS_ON, WARPGROUP
 from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
 from pyflash.config.sm90_backward.resources import register_demand, resources
 from pyflash.config.sm90_backward.rules import RULES, SUPPORTED
-from pyflash.config.sm90_backward.sets import DEFAULTS, SETS
+from pyflash.config.sm90_backward.sets import RANKED, SETS
 
 SM90_BACKWARD = Family(
     name="sm90_backward",
@@ -16,9 +16,9 @@ SM90_BACKWARD = Family(
     rules=RULES,
     resources=resources,
     supported=SUPPORTED,
-    explored={"B_c": (128,)},
+    explored={"B_c": (64, 128)},
     sets=SETS,
-    ranked=DEFAULTS,
+    ranked=RANKED,
     host_header="cute_kernels/sm90/backward/host.h",
     launcher_header="cute_kernels/sm90/backward/launcher.h",
     traits_header="cute_kernels/sm90/backward/traits.h",

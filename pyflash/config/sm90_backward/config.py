@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pyflash.config.base import DType, KernelConfig
 from pyflash.config.fields import flag, number, tile
-from pyflash.config.sm90 import PIPELINE_STAGE, WARPGROUP, whole_smem
+from pyflash.config.sm90 import MMA_ROWS, PIPELINE_STAGE, WARPGROUP, whole_smem
 
 DS_STAGES = 2  # blocks of dS in smem
 
@@ -20,8 +20,10 @@ DS_STAGES = 2  # blocks of dS in smem
 @dataclass(frozen=True, slots=True)
 class FlashBackwardSm90Config(KernelConfig):
     """One backward kernel of a producer warpgroup and `n_consumers` consumer warpgroups. A CTA owns
-    B_c keys of a head of K and V, and works through the blocks of queries that attend them. Ordered
-    lexicographically, field by field.
+    B_c keys of a head of K and V, and works through the blocks of queries that attend them. Each
+    warpgroup has 64 keys, of its own or, where d_head is above 128, the same as the others: then
+    each computes all scores, and dK and dV in a share of the columns. Ordered lexicographically,
+    field by field.
 
     A wrong type raises TypeError, a number below 1 ValueError. Any other value can be written down;
     whether it can be built and launched is what `violations` tells.
@@ -33,10 +35,12 @@ class FlashBackwardSm90Config(KernelConfig):
     d_head: int = tile()  # head dimension
     B_r: int = tile()  # queries of a block
     B_c: int = tile()  # keys that a CTA owns
-    n_consumers: int = tile(usual=2)  # warpgroups that compute; each owns B_c / n_consumers keys
+    n_consumers: int = tile(usual=2)  # warpgroups that compute
     stages: int = number("stages_{}", usual=2)  # blocks of Q, and of dO, in smem at a time
     # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem.
     overlap: bool = flag("overlap")
+    # dQ is added to its sums from registers, not by TMA from smem.
+    dQ_by_red: bool = flag("dQ_by_red")
 
     @property
     def n_threads(self) -> int:
@@ -44,13 +48,18 @@ class FlashBackwardSm90Config(KernelConfig):
         return WARPGROUP * (1 + self.n_consumers)
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether all consumers have the same keys."""
+        return self.d_head > 128
+
+    @property
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
-        query, dS of two blocks, a block of dQ in fp32, and the mbarriers of pipelines for K, V, Q
-        and dO and of dS."""
+        query, dS of two blocks, 64 x 64 elements of dQ in fp32 of each consumer, or without them 64
+        rows of 64 columns of dK, and the mbarriers of pipelines for K, V, Q and dO and of dS."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
         of_dS = DS_STAGES * self.B_c * self.B_r * 2
-        of_dQ = self.B_r * self.d_head * 4
+        of_dQ = self.n_consumers * MMA_ROWS * MMA_ROWS * (2 if self.dQ_by_red else 4)
         numbers = 2 * self.stages * self.B_r * 4
         barriers = (2 + 2 * self.stages) * PIPELINE_STAGE + DS_STAGES * 8
         return whole_smem(tiles + of_dS + of_dQ + numbers + barriers)

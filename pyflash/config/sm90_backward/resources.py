@@ -47,8 +47,9 @@ class RegisterDemand:
 
 def register_demand(config: FlashBackwardSm90Config) -> RegisterDemand:
     """Elements of a warpgroup's tiles over its threads; two elements of P to a register."""
-    of_keys = config.B_c // config.n_consumers * config.d_head // WARPGROUP
-    S = config.B_c // config.n_consumers * config.B_r // WARPGROUP
+    columns = config.d_head // config.n_consumers if config.shares_keys else config.d_head
+    of_keys = MMA_ROWS * columns // WARPGROUP
+    S = MMA_ROWS * config.B_r // WARPGROUP
     dQ = MMA_ROWS * MMA_ROWS // WARPGROUP
     return RegisterDemand(dK=of_keys, dV=of_keys, S=S, dP=S, dQ=dQ, P=S // 2)
 

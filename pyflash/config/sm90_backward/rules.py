@@ -15,7 +15,7 @@ from pyflash.config.sm90_backward.resources import register_demand
 
 # What the kernels are written and tested for.
 SUPPORTED = {
-    "d_head": (64, 128),
+    "d_head": (64, 128, 256),
     "B_r": (64, 128),
     "n_consumers": (2,),
     "stages": (2, 3),
@@ -32,7 +32,13 @@ def architecture(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def keys_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    if c.B_c != MMA_ROWS * c.n_consumers:
+    if c.shares_keys:
+        if c.B_c != MMA_ROWS:
+            yield (
+                f"at d_head = {c.d_head} all warpgroups have the same {MMA_ROWS} keys, the rows of "
+                f"one WGMMA, not B_c = {c.B_c}: make B_c {MMA_ROWS}"
+            )
+    elif c.B_c != MMA_ROWS * c.n_consumers:
         yield (
             f"each of the n_consumers = {c.n_consumers} warpgroups owns {MMA_ROWS} keys, the rows "
             f"of one WGMMA, which are {MMA_ROWS * c.n_consumers}, not B_c = {c.B_c}: make B_c "
@@ -53,7 +59,14 @@ def slabs(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 @RULES.rule
 def dQ_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     n_pieces, rest = divmod(c.B_r * c.d_head, MMA_ROWS * MMA_ROWS)
-    if rest or n_pieces != c.n_consumers:
+    if c.shares_keys:
+        if c.B_r != MMA_ROWS or c.d_head % (MMA_ROWS * c.n_consumers):
+            yield (
+                f"at d_head = {c.d_head} each of the n_consumers = {c.n_consumers} warpgroups "
+                f"computes dQ of {MMA_ROWS} queries in slabs of {MMA_ROWS} columns, not of B_r = "
+                f"{c.B_r}: make B_r {MMA_ROWS}, and d_head a multiple of {MMA_ROWS} * n_consumers"
+            )
+    elif rest or n_pieces != c.n_consumers:
         yield (
             f"each of the n_consumers = {c.n_consumers} warpgroups computes {MMA_ROWS} x "
             f"{MMA_ROWS} elements of a block's dQ, which has B_r * d_head = {c.B_r * c.d_head}: "
@@ -67,6 +80,15 @@ def overlap_needs_stages(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str
         yield (
             "overlap = True computes scores of a block while the one before is in use, and there "
             "is one stage: use stages = 2 or more, or overlap = False"
+        )
+
+
+@RULES.rule
+def overlap_is_of_one_pass(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.overlap and c.shares_keys:
+        yield (
+            f"overlap = True has registers for one pass over a block's dQ, and at d_head = "
+            f"{c.d_head} there are several: use overlap = False"
         )
 
 

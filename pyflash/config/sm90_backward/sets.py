@@ -7,17 +7,28 @@ from collections.abc import Callable, Iterable
 from pyflash.config.base import DType
 from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
 
-# At each d_head the best on one H200 first: docs/experiments/2026-11-backward.md.
-DEFAULTS = tuple(
-    FlashBackwardSm90Config.parse(text).replace(dtype=dtype)
-    for text in (
-        "(FP16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap",
-        "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2",
+
+def _of_each_dtype(*texts: str) -> tuple[FlashBackwardSm90Config, ...]:
+    return tuple(
+        FlashBackwardSm90Config.parse(text).replace(dtype=dtype)
+        for text in texts
+        for dtype in DType
     )
-    for dtype in DType
+
+
+# At each d_head the best on one H200 first: docs/experiments/2026-11-backward.md.
+DEFAULTS = _of_each_dtype(
+    "(FP16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap",
+    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2",
 )
+
+# The head dimensions that are built on request.
+HEAD_DIMS = _of_each_dtype("(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red")
+
+RANKED = (*DEFAULTS, *HEAD_DIMS)
 
 SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {
     "all": lambda: DEFAULTS,
-    "backward": lambda: DEFAULTS,
+    "head_dims": lambda: HEAD_DIMS,
+    "backward": lambda: RANKED,
 }

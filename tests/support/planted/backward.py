@@ -92,7 +92,7 @@ BUGS = [
     # dS, which both consumers read.
     _bug(
         "dS_not_waited_for",
-        without("device::mbarrier_wait(smem.ds_ready[at_dS.stage], at_dS.parity);", _CONSUMER),
+        without("device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);", _CONSUMER),
         finds=[found(_UNREAD, "dQ")],
     ),
     _bug(
@@ -138,8 +138,8 @@ BUGS = [
     ),
     _bug(
         "dQ_to_the_next_block",
-        condition("int64_t(row) * Traits::kHeadDim + warp_of_tile()",
-                  "int64_t(row + BUG * Traits::kBlockM) * Traits::kHeadDim + warp_of_tile()",
+        condition("int64_t(row) * Traits::kHeadDim / kWarpDQ +",
+                  "int64_t(row + BUG * Traits::kBlockM) * Traits::kHeadDim / kWarpDQ +",
                   _OUTPUTS),
         finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
     ),

@@ -10,6 +10,8 @@ _BEFORE = "sm90/backward/preprocess.cuh"
 _TAILS = "sm90/backward/tails.h"
 _SCORES = "sm90/backward/scores.h"
 _BLOCKED = "common/blocked_rows.h"
+_PROBLEM = "sm90/backward/problem.h"
+_PARAMS = "backward_params.h"
 
 OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     # Packed sequences: rows of the next one.
@@ -103,5 +105,25 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
         condition("tile.sequence(), head);", "tile.sequence(), BUG ? 0 : head);", _SCORES),
         [],
         "slopes",
+    ),
+    # Turns of deterministic sums.
+    (
+        "a_turn_not_given_on",
+        condition("if (turn >= 0) {", "if (!BUG && turn >= 0) {", _OUTPUTS),
+        [found("deadlock", "dQ_s2g", memory="turns")],
+        "deterministic",
+    ),
+    (
+        "tiles_against_the_order_of_turns",
+        condition("n_block = order.n_blocks - 1 - n_block;", "if (!BUG) { {original} }", _PROBLEM),
+        [found("deadlock", "dQ_s2g", memory="turns")],
+        "deterministic",
+    ),
+    (
+        "the_first_turn_is_of_no_block",
+        condition(".blocks_touched(block_k).end - 1;", ".blocks_touched(block_k).end - 1 + BUG;",
+                  _PARAMS),
+        [found("deadlock", "dQ_s2g", memory="turns")],
+        "deterministic",
     ),
 ]  # fmt: skip
