@@ -55,7 +55,7 @@ struct Pages {
 #endif
   template <class Loader>
   PYFLASH_HOST_DEVICE constexpr KeyPlace place_of(int sequence, int key, Loader const& load) const {
-    int const entry = key / size;
+    int const entry = log2_size >= 0 ? key >> log2_size : key / size;
     return {load(table + sequence * table_stride + entry), key - entry * size};
   }
 };

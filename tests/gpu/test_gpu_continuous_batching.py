@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-def test_tokens_have_the_largest_logits(name, graphs, calls):  # noqa: F811
+def test_tokens_have_the_largest_logits(name, graphs, calls):
     model = make_model(name).cuda()
     greedy = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63)
     results = model.generate_batch(
