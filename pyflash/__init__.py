@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyflash.op.library import BuiltConfig, build, built_configs, load
     from pyflash.op.merge import merge_states
     from pyflash.op.ops import attention, attention_varlen
-    from pyflash.op.paged import attention_paged
+    from pyflash.op.paged import attention_cached, attention_paged
     from pyflash.op.selection import Problem, Selection, select
     from pyflash.tuner.api import tune
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "append_kv": "pyflash.op.append",
     "attention": "pyflash.op.ops",
+    "attention_cached": "pyflash.op.paged",
     "attention_paged": "pyflash.op.paged",
     "attention_varlen": "pyflash.op.ops",
     "BuiltConfig": "pyflash.op.library",
@@ -84,6 +85,7 @@ __all__ = [
     "Violation",
     "append_kv",
     "attention",
+    "attention_cached",
     "attention_paged",
     "attention_varlen",
     "build",

@@ -30,11 +30,14 @@ struct KeyPlace {
 
 // The pages in which a sequence's keys lie, one page after the other.
 struct Pages {
+  // A sequence that has one page alone: its keys are rows of that, whatever its size. As log2_size.
+  static constexpr int kOnePage = 30;
+
   int const* table = nullptr;    // (batch, entries) of page numbers; nullptr: there are none
   int64_t table_stride = 0;      // elements between sequences
   int const* lengths = nullptr;  // (batch), keys of the sequences
   int size = 0;                  // keys
-  int log2_size = 0;             // rounded down
+  int log2_size = -1;            // -1: size is no power of two
   int number = 0;                // of pages in K and V
 
   PYFLASH_HOST_DEVICE constexpr bool exists(int page) const { return 0 <= page && page < number; }
@@ -52,7 +55,7 @@ struct Pages {
 #endif
   template <class Loader>
   PYFLASH_HOST_DEVICE constexpr KeyPlace place_of(int sequence, int key, Loader const& load) const {
-    int const entry = key / size;
+    int const entry = log2_size >= 0 ? key >> log2_size : key / size;
     return {load(table + sequence * table_stride + entry), key - entry * size};
   }
 };

@@ -138,8 +138,8 @@ char const* Run::begin_phase(int phase) {
 }
 
 bool Run::takes_tensor(std::string_view name) const {
-  constexpr std::string_view kInputs[] = {"q",           "k",          "v",        "cu_seqlens_q",
-                                          "cu_seqlens_k", "block_table", "seqlens_k"};
+  constexpr std::string_view kInputs[] = {
+      "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seqlens_k"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
                name.starts_with(kVariant);
   for_each_per_head_option(

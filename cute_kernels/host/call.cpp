@@ -66,11 +66,14 @@ Pages pages_of(Paging const& paging, Input const& k) {
   TensorView const& table = paging.block_table;
   // NOTE: a table without entries may be nowhere, and is one still.
   static constexpr int kNoEntry = 0;
+  auto const size = static_cast<unsigned>(k.extents[kRow]);
   return {.table = table.data != nullptr ? static_cast<int const*>(table.data) : &kNoEntry,
           .table_stride = table.strides[0],
           .lengths = static_cast<int const*>(paging.seqlens_k.data),
-          .size = static_cast<int>(k.extents[kRow]),
-          .log2_size = std::bit_width(static_cast<unsigned>(k.extents[kRow])) - 1,
+          .size = static_cast<int>(size),
+          .log2_size = table.sizes[1] <= 1         ? Pages::kOnePage
+                       : std::has_single_bit(size) ? std::countr_zero(size)
+                                                   : -1,
           .number = static_cast<int>(k.extents[kBatch])};
 }
 
@@ -96,9 +99,9 @@ void check_values_of_pages(Problem const& problem, Paging const& paging, Input c
     Interval const entries = keys.blocks_touched(kv.pages.size);
     for (int i = entries.begin; i < entries.end; ++i) {
       int const page = kv.pages.table[b * kv.pages.table_stride + i];
-      require(kv.pages.exists(page), paging.block_table.name, "[", b, ", ", i,
-              "] = ", page, ": expected the number of a page, from 0 to ", k.extents[kBatch] - 1,
-              ", as ", paging.seqlens_k.name, "[", b, "] = ", lengths[b], " keys are there");
+      require(kv.pages.exists(page), paging.block_table.name, "[", b, ", ", i, "] = ", page,
+              ": expected the number of a page, from 0 to ", k.extents[kBatch] - 1, ", as ",
+              paging.seqlens_k.name, "[", b, "] = ", lengths[b], " keys are there");
     }
   }
 }

@@ -39,8 +39,8 @@ void look_up(CandidatesKey const& key, Candidates& candidates) {
     }
     for (TunedChoice const& choice : table.choices) {
       auto const index = find(choice.config);
-      if (choice.dtype == key.dtype && choice.d_head == key.d_head &&
-          choice.features == features && index) {
+      if (choice.dtype == key.dtype && choice.d_head == key.d_head && choice.features == features &&
+          index) {
         candidates.choices.push_back({*index, &choice, &table});
       }
     }

@@ -61,7 +61,8 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
     require(extents.*total >= 0 && extents.*total <= kMaxExtent, name, " = ", extents.*total,
             ": expected a number from 0 to ", kMaxExtent);
   }
-  auto const& [batch, heads, heads_kv, seqlen_q, seqlen_k, d_head, total_q, total_k] = extents;
+  auto const& [batch, heads, heads_kv, seqlen_q, seqlen_k, d_head, total_q, total_k, page_size] =
+      extents;
   auto const rows = [&](int64_t seqlen, int64_t total) {
     if (!packed || seqlen == 0) {
       return seqlen;
@@ -69,7 +70,11 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
     return total > 0 ? total : batch * std::min(seqlen, kMaxExtent / std::max<int64_t>(batch, 1));
   };
   Contiguous const q(batch, rows(seqlen_q, total_q), heads, d_head);
-  Contiguous const kv(batch, rows(seqlen_k, total_k), heads_kv, d_head);
+  int64_t const n_entries = page_size > 0 ? ceil_div(seqlen_k, page_size) : 0;
+  // NOTE: of any number of pages.
+  Contiguous const kv = page_size > 0
+                            ? Contiguous(1, page_size, heads_kv, d_head)
+                            : Contiguous(batch, rows(seqlen_k, total_k), heads_kv, d_head);
   ElementType const type = dtype == DType::FP16 ? ElementType::kFloat16 : ElementType::kBFloat16;
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto& tensor = options.*option.member) {
@@ -78,18 +83,28 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
     }
   });
   Call call{.q = q.view("q", type, packed),
-            .k = kv.view("k", type, packed),
-            .v = kv.view("v", type, packed),
+            .k = kv.view("k", type, packed && page_size == 0),
+            .v = kv.view("v", type, packed && page_size == 0),
             .options = std::move(options)};
   int64_t const n_cu_seqlens = batch + 1, stride = 1;
-  if (packed) {
-    TensorView const cu_seqlens{.name = "cu_seqlens",
-                                .data = kSomewhere,
-                                .rank = 1,
-                                .sizes = &n_cu_seqlens,
-                                .strides = &stride,
-                                .dtype = ElementType::kInt32,
-                                .device = kNowhere};
+  auto const ints = [](char const* name, int rank, int64_t const* sizes, int64_t const* strides) {
+    return TensorView{.name = name,
+                      .data = kSomewhere,
+                      .rank = rank,
+                      .sizes = sizes,
+                      .strides = strides,
+                      .dtype = ElementType::kInt32,
+                      .device = kNowhere};
+  };
+  TensorView const cu_seqlens = ints("cu_seqlens", 1, &n_cu_seqlens, &stride);
+  int64_t const table_sizes[] = {batch, n_entries}, table_strides[] = {n_entries, 1};
+  if (page_size > 0) {
+    call.paging = Paging{ints("block_table", 2, table_sizes, table_strides),
+                         ints("seqlens_k", 1, &batch, &stride), std::nullopt};
+    if (packed) {
+      call.paging->packed = PackedQueries{cu_seqlens, seqlen_q};
+    }
+  } else if (packed) {
     call.packing = Packing{cu_seqlens, cu_seqlens, seqlen_q, seqlen_k};
   }
   return make(call, largest_head_dim());

@@ -17,6 +17,8 @@ struct Extents {
   int64_t d_head;
   int64_t total_q = 0;  // packed: rows of q; 0: sequences are all as long as the longest
   int64_t total_k = 0;  // the same of k and v
+  int64_t page_size =
+      0;  // of k and v in pages, with room for seqlen_k keys of a sequence; 0: they are not
 };
 
 // In the order of select's schema.
@@ -27,7 +29,9 @@ inline constexpr std::pair<char const*, int64_t Extents::*> kExtents[] = {
 
 // These may be left out.
 inline constexpr std::pair<char const*, int64_t Extents::*> kTotals[] = {
-    {"total_q", &Extents::total_q}, {"total_k", &Extents::total_k}};
+    {"total_q", &Extents::total_q},
+    {"total_k", &Extents::total_k},
+    {"page_size", &Extents::page_size}};
 
 // As `make`, problem_of or problem_as_asked, of a call with contiguous tensors of these extents, without data.
 // d_head may also be that of any config that is loaded.

@@ -70,6 +70,10 @@ def select_command(
     packed: Annotated[
         bool, typer.Option("--packed", help="attention_varlen: batch sequences, longest lengths.")
     ] = False,
+    page_size: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="attention_paged: rows of a page; 0: no pages."),
+    ] = 0,
     device: Device = None,
     json: JsonOption = False,
     **options: Any,
@@ -88,6 +92,7 @@ def select_command(
         d_head=d_head,
         dtype=dtype_of(dtype),
         packed=packed,
+        page_size=page_size,
         device=device_of(device),
         options=with_tensors(options, lambda: torch.zeros(heads)),
     )

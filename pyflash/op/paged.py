@@ -1,4 +1,4 @@
-"""Attention over keys and values in pages.
+"""Attention over keys and values in pages, or in rows of a cache.
 
 A cache is (num_pages, page_size, heads_kv, d_head). Row b of a block table has the numbers of the
 pages of sequence b, in order: key j is row j % page_size of page block_table[b, j // page_size].
@@ -7,13 +7,13 @@ append.py writes pages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
-from pyflash.op.errors import call, check_type, check_types
+from pyflash.op.errors import call, check_type, check_types, require
 from pyflash.op.options import AttentionOptions, shows_options
 
 if TYPE_CHECKING:
@@ -110,3 +110,69 @@ def attention_paged(
     inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
     out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
     return (out, lse) if return_lse else out
+
+
+@overload
+def attention_cached(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seqlens_k: Tensor,
+    cache_rows: Tensor | None = None,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> Tensor: ...
+@overload
+def attention_cached(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seqlens_k: Tensor,
+    cache_rows: Tensor | None = None,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_cached(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seqlens_k: Tensor,
+    cache_rows: Tensor | None = None,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    return_lse: bool,
+    **options: Unpack[AttentionOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def attention_cached(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seqlens_k: Tensor,
+    cache_rows: Tensor | None = None,
+    **others: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention_paged` over a contiguous cache: each of its rows is a page, and each sequence has
+    one.
+
+    k_cache and v_cache are (rows, capacity, heads_kv, d_head). Sequence b has the first
+    seqlens_k[b] keys of row cache_rows[b], or of row b; cache_rows is (batch,), int32. What lies
+    past them may hold anything. The other arguments, results and errors are those of
+    `attention_paged`.
+    """
+    check_types({"q": q, "seqlens_k": seqlens_k}, {})
+    check_type("cache_rows", cache_rows, "tensor or None")
+    n = seqlens_k.numel()
+    if cache_rows is not None:
+        shape = tuple(cache_rows.shape)
+        require(shape == (n,), f"cache_rows has shape {shape}: expected ({n},), as seqlens_k")
+    else:
+        cache_rows = torch.arange(n, dtype=torch.int32, device=seqlens_k.device)
+    return attention_paged(q, k_cache, v_cache, cache_rows.unsqueeze(-1), seqlens_k, **others)

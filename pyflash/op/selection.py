@@ -31,8 +31,9 @@ class Problem:
     """A call of `attention`, without its data; device as torch names it; dtype a `DType` or its
     name, a `DType` from then on. For `attention_varlen`, packed is True, batch is the number of
     sequences, seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k, and total_q and total_k the
-    rows of q and of k; 0: all sequences are as long as the longest. The options' tensors may be
-    on any device, meta too."""
+    rows of q and of k; 0: all sequences are as long as the longest. For `attention_paged`,
+    page_size is the rows of a page and seqlen_k the keys that a row of the block table has room
+    for. The options' tensors may be on any device, meta too."""
 
     batch: int
     heads_q: int
@@ -46,9 +47,10 @@ class Problem:
     options: AttentionOptions = field(default_factory=AttentionOptions, hash=False)
     total_q: int = 0
     total_k: int = 0
+    page_size: int = 0
 
     def __post_init__(self) -> None:
-        for name in EXTENTS:
+        for name in (*EXTENTS, "page_size"):
             check_type(name, getattr(self, name), "int")
         check_type("packed", self.packed, "bool")
         if not isinstance(self.options, Mapping):
@@ -89,6 +91,8 @@ def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
 
 def _backward(problem: Problem) -> str:
     device = _device(problem.device)
+    if problem.page_size > 0:
+        return "none: attention over pages has no gradients"
     lacking = without_gradients(problem.options, device.type)
     if device.type != "cuda":
         if lacking:
@@ -181,6 +185,7 @@ def _arguments(problem: Problem) -> dict[str, Any]:
         "d_head": problem.d_head,
         "total_q": problem.total_q,
         "total_k": problem.total_k,
+        "page_size": problem.page_size,
         **arguments_of("Problem", problem.options),
     }
 

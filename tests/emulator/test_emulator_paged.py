@@ -142,9 +142,20 @@ def test_pages_that_do_not_exist_are_zeros(libraries, config, page_size):
 @pytest.mark.parametrize("page_size", [1, 2, 4, 12, 48])
 def test_pages_that_tma_cannot_load_are_refused(libraries, page_size):
     cache = Cache((37,), page_size, 2, 64)
+    assert cache.table.shape[1] > 1
     q = torch.randn(1, 1, 4, 64).half()
     with pytest.raises(ValueError, match="TMA loads pages of a power of two of rows from 8 on"):
         run_library(libraries[SM90[0]], (q, cache.k, cache.v), SM90[0], pages=cache.tensors[2:])
+
+
+@pytest.mark.parametrize("capacity", [5, 131, 200])
+@pytest.mark.parametrize("config", [*SM90, SM80[0]], ids=str)
+def test_one_page_a_sequence(libraries, config, capacity):
+    """A contiguous cache: a page is a power of two where a sequence has several alone."""
+    lengths = (capacity, 0, capacity - 1, 3)
+    cache = Cache(lengths, capacity, 2, config.d_head, dtype_of(config), width=1)
+    q = torch.randn(4, 3, 4, config.d_head).to(dtype_of(config))
+    is_right(libraries[config], config, cache, q, causal=True, window_left=70)
 
 
 def test_emulate_paged(libraries, monkeypatch):

@@ -153,6 +153,22 @@ def test_pages_that_do_not_exist_are_zeros(bad, page_size):
     assert (out[1] == 0).all()
 
 
+@pytest.mark.parametrize("capacity", [77, 300, 512])
+@pytest.mark.parametrize("mask", ["full", "left"])
+def test_a_contiguous_cache(capacity, mask):
+    cache = Cache((capacity, 0, capacity - 1, 3), capacity, device="cuda", width=1)
+    cache.expire([3] * 4, **MASKS[mask])
+    cache.table.clamp_(0)
+    q = torch.randn(4, 3, HEADS, 64, device="cuda").half()
+    inputs = (cache.k, cache.v, cache.seqlens)
+    rows = cache.table[:, 0].contiguous()
+    found = pyflash.attention_cached(q, *inputs, rows, return_lse=True, **MASKS[mask])
+    cache.check_padded(q, *found, **MASKS[mask])
+    k, v = (x[rows.long()] for x in (cache.k, cache.v))
+    same = pyflash.attention_cached(q, k, v, cache.seqlens, return_lse=True, **MASKS[mask])
+    assert all(map(torch.equal, same, found))
+
+
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_lengths_are_clamped_to_the_table(page_size):
     cache = Cache((128, 128), page_size, device="cuda", width=128 // page_size)

@@ -79,6 +79,28 @@ def test_caches_are_views(layout, page_size):
     assert torch.equal(pyflash.attention_paged(q, k, v, table, cache.seqlens), expected)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_contiguous_cache(packed):
+    cache = Cache((50, 0, 49, 3), 50, width=1)
+    cache.table.clamp_(0)
+    q = torch.randn(4, 3, 4, 64).half()
+    options = {"causal": True, "return_lse": True}
+    if packed:
+        q = q.flatten(0, 1)
+        options |= {"cu_seqlens_q": torch.arange(5, dtype=torch.int32) * 3, "max_seqlen_q": 3}
+    expected = pyflash.attention_paged(q, *cache.tensors, **options)
+    rows = cache.table[:, 0].contiguous()
+    found = pyflash.attention_cached(q, cache.k, cache.v, cache.seqlens, rows, **options)
+    assert all(map(torch.equal, found, expected))
+    k, v = (x[rows.long()] for x in (cache.k, cache.v))
+    found = pyflash.attention_cached(q, k, v, cache.seqlens, **options)
+    assert all(map(torch.equal, found, expected))
+    with pytest.raises(ValueError, match=r"cache_rows has shape \(3,\): expected \(4,\)"):
+        pyflash.attention_cached(q, k, v, cache.seqlens, rows[:3], **options)
+    with pytest.raises(TypeError, match="cache_rows is int: expected a tensor or None"):
+        pyflash.attention_cached(q, k, v, cache.seqlens, 3, **options)
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("seqlen_q", [1, 3])
 def test_what_expired_from_a_window_is_not_read(page_size, seqlen_q):

@@ -91,6 +91,29 @@ def test_many_threads_may_load_and_look(fake_library):
     assert len(results) == 1
 
 
+def test_pages(fake_library):
+    for packed, page_size, causal in itertools.product((False, True), (1, 16, 100), (False, True)):
+        problem = Problem(
+            batch=3,
+            heads_q=4,
+            heads_kv=2,
+            seqlen_q=5,
+            seqlen_k=100,
+            d_head=512,
+            dtype="FP16",
+            packed=packed,
+            device="cpu",
+            page_size=page_size,
+            options={"causal": causal},
+        )
+        features = "right_window+paged_kv" if causal else "paged_kv"
+        assert class_of(problem).features == features
+        selection = pyflash.select(problem)
+        assert selection.backward == "none: attention over pages has no gradients"
+        with pytest.raises(RuntimeError, match=f"is built with {re.escape(features)}$"):
+            select(seqlen_k=100, packed=packed, page_size=page_size, causal=causal)
+
+
 # The rule.
 
 

@@ -56,6 +56,7 @@ def attend_paged(q: Tensor, k: Tensor, cache: Tensor, table: Tensor, ints: Tenso
         q, cache, cache, table, ints, cu_seqlens_q=ints, max_seqlen_q=4, return_lse=True
     )
     assert_type(state, tuple[Tensor, Tensor])
+    assert_type(pyflash.attention_cached(q, cache, cache, ints, ints, causal=True), Tensor)
     assert_type(pyflash.merge_states(*state, *state), tuple[Tensor, Tensor])
     return pyflash.merge_states([state, state], out=out)[0]
 
@@ -109,6 +110,7 @@ def emulate(q: Tensor, config: KernelConfig) -> None:
     out, _, report = pyflash.emulate(q, q, q, config, causal=True)
     starts = torch.tensor([0, 64], dtype=torch.int32)
     pyflash.emulate_varlen(q[0], q[0], q[0], starts, starts, 64, 64, config)
+    pyflash.emulate_paged(q, q, q, starts[:1, None], starts[1:], config)
     out, lse = pyflash.attention(q, q, q, return_lse=True)
     dq, _, _, backward_report = pyflash.emulate_backward(q, out, lse, q, q, q, config)
     gradients = pyflash.emulate_backward_varlen(

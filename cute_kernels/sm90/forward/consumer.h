@@ -124,8 +124,8 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     smem.pipeline_V.wait(read_V);
     constexpr int kVector = 8;
     CUTE_NO_UNROLL
-    for (int i = device::fresh_thread_idx() % kWarpgroup;
-         i < (end - begin) * (kHeadDim / kVector); i += kWarpgroup) {
+    for (int i = device::fresh_thread_idx() % kWarpgroup; i < (end - begin) * (kHeadDim / kVector);
+         i += kWarpgroup) {
       int const row = begin + i / (kHeadDim / kVector);
       int const column = i % (kHeadDim / kVector) * kVector;
       device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column, read_V.stage))),

@@ -114,7 +114,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
   auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
     Pages const& pages = params.pages;
     int const lane = device::thread_idx() % kLanes;
-    int const n_rows = box_rows(kBlockN, pages.size);
+    int const n_rows = box_rows(kBlockN, pages);
     int const row = lane * n_rows;  // in the block
     RingPosition<Traits::kStages> write;
     for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
@@ -144,9 +144,9 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
         if (row < kBlockN) {
           CUTE_UNROLL
           for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-            device::tma_load<kHintKV>(map, pipeline.full[write.stage],
-                                      raw_pointer_cast(&sKV(row, column, write.stage)), column,
-                                      (n_block * kBlockN + row) & (pages.size - 1), head_kv, page);
+            device::tma_load<kHintKV>(
+                map, pipeline.full[write.stage], raw_pointer_cast(&sKV(row, column, write.stage)),
+                column, (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1), head_kv, page);
           }
         }
         page = next_page;

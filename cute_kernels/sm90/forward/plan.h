@@ -43,7 +43,7 @@ inline std::array<MapDimension, 3> map_dimensions_KV(Config const& config, int b
                                                      KvSource const& kv, KvTensor const& tensor) {
   TensorStrides const& strides = tensor.strides;
   if (kv.is_paged()) {
-    return {{{kv.pages.size, strides.row, box_rows(config.B_c, kv.pages.size)},
+    return {{{kv.pages.size, strides.row, box_rows(config.B_c, kv.pages)},
              {kv.heads, strides.head, 1},
              {std::max(kv.pages.number, 1), strides.batch, 1}}};
   }
@@ -74,9 +74,10 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
     return encode_tensor_map(encoder, map, base ? base : problem.q,
                              form_of_maps(config, problem.d_head), problem.d_head, dimensions);
   };
-  bool const encoded = encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
-                       encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem.batch, kv, kv.k)) &&
-                       encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem.batch, kv, kv.v));
+  bool const encoded =
+      encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
+      encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem.batch, kv, kv.k)) &&
+      encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem.batch, kv, kv.v));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -109,8 +110,7 @@ inline char const* refusal(Config const& config, ForwardParams const& problem) {
     return reason;
   }
   KvSource const kv = problem.kv();
-  if (kv.is_paged() &&
-      (kv.pages.size < kFewestBoxRows || kv.pages.size != 1 << kv.pages.log2_size)) {
+  if (kv.is_paged() && (kv.pages.log2_size < 0 || 1 << kv.pages.log2_size < kFewestBoxRows)) {
     return "TMA loads pages of a power of two of rows from 8 on, and those of k and v are not";
   }
   for (KvTensor const& tensor : {kv.k, kv.v}) {
@@ -208,7 +208,8 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardPara
   plan.params.problem = problem;
   plan.params.pages = problem.pages;
   if (problem.kv().is_paged() && problem.pages.number == 0) {
-    plan.params.problem.sequence_lengths.longest_k = 0;  // nothing is loaded: no map has empty extents
+    plan.params.problem.sequence_lengths.longest_k =
+        0;  // nothing is loaded: no map has empty extents
   }
   plan.n_ctas = config.persistent && problem.cluster == 1 ? std::min(n_tiles, n_resident) : n_tiles;
   if (problem.has_tile_list()) {

@@ -147,8 +147,8 @@ struct TileSchedule {
     tile.first_query = m_block * n_queries;
     tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
     if constexpr (kFeatures.paged_kv) {
-      tile.k_rows = params.pages.rows_of(tile.batch, problem.kv().sequences.longest,
-                                         device::Loader{});
+      tile.k_rows =
+          params.pages.rows_of(tile.batch, problem.kv().sequences.longest, device::Loader{});
     } else {
       tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
     }

@@ -57,8 +57,8 @@ CUTE_DEVICE void compute_scores(KernelParams const& params, Tile const& tile, in
       scores[i] = kv.pages.exists(place.batch)
                       ? dot(problem.q_strides.at(static_cast<Element const*>(problem.q), tile.batch,
                                                  head, query),
-                            kv.k.template at<Element>(
-                                place.batch, kv.head_of(head, problem.heads), place.row),
+                            kv.k.template at<Element>(place.batch, kv.head_of(head, problem.heads),
+                                                      place.row),
                             problem.d_head)
                       : 0.f;
       continue;

@@ -1,7 +1,7 @@
 // What the kernel and its launcher agree on about a config, beside its fields.
 #pragma once
 
-#include "cute_kernels/common/integers.h"
+#include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/config.h"
 #include "cute_kernels/sm90/shape.h"
 
@@ -19,12 +19,11 @@ constexpr int slab_columns(FlashForwardSm90Config const& config) {
   return config.d_head % 64 == 0 ? 64 : 32;
 }
 
-// Keys in pages: a TMA box has as many rows as lie in one page and divide a block. A page is a power of two of at least
-// kFewestBoxRows, by which the swizzle of shared memory repeats.
+// Keys in pages: a TMA box has as many rows as lie in one page and divide a block, a power of two. The swizzle of shared memory
+// repeats by kFewestBoxRows.
 inline constexpr int kFewestBoxRows = 8;
-PYFLASH_HOST_DEVICE constexpr int box_rows(int B_c, int page_size) {
-  int const most = B_c & -B_c;
-  return page_size < most ? page_size : most;
+PYFLASH_HOST_DEVICE constexpr int box_rows(int B_c, Pages const& pages) {
+  return smaller(1 << pages.log2_size, B_c & -B_c);
 }
 
 // The most splits of a tile that a cluster of CTAs merges. Each leaves its part, O and lse in fp32, where K and V were.

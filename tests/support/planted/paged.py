@@ -55,14 +55,14 @@ BUGS = [
     ),
     _bug(
         "rows_of_a_page_from_its_first",
-        condition("(n_block * kBlockN + row) & (pages.size - 1)",
-                  "BUG ? 0 : (n_block * kBlockN + row) & (pages.size - 1)", _LOAD),
+        condition("(n_block * kBlockN + row) & ((1 << pages.log2_size) - 1)",
+                  "BUG ? 0 : (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1)", _LOAD),
         problem="large_pages",
     ),
     _bug(
         "rows_of_the_sequence_for_those_of_a_page",
-        condition("(n_block * kBlockN + row) & (pages.size - 1)",
-                  "(n_block * kBlockN + row) & (BUG ? -1 : pages.size - 1)", _LOAD),
+        condition("(n_block * kBlockN + row) & ((1 << pages.log2_size) - 1)",
+                  "(n_block * kBlockN + row) & (BUG ? -1 : (1 << pages.log2_size) - 1)", _LOAD),
     ),
     _bug(
         "the_head_beside",
@@ -77,8 +77,8 @@ BUGS = [
     ),
     _bug(
         "boxes_of_a_block_in_pages_that_are_smaller",
-        condition("box_rows(config.B_c, kv.pages.size)},",
-                  "BUG ? config.B_c : box_rows(config.B_c, kv.pages.size)},", _PLAN),
+        condition("box_rows(config.B_c, kv.pages)},",
+                  "BUG ? config.B_c : box_rows(config.B_c, kv.pages)},", _PLAN),
         finds=[found("outside_tile or wrong_expect_tx", "K_g2s", memory=None)],
     ),
     _bug(
