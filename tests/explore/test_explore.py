@@ -9,11 +9,10 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
+from explore.conftest import START
 from support.command_lines import config_of
 from support.inspections import looked_into_sm90
 from support.pages import check_page
@@ -25,27 +24,16 @@ from pyflash.codegen import emit
 from pyflash.codegen.build import compiled_features
 from pyflash.config import ARCHS, FAMILIES, FORWARD, parse
 from pyflash.config.fields import describe
-from pyflash.explore import DEFAULT_PROBLEM, parts
+from pyflash.explore import parts
 from pyflash.explore.form import FAMILY, FIELDS_OF, problem_field
 from pyflash.explore.parts import EMULATED, LAYOUTS, PARTS
 from pyflash.explore.server import HOST, Explorer
-from pyflash.explore.state import State, default_config
+from pyflash.explore.state import State
 from pyflash.inspect.inspection_sections import TIME_LINE
 from pyflash.tuner.problems import FLAGS, NUMBERS
 from pyflash.ui.page import page
 
 HOSTILE = "\"'></title></script><script>alert(1)</script><img src=x onerror='alert(2)'>&lt;0"
-START = {"config": str(default_config(FAMILIES[0])), "problem": DEFAULT_PROBLEM}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Explorer]:
-    with Explorer(State.of(START), 0) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
 
 
 def get(server: Explorer, url: str, headers: dict[str, str] | None = None, method: str = "GET"):
