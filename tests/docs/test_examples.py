@@ -73,6 +73,14 @@ def test_long_context():
     assert "128 tokens on 2 ranks" in said
 
 
+def test_variant_alibi():
+    said = run("variant_alibi.py", "--seqlen", "192")
+    assert "'none': 4" in said
+    errors = [float(text) for text in re.findall(r"max \|error\| ([\d.e+-]+)$", said, re.M)]
+    assert len(errors) == 3
+    assert max(errors) < 0.01
+
+
 def test_compare_with_cutlass_profiler():
     said = run("compare_with_cutlass_profiler.py")
     assert "skipped: no GPU to measure on" in said
