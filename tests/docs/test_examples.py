@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support import notebooks
 from support.markdown import ON_THE_CPU, ROOT
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -58,6 +59,23 @@ def test_huggingface_generate():
     assert "4 tokens for each of 2 prompts" in said
     # Rounded otherwise, so PyTorch's attention did not run in both.
     assert 0 < float(re.search(r"by ([\d.]+)%", said)[1]) < 2
+
+
+def test_inside_a_kernel(monkeypatch):
+    """The cells of the notebook run, and show what is kept in it: up to times and a picture's
+    details."""
+    monkeypatch.chdir(ROOT)
+    kept = notebooks.read(ROOT / "examples/inside_a_kernel.ipynb")
+    shown = notebooks.executed(kept)
+    kinds = []
+    for before, after in zip(kept["cells"], shown["cells"], strict=True):
+        if before["cell_type"] == "code":
+            assert [notebooks.said(x) for x in before["outputs"]] == [
+                notebooks.said(x) for x in after["outputs"]
+            ]
+            kinds += [kind for x in after["outputs"] for kind in x.get("data", ())]
+    assert kinds.count("text/html") == 3
+    assert kinds.count("image/svg+xml") == 1
 
 
 def test_train():
