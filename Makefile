@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | bench | figures | docs | torch-versions | lint | format | clean
+# make demo | test | gpu-test | bench | figures | docs | wheel | torch-versions | lint | format | clean
 #
 # Needs Python >= 3.10 with venv, g++ and make; the rest is installed into .venv. TORCH is what pip is
 # told to install: a machine without a GPU is served better, and much sooner, by a CPU build:
@@ -17,7 +17,7 @@ empty :=
 comma := ,
 space := $(empty) $(empty)
 
-.PHONY: demo test gpu-test bench figures docs torch-versions lint format build clean
+.PHONY: demo test gpu-test bench figures docs wheel torch-versions lint format build clean
 
 demo: build
 	$(BIN)/pyflash demo
@@ -47,6 +47,11 @@ docs: build
 	$(BIN)/pyflash emulate "$(PIPELINE)" --seqlen-q 256 --seqlen-k 512 --heads 1 --resident-ctas 1 \
 		--timeline docs/pictures/sm90_timeline.svg > /dev/null
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f docs/site/mkdocs.yml
+
+# dist/: the source distribution and a wheel, tested. With ARCHS=80,90 the wheel holds kernels: those
+# of KERNELS, a set or short forms with semicolons between.
+wheel: build
+	$(BIN)/python tests/support/wheels.py $(if $(ARCHS),--archs "$(ARCHS)") $(if $(KERNELS),--kernels "$(KERNELS)")
 
 torch-versions: build
 	$(BIN)/python tests/support/torch_versions.py

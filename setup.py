@@ -1,7 +1,7 @@
 """Builds the libraries into the package; everything else is in pyproject.toml.
 
-The op library always; the kernels of the set that PYFLASH_KERNELS names (default: all) where
-PYFLASH_ARCHS or a GPU of this machine says for which architectures.
+The op library always; the kernels of the set or the configs that PYFLASH_KERNELS names (default:
+all) where PYFLASH_ARCHS or a GPU of this machine says for which architectures.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from setuptools.command.build import build
 
 from pyflash.codegen.build import LIB_DIR, build_kernels, build_ops, default_archs, that_run_on
 from pyflash.config import from_environment
-from pyflash.config.sets import set_of_environment
+from pyflash.config.sets import words_of_environment
 
 
 class BuildLibraries(Command):
@@ -35,7 +35,7 @@ class BuildLibraries(Command):
             shutil.rmtree(out_dir, ignore_errors=True)
         build_ops(out_dir)
         if archs := default_archs():
-            rebuild = ["pyflash", "build", "--set", set_of_environment(), "--name", "default"]
+            rebuild = ["pyflash", "build", *words_of_environment(), "--name", "default"]
             rebuild += ["--arch", ",".join(str(arch.sm) for arch in archs)]
             configs = that_run_on(from_environment(), archs)
             build_kernels(configs, archs, out_dir, rebuild=rebuild)
@@ -53,7 +53,13 @@ class BuildLibraries(Command):
 
 
 class PlatformWheel(bdist_wheel):
-    """The libraries are of a platform, but of no Python version: py3-none-linux_x86_64."""
+    """The libraries are of a platform, but of no Python version: py3-none-linux_x86_64. A build
+    number says for which architectures a wheel holds kernels: 1_sm80_sm90."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        if archs := default_archs():
+            self.build_number = "_".join(["1", *(f"sm{arch.sm}" for arch in archs)])
 
     def get_tag(self):
         return ("py3", "none", super().get_tag()[2])

@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-VERSION = "0.1.0"
+VERSION = "0.3.0"
 FOLDER = Path(__file__).resolve().parent  # the package

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import pyflash
@@ -30,14 +31,20 @@ class HostTime:
 
 def host_times(device: torch.device, n_samples: int) -> list[HostTime]:
     """The baseline first. Samples are interleaved. On a GPU a call returns before its kernel ends;
-    on the CPU the figures contain the computation, of one query and one key."""
+    on the CPU the figures contain the computation, of one query and one key by one thread. On a GPU
+    the kernel of the variant is compiled first, if it is not in the cache."""
     calls = _calls(device)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(n_samples + 1):
-        for name, call in calls.items():
-            sample = _microseconds(call, device)
-            if turn > 0:  # the first warms up
-                samples[name].append(sample)
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # else waking the others is measured, too
+    try:
+        for turn in range(n_samples + 1):
+            for name, call in calls.items():
+                sample = _microseconds(call, device)
+                if turn > 0:  # the first warms up
+                    samples[name].append(sample)
+    finally:
+        torch.set_num_threads(n_threads)
     medians = {name: median(values) for name, values in samples.items()}
     return [HostTime(name, us, us / medians[BASELINE]) for name, us in medians.items()]
 
@@ -55,6 +62,11 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
     lengths = torch.tensor([0, seqlen], dtype=torch.int32, device=device)
     packed = (q[0], k[0], v[0], lengths, lengths, seqlen, seqlen)
     fwd, fwd_varlen = torch.ops.pyflash.fwd, torch.ops.pyflash.fwd_varlen
+    slopes = torch.ones(2, device=device)
+
+    def alibi(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + slopes[h] * (j - i)
+
     return {
         BASELINE: lambda: scaled_dot_product_attention(*heads_first),
         "torch.ops.pyflash.fwd": lambda: fwd(q, k, v),
@@ -63,6 +75,10 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
         "pyflash.attention": lambda: pyflash.attention(q, k, v),
         "pyflash.attention_varlen": lambda: pyflash.attention_varlen(*packed),
         "pyflash.sdpa": lambda: pyflash.sdpa(*heads_first),
+        "pyflash.attention, variant": lambda: pyflash.attention(
+            q, k, v, variant="alibi", tensors={"slope": slopes}, compile=True
+        ),
+        "pyflash.flex_attention": lambda: pyflash.flex_attention(*heads_first, score_mod=alibi),
     }
 
 

@@ -72,14 +72,15 @@ class Asked:
 
     def command(self, name: str) -> list[str]:
         """What builds the same library wherever and whenever it is run, but for --out."""
-        from pyflash.config.sets import set_of_environment
+        from pyflash.config.sets import words_of_environment
 
         archs = ",".join(str(arch.sm) for arch in self.archs)
         command = ["pyflash", "build", "--name", name, "--arch", archs]
         for option, combinations in (("--features", self.features), ("--only", self.only)):
             if combinations:
                 command += [option, ",".join(map(str, combinations))]
-        return [*command, *(self.named or ["--set", self.set_name or set_of_environment()])]
+        named = ["--set", self.set_name] if self.set_name else words_of_environment()
+        return [*command, *(self.named or named)]
 
 
 def build_ops_library(out: Path | None) -> Shown:

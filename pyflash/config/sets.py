@@ -31,18 +31,27 @@ def named_set(name: str) -> list[KernelConfig]:
 
 
 def from_environment() -> list[KernelConfig]:
-    """The set that PYFLASH_KERNELS names, or else KERNELS, or else `all`."""
-    return named_set(set_of_environment())
+    """The set that PYFLASH_KERNELS names, or else KERNELS, or else `all`; or the configs of the
+    short forms in it, with semicolons between."""
+    first, *others = words_of_environment()
+    return named_set(*others) if first == "--set" else list(map(as_config, [first, *others]))
 
 
-def set_of_environment() -> str:
-    """The name of the set of `from_environment`. Raises ValueError for one that is unknown."""
+def words_of_environment() -> list[str]:
+    """What `pyflash build` takes for the configs of `from_environment`: --set and a name, or short
+    forms. Raises ValueError for a set that is unknown and for text that is no config."""
     for variable in ("PYFLASH_KERNELS", "KERNELS"):
-        if name := os.environ.get(variable):
-            if name not in SET_NAMES:
-                raise ValueError(f"{variable} is {name!r}: expected one of {', '.join(SET_NAMES)}")
-            return name
-    return "all"
+        value = os.environ.get(variable, "")
+        if value.lstrip().startswith("("):
+            return [str(as_config(text)) for text in value.split(";") if text.strip()]
+        if value:
+            if value not in SET_NAMES:
+                raise ValueError(
+                    f"{variable} is {value!r}: expected one of {', '.join(SET_NAMES)}, or short "
+                    "forms of configs with semicolons between"
+                )
+            return ["--set", value]
+    return ["--set", "all"]
 
 
 def rank(config: KernelConfig | str) -> int:

@@ -190,6 +190,15 @@ class Report:
 
         return as_text(self)
 
+    def _repr_html_(self) -> str:
+        """The time line of a kernel that has one, and the tables."""
+        from pyflash.emulator.timeline import as_svg
+        from pyflash.ui.html import notebook, scrolling
+        from pyflash.ui.markup import element, joined
+
+        drawn = [scrolling(as_svg(self), "time line")] if self.timeline else []
+        return notebook(joined(*drawn, scrolling(element("pre", str(self)), "what it did")))
+
 
 def parse(values: dict[str, Any]) -> dict[str, Any]:
     """What a decoded JSON object has of a report's structures, as the values they stand for."""

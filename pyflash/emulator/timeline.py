@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from pyflash.ui.markup import element
-from pyflash.ui.svg import XMLNS
+from pyflash.ui.svg import THEME, XMLNS
 
 if TYPE_CHECKING:
     from pyflash.emulator.report import Report
@@ -197,11 +197,11 @@ def as_svg(report: Report, width: int = 1400) -> Markup:
     total = max((span.end for span in all_spans), default=1.0)
     height = _TOP + _ROW * len(rows) + 10
     title = f"{report.config}: first CTA, {total:,.0f} nominal cycles in dependency order"
-    parts = [element("text", title, x=4, y=18)]
+    parts = [element("style", THEME), element("text", title, x=4, y=18, class_="t")]
     scale = (width - _LEFT - 10) / total
     for i, (row, members) in enumerate(rows.items()):
         y = _TOP + i * _ROW
-        parts.append(element("text", row, x=4, y=y + 14))
+        parts.append(element("text", row, x=4, y=y + 14, class_="t"))
         parts += [_bar(span, y, scale) for span in members]
     inside = Markup("\n").join(["", *parts, ""])
     return element("svg", inside, xmlns=XMLNS, width=width, height=height,

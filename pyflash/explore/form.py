@@ -12,7 +12,7 @@ from pyflash.ui.markup import element, joined
 
 STYLE = Markup("""
 .pyflash form fieldset { border: 1px solid var(--line); margin: 0 0 1rem; padding: .5rem .8rem;
-  display: flex; flex-wrap: wrap; gap: .4rem 1rem; min-width: 0; }
+  display: flex; flex-wrap: wrap; align-items: flex-end; gap: .4rem 1rem; min-width: 0; }
 .pyflash form label { display: flex; flex-direction: column; font-size: .8rem;
   color: var(--soft); }
 .pyflash form label.box { flex-direction: row; align-items: center; gap: .3rem; }

@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from pyflash.explore.parts import PARTS
 from pyflash.explore.state import State
-from pyflash.explore.view import LAYOUTS, View
-from pyflash.inspect.inspection import Inspection, inspect
+from pyflash.explore.view import View
 from pyflash.ui.app import one_line
 from pyflash.ui.markup import element
-from pyflash.ui.page import Paged, Sections, page
+from pyflash.ui.page import page
 
 HOST = "127.0.0.1"
 _POLICY = (
@@ -53,22 +53,6 @@ class Explorer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}{self.start.url}"
 
 
-class Layouts(Paged):
-    """The part of an inspection that shows shared memory."""
-
-    _SHOWN = ("notes", "K in shared memory", "shared memory", "layouts", "threads of S")
-
-    def __init__(self, found: Inspection) -> None:
-        self._found = found
-
-    @property
-    def page_title(self) -> str:
-        return f"layouts of {self._found.page_title}"
-
-    def sections(self) -> Sections:
-        return ((name, html) for name, html in self._found.sections() if name in self._SHOWN)
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: Explorer
     server_version = "pyflash"
@@ -81,8 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, self._message("only this machine's pages may ask"))
         elif parts.path == "/":
             self._page(query)
-        elif parts.path == LAYOUTS:
-            self._layouts(query)
+        elif parts.path in PARTS:
+            self._part(parts.path, query)
         else:
             self._send(HTTPStatus.NOT_FOUND, self._message(f"no page {parts.path}"))
 
@@ -109,12 +93,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, page(View(state)))
 
-    def _layouts(self, query: dict[str, str]) -> None:
+    def _part(self, path: str, query: dict[str, str]) -> None:
         try:
             state = State.of(query)
             with self.server.compiling:
-                found = inspect(state.config, state.arch, ("layouts",))
-            self._send(HTTPStatus.OK, page(Layouts(found)))
+                found = PARTS[path](state)
+            self._send(HTTPStatus.OK, page(found))
         except _ERRORS as error:
             self._send(HTTPStatus.BAD_REQUEST, self._message(one_line(error)))
 

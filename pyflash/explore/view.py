@@ -11,14 +11,13 @@ from pyflash.codegen import emit
 from pyflash.codegen.build import compiled_features
 from pyflash.config import FORWARD
 from pyflash.explore.form import STYLE, controls
+from pyflash.explore.parts import EMULATED, LAYOUTS
 from pyflash.explore.state import State
 from pyflash.inspect.sheet import Sheet
 from pyflash.ui.html import bars, bullets, scrolling, table_html
 from pyflash.ui.markup import element, joined
 from pyflash.ui.page import Paged, Sections, tables_as_sections
 from pyflash.ui.tables import Table
-
-LAYOUTS = "/layouts"
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class View(Paged):
         yield from _registers(state)
         yield "expected time", _time(state)
         yield "shared memory", _shared_memory(state)
+        yield "emulated", _emulated(state)
         yield "C++", _cpp(state)
 
 
@@ -112,11 +112,26 @@ def _shared_memory(state: State) -> Markup:
     rest of the page does not wait."""
     if not state.config.is_legal(state.arch):
         return element("p", f"Not legal on {state.arch}: no layouts.")
-    query = {name: state.query[name] for name in ("config", "arch")}
     note = "Layouts and bank conflicts, from the kernel's own types: compiled when first shown."
-    source = f"{LAYOUTS}?{urlencode(query)}"
-    frame = element("iframe", src=source, title="layouts in shared memory", loading="lazy")
-    return joined(element("p", note), frame)
+    return joined(element("p", note), _frame(LAYOUTS, state, "layouts in shared memory"))
+
+
+def _emulated(state: State) -> Markup:
+    """In a frame that a browser asks for when it is opened: the kernel is compiled then."""
+    config = state.config
+    if not config.is_legal(state.arch):
+        return element("p", f"Not legal on {state.arch}: nothing to run.")
+    if config.family.emulation_header is None:
+        return element("p", f"The emulator does not run the family {config.family}.")
+    note = "Run the kernel on the CPU: races, traffic and, of an SM90 kernel, the time line. "
+    waits = "Compiling takes half a minute or more the first time."
+    frame = _frame(EMULATED, state, "what the kernel does on a small problem")
+    return element("details", element("summary", note, waits), frame)
+
+
+def _frame(path: str, state: State, title: str) -> Markup:
+    query = {name: state.query[name] for name in ("config", "arch")}
+    return element("iframe", src=f"{path}?{urlencode(query)}", title=title, loading="lazy")
 
 
 def _cpp(state: State) -> Markup:

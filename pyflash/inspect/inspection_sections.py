@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from pyflash.emulator.timeline import as_svg
 from pyflash.layouts import Layout, plot, plot_threads
 from pyflash.ui.html import bars, scrolling
 from pyflash.ui.markup import element, joined
@@ -13,6 +14,8 @@ from pyflash.ui.page import Sections, tables_as_sections
 
 if TYPE_CHECKING:
     from pyflash.inspect.inspection import Inspection
+
+TIME_LINE = "time line"
 
 
 def sections_of(found: Inspection) -> Sections:
@@ -22,6 +25,10 @@ def sections_of(found: Inspection) -> Sections:
     if troubles:
         yield "notes", joined(*(element("p", text, class_="warn") for text in troubles))
     yield from _shared_memory(found)
+    if found.traffic and found.traffic.timeline:
+        svg = as_svg(found.traffic)
+        about = "what each warp does and waits for, in nominal cycles: they predict nothing"
+        yield TIME_LINE, joined(element("p", f"The first CTA: {about}."), scrolling(svg, TIME_LINE))
     yield from tables_as_sections(found.tables())
     if found.phases:
         alive = found.phases | {"limit": found.resources["register_limit"]}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # The problem that traffic is emulated of: one batch, two heads, whole tiles of every config.
 SEQLEN = 256
+SHARED_TRAFFIC = "shared memory traffic, emulated"
+GLOBAL_TRAFFIC = "global memory traffic, emulated"
 
 
 def tables_of(found: Inspection) -> list[Table]:
@@ -102,7 +104,7 @@ def _shared(report: Report) -> Table:
     note = _problem_note()
     if report.counts.tma_boxes:
         note += "; of threads: what TMA writes and WGMMA reads is not counted"
-    return Table.of("shared memory traffic, emulated", columns, rows, note)
+    return Table.of(SHARED_TRAFFIC, columns, rows, note)
 
 
 def _global(report: Report) -> Table:
@@ -116,7 +118,7 @@ def _global(report: Report) -> Table:
     note = _problem_note()
     if report.counts.tma_boxes:
         note += "; an instruction of TMA loads a box"
-    return Table.of("global memory traffic, emulated", columns, rows, note)
+    return Table.of(GLOBAL_TRAFFIC, columns, rows, note)
 
 
 def _problem_note() -> str:

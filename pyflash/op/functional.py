@@ -47,7 +47,9 @@ def sdpa(
         if not isinstance(flag, bool):
             raise TypeError(f"pyflash.sdpa: {name} is {type_name(flag)}: expected a bool")
     _check_others(attn_mask, dropout_p, scale)
-    _check_shapes(query.shape, key.shape, value.shape, is_causal, enable_gqa)
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    if not (len(q_shape) == 4 and q_shape == k_shape == v_shape):  # those are right
+        _check_shapes(q_shape, k_shape, v_shape, is_causal, enable_gqa)
     q, k, v = (x.transpose(-2, -3) for x in (query, key, value))
     options = {"softmax_scale": scale, "causal": is_causal, "config": config, "compile": compile}
     if query.dim() == 3:

@@ -16,7 +16,8 @@ FILLS = (
 INK = "#16181d"
 XMLNS = "http://www.w3.org/2000/svg"
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
-_STYLE = Markup(
+# The style of text of the classes t and s, on light and dark pages.
+THEME = Markup(
     ".t{fill:#16181d}.s{fill:#4a4f5a}"
     "@media (prefers-color-scheme:dark){.t{fill:#eceef2}.s{fill:#b4bac6}}"
 )
@@ -70,7 +71,7 @@ class Picture:
         """A whole document; `label` is what it shows, for those who do not see it."""
         width, height = round(self.width) + 1, round(self.height) + 1
         return element(
-            "svg", element("style", _STYLE), *self.elements, xmlns=XMLNS,
+            "svg", element("style", THEME), *self.elements, xmlns=XMLNS,
             viewBox=f"0 0 {width} {height}", width=width, height=height,
             style="max-width:100%;height:auto", font_family=FONT, role="img", aria_label=label,
         )  # fmt: skip

@@ -136,6 +136,12 @@ def test_environment(monkeypatch):
     assert from_environment() == named_set("64,64")
     monkeypatch.setenv("PYFLASH_KERNELS", "prog")
     assert from_environment() == named_set("prog")
+    several = named_set("prog")[:2]
+    monkeypatch.setenv("PYFLASH_KERNELS", ";".join(map(str, several)))
+    assert from_environment() == several
+    monkeypatch.setenv("PYFLASH_KERNELS", "(FP16, 128")
+    with pytest.raises(ValueError, match="FP16, 128"):
+        from_environment()
     monkeypatch.setenv("PYFLASH_KERNELS", "everything")
     with pytest.raises(
         ValueError, match="PYFLASH_KERNELS is 'everything': expected one of all, prog"

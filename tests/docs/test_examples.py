@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support import notebooks
 from support.markdown import ON_THE_CPU, ROOT
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -60,6 +61,23 @@ def test_huggingface_generate():
     assert 0 < float(re.search(r"by ([\d.]+)%", said)[1]) < 2
 
 
+def test_inside_a_kernel(monkeypatch):
+    """The cells of the notebook run, and show what is kept in it: up to times and a picture's
+    details."""
+    monkeypatch.chdir(ROOT)
+    kept = notebooks.read(ROOT / "examples/inside_a_kernel.ipynb")
+    shown = notebooks.executed(kept)
+    kinds = []
+    for before, after in zip(kept["cells"], shown["cells"], strict=True):
+        if before["cell_type"] == "code":
+            assert [notebooks.said(x) for x in before["outputs"]] == [
+                notebooks.said(x) for x in after["outputs"]
+            ]
+            kinds += [kind for x in after["outputs"] for kind in x.get("data", ())]
+    assert kinds.count("text/html") == 3
+    assert kinds.count("image/svg+xml") == 1
+
+
 def test_train():
     said = run("train.py", "--steps", "12")
     first, *_, last = re.findall(r"(\d\.\d+) +(\d\.\d+)$", said, re.M)
@@ -71,6 +89,14 @@ def test_train():
 def test_long_context():
     said = run("long_context.py", "--seqlen", "128", launcher=TORCHRUN)
     assert "128 tokens on 2 ranks" in said
+
+
+def test_variant_alibi():
+    said = run("variant_alibi.py", "--seqlen", "192")
+    assert "'none': 4" in said
+    errors = [float(text) for text in re.findall(r"max \|error\| ([\d.e+-]+)$", said, re.M)]
+    assert len(errors) == 3
+    assert max(errors) < 0.01
 
 
 def test_compare_with_cutlass_profiler():

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import http.client
 import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
+from explore.conftest import START
 from support.command_lines import config_of
+from support.inspections import looked_into_sm90
 from support.pages import check_page
+from support.reports import emulated
 from typer.testing import CliRunner
 
 from pyflash.cli import app
@@ -22,25 +24,16 @@ from pyflash.codegen import emit
 from pyflash.codegen.build import compiled_features
 from pyflash.config import ARCHS, FAMILIES, FORWARD, parse
 from pyflash.config.fields import describe
-from pyflash.explore import DEFAULT_PROBLEM
+from pyflash.explore import parts
 from pyflash.explore.form import FAMILY, FIELDS_OF, problem_field
+from pyflash.explore.parts import EMULATED, LAYOUTS, PARTS
 from pyflash.explore.server import HOST, Explorer
-from pyflash.explore.state import State, default_config
-from pyflash.explore.view import LAYOUTS
+from pyflash.explore.state import State
+from pyflash.inspect.inspection_sections import TIME_LINE
 from pyflash.tuner.problems import FLAGS, NUMBERS
+from pyflash.ui.page import page
 
 HOSTILE = "\"'></title></script><script>alert(1)</script><img src=x onerror='alert(2)'>&lt;0"
-START = {"config": str(default_config(FAMILIES[0])), "problem": DEFAULT_PROBLEM}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Explorer]:
-    with Explorer(State.of(START), 0) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
 
 
 def get(server: Explorer, url: str, headers: dict[str, str] | None = None, method: str = "GET"):
@@ -60,7 +53,7 @@ def page_of(server: Explorer, query: dict[str, str]) -> str:
     assert "script" not in headers["Content-Security-Policy"]
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert "<script" not in text
-    check_page(text, served=LAYOUTS)
+    check_page(text, served=tuple(PARTS))
     return html.unescape(text)
 
 
@@ -167,9 +160,29 @@ def test_layouts_are_those_of_the_kernel(server, family):
     assert "<svg" in text or "no layouts: " in text
 
 
+def test_a_kernel_is_emulated_in_a_frame(server):
+    config = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
+    shown = page_of(server, {"config": config, "arch": "sm_90"})
+    (source,) = re.findall(rf'<iframe src="({EMULATED}[^"]*)"', shown)
+    status, _, text = get(server, html.unescape(source))
+    assert status == 200, text
+    assert "The emulator finds nothing wrong." in text
+    assert check_page(text) == [
+        "shared memory traffic, emulated",
+        "global memory traffic, emulated",
+    ]
+
+
+def test_the_emulated_part_has_a_time_line(monkeypatch):
+    found = dataclasses.replace(looked_into_sm90(), traffic=emulated(), missing={})
+    monkeypatch.setattr(parts, "inspect", lambda *_: found)
+    text = page(parts.emulated(State.of(START)))
+    assert check_page(text)[0] == TIME_LINE
+
+
 @pytest.mark.parametrize("name", ["config", "arch", "problem"])
 @pytest.mark.parametrize("value", [HOSTILE, "", "\n", "(FP16", "999999999999999999999"])
-@pytest.mark.parametrize("path", ["/", LAYOUTS])
+@pytest.mark.parametrize("path", ["/", *PARTS])
 def test_what_makes_no_state_is_refused_in_words(server, path, name, value):
     status, _, text = get(server, f"{path}?{urlencode(START | {name: value})}")
     # An architecture or problem that is left empty is the default one.
@@ -177,7 +190,7 @@ def test_what_makes_no_state_is_refused_in_words(server, path, name, value):
     assert "<script" not in text
     assert "onerror='" not in text
     if path == "/" and status == 400:
-        assert "error" in check_page(text, served=LAYOUTS)
+        assert "error" in check_page(text, served=tuple(PARTS))
 
 
 @pytest.mark.parametrize("field", ["d_head", problem_field("batch")])
@@ -197,7 +210,7 @@ def test_a_number_that_is_none_is_refused_by_its_name(server, field):
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-@pytest.mark.parametrize("path", ["/", LAYOUTS])
+@pytest.mark.parametrize("path", ["/", *PARTS])
 def test_other_sites_learn_and_compile_nothing(server, path, headers):
     status, _, text = get(server, f"{path}?{urlencode(START)}", headers)
     assert status == 403

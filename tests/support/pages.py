@@ -52,7 +52,7 @@ class _Page(HTMLParser):
             self.text_of[self._section] += len(data.strip())
 
 
-def check_page(text: str, served: str = "") -> list[str]:
+def check_page(text: str, served: tuple[str, ...] = ()) -> list[str]:
     """The headings of a page's sections. Raises AssertionError for what a browser would guess at:
     tags that do not nest, an id twice, a link to nothing or to elsewhere, an empty section.
     `served`: how the links begin that are served beside the page."""
@@ -67,7 +67,7 @@ def check_page(text: str, served: str = "") -> list[str]:
     assert {identity: n for identity, n in page.ids.items() if n > 1} == {}
     for link in page.links:
         inside = link.startswith("data:") or (link[0] == "#" and link[1:] in page.ids)
-        assert inside or (served and link.startswith(served)), link
+        assert inside or link.startswith(served), link
     assert page.headings
     assert [section for section, characters in page.text_of.items() if not characters] == []
     return page.headings
