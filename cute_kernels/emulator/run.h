@@ -59,6 +59,8 @@ class Run {
   // The call of op forward, or of the forward pass.
   Call call() const;
   int n_resident() const;
+  // Of the sequences that a list of tiles has.
+  Interval listed_rows() const { return {int(least_listed_rows_), int(most_listed_rows_)}; }
 
   EmulatedKernel const& kernel_;
 
@@ -76,6 +78,8 @@ class Run {
   int64_t max_seqlen_q_ = 0;
   int64_t max_seqlen_k_ = 0;
   int64_t resident_ctas_ = 132;  // of an H100 or H200
+  int64_t least_listed_rows_ = 0;
+  int64_t most_listed_rows_ = kNoWindow;
   Options options_;
   std::vector<double> reals_;  // of a variant, as the integers
   std::vector<int64_t> integers_;

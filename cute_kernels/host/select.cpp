@@ -28,7 +28,10 @@ std::string GpuSelection::reason() const {
                           : sentence(splits.number, " splits, ", n_ctas * splits.number, " CTAs");
   auto const asked = sentence("; its ", n_key_blocks, " blocks of keys in ", passes,
                               splits_asked_for ? ", as asked for" : "",
-                              lists_tiles ? "; its tiles in a list that the device makes" : "");
+                              lists_tiles ? "; its tiles in a list that the device makes" : "",
+                              of_few ? sentence("; sequences of at most ", few_rows, " queries by ",
+                                                of_few->row->short_form)
+                                     : "");
   if (n_candidates == 0) {
     return kNamed + asked;
   }
@@ -78,13 +81,45 @@ GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
   return selection;
 }
 
+// Whether most sequences may have so few rows, beside a longer one, as far as the host knows.
+bool are_mostly_few(ListedForwardParams const& params, int n_rows) {
+  Sequences const q = params.q_sequences();
+  int64_t const of_others = q.total - q.longest;
+  return q.is_packed() && params.batch > 1 && q.longest > n_rows &&
+         of_others <= int64_t(params.batch - 1) * n_rows;
+}
+
+// Gives sequences of few rows the kernel whose tiles are for these, if there is one. Both kernels need lists, in which they have
+// sequences of their own, and neither splits keys, which would be merged for all.
+GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
+                                Contenders const& contenders) {
+  auto const& params = problem.params;
+  ConfigMapRow<Forward> const& chosen = *selection.choice.candidate.kernel.row;
+  if (!selection.lists_tiles || selection.splits.number > 1) {
+    return selection;
+  }
+  for (size_t i = 0; i < contenders.candidates.all.size(); ++i) {
+    Kernel<Forward> const& kernel = contenders.candidates.all[i].kernel;
+    TileShape const& shape = kernel.row->shape;
+    int const n_rows = shape.n_queries(params);
+    if (contenders.accepts[i] && shape.packs_heads && shape.B_r < chosen.shape.B_r &&
+        are_mostly_few(params, n_rows) &&
+        fitted(params, *kernel.row, selection.splits).has_tile_list()) {
+      selection.of_few = kernel;
+      selection.few_rows = n_rows;
+      return selection;
+    }
+  }
+  return selection;
+}
+
 }  // namespace
 
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
   Contenders contenders = contenders_for(problem, gpu);
   Choice const choice = choose(contenders, problem, gpu);
   auto const& [kernel, ctas_per_sm] = choice.candidate;
-  return with_splits(
+  GpuSelection const selection = with_splits(
       {.choice = choice,
        .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
        .gpu = gpu,
@@ -92,6 +127,7 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
        .n_candidates = static_cast<int>(contenders.candidates.all.size()),
        .passed_over = std::move(contenders.passed_over)},
       problem);
+  return with_kernel_of_few(selection, problem, contenders);
 }
 
 GpuSelection named_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named) {
