@@ -3,6 +3,7 @@ every tile once, those with the most blocks of keys first."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ def lists_of(tmp_path_factory):
 def check(listing: Listing, printed: list[int]) -> None:
     size, n_tiles, *numbers = printed
     tiles = list(zip(*(numbers[i::3] for i in range(3)), strict=True))
-    assert n_tiles == len(tiles) and 2 * n_tiles + 2 <= size, listing
+    assert n_tiles == len(tiles), listing
+    assert 2 * n_tiles + 2 <= size, listing
     assert sorted(tile[:2] for tile in tiles) == listing.tiles(), listing
     blocks = [n for _, _, n in tiles]
     assert blocks == sorted(blocks, reverse=True), listing
@@ -134,7 +136,8 @@ def test_sequences_of_more_blocks_than_bins(lists_of):
     (printed,) = lists_of([listing])
     blocks = printed[4::3]
     assert sorted(zip(printed[2::3], printed[3::3], strict=True)) == listing.tiles()
-    assert max(blocks) == 1250 and all(a // 2 >= b // 2 for a, b in zip(blocks, blocks[1:]))
+    assert max(blocks) == 1250
+    assert all(a // 2 >= b // 2 for a, b in itertools.pairwise(blocks))
 
 
 def test_lists_of_few_and_of_many_rows_share_the_sequences(lists_of):
