@@ -148,5 +148,5 @@ def test_lists_of_few_and_of_many_rows_share_the_sequences(lists_of):
     for part, found in zip(parts, printed, strict=True):
         check(part, found)
     few, many = (set(found[2::3]) for found in printed)
-    assert few == {0, 2, 5} and many == {1, 3, 6}
+    assert (few, many) == ({0, 2, 5}, {1, 3, 6})
     assert printed[0][0] <= 2 * (len(lengths) + 2)  # a tile each, whatever the longest has
