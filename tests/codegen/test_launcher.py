@@ -124,6 +124,30 @@ def test_packed_sequences_are_one_batch_of_all_rows(program, monkeypatch, config
     assert all(f" of {max(3 * seqlen_k, 1)} by " in line for line in maps[1:])
 
 
+@pytest.mark.parametrize("config", [SM80, PERSISTENT, PACKED])
+def test_uneven_sequences_have_a_list_first_and_no_more_ctas_than_tiles(
+    program, monkeypatch, config
+):
+    """Whatever the longest may have. 16 heads of Q, 4 of K and V; 3 splits."""
+    monkeypatch.setenv("PACKED", "1")
+    monkeypatch.setenv("TOTAL", "700")
+    for longest, num_splits in itertools.product((400, 700), (1, 3)):
+        lines = asked(program, config, 5, 16, 4, longest, longest, num_splits)
+        (listing,) = (i for i, line in enumerate(lines) if line.startswith("list"))
+        (launch,) = (i for i, line in enumerate(lines) if line.startswith("launch"))
+        n_queries = 16 if config is PACKED else 128
+        assert lines[listing] == f"list tiles of {n_queries} queries, stream 0x77"
+        assert listing < launch
+        most = (700 + 5 * (n_queries - 1)) // n_queries * (4 if config is PACKED else 16)
+        n_ctas = min(most * num_splits, 264 if config is PERSISTENT else 1 << 30)
+        assert lines[launch].startswith(f"launch {n_ctas} x ")
+        assert lines[-1] == "returned 0"
+    monkeypatch.setenv("TOTAL", "2000")  # as many as 5 of the longest: there is nothing to list
+    assert not any(
+        line.startswith("list") for line in asked(program, config, 5, 16, 4, 400, 400, 1)
+    )
+
+
 def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypatch):
     """Pitfall 27: the first CUDA call of a thread.
     One that has a context keeps it, whoever made it current."""
