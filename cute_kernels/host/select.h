@@ -29,6 +29,7 @@ struct GpuSelection {
   // the latter.
   std::optional<Kernel<Forward>> of_few;
   int few_rows;
+  Splits few_splits;        // a cluster each, if there are any
   int n_candidates;         // 0: the config was named
   std::string passed_over;  // a config of better rank that refuses this problem, and why
 };
@@ -59,7 +60,7 @@ void for_each_launch(GpuSelection const& selection, ListedForwardParams const& p
   }
   params.least_listed_rows = selection.few_rows + 1;
   launch(chosen, params);
-  params = fitted(problem, *selection.of_few->row, selection.splits);
+  params = fitted(problem, *selection.of_few->row, selection.few_splits);
   params.most_listed_rows = selection.few_rows;
   launch(*selection.of_few, params);
 }

@@ -16,10 +16,12 @@ from support.emulated_sm90 import CONFIGS
 from support.problems import Packed, make_packed
 
 from pyflash.codegen.emulated import build_emulated
+from pyflash.config import parse
 from pyflash.emulator.run import run_library
 from pyflash.op.reference import expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
 
+CLUSTER = parse("(FP16, 128, 64, 64, 1): sm90+stages_3")
 LISTED = [CONFIGS[0], CONFIGS[1], CONFIGS[4], BEST]
 MASKS = (
     {},
@@ -31,7 +33,7 @@ MASKS = (
 
 @pytest.fixture(scope="module")
 def libraries():
-    return build_emulated(LISTED)
+    return build_emulated([*LISTED, CLUSTER])
 
 
 def lengths_of(chance: random.Random) -> tuple[int, ...]:
@@ -64,6 +66,19 @@ def test_packed_sequences_of_any_lengths(libraries, config, seed):
     n_tiles = sum(-(-n // config.B_r) for n in packed.seqlens_q)
     if config is BEST:  # a CTA for each tile that there may be
         assert report.n_ctas <= packed.heads * (n_tiles + len(packed.seqlens_q))
+
+
+@pytest.mark.parametrize("num_splits", [2, 3])
+@pytest.mark.parametrize("resident_ctas", [1, 200])
+def test_splits_of_listed_tiles(libraries, num_splits, resident_ctas):
+    """Merged apart, or by clusters where all of them run at a time."""
+    packed = Packed("", (1, 5, 0, 130), (300, 70, 9, 200), 4, 2)
+    inputs = make_packed(packed, torch.float16, CLUSTER.d_head)
+    run = {"num_splits": num_splits, "resident_ctas": resident_ctas, "causal": True}
+    out, lse, report = run_library(libraries[CLUSTER], inputs, CLUSTER, **run)
+    report.check()
+    assert (report.cluster == num_splits) == (resident_ctas == 200)
+    expect_varlen(*inputs[:5], causal=True).check(out, lse)
 
 
 def test_the_largest_lengths_are_bounds_that_cost_nothing(libraries):
