@@ -170,6 +170,9 @@ struct ListedForwardParams : ForwardParams {
   float* tile_list = nullptr;  // ints: common/tile_list.h
   int tile_queries = 0;        // of a tile of the list; 0: there is none
   int tile_keys = 0;           // of a block
+  // Sequences of other lengths are another kernel's.
+  int least_listed_rows = 0;
+  int most_listed_rows = kNoWindow;
 
   constexpr bool has_tile_list() const { return tile_queries > 0; }
   constexpr TileListing tile_listing() const {
@@ -178,7 +181,9 @@ struct ListedForwardParams : ForwardParams {
             .mask = mask(),
             .batch = batch,
             .n_queries = tile_queries,
-            .B_c = tile_keys};
+            .B_c = tile_keys,
+            .least_rows = least_listed_rows,
+            .most_rows = most_listed_rows};
   }
 };
 

@@ -46,11 +46,14 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   Gpu const gpu = current_gpu(device_index);
   GpuSelection const selection =
       named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
-  params = fitted(params, *selection.choice.candidate.kernel.row, selection.splits);
   Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
-    auto const workspace = allocate_workspace<Forward>(q, params);
-    run(selection, problem, current_cuda_stream(device_index));
+    void* const stream = current_cuda_stream(device_index);
+    for_each_launch(selection, params,
+                    [&](Kernel<Forward> const& kernel, ListedForwardParams of_kernel) {
+                      auto const workspace = allocate_workspace<Forward>(q, of_kernel);
+                      run(kernel, of_kernel, stream);
+                    });
   }
   return outputs;
 }

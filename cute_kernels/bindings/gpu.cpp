@@ -52,9 +52,8 @@ void* current_cuda_stream(int32_t device_index) {
   return stream;
 }
 
-void run(GpuSelection const& selection, Problem const& problem, void* stream) {
-  Kernel<Forward> const& kernel = selection.choice.candidate.kernel;
-  if (int const error = kernel.run(problem.params, stream); error != 0) {
+void run(Kernel<Forward> const& kernel, ListedForwardParams const& params, void* stream) {
+  if (int const error = kernel.run(params, stream); error != 0) {
     fail("launching ", kernel.row->short_form, " failed: ", kernel.library->error_string(error));
   }
 }

@@ -13,7 +13,7 @@ Gpu current_gpu(int32_t device_index);
 // A cudaStream_t: torch's current one on that device.
 void* current_cuda_stream(int32_t device_index);
 
-// Runs the problem with the selected kernel and splits. Refuses what CUDA refuses.
-void run(GpuSelection const& selection, Problem const& problem, void* stream);
+// Runs a kernel, and what the op runs before and after it. Refuses what CUDA refuses.
+void run(Kernel<Forward> const& kernel, ListedForwardParams const& params, void* stream);
 
 }  // namespace pyflash

@@ -1,6 +1,8 @@
 // The tiles of sequences that have different lengths, as a list that is made where the lengths are, on the device: every tile
 // of every sequence once, those with the most blocks of keys first. A tile stands for itself in each head.
 //
+// Of sequences with few rows and others with many, each kind may have its own list.
+//
 // A list is memory of ints: the number of tiles, one int that means nothing, and the tiles. It has room for the most tiles that
 // sequences of these extents can have, whatever their lengths are.
 #pragma once
@@ -30,9 +32,13 @@ struct TileListing {
   int n_queries;  // of a tile
   int B_c;        // keys of a block
 
+  // The sequences with so many rows are listed.
+  int least_rows = 0;
+  int most_rows = kNoWindow;
+
   // An upper bound of the tiles, by extents alone.
   PYFLASH_HOST_DEVICE constexpr int64_t most_tiles() const {
-    int64_t const of_longest = int64_t(batch) * q.most_blocks(n_queries);
+    int64_t const of_longest = int64_t(batch) * count_tiles(smaller(q.longest, most_rows));
     int64_t const of_all = (int64_t(q.total) + int64_t(batch) * (n_queries - 1)) / n_queries;
     return q.is_packed() && of_all < of_longest ? of_all : of_longest;
   }
@@ -41,6 +47,9 @@ struct TileListing {
 
   // The tiles of a sequence. Rows beyond the longest length do not count, as in kernels that have no list.
   PYFLASH_HOST_DEVICE constexpr int count_tiles(int length_q) const {
+    if (length_q < least_rows || length_q > most_rows) {
+      return 0;
+    }
     return smaller(int(ceil_div(unsigned(length_q), unsigned(n_queries))),
                    q.most_blocks(n_queries));
   }

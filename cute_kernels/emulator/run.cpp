@@ -59,6 +59,8 @@ class ForwardRun final : public Run {
     for (ForwardFeatures const& built : kernel_.features) {
       if (!kernel_.has_variant && covers(built, needed)) {
         params_ = listed;
+        params_.least_listed_rows = listed_rows().begin;
+        params_.most_listed_rows = listed_rows().end;
         return;
       }
     }
@@ -122,7 +124,9 @@ bool Run::set_integer(char const* name, int64_t value) {
   for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q_),
                                        std::pair("max_seqlen_k", &Run::max_seqlen_k_),
                                        std::pair("resident_ctas", &Run::resident_ctas_),
-                                       std::pair("deterministic", &Run::deterministic_)}) {
+                                       std::pair("deterministic", &Run::deterministic_),
+                                       std::pair("least_listed_rows", &Run::least_listed_rows_),
+                                       std::pair("most_listed_rows", &Run::most_listed_rows_)}) {
     if (std::string_view(name) == length) {
       this->*member = value;
       return true;

@@ -60,6 +60,8 @@ class Run {
   Call call() const;
   int n_resident() const;
   bool is_deterministic() const { return deterministic_ != 0; }
+  // Of the sequences that a list of tiles has.
+  Interval listed_rows() const { return {int(least_listed_rows_), int(most_listed_rows_)}; }
 
   EmulatedKernel const& kernel_;
 
@@ -78,6 +80,8 @@ class Run {
   int64_t max_seqlen_k_ = 0;
   int64_t resident_ctas_ = 132;  // of an H100 or H200
   int64_t deterministic_ = 0;    // of a backward: whether sums have one order
+  int64_t least_listed_rows_ = 0;
+  int64_t most_listed_rows_ = kNoWindow;
   Options options_;
   std::vector<double> reals_;  // of a variant, as the integers
   std::vector<int64_t> integers_;

@@ -1,5 +1,6 @@
 #include "cute_kernels/host/select.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -26,9 +27,13 @@ std::string GpuSelection::reason() const {
   auto const passes = splits.number == 1
                           ? std::string("one pass")
                           : sentence(splits.number, " splits, ", n_ctas * splits.number, " CTAs");
-  auto const asked = sentence("; its ", n_key_blocks, " blocks of keys in ", passes,
-                              splits_asked_for ? ", as asked for" : "",
-                              lists_tiles ? "; its tiles in a list that the device makes" : "");
+  auto const asked =
+      sentence("; its ", n_key_blocks, " blocks of keys in ", passes,
+               splits_asked_for ? ", as asked for" : "",
+               lists_tiles ? "; its tiles in a list that the device makes" : "",
+               of_few ? sentence("; sequences of at most ", few_rows, " queries by ",
+                                 of_few->row->short_form, " in ", few_splits.number, " splits")
+                      : "");
   if (n_candidates == 0) {
     return kNamed + asked;
   }
@@ -78,13 +83,63 @@ GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
   return selection;
 }
 
+// Whether most sequences may have so few rows, beside a longer one, as far as the host knows.
+bool are_mostly_few(ListedForwardParams const& params, int n_rows) {
+  Sequences const q = params.q_sequences();
+  int64_t const of_others = q.total - q.longest;
+  return q.is_packed() && params.batch > 1 && q.longest > n_rows &&
+         of_others <= int64_t(params.batch - 1) * n_rows;
+}
+
+// Splits of the keys of sequences of few rows, which have a tile each: as many as a cluster merges, because another kernel would
+// merge the rows of all sequences.
+Splits few_splits_of(Problem few, Candidate const& candidate, int n_rows, int n_sms) {
+  Sequences q = few.params.q_sequences();
+  q.longest = std::min(q.longest, n_rows);
+  q.total = std::min<int64_t>(q.total, int64_t(few.params.batch) * q.longest);
+  few.params.set_q_sequences(q);
+  Splits splits = splits_of(few, candidate.kernel.row->shape, candidate.ctas_per_sm, n_sms);
+  if (splits.cluster != splits.number) {
+    splits.number = splits.cluster = 1;
+  }
+  return splits;
+}
+
+// Gives sequences of few rows the kernel whose tiles are for these, if there is one. Both kernels need lists, in which they have
+// sequences of their own.
+GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
+                                Contenders const& contenders, int n_sms) {
+  auto const& params = problem.params;
+  ConfigMapRow<Forward> const& chosen = *selection.choice.candidate.kernel.row;
+  if (!selection.lists_tiles || selection.splits.number > 1) {
+    return selection;
+  }
+  for (size_t i = 0; i < contenders.candidates.all.size(); ++i) {
+    Candidate const& candidate = contenders.candidates.all[i];
+    Kernel<Forward> const& kernel = candidate.kernel;
+    TileShape const& shape = kernel.row->shape;
+    int const n_rows = shape.n_queries(params);
+    if (contenders.accepts[i] && shape.packs_heads && shape.B_r < chosen.shape.B_r &&
+        are_mostly_few(params, n_rows)) {
+      Splits const splits = few_splits_of(problem, candidate, n_rows, n_sms);
+      if (fitted(params, *kernel.row, splits).has_tile_list()) {
+        selection.of_few = kernel;
+        selection.few_rows = n_rows;
+        selection.few_splits = splits;
+        return selection;
+      }
+    }
+  }
+  return selection;
+}
+
 }  // namespace
 
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
   Contenders contenders = contenders_for(problem, gpu);
   Choice const choice = choose(contenders, problem, gpu);
   auto const& [kernel, ctas_per_sm] = choice.candidate;
-  return with_splits(
+  GpuSelection const selection = with_splits(
       {.choice = choice,
        .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
        .gpu = gpu,
@@ -92,6 +147,7 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
        .n_candidates = static_cast<int>(contenders.candidates.all.size()),
        .passed_over = std::move(contenders.passed_over)},
       problem);
+  return with_kernel_of_few(selection, problem, contenders, gpu.n_sms);
 }
 
 GpuSelection named_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named) {

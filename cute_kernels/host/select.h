@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,7 +23,13 @@ struct GpuSelection {
   // What else the reason is made of.
   Gpu gpu;
   bool splits_asked_for;
-  bool lists_tiles;         // on the device, before it runs
+  bool lists_tiles;  // on the device, before it runs
+
+  // Where packed sequences of few rows are beside some of many: what runs the former, of at most so many rows. The choice runs
+  // the latter.
+  std::optional<Kernel<Forward>> of_few;
+  int few_rows;
+  Splits few_splits;        // a cluster each, if there are any
   int n_candidates;         // 0: the config was named
   std::string passed_over;  // a config of better rank that refuses this problem, and why
 };
@@ -40,6 +47,23 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named);
 // has such a kernel.
 ListedForwardParams fitted(ListedForwardParams params, ConfigMapRow<Forward> const& row,
                            Splits const& splits);
+
+// Calls launch(kernel, params) for each kernel that runs the problem, in the order in which they run.
+template <class Launch>
+void for_each_launch(GpuSelection const& selection, ListedForwardParams const& problem,
+                     Launch const& launch) {
+  Kernel<Forward> const& chosen = selection.choice.candidate.kernel;
+  ListedForwardParams params = fitted(problem, *chosen.row, selection.splits);
+  if (!selection.of_few) {
+    launch(chosen, params);
+    return;
+  }
+  params.least_listed_rows = selection.few_rows + 1;
+  launch(chosen, params);
+  params = fitted(problem, *selection.of_few->row, selection.few_splits);
+  params.most_listed_rows = selection.few_rows;
+  launch(*selection.of_few, params);
+}
 
 // Refuses a problem that no candidate runs, listing what is built.
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu);

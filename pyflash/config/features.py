@@ -32,8 +32,8 @@ class Features(KernelFeatures):
 
 NAMES = Features.names()
 
-# Those that take a list of the tiles of packed sequences. Where none of them covers what a problem
-# needs, it runs without a list.
+# Those that take a list of the tiles of packed sequences. Where what a problem needs is not built
+# with it, the problem runs without a list.
 LISTED = tuple(
     map(
         Features.parse,
@@ -83,7 +83,6 @@ EMULATED = tuple(
             "right_window",
             "right_window+left_window",
             "predicated_head_dim",
-            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes",
             "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+listed_tiles",
         ),
     )

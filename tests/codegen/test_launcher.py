@@ -66,7 +66,7 @@ def test_the_workspace_has_a_part_of_o_and_lse_for_each_split_that_is_merged_apa
     source.write_text(
         '#include "cute_kernels/forward.h"\nusing namespace pyflash;\n'
         "constexpr auto of(int num_splits, int cluster) {\n"
-        "  ForwardParams params{};\n"
+        "  ListedForwardParams params{};\n"
         "  params.lse_strides.split = 10;\n"
         "  params.d_head = 64;\n"
         "  params.num_splits = num_splits;\n"
@@ -74,12 +74,14 @@ def test_the_workspace_has_a_part_of_o_and_lse_for_each_split_that_is_merged_apa
         "  return Forward::workspace(params);\n"
         "}\n"
         + "".join(
-            f"static_assert(of({splits}, {cluster})[0].n_elements == {640 * n});\n"
-            f"static_assert(of({splits}, {cluster})[1].n_elements == {10 * n});\n"
+            f"static_assert(of({splits}, {cluster})[1].n_elements == {640 * n});\n"
+            f"static_assert(of({splits}, {cluster})[2].n_elements == {10 * n});\n"
             for splits, cluster, n in cases
         )
-        + "static_assert(of(2, 1)[0].pointer == &ForwardParams::o_partial);\n"
-        "static_assert(of(2, 1)[1].pointer == &ForwardParams::lse_partial);\n"
+        + "static_assert(of(2, 1)[0].pointer == &ListedForwardParams::tile_list);\n"
+        "static_assert(of(2, 1)[0].n_elements == 0);\n"
+        "static_assert(of(2, 1)[1].pointer == &ForwardParams::o_partial);\n"
+        "static_assert(of(2, 1)[2].pointer == &ForwardParams::lse_partial);\n"
     )
     subprocess.run(["g++", "-std=c++20", "-fsyntax-only", *includes(), source], check=True)
 
@@ -120,6 +122,30 @@ def test_packed_sequences_are_one_batch_of_all_rows(program, monkeypatch, config
     assert all(line.endswith(" 1 of 1 by 16") for line in maps)
     assert f" of {3 * 100} by " in maps[0]
     assert all(f" of {max(3 * seqlen_k, 1)} by " in line for line in maps[1:])
+
+
+@pytest.mark.parametrize("config", [SM80, PERSISTENT, PACKED])
+def test_uneven_sequences_have_a_list_first_and_no_more_ctas_than_tiles(
+    program, monkeypatch, config
+):
+    """Whatever the longest may have. 16 heads of Q, 4 of K and V; 3 splits."""
+    monkeypatch.setenv("PACKED", "1")
+    monkeypatch.setenv("TOTAL", "700")
+    for longest, num_splits in itertools.product((400, 700), (1, 3)):
+        lines = asked(program, config, 5, 16, 4, longest, longest, num_splits)
+        (listing,) = (i for i, line in enumerate(lines) if line.startswith("list"))
+        (launch,) = (i for i, line in enumerate(lines) if line.startswith("launch"))
+        n_queries = 16 if config is PACKED else 128
+        assert lines[listing] == f"list tiles of {n_queries} queries, stream 0x77"
+        assert listing < launch
+        most = (700 + 5 * (n_queries - 1)) // n_queries * (4 if config is PACKED else 16)
+        n_ctas = min(most * num_splits, 264 if config is PERSISTENT else 1 << 30)
+        assert lines[launch].startswith(f"launch {n_ctas} x ")
+        assert lines[-1] == "returned 0"
+    monkeypatch.setenv("TOTAL", "2000")  # as many as 5 of the longest: there is nothing to list
+    assert not any(
+        line.startswith("list") for line in asked(program, config, 5, 16, 4, 400, 400, 1)
+    )
 
 
 def test_a_thread_that_has_not_used_cuda_gets_a_context_first(program, monkeypatch):

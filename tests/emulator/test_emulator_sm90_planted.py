@@ -28,6 +28,11 @@ D_HEAD = 128
 PROBLEMS = {
     "ragged": (make_inputs(Shape("", 1, 141, 173, 1), torch.float16, D_HEAD), {}),
     "packed": (make_packed(Packed("", (70, 33), (41, 141), 1, 1), torch.float16, D_HEAD), {}),
+    "uneven": (
+        make_packed(Packed("", (300, 5, 0, 70), (41, 141, 9, 70), 1, 1), torch.float16, D_HEAD),
+        {},
+    ),
+    "uneven_heads": (make_packed(Packed("", (300, 5), (41, 141), 3, 3), torch.float16, D_HEAD), {}),
     "narrow_heads": (make_inputs(Shape("", 1, 141, 109, 1), torch.float16, 72), {}),
     "causal": (make_inputs(Shape("", 1, 300, 300, 1), torch.float16, D_HEAD), {"causal": True}),
     "leaping": (leaping(make_inputs(Shape("", 1, 141, 300, 1), torch.float16, D_HEAD)), {}),

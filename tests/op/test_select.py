@@ -253,6 +253,34 @@ def test_packed_sequences_are_asked_about_as_such(fake_library, tmp_path):
         pyflash.load(fake_library)
 
 
+def test_uneven_sequences_have_their_tiles_listed_and_few_rows_a_kernel_of_their_own(tmp_path):
+    """As far as shapes say: in a process of its own, where nothing else is built."""
+    library = build_fake_library(tmp_path, "listed", "LISTED", "HOPPER")
+    script = f"""if True:
+        import sys, torch, pyflash
+        pyflash.load({str(library)!r})
+        from pyflash.op.selection import Problem, select_on
+        def reason(seqlen, total, batch=64, causal=True, config=""):
+            options = dict(causal=causal, config=config)
+            problem = Problem(batch=batch, heads_q=32, heads_kv=8, seqlen_q=seqlen, total_q=total,
+                              seqlen_k=8192, total_k=batch * 8192, d_head=512, dtype="FP16",
+                              packed=True, options=options)
+            return select_on(problem, 90, 132).reason
+        listed, few = "in a list that the device makes", "sequences of at most 16 queries by (FP16"
+        for text, *expected in (
+            (reason(2048, 2111), True, True),  # 63 decodes beside a chunk
+            (reason(2048, 2048 + 63 * 16), True, True),
+            (reason(2048, 2048 + 63 * 17), True, False),
+            (reason(2048, 64 * 1000), True, False),  # documents
+            (reason(2048, 64 * 2048), False, False),  # all are as long as the longest
+            (reason(2048, 2111, causal=False), True, True),
+            (reason(2048, 2111, config="{LARGE_RANK_2}"), True, False),  # it was named
+        ):
+            assert [listed in text, few in text] == expected, text
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_problems_without_rows_or_heads_are_asked_about_as_contiguous(
     fake_library, tmp_path, packed

@@ -155,8 +155,11 @@ int main(int, char** argv) {
   static int const starts[] = {0};
   bool const packed = std::getenv("PACKED") != nullptr;
   auto const sequences = [&](int seqlen) {
-    return packed ? Sequences::packed(starts, seqlen, params.batch * seqlen)
-                  : Sequences::padded(seqlen);
+    char const* const total =
+        std::getenv("TOTAL");  // of sequences that are shorter than the longest
+    return packed
+               ? Sequences::packed(starts, seqlen, total ? std::atoi(total) : params.batch * seqlen)
+               : Sequences::padded(seqlen);
   };
   params.set_q_sequences(sequences(seqlen_q));
   params.num_splits = std::atoi(argv[7]);
@@ -177,6 +180,7 @@ int main(int, char** argv) {
                  .sequences = sequences(seqlen_k),
                  .heads = heads_kv});
   params.set_mask({.window_left = kNoWindow, .window_right = kNoWindow});
+  list_uneven_tiles(params, row.shape);
   if (char const* const reason = row.refusal ? row.refusal(row, params) : nullptr) {
     std::printf("refused: %s\n", reason);
     return 0;

@@ -49,7 +49,11 @@ constexpr FlashForwardKernelConfig config(DType dtype, int d_head, int B_r, int 
 constexpr ForwardFeatures kFeatures[] = {
     {},
     {.right_window = true},
-    {.right_window = true, .left_window = true, .predicated_head_dim = true}};
+    {.right_window = true, .left_window = true, .predicated_head_dim = true},
+#ifdef LISTED
+    {.right_window = true, .listed_tiles = true},
+#endif
+};
 constexpr void const* kKernels[std::size(kFeatures)] = {};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
 
@@ -157,6 +161,20 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
                                  .n_consumers = 2,
                                  .stages = 2},
           "(FP16, 512, 128, 64, 2): sm90+stages_2", "90a", 0, -9),
+#endif
+#ifdef LISTED
+      [] {
+        Row few = row(FlashForwardSm90Config{.dtype = DType::FP16,
+                                             .d_head = 512,
+                                             .B_r = 64,
+                                             .B_c = 64,
+                                             .n_consumers = 1,
+                                             .stages = 2,
+                                             .pack_gqa = true},
+                      "(FP16, 512, 64, 64, 1): sm90+stages_2+pack_gqa", "90a", 0, 9);
+        few.shape.packs_heads = true;
+        return few;
+      }(),
 #endif
       row(config(DType::FP16, 512, 128, 64), FIRST_NAME, "80,90", 90, 2),
       row(config(DType::FP16, 512, 128, 32), "(FP16, 512, 128, 32, 4): async+load_0_0_0_tiles",

@@ -19,6 +19,7 @@ _SCORES = "sm90/forward/scores.h"
 _MERGE = "sm90/forward/merge.h"
 _MASK = "sm90/forward/mask.h"
 _COLUMNS = "sm90/columns.h"
+_LIST = "common/tile_list.h"
 
 CONFIGS = {
     "overlap": FlashForwardSm90Config.parse(
@@ -43,6 +44,36 @@ def _merge_bug(name: str, *edits, finds) -> Bug:
 
 
 BUGS = [
+    # The list of tiles.
+    _bug(
+        "a_tile_is_listed_twice",
+        condition("tiles[place] = {sequence, m_block};",
+                  "tiles[place] = {sequence, BUG ? 0 : m_block};", _LIST),
+        finds=[found("not_written", memory=None)],
+        problem="uneven",
+    ),
+    _bug(
+        "a_tile_is_not_listed",
+        condition("list[0] = shared.bins[kBins - 1];",
+                  "list[0] = shared.bins[kBins - 1] - (BUG ? 1 : 0);", _LIST),
+        finds=[found("not_written", memory=None)],
+        problem="uneven",
+    ),
+    _bug(
+        "the_list_is_of_the_lengths_of_another_call",
+        condition("exists ? listing.q.rows_of(first + i, load).length : 0;",
+                  "exists ? (BUG ? listing.k : listing.q).rows_of(first + i, load).length : 0;",
+                  _LIST),
+        finds=[found("not_written", memory=None)],
+        problem="uneven",
+    ),
+    _bug(
+        "a_place_in_the_list_is_of_another_section",
+        condition("rest += section * order.section;\n    return device::load(",
+                  "rest += (section + (BUG ? 1 : 0)) * order.section; return device::load(",
+                  "sm90/forward/problem.h"),
+        problem="uneven_heads",
+    ),
     # Stages and who has done with them.
     _bug(
         "K_released_before_its_MMAs_are_waited_for",

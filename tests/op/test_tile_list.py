@@ -1,0 +1,152 @@
+"""The list of the tiles of packed sequences, by the code that the device runs, on several threads:
+every tile once, those with the most blocks of keys first."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from pyflash.codegen.compilation import ROOT
+from pyflash.op.reference import attended_with
+
+NO_WINDOW = 1 << 30
+
+
+@dataclass(frozen=True)
+class Listing:
+    lengths_q: tuple[int, ...]
+    lengths_k: tuple[int, ...]
+    n_queries: int = 128
+    B_c: int = 128
+    left: int = NO_WINDOW
+    right: int = NO_WINDOW
+    chunk: int = 0
+    rows: tuple[int, int] = (0, NO_WINDOW)
+    n_threads: int = 3
+    slack: int = 0  # of the largest lengths, which are bounds
+
+    def line(self) -> str:
+        longest = [max(x, default=0) + self.slack for x in (self.lengths_q, self.lengths_k)]
+        head = (self.n_threads, self.n_queries, self.B_c, self.left, self.right, self.chunk)
+        numbers = (*head, *self.rows, *longest, len(self.lengths_q))
+        return " ".join(map(str, (*numbers, *self.lengths_q, *self.lengths_k)))
+
+    def tiles(self) -> list[tuple[int, int]]:
+        return [
+            (sequence, m_block)
+            for sequence, length in enumerate(self.lengths_q)
+            if self.rows[0] <= length <= self.rows[1]
+            for m_block in range(-(-length // self.n_queries))
+        ]
+
+    def n_blocks(self, sequence: int, m_block: int) -> int:
+        """By every pair of query and key."""
+        length_q, length_k = self.lengths_q[sequence], self.lengths_k[sequence]
+        first = m_block * self.n_queries
+        rows = torch.arange(first, min(first + self.n_queries, length_q))
+        windows = {"window_left": self.left, "window_right": self.right}
+        options = {name: -1 if n == NO_WINDOW else n for name, n in windows.items()}
+        options["attention_chunk"] = self.chunk
+        keys = attended_with(options, rows, length_q, length_k).any(0).nonzero()[:, 0]
+        if not len(keys):
+            return 0
+        return int(keys[-1]) // self.B_c - int(keys[0]) // self.B_c + 1
+
+
+@pytest.fixture(scope="module")
+def lists_of(tmp_path_factory):
+    program = tmp_path_factory.mktemp("tile_list") / "print_tile_list"
+    source = ROOT / "tests/support/print_tile_list.cpp"
+    command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{ROOT}", source, "-o", program]
+    subprocess.run(command, check=True)
+
+    def run(listings: list[Listing]) -> list[list[int]]:
+        lines = "".join(listing.line() + "\n" for listing in listings)
+        done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
+        return [list(map(int, line.split())) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def check(listing: Listing, printed: list[int]) -> None:
+    size, n_tiles, *numbers = printed
+    tiles = list(zip(*(numbers[i::3] for i in range(3)), strict=True))
+    assert n_tiles == len(tiles), listing
+    assert 2 * n_tiles + 2 <= size, listing
+    assert sorted(tile[:2] for tile in tiles) == listing.tiles(), listing
+    blocks = [n for _, _, n in tiles]
+    assert blocks == sorted(blocks, reverse=True), listing
+
+
+def random_listing(seed: int) -> Listing:
+    chance = random.Random(seed)
+    batch = chance.choice((1, 2, 5, 31, 67))
+
+    def lengths() -> tuple[int, ...]:
+        few, many = chance.choice(((1, 1), (0, 3), (1, 400), (127, 129))), chance.choice((0, 1500))
+        drawn = [chance.randint(*few) for _ in range(batch)]
+        drawn[chance.randrange(batch)] += many
+        return tuple(drawn)
+
+    mask = chance.choice(
+        ({}, {"right": 0}, {"left": 40, "right": 0}, {"left": 7, "right": 90}, {"chunk": 64})
+    )
+    q = lengths()
+    return Listing(
+        q,
+        q if chance.random() < 0.5 else lengths(),
+        n_queries=chance.choice((16, 64, 128, 192)),
+        B_c=chance.choice((32, 64, 80, 128)),
+        rows=chance.choice(((0, NO_WINDOW), (0, NO_WINDOW), (0, 16), (17, NO_WINDOW))),
+        n_threads=chance.choice((1, 2, 7)),
+        slack=chance.choice((0, 0, 1, 5000)),
+        **mask,
+    )
+
+
+def test_every_tile_once_the_longest_first(lists_of):
+    listings = [random_listing(seed) for seed in range(60)]
+    for listing, printed in zip(listings, lists_of(listings), strict=True):
+        check(listing, printed)
+        seen = list(zip(*(printed[2 + i :: 3] for i in range(3)), strict=True))
+        for sequence, m_block, n_blocks in random.Random(0).sample(seen, min(len(seen), 5)):
+            assert n_blocks == listing.n_blocks(sequence, m_block), listing
+
+
+def test_more_sequences_than_are_read_at_a_time(lists_of):
+    """Chunks of 1024, of which some have no row at all."""
+    empty = (0,) * 1024
+    listings = [
+        Listing(tuple(i % 300 for i in range(n)), tuple(i * 7 % 900 for i in range(n)))
+        for n in (1023, 1024, 1025, 2500)
+    ]
+    listings += [Listing(empty, empty), Listing((*empty, 5), (*empty, 9)), Listing((), ())]
+    for listing, printed in zip(listings, lists_of(listings), strict=True):
+        check(listing, printed)
+
+
+def test_sequences_of_more_blocks_than_bins(lists_of):
+    """Tiles that share a bin are in any order: of 2 blocks here."""
+    listing = Listing((64, 20_000, 3), (64, 40_000, 30_000), n_queries=64, B_c=32, right=0)
+    (printed,) = lists_of([listing])
+    blocks = printed[4::3]
+    assert sorted(zip(printed[2::3], printed[3::3], strict=True)) == listing.tiles()
+    assert max(blocks) == 1250
+    assert all(a // 2 >= b // 2 for a, b in itertools.pairwise(blocks))
+
+
+def test_lists_of_few_and_of_many_rows_share_the_sequences(lists_of):
+    lengths = (1, 2048, 16, 17, 0, 1, 300)
+    keys = (4096, 8192, 1, 900, 5, 0, 300)
+    parts = [Listing(lengths, keys, rows=rows) for rows in ((0, 16), (17, NO_WINDOW))]
+    printed = lists_of(parts)
+    for part, found in zip(parts, printed, strict=True):
+        check(part, found)
+    few, many = (set(found[2::3]) for found in printed)
+    assert (few, many) == ({0, 2, 5}, {1, 3, 6})
+    assert printed[0][0] <= 2 * (len(lengths) + 2)  # a tile each, whatever the longest has
