@@ -26,10 +26,15 @@ class Measured(NamedTuple):
     causal: bool
     d_head: range
     seqlen_k: range
+    group: range  # query heads of a head of k and v
 
 
-# Where own kernels were measured to be faster than cuDNN's.
-OWN_BEFORE_CUDNN: tuple[Measured, ...] = ()
+# Where own kernels were measured to be faster than cuDNN's: docs/experiments/2026-11-backward.md.
+OWN_BEFORE_CUDNN: tuple[Measured, ...] = tuple(
+    Measured(causal, d_head, range(1024, 16385), range(1, 2))
+    for causal in (False, True)
+    for d_head in (range(64, 65), range(128, 129))
+)
 
 
 class By(Enum):
@@ -76,13 +81,13 @@ def _own(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
 
 def own_is_faster(problem: Mapping[str, Any]) -> bool:
     """By `OWN_BEFORE_CUDNN`. problem: one that cuDNN suits."""
-    if not OWN_BEFORE_CUDNN:
-        return False
     causal = windows_of(problem, problem["seqlen_q"], problem["seqlen_k"]) != (-1, -1)
+    group = problem["heads"] // max(problem["heads_kv"], 1)
     return any(
         causal == row.causal
         and problem["d_head"] in row.d_head
         and problem["seqlen_k"] in row.seqlen_k
+        and group in row.group
         for row in OWN_BEFORE_CUDNN
     )
 
