@@ -50,7 +50,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
   if (params.lse_strides.split > 0) {
     void* const stream = current_cuda_stream(device_index);
     for_each_launch(selection, params,
-                    [&](Kernel<Forward> const& kernel, ListedForwardParams of_kernel) {
+                    [&](Kernel<Forward> const& kernel, Forward::Params of_kernel) {
                       auto const workspace = allocate_workspace<Forward>(q, of_kernel);
                       run(kernel, of_kernel, stream);
                     });

@@ -52,7 +52,7 @@ void* current_cuda_stream(int32_t device_index) {
   return stream;
 }
 
-void run(Kernel<Forward> const& kernel, ListedForwardParams const& params, void* stream) {
+void run(Kernel<Forward> const& kernel, Forward::Params const& params, void* stream) {
   if (int const error = kernel.run(params, stream); error != 0) {
     fail("launching ", kernel.row->short_form, " failed: ", kernel.library->error_string(error));
   }

@@ -14,6 +14,6 @@ Gpu current_gpu(int32_t device_index);
 void* current_cuda_stream(int32_t device_index);
 
 // Runs a kernel, and what the op runs before and after it. Refuses what CUDA refuses.
-void run(Kernel<Forward> const& kernel, ListedForwardParams const& params, void* stream);
+void run(Kernel<Forward> const& kernel, Forward::Params const& params, void* stream);
 
 }  // namespace pyflash

@@ -53,7 +53,7 @@ class ForwardRun final : public Run {
  private:
   // As selection does, where a kernel is compiled that takes the list.
   void list_uneven_tiles(int d_head) {
-    ListedForwardParams listed = params_;
+    Forward::Params listed = params_;
     pyflash::list_uneven_tiles(listed, kernel_.shape);
     ForwardFeatures const needed = features_needed(listed, d_head);
     for (ForwardFeatures const& built : kernel_.features) {
@@ -87,7 +87,7 @@ class ForwardRun final : public Run {
     return kernel_.launch(params_, arguments, n_resident());
   }
 
-  ListedForwardParams params_{};
+  Forward::Params params_{};
   std::vector<int> list_;
 };
 

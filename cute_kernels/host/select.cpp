@@ -66,11 +66,11 @@ std::string GpuSelection::reason() const {
   }
 }
 
-ListedForwardParams fitted(ListedForwardParams params, ConfigMapRow<Forward> const& row,
-                           Splits const& splits) {
+Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
+                       Splits const& splits) {
   params.num_splits = splits.number;
   params.cluster = splits.cluster;
-  ListedForwardParams listed = params;
+  Forward::Params listed = params;
   list_uneven_tiles(listed, row.shape);
   return covers(row, features_needed(listed, row.d_head)) ? listed : params;
 }
@@ -84,7 +84,7 @@ GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
 }
 
 // Whether most sequences may have so few rows, beside a longer one, as far as the host knows.
-bool are_mostly_few(ListedForwardParams const& params, int n_rows) {
+bool are_mostly_few(Forward::Params const& params, int n_rows) {
   Sequences const q = params.q_sequences();
   int64_t const of_others = q.total - q.longest;
   return q.is_packed() && params.batch > 1 && q.longest > n_rows &&

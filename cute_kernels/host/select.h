@@ -45,15 +45,15 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named);
 
 // The problem as the kernel with this row gets it, with so many splits: with a list of tiles where these are uneven and the row
 // has such a kernel.
-ListedForwardParams fitted(ListedForwardParams params, ConfigMapRow<Forward> const& row,
-                           Splits const& splits);
+Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
+                       Splits const& splits);
 
 // Calls launch(kernel, params) for each kernel that runs the problem, in the order in which they run.
 template <class Launch>
-void for_each_launch(GpuSelection const& selection, ListedForwardParams const& problem,
+void for_each_launch(GpuSelection const& selection, Forward::Params const& problem,
                      Launch const& launch) {
   Kernel<Forward> const& chosen = selection.choice.candidate.kernel;
-  ListedForwardParams params = fitted(problem, *chosen.row, selection.splits);
+  Forward::Params params = fitted(problem, *chosen.row, selection.splits);
   if (!selection.of_few) {
     launch(chosen, params);
     return;

@@ -68,6 +68,7 @@ def check(ours, reference, leaves, sinks):
         out, lse = run(*inputs, **extra)
         if upstream is None:
             upstream = torch.randn_like(out), torch.randn_like(lse)
+            products = (out * upstream[0]).detach().double()
         lse = lse.masked_fill(lse == -math.inf, 0)
         upstreams = (upstream[0].to(out.dtype), upstream[1].to(lse.dtype))
         found.append(
@@ -76,6 +77,8 @@ def check(ours, reference, leaves, sinks):
     for name, actual, exact, rough in zip(("dq", "dk", "dv", "dsinks"), *found, strict=False):
         error = (actual.double() - exact.double()).abs().max().item() if exact.numel() else 0.0
         bound = tolerance(exact.double(), rough) + 1e-5
+        if name == "dsinks":  # a sum over all rows, of products with out as it is rounded
+            bound += torch.finfo(dtype).eps / 2 * products.square().sum().sqrt().item()
         assert error <= bound, f"{name}: error {error:.3e}, bound {bound:.3e}"
 
 

@@ -20,7 +20,7 @@ def skip_without_kernels() -> None:
 def skip_without_kernels_for(d_head: int) -> None:
     """Where those that are built are narrower."""
     if not any(config.d_head >= d_head for config in built_configs("backward")):
-        pytest.skip(f"no kernels of op backward with d_head {d_head} are built: --set head_dims")
+        pytest.skip(f"no kernels of op backward with d_head {d_head} are built: --set backward")
 
 
 def forbid_borrowed(monkeypatch: pytest.MonkeyPatch) -> None:

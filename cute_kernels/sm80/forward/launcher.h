@@ -13,7 +13,7 @@ namespace pyflash {
 // kernel: a __global__ function, or a cudaKernel_t. given: the kernel's params, of a problem with `params`.
 inline cudaError_t launch_with_params(void const* kernel, FlashForwardKernelConfig const& config,
                                       ConfigMapRow<Forward> const& row,
-                                      ListedForwardParams const& params, void const* given,
+                                      Forward::Params const& params, void const* given,
                                       cudaStream_t stream) {
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
   cudaError_t const error =
@@ -31,8 +31,8 @@ inline cudaError_t launch_with_params(void const* kernel, FlashForwardKernelConf
 }
 
 inline cudaError_t launch_kernel(void const* kernel, FlashForwardKernelConfig const& config,
-                                 ConfigMapRow<Forward> const& row,
-                                 ListedForwardParams const& params, cudaStream_t stream) {
+                                 ConfigMapRow<Forward> const& row, Forward::Params const& params,
+                                 cudaStream_t stream) {
   return launch_with_params(kernel, config, row, params, &params, stream);
 }
 

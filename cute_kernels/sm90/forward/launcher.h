@@ -12,7 +12,7 @@
 namespace pyflash::sm90 {
 
 inline cudaError_t plan_launch(Plan& plan, Config const& config, RowOfAnyOp const& row,
-                               ListedForwardParams const& problem) {
+                               Forward::Params const& problem) {
   plan = {};
   if (is_empty(config, problem)) {
     return cudaSuccess;
@@ -46,15 +46,15 @@ namespace pyflash {
 
 // kernel: a __global__ function, or a cudaKernel_t.
 inline cudaError_t launch_kernel(void const* kernel, FlashForwardSm90Config const& config,
-                                 ConfigMapRow<Forward> const& row,
-                                 ListedForwardParams const& params, cudaStream_t stream) {
+                                 ConfigMapRow<Forward> const& row, Forward::Params const& params,
+                                 cudaStream_t stream) {
   sm90::Plan plan;
   cudaError_t const error = sm90::plan_launch(plan, config, row, params);
   return error == cudaSuccess ? sm90::launch_plan(plan, kernel, row, &plan.params, stream) : error;
 }
 
 inline ProblemRefusal<Forward> refusal_of(FlashForwardSm90Config const&) {
-  return [](ConfigMapRow<Forward> const& row, ListedForwardParams const& params) {
+  return [](ConfigMapRow<Forward> const& row, Forward::Params const& params) {
     return sm90::refusal(std::get<FlashForwardSm90Config>(row.config), params);
   };
 }
