@@ -17,19 +17,21 @@ from pyflash.compat.flash_attn import flash_attn_with_kvcache
 from pyflash.integrations.transformers_models import NAME, PAGED
 from pyflash.op.paged import DEVICES
 
-OLDEST = (5, 23)
+# The one version whose managers hand a layer what is read here.
+KNOWN = (5, 23)
 _NEEDED = (
-    "pyflash: register(continuous_batching=True) needs transformers >= "
-    f"{OLDEST[0]}.{OLDEST[1]}, with the functions of that version"
+    "pyflash: register(continuous_batching=True) needs transformers "
+    f"{KNOWN[0]}.{KNOWN[1]}, with the functions of that version"
 )
 
 
 def allow_continuous_batching(version: tuple[int, ...]) -> None:
     """Makes managers run models with "pyflash"; a second call changes nothing.
 
-    Raises ImportError for a transformers that lacks the functions this changes.
+    Raises ImportError for a transformers of another version, or without the functions that this
+    changes.
     """
-    if version < OLDEST:
+    if version[:2] != KNOWN:
         raise ImportError(f"{_NEEDED} (this is {'.'.join(map(str, version))})")
     try:
         from transformers.generation.continuous_batching import continuous_api, initialization

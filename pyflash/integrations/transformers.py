@@ -55,7 +55,7 @@ def register(continuous_batching: bool = False) -> None:
     """Makes `attn_implementation="pyflash"` known to transformers; a second call changes nothing.
 
     continuous_batching: for `generate_batch` and its managers, too, which changes functions of
-    transformers that are not public. Needs transformers >= 5.23.
+    transformers that are not public. Needs transformers 5.23.
 
     Supported: full and padded batches, causal and bidirectional attention, sliding windows,
     softcap, sinks, grouped heads, packed sequences (restarting position_ids or cu_seq_lens_q) and

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyflash.ui.app import completed_from
-from pyflash.variant import TextError, parse
-from pyflash.variant.library import named, names
 
 if TYPE_CHECKING:
     from pyflash.variant import Param, Variant
     from pyflash.variant.library import Entry
     from pyflash.variant.tiles import Problem
 
+
+def _names() -> list[str]:
+    from pyflash.variant.library import names
+
+    return names()
+
+
 _HELP = "A name of `pyflash variant list`, or text: 'causal: s where k <= q'."
 VariantOption = Annotated[
     str | None,
-    typer.Option("--variant", metavar="VARIANT", autocompletion=completed_from(names), help=_HELP),
+    typer.Option("--variant", metavar="VARIANT", autocompletion=completed_from(_names), help=_HELP),
 ]
 ValueOption = Annotated[
     list[str] | None,
@@ -33,6 +38,9 @@ ValueOption = Annotated[
 def variant_of(text: str) -> tuple[Variant, Entry | None]:
     """The variant, and its file where it is named. Raises ValueError with the place of what is
     wrong, in a line."""
+    from pyflash.variant import TextError, parse
+    from pyflash.variant.library import named
+
     if ":" not in text:
         entry = named(text.strip())
         return entry.variant, entry

@@ -42,7 +42,7 @@ def _other(name, value):
 def _changes():
     """By name: what makes another record of one, for each thing that a record tells of what was
     measured."""
-    plain = record()["problem"] | {"total_q": 0, "total_k": 0}
+    plain = record()["problem"] | {"total_q": 0, "total_k": 0, "page_size": 0}
     for field in dataclasses.fields(Problem):
         if field.name != "options":
             value = _other(field.name, plain[field.name])

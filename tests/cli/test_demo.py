@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 from pyflash import demo
 from pyflash.cli import app
-from pyflash.config import BUILT, FlashForwardKernelConfig
+from pyflash.config import FlashForwardKernelConfig
 from pyflash.config.features import NAMES
 
 CONFIG = FlashForwardKernelConfig.parse(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 )
+FEATURES = CONFIG.family.built_features(CONFIG)
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
@@ -25,7 +26,7 @@ def test_the_resource_table_is_whole_at_any_width(monkeypatch, width):
     built = types.SimpleNamespace(smem_bytes=CONFIG.smem_bytes)
     monkeypatch.setattr(demo.pyflash, "built_configs", lambda: {CONFIG: built})
     kernels = []
-    for i, features in enumerate(BUILT):
+    for i, features in enumerate(FEATURES):
         flags = "".join(f"Lb{int(getattr(features, name))}E" for name in NAMES)
         kernels += [
             {
@@ -42,10 +43,10 @@ def test_the_resource_table_is_whole_at_any_width(monkeypatch, width):
     with console.capture() as shown:
         console.print(demo._resource_table(CONFIG, kernels), crop=False)
     numbers = Counter(re.findall(r"\d+", shown.get()))
-    for i in range(len(BUILT)):
+    for i in range(len(FEATURES)):
         assert numbers[str(150 + i)] == 2
         assert numbers[str(3000 + i)] == 2
-    assert numbers[str(CONFIG.smem_bytes)] == 2 * (len(BUILT) + 1)
+    assert numbers[str(CONFIG.smem_bytes)] == 2 * (len(FEATURES) + 1)
     assert numbers[str(CONFIG.resources("sm_80").registers)] >= 1
 
 

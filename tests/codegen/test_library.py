@@ -14,7 +14,7 @@ from support.headers import ROOT
 import pyflash
 from pyflash import named_set
 from pyflash.codegen.emit import canonical_configs
-from pyflash.config import BUILT, Features
+from pyflash.config import Features
 from pyflash.config.sets import rank
 from pyflash.op.library import LIB_DIR
 
@@ -26,7 +26,7 @@ def test_the_config_map_of_a_library(built_library, built_arch, library_configs)
     for config in configs:
         assert built[config] == pyflash.BuiltConfig(
             config,
-            features=Features.in_dispatch_order(BUILT),
+            features=Features.in_dispatch_order(config.family.built_features(config)),
             sm_archs=(str(built_arch.sm),),
             ptx_arch=built_arch.sm,
             n_threads=config.n_threads,

@@ -123,7 +123,8 @@ def test_scores_that_overflow_are_computed_once_more(libraries, config, mask):
             out, lse
         )
         may, again = leaps and config.rescale_threshold, "QK_g2r" in report.sites
-        assert again == may or (mask and not again)
+        is_listed = len(inputs) > 3  # by a kernel with masks
+        assert again == may or ((mask or is_listed) and not again)
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,7 @@ def test_lengths_are_clamped_to_the_table(page_size):
 
 
 def test_pages_beyond_32_bits():
-    """Pitfall 6: the last page begins past 2^32 elements."""
+    """Pitfall 6 of serving: the last page begins past 2^32 elements."""
     free, _ = torch.cuda.mem_get_info()
     page_size, heads_kv, d_head = 64, 8, 128
     num_pages = 2**32 // (page_size * heads_kv * d_head) + 8

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.toy_family import TOY, TOY_FAMILY
 
 from pyflash import FlashForwardKernelConfig, Space, named_set
-from pyflash.config import FAMILIES, Arch, Features, family, parse
+from pyflash.config import FAMILIES, FORWARD, Arch, Features, family, parse
 from pyflash.config.features import BUILT
 from pyflash.op.options import windows_of
 from pyflash.op.reference import attended
@@ -20,6 +20,7 @@ from pyflash.tuner import spaces, surrogate
 from pyflash.tuner.model import flops, gpu_of, predict, scores, split_counts
 from pyflash.tuner.problems import parse_problem
 
+FORWARD_CONFIGS = [config for config in named_set("all") if config.family.op is FORWARD]
 GPU = gpu_of(torch.device("cpu"))
 LADDER_BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 
@@ -84,7 +85,7 @@ def test_the_model_knows_what_is_known():
         for tile in ("64, 128, 1", "128, 128, 2")
     )
     assert predict(one, long, GPU) > 1.1 * predict(two, long, GPU)
-    for config in named_set("all"):
+    for config in FORWARD_CONFIGS:
         assert math.isfinite(predict(config, parse_problem("fp16,heads=1,seqlen=1,d_head=64"), GPU))
 
 
@@ -148,7 +149,7 @@ def test_splits_fill_the_gpu_by_the_tiles_of_the_kernel():
 @pytest.mark.parametrize("features", sorted(map(str, BUILT)))
 def test_the_features_of_a_class_in_a_config(features):
     class_features = dataclasses.replace(Features.parse(features), predicated_head_dim=False)
-    for config in named_set("all"):
+    for config in FORWARD_CONFIGS:
         for d_head in range(8, config.d_head + 8, 8):
             needed = features_in_config(str(class_features), d_head, config)
             expected = dataclasses.replace(

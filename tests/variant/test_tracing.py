@@ -448,5 +448,6 @@ def test_the_value_needs_no_torch():
 
 def test_what_the_guide_shows_runs():
     text = (Path(__file__).parents[2] / "docs/guides/variants.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(example, {})
+    known: dict[str, object] = {}
+    for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(example, known)

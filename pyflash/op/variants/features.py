@@ -10,8 +10,14 @@ from pyflash.op.options import given, windows_asked
 
 
 def features_asked(options: Mapping[str, Any], d_head: int, config: KernelConfig) -> Features:
-    """What the options of a call may need of a kernel, whatever its lengths are."""
+    """What the options of a call may need of a kernel, whatever its lengths are. Raises ValueError
+    for an option that no kernel has beside a variant."""
     asked, (left, right) = given(options), windows_asked(options)
+    if "alibi_slopes" in asked:
+        raise ValueError(
+            "pyflash: alibi_slopes came with a variant: expected one of the two, the variant has "
+            "the slopes of `pyflash variant show alibi`"
+        )
     chunks = "attention_chunk" in asked
     return Features(
         right_window=right >= 0 or chunks,
