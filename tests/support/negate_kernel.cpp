@@ -34,7 +34,7 @@ bool encode(device::TensorMap& map, void const* base, ForwardParams const& probl
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-emulator::Launch launch(ForwardParams const& problem, variant::Arguments const&, int) {
+emulator::Launch launch(ListedForwardParams const& problem, variant::Arguments const&, int) {
   auto params = std::make_shared<Params>();
   params->problem = problem;
   bool const encoded = encode(params->q_map, problem.q, problem, problem.q_strides) &&
