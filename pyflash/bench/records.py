@@ -25,8 +25,8 @@ _COLUMNS = (
     "time", "device", "what", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k",
     "d_head", *OPTIONS, "packed", "total_q", "total_k", "page_size", "contender", "short_form",
     "status", "error", "bound", "seconds", "spread", "n_samples", "tflops", "gb_per_second",
-    "ratio", "percent_of_gemm", "host_microseconds", "torch_device", "driver", "cuda", "torch", "python",
-    "commit",
+    "ratio", "percent_of_gemm", "host_microseconds", "torch_device", "driver", "cuda", "torch",
+    "python", "commit",
 )  # fmt: skip
 
 
