@@ -82,11 +82,12 @@ WAYS: dict[str, list[Way]] = {
         lambda _, folder: dict.fromkeys(GIVEN, EMPTY) | {"read": [str(records_file(folder))]},
     ],
     "emulate": [
-        lambda *_: {},
+        lambda *_: {"variant": EMPTY},
         lambda *_: (
-            dict.fromkeys(("batch", "seqlen_q", "seqlen_k"), EMPTY)
+            dict.fromkeys(("batch", "seqlen_q", "seqlen_k", "variant"), EMPTY)
             | {"cu_seqlens_q": ["0,5,70"], "cu_seqlens_k": ["0,64,64"]}
         ),
+        lambda *_: {},  # with a variant
     ],
     "tune": [
         lambda *_: {"config": [], "device": []},
@@ -119,6 +120,8 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("diff",): "nvcc|cuobjdump",
     ("emulate", "--cu-seqlens-q"): "kernels of op backward take none",
     ("emulate", "--alibi-slopes"): "no kernel of op backward takes that",
+    ("emulate", "--variant"): "kernels of sm90_backward take none",
+    ("emulate", "--alibi-slopes", "--variant"): "slopes came with a variant|backward take none",
     ("bench", "--out", "--read"): "--read .*no --out",
     ("bench", "--host", "--read"): "--read .*no --host",
     ("bench", "--decode", "--read"): "none of its 4 records fits --decode",
