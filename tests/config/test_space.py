@@ -21,7 +21,7 @@ COUNTS = {
     "128,64": 16,
     "all": 47,
     "sm90": 18,
-    "head_dims": 26,
+    "head_dims": 24,
     "backward": 6,
 }
 
