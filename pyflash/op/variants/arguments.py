@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyflash.config.words import type_name
 from pyflash.variant import Bound, Variant, bind, parse
+from pyflash.variant.bound import is_symbol
 from pyflash.variant.library import named
 from pyflash.variant.scalars import F32
 
@@ -64,7 +65,7 @@ def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None
         text,
         of_place["tensors"],
         [float(x) for x in of_place["reals"]],
-        [int(x) for x in of_place["integers"]],
+        [x if is_symbol(x) else int(x) for x in of_place["integers"]],
     )
 
 
