@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyflash.op.ops import attention
-from pyflash.variant import Bound, Param, Scalar, Variant, bind
+from pyflash.variant import Bound, Node, Param, Scalar, Variant, bind
 from pyflash.variant.expr import constant, index, load, operation
 
 # Which blocks are listed, and which as full: (batch, heads, blocks of q, blocks of k), bool, with
@@ -34,7 +35,18 @@ def listed(traced: Bound, blocks: Blocks | None) -> Bound:
         return traced
     present, full, sizes = blocks
     variant = traced.variant
-    taken = {param.name for param in variant.params}
+    made, names = _with_lists(
+        variant.name, variant.params, variant.score, variant.mask, tuple(sizes)
+    )
+    return bind(made, **traced.values, **dict(zip(names, (present, full), strict=True)))
+
+
+@functools.lru_cache(maxsize=256)
+def _with_lists(
+    name: str, given: tuple[Param, ...], score: Node, mask: Node, sizes: tuple[int, int]
+) -> tuple[Variant, list[str]]:
+    """The variant, and the names of its two tables of blocks."""
+    taken = {param.name for param in given}
     names = [_free(name, taken) for name in ("present", "full")]
     b, h = index("b"), index("h")
     block = [
@@ -42,9 +54,8 @@ def listed(traced: Bound, blocks: Blocks | None) -> Bound:
     ]
     params = [Param(name, Scalar.BOOL, 4) for name in names]
     shown, whole = (load(param, b, h, *block) for param in params)
-    mask = operation("&", shown, operation("|", whole, variant.mask))
-    made = Variant(variant.name, (*variant.params, *params), variant.score, mask)
-    return bind(made, **traced.values, **dict(zip(names, (present, full), strict=True)))
+    mask = operation("&", shown, operation("|", whole, mask))
+    return Variant(name, (*given, *params), score, mask), names
 
 
 def _free(name: str, taken: set[str]) -> str:

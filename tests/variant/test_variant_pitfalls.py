@@ -1,4 +1,4 @@
-"""What goes wrong with masks and score functions, by number: the test of each, here by its docstring
+"""What goes wrong with masks and score functions, by number: a test of each, here by its docstring
 `Pitfall of variants N: ...`, or the one elsewhere that holds it."""
 
 from __future__ import annotations
