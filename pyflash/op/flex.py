@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import shown
-from pyflash.op.ops import attention
-from pyflash.variant import Bound, Param, Scalar, Variant, bind, trace
-from pyflash.variant.expr import constant, index, load, operation
+from pyflash.op.flex_call import Blocks, flex_call, listed
+from pyflash.variant import trace
 
 _OPTIONS = ("config", "num_splits", "compile", "backward")
 
 
-@torch.compiler.disable
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -31,8 +29,8 @@ def flex_attention(
     return_aux: Any = None,
 ) -> Any:
     """`torch.nn.attention.flex_attention.flex_attention` by pyflash's kernels: the same arguments
-    and results, in eager mode. `score_mod` and the mask of `block_mask` are traced into a variant
-    (`pyflash.variant.trace`), once for a function.
+    and results. `score_mod` and the mask of `block_mask` are traced into a variant
+    (`pyflash.variant.trace`), once for a function; inside `torch.compile`, with the model.
 
     query is (batch, heads, seqlen_q, d_head), key and value are (batch, heads_kv, seqlen_k,
     d_head), float16 or bfloat16; d_head is a multiple of 8 up to 256, that of value too. A pair is
@@ -56,17 +54,18 @@ def flex_attention(
                 f"pyflash: kernel_options has {shown(name)}: expected {', '.join(_OPTIONS)}"
             )
     _check(query, key, enable_gqa, return_aux)
-    variant = _variant_of(score_mod, block_mask, query, key)
     if scale is not None:
         options["softmax_scale"] = scale
-    if variant is not None:
-        options["variant"] = variant
-    else:
+    blocks = None if block_mask is None else _blocks_of(block_mask, query, key)
+    mask_mod = None if block_mask is None else block_mask.mask_mod
+    if score_mod is None and blocks is None:
         options.pop("backward", None)  # the kernels have gradients
-    inputs = (x.transpose(1, 2) for x in (query, key, value))
-    arguments = {"compile": True} | options
-    out, lse = attention(*inputs, return_lse=True, **arguments)
-    out = _as_strided(out.transpose(1, 2), query)
+        out, lse = flex_call(query, key, value, None, options)
+    elif torch.compiler.is_dynamo_compiling():
+        out, lse = _in_graph(query, key, value, score_mod, mask_mod, blocks, options)
+    else:
+        variant = trace(score_mod, mask_mod)
+        out, lse = flex_call(query, key, value, listed(variant, blocks), options)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
@@ -90,34 +89,42 @@ def _check(query: Tensor, key: Tensor, enable_gqa: bool, return_aux: Any) -> Non
         raise ValueError("pyflash: return_aux asks for max_scores: expected lse alone")
 
 
-def _variant_of(
-    score_mod: Callable[..., Any] | None, block_mask: Any, query: Tensor, key: Tensor
-) -> Bound | None:
-    """None: every pair counts, by its score."""
-    if score_mod is None and block_mask is None:
-        return None
-    if block_mask is None:
-        return trace(score_mod, None)
-    traced = trace(score_mod, block_mask.mask_mod)
-    present, full = _blocks_of(block_mask, query, key)
-    return _listed(traced, present, full, block_mask.BLOCK_SIZE)
+def _in_graph(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    blocks: Blocks | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """What torch.compile traces in place of a function's trace: the functions with the model."""
+    from pyflash.op.flex_graph import flex_in_graph
+
+    score_mod = _same if score_mod is None else score_mod
+    lists: tuple[Any, ...] = (None, None, None) if blocks is None else blocks
+    return flex_in_graph(query, key, value, score_mod, (*lists, mask_mod), 0.0, options)
 
 
-def _blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Which blocks are listed, and which as full: (batch, heads, blocks of q, blocks of k), bool,
-    strides of 0 where all share them."""
-    lengths, blocks = (query.shape[2], key.shape[2]), block_mask.BLOCK_SIZE
-    partial = _dense(block_mask.kv_num_blocks, block_mask.kv_indices)
-    full = torch.zeros_like(partial)
-    if block_mask.full_kv_num_blocks is not None:
-        full = _dense(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+def _same(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score
+
+
+def _blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> Blocks:
+    lengths, sizes = (query.shape[2], key.shape[2]), block_mask.BLOCK_SIZE
     for axis, name in ((0, "query"), (1, "key")):
-        reach = partial.shape[2 + axis] * blocks[axis]
-        if reach < lengths[axis] or reach >= lengths[axis] + blocks[axis]:
+        reach = block_mask.seq_lengths[axis]
+        blocks = (reach + sizes[axis] - 1) // sizes[axis]
+        if blocks != (lengths[axis] + sizes[axis] - 1) // sizes[axis]:
             raise ValueError(
                 f"pyflash: block_mask is for {reach} rows of {name}, {name} has {lengths[axis]}: "
                 "expected a mask that was made for these lengths"
             )
+    n_blocks = (lengths[1] + sizes[1] - 1) // sizes[1]
+    partial = _dense(block_mask.kv_num_blocks, block_mask.kv_indices, n_blocks)
+    full = torch.zeros_like(partial)
+    if block_mask.full_kv_num_blocks is not None:
+        full = _dense(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, n_blocks)
     extents = (query.shape[0], query.shape[1])
     for axis, name in ((0, "batches"), (1, "heads")):
         if partial.shape[axis] not in (1, extents[axis]):
@@ -126,46 +133,14 @@ def _blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Ten
                 f"{extents[axis]}, as query"
             )
     present = partial | full
-    return tuple(x.expand(*extents, -1, -1) for x in (present, full))  # type: ignore[return-value]
+    return (*(x.expand(*extents, -1, -1) for x in (present, full)), sizes)  # type: ignore[return-value]
 
 
-def _dense(counts: Tensor, indices: Tensor) -> Tensor:
+def _dense(counts: Tensor, indices: Tensor, n_blocks: int) -> Tensor:
     """Lists of blocks as bools. Row i has the first counts[i] of its indices."""
     places = torch.arange(indices.shape[-1], device=indices.device)
-    listed = places < counts[..., None]
-    n_blocks = indices.shape[-1]
-    if listed.any():
-        n_blocks = max(n_blocks, int(indices[listed].max()) + 1)
+    listed = (places < counts[..., None]) & (indices < n_blocks)
     found = torch.zeros(*counts.shape, n_blocks + 1, dtype=torch.bool, device=indices.device)
     # What is not listed goes behind the last.
-    found.scatter_(-1, indices.long().masked_fill(~listed, n_blocks), True)
+    found = found.scatter(-1, torch.where(listed, indices, n_blocks).long(), True)
     return found[..., :n_blocks]
-
-
-def _listed(traced: Bound, present: Tensor, full: Tensor, blocks: tuple[int, int]) -> Bound:
-    """The variant that shows a pair if its block is present, and full or shown by the mask."""
-    variant = traced.variant
-    taken = {param.name for param in variant.params}
-    names = [_free(name, taken) for name in ("present", "full")]
-    b, h = index("b"), index("h")
-    block = [
-        operation("//", index(axis), constant(size))
-        for axis, size in zip("qk", blocks, strict=True)
-    ]
-    params = [Param(name, Scalar.BOOL, 4) for name in names]
-    listed, whole = (load(param, b, h, *block) for param in params)
-    mask = operation("&", listed, operation("|", whole, variant.mask))
-    made = Variant(variant.name, (*variant.params, *params), variant.score, mask)
-    return bind(made, **traced.values, **dict(zip(names, (present, full), strict=True)))
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
-
-
-def _as_strided(out: Tensor, query: Tensor) -> Tensor:
-    """`out` in memory as query is, where that is dense."""
-    like = torch.empty_like(query)
-    return out if like.stride() == out.stride() else like.copy_(out)

@@ -10,7 +10,6 @@ from pyflash.config.words import shown, type_name
 from pyflash.variant.expr import Param
 from pyflash.variant.scalars import BOOL, Scalar
 from pyflash.variant.value import Variant
-from pyflash.variant.walk import postorder
 
 _DTYPES = {
     "bool": Scalar.BOOL,
@@ -40,12 +39,14 @@ class Bound:
             if name not in self.values:
                 raise ValueError(f"{name} of {self.variant.name} has no value: {expected}")
             _check(param, self.values[name])
-        for node in postorder(self.variant.score, self.variant.mask):
-            divides = node.op in ("//", "%") and node.args[1].op == "load"
-            if divides and node.args[1].data.rank is None:
-                name = node.args[1].data.name
-                if self.values[name] == 0:
-                    raise ValueError(f"{name} is 0 in {shown(str(node))}: expected a divisor")
+        for name, node in self.variant.divisors:
+            if not is_symbol(self.values[name]) and self.values[name] == 0:
+                raise ValueError(f"{name} is 0 in {shown(str(node))}: expected a divisor")
+
+
+def is_symbol(value: Any) -> bool:
+    """Whether a number is one of torch's graphs, whose value is not known yet."""
+    return type(value).__name__ == "SymInt"
 
 
 def bind(variant: Variant, **values: Any) -> Bound:
@@ -69,6 +70,8 @@ def _check(param: Param, value: Any) -> None:
 
 
 def _check_number(param: Param, value: Any) -> None:
+    if is_symbol(value) and param.kind is not BOOL:
+        return
     is_bool = isinstance(value, bool)
     if param.kind is BOOL:
         good = is_bool

@@ -41,7 +41,8 @@ from pyflash.variant.trace_cache import TraceCache
 from pyflash.variant.value import Variant, as_score
 
 _FOLDER = Path(__file__).parent
-_INDICES = ("b", "h", "q", "k")
+# What score_mod is called with; a mask_mod gets the indices alone.
+PAIR = (Proxy(SCORE), *(Proxy(index(name)) for name in ("b", "h", "q", "k")))
 
 
 class TraceError(ValueError):
@@ -65,7 +66,7 @@ def trace(
     place = _cache.place(functions, name)
     if place is not None and place.bound is not None:
         return place.bound
-    tracer = _Tracer()
+    tracer = Tracer()
     score = SCORE if score_mod is None else tracer.score(score_mod)
     mask = TRUE if mask_mod is None else tracer.mask(mask_mod)
     bound = tracer.bound(name or _name_of(*functions), score, mask)
@@ -85,7 +86,7 @@ def _name_of(*functions: Any) -> str:
 # A trace
 
 
-class _Tracer:
+class Tracer:
     def __init__(self) -> None:
         self.params: dict[Param, Any] = {}
         self.known: dict[tuple[Any, ...], Param] = {}
@@ -94,22 +95,10 @@ class _Tracer:
         self.reads_now = False  # values that may be others in the next call
 
     def score(self, function: Callable[..., Any]) -> Node:
-        found = self._call(function, "score_mod", (Proxy(SCORE), *map(_proxy, _INDICES)))
-        if found.kind is BOOL:
-            raise TraceError(
-                "score_mod returns a bool: expected a number; is it a mask_mod?\n  "
-                + _place_of(function)
-            )
-        return as_score(found)
+        return checked_score(self._call(function, "score_mod", PAIR), _place_of(function))
 
     def mask(self, function: Callable[..., Any]) -> Node:
-        found = self._call(function, "mask_mod", tuple(map(_proxy, _INDICES)))
-        if found.kind is not BOOL:
-            raise TraceError(
-                f"mask_mod returns {found.kind}: expected a bool, such as x != 0\n  "
-                + _place_of(function)
-            )
-        return found
+        return checked_mask(self._call(function, "mask_mod", PAIR[1:]), _place_of(function))
 
     def bound(self, name: str, score: Node, mask: Node) -> Bound:
         params = params_of(score, mask)
@@ -119,15 +108,20 @@ class _Tracer:
     def _call(self, function: Any, role: str, args: tuple[Any, ...]) -> Node:
         _check_signature(function, role, len(args))
         traced = Rewriter(self.of_number, self.see).of(function)
-        running.of_tensor.append(self.of_tensor)
         try:
-            with _Mode(self):
-                result = traced(*args)
-            return self._result(role, result)
+            return self.result_of(role, lambda: traced(*args))
         except TraceError as error:
             raise TraceError(f"{error}\n  {_place_of(function)}") from None
         except (TypeError, ValueError, AttributeError) as error:
             raise _with_line(error) from error
+
+    def result_of(self, role: str, compute: Callable[[], Any]) -> Node:
+        """Of what computes with proxies."""
+        running.of_tensor.append(self.of_tensor)
+        try:
+            with _Mode(self):
+                result = compute()
+            return self._result(role, result)
         finally:
             running.of_tensor.pop()
 
@@ -168,6 +162,9 @@ class _Tracer:
             )
         return load(self.tensor_param(tensor))
 
+    def number(self, name: str, kind: Any, value: Any) -> Param:
+        return self._param(name, kind, None, value)
+
     def tensor_param(self, tensor: torch.Tensor) -> Param:
         kind = kind_of_tensor(tensor)
         name = self.names.get(id(tensor), "tensor")
@@ -202,8 +199,20 @@ class _Tracer:
         return param
 
 
-def _proxy(name: str) -> Proxy:
-    return Proxy(index(name))
+def checked_score(found: Node, place: str) -> Node:
+    if found.kind is BOOL:
+        raise TraceError(
+            f"score_mod returns a bool: expected a number; is it a mask_mod?\n  {place}"
+        )
+    return as_score(found)
+
+
+def checked_mask(found: Node, place: str) -> Node:
+    if found.kind is not BOOL:
+        raise TraceError(
+            f"mask_mod returns {found.kind}: expected a bool, such as x != 0\n  {place}"
+        )
+    return found
 
 
 def _place_of(function: Any) -> str:
@@ -226,7 +235,7 @@ class Partial(Term):
 
     __slots__ = ("indices", "tensor", "tracer")
 
-    def __init__(self, tracer: _Tracer, tensor: torch.Tensor, indices: tuple[Any, ...]) -> None:
+    def __init__(self, tracer: Tracer, tensor: torch.Tensor, indices: tuple[Any, ...]) -> None:
         self.tracer, self.tensor, self.indices = tracer, tensor, indices
 
     @property
@@ -251,7 +260,7 @@ def _index(value: Any) -> Node:
 class _Mode(TorchFunctionMode):
     """Sees every call of torch: those with proxies become nodes, the others are computed."""
 
-    def __init__(self, tracer: _Tracer) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
 

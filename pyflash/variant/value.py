@@ -81,6 +81,17 @@ class Variant:
         return normal_form(self.score, self.mask)
 
     @cached_property
+    def divisors(self) -> tuple[tuple[str, Node], ...]:
+        """Numbers by which integers are divided, by name, and where."""
+        return tuple(
+            (node.args[1].data.name, node)
+            for node in postorder(self.score, self.mask)
+            if node.op in ("//", "%")
+            and node.args[1].op == "load"
+            and node.args[1].data.rank is None
+        )
+
+    @cached_property
     def key(self) -> str:
         """16 hexadecimal digits that name the normal form."""
         return hashlib.sha256(str(self.normal).encode()).hexdigest()[:16]

@@ -265,8 +265,8 @@ def test_what_python_computes_of_a_number_is_a_number():
 class TestCache:
     def count(self, monkeypatch):
         calls = []
-        made = tracing._Tracer.__init__
-        monkeypatch.setattr(tracing._Tracer, "__init__", lambda s: (calls.append(1), made(s))[1])
+        made = tracing.Tracer.__init__
+        monkeypatch.setattr(tracing.Tracer, "__init__", lambda s: (calls.append(1), made(s))[1])
         return calls
 
     def test_a_known_function_is_not_traced_again(self, monkeypatch):

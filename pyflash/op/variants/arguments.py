@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyflash.config.words import type_name
 from pyflash.variant import Bound, Variant, bind, parse
+from pyflash.variant.bound import is_symbol
 from pyflash.variant.library import named
 from pyflash.variant.scalars import F32
 
@@ -48,6 +50,8 @@ def _of_text(text: str) -> Variant:
 def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None) -> Captured:
     """Raises ValueError for values that are not of the variant's parameters, TypeError for what is
     no variant and for values that are no mapping."""
+    if isinstance(variant, Bound) and not values and not torch.compiler.is_dynamo_compiling():
+        return _captured_of_bound(variant)
     given = dict(values) if values is not None else {}
     if isinstance(variant, Bound):
         given, variant = {**variant.values, **given}, variant.variant
@@ -56,6 +60,23 @@ def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None
         _check_names(given, places)
     else:
         _check(variant, given)
+    return _in_places(text, places, given)
+
+
+_BOUND: weakref.WeakKeyDictionary[Bound, Captured] = weakref.WeakKeyDictionary()
+
+
+def _captured_of_bound(bound: Bound) -> Captured:
+    """Kept as long as the value is: it was checked when it was made."""
+    found = _BOUND.get(bound)
+    if found is None:
+        found = _BOUND[bound] = _in_places(*_known(bound.variant), bound.values)
+    return found
+
+
+def _in_places(
+    text: str, places: tuple[tuple[str, str], ...], given: Mapping[str, Any]
+) -> Captured:
     of_place: dict[str, list[Any]] = {"tensors": [], "reals": [], "integers": []}
     for name, place in places:
         if place:
@@ -64,7 +85,7 @@ def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None
         text,
         of_place["tensors"],
         [float(x) for x in of_place["reals"]],
-        [int(x) for x in of_place["integers"]],
+        [x if is_symbol(x) else int(x) for x in of_place["integers"]],
     )
 
 

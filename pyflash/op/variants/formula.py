@@ -89,7 +89,9 @@ class Formula:
         # NOTE: the derivative at a hidden pair may be infinite; what is selected here is not.
         seen = torch.where(mask, scores, 0)
         score = self._value(self.normal.score, seen, at, mask)
-        return torch.broadcast_tensors(score.to(dtype), mask)  # type: ignore[return-value]
+        # A score function may read less than a pair has, and not its score.
+        score, mask, _ = torch.broadcast_tensors(score.to(dtype), mask, scores)
+        return score, mask
 
     def _value(
         self, root: Node, scores: Tensor, at: Mapping[str, Tensor], mask: Tensor | None
