@@ -52,7 +52,7 @@ class Explorer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Of the first state."""
+        """The first state's."""
         return f"http://{HOST}:{self.server_port}{self.start.url}"
 
 

@@ -14,7 +14,7 @@ from pyflash.op.selection import Problem
 from pyflash.tuner.problems import EXTENTS, FLAGS, NUMBERS, parse_problem, problem_text
 from pyflash.ui.variants import variant_of
 
-# Of the form: which family's fields it has, so that a box that is not ticked is known to be there.
+# The form says whose fields it has: a box that is not ticked is not sent.
 FIELDS_OF = "fields_of"
 FAMILY = "family"
 VARIANT = "variant"

@@ -31,8 +31,8 @@ def variant_section(state: State) -> Markup:
 
 @lru_cache(maxsize=256)
 def _mask(text: str, block_q: int, block_k: int) -> Markup:
-    """Of a small problem with the values of the variant's example; of a parameter without a value
-    nothing is assumed."""
+    """The tiles of a small problem, with the values of the variant's example. Nothing is assumed
+    about a parameter without a value."""
     variant, entry = variant_of(text)
     problem = Problem(_TILES * block_q, _TILES * block_k, 1, 1)
     values = entry.example(problem) if entry else {}

@@ -105,7 +105,9 @@ def test_a_click_on_a_measured_point_shows_its_config(page, server):
     page.click("section[id^=measured] svg a rect")
     page.loaded()
     assert shown_config(page) == str(FASTEST)
-    assert "It is this config." in page.run("document.querySelector('section[id^=measured]').innerText")
+    assert "It is this config." in page.run(
+        "document.querySelector('section[id^=measured]').innerText"
+    )
 
 
 def test_the_emulator_runs_when_it_is_asked_for(page):
