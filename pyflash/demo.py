@@ -24,9 +24,10 @@ from pyflash.codegen import emit
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
+from pyflash.codegen.kernels import Request, cubin_compilation
+from pyflash.codegen.toolchain import cutlass_identity
 from pyflash.config.arch import Arch
 from pyflash.emulator.table import renderable
-from pyflash.inspect.compiled import compilation
 from pyflash.op.reference import check
 from pyflash.ui.tables import Table
 
@@ -145,10 +146,9 @@ def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Ten
 
 def _compile(config: KernelConfig) -> list[dict]:
     """What ptxas reports of a kernel for each of FEATURES and ARCHS."""
-    known = config.family.op.features
-    kernels = [
-        compilation(config, arch, known.of(features)) for arch in ARCHS for features in FEATURES
-    ]
+    cutlass = cutlass_identity()
+    request = Request(config, tuple(map(config.family.op.features.of, FEATURES)))
+    kernels = [cubin_compilation(request, arch, cutlass) for arch in ARCHS]
     if failures := compile_all(kernels, "kernels of the config"):
         raise BuildError(failures, len(kernels))
     return [found for kernel in kernels for found in kernel.record["kernels"]]

@@ -222,14 +222,14 @@ def emulate_command(
         typer.Option(
             metavar="ORDER",
             autocompletion=completed_from(_orders),
-            help="Of warps and lanes: ascending, descending, random.",
+            help="The order of warps and lanes: ascending, descending, random.",
         ),
     ] = "ascending",
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Of the inputs, and of the order 'random'.")
+        int, typer.Option(metavar="N", help="Seeds the inputs, and the order 'random'.")
     ] = 0,
     resident_ctas: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of a persistent kernel, at most.")
+        int, typer.Option(metavar="N", min=1, help="The most CTAs of a persistent kernel.")
     ] = 132,
     timeline: Annotated[
         Path | None,
