@@ -1,7 +1,7 @@
 # make demo | test | gpu-test | bench | figures | docs | wheel | torch-versions | lint | format | clean
 #
-# Needs Python >= 3.10 with venv, g++ and make; the rest is installed into .venv. TORCH is what pip is
-# told to install: a machine without a GPU is served better, and much sooner, by a CPU build:
+# Needs Python >= 3.10 with venv, g++ and make; the rest is installed into .venv: for demo what runs
+# pyflash, for the others its tools, too. TORCH is what pip is told to install: a machine without a GPU is served better, and much sooner, by a CPU build:
 #   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
 PYTHON ?= python3
@@ -10,6 +10,8 @@ BIN := .venv/bin
 # The CUDA compiler comes from PyPI where there is none.
 CUDA := $(if $(shell command -v nvcc 2>/dev/null),,cuda)
 EXTRAS := test lint inspect plot $(CUDA)
+# Python compiles a module when it is first imported; few of those that are installed ever are.
+INSTALL := $(BIN)/python -m pip install --no-compile
 PIPELINE := (FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold
 CPP = $(shell find cute_kernels -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
@@ -19,7 +21,8 @@ space := $(empty) $(empty)
 
 .PHONY: demo test gpu-test bench figures docs wheel torch-versions lint format build clean
 
-demo: build
+demo: .venv/installed
+	$(BIN)/python -m codegen --ops
 	$(BIN)/pyflash demo
 
 test: build
@@ -43,7 +46,7 @@ figures: build
 
 # The site in build/site: open index.html. The picture of a pipeline is drawn anew.
 docs: build
-	$(BIN)/python -m pip install -q -e ".[docs]"
+	$(INSTALL) -q -e ".[docs]"
 	$(BIN)/pyflash emulate "$(PIPELINE)" --seqlen-q 256 --seqlen-k 512 --heads 1 --resident-ctas 1 \
 		--timeline docs/pictures/sm90_timeline.svg > /dev/null
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f docs/site/mkdocs.yml
@@ -56,24 +59,29 @@ wheel: build
 torch-versions: build
 	$(BIN)/python tests/support/torch_versions.py
 
-lint: .venv/installed
+lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
-format: .venv/installed
+format: .venv/tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
-build: .venv/installed
+build: .venv/tools
 	$(BIN)/python -m codegen --ops
 
-# Without the libraries in this environment, but with everything that builds and tests them.
+# pyflash, and what it runs and compiles with.
 .venv/installed: pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install -e ".[$(subst $(space),$(comma),$(strip $(EXTRAS)))]"
+	$(INSTALL) $(TORCH)
+	$(INSTALL) -e "$(if $(CUDA),.[cuda],.)"
+	touch $@
+
+# What tests it and looks inside.
+.venv/tools: .venv/installed
+	$(INSTALL) -e ".[$(subst $(space),$(comma),$(strip $(EXTRAS)))]"
 	touch $@
 
 clean:

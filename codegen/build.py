@@ -185,10 +185,12 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
 
     Raises BuildError with the sources that did not compile, RuntimeError where there is no torch.
     """
-    compiler = toolchain.op_compiler()
-    rooms = ("host", "bindings")
-    sources = [p for room in rooms for p in sorted((ROOT / "cute_kernels" / room).glob("*.cpp"))]
-    compilations = [Compilation.of_file(path, compiler) for path in sources]
+    rooms = {"host": toolchain.cpp_compiler(), "bindings": toolchain.op_compiler()}
+    compilations = [
+        Compilation.of_file(path, compiler)
+        for room, compiler in rooms.items()
+        for path in sorted((ROOT / "cute_kernels" / room).glob("*.cpp"))
+    ]
     if failures := compile_all(compilations, "op library"):
         raise BuildError(failures, len(compilations))
     # By name only: no symbol of one torch version gets into the library, and at run time the name

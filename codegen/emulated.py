@@ -21,7 +21,8 @@ from pyflash.codegen.linking import link, reusable
 from pyflash.config import ARCHS, KernelConfig, KernelFeatures, as_config
 from pyflash.variant import Variant
 
-# What the emulator shares with the op: the way from the arguments of a call to a kernel's params.
+# The objects that the emulator shares with the op library: from the arguments of a call to a
+# kernel's params.
 _HOST = ("call", "checks", "gradients", "names", "options", "problem", "tensor_view")
 
 
@@ -58,10 +59,12 @@ def link_with_machine(kernels: Sequence[Compilation]) -> list[Path]:
 
     Raises BuildError with each source that did not compile.
     """
-    compiler = toolchain.emulator_compiler()
-    sources = sorted((ROOT / "cute_kernels" / "emulator").glob("*.cpp"))
-    sources += [ROOT / "cute_kernels" / "host" / f"{name}.cpp" for name in _HOST]
-    machine = [Compilation.of_file(path, compiler) for path in sources]
+    rooms = ROOT / "cute_kernels"
+    compiler, shared = toolchain.emulator_compiler(), toolchain.cpp_compiler()
+    machine = [
+        *(Compilation.of_file(p, compiler) for p in sorted((rooms / "emulator").glob("*.cpp"))),
+        *(Compilation.of_file(rooms / "host" / f"{name}.cpp", shared) for name in _HOST),
+    ]
     libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
     missing = [library for library in libraries if not reusable(library)]
     if missing:

@@ -111,7 +111,9 @@ if not TYPE_CHECKING:  # to a type checker an unknown name stays an error
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_LAZY[name]), name)
+        value = getattr(import_module(_LAZY[name]), name)
+        globals()[name] = value  # so that a further call does not come here
+        return value
 
 
 def __dir__() -> list[str]:

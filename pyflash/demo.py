@@ -2,15 +2,13 @@
 
 With a CUDA GPU: builds the config that is selected, runs it, compares error and speed with PyTorch.
 Without: runs the op on the CPU; runs two kernels thread by thread, one with and one without a
-swizzle, and shows what they did; shows the emitted C++, compiles it for two architectures and sets
-what ptxas reports for each combination of features beside what the resource model predicts.
+swizzle, and shows what they did; shows the emitted C++, compiles kernels of it for two
+architectures and sets what ptxas reports beside what the resource model predicts.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -23,8 +21,11 @@ from pyflash.bench import plain_text
 from pyflash.bench.contenders import backends, pyflash_configs
 from pyflash.bench.measure import rotated_inputs, run
 from pyflash.codegen import emit
-from pyflash.codegen.build import build_kernels, built_resources
+from pyflash.codegen.build import BuildError
+from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.emulated import build_emulated
+from pyflash.codegen.kernels import Request, cubin_compilation
+from pyflash.codegen.toolchain import cutlass_identity
 from pyflash.config.arch import Arch
 from pyflash.emulator.table import renderable
 from pyflash.op.reference import check
@@ -32,6 +33,7 @@ from pyflash.ui.tables import Table
 
 ARCHS = (Arch.of(80), Arch.of(90))
 HOPPER = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+FEATURES = ("plain", "right_window")  # of the kernels that are compiled
 COLUMNS = ("registers", "spilled", "smem")  # per thread; bytes
 
 out = Console(highlight=False)
@@ -74,12 +76,8 @@ def demo_on_cpu() -> None:
     text = emit.emit_config(config)
     out.print(Syntax(text, "cpp", theme="ansi_dark").highlight(text), soft_wrap=True)
     names = " and ".join(map(str, ARCHS))
-    out.print(f"[bold]Compiled[/bold] for {names}; up to a minute for each, the first time:\n")
-    with tempfile.TemporaryDirectory(prefix="pyflash-demo-") as folder:
-        library = build_kernels([config], ARCHS, Path(folder), "demo")
-        pyflash.load(library)
-        table = _resource_table(config, built_resources(library)[config]["kernels"])
-        out.print(table, crop=False)
+    out.print(f"[bold]Compiled[/bold] for {names}; a few seconds for each, the first time:\n")
+    out.print(_resource_table(config, _compile(config)), crop=False)
 
 
 def emulate_ladder() -> None:
@@ -146,10 +144,18 @@ def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Ten
     out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
 
 
+def _compile(config: KernelConfig) -> list[dict]:
+    """What ptxas reports of a kernel for each of FEATURES and ARCHS."""
+    cutlass = cutlass_identity()
+    request = Request(config, tuple(map(config.family.op.features.of, FEATURES)))
+    kernels = [cubin_compilation(request, arch, cutlass) for arch in ARCHS]
+    if failures := compile_all(kernels, "kernels of the config"):
+        raise BuildError(failures, len(kernels))
+    return [found for kernel in kernels for found in kernel.record["kernels"]]
+
+
 def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
-    """The model's prediction for the plain kernel, and what ptxas made of each combination of
-    features."""
-    dynamic_smem = pyflash.built_configs()[config].smem_bytes
+    """The model's prediction for the plain kernel, and what ptxas made of each of FEATURES."""
     predicted = [config.resources(arch) for arch in ARCHS]
     spills = ["some" if p.spill_predicted else "0" for p in predicted]
     cells = [
@@ -158,7 +164,7 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
         for x in (p.registers, spill, p.smem_bytes)
     ]
     rows = [("predicted", *cells)]
-    for features in config.family.built_features(config):
+    for features in map(config.family.op.features.of, FEATURES):
         of_features = {
             kernel["arch"]: kernel
             for kernel in kernels
@@ -166,7 +172,7 @@ def _resource_table(config: KernelConfig, kernels: list[dict]) -> Table:
         }
         ptxas = [of_features[arch.sm] for arch in ARCHS]
         spilled = [k["spill_store_bytes"] + k["spill_load_bytes"] for k in ptxas]
-        smem = [k["static_smem_bytes"] + dynamic_smem for k in ptxas]
+        smem = [k["static_smem_bytes"] + config.smem_bytes for k in ptxas]
         cells = [
             str(x)
             for k, spill, total in zip(ptxas, spilled, smem, strict=True)

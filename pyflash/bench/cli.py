@@ -64,19 +64,19 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Of flash, cudnn, efficient, math, flex, flash_attn_2, flash_attn_3, xformers, "
-            "flashinfer, or none; those that are importable by default.",
+            help="Some of flash, cudnn, efficient, math, flex, flash_attn_2, flash_attn_3, "
+            "xformers, flashinfer, or none; those that are importable by default.",
         ),
     ] = None,
     passes: Annotated[
         str,
-        typer.Option("--pass", metavar="PASS,PASS", help="Of forward, backward, both."),
+        typer.Option("--pass", metavar="PASS,PASS", help="Some of forward, backward, both."),
     ] = FORWARD.name,
     decode: Annotated[bool, typer.Option("--decode", help="One query; lengths are keys.")] = False,
     seqlen: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N", help="Of q and k, such as 512,1k. 4k by default, 512 on the CPU."
+            metavar="N,N", help="Queries and keys, such as 512,1k. 4k by default, 512 on the CPU."
         ),
     ] = None,
     tokens: Annotated[
@@ -98,11 +98,13 @@ def bench_command(
     mask: Annotated[
         str,
         typer.Option(
-            metavar="MASK,MASK", help="Of full and causal, whose FLOPs are counted halved."
+            metavar="MASK,MASK", help="Some of full and causal, whose FLOPs are counted halved."
         ),
     ] = "full",
     dtype: Dtype = "bf16",
-    samples: Annotated[int, typer.Option(metavar="N", min=2, help="Of each contender.")] = 25,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Samples of each contender.")
+    ] = 25,
     device: Device = None,
     host: Annotated[
         bool, typer.Option("--host", help="Host time per call of a tiny problem instead.")
@@ -197,7 +199,7 @@ def bench_command(
     ),
 )
 def ladder_command(
-    seqlen: Annotated[int, typer.Option(metavar="N", min=1, help="Of q and k.")] = 4096,
+    seqlen: Annotated[int, typer.Option(metavar="N", min=1, help="Queries and keys.")] = 4096,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences.")] = 4,
     heads: Annotated[int, typer.Option(metavar="N", min=1, help="Of q, k and v.")] = 16,
     dtype: Dtype = "fp16",

@@ -63,6 +63,15 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
     packed = (q[0], k[0], v[0], lengths, lengths, seqlen, seqlen)
     fwd, fwd_varlen = torch.ops.pyflash.fwd, torch.ops.pyflash.fwd_varlen
     slopes = torch.ones(2, device=device)
+    problem = pyflash.Problem(
+        batch=1, heads_q=2, heads_kv=2, seqlen_q=seqlen, seqlen_k=seqlen, d_head=64,
+        dtype=pyflash.DType.FP16, device=str(device),
+    )  # fmt: skip
+    config = pyflash.select(problem).config
+    k_cache, v_cache = torch.randn(2, 1, 64, 2, 64, device=device).half()  # a page, or a row
+    table, used = torch.tensor([[0], [seqlen]], dtype=torch.int32, device=device).split(1)
+    used = used[0]
+    slots = torch.arange(seqlen, device=device)
 
     def alibi(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return s + slopes[h] * (j - i)
@@ -74,6 +83,15 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
         "torch.ops.pyflash.fwd_varlen": lambda: fwd_varlen(*packed),
         "pyflash.attention": lambda: pyflash.attention(q, k, v),
         "pyflash.attention_varlen": lambda: pyflash.attention_varlen(*packed),
+        "pyflash.attention, config": lambda: pyflash.attention(q, k, v, config=config),
+        "pyflash.attention, config, compile": lambda: pyflash.attention(
+            q, k, v, config=config, compile=True
+        ),
+        "pyflash.attention_paged": lambda: pyflash.attention_paged(
+            q, k_cache, v_cache, table, used
+        ),
+        "pyflash.attention_cached": lambda: pyflash.attention_cached(q, k_cache, v_cache, used),
+        "pyflash.append_kv": lambda: pyflash.append_kv(k[0], v[0], k_cache, v_cache, slots),
         "pyflash.sdpa": lambda: pyflash.sdpa(*heads_first),
         "pyflash.attention, variant": lambda: pyflash.attention(
             q, k, v, variant="alibi", tensors={"slope": slopes}, compile=True

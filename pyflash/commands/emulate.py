@@ -7,7 +7,7 @@ import itertools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -60,7 +60,7 @@ class _Padded:
 
     @property
     def products(self) -> int:
-        """Of a query with a key, in each head."""
+        """Pairs of a query and a key, in each head."""
         return self.batch * self.seqlen_q * self.seqlen_k
 
     @property
@@ -87,7 +87,7 @@ class _Padded:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Of q and of k."""
+        """The largest number of queries, and of keys."""
         return self.seqlen_q, self.seqlen_k
 
 
@@ -111,7 +111,7 @@ class _Packed:
 
     @property
     def products(self) -> int:
-        """Of a query with a key, in each head."""
+        """Pairs of a query and a key, in each head."""
         lengths = (_lengths(self.cu_seqlens_q), _lengths(self.cu_seqlens_k))
         return sum(q * k for q, k in zip(*lengths, strict=True))
 
@@ -121,7 +121,7 @@ class _Packed:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Of q and of k."""
+        """The largest number of queries, and of keys."""
         return max(_lengths(self.cu_seqlens_q)), max(_lengths(self.cu_seqlens_k))
 
     @property
@@ -222,14 +222,14 @@ def emulate_command(
         typer.Option(
             metavar="ORDER",
             autocompletion=completed_from(_orders),
-            help="Of warps and lanes: ascending, descending, random.",
+            help="The order of warps and lanes: ascending, descending, random.",
         ),
     ] = "ascending",
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Of the inputs, and of the order 'random'.")
+        int, typer.Option(metavar="N", help="Seeds the inputs, and the order 'random'.")
     ] = 0,
     resident_ctas: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of a persistent kernel, at most.")
+        int, typer.Option(metavar="N", min=1, help="The most CTAs of a persistent kernel.")
     ] = 132,
     timeline: Annotated[
         Path | None,
@@ -245,43 +245,75 @@ def emulate_command(
     import torch
 
     import pyflash
-    from pyflash.emulator.table import renderable
-    from pyflash.emulator.timeline import as_svg
-    from pyflash.op.selection import TORCH_DTYPES, Problem, features_needed
+    from pyflash.op.selection import TORCH_DTYPES
 
     check_writable(timeline)
     key = pyflash.config.parse(config)
-    heads_kv = heads if heads_kv is None else heads_kv
-    shape = (heads, heads_kv, key.d_head if d_head is None else d_head)
-    dtype = TORCH_DTYPES[key.dtype]
+    shape = _Heads(
+        heads,
+        heads if heads_kv is None else heads_kv,
+        key.d_head if d_head is None else d_head,
+    )
+    problem = _Padded(batch, seqlen_q, seqlen_k)
     if packed := cu_seqlens_q or cu_seqlens_k:
-        if wrong := given_options(ctx).keys() & {"batch", "seqlen_q", "seqlen_k"}:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(wrong))
-            raise typer.BadParameter(f"{names}: the lengths are those of --cu-seqlens-q and -k")
+        _check_packed(ctx, key)
         problem = _Packed.of(cu_seqlens_q or packed, cu_seqlens_k or packed)
-    else:
-        problem = _Padded(batch, seqlen_q, seqlen_k)
+    if num_splits != 1:
+        _check_forward(key, "--num-splits")
     torch.manual_seed(seed)
-    inputs = problem.inputs(*shape, dtype)
+    inputs = problem.inputs(*shape, TORCH_DTYPES[key.dtype])
     options = with_tensors(options, lambda: torch.randn(heads))
-    numbers = {"order": order, "seed": seed, "resident_ctas": resident_ctas}
-    if key.family.op is not FORWARD and (packed or num_splits != 1):
-        option = "--cu-seqlens-q and -k" if packed else "--num-splits"
-        raise typer.BadParameter(f"{option}: kernels of op {key.family.op} take none")
     given = _variant(variant, value or [], key, problem, heads)
-    if key.family.emulation_header is None:
-        raise ValueError(f"the emulator does not run the family {key.family}")
-    if key.family.op is FORWARD:
-        sizes = {"heads_q": heads, "heads_kv": heads_kv, "d_head": shape[-1], "dtype": key.dtype}
-        # Raises what attention would, before anything is compiled.
-        features_needed(Problem(**sizes, **problem.extents, device="cpu", options=options), key)
+    _check_runs(key, problem, shape, options)
+    numbers = {"order": order, "seed": seed, "resident_ctas": resident_ctas}
     with _emulating(key, heads * problem.products):
         if key.family.op is FORWARD:
-            out, lse, report = problem.emulate(
-                inputs, key, **options, **given, num_splits=num_splits, **numbers
-            )
+            numbers["num_splits"] = num_splits
+            check, report = _emulate_forward(problem, inputs, key, options, given, numbers)
         else:
             check, report = _emulate_gradients(inputs, key, options, numbers)
+    _show(report, timeline, json, check)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+class _Heads(NamedTuple):
+    heads: int
+    heads_kv: int
+    d_head: int
+
+
+def _check_packed(ctx: typer.Context, config: KernelConfig) -> None:
+    """Raises BadParameter beside lengths of padded sequences, and for another op."""
+    if wrong := given_options(ctx).keys() & {"batch", "seqlen_q", "seqlen_k"}:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(wrong))
+        raise typer.BadParameter(f"{names}: the lengths are those of --cu-seqlens-q and -k")
+    _check_forward(config, "--cu-seqlens-q and -k")
+
+
+def _check_forward(config: KernelConfig, option: str) -> None:
+    if config.family.op is not FORWARD:
+        raise typer.BadParameter(f"{option}: kernels of op {config.family.op} take none")
+
+
+def _check_runs(
+    config: KernelConfig, problem: _Padded | _Packed, shape: _Heads, options: dict[str, Any]
+) -> None:
+    """Raises what attention would, before anything is compiled."""
+    from pyflash.op.selection import Problem, features_needed
+
+    if config.family.emulation_header is None:
+        raise ValueError(f"the emulator does not run the family {config.family}")
+    if config.family.op is FORWARD:
+        sizes = {"heads_q": shape.heads, "heads_kv": shape.heads_kv, "d_head": shape.d_head}
+        sizes |= {"dtype": config.dtype, **problem.extents}
+        features_needed(Problem(**sizes, device="cpu", options=options), config)
+
+
+def _show(report: Report, timeline: Path | None, json: bool, check: Callable[[], float]) -> None:
+    """Raises RuntimeError where the result is wrong, after the report of how it came."""
+    from pyflash.emulator.table import renderable
+    from pyflash.emulator.timeline import as_svg
+
     if timeline is not None:
         write_file(timeline, as_svg(report))
     if json:
@@ -289,16 +321,11 @@ def emulate_command(
     else:
         show(renderable(report))
     try:
-        if key.family.op is FORWARD:
-            expect = _expect_variant if given else problem.expect
-            error = expect(inputs, **options, **given).check(out, lse)
-        else:
-            error = check()
+        error = check()
     except AssertionError as failure:
         raise RuntimeError(f"wrong result: {failure}") from None
     if not json:
         typer.echo(f"max |error| {error:.2e}")
-    raise typer.Exit(0 if report.ok else 1)
 
 
 def _variant(
@@ -321,6 +348,20 @@ def _variant(
     variant, entry = variant_of(text)
     given = values_of(variant, entry, values, Problem(*problem.longest, problem.batch, heads))
     return {"variant": variant, "tensors": tensors_of(variant, given)}
+
+
+def _emulate_forward(
+    problem: _Padded | _Packed,
+    inputs: list[Tensor],
+    config: KernelConfig,
+    options: dict[str, Any],
+    given: dict[str, Any],
+    numbers: dict[str, Any],
+) -> tuple[Callable[[], float], Report]:
+    """Returns what checks out and lse, and the report."""
+    out, lse, report = problem.emulate(inputs, config, **options, **given, **numbers)
+    expect = _expect_variant if given else problem.expect
+    return lambda: expect(inputs, **options, **given).check(out, lse), report
 
 
 def _expect_variant(inputs: list[Tensor], **options: Any) -> Expected:

@@ -51,7 +51,9 @@ def compare_command(
             "CUTLASS_PROFILER or on PATH, and without one by kernels of cutlass_library.",
         ),
     ] = False,
-    seqlen: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of q, k and v.")] = None,
+    seqlen: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Queries, and keys.")
+    ] = None,
     tokens: Annotated[
         int, typer.Option(metavar="N", min=1, help="batch is tokens / seqlen.")
     ] = 16384,

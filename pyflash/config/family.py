@@ -28,7 +28,7 @@ def _in_order(*families: Family) -> tuple[Family, ...]:
 
 # In the order of their configs, which is that of the tags; the first has none.
 FAMILIES = _in_order(SM80_FORWARD, SM90_FORWARD, SM90_BACKWARD)
-# Of the families, each once.
+# Each op of the families, once.
 OPS: tuple[Op, ...] = tuple(dict.fromkeys(family.op for family in FAMILIES))
 
 

@@ -6,9 +6,17 @@ from markupsafe import Markup
 
 from pyflash.config import ARCHS, FAMILIES
 from pyflash.config.fields import Field, describe
-from pyflash.explore.state import FAMILY, FIELDS_OF, PROBLEM_EXTENTS, State, problem_field
+from pyflash.explore.state import (
+    FAMILY,
+    FIELDS_OF,
+    PROBLEM_EXTENTS,
+    VARIANT,
+    State,
+    problem_field,
+)
 from pyflash.tuner.problems import FLAGS, NUMBERS, problem_to_json
 from pyflash.ui.markup import element, joined
+from pyflash.variant.library import names
 
 STYLE = Markup("""
 .pyflash form fieldset { border: 1px solid var(--line); margin: 0 0 1rem; padding: .5rem .8rem;
@@ -23,8 +31,11 @@ STYLE = Markup("""
 .pyflash form input[name=config] { width: 100%; }
 .pyflash form label.whole { flex: 1 1 100%; min-width: 0; }
 .pyflash :is(input, select, button, iframe):focus-visible { outline: 3px solid #3b82f6; }
-.pyflash iframe { width: 100%; height: 36rem; border: 1px solid var(--line); }
+.pyflash iframe { width: 100%; height: 36rem; border: 1px solid var(--line);
+  box-sizing: border-box; }
+.pyflash pre.tiles { line-height: 1; }
 .pyflash pre { overflow-x: auto; }
+.pyflash p a, .pyflash li a { overflow-wrap: anywhere; }
 """)
 
 
@@ -69,6 +80,7 @@ def _by_fields(state: State) -> Markup:
         ),
         element("fieldset", element("legend", "Config"), *fields),
         element("fieldset", element("legend", "Problem"), *_problem(state)),
+        element("fieldset", element("legend", "Variant"), _variant(state)),
         element("input", type="hidden", name=FIELDS_OF, value=family.name),
         element("button", "Show these fields"),
         action="/",
@@ -97,9 +109,17 @@ def _problem(state: State) -> list[Markup]:
     return numbers + [_box(problem_field(name), name, bool(values.get(name))) for name in FLAGS]
 
 
+def _variant(state: State) -> Markup:
+    """A text comes by a URL, and stays."""
+    words = ["", *names()]
+    if state.variant not in words:
+        words.append(state.variant)
+    return _select(VARIANT, words, state.variant)
+
+
 def _select(name: str, words: list[str], chosen: str) -> Markup:
     options = (
-        element("option", word, value=word, selected="" if word == chosen else None)
+        element("option", word or "none", value=word, selected="" if word == chosen else None)
         for word in words
     )
     return element("label", name, element("select", *options, name=name))

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from pyflash.explore.measured import Measured
 from pyflash.explore.parts import PARTS
 from pyflash.explore.state import State
 from pyflash.explore.view import View
@@ -31,14 +32,16 @@ _ERRORS = (ValueError, TypeError, RuntimeError, OSError)
 
 
 class Explorer(ThreadingHTTPServer):
-    """Serves the pages of every state. `start` is the one that is shown first."""
+    """Serves the pages of every state. `start` is the one that is shown first; `measured` stands
+    beside each."""
 
     daemon_threads = True
 
-    def __init__(self, start: State, port: int) -> None:
+    def __init__(self, start: State, port: int, measured: Measured | None = None) -> None:
         """Raises OSError where the port, 0 for any, is taken."""
         super().__init__((HOST, port), _Handler)
         self.start = start
+        self.measured = measured
         # One compilation at a time: others would wait for the lock of the cache.
         self.compiling = threading.Lock()
 
@@ -49,7 +52,7 @@ class Explorer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Of the first state."""
+        """The first state's."""
         return f"http://{HOST}:{self.server_port}{self.start.url}"
 
 
@@ -85,13 +88,13 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             state = State.of(query)
         except _ERRORS as error:
-            shown = View(self.server.start, one_line(error))
+            shown = View(self.server.start, one_line(error), self.server.measured)
             self._send(HTTPStatus.BAD_REQUEST, page(shown))
             return
         if query != state.query:
             self._redirect(state.url)
         else:
-            self._send(HTTPStatus.OK, page(View(state)))
+            self._send(HTTPStatus.OK, page(View(state, measured=self.server.measured)))
 
     def _part(self, path: str, query: dict[str, str]) -> None:
         try:

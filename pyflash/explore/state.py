@@ -1,4 +1,4 @@
-"""What the page shows: a config, an architecture and a problem. Each state has one URL."""
+"""What the page shows: a config, an architecture, a problem, a variant. Each state has one URL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pyflash.config.fields import Field, describe
 from pyflash.explore import DEFAULT_ARCH, DEFAULT_PROBLEM
 from pyflash.op.selection import Problem
 from pyflash.tuner.problems import EXTENTS, FLAGS, NUMBERS, parse_problem, problem_text
+from pyflash.ui.variants import variant_of
 
-# Of the form: which family's fields it has, so that a box that is not ticked is known to be there.
+# The form says whose fields it has: a box that is not ticked is not sent.
 FIELDS_OF = "fields_of"
 FAMILY = "family"
+VARIANT = "variant"
 _PROBLEM = "problem."
 # The config says the others.
 PROBLEM_EXTENTS = tuple(name for name in EXTENTS if name not in ("seqlen", "d_head"))
@@ -26,11 +28,12 @@ class State:
     config: KernelConfig
     arch: Arch
     problem: Problem  # of the config's dtype and d_head
+    variant: str = ""  # a name or a text; "": plain attention
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> State:
         """That of a URL's query, or of the form's. Raises ValueError, or TypeError, for what is no
-        config, architecture or problem."""
+        config, architecture, problem or variant."""
         config = parse(query["config"]) if "config" in query else _config_of_form(query)
         arch = Arch.of(query.get("arch") or DEFAULT_ARCH)
         words = query.get("problem", DEFAULT_PROBLEM)
@@ -38,14 +41,23 @@ class State:
             words = _problem_of_form(query)
         dtype = config.dtype.name.lower()
         problem = parse_problem(f"{dtype},{words},d_head={config.d_head}", "cpu")
-        return cls(config, arch, problem)
+        if variant := query.get(VARIANT, "").strip():
+            variant_of(variant)
+        return cls(config, arch, problem, variant)
+
+    @classmethod
+    def of_problem(cls, config: KernelConfig, arch: str, problem: str) -> State:
+        """`problem` as `problem_text` writes it, of the config's dtype and d_head."""
+        words = [word for word in problem.split(",")[1:] if not word.startswith("d_head=")]
+        return cls.of({"config": str(config), "arch": arch, "problem": ",".join(words)})
 
     @property
     def query(self) -> dict[str, str]:
         """The one that `of` reads this state from."""
         _, *words = problem_text(self.problem).split(",")
         kept = [word for word in words if not word.startswith("d_head=")]
-        return {"config": str(self.config), "arch": str(self.arch), "problem": ",".join(kept)}
+        query = {"config": str(self.config), "arch": str(self.arch), "problem": ",".join(kept)}
+        return query | ({VARIANT: self.variant} if self.variant else {})
 
     @property
     def url(self) -> str:

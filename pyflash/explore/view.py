@@ -10,24 +10,30 @@ from markupsafe import Markup
 from pyflash.codegen import emit
 from pyflash.codegen.build import compiled_features
 from pyflash.config import FORWARD
+from pyflash.config.features import Features
 from pyflash.explore.form import STYLE, controls
+from pyflash.explore.measured import Measured, measured_of
 from pyflash.explore.parts import EMULATED, LAYOUTS
 from pyflash.explore.state import State
+from pyflash.explore.variant import variant_section
 from pyflash.inspect.sheet import Sheet
 from pyflash.ui.html import bars, bullets, scrolling, table_html
 from pyflash.ui.markup import element, joined
 from pyflash.ui.page import Paged, Sections, tables_as_sections
 from pyflash.ui.tables import Table
+from pyflash.ui.variants import variant_of
 
 
 @dataclass(frozen=True)
 class View(Paged):
     state: State
     error: str = ""  # of what was asked instead
+    measured: Measured | None = None
 
     @property
     def page_title(self) -> str:
-        return f"{self.state.config} on {self.state.arch}"
+        title = f"{self.state.config} on {self.state.arch}"
+        return f"{title} with {self.state.variant}" if self.state.variant else title
 
     @property
     def answer(self) -> str:
@@ -43,6 +49,10 @@ class View(Paged):
             yield "error", element("p", self.error, class_="warn")
         yield "controls", joined(element("style", STYLE), controls(state))
         yield "rules", _rules(state)
+        if state.variant:
+            yield "variant", variant_section(state)
+        if self.measured:
+            yield "measured", measured_of(state, self.measured)
         sheet = Sheet.of(state.config)
         yield from (one for one in tables_as_sections(sheet.tables()) if one[0] != "fields")
         yield from _registers(state)
@@ -136,5 +146,8 @@ def _frame(path: str, state: State, title: str) -> Markup:
 
 def _cpp(state: State) -> Markup:
     config = state.config.canonical()
-    text = emit.emit_config(config, compiled_features(config))
+    if state.variant and config.family.variant_header:
+        text = emit.emit_with_variant(config, variant_of(state.variant)[0], [Features()])
+    else:
+        text = emit.emit_config(config, compiled_features(config))
     return scrolling(element("pre", text), "the translation unit that is compiled")

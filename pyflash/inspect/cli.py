@@ -48,7 +48,7 @@ def inspect_command(
         list[str] | None,
         typer.Option(
             metavar="FEATURES",
-            help="Of the kernels to compile, such as right_window+softcap; may be repeated; plain "
+            help="What the kernels compute, such as right_window+softcap; may be repeated; plain "
             "by default.",
         ),
     ] = None,

@@ -113,8 +113,8 @@ class Inspection(Paged):
         first, *rest = self.kernels[0].floors
         beside = f", {rest[0].pipe} {rest[0].cycles:,.0f}" if rest else ""
         return (
-            f"{predicted} The largest floor of a main loop's iteration is {first.pipe}: "
-            f"{first.cycles:,.0f} cycles{beside}."
+            f"{predicted} An iteration of the main loop takes at least {first.cycles:,.0f} cycles "
+            f"of {first.pipe}{beside}."
         )
 
     def sections(self) -> Sections:

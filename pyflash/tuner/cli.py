@@ -97,11 +97,13 @@ def tune_command(
             help="quick, normal, thorough or exhaustive: 15 %, a third, or all.",
         ),
     ] = "normal",
-    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Of measuring.")] = 300.0,
+    budget: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The most time to measure.")
+    ] = 300.0,
     limit: Annotated[
         float, typer.Option(metavar="SECONDS", help="In all, compiling included.")
     ] = 600.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seeds the search.")] = 0,
     device: Device = None,
     arch: Annotated[
         str | None,

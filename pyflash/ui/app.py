@@ -165,7 +165,7 @@ def console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, stderr=stderr)
 
 
-# Silence that nobody wonders about.
+# Seconds of silence before a note says what is being done.
 _PATIENCE = 2.0
 
 
@@ -219,7 +219,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Before minutes of work: raises OSError for a file that could not be written after them."""
+    """Raises OSError for a file that cannot be written, before minutes of work."""
     for path in filter(None, paths):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -232,8 +232,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_alone(option: str, value: object, others: Mapping[str, object]) -> None:
-    """Raises ValueError where an option that makes a command measure nothing has another one beside
-    it that would do nothing then."""
+    """Raises ValueError if another option has no effect beside one that measures nothing."""
     for other, given in others.items():
         if value and given:
             raise ValueError(f"{option} measures nothing: expected no {other} beside it")
@@ -265,7 +264,7 @@ def chosen_arch(arch: str | None) -> Arch:
 
 
 def _flush_stdout() -> None:
-    """Raises OSError where nobody reads, or the disk is full; nothing is flushed then at exit."""
+    """Raises OSError if the reader has closed the pipe or the disk is full."""
     try:
         sys.stdout.flush()
     except OSError:

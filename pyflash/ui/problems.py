@@ -24,9 +24,9 @@ def _dtypes() -> list[str]:
 
 
 Batch = Annotated[int, typer.Option(metavar="N", min=0, help="Sequences.")]
-Heads = Annotated[int, typer.Option(metavar="N", min=0, help="Of q.")]
+Heads = Annotated[int, typer.Option(metavar="N", min=0, help="Heads of q.")]
 HeadsKv = Annotated[
-    int | None, typer.Option(metavar="N", min=0, help="Of k and v; as q by default.")
+    int | None, typer.Option(metavar="N", min=0, help="Heads of k and v; as q by default.")
 ]
 Dtype = Annotated[
     str,

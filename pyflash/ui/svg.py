@@ -32,12 +32,15 @@ class Picture:
     height: float = 0
 
     def rect(
-        self, x: float, y: float, width: float, height: float, fill: str, title: str = ""
-    ) -> None:
+        self, x: float, y: float, width: float, height: float, fill: str, title: str = "",
+        href: str = "",
+    ) -> None:  # fmt: skip
+        """`href`: where a click leads."""
         inside = [element("title", title)] if title else []
-        self._put(
-            element("rect", *inside, **_box(x, y, width, height), fill=fill), x + width, y + height
-        )
+        drawn = element("rect", *inside, **_box(x, y, width, height), fill=fill)
+        if href:
+            drawn = element("a", drawn, href=href, aria_label=title)
+        self._put(drawn, x + width, y + height)
 
     def frame(self, x: float, y: float, width: float, height: float) -> None:
         """An outline around cells."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyflash.variant.tiles import Problem
 
 
-def _names() -> list[str]:
+def known_variants() -> list[str]:
     from pyflash.variant.library import names
 
     return names()
@@ -24,7 +24,9 @@ def _names() -> list[str]:
 _HELP = "A name of `pyflash variant list`, or text: 'causal: s where k <= q'."
 VariantOption = Annotated[
     str | None,
-    typer.Option("--variant", metavar="VARIANT", autocompletion=completed_from(_names), help=_HELP),
+    typer.Option(
+        "--variant", metavar="VARIANT", autocompletion=completed_from(known_variants), help=_HELP
+    ),
 ]
 ValueOption = Annotated[
     list[str] | None,

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import sys
 import types
 from statistics import median
@@ -14,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import pyflash
 from pyflash import DType, Problem, attention
 from pyflash.bench import host, packages, profiler_csv, records
 from pyflash.bench.contenders import BASELINE, Contender, backends, pyflash_configs, selected
@@ -385,6 +387,9 @@ def test_host_times_are_ratios_to_sdpa_of_the_same_run(tmp_path, monkeypatch):
         assert record["ratio"] == record["microseconds"] / baseline["microseconds"]
     table = result.stdout.rsplit("call\n", maxsplit=1)[1].splitlines()
     assert len(table) == len(found)
+    timed = {record["name"].split(",")[0] for record in found}
+    calls = {name for name in pyflash.__all__ if re.match("attention|append|flex_|sdpa", name)}
+    assert {f"pyflash.{name}" for name in calls} <= timed
 
 
 class _NotTwice(torch.autograd.Function):

@@ -84,6 +84,14 @@ def cases() -> Iterator[Case]:
                     yield Case(command, family, way, words, files)
 
 
+def test_an_option_is_called_what_it_is_called_in_the_code():
+    """typer 0.27 calls it by its metavar, where that is its name in capitals."""
+    for command, found in COMMANDS.items():
+        for option in (p for p in found.params if p.param_type_name == "option"):
+            flags = [*option.opts, *option.secondary_opts]
+            assert all(re.fullmatch("--?[a-z0-9-]+", flag) for flag in flags), (command, flags)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_words_for_values_and_examples_that_parse(command):
     """Every command is in the overview, and says of what it takes more than a type."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 from support.markdown import ROOT, blocks_of, lines_too_long, prose_of, run_python, session
+from typer.testing import CliRunner
+
+from pyflash.cli import app
 
 README = Path("README.md")
 
@@ -23,8 +27,8 @@ def test_a_screen_comes_before_the_first_heading():
     screen = (ROOT / README).read_text().partition("\n## ")[0]
     assert len(re.findall("^- ", screen, re.M)) == 3
     languages = [b.language for b in blocks_of(README)]
-    assert languages == ["sh", "python"]
-    install, code = blocks_of(README)
+    assert languages == ["sh", "sh", "python"]
+    install, _, code = blocks_of(README)
     assert (len(install.text.splitlines()), len(code.text.split("\n\n")[-1].splitlines())) == (3, 3)
     assert len([line for line in code.text.splitlines() if line]) == 7
     assert "docs/pictures/speed.svg" in screen
@@ -32,7 +36,7 @@ def test_a_screen_comes_before_the_first_heading():
 
 def test_the_install_runs_as_it_stands(tmp_path):
     """`make` prints what it would run: `make demo` of a checkout is what this test is part of."""
-    (install, _) = blocks_of(README)
+    install, *_ = blocks_of(README)
     source = tmp_path / "source"
     source.mkdir()
     for name in ("Makefile", "pyproject.toml", "setup.py"):
@@ -51,6 +55,14 @@ def test_the_install_runs_as_it_stands(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == ".venv/bin/pyflash demo"
+
+
+def test_a_config_of_ones_own_is_emulated_as_it_stands():
+    _, own, _ = blocks_of(README)
+    folder, name, *words = shlex.split(own.text.replace("/pyflash ", " pyflash ", 1))
+    assert (folder, name) == (".venv/bin", "pyflash")
+    ran = CliRunner().invoke(app, words)
+    assert (ran.exit_code, "nothing wrong found" in ran.stdout) == (0, True), ran.output
 
 
 def test_the_code_runs_as_it_stands():

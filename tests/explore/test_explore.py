@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import http.client
+import json
 import re
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import sys
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
-from explore.conftest import START
+from explore.conftest import FASTEST, MEASURED, SECONDS, START
 from support.command_lines import config_of
 from support.inspections import looked_into_sm90
 from support.pages import check_page
@@ -23,16 +24,20 @@ from pyflash.cli import app
 from pyflash.codegen import emit
 from pyflash.codegen.build import compiled_features
 from pyflash.config import ARCHS, FAMILIES, FORWARD, parse
+from pyflash.config.features import Features
 from pyflash.config.fields import describe
 from pyflash.explore import parts
 from pyflash.explore.form import FAMILY, FIELDS_OF, problem_field
+from pyflash.explore.measured import Measured
 from pyflash.explore.parts import EMULATED, LAYOUTS, PARTS
 from pyflash.explore.server import HOST, Explorer
-from pyflash.explore.state import State
+from pyflash.explore.state import VARIANT, State
 from pyflash.inspect.inspection_sections import TIME_LINE
 from pyflash.tuner.problems import FLAGS, NUMBERS
 from pyflash.ui.page import page
+from pyflash.variant.library import named, names
 
+SERVED = (*PARTS, "/?")  # states lead to other states
 HOSTILE = "\"'></title></script><script>alert(1)</script><img src=x onerror='alert(2)'>&lt;0"
 
 
@@ -53,7 +58,7 @@ def page_of(server: Explorer, query: dict[str, str]) -> str:
     assert "script" not in headers["Content-Security-Policy"]
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert "<script" not in text
-    check_page(text, served=tuple(PARTS))
+    check_page(text, served=SERVED)
     return html.unescape(text)
 
 
@@ -180,17 +185,87 @@ def test_the_emulated_part_has_a_time_line(monkeypatch):
     assert check_page(text)[0] == TIME_LINE
 
 
-@pytest.mark.parametrize("name", ["config", "arch", "problem"])
+@pytest.mark.parametrize("name", names())
+def test_every_named_variant_has_a_page(server, name):
+    sent = form_of(page_of(server, START)) | {VARIANT: name}
+    status, headers, _ = get(server, f"/?{urlencode(sent)}")
+    query = dict(parse_qsl(urlsplit(headers["Location"]).query))
+    assert (status, query[VARIANT]) == (303, name)
+    text = page_of(server, query)
+    assert form_of(text)[VARIANT] == name
+    assert named(name).formula in text
+    config = parse(START["config"]).canonical()
+    assert emit.emit_with_variant(config, named(name).variant, [Features()]) in text
+    sent[VARIANT] = ""
+    _, headers, _ = get(server, f"/?{urlencode(sent)}")
+    assert VARIANT not in dict(parse_qsl(urlsplit(headers["Location"]).query))
+
+
+def test_a_variant_of_ones_own_stays_beside_other_fields(server):
+    text = page_of(server, START | {VARIANT: "mine(w: i32): s where abs(k - q) <= w"})
+    assert form_of(text)[VARIANT].startswith("mine(w: i32)")
+    assert "Tiles of 128 x 64, of 1024 queries and 512 keys" in text
+
+
+def test_a_family_that_takes_no_variant_says_so(server):
+    for family in FAMILIES:
+        text = page_of(server, {"config": str(config_of(family)), VARIANT: "causal"})
+        said = f"Kernels of {family} take no variant" in text
+        assert said == (family.variant_header is None)
+
+
+@pytest.mark.parametrize("config", SECONDS, ids=str)
+def test_a_measured_config_leads_to_the_others(server, config):
+    """The sentence says what is fastest, and every point is another state's URL."""
+    query = START | {"config": str(config), "arch": "sm_90"}
+    text = page_of(server, query)
+    slower = SECONDS[config] / SECONDS[FASTEST]
+    own = "It is this config." if config == FASTEST else f"{slower:.2f} times as long."
+    assert "The fastest of 3 measured configs took 1,000.0 us" in text
+    assert own in text
+    picture = re.search(r"<svg (?:(?!</svg>).)*a point for each config.*?</svg>", text, re.DOTALL)
+    links = re.findall(r'<a href="([^"]*)"', picture[0])
+    found = [dict(parse_qsl(urlsplit(link).query)) for link in links]
+    assert [parse(one["config"]) for one in found] == sorted(SECONDS, key=SECONDS.__getitem__)
+    assert {one["problem"] for one in found} == {START["problem"]}
+
+
+def test_a_problem_that_was_not_measured_leads_to_those_that_were(server):
+    text = page_of(server, START | {"problem": "heads=4,seqlen=64"})
+    assert "tuned.jsonl holds no measurement of this problem" in text
+    for problem in MEASURED.problems:
+        assert f">{problem}</a>" in text
+    text = page_of(server, START | {VARIANT: "causal"})
+    assert "None has a variant." in text
+
+
+def test_a_journal_is_read_and_its_fastest_config_is_shown_first(tmp_path):
+    journal, problem = tmp_path / "tuned.jsonl", next(iter(MEASURED.problems))
+    samples = [
+        {"kind": "sample", "problem": problem, "config": str(config), "features": "right_window",
+         "seconds": seconds}
+        for config, seconds in SECONDS.items()
+    ]  # fmt: skip
+    journal.write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
+    measured = Measured.read(journal)
+    assert measured.problems == {problem: SECONDS}
+    assert measured.start("sm_80").config == FASTEST
+    journal.write_text("")
+    with pytest.raises(ValueError, match="holds no measured config: expected the journal"):
+        Measured.read(journal)
+
+
+@pytest.mark.parametrize("name", ["config", "arch", "problem", VARIANT])
 @pytest.mark.parametrize("value", [HOSTILE, "", "\n", "(FP16", "999999999999999999999"])
 @pytest.mark.parametrize("path", ["/", *PARTS])
 def test_what_makes_no_state_is_refused_in_words(server, path, name, value):
     status, _, text = get(server, f"{path}?{urlencode(START | {name: value})}")
-    # An architecture or problem that is left empty is the default one.
+    # An architecture or problem that is left empty is the default one, a variant is none.
     assert status == 400 or (value in ("", "\n") and name != "config"), text
     assert "<script" not in text
     assert "onerror='" not in text
     if path == "/" and status == 400:
-        assert "error" in check_page(text, served=tuple(PARTS))
+        assert "error" in check_page(text, served=SERVED)
 
 
 @pytest.mark.parametrize("field", ["d_head", problem_field("batch")])

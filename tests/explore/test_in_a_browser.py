@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from explore.conftest import FASTEST, START
 from support.browser import CHROMIUM, Browser
 
 from pyflash.config import parse
 from pyflash.explore.parts import EMULATED
+from pyflash.explore.state import State
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 CONFIG = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
@@ -85,6 +87,27 @@ def test_what_is_no_config_leaves_a_page_to_go_on_with(page):
     assert "FP16, 128" in page.run("document.querySelector('.warn').textContent")
     write_short_form(page, CONFIG)
     assert shown_config(page) == CONFIG
+
+
+def test_a_variant_is_chosen_by_keyboard(page):
+    page.run("document.querySelector('select[name=variant]').focus()")
+    for letter in "alibi":
+        page.press(letter)
+    page.click(FIELDS)
+    page.loaded()
+    assert page.run("new URL(location.href).searchParams.get('variant')") == "alibi"
+    assert page.run("document.querySelector('h1').textContent") == f"{CONFIG} on sm_90 with alibi"
+    assert "alibi" in page.run("document.querySelector('section[id^=variant]').innerText")
+
+
+def test_a_click_on_a_measured_point_shows_its_config(page, server):
+    page.open(f"http://127.0.0.1:{server.server_port}{State.of(START).url}")
+    page.click("section[id^=measured] svg a rect")
+    page.loaded()
+    assert shown_config(page) == str(FASTEST)
+    assert "It is this config." in page.run(
+        "document.querySelector('section[id^=measured]').innerText"
+    )
 
 
 def test_the_emulator_runs_when_it_is_asked_for(page):
