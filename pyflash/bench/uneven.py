@@ -323,7 +323,7 @@ def _sdpa(workload: Workload, x: _Packed) -> Tensor:
 
 
 def _flex(workload: Workload, x: _Packed) -> _Run:
-    """With a mask of blocks that is made once; compiled on a GPU: elsewhere it writes all scores."""
+    """With a mask of blocks made once; compiled on a GPU: elsewhere it writes every score."""
     flex = import_module("torch.nn.attention.flex_attention")
     device = x.q.device
     sequence_q, sequence_k = (
