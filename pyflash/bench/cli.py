@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 app = new_app()
 FORMATS = ("table", "json", "csv", "cutlass", "markdown")
 _OF_HOST = ("host", "samples", "device", "out", "form", "as_json")
+_OF_UNEVEN = ("configs", "dtype", "samples", "device", "out", "form", "as_json")
 
 
 @app.command(
@@ -41,6 +42,7 @@ _OF_HOST = ("host", "samples", "device", "out", "form", "as_json")
     epilog=examples(
         "pyflash bench --seqlen 512,4k --mask full,causal --backend flash,cudnn",
         'pyflash bench "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --out records.jsonl',
+        "pyflash bench packed --json",
         "pyflash bench --read records.jsonl --plot speed.svg --format markdown",
     ),
 )
@@ -51,7 +53,8 @@ def bench_command(
         typer.Argument(
             metavar="CONFIG",
             autocompletion=known_configs,
-            help="Short forms; the selected config by default.",
+            help="Short forms; the selected config by default. Or packed, ragged or mixed: "
+            "sequences of different lengths.",
         ),
     ] = None,
     set_name: Annotated[
@@ -163,6 +166,9 @@ def bench_command(
     check_writable(out, csv, plot, roofline, html)
     figures.check_figure(plot)
     figures.check_figure(roofline)
+    if names := _workloads(configs or []):
+        _bench_uneven(names, device_of(device), dtype, samples, out, form, given)
+        return
     if read is not None:
         found = _read(read, ctx.params, given)
     elif host:
@@ -271,6 +277,46 @@ def _bench_host(
     if out is not None:
         records.append(out, found)
     typer.echo(_json_lines(found).rstrip() if form == "json" else host_table(times))
+
+
+def _workloads(configs: list[str]) -> list[str]:
+    """The named workloads. Raises ValueError for some beside configs."""
+    named = [name for name in configs if name in ("packed", "ragged", "mixed")]
+    if named and len(named) < len(configs):
+        raise ValueError(f"{', '.join(named)} came beside configs: expected workloads, or configs")
+    return named
+
+
+def _bench_uneven(
+    names: list[str],
+    device: str,
+    dtype: str,
+    samples: int,
+    out: Path | None,
+    form: str,
+    given: dict[str, str],
+) -> None:
+    import torch
+
+    from pyflash.bench import records, uneven
+    from pyflash.bench.environment import environment
+    from pyflash.op.selection import TORCH_DTYPES
+
+    if form not in ("table", "json"):
+        raise ValueError(f"{names[0]} has no --format {form}: expected table or json")
+    if others := [given[name] for name in given if name not in _OF_UNEVEN]:
+        raise ValueError(f"{names[0]} has no {', '.join(others)}: its problems are fixed")
+    target = torch.device(device)
+    facts = environment(target)
+    for name in names:
+        for results in uneven.measure(name, target, samples, TORCH_DTYPES[dtype_of(dtype)]):
+            found = records.stamped(name, (result.record() for result in results), facts)
+            if out is not None:
+                records.append(out, found)
+            if form == "json":
+                typer.echo(_json_lines(found), nl=False)
+            else:
+                show(uneven.table(results))
 
 
 def _write(

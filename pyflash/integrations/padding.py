@@ -1,4 +1,5 @@
-"""Attention of padded batches: packs the tokens and calls `attention_varlen`.
+"""Attention of padded batches: packs the tokens and calls `attention_varlen`. While torch.compile
+traces, tokens stay where they are, and their places on the device.
 
 A mask is (batch, seqlen_k), or that expanded in more dimensions; 0 or False is padding. int32 and
 int64 number the sequences of a row; tokens attend their own sequence only.
@@ -13,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyflash.op.ops import attention, attention_varlen
+from pyflash.op.arguments import arguments_of
+from pyflash.op.ops import attend_used_rows, attention, attention_varlen
 from pyflash.op.options import (
     OPTIONS,
     AttentionOptions,
@@ -22,6 +24,7 @@ from pyflash.op.options import (
     of_scope,
     windows_asked,
 )
+from pyflash.op.used_lengths import Used
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,7 +45,6 @@ class Packing:
     holes: bool  # some row has padding between its tokens
 
 
-@torch.compiler.disable  # reads the mask on the host
 def padded_attention(
     q: Tensor,
     k: Tensor,
@@ -57,7 +59,8 @@ def padded_attention(
     padding give 0. Otherwise every query attends every token of its row.
 
     Raises ValueError for a mask that does not fit q and k, and for a window over rows with padding
-    between their tokens.
+    between their tokens. In a graph of torch.compile such padding ends the graph's run with a
+    RuntimeError, on a GPU with an assertion of the device, whatever the options.
     """
     if mask.shape[0] != k.shape[0] or mask.shape[1] > k.shape[1]:
         raise ValueError(
@@ -70,6 +73,36 @@ def padded_attention(
             f"pyflash: attention_mask has {mask.shape[1]} columns for {q.shape[1]} queries: "
             "expected one for each query at least"
         )
+    if torch.compiler.is_compiling() and not _is_numbered(mask, q.shape[1]):
+        return _attention_in_place(q, k, v, mask, in_order, options)
+    return _packed_attention(q, k, v, mask, in_order, options)
+
+
+def _attention_in_place(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, in_order: bool, options: AttentionOptions
+) -> Tensor:
+    """Nothing is read on the host: no padding may be between tokens."""
+    tokens = _without_pattern(mask) != 0
+    torch._assert_async(
+        (_starts_of_runs(tokens).sum(1) <= 1).all(),
+        "pyflash: attention_mask has padding between the tokens of a row: expected it before or "
+        "behind them in a compiled graph",
+    )
+    queries = tokens[:, tokens.shape[1] - q.shape[1] :] if in_order else None
+    arguments = arguments_of("attention", options)
+    return attend_used_rows((q, k, v), _used(queries), _used(tokens), arguments)[0]
+
+
+def _used(tokens: Tensor | None) -> Used:
+    if tokens is None:
+        return Used(None, None)
+    return Used((tokens.cumsum(1) == 0).sum(1), tokens.sum(1))
+
+
+@torch.compiler.disable  # reads the mask on the host
+def _packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, in_order: bool, options: AttentionOptions
+) -> Tensor:
     k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]
     packing = packing_of(mask, q.shape[1], in_order)
     if packing is None:
@@ -117,12 +150,12 @@ def packing_of(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
 
 
 def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
-    mask = mask[(..., *[0] * (mask.dim() - 2))]
+    mask = _without_pattern(mask)
     batch, seqlen_k = mask.shape
     tokens = mask != 0
     queries = None
     keys = tokens.nonzero(as_tuple=True)
-    if mask.dtype in (torch.int32, torch.int64) and seqlen_q == seqlen_k:
+    if _is_numbered(mask, seqlen_q):
         queries, lengths_k = keys, _lengths_of_numbered(mask, keys)
         lengths_q = lengths_k
     else:
@@ -134,7 +167,7 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
     if len(keys[0]) == mask.numel() and len(lengths_k) == batch:
         return None
     lengths_q, lengths_k = (F.pad(lengths, (1, 0)) for lengths in (lengths_q, lengths_k))
-    starts = F.pad(tokens, (1, 0))[:, :-1] < tokens
+    starts = _starts_of_runs(tokens)
     max_seqlen_q, max_seqlen_k, runs = torch.stack(
         [lengths_q.max(), lengths_k.max(), starts.sum(1).max()]
     ).tolist()
@@ -147,6 +180,19 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
         max_seqlen_k,
         holes=runs > 1,
     )
+
+
+def _without_pattern(mask: Tensor) -> Tensor:
+    return mask[(..., *[0] * (mask.dim() - 2))]
+
+
+def _is_numbered(mask: Tensor, seqlen_q: int) -> bool:
+    return mask.dtype in (torch.int32, torch.int64) and seqlen_q == mask.shape[1]
+
+
+def _starts_of_runs(tokens: Tensor) -> Tensor:
+    """The tokens with padding, or nothing, before them."""
+    return F.pad(tokens, (1, 0))[:, :-1] < tokens
 
 
 def _lengths_of_numbered(mask: Tensor, tokens: Places) -> Tensor:

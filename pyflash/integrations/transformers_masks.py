@@ -115,12 +115,10 @@ def _causal_mask(
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     if attention_mask is None and aligned:
         return None
-    return _positions_so_far(
-        batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device
-    )
+    so_far = _positions_so_far if isinstance(q_offset, int) else _positions_on_the_host
+    return so_far(batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
 
 
-@torch.compiler.disable  # reads a static cache's length, a tensor, on the host
 def _positions_so_far(
     batch_size: int,
     q_length: int,
@@ -147,6 +145,10 @@ def _positions_so_far(
             "for each token so far, those in the cache too"
         )
     return attention_mask[:, kv_offset:end]
+
+
+# Where q_offset is a static cache's length, a tensor.
+_positions_on_the_host = torch.compiler.disable(_positions_so_far)
 
 
 @torch.compiler.disable  # reads the result of mask_function on the host

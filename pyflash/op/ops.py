@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
-from pyflash.op.errors import call, check_types
+from pyflash.op.errors import call, check_type, check_types
 from pyflash.op.on_demand import ensure_built
 from pyflash.op.options import AttentionOptions, shows_options
+from pyflash.op.used_lengths import Used, check_lengths, ranges_of
 from pyflash.op.variants.call import refuse_values, with_variant
 from pyflash.variant import Bound, Variant
 
@@ -29,6 +30,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
+    seqlens_q: Tensor | None = None,
+    seqlens_k: Tensor | None = None,
     return_lse: Literal[False] = False,
     compile: bool = False,
     variant: Variant | Bound | str | None = None,
@@ -42,6 +45,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
+    seqlens_q: Tensor | None = None,
+    seqlens_k: Tensor | None = None,
     return_lse: Literal[True],
     compile: bool = False,
     variant: Variant | Bound | str | None = None,
@@ -55,6 +60,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
+    seqlens_q: Tensor | None = None,
+    seqlens_k: Tensor | None = None,
     return_lse: bool,
     compile: bool = False,
     variant: Variant | Bound | str | None = None,
@@ -68,6 +75,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
+    seqlens_q: Tensor | None = None,
+    seqlens_k: Tensor | None = None,
     return_lse: bool = False,
     compile: bool = False,
     variant: Variant | Bound | str | None = None,
@@ -84,6 +93,13 @@ def attention(
     of 16 bytes.
 
     {options}
+
+    seqlens_q, seqlens_k: the rows of each sequence that are used, from its first: (batch,), int32,
+    on the device of q; None: all. Windows are aligned with the last ones of them. Rows of q behind
+    them have out = 0 and lse = -inf; nothing behind them is read as a key. Kernels read them, so
+    that nothing waits for a GPU, and a CUDA graph serves any lengths; their values are checked on
+    the CPU, and on a GPU taken as the nearest that are there. q, k and v whose batches lie one
+    behind the other are not copied. Not with variant.
 
     compile: on a GPU, `config` is compiled if it is not built; minutes or less the first time, and
     kept in the user's cache, so that later processes only load it. PYFLASH_JIT=1 in the environment
@@ -115,6 +131,14 @@ def attention(
     arguments = arguments_of("attention", options)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_types({"q": q, "k": k, "v": v}, {})
+    if seqlens_q is not None or seqlens_k is not None:
+        if variant is not None:
+            raise ValueError(
+                "pyflash: variant came with seqlens_q or seqlens_k: expected one of them, because "
+                "a variant's positions are those in packed sequences (pyflash.attention_varlen)"
+            )
+        refuse_values(tensors, backward)
+        return _of_used_rows((q, k, v), seqlens_q, seqlens_k, arguments, return_lse, compile)
     if variant is not None:
         return with_variant(
             (q, k, v), (), variant, tensors, backward, arguments, return_lse, compile
@@ -123,6 +147,47 @@ def attention(
     ensure_built(arguments, q, k, (), compile)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
+
+
+def _of_used_rows(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    seqlens_q: Tensor | None,
+    seqlens_k: Tensor | None,
+    arguments: dict[str, Any],
+    return_lse: bool,
+    compile: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    q, k, v = inputs
+    check_type("seqlens_q", seqlens_q, "tensor or None")
+    check_type("seqlens_k", seqlens_k, "tensor or None")
+    check_lengths(q, k, v, seqlens_q=seqlens_q, seqlens_k=seqlens_k)
+    out, lse = attend_used_rows(
+        inputs, Used(None, seqlens_q), Used(None, seqlens_k), arguments, compile
+    )
+    if not return_lse:
+        return out
+    if seqlens_q is not None and "sinks" in arguments:
+        row = torch.arange(q.shape[1], device=q.device)
+        lse = lse.masked_fill((row >= seqlens_q[:, None])[:, None], -torch.inf)
+    return out, lse.contiguous()
+
+
+def attend_used_rows(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    used_q: Used,
+    used_k: Used,
+    arguments: dict[str, Any],
+    compile: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """out and lse, (batch, heads, seqlen_q), of padded sequences of which some rows are used.
+    arguments: of the op."""
+    q, k, v = inputs
+    ranges = ranges_of(q, k, used_q, used_k)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    arguments = ranges.options(arguments)
+    ensure_built(arguments, packed[0], packed[1], ranges.packing, compile)
+    out, lse = call(torch.ops.pyflash.fwd_varlen, *packed, *ranges.packing, **arguments)
+    return out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
 
 
 @overload

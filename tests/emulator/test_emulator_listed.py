@@ -4,6 +4,7 @@ emulator."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ pytest.importorskip("rich", reason="building needs rich")
 from support.emulated import BEST
 from support.emulated_sm90 import CONFIGS
 from support.problems import Packed, make_packed
+from support.uneven import check_used, make_uneven
 
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import parse
 from pyflash.emulator.run import run_library
 from pyflash.op.reference import expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
+from pyflash.op.used_lengths import Used, ranges_of
 
 CLUSTER = parse("(FP16, 128, 64, 64, 1): sm90+stages_3")
 LISTED = [CONFIGS[0], CONFIGS[1], CONFIGS[4], BEST]
@@ -66,6 +69,22 @@ def test_packed_sequences_of_any_lengths(libraries, config, seed):
     n_tiles = sum(-(-n // config.B_r) for n in packed.seqlens_q)
     if config is BEST:  # a CTA for each tile that there may be
         assert report.n_ctas <= packed.heads * (n_tiles + len(packed.seqlens_q))
+
+
+@pytest.mark.parametrize("seed", [4, 11])
+@pytest.mark.parametrize("config", LISTED, ids=str)
+def test_padded_sequences_of_any_lengths(libraries, config, seed):
+    """seqlens_q and seqlens_k, as `attention` hands them to kernels; NaN is past the ends."""
+    dtype = TORCH_DTYPES[config.dtype]
+    case = make_uneven(seed, longest=150, d_head=config.d_head, dtype=dtype)
+    ranges = ranges_of(case.q, case.k, Used(None, case.seqlens_q), Used(None, case.seqlens_k))
+    inputs = (*(x.flatten(0, 1) for x in (case.q, case.k, case.v)), *ranges.packing)
+    options = MASKS[seed % len(MASKS)]
+    out, lse, report = run_library(libraries[config], inputs, config, seed=seed, **options)
+    report.check()
+    shape = case.q.shape[:2]
+    out, lse = out.unflatten(0, shape), lse.unflatten(1, shape).transpose(0, 1)
+    check_used(replace(case, options=options), out, lse)
 
 
 @pytest.mark.parametrize("num_splits", [2, 3])

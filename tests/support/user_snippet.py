@@ -31,6 +31,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, config: KernelConfig | str, with_lse
     assert_type(pyflash.attention(q, k, v, causal=True, return_lse=False), Tensor)
     pair = pyflash.attention(q, k, v, config=config, softcap=30.0, return_lse=True)
     assert_type(pair, tuple[Tensor, Tensor])
+    lengths = torch.ones(2, dtype=torch.int32)
+    assert_type(pyflash.attention(q, k, v, seqlens_q=lengths, seqlens_k=lengths), Tensor)
     either = pyflash.attention(q, k, v, num_splits=2, sinks=None, return_lse=with_lse)
     assert_type(either, Tensor | tuple[Tensor, Tensor])
     return pyflash.sdpa(q, k, v, None, 0.0, True, scale=0.5, enable_gqa=True)
