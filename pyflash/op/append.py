@@ -149,8 +149,12 @@ def _register(library: torch.library.Library) -> None:
     )
     library.impl("append_kv", _append, "CompositeExplicitAutograd")
     torch.library.register_fake("pyflash::append_kv", _check_append, lib=library)
-    for name in ("fwd_paged", "append_kv"):
-        op = getattr(torch.ops.pyflash, name).default
+    ops = torch.ops.pyflash
+    for name, op in (
+        ("fwd_paged", ops.fwd_paged.default),
+        ("fwd_paged.out", ops.fwd_paged.out),
+        ("append_kv", ops.append_kv.default),
+    ):
         library.impl(name, _refusing_gradients(op), "Autograd")
         library.impl(name, refusal(VMAP), "FuncTorchBatched")
 

@@ -19,6 +19,15 @@ from pyflash.op.options import AttentionOptions, shows_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+
+class PagedOptions(AttentionOptions, total=False):
+    """The keyword arguments of `attention_paged` and `attention_cached`, but for return_lse."""
+
+    cu_seqlens_q: Tensor | None
+    max_seqlen_q: int | None
+    out: Tensor | None
+
+
 # The types of the devices that it runs on.
 DEVICES = ("cpu", "cuda")
 
@@ -31,10 +40,8 @@ def attention_paged(
     block_table: Tensor,
     seqlens_k: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor: ...
 @overload
 def attention_paged(
@@ -44,10 +51,8 @@ def attention_paged(
     block_table: Tensor,
     seqlens_k: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[True],
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_paged(
@@ -57,10 +62,8 @@ def attention_paged(
     block_table: Tensor,
     seqlens_k: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: bool,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
 def attention_paged(
@@ -72,6 +75,7 @@ def attention_paged(
     *,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    out: Tensor | None = None,
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -95,7 +99,8 @@ def attention_paged(
     {options}
 
     Returns out, as q, contiguous; with `return_lse` also lse, (batch, heads, seqlen_q) or, packed,
-    (heads, total_q), float32. There are no gradients.
+    (heads, total_q), float32. There are no gradients. out: a contiguous tensor of q's shape and
+    dtype, which is written and returned.
 
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking
@@ -105,10 +110,16 @@ def attention_paged(
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table}
     check_types({**tensors, "seqlens_k": seqlens_k}, {})
     check_type("cu_seqlens_q", cu_seqlens_q, "tensor or None")
+    check_type("out", out, "tensor or None")
     if max_seqlen_q is not None:
         check_type("max_seqlen_q", max_seqlen_q, "int")
     inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
-    out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
+    if out is None:
+        out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
+    else:
+        *batch, seqlen_q, heads, _ = q.shape
+        lse = q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
+        call(torch.ops.pyflash.fwd_paged.out, *inputs, **arguments, out=out, lse=lse)
     return (out, lse) if return_lse else out
 
 
@@ -120,10 +131,8 @@ def attention_cached(
     seqlens_k: Tensor,
     cache_rows: Tensor | None = None,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor: ...
 @overload
 def attention_cached(
@@ -133,10 +142,8 @@ def attention_cached(
     seqlens_k: Tensor,
     cache_rows: Tensor | None = None,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[True],
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_cached(
@@ -146,10 +153,8 @@ def attention_cached(
     seqlens_k: Tensor,
     cache_rows: Tensor | None = None,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: bool,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_cached(
     q: Tensor,

@@ -102,6 +102,47 @@ def test_packed_queries(libraries, config, mask, order):
     is_right(libraries[config], config, cache, q, starts, order, **MASKS[mask])
 
 
+@pytest.mark.parametrize("lengths_q", [(1, 1, 1, 1), (1,), (3, 3, 3, 3)])
+@pytest.mark.parametrize("config", [*SM90, *SM80], ids=str)
+def test_pitfalls_14_19_24_27_splits_of_packed_queries(libraries, config, lengths_q):
+    """Equal lengths of queries; more splits than blocks of keys, so that some are empty; sinks."""
+    cache = Cache((37, 200, 0, 70)[-len(lengths_q) :], 16, 2, config.d_head, dtype_of(config))
+    cache.expire(lengths_q, causal=True)
+    starts = [0, *itertools.accumulate(lengths_q)]
+    q = torch.randn(starts[-1], 4, config.d_head).to(dtype_of(config))
+    options = {"causal": True, "sinks": torch.linspace(-2, 3, 4)}
+    is_right(libraries[config], config, cache, q, starts, num_splits=9, **options)
+
+
+@pytest.mark.parametrize("config", [SM90[2], SM80[0]], ids=str)
+def test_pitfall_15_a_second_run_gives_the_same_bits(libraries, config):
+    """What the first leaves behind, counters of splits too, is of no effect."""
+    cache = Cache((37, 200), 16, 2, config.d_head, dtype_of(config))
+    q = torch.randn(2, 1, 4, config.d_head).to(dtype_of(config))
+    inputs, pages = (q, cache.k, cache.v), cache.tensors[2:]
+    first, second = (
+        run_library(libraries[config], inputs, config, pages=pages, num_splits=3) for _ in range(2)
+    )
+    assert all(map(torch.equal, first[:2], second[:2]))
+
+
+@pytest.mark.parametrize("what", ["page", "head", "sequence"])
+@pytest.mark.parametrize("config", [SM90[0], SM80[0]], ids=str)
+def test_pitfall_8_strides_of_dimensions_of_size_1(libraries, config, what):
+    """Tensor maps take no odd ones."""
+    odd = 3 * 2**20 + 5
+    heads_kv = 1 if what == "head" else 2
+    cache = Cache((16,), 16, heads_kv, config.d_head, dtype_of(config), spare=0, width=1)
+    if what == "sequence":
+        cache.table = cache.table.as_strided((1, 1), (odd, 1))
+    else:
+        strides = list(cache.k.stride())
+        strides[{"page": 0, "head": 2}[what]] = odd
+        cache.k, cache.v = (x.as_strided(x.shape, strides) for x in (cache.k, cache.v))
+    q = torch.randn(1, 3, 2, config.d_head).to(dtype_of(config))
+    is_right(libraries[config], config, cache, q)
+
+
 @pytest.mark.parametrize("mask", ["full", "causal", "left"])
 @pytest.mark.parametrize("config", [*SM90, *SM80], ids=str)
 def test_pages_give_the_bits_of_packed_sequences(libraries, config, mask):
