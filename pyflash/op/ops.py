@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_types
+from pyflash.op.invariant import invariant_arguments
 from pyflash.op.on_demand import ensure_built
 from pyflash.op.options import AttentionOptions, shows_options
 from pyflash.op.variants.call import refuse_values, with_variant
@@ -34,6 +35,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -47,6 +49,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -60,6 +63,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -73,6 +77,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v of each batch and head, over the keys that are not masked.
@@ -96,6 +101,11 @@ def attention(
     with backward="reference" anywhere: by the formula in PyTorch, which takes memory for all
     scores; those of its tensors, too. Not with alibi_slopes.
 
+    batch_invariant: the bits of a row depend on its query, the keys and values it attends, and the
+    options, and not on other rows, lengths, pages or chunks, nor on which of the functions of
+    attention is called. By one config for each dtype and d_head (`pyflash build --set invariant`
+    builds them for a GPU) and one split. On a GPU not with softcap.
+
     Returns out, (batch, seqlen_q, heads, d_head), contiguous, in the dtype of q; with `return_lse`
     also lse, (batch, heads, seqlen_q), float32, contiguous: ln(sum(exp(s))) of the scores s, scaled
     and capped, over the keys attended, and of the sink. A row with nothing to attend has out = 0
@@ -116,10 +126,12 @@ def attention(
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_types({"q": q, "k": k, "v": v}, {})
     if variant is not None:
+        invariant_arguments(batch_invariant, arguments, q, variant)
         return with_variant(
             (q, k, v), (), variant, tensors, backward, arguments, return_lse, compile
         )
     refuse_values(tensors, backward)
+    arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, (), compile)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
@@ -140,6 +152,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -157,6 +170,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -174,6 +188,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -191,6 +206,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of variable-length sequences, packed one after the other without padding.
@@ -220,10 +236,12 @@ def attention_varlen(
     check_types(own, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if variant is not None:
+        invariant_arguments(batch_invariant, arguments, q, variant)
         return with_variant(
             (q, k, v), packing, variant, tensors, backward, arguments, return_lse, compile
         )
     refuse_values(tensors, backward)
+    arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, packing, compile)
     out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out

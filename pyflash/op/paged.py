@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_type, check_types, require
+from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class PagedOptions(AttentionOptions, total=False):
     cu_seqlens_q: Tensor | None
     max_seqlen_q: int | None
     out: Tensor | None
+    batch_invariant: bool
 
 
 # The types of the devices that it runs on.
@@ -76,6 +78,7 @@ def attention_paged(
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
     out: Tensor | None = None,
+    batch_invariant: bool = False,
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -100,7 +103,7 @@ def attention_paged(
 
     Returns out, as q, contiguous; with `return_lse` also lse, (batch, heads, seqlen_q) or, packed,
     (heads, total_q), float32. There are no gradients. out: a contiguous tensor of q's shape and
-    dtype, which is written and returned.
+    dtype, which is written and returned. batch_invariant: as for `attention`.
 
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking
@@ -113,6 +116,7 @@ def attention_paged(
     check_type("out", out, "tensor or None")
     if max_seqlen_q is not None:
         check_type("max_seqlen_q", max_seqlen_q, "int")
+    arguments = invariant_arguments(batch_invariant, arguments, q)
     inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
     if out is None:
         out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)

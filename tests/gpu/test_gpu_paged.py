@@ -13,6 +13,7 @@ import torch
 from support.paged import LAYOUTS, Cache, laid_out
 
 import pyflash
+from pyflash.op.invariant import invariant_config
 
 pytestmark = pytest.mark.gpu
 
@@ -414,3 +415,50 @@ def test_a_shared_prefix(n_prefix):
         own.values[b] = torch.cat([prefix[1, :n_prefix], own.values[b]])
         if own.lengths[b] >= 2:  # else causal of the level hides other keys than that of all
             own.check(b, q[rows], out[rows], lse[:, rows], causal=True)
+
+
+@pytest.fixture(scope="module")
+def invariant_kernels():
+    """Those of the set `invariant` for d_head 64 and 128; minutes where they are not cached."""
+    on_hopper = torch.cuda.get_device_capability()[0] == 9
+    heads = itertools.product(("FP16", "BF16"), (64, 128))
+    masks = ("", "right_window", "right_window+left_window+sinks")
+    features = [*masks, *(f"{mask}+paged_kv".lstrip("+") for mask in masks)]
+    configs = [invariant_config(dtype, d_head, on_hopper) for dtype, d_head in heads]
+    pyflash.build(configs, features=[name or "plain" for name in features])
+
+
+@pytest.mark.usefixtures("invariant_kernels")
+@pytest.mark.parametrize("first", range(0, 500, 50))
+def test_pitfalls_21_22_23_bits_of_a_row(first):
+    """500 random batches: each sequence alone, among others, in chunks, and in other pages."""
+    masks = ({}, {"window_left": 100}, {"sinks": torch.linspace(-2, 3, HEADS, device="cuda")})
+    for seed in range(first, first + 50):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        lengths = [
+            rng.randrange(1, rng.choice([20, 300, 3000])) for _ in range(rng.randrange(2, 6))
+        ]
+        lengths_q = [rng.choice([1, 1, rng.randrange(1, min(n, 400) + 1)]) for n in lengths]
+        d_head, dtype = rng.choice([64, 128]), rng.choice([FP16, BF16])
+        options = {"causal": True, "batch_invariant": True, "return_lse": True, **rng.choice(masks)}
+        cache = Cache(lengths, rng.choice([8, 16, 64, 256]), 2, d_head, dtype, device="cuda")
+        starts = [0, *itertools.accumulate(lengths_q)]
+        scale = rng.choice([1, 8])
+        q = scale * torch.randn(starts[-1], HEADS, d_head, device="cuda").to(dtype)
+        packed = {
+            "cu_seqlens_q": torch.tensor(starts, dtype=torch.int32, device="cuda"),
+            "max_seqlen_q": max(lengths_q),
+        }
+        out, lse = pyflash.attention_paged(q, *cache.tensors, **packed, **options)
+        for b, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
+            rows = slice(starts[b], starts[b + 1])
+            n = rng.randrange(1, lengths_q[b] + 1)  # the last of its queries alone
+            alone = q[rows][-n:]
+            found = pyflash.attention(alone[None], k[None], v[None], **options)
+            assert torch.equal(found[0][0], out[rows][-n:]), seed
+            assert torch.equal(found[1][0], lse[:, rows][:, -n:]), seed
+            other = Cache([len(k)], rng.choice([8, 32, 128]), 2, d_head, dtype, device="cuda")
+            other.k[other.place(0)], other.v[other.place(0)] = k, v
+            found = pyflash.attention_paged(alone[None], *other.tensors, **options)
+            assert torch.equal(found[0][0], out[rows][-n:]), seed

@@ -64,6 +64,11 @@ _PAGED = "op/test_paged.py::"
 _WRITES = "op/test_paged_writes.py::"
 _HERE = "op/test_serving_pitfalls.py::"
 _MATRICES = (_EMULATED + "test_pages_masks_and_lengths", _GPU + "test_pages_masks_and_lengths")
+_INVARIANT = (
+    "op/test_batch_invariant.py::test_bits_of_a_row",
+    _EMULATED + "test_pitfalls_21_22_23_bits_of_a_row_without_a_threshold",
+    _GPU + "test_pitfalls_21_22_23_bits_of_a_row",
+)
 
 TESTS = {
     1: (_PAGED + "test_padded_queries", *_MATRICES),
@@ -126,9 +131,9 @@ TESTS = {
         _GPU + "test_random_cases",
     ),
     20: (_HERE + "test_pitfall_20_a_few_queries_are_split",),
-    21: (_HERE + "test_pitfalls_21_22_a_row_depends_on_no_neighbour",),
-    22: (_HERE + "test_pitfalls_21_22_a_row_depends_on_no_neighbour",),
-    23: (_HERE + "test_pitfall_23_decoding_has_the_bits_of_prefill",),
+    21: (_HERE + "test_pitfalls_21_22_a_row_depends_on_no_neighbour", *_INVARIANT),
+    22: (_HERE + "test_pitfalls_21_22_a_row_depends_on_no_neighbour", *_INVARIANT),
+    23: (_HERE + "test_pitfall_23_decoding_has_the_bits_of_prefill", *_INVARIANT),
     24: (
         _EMULATED + "test_pitfalls_14_19_24_27_splits_of_packed_queries",
         _GPU + "test_random_cases",
