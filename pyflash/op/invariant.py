@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import DType, KernelConfig, named_set, parse_short_form
+from pyflash.config import DType, Family, KernelConfig, named_set, parse_short_form
 from pyflash.op.errors import check_type, dtype_name, require
 
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
-# Generations whose kernels the SM90 family is compiled for.
-_HOPPER = 9
 
 
 def invariant_arguments(
@@ -35,7 +33,7 @@ def invariant_arguments(
     check_type("batch_invariant", batch_invariant, "bool")
     _refuse_what_cannot_be(arguments, q, variant)
     config = arguments.get("config") or _short_form(
-        q.dtype, operator.index(q.shape[-1]), _generation(q.device)
+        q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device)
     )
     return {**arguments, "config": config, "num_splits": 1}
 
@@ -72,33 +70,40 @@ def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any
         )
 
 
-def invariant_config(dtype: DType | str, d_head: int, on_hopper: bool) -> KernelConfig:
-    """The config of such calls: that of the narrowest head that holds d_head, of the set
-    `invariant`."""
-    family = "sm90_forward" if on_hopper else "sm80_forward"
+def invariant_config(dtype: DType | str, d_head: int, sm_arch: int) -> KernelConfig:
+    """The config of such calls: of the set `invariant`, that of the newest family that runs on an
+    architecture, 0 for the CPU, with the narrowest head that holds d_head."""
     fitting = [
         config
         for config in named_set("invariant")
         if config.dtype == DType.of(dtype)
         and config.d_head >= d_head
-        and config.family.name == family
+        and _runs_on(config.family, sm_arch)
     ]
     require(len(fitting) > 0, f"batch_invariant with d_head {d_head}: expected 256 at most")
-    return min(fitting, key=lambda config: config.d_head)
+    return min(fitting, key=lambda config: (-config.family.generation, config.d_head))
 
 
-def _generation(device: torch.device) -> int:
-    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+def _runs_on(family: Family, sm_arch: int) -> bool:
+    if family.arch_specific:
+        return sm_arch == family.generation
+    return sm_arch == 0 or sm_arch >= family.generation
 
 
-def _short_form(dtype: torch.dtype, d_head: int, generation: int) -> str:
-    return _short_form_of(dtype, d_head, generation)
+def _sm_arch(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+def _short_form(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
+    return _short_form_of(dtype, d_head, sm_arch)
 
 
 @functools.lru_cache(maxsize=256)
-def _short_form_of(dtype: torch.dtype, d_head: int, generation: int) -> str:
-    config = invariant_config(_DTYPES[dtype], d_head, generation == _HOPPER)
-    return config.canonical().short_form()
+def _short_form_of(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
+    return invariant_config(_DTYPES[dtype], d_head, sm_arch).canonical().short_form()
 
 
 def _has_threshold(config: str) -> bool:

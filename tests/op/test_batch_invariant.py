@@ -91,13 +91,12 @@ def test_bits_of_a_row(batch):
 
 
 def test_a_config_for_each_head():
-    for on_hopper, dtype, d_head in itertools.product(
-        (False, True), ("FP16", "BF16"), range(8, 257, 8)
-    ):
-        config = invariant_config(dtype, d_head, on_hopper)
+    archs = (0, 80, 90, 100)
+    for sm_arch, dtype, d_head in itertools.product(archs, ("FP16", "BF16"), range(8, 257, 8)):
+        config = invariant_config(dtype, d_head, sm_arch)
         assert not config.rescale_threshold
         assert config.d_head >= d_head
-        assert config.is_legal("sm_90" if on_hopper else "sm_80")
+        assert config.is_legal(sm_arch or 80)
     for config in named_set("invariant"):
         features = config.family.built_features(config)
         assert any(of.paged_kv for of in features), config
