@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_type, check_types, require
+from pyflash.op.fp8 import attention_over_fp8, check_scales
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
 
@@ -28,6 +29,8 @@ class PagedOptions(AttentionOptions, total=False):
     max_seqlen_q: int | None
     out: Tensor | None
     batch_invariant: bool
+    k_scale: Tensor | None
+    v_scale: Tensor | None
 
 
 # The types of the devices that it runs on.
@@ -79,6 +82,8 @@ def attention_paged(
     max_seqlen_q: int | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -105,6 +110,9 @@ def attention_paged(
     (heads, total_q), float32. There are no gradients. out: a contiguous tensor of q's shape and
     dtype, which is written and returned. batch_invariant: as for `attention`.
 
+    The caches may be float8_e4m3fn on the CPU, with k_scale and v_scale, float32, () or
+    (heads_kv,), by which their elements count; a GPU refuses them.
+
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking
     would synchronize, lengths are clamped, and keys and values of such a page are zeros.
@@ -118,7 +126,19 @@ def attention_paged(
         check_type("max_seqlen_q", max_seqlen_q, "int")
     arguments = invariant_arguments(batch_invariant, arguments, q)
     inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
-    if out is None:
+    if k_scale is not None or v_scale is not None:
+        check_type("k_scale", k_scale, "tensor or None")
+        check_type("v_scale", v_scale, "tensor or None")
+        check_scales(k_cache, k_scale, v_scale)
+
+        def attend(*qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            return call(torch.ops.pyflash.fwd_paged, *qkv, *inputs[3:], **options)
+
+        assert k_scale is not None and v_scale is not None  # noqa: PT018
+        scales = (k_scale, v_scale)
+        made, lse = attention_over_fp8(attend, q, k_cache, v_cache, *scales, arguments)
+        out = made if out is None else out.copy_(made)
+    elif out is None:
         out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
     else:
         *batch, seqlen_q, heads, _ = q.shape

@@ -163,7 +163,7 @@ TESTS = {
     33: (_HERE + "test_pitfall_33_windows_count_keys",),
     34: (_GPU + "test_pitfall_34_short_sequences_take_no_scan",),
     35: (_GPU + "test_pitfall_35_capture_on_several_streams",),
-    36: (_HERE + "test_pitfall_36_fp8_is_refused_in_words",),
+    36: ("op/test_fp8.py::test_pitfall_36_long_contexts",),
 }
 
 
@@ -403,13 +403,3 @@ def test_pitfall_33_windows_count_keys(window, page_size):
         window_size=(window, 0), causal=True,
     )  # fmt: skip
     assert torch.equal(found, out)
-
-
-def test_pitfall_36_fp8_is_refused_in_words():
-    cache = Cache((37,), 16)
-    k, v = (x.to(torch.float8_e4m3fn) for x in (cache.k, cache.v))
-    with pytest.raises(ValueError, match="k_cache is of another dtype: expected float16 as q"):
-        pyflash.attention_paged(random_q(1, 1, 4), k, v, *cache.tensors[2:])
-    new = random_q(3, 2)
-    with pytest.raises(ValueError, match="k_cache is float8_e4m3fn: expected float16 as k"):
-        pyflash.append_kv(new, new, k, v, torch.tensor([0, 1, 2]))
