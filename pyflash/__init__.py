@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         emulate_varlen,
     )
     from pyflash.op.append import append_kv, slots_of
+    from pyflash.op.cascade import attention_cascade
     from pyflash.op.flex import flex_attention
     from pyflash.op.functional import sdpa
     from pyflash.op.library import BuiltConfig, build, built_configs, load
@@ -50,6 +51,7 @@ _LAZY = {
     "append_kv": "pyflash.op.append",
     "attention": "pyflash.op.ops",
     "attention_cached": "pyflash.op.paged",
+    "attention_cascade": "pyflash.op.cascade",
     "attention_paged": "pyflash.op.paged",
     "attention_varlen": "pyflash.op.ops",
     "BuiltConfig": "pyflash.op.library",
@@ -86,6 +88,7 @@ __all__ = [
     "append_kv",
     "attention",
     "attention_cached",
+    "attention_cascade",
     "attention_paged",
     "attention_varlen",
     "build",

@@ -1,9 +1,11 @@
 #include "cute_kernels/bindings/forward.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "cute_kernels/bindings/arguments.h"
@@ -26,27 +28,60 @@ struct Outputs {
   Tensor lse;  // (batch, heads, seqlen_q); packed: (heads, total_q)
 };
 
-// Allocates the outputs and points the problem at them.
-Outputs allocate_outputs(Tensor const& q, Problem& problem) {
+// A tensor that a caller gave for an output.
+void check_given(char const* name, Tensor const& given, Tensor const& q,
+                 std::vector<int64_t> const& shape, int32_t dtype) {
+  TensorView const view = view_of(name, given), of_q = view_of("q", q);
+  require(view.device == of_q.device, name, " is on ", view.device, ": expected ", of_q.device,
+          ", where q is");
+  require(dtype_of(given) == dtype, name, " is ", view.dtype, ": expected ",
+          dtype == dtype_of(q) ? of_q.dtype : ElementType::kFloat32);
+  bool fits = view.rank == static_cast<int>(shape.size()), contiguous = fits;
+  int64_t stride = 1;
+  for (int i = view.rank - 1; fits && i >= 0; --i) {
+    fits = view.sizes[i] == shape[i];
+    contiguous = contiguous && (shape[i] <= 1 || view.strides[i] == stride);
+    stride *= std::max<int64_t>(shape[i], 1);
+  }
+  TensorView const expected{
+      .rank = static_cast<int>(shape.size()), .sizes = shape.data(), .dtype = view.dtype};
+  require(fits, name, " has shape ", ShapeOf{view}, ": expected ", ShapeOf{expected});
+  bool const aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  require(contiguous && aligned, name,
+          " has strides or an address of other views: expected a contiguous tensor at a multiple "
+          "of 16 bytes");
+}
+
+// Allocates the outputs, or takes those given, and points the problem at them.
+Outputs allocate_outputs(Tensor const& q, Problem& problem, Outputs const* given = nullptr) {
   int32_t const dtype = dtype_of(q), fp32 = aoti_torch_dtype_float32();
   auto const n = q.sizes();
-  Outputs outputs = n.size() == 4 ? Outputs{allocate<4>("out", q, {n[0], n[1], n[2], n[3]}, dtype),
-                                            allocate<3>("lse", q, {n[0], n[2], n[1]}, fp32)}
-                                  : Outputs{allocate<3>("out", q, {n[0], n[1], n[2]}, dtype),
-                                            allocate<2>("lse", q, {n[1], n[0]}, fp32)};
+  bool const padded = n.size() == 4;
+  if (given != nullptr) {
+    auto const [batch, rows, heads] = std::tuple(n[0], n[n.size() - 3], n[n.size() - 2]);
+    check_given("out", given->out, q, {n.begin(), n.end()}, dtype);
+    check_given("lse", given->lse, q,
+                padded ? std::vector{batch, heads, rows} : std::vector{heads, rows}, fp32);
+  }
+  Outputs outputs = given    ? *given
+                    : padded ? Outputs{allocate<4>("out", q, {n[0], n[1], n[2], n[3]}, dtype),
+                                       allocate<3>("lse", q, {n[0], n[2], n[1]}, fp32)}
+                             : Outputs{allocate<3>("out", q, {n[0], n[1], n[2]}, dtype),
+                                       allocate<2>("lse", q, {n[1], n[0]}, fp32)};
   problem.params.o = outputs.out.mutable_data_ptr();
   problem.params.lse = static_cast<float*>(outputs.lse.mutable_data_ptr());
   return outputs;
 }
 
-Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named) {
+Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named,
+                   Outputs const* given) {
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
   Gpu const gpu = current_gpu(device_index);
   GpuSelection const selection =
       named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
-  Outputs outputs = allocate_outputs(q, problem);
+  Outputs outputs = allocate_outputs(q, problem, given);
   if (params.lse_strides.split > 0) {
     void* const stream = current_cuda_stream(device_index);
     for_each_launch(selection, params,
@@ -88,12 +123,12 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
 }
 
 Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named,
-                   CpuVariant const* variant = nullptr) {
+                   CpuVariant const* variant = nullptr, Outputs const* given = nullptr) {
   auto& params = problem.params;
   CpuConfig const config = cpu_config(named.empty() ? select_on_cpu(problem).config
                                                     : named_on_cpu(problem, named).config);
   params.num_splits = params.cluster = 1;
-  Outputs outputs = allocate_outputs(q, problem);
+  Outputs outputs = allocate_outputs(q, problem, given);
   if (params.lse_strides.split > 0) {
     torch::stable::parallel_for(
         0, n_cpu_tasks(problem, config), 1,
@@ -105,15 +140,15 @@ Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named,
   return outputs;
 }
 
-Outputs run(Call const& call, Problem& problem, Tensor const& q) {
+Outputs run(Call const& call, Problem& problem, Tensor const& q, Outputs const* given = nullptr) {
   bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
-  return on_gpu ? run_on_gpu(problem, q, call.options.config)
-                : run_on_cpu(problem, q, call.options.config);
+  return on_gpu ? run_on_gpu(problem, q, call.options.config, given)
+                : run_on_cpu(problem, q, call.options.config, nullptr, given);
 }
 
 }  // namespace
 
-void forward_paged(StableIValue* stack) {
+void forward_paged(StableIValue* stack, bool into) {
   Arguments arguments(stack);
   Call call{.q = arguments.take_tensor("q"),
             .k = arguments.take_tensor("k_cache"),
@@ -131,7 +166,14 @@ void forward_paged(StableIValue* stack) {
   }
   call.options = arguments.take_options();
   Problem problem = problem_of(call);
-  Outputs const outputs = run(call, problem, arguments.tensor(0));
+  Tensor const& q = arguments.tensor(0);
+  if (into) {
+    auto const out = arguments.take<Tensor>();
+    Outputs const given{out, arguments.take<Tensor>()};
+    run(call, problem, q, &given);
+    return;
+  }
+  Outputs const outputs = run(call, problem, q);
   put_results(stack, outputs.out, outputs.lse);
 }
 

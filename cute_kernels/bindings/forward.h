@@ -7,8 +7,8 @@ namespace pyflash {
 
 // q, k and v; for fwd_varlen, which is packed, what sets its sequences apart; options.
 void forward(StableIValue* stack, bool packed);
-// q, and k and v in pages; options.
-void forward_paged(StableIValue* stack);
+// q, and k and v in pages; options; into: out and lse, which are written, and no results.
+void forward_paged(StableIValue* stack, bool into);
 // q, k and v; a variant and what it captures; what sets sequences apart, or nothing; options.
 void forward_variant(StableIValue* stack);
 

@@ -43,7 +43,8 @@ void noted(StableIValue* stack, uint64_t n_arguments, uint64_t n_results) {
 // Kernels as torch calls them. They take the arguments off the stack and put the results there.
 void fwd(StableIValue* stack, uint64_t, uint64_t) { forward(stack, /*packed=*/false); }
 void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { forward(stack, /*packed=*/true); }
-void fwd_paged(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack); }
+void fwd_paged(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack, /*into=*/false); }
+void fwd_paged_out(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack, /*into=*/true); }
 void fwd_variant(StableIValue* stack, uint64_t, uint64_t) { forward_variant(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
@@ -241,9 +242,12 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
                        "SymInt max_seqlen_q, SymInt max_seqlen_k")
             .c_str());
-  m.def(forward_schema("fwd_paged",
-                       "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, "
-                       "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None")
+  std::string const pages =
+      "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, "
+      "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None";
+  m.def(forward_schema("fwd_paged", pages).c_str());
+  m.def(("fwd_paged.out(Tensor q, " + pages + ", *, " + options_schema() +
+         ", Tensor(a!) out, Tensor(b!) lse) -> ()")
             .c_str());
   m.def(forward_schema("fwd_variant",
                        "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
@@ -286,6 +290,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
   m.impl("run_backward", pyflash::noted<pyflash::run_backward>);
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
+  m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
 }
 
@@ -293,6 +298,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
+  m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
 }
 

@@ -9,10 +9,27 @@ import torch
 from torch import Tensor
 
 from pyflash.op.autograd.formulas import VMAP, refusal
-from pyflash.op.errors import check_device, check_integers, check_types, dtype_name, require
+from pyflash.op.errors import (
+    check_device,
+    check_integers,
+    check_type,
+    check_types,
+    dtype_name,
+    require,
+)
+from pyflash.op.fp8 import check_scales, is_fp8, quantised
 
 
-def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def append_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Writes rows of k and v into pages, in place.
 
     k and v are (n, heads_kv, d_head), the caches (num_pages, page_size, heads_kv, d_head), all of
@@ -20,11 +37,17 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Ten
     page slots[i] // page_size. A row whose slot is negative is skipped, as are the rows of k and v
     past the end of slots. Of rows with the same slot any one stays.
 
+    The caches may be float8_e4m3fn, with k_scale and v_scale, float32, () or (heads_kv,): they get
+    k / k_scale and v / v_scale, and what exceeds their range as its largest number.
+
     Raises ValueError for a shape, dtype or device that does not fit; on the CPU for a slot past the
     last page too. On a GPU, where looking would synchronize, its row is skipped.
     """
     check_types({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}, {})
-    torch.ops.pyflash.append_kv(k, v, k_cache, v_cache, slots)
+    check_type("k_scale", k_scale, "tensor or None")
+    check_type("v_scale", v_scale, "tensor or None")
+    scales = {} if k_scale is None and v_scale is None else {"k_scale": k_scale, "v_scale": v_scale}
+    torch.ops.pyflash.append_kv(k, v, k_cache, v_cache, slots, **scales)
 
 
 def slots_of(
@@ -67,9 +90,21 @@ def slots_of(
     return torch.where(exists, page * page_size + key % page_size, -1)
 
 
-def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def _append(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """The op. It neither synchronizes on a GPU nor writes anything but the rows of slots."""
-    _check_append(k, v, k_cache, v_cache, slots)
+    _check_append(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
+    if k_scale is not None and v_scale is not None:  # as bytes, which torch can index everywhere
+        k, v = (quantised(x, s).view(torch.uint8) for x, s in ((k, k_scale), (v, v_scale)))
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     n, (num_pages, page_size) = slots.shape[0], k_cache.shape[:2]
     n_slots = num_pages * page_size
     slots = slots.long()
@@ -93,7 +128,16 @@ def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tenso
         cache.index_put_(place, torch.where(is_kept[:, None, None], new, other))
 
 
-def _check_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def _check_append(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """What depends on shapes alone."""
     require(k.dim() == 3, f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
     require(v.shape == k.shape, f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
@@ -113,11 +157,13 @@ def _check_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots:
         slots.dim() == 1 and slots.shape[0] <= k.shape[0],
         f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows of k",
     )
-    for name, x in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+    require(v.dtype == k.dtype, f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         require(
-            x.dtype == k.dtype,
+            x.dtype == k.dtype or (is_fp8(k_cache) and is_fp8(v_cache)),
             f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k",
         )
+    check_scales(k_cache, k_scale, v_scale)
     check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
 
 
@@ -144,13 +190,18 @@ def _refusing_gradients(op: Any) -> Callable[..., Any]:
 
 def _register(library: torch.library.Library) -> None:
     library.define(
-        "append_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
+        "append_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, *, "
+        "Tensor? k_scale=None, Tensor? v_scale=None) -> ()",
         tags=torch.Tag.pt2_compliant_tag,
     )
     library.impl("append_kv", _append, "CompositeExplicitAutograd")
     torch.library.register_fake("pyflash::append_kv", _check_append, lib=library)
-    for name in ("fwd_paged", "append_kv"):
-        op = getattr(torch.ops.pyflash, name).default
+    ops = torch.ops.pyflash
+    for name, op in (
+        ("fwd_paged", ops.fwd_paged.default),
+        ("fwd_paged.out", ops.fwd_paged.out),
+        ("append_kv", ops.append_kv.default),
+    ):
         library.impl(name, _refusing_gradients(op), "Autograd")
         library.impl(name, refusal(VMAP), "FuncTorchBatched")
 

@@ -67,6 +67,22 @@ def _fwd_paged(
     return q.new_empty(q.shape), q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
 
 
+@torch.library.register_fake("pyflash::fwd_paged.out")
+def _fwd_paged_out(*inputs: Any, out: Tensor, lse: Tensor, **options: Any) -> None:
+    for name, given, made in zip(
+        ("out", "lse"), (out, lse), _fwd_paged(*inputs, **options), strict=True
+    ):
+        check_device(inputs[0], **{name: given})
+        require(
+            given.dtype == made.dtype,
+            f"{name} is {dtype_name(given.dtype)}: expected {dtype_name(made.dtype)}",
+        )
+        require(
+            given.shape == made.shape,
+            f"{name} has shape {tuple(given.shape)}: expected {tuple(made.shape)}",
+        )
+
+
 def check_forward(q: Tensor, k: Tensor, v: Tensor, packed: bool, **options: Any) -> None:
     """q, k and v, and the options."""
     axes = _PACKED if packed else _PADDED

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_type, check_types
+from pyflash.op.invariant import invariant_arguments
 from pyflash.op.on_demand import ensure_built
 from pyflash.op.options import AttentionOptions, shows_options
 from pyflash.op.used_lengths import Used, check_lengths, ranges_of
@@ -37,6 +38,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -52,6 +54,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -67,6 +70,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -82,6 +86,7 @@ def attention(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v of each batch and head, over the keys that are not masked.
@@ -112,6 +117,11 @@ def attention(
     with backward="reference" anywhere: by the formula in PyTorch, which takes memory for all
     scores; those of its tensors, too. Not with alibi_slopes.
 
+    batch_invariant: the bits of a row depend on its query, the keys and values it attends, and the
+    options, and not on other rows, lengths, pages or chunks, nor on which of the functions of
+    attention is called. By one config for each dtype and d_head (`pyflash build --set invariant`
+    builds them for a GPU) and one split. On a GPU not with softcap.
+
     Returns out, (batch, seqlen_q, heads, d_head), contiguous, in the dtype of q; with `return_lse`
     also lse, (batch, heads, seqlen_q), float32, contiguous: ln(sum(exp(s))) of the scores s, scaled
     and capped, over the keys attended, and of the sink. A row with nothing to attend has out = 0
@@ -138,12 +148,15 @@ def attention(
                 "a variant's positions are those in packed sequences (pyflash.attention_varlen)"
             )
         refuse_values(tensors, backward)
+        arguments = invariant_arguments(batch_invariant, arguments, q)
         return _of_used_rows((q, k, v), seqlens_q, seqlens_k, arguments, return_lse, compile)
     if variant is not None:
+        invariant_arguments(batch_invariant, arguments, q, variant)
         return with_variant(
             (q, k, v), (), variant, tensors, backward, arguments, return_lse, compile
         )
     refuse_values(tensors, backward)
+    arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, (), compile)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
@@ -205,6 +218,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
@@ -222,6 +236,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -239,6 +254,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
@@ -256,6 +272,7 @@ def attention_varlen(
     variant: Variant | Bound | str | None = None,
     tensors: Mapping[str, Any] | None = None,
     backward: str = "",
+    batch_invariant: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of variable-length sequences, packed one after the other without padding.
@@ -285,10 +302,12 @@ def attention_varlen(
     check_types(own, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if variant is not None:
+        invariant_arguments(batch_invariant, arguments, q, variant)
         return with_variant(
             (q, k, v), packing, variant, tensors, backward, arguments, return_lse, compile
         )
     refuse_values(tensors, backward)
+    arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, packing, compile)
     out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out

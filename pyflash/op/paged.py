@@ -14,10 +14,24 @@ from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_type, check_types, require
+from pyflash.op.fp8 import attention_over_fp8, check_scales
+from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class PagedOptions(AttentionOptions, total=False):
+    """The keyword arguments of `attention_paged` and `attention_cached`, but for return_lse."""
+
+    cu_seqlens_q: Tensor | None
+    max_seqlen_q: int | None
+    out: Tensor | None
+    batch_invariant: bool
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
 
 # The types of the devices that it runs on.
 DEVICES = ("cpu", "cuda")
@@ -31,10 +45,8 @@ def attention_paged(
     block_table: Tensor,
     seqlens_k: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor: ...
 @overload
 def attention_paged(
@@ -44,10 +56,8 @@ def attention_paged(
     block_table: Tensor,
     seqlens_k: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[True],
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_paged(
@@ -57,10 +67,8 @@ def attention_paged(
     block_table: Tensor,
     seqlens_k: Tensor,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: bool,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @shows_options
 def attention_paged(
@@ -72,6 +80,10 @@ def attention_paged(
     *,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    out: Tensor | None = None,
+    batch_invariant: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -95,7 +107,11 @@ def attention_paged(
     {options}
 
     Returns out, as q, contiguous; with `return_lse` also lse, (batch, heads, seqlen_q) or, packed,
-    (heads, total_q), float32. There are no gradients.
+    (heads, total_q), float32. There are no gradients. out: a contiguous tensor of q's shape and
+    dtype, which is written and returned. batch_invariant: as for `attention`.
+
+    The caches may be float8_e4m3fn on the CPU, with k_scale and v_scale, float32, () or
+    (heads_kv,), by which their elements count; a GPU refuses them.
 
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking
@@ -105,10 +121,29 @@ def attention_paged(
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table}
     check_types({**tensors, "seqlens_k": seqlens_k}, {})
     check_type("cu_seqlens_q", cu_seqlens_q, "tensor or None")
+    check_type("out", out, "tensor or None")
     if max_seqlen_q is not None:
         check_type("max_seqlen_q", max_seqlen_q, "int")
+    arguments = invariant_arguments(batch_invariant, arguments, q)
     inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
-    out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
+    if k_scale is not None or v_scale is not None:
+        check_type("k_scale", k_scale, "tensor or None")
+        check_type("v_scale", v_scale, "tensor or None")
+        check_scales(k_cache, k_scale, v_scale)
+
+        def attend(*qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            return call(torch.ops.pyflash.fwd_paged, *qkv, *inputs[3:], **options)
+
+        assert k_scale is not None and v_scale is not None  # noqa: PT018
+        scales = (k_scale, v_scale)
+        made, lse = attention_over_fp8(attend, q, k_cache, v_cache, *scales, arguments)
+        out = made if out is None else out.copy_(made)
+    elif out is None:
+        out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
+    else:
+        *batch, seqlen_q, heads, _ = q.shape
+        lse = q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
+        call(torch.ops.pyflash.fwd_paged.out, *inputs, **arguments, out=out, lse=lse)
     return (out, lse) if return_lse else out
 
 
@@ -120,10 +155,8 @@ def attention_cached(
     seqlens_k: Tensor,
     cache_rows: Tensor | None = None,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor: ...
 @overload
 def attention_cached(
@@ -133,10 +166,8 @@ def attention_cached(
     seqlens_k: Tensor,
     cache_rows: Tensor | None = None,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: Literal[True],
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_cached(
@@ -146,10 +177,8 @@ def attention_cached(
     seqlens_k: Tensor,
     cache_rows: Tensor | None = None,
     *,
-    cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
     return_lse: bool,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[PagedOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_cached(
     q: Tensor,

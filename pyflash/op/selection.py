@@ -156,6 +156,12 @@ def tiles_of(problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int) -
     return tiles
 
 
+def splits_by_rule(problem: Problem, config: KernelConfig, sm_arch: int, n_sms: int) -> int:
+    """The number of splits that the rule chooses for a config, which need not be built."""
+    _, splits, _ = _expected(problem, config, sm_arch, n_sms, [])
+    return splits
+
+
 def _expected(
     problem: Problem,
     config: KernelConfig,

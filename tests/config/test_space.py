@@ -22,6 +22,7 @@ COUNTS = {
     "all": 47,
     "sm90": 18,
     "head_dims": 24,
+    "invariant": 22,
     "backward": 6,
 }
 

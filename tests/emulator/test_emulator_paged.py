@@ -102,6 +102,47 @@ def test_packed_queries(libraries, config, mask, order):
     is_right(libraries[config], config, cache, q, starts, order, **MASKS[mask])
 
 
+@pytest.mark.parametrize("lengths_q", [(1, 1, 1, 1), (1,), (3, 3, 3, 3)])
+@pytest.mark.parametrize("config", [*SM90, *SM80], ids=str)
+def test_pitfalls_14_19_24_27_splits_of_packed_queries(libraries, config, lengths_q):
+    """Equal lengths of queries; more splits than blocks of keys, so that some are empty; sinks."""
+    cache = Cache((37, 200, 0, 70)[-len(lengths_q) :], 16, 2, config.d_head, dtype_of(config))
+    cache.expire(lengths_q, causal=True)
+    starts = [0, *itertools.accumulate(lengths_q)]
+    q = torch.randn(starts[-1], 4, config.d_head).to(dtype_of(config))
+    options = {"causal": True, "sinks": torch.linspace(-2, 3, 4)}
+    is_right(libraries[config], config, cache, q, starts, num_splits=9, **options)
+
+
+@pytest.mark.parametrize("config", [SM90[2], SM80[0]], ids=str)
+def test_pitfall_15_a_second_run_gives_the_same_bits(libraries, config):
+    """What the first leaves behind, counters of splits too, is of no effect."""
+    cache = Cache((37, 200), 16, 2, config.d_head, dtype_of(config))
+    q = torch.randn(2, 1, 4, config.d_head).to(dtype_of(config))
+    inputs, pages = (q, cache.k, cache.v), cache.tensors[2:]
+    first, second = (
+        run_library(libraries[config], inputs, config, pages=pages, num_splits=3) for _ in range(2)
+    )
+    assert all(map(torch.equal, first[:2], second[:2]))
+
+
+@pytest.mark.parametrize("what", ["page", "head", "sequence"])
+@pytest.mark.parametrize("config", [SM90[0], SM80[0]], ids=str)
+def test_pitfall_8_strides_of_dimensions_of_size_1(libraries, config, what):
+    """Tensor maps take no odd ones."""
+    odd = 3 * 2**20 + 5
+    heads_kv = 1 if what == "head" else 2
+    cache = Cache((16,), 16, heads_kv, config.d_head, dtype_of(config), spare=0, width=1)
+    if what == "sequence":
+        cache.table = cache.table.as_strided((1, 1), (odd, 1))
+    else:
+        strides = list(cache.k.stride())
+        strides[{"page": 0, "head": 2}[what]] = odd
+        cache.k, cache.v = (x.as_strided(x.shape, strides) for x in (cache.k, cache.v))
+    q = torch.randn(1, 3, 2, config.d_head).to(dtype_of(config))
+    is_right(libraries[config], config, cache, q)
+
+
 @pytest.mark.parametrize("mask", ["full", "causal", "left"])
 @pytest.mark.parametrize("config", [*SM90, *SM80], ids=str)
 def test_pages_give_the_bits_of_packed_sequences(libraries, config, mask):
@@ -224,3 +265,59 @@ def test_a_bug_is_found(planted_libraries, bug: Bug):
         for finding in bug.found:
             assert finding.is_in(findings), f"{finding}:\n" + "\n".join(map(str, findings))
         assert bug.found or not right
+
+
+def last_chunk(library, config, q, k, v, page_size, n_queries, neighbours=(), **options):
+    """Attention of the last queries of a sequence, behind neighbours of (queries, keys)."""
+    cache = Cache([*(n for _, n in neighbours), len(k)], page_size, 2, config.d_head, k.dtype)
+    place = cache.place(len(neighbours))
+    cache.k[place], cache.v[place] = k, v
+    lengths_q = [*(n for n, _ in neighbours), n_queries]
+    starts = [0, *itertools.accumulate(lengths_q)]
+    others = 9 * torch.randn(starts[-2], *q.shape[1:]).to(q.dtype)
+    inputs = (torch.cat([others, q[len(q) - n_queries :]]), cache.k, cache.v)
+    pages = (*cache.tensors[2:], torch.tensor(starts).int(), max(lengths_q))
+    out, lse, report = run_library(
+        library, inputs, config, pages=pages, num_splits=1, causal=True, **options
+    )
+    report.check()
+    return out[starts[-2] :], lse[:, starts[-2] :]
+
+
+NEIGHBOURS = ((1, 64, ()), (7, 16, ((9, 40),)), (7, 128, ((10, 40), (70, 70))), (66, 8, ((1, 0),)))
+
+
+def changed_bits(library, config, options) -> int:
+    """In how many cases the bits of rows are not those of the sequence alone. The scores are
+    large and grow, so that maxima move in some rows of a warp and not in others."""
+    torch.manual_seed(0)
+    n = 150
+    q, k, v = (torch.randn(n, heads, config.d_head).to(dtype_of(config)) for heads in (4, 2, 2))
+    q = q * torch.randint(1, 9, (n, 1, 1)).to(q.dtype)
+    k = k * torch.linspace(3, 0.1, n)[:, None, None].to(q.dtype)
+    tma = config in SM90
+    out, lse = last_chunk(library, config, q, k, v, 16, n, **options)
+    changed = 0
+    for n_queries, page_size, neighbours in NEIGHBOURS:
+        size = page_size if tma else page_size - 1
+        found = last_chunk(library, config, q, k, v, size, n_queries, neighbours, **options)
+        same = torch.equal(found[0], out[n - n_queries :])
+        changed += not (same and torch.equal(found[1], lse[:, n - n_queries :]))
+    return changed
+
+
+INVARIANT = [config for config in (*SM90, *SM80) if not config.rescale_threshold]
+
+
+@pytest.mark.parametrize("options", [{}, {"window_left": 90}, {"sinks": torch.linspace(-2, 3, 4)}])
+@pytest.mark.parametrize("config", INVARIANT, ids=str)
+def test_pitfalls_21_22_23_bits_of_a_row_without_a_threshold(libraries, config, options):
+    assert {c in SM90 for c in INVARIANT} == {True, False}
+    assert changed_bits(libraries[config], config, options) == 0
+
+
+@pytest.mark.parametrize("config", [SM90[0], SM80[1]], ids=str)
+def test_with_a_threshold_bits_depend_on_others(libraries, config):
+    """So the test above can fail. Rows of a warp vote in blocks of which a part is masked."""
+    assert config.rescale_threshold
+    assert changed_bits(libraries[config], config, {"window_left": 90}) > 0

@@ -13,6 +13,7 @@ import torch
 from support.paged import LAYOUTS, Cache, laid_out
 
 import pyflash
+from pyflash.op.invariant import invariant_config
 
 pytestmark = pytest.mark.gpu
 
@@ -282,3 +283,182 @@ def test_opcheck(options):
     k, v = laid_out("of one tensor", cache.k.nan_to_num(), cache.v.nan_to_num())
     inputs = (q, k, v, cache.table, cache.seqlens)
     torch.library.opcheck(torch.ops.pyflash.fwd_paged.default, inputs, options)
+
+
+def _step(n: int, page_size: int = 16, batch: int = 4, width: int = 64):
+    """A cache of sequences of n keys, and one query of each."""
+    cache = Cache((n,) * batch, page_size, device="cuda", width=width)
+    return cache, torch.randn(batch, 1, HEADS, 64, device="cuda").half()
+
+
+def test_pitfall_17_a_graph_outlives_what_others_free():
+    """Memory that calls outside the graph used is freed and filled with NaN before the replay."""
+    cache, q = _step(1000)
+    expected = pyflash.attention_paged(q, *cache.tensors, num_splits=8)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = pyflash.attention_paged(q, *cache.tensors, num_splits=8)
+    larger, many = _step(1000, batch=64)
+    pyflash.attention_paged(many, *larger.tensors, num_splits=32)
+    del larger, many
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    filled = [torch.full((2**22,), torch.nan, device="cuda") for _ in range(8)]
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
+    assert all(x.isnan().all() for x in filled)
+
+
+def test_pitfall_30_a_compiled_step_is_in_graphs():
+    """A step that appends and attends, under mode="reduce-overhead"."""
+    from torch._dynamo.utils import counters
+
+    cache, q = _step(100)
+    k, v = (torch.randn(4, 2, 64, device="cuda").half() for _ in "kv")
+    starts = torch.arange(5, dtype=torch.int32, device="cuda")
+
+    def step(q, k, v, k_cache, v_cache, table, lengths):
+        slots = pyflash.slots_of(table, lengths, starts, 16, 4)
+        pyflash.append_kv(k, v, k_cache, v_cache, slots)
+        return pyflash.attention_paged(q, k_cache, v_cache, table, lengths, causal=True)
+
+    expected = step(q, k, v, *cache.tensors).clone()
+    for x in (cache.k, cache.v):
+        torch._dynamo.mark_static_address(x)
+    counters.clear()
+    compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        out = compiled(q, k, v, *cache.tensors).clone()
+    assert torch.equal(out, expected)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+def _seconds(call, n: int = 20) -> float:
+    call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(n):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / n / 1000
+
+
+def test_pitfall_34_short_sequences_take_no_scan():
+    """Eight times the sequences take at most twelve times as long, padded and packed."""
+    for packed in (False, True):
+        times = []
+        for batch in (1024, 8192):
+            cache, q = _step(16, batch=batch, width=4)
+            options = {}
+            if packed:
+                starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+                q, options = q[:, 0], {"cu_seqlens_q": starts, "max_seqlen_q": 1}
+            call = lambda: pyflash.attention_paged(q, *cache.tensors, **options)  # noqa: B023, E731
+            times.append(_seconds(call))
+        assert times[1] < 12 * times[0], times
+
+
+def test_pitfall_35_capture_on_several_streams():
+    """Two graphs, captured on two streams, replayed at once."""
+    graphs = []
+    for n in (100, 900):
+        cache, q = _step(n)
+        expected = pyflash.attention_paged(q, *cache.tensors, num_splits=4)
+        torch.cuda.synchronize()
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = pyflash.attention_paged(q, *cache.tensors, num_splits=4)
+        graphs.append((stream, graph, out, expected, cache, q))
+    for _ in range(20):
+        for stream, graph, out, *_ in graphs:
+            with torch.cuda.stream(stream):
+                out.zero_()
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for _, _, out, expected, *_ in graphs)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_out_is_written(packed):
+    cache, q = _step(100)
+    options = {}
+    if packed:
+        starts = torch.arange(5, dtype=torch.int32, device="cuda")
+        q, options = q[:, 0], {"cu_seqlens_q": starts, "max_seqlen_q": 1}
+    expected = pyflash.attention_paged(q, *cache.tensors, **options)
+    out = torch.full_like(expected, torch.nan)
+    assert pyflash.attention_paged(q, *cache.tensors, out=out, **options) is out
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("n_prefix", [0, 100])
+def test_a_shared_prefix(n_prefix):
+    torch.manual_seed(0)
+    own = Cache((37, 0, 5), 16, device="cuda", spare=20)
+    pages = torch.tensor(sorted({*range(own.num_pages)} - {*own.table.flatten().tolist()}))
+    table = pages[:7].int().cuda()[None]
+    prefix = torch.randn(2, 112, 2, 64, device="cuda").half()
+    for x, new in zip((own.k, own.v), prefix, strict=True):
+        x[table[0].long()] = new.view(7, 16, 2, 64)
+    q = torch.randn(6, HEADS, 64, device="cuda").half()
+    int32 = lambda *x: torch.tensor(x, dtype=torch.int32, device="cuda")  # noqa: E731
+    levels = [
+        (table, int32(n_prefix), int32(0, 6), 6),
+        (own.table, own.seqlens, int32(0, 2, 4, 6), 2),
+    ]
+    out, lse = pyflash.attention_cascade(q, own.k, own.v, levels, causal=True, return_lse=True)
+    for b in range(3):
+        rows = slice(2 * b, 2 * b + 2)
+        own.keys[b] = torch.cat([prefix[0, :n_prefix], own.keys[b]])
+        own.values[b] = torch.cat([prefix[1, :n_prefix], own.values[b]])
+        if own.lengths[b] >= 2:  # else causal of the level hides other keys than that of all
+            own.check(b, q[rows], out[rows], lse[:, rows], causal=True)
+
+
+@pytest.fixture(scope="module")
+def invariant_kernels():
+    """Those of the set `invariant` for d_head 64 and 128; minutes where they are not cached."""
+    major, minor = torch.cuda.get_device_capability()
+    heads = itertools.product(("FP16", "BF16"), (64, 128))
+    masks = ("", "right_window", "right_window+left_window+sinks")
+    features = [*masks, *(f"{mask}+paged_kv".lstrip("+") for mask in masks)]
+    configs = [invariant_config(dtype, d_head, 10 * major + minor) for dtype, d_head in heads]
+    pyflash.build(configs, features=[name or "plain" for name in features])
+
+
+@pytest.mark.usefixtures("invariant_kernels")
+@pytest.mark.parametrize("first", range(0, 500, 50))
+def test_pitfalls_21_22_23_bits_of_a_row(first):
+    """500 random batches: each sequence alone, among others, in chunks, and in other pages."""
+    masks = ({}, {"window_left": 100}, {"sinks": torch.linspace(-2, 3, HEADS, device="cuda")})
+    for seed in range(first, first + 50):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        lengths = [
+            rng.randrange(1, rng.choice([20, 300, 3000])) for _ in range(rng.randrange(2, 6))
+        ]
+        lengths_q = [rng.choice([1, 1, rng.randrange(1, min(n, 400) + 1)]) for n in lengths]
+        d_head, dtype = rng.choice([64, 128]), rng.choice([FP16, BF16])
+        options = {"causal": True, "batch_invariant": True, "return_lse": True, **rng.choice(masks)}
+        cache = Cache(lengths, rng.choice([8, 16, 64, 256]), 2, d_head, dtype, device="cuda")
+        starts = [0, *itertools.accumulate(lengths_q)]
+        scale = rng.choice([1, 8])
+        q = scale * torch.randn(starts[-1], HEADS, d_head, device="cuda").to(dtype)
+        packed = {
+            "cu_seqlens_q": torch.tensor(starts, dtype=torch.int32, device="cuda"),
+            "max_seqlen_q": max(lengths_q),
+        }
+        out, lse = pyflash.attention_paged(q, *cache.tensors, **packed, **options)
+        for b, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
+            rows = slice(starts[b], starts[b + 1])
+            n = rng.randrange(1, lengths_q[b] + 1)  # the last of its queries alone
+            alone = q[rows][-n:]
+            found = pyflash.attention(alone[None], k[None], v[None], **options)
+            assert torch.equal(found[0][0], out[rows][-n:]), seed
+            assert torch.equal(found[1][0], lse[:, rows][:, -n:]), seed
+            other = Cache([len(k)], rng.choice([8, 32, 128]), 2, d_head, dtype, device="cuda")
+            other.k[other.place(0)], other.v[other.place(0)] = k, v
+            found = pyflash.attention_paged(alone[None], *other.tensors, **options)
+            assert torch.equal(found[0][0], out[rows][-n:]), seed

@@ -211,6 +211,45 @@ def test_opcheck(packed, options):
     torch.library.opcheck(torch.ops.pyflash.fwd_paged.default, inputs, options)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_out_is_written(packed):
+    cache = Cache(LENGTHS, 16)
+    q = Q.flatten(0, 1) if packed else Q
+    options = {"causal": True, "return_lse": True}
+    lengths = (torch.arange(5, dtype=torch.int32) * 3, 3) if packed else ()
+    options |= dict(zip(("cu_seqlens_q", "max_seqlen_q"), lengths, strict=False))
+    expected = pyflash.attention_paged(q, *cache.tensors, **options)
+    out = torch.full_like(q, math.nan)
+    found = pyflash.attention_paged(q, *cache.tensors, out=out, **options)
+    assert found[0] is out
+    assert all(map(torch.equal, found, expected))
+    inputs = (q, cache.k.nan_to_num(), cache.v.nan_to_num(), cache.table, cache.seqlens, *lengths)
+    given = {"causal": True, "out": torch.empty_like(q), "lse": torch.empty_like(expected[1])}
+    torch.library.opcheck(torch.ops.pyflash.fwd_paged.out, inputs, given)
+    q = q.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="have no gradients"):
+        torch.ops.pyflash.fwd_paged.out(q, *inputs[1:], **given)
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        (Q.bfloat16(), "out is bfloat16: expected float16"),
+        (Q[:3], r"out has shape \(3, 3, 4, 64\): expected \(4, 3, 4, 64\)"),
+        (Q[0], r"out has shape \(3, 4, 64\): expected \(4, 3, 4, 64\)"),
+        (
+            Q.transpose(1, 2).contiguous().transpose(1, 2),
+            "out has strides or an address of other views",
+        ),
+        (torch.empty(4 * 3 * 4 * 64 + 1).half()[1:].view(4, 3, 4, 64), "out has strides or an ad"),
+        (Q.to("meta"), "out is on meta: expected cpu"),
+    ],
+)
+def test_wrong_outs_are_refused_in_words(out, said):
+    with pytest.raises(ValueError, match=f"^pyflash: {said}"):
+        pyflash.attention_paged(Q, *Cache(LENGTHS, 16).tensors, out=out)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic):
     cache = Cache(LENGTHS, 16)

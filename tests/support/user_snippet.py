@@ -59,6 +59,9 @@ def attend_paged(q: Tensor, k: Tensor, cache: Tensor, table: Tensor, ints: Tenso
     )
     assert_type(state, tuple[Tensor, Tensor])
     assert_type(pyflash.attention_cached(q, cache, cache, ints, ints, causal=True), Tensor)
+    assert_type(pyflash.attention_paged(q, cache, cache, table, ints, out=out), Tensor)
+    levels = [(table, ints, ints, 3), (table, ints, ints, 1)]
+    assert_type(pyflash.attention_cascade(q[0], cache, cache, levels, causal=True), Tensor)
     assert_type(pyflash.merge_states(*state, *state), tuple[Tensor, Tensor])
     return pyflash.merge_states([state, state], out=out)[0]
 

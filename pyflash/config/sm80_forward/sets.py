@@ -82,12 +82,18 @@ HEAD_DIMS = _of_each_dtype(
 RANKED = (*DEFAULTS, *HEAD_DIMS)
 
 
-# The best of RANKED at each B_r: the only ones that are built with pages and lists of tiles.
+# The best of RANKED at each d_head, with rows that decide for themselves: for batch_invariant.
+INVARIANT = [
+    config.replace(rescale_threshold=False)
+    for config in {(c.dtype, c.d_head): c for c in reversed(RANKED)}.values()
+]
+
+# The best of RANKED at each B_r: with those, all that are built with pages and lists of tiles.
 _FOREMOST = {(c.dtype, c.d_head, c.B_r): c for c in reversed(RANKED)}.values()
 
 
 def built_features(config: FlashForwardKernelConfig) -> Sequence[Features]:
-    if config in _FOREMOST:
+    if config in _FOREMOST or config in INVARIANT:
         return FORWARD.built
     return tuple(f for f in FORWARD.built if not (f.paged_kv or f.listed_tiles))
 
@@ -139,6 +145,7 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardKernelConfig]]] = {
     "prog_all": _prog_all,
     "tune": _tune,
     "head_dims": lambda: HEAD_DIMS,
+    "invariant": lambda: INVARIANT,
     "64,32": lambda: _at_block_size(64, 32),
     "64,64": lambda: _at_block_size(64, 64),
     "128,32": lambda: _at_block_size(128, 32),

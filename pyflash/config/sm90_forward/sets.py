@@ -59,6 +59,17 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
 )
 
+# The best of two consumers at each d_head, with rows that decide for themselves: for
+# batch_invariant.
+INVARIANT = [
+    config.replace(rescale_threshold=False)
+    for config in {
+        (c.dtype, c.d_head): c
+        for c in reversed((*DEFAULTS, *HEAD_DIMS))
+        if c.n_consumers == 2 and not c.pack_gqa
+    }.values()
+]
+
 SETTLED = {"stages": (1, 2, 3)}
 
 # At long sequences without a mask: docs/experiments/2026-11-sm90-forward.md, and h200-tune.jsonl
@@ -79,6 +90,7 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
     "all": lambda: DEFAULTS,
     "sm90": lambda: DEFAULTS,
     "head_dims": lambda: HEAD_DIMS,
+    "invariant": lambda: INVARIANT,
 }
 
 

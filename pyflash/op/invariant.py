@@ -1,0 +1,115 @@
+"""batch_invariant: calls in which the bits of a row of out and lse depend on its own query, the
+keys and values that it attends, and the options.
+
+One config for a dtype, d_head and kind of GPU serves every call, so that blocks of keys begin at
+multiples of its B_c from the first key on, whatever pages hold them. One CTA takes them all, since
+shares of several follow from lengths. Without `rescale_threshold` the maximum that exponents of a
+row refer to is the row's own; with it the rows of a warp vote.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.config import DType, Family, KernelConfig, named_set, parse_short_form
+from pyflash.op.errors import check_type, dtype_name, require
+
+_DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
+
+
+def invariant_arguments(
+    batch_invariant: bool, arguments: dict[str, Any], q: Tensor, variant: Any = None
+) -> dict[str, Any]:
+    """The op's keyword arguments with the config and the one split of such calls, or as they are if
+    it is False. Raises ValueError for what cannot be invariant."""
+    if batch_invariant is False:
+        return arguments
+    check_type("batch_invariant", batch_invariant, "bool")
+    _refuse_what_cannot_be(arguments, q, variant)
+    config = arguments.get("config") or _short_form(
+        q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device)
+    )
+    return {**arguments, "config": config, "num_splits": 1}
+
+
+# NOTE: sentences are made where they are raised: under torch.compile numbers may be symbols.
+def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any) -> None:
+    if q.dtype not in _DTYPES:
+        raise ValueError(
+            f"pyflash: batch_invariant with q of {dtype_name(q.dtype)}: expected float16 or "
+            "bfloat16, to which autocast casts too late"
+        )
+    if variant is not None:
+        raise ValueError(
+            "pyflash: batch_invariant came with a variant: expected one of them; blocks of keys "
+            "that a variant hides are left out by what all queries of a tile attend"
+        )
+    num_splits = arguments.get("num_splits", 0)
+    if num_splits > 1:
+        raise ValueError(
+            f"pyflash: batch_invariant came with num_splits = {num_splits}: expected 1, or 0; "
+            "shares of the keys follow from the lengths of a batch"
+        )
+    softcap = arguments.get("softcap", 0.0)
+    if q.device.type == "cuda" and softcap > 0:
+        raise ValueError(
+            f"pyflash: batch_invariant came with softcap = {softcap}: expected 0 on a GPU, where "
+            "the rows of a warp vote on the terms of tanh"
+        )
+    config = arguments.get("config")
+    if config and _has_threshold(config):
+        raise ValueError(
+            f"pyflash: batch_invariant came with config '{config}': expected one without "
+            "rescale_threshold, by which the rows of a warp vote"
+        )
+
+
+def invariant_config(dtype: DType | str, d_head: int, sm_arch: int) -> KernelConfig:
+    """The config of such calls: of the set `invariant`, that of the newest family that runs on an
+    architecture, 0 for the CPU, with the narrowest head that holds d_head."""
+    fitting = [
+        config
+        for config in named_set("invariant")
+        if config.dtype == DType.of(dtype)
+        and config.d_head >= d_head
+        and _runs_on(config.family, sm_arch)
+    ]
+    require(len(fitting) > 0, f"batch_invariant with d_head {d_head}: expected 256 at most")
+    return min(fitting, key=lambda config: (-config.family.generation, config.d_head))
+
+
+def _runs_on(family: Family, sm_arch: int) -> bool:
+    if family.arch_specific:
+        return sm_arch == family.generation
+    return sm_arch == 0 or sm_arch >= family.generation
+
+
+def _sm_arch(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+def _short_form(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
+    return _short_form_of(dtype, d_head, sm_arch)
+
+
+@functools.lru_cache(maxsize=256)
+def _short_form_of(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
+    return invariant_config(_DTYPES[dtype], d_head, sm_arch).canonical().short_form()
+
+
+def _has_threshold(config: str) -> bool:
+    return bool(parse_short_form(config).rescale_threshold)
+
+
+# As in pyflash/op/arguments.py.
+_short_form._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_has_threshold._dynamo_marked_constant = True  # type: ignore[attr-defined]

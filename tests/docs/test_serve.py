@@ -1,0 +1,198 @@
+"""The engine of examples/serve.py: a simulated load with a reference run of each request, planted
+faults that it finds, and clients and servers that are killed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from support import serving_load
+from support.markdown import ON_THE_CPU, ROOT
+from support.serving_load import Simulation, serve
+
+STEPS = int(os.environ.get("PYFLASH_SERVING_STEPS", "300"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_simulated_load():
+    """No leak, no wrong token, no crash; and each thing that can happen does."""
+    simulation = Simulation(seed=0)
+    assert simulation.run(STEPS) == STEPS
+    counts = simulation.engine.metrics.counts
+    never = [name for name, n in counts.items() if n == 0]
+    assert never == ["graph_replays"]
+    assert counts["finished"] + counts["cancelled"] > STEPS // 5
+    assert counts["tokens"] >= simulation.n_tokens > 3 * STEPS
+
+
+def give_no_page_back(monkeypatch):
+    monkeypatch.setattr(serve.Pages, "give_back", lambda self, page: None)
+
+
+def share_without_counting(monkeypatch):
+    monkeypatch.setattr(serve.Pages, "share", lambda self, digest: self.page_of.get(digest))
+
+
+def find_prefixes_by_a_page_alone(monkeypatch):
+    monkeypatch.setattr(serve, "digest_of", lambda before, tokens: bytes(tokens[:1]))
+
+
+def take_guesses_for_granted(monkeypatch):
+    accept = serve.Engine._accept
+
+    def taken(self, work, following):
+        n = work.n_drafted
+        accept(self, work, [*work.tokens[len(work.tokens) - n :], *following[n:]])
+
+    monkeypatch.setattr(serve.Engine, "_accept", taken)
+
+
+def attend_without_the_last_key(monkeypatch):
+    attend = serve.pyflash.attention_paged
+
+    def shorter(q, k, v, table, lengths, **options):
+        return attend(q, k, v, table, (lengths - 1).clamp(min=0), **options)
+
+    monkeypatch.setattr(serve.pyflash, "attention_paged", shorter)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        give_no_page_back,
+        share_without_counting,
+        find_prefixes_by_a_page_alone,
+        take_guesses_for_granted,
+        attend_without_the_last_key,
+    ],
+)
+def test_a_planted_fault_is_found(monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError)):
+        Simulation(seed=0).run(300)
+
+
+def test_requests_that_can_never_be_served_are_refused():
+    engine = Simulation(seed=0, num_pages=3, page_size=4).engine
+    for prompt, limit in (([], 1), ([1], 0), ([1] * 6, 7), ([97], 1), ([-1], 1)):
+        with pytest.raises(ValueError, match="expected"):
+            engine.submit(serve.Request(prompt, limit))
+
+
+def test_the_reference_refuses_another_token():
+    model = Simulation(seed=0).model
+    tokens = [3, 1, 4, 1, 5]
+    wrong = [
+        not serving_load.reference_is(model, [*tokens, token], len(tokens)) for token in range(97)
+    ]
+    assert sum(wrong) >= 95
+
+
+def started(*arguments: str) -> tuple[subprocess.Popen, int]:
+    """The server, and its port."""
+    server = subprocess.Popen(
+        [sys.executable, "examples/serve.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **ON_THE_CPU, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return server, int(re.search(r":(\d+)$", server.stdout.readline())[1])
+
+
+def ask(port: int, prompt: list[int], n: int) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/generate", json.dumps({"prompt": prompt, "max_tokens": n}))
+    return connection.getresponse()
+
+
+def metrics(port: int) -> dict[str, float]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+CLIENT = """
+import http.client, json, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+connection.request("POST", "/generate", json.dumps({"prompt": [1, 2, 3], "max_tokens": 500}))
+connection.getresponse().readline()
+print("streams", flush=True)
+input()
+"""
+
+
+def test_clients_and_servers_that_are_killed():
+    server, port = started("--port", "0")
+    try:
+        tokens = [json.loads(line)["token"] for line in ask(port, [5, 6], 9)]
+        assert len(tokens) == 9
+        assert all(0 <= token < 97 for token in tokens)
+        assert ask(port, [97], 9).status == 400
+        client = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert client.stdout.readline() == "streams\n"
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+        deadline = time.monotonic() + 60
+        while True:
+            told = metrics(port)
+            # A request may end before its client is seen to be gone.
+            ended = told["pyflash_cancelled_total"] + told["pyflash_finished_total"]
+            if ended == 2 and told['pyflash_pages{state="used"}'] == 0:
+                break
+            assert time.monotonic() < deadline, told
+            time.sleep(0.05)
+        response = ask(port, [1, 2], 500)
+        assert response.readline()
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        try:
+            n = 1 + len(response.readlines())
+        except (ConnectionError, http.client.HTTPException):
+            n = 0
+        assert n < 500, "the stream ends"
+        server.stdout.close()
+        server, again = started("--port", str(port))
+        assert again == port
+        assert len(ask(port, [5, 6], 9).readlines()) == 9
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_serve_load():
+    ran = subprocess.run(
+        [sys.executable, "examples/serve_load.py", "--requests", "6", "--users", "3"],
+        cwd=ROOT,
+        env={**os.environ, **ON_THE_CPU, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "requests: 6.0" in ran.stdout
+    assert "pyflash_finished_total 6\n" in ran.stdout
+    assert 'pyflash_pages{state="used"} 0\n' in ran.stdout
