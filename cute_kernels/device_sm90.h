@@ -262,7 +262,6 @@ void named_barrier_arrive(int id, int n_threads);
 
 void fence_async_proxy();
 
-
 void prefetch_tensor_map(TensorMap const& map);
 void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
                   int n_coords);

@@ -28,7 +28,7 @@ class FlashBackwardKernelConfig(KernelConfig):
     whether it can be built and launched is what `violations` tells.
     """
 
-    tag: ClassVar[str] = "bwd"
+    tag: ClassVar[str] = "sm80_bwd"
 
     dtype: DType = tile()
     d_head: int = tile()  # head dimension

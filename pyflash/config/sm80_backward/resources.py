@@ -12,7 +12,7 @@ from pyflash.config.resources import Resources, occupancy
 from pyflash.config.sm80_backward.config import MMA_ROWS, FlashBackwardKernelConfig
 
 # Registers per thread beside the fragments: addresses, the tile's coordinates, loop counters.
-BASE = 40
+BASE = 54
 NEAR_LIMIT = 4  # with fewer left below the limit, ptxas spills
 SLAB = 64  # columns of dQ that a warp computes at a time
 

@@ -12,11 +12,11 @@ from pyflash.config.sm80_backward.config import FlashBackwardKernelConfig
 RANKED = tuple(
     FlashBackwardKernelConfig.parse(text).replace(dtype=dtype)
     for text in (
-        "(FP16, 128, 64, 128, 8): bwd+stages_2",
-        "(FP16, 128, 64, 64, 4): bwd+stages_1",
-        "(FP16, 64, 128, 128, 8): bwd+stages_1",
-        "(FP16, 256, 64, 64, 8): bwd+stages_1",
-        "(FP16, 256, 32, 32, 4): bwd+stages_1",
+        "(FP16, 128, 64, 128, 8): sm80_bwd+stages_2",
+        "(FP16, 128, 64, 64, 4): sm80_bwd+stages_1",
+        "(FP16, 64, 128, 128, 8): sm80_bwd+stages_1",
+        "(FP16, 256, 64, 64, 8): sm80_bwd+stages_1",
+        "(FP16, 256, 32, 32, 4): sm80_bwd+stages_1",
     )
     for dtype in DType
 )

@@ -17,8 +17,8 @@ _AFTER = "sm80/backward/postprocess.cuh"
 
 # Each warp with keys of its own, and two stages; two warps with the same keys, and one stage.
 CONFIGS = {
-    "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): bwd+stages_2"),
-    "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): bwd+stages_1"),
+    "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): sm80_bwd+stages_2"),
+    "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
 }
 BOTH = tuple(CONFIGS)
 
