@@ -1,4 +1,4 @@
-"""Kernels of families that no GPU was measured with run only what nothing else does, or on request."""
+"""Kernels of families that no GPU was measured with run what nothing else does, or on request."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
 """Whose kernels compute the gradients of q, k and v on a GPU: the rule, and what is said of it.
 
 cuDNN's where it suits, unless `OWN_BEFORE_CUDNN` has the problem; own ones where they are built and
-take the problem; else PyTorch's flash backward. A gradient of lse is of own kernels alone. Kernels of
-the families of `UNMEASURED` run what nothing else does. PYFLASH_BACKWARD=own takes own ones first.
+take the problem; else PyTorch's flash backward. A gradient of lse is of own kernels alone. Kernels
+of `UNMEASURED` generations run what nothing else does. PYFLASH_BACKWARD=own takes own ones first.
 """
 
 from __future__ import annotations
