@@ -42,9 +42,10 @@ static_assert(lists_every_member_once<BackwardFeatures>(),
 
 // How a config cuts a problem into tiles.
 struct BackwardShape {
-  int B_r;     // queries of a block
-  int B_c;     // keys per CTA
-  int d_head;  // columns of a tile
+  int B_r;                            // queries of a block
+  int B_c;                            // keys per CTA
+  int d_head;                         // columns of a tile
+  bool lanes_are_neighbours = false;  // in the sums of dQ
 };
 
 // Queries of a part of the workspace: blocks have a multiple of it.
@@ -109,6 +110,8 @@ struct BackwardParams {
 
   bool
       deterministic;  // the sums of dQ are added in the order of their blocks of keys, from the last to the first
+  // How the sums of dQ lie: as sums_of says, or as the SM80 family has them (sm80/backward/sums.h).
+  bool lanes_are_neighbours;
   // Workspace if deterministic, else of no element: for each kSumsOfTurn of the sums the block of keys of its sequence that is next to
   // add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
   float* turns;
@@ -121,6 +124,7 @@ struct BackwardParams {
     padded_q = int(blocked_queries().n_rows(batch));
     columns = shape.d_head;
     block_k = shape.B_c;
+    lanes_are_neighbours = shape.lanes_are_neighbours;
   }
 
   // The rows of the workspace.

@@ -4,31 +4,37 @@
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/backward.h"
+#include "cute_kernels/common/backward_preprocess.cuh"
+#include "cute_kernels/programmatic_launch.h"
+#include "cute_kernels/sm80/backward/postprocess.cuh"
 #include "cute_kernels/sm90/backward/postprocess.cuh"
-#include "cute_kernels/sm90/backward/preprocess.cuh"
 #include "cute_kernels/sm90/driver.h"
 
 namespace pyflash {
 namespace {
 
-// NOTE: on older devices no family of the op runs, nor does what these call.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define PYFLASH_HAS_BODY
-#endif
-
 template <class Element, int kColumns>
-__global__ void __launch_bounds__(sm90::backward::kPreprocessThreads)
+__global__ void __launch_bounds__(backward::kPreprocessThreads)
     preprocess_kernel(__grid_constant__ BackwardParams const params) {
-#if defined(PYFLASH_HAS_BODY)
-  sm90::backward::preprocess_cta<Element, kColumns>(params);
+#if defined(__CUDA_ARCH__)  // the host needs no body
+  backward::preprocess_cta<Element, kColumns>(params);
 #endif
 }
 
 template <class Element, int kColumns>
 __global__ void __launch_bounds__(sm90::backward::kPostprocessThreads<kColumns>)
     postprocess_kernel(__grid_constant__ BackwardParams const params) {
-#if defined(PYFLASH_HAS_BODY)
+// NOTE: on older devices no family runs whose sums lie so, nor does what this calls.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   sm90::backward::postprocess_cta<Element, kColumns>(params);
+#endif
+}
+
+template <class Element, int kColumns>
+__global__ void __launch_bounds__(sm80::backward::kPostprocessThreads)
+    postprocess_neighbours_kernel(__grid_constant__ BackwardParams const params) {
+#if defined(__CUDA_ARCH__)
+  sm80::backward::postprocess_cta<Element, kColumns>(params);
 #endif
 }
 
@@ -40,21 +46,34 @@ struct PhaseKernel {
 
 // A CTA for each piece of queries of each head.
 int launch(PhaseKernel const& kernel, BackwardParams params, void* stream) {
-  return sm90::launch_early({.kernel = kernel.function,
-                             .n_ctas = sm90::backward::n_query_pieces(params),
-                             .n_threads = kernel.n_threads,
-                             .smem_bytes = kernel.smem_bytes},
-                            &params, static_cast<cudaStream_t>(stream));
+  bool waits = false;
+  if (cudaError_t const error = waits_for_previous_kernel(waits); error != cudaSuccess) {
+    return error;
+  }
+  sm90::Grid const grid{.kernel = kernel.function,
+                        .n_ctas = backward::n_query_pieces(params),
+                        .n_threads = kernel.n_threads,
+                        .smem_bytes = kernel.smem_bytes};
+  if (waits || grid.n_ctas == 0) {
+    return sm90::launch_early(grid, &params, static_cast<cudaStream_t>(stream));
+  }
+  void* arguments[] = {&params};
+  return cudaLaunchKernel(grid.kernel, dim3(uint32_t(grid.n_ctas)), dim3(grid.n_threads), arguments,
+                          grid.smem_bytes, static_cast<cudaStream_t>(stream));
 }
 
 template <class Element, int kColumns>
 PhaseKernel preprocess() {
   return {reinterpret_cast<void const*>(preprocess_kernel<Element, kColumns>),
-          sm90::backward::kPreprocessThreads, 0};
+          backward::kPreprocessThreads, 0};
 }
 
 template <class Element, int kColumns>
-PhaseKernel postprocess() {
+PhaseKernel postprocess(BackwardParams const& params) {
+  if (params.lanes_are_neighbours) {
+    return {reinterpret_cast<void const*>(postprocess_neighbours_kernel<Element, kColumns>),
+            sm80::backward::kPostprocessThreads, 0};
+  }
   return {reinterpret_cast<void const*>(postprocess_kernel<Element, kColumns>),
           sm90::backward::kPostprocessThreads<kColumns>,
           int(sizeof(sm90::backward::PostprocessStorage<Element, kColumns>))};
@@ -89,7 +108,7 @@ int preprocess_backward(BackwardParams const& params, DType dtype, void* stream)
 
 int postprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
   return with_types(params, dtype, [&]<class Element, int kColumns>() {
-    return launch(postprocess<Element, kColumns>(), params, stream);
+    return launch(postprocess<Element, kColumns>(params), params, stream);
   });
 }
 

@@ -90,6 +90,42 @@ CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
   return reinterpret_cast<uint32_t const&>(packed);
 }
 
+// Adds to a global float atomically, in any order.
+CUTE_DEVICE void reduce_add(float* address, float value) {
+  asm volatile("red.global.add.f32 [%0], %1;\n" ::"l"(address), "f"(value) : "memory");
+}
+
+// Reads a number in global memory until it is at most `bound`, and returns it. What was written before it was stored is visible
+// afterwards, to TMA too. NaN is no bound.
+CUTE_DEVICE float wait_until_at_most(float const* address, float bound) {
+  float value;
+  do {
+    asm volatile("ld.acquire.gpu.global.f32 %0, [%1];\n" : "=f"(value) : "l"(address) : "memory");
+  } while (value > bound);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;\n" ::: "memory");
+#endif
+  return value;
+}
+// For wait_until_at_most of any CTA, behind everything that this thread has written or waited for.
+CUTE_DEVICE void store_release(float* address, float value) {
+  asm volatile("st.release.gpu.global.f32 [%0], %1;\n" ::"l"(address), "f"(value) : "memory");
+}
+
+// Programmatic dependent launch, of devices that have it. A kernel that is launched while the one before it in the stream
+// still runs waits here until that one has ended and what it wrote is visible; it touches no global memory before.
+CUTE_DEVICE void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+// A kernel that is launched so, after this one, may start once all CTAs of this one got here.
+CUTE_DEVICE void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n");
+#endif
+}
+
 // The CTA's dynamic shared memory.
 template <class SharedStorage>
 CUTE_DEVICE SharedStorage& dynamic_smem() {
@@ -138,6 +174,13 @@ float clamp(float x, float limit);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);
+
+void reduce_add(float* address, float value);
+float wait_until_at_most(float const* address, float bound);
+void store_release(float* address, float value);
+
+void wait_for_previous_kernel();
+void launch_dependents();
 
 void* dynamic_smem_address();
 template <class SharedStorage>

@@ -133,27 +133,6 @@ CUTE_DEVICE void reduce_add(float4* address, float4 const& values) {
                : "memory");
 }
 
-// Reads a number in global memory until it is at most `bound`, and returns it. What was written before it was stored is visible
-// afterwards, to TMA too. NaN is no bound.
-CUTE_DEVICE float wait_until_at_most(float const* address, float bound) {
-  float value;
-  do {
-    asm volatile("ld.acquire.gpu.global.f32 %0, [%1];\n" : "=f"(value) : "l"(address) : "memory");
-  } while (value > bound);
-  asm volatile("fence.proxy.async.global;\n" ::: "memory");
-  return value;
-}
-// For wait_until_at_most of any CTA, behind everything that this thread has written or waited for.
-CUTE_DEVICE void store_release(float* address, float value) {
-  asm volatile("st.release.gpu.global.f32 [%0], %1;\n" ::"l"(address), "f"(value) : "memory");
-}
-
-// Programmatic dependent launch. A kernel that is launched while the one before it in the stream still runs waits here until
-// that one has ended and what it wrote is visible; it touches no global memory before.
-CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
-// A kernel that is launched so, after this one, may start once all CTAs of this one got here.
-CUTE_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;\n"); }
-
 CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
   cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
 }
@@ -283,9 +262,6 @@ void named_barrier_arrive(int id, int n_threads);
 
 void fence_async_proxy();
 
-void wait_for_previous_kernel();
-void launch_dependents();
-
 void prefetch_tensor_map(TensorMap const& map);
 void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
                   int n_coords);
@@ -316,8 +292,6 @@ void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
 void bulk_reduce_add(float const* smem, float* global, int bytes);
 
 void reduce_add(float4* address, float4 const& values);
-float wait_until_at_most(float const* address, float bound);
-void store_release(float* address, float value);
 
 int cluster_size();
 int cluster_rank();

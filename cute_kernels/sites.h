@@ -38,7 +38,12 @@ enum class Site {
   dQ_s2g,
   rows_r2s,  // of dQ, dK and dV on their way out
   rows_s2g,
-  tail_r2s  // zeros in place of rows of the next sequence
+  tail_r2s,  // zeros in place of rows of the next sequence
+  lse_g2s,   // with delta
+  dO_s2r,
+  P_r2s,
+  P_s2r,
+  dS_s2r
 };
 
 inline constexpr char const* kSiteNames[] = {
@@ -46,7 +51,8 @@ inline constexpr char const* kSiteNames[] = {
     "O_s2g",  "O_r2g",   "lse_r2g", "part_r2s", "part_s2r", "sinks_g2r", "slopes_g2r",
     "QK_g2r", "V_r2s",   "QK",      "PV",       "softmax",  "O_rescale", "P_convert",
     "dO_g2s", "lse_s2r", "dP",      "dV",       "dK",       "dQ",        "dS",
-    "dS_r2s", "dQ_r2s",  "dQ_s2g",  "rows_r2s", "rows_s2g", "tail_r2s"};
-static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::tail_r2s) + 1));
+    "dS_r2s", "dQ_r2s",  "dQ_s2g",  "rows_r2s", "rows_s2g", "tail_r2s",  "lse_g2s",
+    "dO_s2r", "P_r2s",   "P_s2r",   "dS_s2r"};
+static_assert(sizeof(kSiteNames) == sizeof(char const*) * (static_cast<int>(Site::dS_s2r) + 1));
 
 }  // namespace pyflash::device

@@ -73,6 +73,7 @@ void tma_store_wait_written() { machine->tma_store_wait(0); }
 void reduce_add(float4* address, float4 const& values) {
   machine->reduce_add(address, &values, sizeof values);
 }
+void reduce_add(float* address, float value) { machine->reduce_add(address, &value, sizeof value); }
 float wait_until_at_most(float const* address, float bound) {
   return machine->wait_until_at_most(address, bound);
 }

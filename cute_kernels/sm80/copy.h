@@ -5,6 +5,8 @@
 #include <cute/swizzle_layout.hpp>
 #include <cute/tensor_impl.hpp>
 
+#include "cute_kernels/common/sequence.h"
+#include "cute_kernels/common/tensor_strides.h"
 #include "cute_kernels/device.h"
 
 namespace pyflash::sm80 {
@@ -28,6 +30,13 @@ struct Extent {
   int rows;
   int columns;
 };
+
+// One head of one sequence as a matrix, (rows,columns).
+template <class Element>
+CUTE_DEVICE auto head_matrix(Element* first, TensorStrides const& strides, Rows const& rows) {
+  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, int{}),
+                     make_stride(strides.row, _1{}));
+}
 
 // Where a layout of lanes, lane -> row + 16 * column, has this one, rows counted from first_row.
 template <class Lanes>

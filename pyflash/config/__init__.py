@@ -19,6 +19,7 @@ from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.record import Family
 from pyflash.config.rules import Violation
 from pyflash.config.sets import SET_NAMES, from_environment, named_set, rank
+from pyflash.config.sm80_backward import FlashBackwardKernelConfig
 from pyflash.config.sm80_forward import FlashForwardKernelConfig
 from pyflash.config.sm90_backward import FlashBackwardSm90Config
 from pyflash.config.sm90_forward import FlashForwardSm90Config
@@ -36,6 +37,7 @@ __all__ = [
     "DType",
     "Family",
     "Features",
+    "FlashBackwardKernelConfig",
     "FlashBackwardSm90Config",
     "FlashForwardKernelConfig",
     "FlashForwardSm90Config",

@@ -12,6 +12,7 @@ from pyflash.config.base import KernelConfig
 from pyflash.config.fields import describe
 from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.record import Family
+from pyflash.config.sm80_backward import SM80_BACKWARD
 from pyflash.config.sm80_forward import SM80_FORWARD
 from pyflash.config.sm90_backward import SM90_BACKWARD
 from pyflash.config.sm90_forward import SM90_FORWARD
@@ -27,7 +28,7 @@ def _in_order(*families: Family) -> tuple[Family, ...]:
 
 
 # In the order of their configs, which is that of the tags; the first has none.
-FAMILIES = _in_order(SM80_FORWARD, SM90_FORWARD, SM90_BACKWARD)
+FAMILIES = _in_order(SM80_FORWARD, SM80_BACKWARD, SM90_FORWARD, SM90_BACKWARD)
 # Each op of the families, once.
 OPS: tuple[Op, ...] = tuple(dict.fromkeys(family.op for family in FAMILIES))
 

@@ -120,7 +120,7 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("diff",): "nvcc|cuobjdump",
     ("emulate", "--cu-seqlens-q"): "kernels of op backward take none",
     ("emulate", "--alibi-slopes"): "no kernel of op backward takes that",
-    ("emulate", "--variant"): "kernels of sm90_backward take none",
+    ("emulate", "--variant"): "kernels of sm(80|90)_backward take none",
     ("emulate", "--alibi-slopes", "--variant"): "slopes came with a variant|backward take none",
     ("bench", "--out", "--read"): "--read .*no --out",
     ("bench", "--host", "--read"): "--read .*no --host",

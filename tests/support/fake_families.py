@@ -13,7 +13,7 @@ from support.toy_op import NEGATE_FAMILY, NEGATING
 from pyflash.config import Family, KernelConfig
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = "_in_order(SM80_FORWARD, SM90_FORWARD, SM90_BACKWARD)"
+FAMILIES = "_in_order(SM80_FORWARD, SM80_BACKWARD, SM90_FORWARD, SM90_BACKWARD)"
 FIRST_IMPORT = "from pyflash.config.words"
 
 

@@ -65,13 +65,7 @@ CUTE_DEVICE BlockCoord listed_coord(int const* list, int num_splits, int heads) 
           .batch = tile.sequence};
 }
 
-// One head of one sequence as a matrix, (rows,columns).
-template <class Element>
-CUTE_DEVICE auto head_matrix(Element* first, TensorStrides const& strides, Rows const& rows) {
-  return make_tensor(make_gmem_ptr(first), make_shape(rows.length, int{}),
-                     make_stride(strides.row, _1{}));
-}
-// That of Q or O.
+// One head of one sequence of Q or O as a matrix, (rows,columns).
 template <class Element, class Pointer>
 CUTE_DEVICE auto head_matrix(Pointer* base, TensorStrides const& strides, BlockCoord const& coord,
                              Rows const& rows) {

@@ -9,13 +9,13 @@
 #include <memory>
 
 #include "cute_kernels/emulator/atoms.h"
+#include "cute_kernels/emulator/backward_phases.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/emulator/tensor_map.h"
 #include "cute_kernels/sm90/backward/backward_kernel.cuh"
 #include "cute_kernels/sm90/backward/host.h"
 #include "cute_kernels/sm90/backward/plan.h"
 #include "cute_kernels/sm90/backward/postprocess.cuh"
-#include "cute_kernels/sm90/backward/preprocess.cuh"
 
 namespace pyflash::emulator {
 
@@ -41,24 +41,6 @@ Launch launch_sm90_backward(BackwardParams const& params, int n_resident) {
   }
   return {.n_ctas = launch->plan.n_ctas, .params = launch};
 }
-
-// A kernel before or after the main one.
-template <int kThreads, int kSmemBytes, void (*kRun)(BackwardParams const& params)>
-inline constexpr EmulatedKernel kQueriesKernel{
-    .n_threads = kThreads,
-    .smem_bytes = kSmemBytes,
-    .access_bytes = 4,
-    .starts_early = true,
-    .watches_registers = false,
-    .registers = 0,
-    .cluster = nullptr,
-    .tiles = {},
-    .rings = {},
-    .refusal = nullptr,
-    .launch = nullptr,
-    .attach = [](Machine* m) { machine = m; },
-    .run_thread = [](void const* params) { kRun(*static_cast<BackwardParams const*>(params)); },
-    .role = [](int) { return ""; }};
 
 inline char const* role_of_backward_warp(int warp) {
   constexpr char const* kProducers[] = {"K, Q producer", "V, dO producer", "idle", "idle"};
@@ -96,8 +78,8 @@ EmulatedKernel const* emulated_kernel() {
   using Smem = SmemOfBackward<Traits>;
   constexpr int kColumns = kConfig.d_head;
   static constexpr EmulatedKernel const* kBefore =
-      &kQueriesKernel<sm90::backward::kPreprocessThreads, sm90::kSmemAlignment,
-                      sm90::backward::preprocess_cta<Element, kColumns>>;
+      &kQueriesKernel<backward::kPreprocessThreads, sm90::kSmemAlignment,
+                      backward::preprocess_cta<Element, kColumns>>;
   static constexpr EmulatedKernel const* kAfter =
       &kQueriesKernel<sm90::backward::kPostprocessThreads<kColumns>,
                       sizeof(sm90::backward::PostprocessStorage<Element, kColumns>),
@@ -111,7 +93,7 @@ EmulatedKernel const* emulated_kernel() {
         if (phase == 1) {
           return launch_sm90_backward<kConfig, kBuilt...>(params, n_resident);
         }
-        return {.n_ctas = sm90::backward::n_query_pieces(params),
+        return {.n_ctas = backward::n_query_pieces(params),
                 .params = std::make_shared<BackwardParams>(params)};
       }};
   static EmulatedKernel const kernel{.n_threads = Traits::kNThreads,

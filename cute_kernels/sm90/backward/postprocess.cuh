@@ -4,13 +4,15 @@
 
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/common/backward_preprocess.cuh"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/epilogue.h"
-#include "cute_kernels/sm90/backward/preprocess.cuh"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
 
 namespace pyflash::sm90::backward {
+
+using pyflash::backward::QueryPiece;
 
 // kColumns: those of the config.
 template <int kColumns>

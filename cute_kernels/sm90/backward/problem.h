@@ -1,69 +1,17 @@
-// The tiles of a backward: blocks of keys, and the blocks of queries that attend them.
+// Which tile of a backward a CTA owns.
 #pragma once
 
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/kernel_params.h"
 
 namespace pyflash::sm90::backward {
 
 using namespace cute;
-
-// The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head of the group.
-template <BackwardFeatures kFeatures>
-struct Tile {
-  BackwardParams const& problem;
-  int first_key = 0;  // of the sequence
-  int head_kv = 0;
-  int batch = 0;  // of the tensors
-  Interval blocks = {};
-
-  // Where sequences may be packed.
-  Rows queries_found = {};
-  Rows keys_found = {};
-  int first_row_found = 0;
-  int sequence_found = 0;
-
-  // The rows of the sequence in the tensors.
-  CUTE_DEVICE Rows queries() const {
-    return kFeatures.packed ? queries_found : Rows{0, problem.q_sequences.longest};
-  }
-  CUTE_DEVICE Rows keys() const {
-    return kFeatures.packed ? keys_found : Rows{0, problem.k_sequences.longest};
-  }
-  CUTE_DEVICE int sequence() const { return kFeatures.packed ? sequence_found : batch; }
-  // A row of the workspace.
-  CUTE_DEVICE int workspace_row(int head, int query) const {
-    return problem.workspace_row(batch, head, (kFeatures.packed ? first_row_found : 0) + query);
-  }
-
-  // The queries that attend keys of the sequence; row 0 of the band is key `key`.
-  CUTE_DEVICE auto queries_from(int key) const {
-    return problem.mask.queries_from<kFeatures.left_window, kFeatures.right_window>(
-        key, queries().length, keys().length);
-  }
-
-  // From the rows of all sequences, each in whole blocks, to those of one. row: of the first key.
-  CUTE_DEVICE void find_sequence(int row, int block) {
-    device::Loader const load;
-    int& sequence = sequence_found;
-    sequence = batch;
-    first_key = row;
-    first_row_found = 0;
-    if (problem.k_sequences.is_packed()) {
-      BlockedRows const blocks{problem.k_sequences, block};
-      sequence = blocks.sequence_at(row, problem.batch, load);
-      first_key -= blocks.begin_of(sequence, load);
-      first_row_found = problem.blocked_queries().begin_of(sequence, load);
-    }
-    queries_found = problem.q_sequences.rows_of(sequence, load);
-    keys_found = problem.k_sequences.rows_of(sequence, load);
-    if (first_key < 0) {  // cu_seqlens_k does not ascend
-      keys_found.length = first_key = 0;
-    }
-  }
-};
+using pyflash::backward::MBlocks;
+using pyflash::backward::Tile;
 
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
@@ -94,30 +42,5 @@ CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
   }
   return tile;
 }
-
-// The blocks of queries of a tile in order: those of each query head of the group.
-template <BackwardFeatures kFeatures>
-struct MBlocks {
-  Tile<kFeatures> const& tile;
-  int heads_left;
-  int head;
-  int m_block;
-
-  CUTE_DEVICE explicit MBlocks(Tile<kFeatures> const& tile)
-      : tile(tile), heads_left(0), head(0), m_block(tile.blocks.begin) {
-    if (tile.blocks.size() > 0) {
-      heads_left = tile.problem.heads / tile.problem.heads_kv;
-      head = tile.head_kv * heads_left;
-    }
-  }
-  CUTE_DEVICE bool exists() const { return heads_left > 0; }
-  CUTE_DEVICE void advance() {
-    if (++m_block == tile.blocks.end) {
-      m_block = tile.blocks.begin;
-      ++head;
-      --heads_left;
-    }
-  }
-};
 
 }  // namespace pyflash::sm90::backward

@@ -21,9 +21,4 @@ constexpr int n_threads(FlashBackwardSm90Config const& config) {
   return kWarpgroup * (1 + config.n_consumers);
 }
 
-// CTAs of the kernels before and after the main one.
-constexpr int64_t n_query_pieces(BackwardParams const& problem) {
-  return problem.n_workspace_rows() / kQueriesOfPiece;
-}
-
 }  // namespace pyflash::sm90::backward

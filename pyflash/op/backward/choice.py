@@ -1,18 +1,20 @@
 """Whose kernels compute the gradients of q, k and v on a GPU: the rule, and what is said of it.
 
 cuDNN's where it suits, unless `OWN_BEFORE_CUDNN` has the problem; own ones where they are built and
-take the problem; else PyTorch's flash backward. A gradient of lse is of own kernels alone.
+take the problem; else PyTorch's flash backward. A gradient of lse is of own kernels alone. Kernels
+of `UNMEASURED` generations run what nothing else does. PYFLASH_BACKWARD=own takes own ones first.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 
-from pyflash.config import DType
+from pyflash.config import DType, family_of
 from pyflash.op.backward import cudnn, kernels
 from pyflash.op.options import OPTIONS, OWN_KERNELS, given, windows_of
 
@@ -35,6 +37,10 @@ OWN_BEFORE_CUDNN: tuple[Measured, ...] = tuple(
     for causal in (False, True)
     for d_head in (range(64, 65), range(128, 129))
 )
+
+
+# The generations whose kernels no GPU has been measured with.
+UNMEASURED = (80,)
 
 
 class By(Enum):
@@ -65,9 +71,14 @@ def choose(
 ) -> Choice:
     """Whose kernels run a problem on a GPU. problem: as `kernels.choice` takes it."""
     not_cudnn = _refusal_of_cudnn(device, problem, gradient_of_lse)
-    if not not_cudnn and not own_is_faster(problem):
+    asked_for_own = os.environ.get("PYFLASH_BACKWARD") == "own"
+    if not not_cudnn and not own_is_faster(problem) and not asked_for_own:
         return Choice(By.CUDNN)
     config, own = _own(device, problem)
+    if config and not asked_for_own and family_of(config).generation in UNMEASURED:
+        borrowed = not gradient_of_lse and not without_gradients(_options_of(problem), "cuda")
+        if borrowed:
+            config, own = "", f"{config} takes it, but no GPU was measured with its family"
     if config:
         return Choice(By.OWN, config, own, not_cudnn)
     return Choice(By.FLASH if not_cudnn else By.CUDNN, "", own, not_cudnn)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from support.planted.planting import Edit, Found, condition, found, without
 
 _OUTPUTS = "sm90/backward/outputs.h"
-_BEFORE = "sm90/backward/preprocess.cuh"
+_BEFORE = "common/backward_preprocess.cuh"
 _TAILS = "sm90/backward/tails.h"
 _SCORES = "sm90/backward/scores.h"
 _BLOCKED = "common/blocked_rows.h"
-_PROBLEM = "sm90/backward/problem.h"
+_PROBLEM = "common/backward_tile.h"
 _PARAMS = "backward_params.h"
 
 OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
@@ -115,7 +115,8 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     ),
     (
         "tiles_against_the_order_of_turns",
-        condition("n_block = order.n_blocks - 1 - n_block;", "if (!BUG) { {original} }", _PROBLEM),
+        condition("n_block = order.n_blocks - 1 - n_block;", "if (!BUG) { {original} }",
+                  "sm90/backward/problem.h"),
         [found("deadlock", "dQ_s2g", memory="turns")],
         "deterministic",
     ),

@@ -29,7 +29,8 @@ from pyflash.op.reference import Expected, expect, expect_varlen
 
 # Which bug is on; 0: none.
 _SWITCH = "pyflash_planted_bug"
-_DECLARATION = f"""
+_HEADER = "planted.h"
+_DECLARATION = f"""#pragma once
 extern "C" {{
 __attribute__((visibility("default"))) inline int {_SWITCH} = 0;
 }}
@@ -103,13 +104,14 @@ def build_planted(
     an empty folder for the source."""
     for folder in ("cute_kernels", "codegen"):
         shutil.copytree(ROOT / folder, root / folder)
-    lowest = root / "cute_kernels" / "common" / "integers.h"
-    lowest.write_text(lowest.read_text() + _DECLARATION)
-    device = root / "cute_kernels" / "device.h"
-    device.write_text(device.read_text() + '\n#include "cute_kernels/common/integers.h"\n')
+    (root / "cute_kernels" / _HEADER).write_text(_DECLARATION)
     for number, bug in enumerate(bugs, start=1):
         for edit in bug.edits:
             apply(edit, number, root / "cute_kernels" / edit.file)
+    # NOTE: in the edited files alone, so that objects without any are those in the cache.
+    for file in {edit.file for bug in bugs for edit in bug.edits}:
+        path = root / "cute_kernels" / file
+        path.write_text(f'#include "cute_kernels/{_HEADER}"\n{path.read_text()}')
     with pytest.MonkeyPatch.context() as patch:
         for module in (compilation, emulated, toolchain):
             patch.setattr(module, "ROOT", root)

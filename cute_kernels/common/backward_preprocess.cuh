@@ -3,14 +3,22 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
-#include "cute_kernels/device_sm90.h"
+#include <cute/config.hpp>
+
+#include "cute_kernels/backward_params.h"
+#include "cute_kernels/device.h"
 #include "cute_kernels/row_softmax.h"
-#include "cute_kernels/sm90/backward/shape.h"
 
-namespace pyflash::sm90::backward {
+namespace pyflash::backward {
 
 inline constexpr int kPreprocessThreads = 256;
+
+// CTAs of the kernels before and after the main one.
+constexpr int64_t n_query_pieces(BackwardParams const& problem) {
+  return problem.n_workspace_rows() / kQueriesOfPiece;
+}
 
 // The piece of queries that a CTA of a kernel before or after the main one has.
 struct QueryPiece {
@@ -153,4 +161,4 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   }
 }
 
-}  // namespace pyflash::sm90::backward
+}  // namespace pyflash::backward

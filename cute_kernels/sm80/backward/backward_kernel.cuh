@@ -1,0 +1,291 @@
+// FlashAttention backward with SM80 atoms (Dao 2023, algorithm 2): dK, dV, and the sums of dQ.
+//
+// A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
+// query head of the group. Keys are the rows of the MMAs:
+//   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers, 16 keys by a warp
+//   P^T = 2^(scale S^T - lse)          where a mask cuts a block, 0
+//   dS^T = P^T * (dP^T - delta)        to shared memory, from which other warps read it
+//   dV += P^T dO, dK += dS^T Q         A from registers, or from shared memory where warps share keys
+//   dQ = dS K                          16 queries by a warp, over all keys of the tile
+// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them.
+#pragma once
+
+#include <cute/algorithm/clear.hpp>
+#include <cute/tensor_impl.hpp>
+
+#include "cute_kernels/device.h"
+#include "cute_kernels/sm80/backward/problem.h"
+#include "cute_kernels/sm80/backward/scores.h"
+#include "cute_kernels/sm80/backward/sums.h"
+#include "cute_kernels/sm80/backward/traits.h"
+#include "cute_kernels/sm80/copy.h"
+#include "cute_kernels/sm80/gemm.h"
+
+namespace pyflash::sm80::backward {
+
+using namespace cute;
+using device::Site;
+
+// Loads blocks of queries, and the tile's keys.
+template <class Traits, BackwardFeatures kFeatures>
+struct Loads {
+  using Element = typename Traits::Element;
+  using Vector = typename Traits::Vector;
+
+  Tile<kFeatures> const& tile;
+  typename Traits::SharedStorage& smem;
+  BlockCopy<Traits, Traits::kBlockM> const copy_M;
+  BlockCopy<Traits, Traits::kBlockN> const copy_N;
+
+  CUTE_DEVICE Loads(Tile<kFeatures> const& tile, typename Traits::SharedStorage& smem)
+      : tile(tile), smem(smem) {}
+
+  CUTE_DEVICE Extent keys() const {
+    return {tile.keys().length - tile.first_key, tile.problem.d_head};
+  }
+
+  // The thread's vectors of the tile's keys in a tensor: (CPY_M,CPY_K,1).
+  template <class T>
+  CUTE_DEVICE auto of_keys(T* tensor, TensorStrides const& strides) const {
+    return copy_N.partition(head_matrix(
+        strides.at(tensor, tile.batch, tile.head_kv, tile.keys().begin + tile.first_key), strides,
+        tile.keys()));
+  }
+
+  CUTE_DEVICE void load_keys() const {
+    BackwardParams const& problem = tile.problem;
+    device::at(Site::K_g2s);
+    copy_N.template g2s<true, true>(
+        of_keys(static_cast<Element const*>(problem.k), problem.k_strides)(_, _, 0), smem.k,
+        keys());
+    device::at(Site::V_g2s);
+    copy_N.template g2s<true, true>(
+        of_keys(static_cast<Element const*>(problem.v), problem.v_strides)(_, _, 0), smem.v,
+        keys());
+  }
+
+  CUTE_DEVICE void load_queries(MBlocks<kFeatures> const& block, int stage) const {
+    BackwardParams const& problem = tile.problem;
+    int const query = block.m_block * Traits::kBlockM;
+    auto load = [&](void const* tensor, TensorStrides const& strides, Element* to) {
+      auto const* const first = strides.at(static_cast<Element const*>(tensor), tile.batch,
+                                           block.head, tile.queries().begin + query);
+      Tensor tMgM = copy_M.partition(head_matrix(first, strides, tile.queries()));
+      copy_M.template g2s<true, true>(tMgM(_, _, 0), to,
+                                      {tile.queries().length - query, problem.d_head});
+    };
+    device::at(Site::Q_g2s);
+    load(problem.q, problem.q_strides, smem.q[stage]);
+    device::at(Site::dO_g2s);
+    load(problem.grad_o, problem.grad_o_strides, smem.grad_o[stage]);
+    device::at(Site::lse_g2s);
+    constexpr int kVectors = Traits::kNumberVectors;
+    constexpr int kNumbers = sizeof(Vector) / sizeof(float);
+    int const vector = device::thread_idx();
+    int const row = tile.workspace_row(block.head, query);
+    if (vector < 2 * kVectors) {
+      bool const is_lse = vector < kVectors;
+      int const i = kNumbers * (is_lse ? vector : vector - kVectors);
+      float const* const from = (is_lse ? problem.lse2 : problem.delta) + row + i;
+      float* const to = (is_lse ? smem.lse2[stage] : smem.delta[stage]) + i;
+      issue<typename Traits::AsyncCopyAtom>(as<Vector>(*from), as<Vector>(*to));
+    } else {
+      device::leave_out();
+    }
+  }
+};
+
+template <class Traits, BackwardFeatures kFeatures>
+CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
+  using Element = typename Traits::Element;
+  using MmaAtom = typename Traits::MmaAtom;
+  using Ldmatrix = typename Traits::SmemCopyAtom;
+  using LdmatrixTransposed = typename Traits::SmemCopyAtomTransposed;
+  constexpr int kBlockM = Traits::kBlockM;
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kHeadDim = Traits::kHeadDim;
+  constexpr int kQueries = Traits::kQueriesOfWarp;
+  constexpr int kColumnsDKV = Traits::kColumnsDKV;
+  constexpr int kSlab = Traits::kSlab;
+
+  auto const tile = tile_of<Traits, kFeatures>(problem);
+  if (tile.first_key >= tile.keys().length) {
+    return;  // behind the last of packed sequences
+  }
+  auto& smem = device::dynamic_smem<typename Traits::SharedStorage>();
+  Loads<Traits, kFeatures> const loads(tile, smem);
+
+  // The warp's keys, its share of their queries and of their columns of dK and dV; its queries of dQ, and its share of their
+  // columns.
+  int const warp = device::thread_idx() / 32;
+  int const key = warp % Traits::kKeyWarps * Traits::kMmaM;
+  int const query = warp / Traits::kKeyWarps * kQueries;
+  int const column_dKV = warp / Traits::kKeyWarps * kColumnsDKV;
+  int const query_dQ = warp % Traits::kQueryWarps * Traits::kMmaM;
+  int const column_dQ = warp / Traits::kQueryWarps * Traits::kColumnsDQ;
+
+  auto lane_at = [](auto lanes, int row, int column) {
+    Coord const lane = lane_coord<decltype(lanes)>(row);
+    return Coord{lane.row, lane.column + column};
+  };
+  // This lane's rows of 16 x 16 tiles: of K and V (M,K), of Q and dO (N,K), of dO^T and Q^T (N,K), of P^T and dS^T (M,K), and of dS
+  // (M,K).
+  ThreadOffsets<typename Traits::SmemLayoutKV, 16, 16> const k_tiles(
+      lane_coord<typename Traits::LanesA>(key));
+  ThreadOffsets<typename Traits::SmemLayoutQ, 16, 16> const q_tiles(
+      lane_coord<typename Traits::LanesB>(query));
+  ThreadOffsets<typename Traits::SmemLayoutQt, 16, 16> const qt_tiles(
+      lane_coord<typename Traits::LanesBt>(column_dKV));
+  ThreadOffsets<typename Traits::SmemLayoutDSt, 16, 16> const dst_tiles(
+      lane_coord<typename Traits::LanesA>(key));
+  ThreadOffsets<typename Traits::SmemLayoutDS, 16, 16> const ds_tiles(
+      lane_coord<typename Traits::LanesAt>(query_dQ));
+  Coord const acc_first = lane_at(typename Traits::AccLanes{}, key, query);
+  ThreadOffsets<typename Traits::SmemLayoutDSt, 8, 8> const stored(acc_first);
+  Scores<Traits, kFeatures> const scores(tile, acc_first, tile.first_key + key);
+  Sums<Traits, kFeatures> const sums{tile};
+
+  auto store_pairs = [&](auto const& pairs, Element* block) {
+    CUTE_UNROLL
+    for (int i = 0; i < kQueries / 4; ++i) {
+      issue<typename Traits::SmemCopyAtomO>(pairs.data()[i],
+                                            as<uint32_t>(block[stored(i % 2, i / 2)]));
+    }
+  };
+
+  Tensor acc_dK = make_tensor<float>(
+      typename Traits::template Accumulator<kColumnsDKV>{});  // (MMA,MMA_M,MMA_N)
+  Tensor acc_dV = make_tensor<float>(
+      typename Traits::template Accumulator<kColumnsDKV>{});  // (MMA,MMA_M,MMA_N)
+  clear(acc_dK);
+  clear(acc_dV);
+
+  // acc = A B^T of keys and queries. A: K or V. B: Q or dO.
+  auto multiply_rows = [&](auto& acc, Element const* a, Site site_a, Element const* b,
+                           Site site_b) __attribute__((always_inline)) {
+    Tensor rA = make_tensor<uint32_t>(typename Traits::template OperandA<kHeadDim>{});
+    Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kQueries, kHeadDim>{});
+    clear(acc);
+    gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
+      device::at(site_a);
+      load_A<Ldmatrix>(rA, a, k_tiles, k);
+      device::at(site_b);
+      load_B<Ldmatrix>(rB, b, q_tiles, k);
+    });
+  };
+  // acc += A B of keys and columns. A: P^T or dS^T, as pairs or in shared memory. B: dO or Q.
+  auto multiply_columns = [&](auto& acc, auto& pairs, Element const* a, Site site_a,
+                              Element const* b, Site site_b) __attribute__((always_inline)) {
+    Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kColumnsDKV, kBlockM>{});
+    if constexpr (Traits::kPInRegisters) {
+      gemm_staged<MmaAtom, 1, false>(acc, pairs, rB, [&](int k) {
+        device::at(site_b);
+        load_B<LdmatrixTransposed>(rB, b, qt_tiles, k);
+      });
+    } else {
+      Tensor rA = make_tensor<uint32_t>(typename Traits::template OperandA<kBlockM>{});
+      gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
+        device::at(site_a);
+        load_A<Ldmatrix>(rA, a, dst_tiles, k);
+        device::at(site_b);
+        load_B<LdmatrixTransposed>(rB, b, qt_tiles, k);
+      });
+    }
+  };
+
+  MBlocks<kFeatures> ahead(tile);  // the block that is loaded next
+  auto load_ahead = [&](int stage) {
+    if (ahead.exists()) {
+      loads.load_queries(ahead, stage);
+      ahead.advance();
+    }
+    device::async_commit();
+  };
+  loads.load_keys();
+  load_ahead(0);
+
+  int stage = 0;
+  for (MBlocks<kFeatures> block(tile); block.exists(); block.advance()) {
+    // The block is visible, and K and V the first time; every warp is done with the block before.
+    device::async_wait<0>();
+    device::sync_threads();
+    if constexpr (Traits::kStages == 2) {
+      load_ahead(stage ^ 1);
+    }
+    Element const* const sQ = smem.q[stage];        // (kBlockM,kHeadDim)
+    Element const* const sDO = smem.grad_o[stage];  // (kBlockM,kHeadDim)
+
+    Tensor acc_S =
+        make_tensor<float>(typename Traits::template Accumulator<kQueries>{});  // (MMA,MMA_M,MMA_N)
+    Tensor acc_dP =
+        make_tensor<float>(typename Traits::template Accumulator<kQueries>{});  // (MMA,MMA_M,MMA_N)
+    Tensor tdVrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});         // (MMA,MMA_M,MMA_K)
+    Tensor tdKrDS = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});        // (MMA,MMA_M,MMA_K)
+    multiply_rows(acc_S, smem.k, Site::K_s2r, sQ, Site::Q_s2r);
+    multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
+    scores.to_P(acc_S, tdVrP, smem.lse2[stage], block.head, block.m_block);
+    if constexpr (!Traits::kPInRegisters) {
+      device::at(Site::P_r2s);
+      store_pairs(tdVrP, smem.p);
+    }
+    scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
+    device::at(Site::dS_r2s);
+    store_pairs(tdKrDS, smem.ds);
+    if constexpr (Traits::kPInRegisters) {
+      multiply_columns(acc_dV, tdVrP, smem.p, Site::P_s2r, sDO, Site::dO_s2r);
+    }
+    device::sync_threads();  // dS is visible, and P
+    if constexpr (!Traits::kPInRegisters) {
+      multiply_columns(acc_dV, tdVrP, smem.p, Site::P_s2r, sDO, Site::dO_s2r);
+    }
+    multiply_columns(acc_dK, tdKrDS, smem.ds, Site::dS_s2r, sQ, Site::Q_s2r);
+    if constexpr (Traits::kStages == 1) {
+      device::sync_threads();  // every warp has read Q and dO, lse and delta
+      load_ahead(0);
+    }
+
+    CUTE_UNROLL
+    for (int pass = 0; pass < Traits::kColumnsDQ / kSlab; ++pass) {
+      int const column = column_dQ + pass * kSlab;
+      ThreadOffsets<typename Traits::SmemLayoutKt, 16, 16> const kt_tiles(
+          lane_coord<typename Traits::LanesBt>(column));
+      Tensor acc_dQ =
+          make_tensor<float>(typename Traits::template Accumulator<kSlab>{});  // (MMA,MMA_M,MMA_N)
+      Tensor rDS = make_tensor<uint32_t>(typename Traits::template OperandA<kBlockN>{});
+      Tensor rKt = make_tensor<uint32_t>(typename Traits::template OperandB<kSlab, kBlockN>{});
+      clear(acc_dQ);
+      gemm_staged<MmaAtom, 1, false>(acc_dQ, rDS, rKt, [&](int k) {
+        device::at(Site::dS_s2r);
+        load_A<LdmatrixTransposed>(rDS, smem.ds, ds_tiles, k);
+        device::at(Site::K_s2r);
+        load_B<LdmatrixTransposed>(rKt, smem.k, kt_tiles, k);
+      });
+      sums.add(acc_dQ, tile.workspace_row(block.head, block.m_block * kBlockM + query_dQ), column);
+    }
+    if constexpr (Traits::kStages == 2) {
+      stage ^= 1;
+    }
+  }
+
+  // dK and dV leave through the space of K and V.
+  device::async_wait<0>();
+  device::sync_threads();  // every warp has read K and V
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc_dK); ++i) {
+    acc_dK(i) *= problem.softmax_scale;
+  }
+  Coord const out = lane_at(typename Traits::AccLanes{}, key, column_dKV);
+  device::at(Site::rows_r2s);
+  store_packed<Traits>(as_operand_A<Element>(acc_dK), out, smem.k);
+  store_packed<Traits>(as_operand_A<Element>(acc_dV), out, smem.v);
+  device::sync_threads();  // dK and dV are visible
+  device::at(Site::rows_s2g);
+  auto store = [&](Element const* block, void* tensor, TensorStrides const& strides) {
+    Tensor tKgK = loads.of_keys(static_cast<Element*>(tensor), strides);
+    loads.copy_N.s2g(block, tKgK(_, _, 0), loads.keys());
+  };
+  store(smem.k, problem.dk, problem.dk_strides);
+  store(smem.v, problem.dv, problem.dv_strides);
+}
+
+}  // namespace pyflash::sm80::backward

@@ -1,0 +1,69 @@
+// From a config to its kernels for the emulator. Included by the emitted translation units only.
+#pragma once
+
+#include <memory>
+
+#include "cute_kernels/emulator/atoms.h"
+#include "cute_kernels/emulator/backward_phases.h"
+#include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/sm80/backward/backward_kernel.cuh"
+#include "cute_kernels/sm80/backward/grid.h"
+#include "cute_kernels/sm80/backward/host.h"
+#include "cute_kernels/sm80/backward/postprocess.cuh"
+
+namespace pyflash::emulator {
+
+template <FlashBackwardKernelConfig kConfig, BackwardFeatures... kBuilt>
+void run_sm80_backward(void const* params) {
+  auto const& problem = *static_cast<BackwardParams const*>(params);
+  bool const covered = run_first_that_covers<BackwardFeatures, kBuilt...>(
+      features_needed(problem, kConfig.d_head), [&](auto features) {
+        sm80::backward::backward_cta<sm80::backward::KernelTraits<kConfig>, features.value>(
+            problem);
+      });
+  if (!covered) {
+    machine->fail("no built combination of features covers the problem");
+  }
+}
+
+template <FlashBackwardKernelConfig kConfig, BackwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel() {
+  using Traits = sm80::backward::KernelTraits<kConfig>;
+  using Element = typename Traits::Element;
+  constexpr int kColumns = kConfig.d_head;
+  static constexpr EmulatedKernel const* kBefore =
+      &kQueriesKernel<backward::kPreprocessThreads, 1024,
+                      backward::preprocess_cta<Element, kColumns>>;
+  static constexpr EmulatedKernel const* kAfter =
+      &kQueriesKernel<sm80::backward::kPostprocessThreads, 1024,
+                      sm80::backward::postprocess_cta<Element, kColumns>>;
+  static EmulatedBackward backward{
+      .shape = tile_shape(kConfig),
+      .kernels = {kBefore, nullptr, kAfter},
+      .refusal =
+          [](BackwardParams const& params) { return sm80::backward::refusal(kConfig, params); },
+      .launch = [](int phase, BackwardParams const& params, int) -> Launch {
+        return {.n_ctas = phase == 1 ? sm80::backward::n_ctas(kConfig, params)
+                                     : pyflash::backward::n_query_pieces(params),
+                .params = std::make_shared<BackwardParams>(params)};
+      }};
+  static EmulatedKernel const kernel{.n_threads = Traits::kNThreads,
+                                     .smem_bytes = sizeof(typename Traits::SharedStorage),
+                                     .access_bytes = 4,
+                                     .starts_early = false,
+                                     .watches_registers = false,
+                                     .registers = 0,
+                                     .cluster = nullptr,
+                                     .tiles = {},
+                                     .rings = {},
+                                     .refusal = nullptr,
+                                     .launch = nullptr,
+                                     .backward = &backward,
+                                     .attach = [](Machine* m) { machine = m; },
+                                     .run_thread = run_sm80_backward<kConfig, kBuilt...>,
+                                     .role = [](int) { return ""; }};
+  backward.kernels[1] = &kernel;
+  return &kernel;
+}
+
+}  // namespace pyflash::emulator

@@ -1,0 +1,170 @@
+// Scores of a block to P, and P with dP to dS, in the accumulators of a warp.
+#pragma once
+
+#include <cute/tensor_impl.hpp>
+
+#include "cute_kernels/alibi.h"
+#include "cute_kernels/device.h"
+#include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sm80/backward/problem.h"
+#include "cute_kernels/sm80/copy.h"
+#include "cute_kernels/sm80/gemm.h"
+#include "cute_kernels/softcap.h"
+
+namespace pyflash::sm80::backward {
+
+using namespace cute;
+using device::Site;
+
+// Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). A thread has two keys, eight apart, and two of every eight
+// queries.
+template <class Traits, BackwardFeatures kFeatures>
+struct Scores {
+  using Element = typename Traits::Element;
+
+  BackwardParams const& problem;
+  Tile<kFeatures> const& tile;
+  Coord const first;  // of the thread: key and query, in the tile and the block
+  int const warp_key;
+  float const scale_log2;
+
+  // The tanh of a score that does not count: so low that P is 0, and the square finite.
+  static constexpr float kMaskedTanh = -1e18f;
+
+  CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key)
+      : problem(tile.problem),
+        tile(tile),
+        first(first),
+        warp_key(warp_key),
+        scale_log2(tile.problem.softmax_scale * kLog2e) {}
+
+  // The column of a thread's c-th, counted from its first.
+  CUTE_DEVICE static constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
+
+  // S^T to P^T = 2^(scale S^T - lse), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T times the
+  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T. lse2: of the block.
+  template <class Acc, class Pairs>
+  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, int head, int m_block) const {
+    device::at(Site::lse_s2r);
+    Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,MMA_N))
+    bool caps = false;
+    if constexpr (kFeatures.softcap) {
+      caps = problem.softcap.cap != 0;
+    }
+    if constexpr (kFeatures.alibi_slopes) {
+      add_slopes(P, head, m_block);
+    }
+    float const scale = caps ? problem.softcap.outer : scale_log2;
+    if (caps) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(P); ++i) {
+        P(i) = pyflash::tanh(problem.softcap.inner * P(i));
+      }
+      if (cuts(m_block)) {
+        mask(P, m_block, kMaskedTanh);
+      }
+    }
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const lse = numbers_at(lse2, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float const p0 = device::exp2(fmaf(P(r, c), scale, -lse.x));
+        float const p1 = device::exp2(fmaf(P(r, c + 1), scale, -lse.y));
+        if (caps) {
+          pairs.data()[c + r] = device::pack2(p0, p1, Element{});
+          P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));
+          P(r, c + 1) = p1 * (1.f - P(r, c + 1)) * (1.f + P(r, c + 1));
+        } else {
+          P(r, c) = p0;
+          P(r, c + 1) = p1;
+        }
+      }
+    }
+    if (caps) {
+      return;
+    }
+    if (cuts(m_block)) {
+      mask(P, m_block, 0.f);
+    }
+    pack(acc, pairs);
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta), as pairs. acc_P: as to_P leaves it.
+  template <class Acc, class Pairs>
+  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta) const {
+    device::at(Site::dS);
+    Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,MMA_N))
+    Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const of_queries = numbers_at(delta, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
+        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
+      }
+    }
+    pack(acc_dP, pairs);
+  }
+
+ private:
+  template <class Acc, class Pairs>
+  CUTE_DEVICE static void pack(Acc const& acc, Pairs& pairs) {
+    CUTE_UNROLL
+    for (int k = 0; k < size<2>(pairs); ++k) {
+      pack_step<Element>(acc, pairs, k);
+    }
+  }
+
+  // Of the thread's queries c and c + 1.
+  CUTE_DEVICE float2 numbers_at(float const* numbers, int c) const {
+    return device::load(reinterpret_cast<float2 const*>(numbers + first.column + 4 * c));
+  }
+
+  // Whether some key of the warp is not attended by some query of the block.
+  // NOTE: queries past the end are no matter: P is 0 there, since lse is infinite.
+  CUTE_DEVICE bool cuts(int m_block) const {
+    Interval const uncut = tile.queries_from(warp_key).of_all(Traits::kMmaM);
+    return warp_key + Traits::kMmaM > tile.keys().length ||
+           m_block * Traits::kBlockM < uncut.begin ||
+           (kFeatures.left_window && (m_block + 1) * Traits::kBlockM > uncut.end);
+  }
+
+  // Sets P, or what P is computed of, to `value` where it does not count.
+  template <class Rows>
+  CUTE_DEVICE void mask(Rows& P, int m_block, float value) const {
+    int const first_query = m_block * Traits::kBlockM + first.column;
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      int const key = tile.first_key + first.row + 8 * r;
+      auto const queries = tile.queries_from(key);
+      int const begin = queries.begin(0) - first_query;
+      // NOTE: keys past the end score 0, which may be far above lse.
+      int const end = (key < tile.keys().length ? queries.end(0) : 0) - first_query;
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(P); ++c) {
+        if (column_of(c) < begin || column_of(c) >= end) {
+          P(r, c) = value;
+        }
+      }
+    }
+  }
+
+  template <class Rows>
+  CUTE_DEVICE void add_slopes(Rows& S, int head, int m_block) const {
+    if (problem.alibi_slopes.data == nullptr) {
+      return;
+    }
+    float const slope = load_slope<Element>(problem.alibi_slopes, problem.inverse_scale_log2,
+                                            tile.sequence(), head);
+    int const aligned = aligned_column(m_block * Traits::kBlockM + first.column,
+                                       tile.queries().length, tile.keys().length);
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      add_alibi(S, r, slope, tile.first_key + first.row + 8 * r - aligned, column_of);
+    }
+  }
+};
+
+}  // namespace pyflash::sm80::backward

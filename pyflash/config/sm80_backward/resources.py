@@ -1,0 +1,63 @@
+"""The resource model of the SM80 backward family: what a config takes, before any compiler runs.
+
+Registers are counted as fragments, as in the forward family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyflash.config.arch import Arch
+from pyflash.config.resources import Resources, occupancy
+from pyflash.config.sm80_backward.config import MMA_ROWS, FlashBackwardKernelConfig
+
+# Registers per thread beside the fragments: addresses, the tile's coordinates, loop counters.
+BASE = 54
+NEAR_LIMIT = 4  # with fewer left below the limit, ptxas spills
+SLAB = 64  # columns of dQ that a warp computes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterDemand:
+    """Registers per thread by what they hold, without the limit of 255."""
+
+    dK: int  # fp32 accumulators
+    dV: int
+    S: int  # which P takes the place of
+    dP: int
+    dQ: int
+    operands: int  # 16-bit ones of one step
+    base: int = BASE
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """What is alive in each phase of an iteration; P and dS, in 16 bits, take the place of what
+        they are made of."""
+        always = self.base + self.dK + self.dV
+        return {
+            "V dO^T": always + self.S + self.dP + self.operands,
+            "dS K": always + self.dQ + self.operands,
+        }
+
+    @property
+    def peak(self) -> int:
+        return max(self.phases.values())
+
+
+def register_demand(config: FlashBackwardKernelConfig) -> RegisterDemand:
+    """Elements of a warp's tiles over its lanes."""
+    of_keys = MMA_ROWS * config.d_head // config.companions // 32
+    S = MMA_ROWS * config.B_r // config.companions // 32
+    dQ = MMA_ROWS * SLAB // 32
+    return RegisterDemand(dK=of_keys, dV=of_keys, S=S, dP=S, dQ=dQ, operands=12)
+
+
+def resources(config: FlashBackwardKernelConfig, arch: Arch) -> Resources:
+    """Occupancy from the modelled registers."""
+    return occupancy(
+        register_demand(config).peak,
+        config.smem_bytes,
+        config.n_warps,
+        arch,
+        spill_margin=NEAR_LIMIT,
+    )

@@ -1,0 +1,126 @@
+"""What makes a config of the SM80 backward family legal: each rule is stated here and nowhere else.
+
+The static_asserts of the kernels are the backstop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyflash.config.arch import Arch
+from pyflash.config.resources import allocated_registers
+from pyflash.config.rules import Rules
+from pyflash.config.sm80_backward.config import MMA_ROWS, FlashBackwardKernelConfig
+from pyflash.config.sm80_backward.resources import SLAB, register_demand, resources
+
+COPY_COLUMNS = 8  # 16 bytes, one cp.async
+
+# What the kernels are written and tested for.
+SUPPORTED = {
+    "d_head": (64, 128, 256),
+    "B_r": (32, 64, 128),
+    "B_c": (32, 64, 128),
+    "n_warps": (4, 8),
+    "stages": (1, 2),
+}
+
+
+RULES = Rules()
+
+
+@RULES.rule
+def keys_per_warp(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    if c.B_c % MMA_ROWS or MMA_ROWS * c.n_warps % c.B_c:
+        yield (
+            f"each of the n_warps = {c.n_warps} warps has {MMA_ROWS} keys, the rows of one mma, "
+            f"and as many warps have the same ones everywhere: make B_c = {c.B_c} a divisor of "
+            f"{MMA_ROWS} * n_warps = {MMA_ROWS * c.n_warps} and a multiple of {MMA_ROWS}"
+        )
+
+
+@RULES.rule
+def shared_keys(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    if c.B_r % (MMA_ROWS * c.companions) or c.d_head % (SLAB * c.companions):
+        yield (
+            f"the {c.companions} warps of the same keys share the B_r = {c.B_r} queries of a "
+            f"block, in steps of {MMA_ROWS}, and the d_head = {c.d_head} columns of dK and dV, in "
+            f"slabs of {SLAB}: use fewer warps, or a larger B_c"
+        )
+
+
+@RULES.rule
+def dQ_per_warp(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    whole = MMA_ROWS * c.n_warps % c.B_r == 0 and c.d_head * c.B_r % (MMA_ROWS * c.n_warps) == 0
+    if c.B_r % MMA_ROWS or not whole or c.columns_dQ % SLAB:
+        yield (
+            f"each of the n_warps = {c.n_warps} warps computes dQ of {MMA_ROWS} of the B_r = "
+            f"{c.B_r} queries in slabs of {SLAB} of the d_head = {c.d_head} columns, and all have "
+            f"as many: make B_r * d_head a multiple of {MMA_ROWS * SLAB} * n_warps, and B_r at "
+            f"most {MMA_ROWS} * n_warps"
+        )
+
+
+@RULES.rule
+def copy_tile(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    columns = SLAB if c.d_head % SLAB == 0 else SLAB // 2
+    rows = c.n_threads * COPY_COLUMNS // columns
+    for name, value in (("B_r", c.B_r), ("B_c", c.B_c)):
+        if value % rows:
+            yield (
+                f"{c.n_threads} threads that copy 16 bytes each copy {rows} rows x {columns} "
+                f"columns at a time, which do not tile {name} = {value}: make {name} a multiple of "
+                f"{rows}, or use fewer warps"
+            )
+
+
+@RULES.rule
+def smem(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    if c.smem_bytes > arch.smem_per_cta:
+        yield (
+            f"K and V, stages = {c.stages} blocks of Q and dO, dS and P are {c.smem_bytes} bytes "
+            f"of shared memory, more than the {arch.smem_per_cta} that {arch} gives a CTA: use "
+            f"fewer stages, or a smaller B_r or B_c"
+        )
+
+
+@RULES.rule
+def accumulators(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    demand = register_demand(c)
+    taken = demand.dK + demand.dV + demand.S + demand.dP
+    if taken > arch.max_registers_per_thread:
+        yield (
+            f"the accumulators of dK ({demand.dK}), dV ({demand.dV}), S ({demand.S}) and dP "
+            f"({demand.dP}) alone take {taken} registers a thread, more than "
+            f"{arch.max_registers_per_thread}: use more warps, or a smaller B_r"
+        )
+
+
+@RULES.rule
+def register_file(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    registers = allocated_registers(resources(c, arch).registers, arch)
+    if registers * c.n_threads > arch.registers_per_sm:
+        yield (
+            f"{c.n_threads} threads of about {registers} registers need "
+            f"{registers * c.n_threads}, more than the {arch.registers_per_sm} of an SM: "
+            f"use fewer warps, or a smaller B_r or B_c"
+        )
+
+
+@RULES.support
+def supported_values(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    for name, values in SUPPORTED.items():
+        value = getattr(c, name)
+        if value not in values:
+            *head, last = map(str, values)
+            yield f"{name} = {value} is not supported: use {', '.join(head)} or {last}"
+
+
+@RULES.warning
+def spill(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
+    r = resources(c, arch)
+    if r.spill_predicted:
+        yield (
+            f"about {r.register_demand} registers a thread are wanted, and {r.register_limit} can "
+            f"be had with {r.num_ctas_per_sm} CTAs per SM, so some will spill: use a smaller B_r, "
+            f"or more warps"
+        )

@@ -1,0 +1,165 @@
+"""The SM80 backward on the emulated machine: gradients of a matrix of problems beside fp64, padded
+and packed, with NaN in all that must not be read; and each planted bug is found.
+
+One library of each config serves all of it: that of the bugs, of which none is on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ninja", reason="building needs ninja")
+pytest.importorskip("rich", reason="building needs rich")
+
+import torch
+from support.emulated_backward import LIMITS, Call, Shape, make_call, wrong
+from support.emulated_packed import Packed, PackedCall, make_packed_call, wrong_packed
+from support.planted.backward_sm80 import BUGS, CONFIGS, planted_libraries
+from support.planted.planting import Bug, switched_on
+
+from pyflash.emulator import ORDERS
+from pyflash.emulator.run import run_backward_library
+
+__all__ = ["planted_libraries"]
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window_left": 40, "window_right": 5},
+    "left": {"window_left": 60},
+    "right": {"window_right": 20},
+    "chunks": {"attention_chunk": 48},
+}
+SCORES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 1.5},
+    "slopes": {"alibi_slopes": torch.tensor([0.1, 0.5])},
+}
+# batch, heads_kv of two heads, seqlen_q, seqlen_k, columns less than the config's
+SIZES = [
+    (1, 2, 64, 64, 0),
+    (1, 1, 97, 130, 8),
+    (1, 2, 150, 70, 0),  # rows without keys
+    (2, 1, 1, 97, 24),
+    (1, 1, 130, 1, 32),
+    (1, 1, 65, 200, 16),
+]
+LENGTHS = [
+    ((70, 1, 33), (50, 40, 33)),
+    ((0, 60, 0, 37), (30, 0, 0, 37)),
+    ((65, 1, 63), (33, 65, 1)),
+]
+PROBLEMS = {
+    "ragged": Shape(1, 1, 1, 141, 173),
+    "narrow_heads": Shape(1, 1, 1, 141, 109, 24),
+    "causal": Shape(1, 1, 1, 200, 200, options={"causal": True}),
+    "left_window": Shape(1, 1, 1, 200, 200, options={"window_left": 50}),
+    "far_below": Shape(1, 1, 1, 141, 173, below=128),
+    "softcap": Shape(1, 1, 1, 150, 150, options={"causal": True, "softcap": 1.0}),
+    "slopes": Shape(
+        1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}
+    ),
+    "deterministic": Shape(1, 1, 1, 200, 200, options={"causal": True}),
+}
+
+
+@functools.cache
+def call_of(config: str, problem: Shape | Packed) -> Call | PackedCall:
+    make = make_packed_call if isinstance(problem, Packed) else make_call
+    return make(CONFIGS[config], problem)
+
+
+def run(libraries, config: str, problem: Shape | Packed, order: str, deterministic: bool = False):
+    """The gradients, their errors and the report."""
+    call = call_of(config, problem)
+    *gradients, report = run_backward_library(
+        libraries[config], call.inputs, CONFIGS[config], order=order, seed=1,
+        grad_lse=call.grad_lse, deterministic=int(deterministic), **problem.options,
+    )  # fmt: skip
+    if isinstance(call, PackedCall):
+        errors = wrong_packed(call, tuple(gradients), LIMITS[CONFIGS[config].dtype])
+    else:
+        errors = wrong(CONFIGS[config], problem, call, tuple(gradients))
+    return gradients, errors, report
+
+
+CASES = [*itertools.product(MASKS, SCORES)]
+
+
+@pytest.mark.parametrize(("mask", "scores"), CASES, ids=map("-".join, CASES))
+@pytest.mark.parametrize("config", CONFIGS)
+def test_gradients(planted_libraries, config, mask, scores):
+    at = CASES.index((mask, scores)) + 7 * list(CONFIGS).index(config)
+    batch, heads_kv, seqlen_q, seqlen_k, narrower = SIZES[at % len(SIZES)]
+    options = MASKS[mask] | SCORES[scores]
+    shape = Shape(batch, 2, heads_kv, seqlen_q, seqlen_k, narrower, options)
+    order = ORDERS[at % len(ORDERS)]
+    _, errors, report = run(planted_libraries, config, shape, order, bool(at % 2))
+    report.check()
+    assert report.completed
+    # What has no gradient has no relative error of one.
+    call = call_of(config, shape)
+    zeros = {n for n, x in zip(("dq", "dk", "dv"), call.exact, strict=True) if not x.any()}
+    assert errors.keys() <= zeros
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_gradients_of_packed_sequences(planted_libraries, config, mask, lengths):
+    at = list(MASKS).index(mask) + LENGTHS.index(lengths)
+    options = MASKS[mask] | list(SCORES.values())[at % len(SCORES)]
+    packed = Packed(2, 1 + at % 2, *lengths, narrower_by=8 * (at % 3), options=options)
+    order = ORDERS[at % len(ORDERS)]
+    _, errors, report = run(planted_libraries, config, packed, order, deterministic=bool(at % 2))
+    report.check()
+    assert report.completed
+    assert errors == {}
+
+
+@pytest.mark.parametrize("nan_sequence", range(3))
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_neighbour_of_nan_changes_nothing(planted_libraries, config, nan_sequence):
+    options = {"causal": nan_sequence == 1}
+    packed = Packed(2, 1, (70, 40, 33), (50, 70, 33), 0, options, nan_sequence=nan_sequence)
+    _, errors, report = run(planted_libraries, config, packed, ORDERS[0])
+    report.check()
+    assert errors == {}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_deterministic_gradients_have_the_same_bits(planted_libraries, config):
+    runs = [run(planted_libraries, config, PROBLEMS["ragged"], o, True)[0] for o in ORDERS]
+    for gradients in runs[1:]:
+        for a, b in zip(gradients, runs[0], strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem):
+    order = ORDERS[list(PROBLEMS).index(problem) % len(ORDERS)]
+    shape, in_turn = PROBLEMS[problem], problem == "deterministic"
+    _, errors, report = run(planted_libraries, config, shape, order, in_turn)
+    report.check()
+    assert errors == {}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_is_found(planted_libraries, bug: Bug):
+    for config, order in zip(bug.configs, ORDERS, strict=False):
+        with switched_on(BUGS, bug, planted_libraries[config]):
+            _, errors, report = run(
+                planted_libraries, config, PROBLEMS[bug.problem], order,
+                deterministic=bug.problem == "deterministic",
+            )  # fmt: skip
+        for finding in bug.found:
+            assert finding.is_in(report.findings), f"{finding}:\n" + "\n".join(
+                map(str, report.findings)
+            )
+        # A bug that nothing points at shows in the result.
+        assert bug.found or errors
