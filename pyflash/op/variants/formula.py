@@ -29,6 +29,13 @@ def _divided(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return total
 
 
+def _clamped(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """By torch.clamp for its gradient at the bounds, which it has of operands of one shape."""
+    if x.is_floating_point():
+        return torch.clamp(*torch.broadcast_tensors(x, low, high))
+    return torch.minimum(torch.maximum(x, low), high)
+
+
 def _shifted(op: str) -> Callable[..., Tensor]:
     def shift(a: Tensor, n: Tensor) -> Tensor:
         bits = torch.iinfo(a.dtype).bits
@@ -64,7 +71,7 @@ _OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
     "where": torch.where,
-    "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
+    "clamp": _clamped,
     **{
         name: getattr(torch, name)
         for name in ("exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos")
