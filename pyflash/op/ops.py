@@ -179,7 +179,7 @@ def _of_used_rows(
     )
     if not return_lse:
         return out
-    if seqlens_q is not None and "sinks" in arguments:
+    if seqlens_q is not None:  # a row may hold a logit of no key
         row = torch.arange(q.shape[1], device=q.device)
         lse = lse.masked_fill((row >= seqlens_q[:, None])[:, None], -torch.inf)
     return out, lse.contiguous()
