@@ -25,7 +25,6 @@ COUNTS = {
     "invariant": 22,
     "backward": 6,
     "backward_sm80": 10,
-    "invariant": 22,
 }
 
 
