@@ -72,6 +72,7 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
     table, used = torch.tensor([[0], [seqlen]], dtype=torch.int32, device=device).split(1)
     used = used[0]
     slots = torch.arange(seqlen, device=device)
+    level = (table, used, lengths, seqlen)
 
     def alibi(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return s + slopes[h] * (j - i)
@@ -91,6 +92,9 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
             q, k_cache, v_cache, table, used
         ),
         "pyflash.attention_cached": lambda: pyflash.attention_cached(q, k_cache, v_cache, used),
+        "pyflash.attention_cascade": lambda: pyflash.attention_cascade(
+            q[0], k_cache, v_cache, [level, level]
+        ),
         "pyflash.append_kv": lambda: pyflash.append_kv(k[0], v[0], k_cache, v_cache, slots),
         "pyflash.sdpa": lambda: pyflash.sdpa(*heads_first),
         "pyflash.attention, variant": lambda: pyflash.attention(
