@@ -55,7 +55,7 @@ def ranges_of(q: Tensor, k: Tensor, used_q: Used, used_k: Used) -> Ranges:
     first_q, begin_q, end_q = _bounds(q, used_q)
     first_k, begin_k, end_k = _bounds(k, used_k)
     next_k = first_k + k.shape[1]
-    # Of each packed sequence, where its rows begin, in q and in k. Each ends where the next begins.
+    # Where each packed sequence begins, in q and in k. It ends where the next begins.
     begins = [
         (begin_q, begin_k),  # those that are used
         (end_q, end_k),  # keys behind them, of no query

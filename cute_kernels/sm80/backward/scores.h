@@ -117,7 +117,7 @@ struct Scores {
     }
   }
 
-  // Of the thread's queries c and c + 1.
+  // The numbers of the thread's queries c and c + 1.
   CUTE_DEVICE float2 numbers_at(float const* numbers, int c) const {
     return device::load(reinterpret_cast<float2 const*>(numbers + first.column + 4 * c));
   }
