@@ -76,7 +76,7 @@ class _Steps(Interpreter):
 
 
 def _line_of(node: Node) -> str:
-    """Of the user's function."""
+    """The file and the line of the user's function, or else the node's target."""
     lines = [line.strip() for line in (node.stack_trace or "").splitlines()]
     places = [i for i, line in enumerate(lines) if line.startswith("File ")]
     return "\n  ".join(lines[places[-1] :][:2]) if places else str(node.target)
