@@ -127,3 +127,12 @@ def test_the_check_sees_a_row_too_many():
     out, lse = attention(case.q, case.k, case.v, return_lse=True, **case.options)
     with pytest.raises(AssertionError):
         check_used(case, out, lse)
+
+
+def test_batch_invariant_rows_have_the_bits_of_their_sequence_alone():
+    q, k, v = torch.randn(3, 2, 40, 4, 64, generator=torch.Generator().manual_seed(0)).half()
+    lengths = torch.tensor([40, 17], dtype=torch.int32)
+    padded = attention(q, k, v, seqlens_q=lengths, seqlens_k=lengths, batch_invariant=True)
+    alone = attention(*(x[1:, :17] for x in (q, k, v)), batch_invariant=True)
+    assert torch.equal(padded[1, :17], alone[0])
+    assert not padded[1, 17:].any()
