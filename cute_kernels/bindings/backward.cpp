@@ -52,14 +52,12 @@ void run_backward(StableIValue* stack, uint64_t, uint64_t) {
   if (cu_seqlens_q) {
     call.forward.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, max_seqlen_q, max_seqlen_k};
   }
-  auto const deterministic = arguments.take<bool>();
   Gradient const dq{arguments.take<Tensor>(), "dq"};
   Gradient const dk{arguments.take<Tensor>(), "dk"};
   Gradient const dv{arguments.take<Tensor>(), "dv"};
   call.forward.options = arguments.take_options();
   BackwardProblem const problem = backward_problem_of(call);
   BackwardParams params = problem.params;
-  params.deterministic = deterministic;
   std::tie(params.dq, params.dq_strides) = dq.place(call.forward.q);
   std::tie(params.dk, params.dk_strides) = dk.place(call.forward.k);
   std::tie(params.dv, params.dv_strides) = dv.place(call.forward.v);

@@ -203,10 +203,10 @@ void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
   Asked const asked(arguments);
   Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
                 .n_sms = static_cast<int>(arguments.take<int64_t>())};
-  auto const deterministic = arguments.take<bool>();
-  Problem const problem = asked.problem_as_asked(arguments.take_options());
+  Options const options = arguments.take_options();
+  Problem const problem = asked.problem_as_asked(options);
   BackwardParams params = backward_params(problem);
-  params.deterministic = deterministic;
+  params.deterministic = options.deterministic;
   BackwardSelection const selection = select_backward(problem.dtype, params, gpu);
   put_results(stack, std::string(selection.kernel ? selection.kernel->row->short_form : ""),
               selection.reason);
@@ -267,15 +267,13 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(
       problem_schema("select", "int sm_arch, int n_sms, ", "str config, int num_splits, str reason")
           .c_str());
-  m.def(problem_schema("select_backward", "int sm_arch, int n_sms, bool deterministic, ",
-                       "str config, str reason")
+  m.def(problem_schema("select_backward", "int sm_arch, int n_sms, ", "str config, str reason")
             .c_str());
-  m.def(
-      ("run_backward(Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse, Tensor q, "
-       "Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
-       "SymInt max_seqlen_k, bool deterministic, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, *, " +
-       options_schema() + ") -> ()")
-          .c_str());
+  m.def(("run_backward(Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse, Tensor q, "
+         "Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
+         "SymInt max_seqlen_k, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, *, " +
+         options_schema() + ") -> ()")
+            .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
   m.def(problem_schema("features_needed", "", "str features").c_str());

@@ -124,7 +124,6 @@ bool Run::set_integer(char const* name, int64_t value) {
   for (auto const& [length, member] : {std::pair("max_seqlen_q", &Run::max_seqlen_q_),
                                        std::pair("max_seqlen_k", &Run::max_seqlen_k_),
                                        std::pair("resident_ctas", &Run::resident_ctas_),
-                                       std::pair("deterministic", &Run::deterministic_),
                                        std::pair("least_listed_rows", &Run::least_listed_rows_),
                                        std::pair("most_listed_rows", &Run::most_listed_rows_)}) {
     if (std::string_view(name) == length) {

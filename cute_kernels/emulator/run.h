@@ -59,7 +59,6 @@ class Run {
   // The call of op forward, or of the forward pass.
   Call call() const;
   int n_resident() const;
-  bool is_deterministic() const { return deterministic_ != 0; }
   // Of the sequences that a list of tiles has.
   Interval listed_rows() const { return {int(least_listed_rows_), int(most_listed_rows_)}; }
 
@@ -79,7 +78,6 @@ class Run {
   int64_t max_seqlen_q_ = 0;
   int64_t max_seqlen_k_ = 0;
   int64_t resident_ctas_ = 132;  // of an H100 or H200
-  int64_t deterministic_ = 0;    // of a backward: whether sums have one order
   int64_t least_listed_rows_ = 0;
   int64_t most_listed_rows_ = kNoWindow;
   Options options_;

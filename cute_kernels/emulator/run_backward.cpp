@@ -37,7 +37,6 @@ class BackwardRun final : public Run {
     check_config_fits(config, dtype, d_head, problem_as_asked(asked.forward));
     params_ = problem.params;
     params_.set_shape(kernel_.backward->shape);
-    params_.deterministic = is_deterministic();
     n_resident();
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);

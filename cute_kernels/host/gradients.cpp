@@ -80,6 +80,7 @@ BackwardProblem backward_problem_of(BackwardCall const& call) {
   Problem const forward = problem_as_asked(call.forward);
   BackwardProblem problem{forward.dtype, backward_params(forward)};
   BackwardParams& params = problem.params;
+  params.deterministic = call.forward.options.deterministic;
   TensorView const& q = call.forward.q;
   params.o = call.out.data;
   params.o_strides = checked_like(call.out, q).tensor_strides();

@@ -26,6 +26,7 @@ struct Options {
   int64_t num_splits = 0;
   std::optional<TensorView> sinks;
   std::optional<TensorView> alibi_slopes;
+  bool deterministic = false;
 };
 
 // A number, a flag or a text.
@@ -84,6 +85,7 @@ inline constexpr std::tuple kOptions{
                   &Options::alibi_slopes,
                   &ForwardParams::alibi_slopes,
                   {.takes_batches = true}},
+    Option{"deterministic", &Options::deterministic},  // the forward pass is, whatever it says
 };
 
 // Calls visit(option) for each, in order.

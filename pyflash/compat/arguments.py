@@ -89,17 +89,10 @@ def refuse_missing(function: str, given: Mapping[str, Any]) -> None:
                 )
 
 
-def options_of(shared: Mapping[str, Any], *inputs: Tensor) -> AttentionOptions:
+def options_of(shared: Mapping[str, Any]) -> AttentionOptions:
     """The options of `pyflash.attention` that the shared arguments of a call are."""
     causal, window = shared["causal"], shared["window_size"]
     left, right = (-1, -1) if window is None else window
-    if shared["deterministic"] and not torch.are_deterministic_algorithms_enabled():
-        needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        if needs_gradients and inputs[0].is_cuda:
-            raise ValueError(
-                "pyflash: deterministic is True for a call with gradients on a GPU: expected "
-                "torch.use_deterministic_algorithms(True) before it"
-            )
     return {
         "softmax_scale": shared["softmax_scale"],
         "causal": causal,
@@ -110,6 +103,7 @@ def options_of(shared: Mapping[str, Any], *inputs: Tensor) -> AttentionOptions:
         "attention_chunk": shared["attention_chunk"],
         "num_splits": shared["num_splits"],
         "sinks": shared["s_aux"],
+        "deterministic": shared["deterministic"],
     }
 
 

@@ -21,7 +21,7 @@ from pyflash.op.paged import attention_paged
 def padded(q: Tensor, k: Tensor, v: Tensor, triple: bool = False, **shared: Any) -> Any:
     """Attention of q, (batch, seqlen_q, heads, d_head), over k and v, (batch, seqlen_k, heads_kv,
     d_head): `pyflash.attention` under other names. Any d_head up to 256."""
-    options = options_of(shared, q, k, v)
+    options = options_of(shared)
     *tensors, options["softmax_scale"] = fitted(q, k, v, options["softmax_scale"])
     out, lse = attention(*tensors, return_lse=True, **options)
     return returned(shared, out[..., : v.shape[-1]], lse, triple)
@@ -48,7 +48,7 @@ def packed(
     seqused_k, (batch,), int32: the keys of each sequence that count, without those past them; over
     pages cu_seqlens_k tells the lengths where it is missing. max_seqlen_k bounds the lengths.
     """
-    options = options_of(shared, q, k, v)
+    options = options_of(shared)
     _check_metadata(scheduler_metadata)
     table = _one_table(block_table, page_table)
     require(
@@ -108,7 +108,7 @@ def cached(
     Raises ValueError on the CPU, before anything is written, where a sequence has no room for its
     new keys. On a GPU, where looking would synchronize, rows without room are not written.
     """
-    options = options_of(shared, q, k_cache, v_cache)
+    options = options_of(shared)
     _check_metadata(scheduler_metadata)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     table = _one_table(block_table, page_table)

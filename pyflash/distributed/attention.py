@@ -88,8 +88,8 @@ def attention(
 
     out has gradients with respect to q, k, v and sinks, first derivatives only; lse has none. The
     same call on a group of the same size gives the same bits; gradients on a GPU do under
-    `torch.use_deterministic_algorithms(True)`. Under `torch.autocast` q, k and v are cast to its
-    dtype.
+    `torch.use_deterministic_algorithms(True)`, without which `deterministic` is refused there.
+    Under `torch.autocast` q, k and v are cast to its dtype.
 
     The first call of its kind has all ranks compare their arguments; where they differ, or one is
     refused, every rank raises. A rank that dies or does not come is an error on every other after

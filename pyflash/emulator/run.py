@@ -232,7 +232,6 @@ def emulate_backward(
     config: KernelConfig | str,
     *,
     grad_lse: Tensor | None = None,
-    deterministic: bool = False,
     order: str = ORDERS[0],
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
@@ -241,9 +240,8 @@ def emulate_backward(
     """The gradients of q, k and v by the kernels of a config of op backward, as `torch.ops.pyflash`
     computes them on a GPU, thread by thread on the CPU: the kernels before and after the config's
     own, too. out and lse are the results of the forward pass, grad_out and grad_lse the gradients
-    of these, deterministic what `torch.use_deterministic_algorithms` asks for; the other arguments
-    are those of `emulate`. CTAs run one after another: where one waits for another that comes after
-    it, a deadlock is found.
+    of these; the other arguments are those of `emulate`. CTAs run one after another: where one
+    waits for another that comes after it, a deadlock is found.
 
     Returns (dq, dk, dv, report); the report's counts are those of the config's own kernel, its
     findings those of all. Raises as `emulate` does.
@@ -254,7 +252,6 @@ def emulate_backward(
         (q, k, v),
         config,
         grad_lse=grad_lse,
-        deterministic=deterministic,
         order=order,
         seed=seed,
         resident_ctas=resident_ctas,
@@ -292,7 +289,6 @@ def _emulate_backward(
     config: KernelConfig | str,
     *,
     grad_lse: Tensor | None = None,
-    deterministic: bool = False,
     order: str = ORDERS[0],
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
@@ -310,7 +306,6 @@ def _emulate_backward(
         (*results, *inputs),
         config,
         grad_lse=grad_lse,
-        deterministic=int(deterministic),
         order=order,
         seed=seed,
         resident_ctas=resident_ctas,

@@ -12,7 +12,7 @@ from pyflash.config.words import shown
 from pyflash.op.flex_call import Blocks, flex_call, listed
 from pyflash.variant import trace
 
-_OPTIONS = ("config", "num_splits", "compile", "backward")
+_OPTIONS = ("config", "num_splits", "compile", "backward", "deterministic")
 
 
 def flex_attention(
@@ -37,9 +37,9 @@ def flex_attention(
     shown if its block is listed in `block_mask`, and is listed as full or its `mask_mod` shows it.
     Queries and keys are counted from the first: key 0 is at query 0.
 
-    kernel_options: "config" and "num_splits" as `pyflash.attention` takes them; "compile", True by
-    default: on a GPU, the kernel is compiled if it is not built; "backward", "reference": gradients
-    on a GPU by the formula in PyTorch.
+    kernel_options: "config", "num_splits" and "deterministic" as `pyflash.attention` takes them;
+    "compile", True by default: on a GPU, the kernel is compiled if it is not built; "backward",
+    "reference": gradients on a GPU by the formula in PyTorch.
 
     Returns out, in the order of query's strides; with return_lse (out, lse); with return_aux (out,
     AuxOutput). lse is (batch, heads, seqlen_q), the natural logarithm, without a gradient.

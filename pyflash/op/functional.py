@@ -25,12 +25,13 @@ def sdpa(
     *,
     config: KernelConfig | str = "",
     compile: bool = False,
+    deterministic: bool = False,
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention by pyflash; raises where it cannot.
 
     query is (batch, heads, seqlen_q, d_head), key and value are (batch, heads_kv, seqlen_k,
-    d_head); all three may lack the batch dimension. scale: default 1 / sqrt(d_head). config and
-    compile: as for `pyflash.attention`.
+    d_head); all three may lack the batch dimension. scale: default 1 / sqrt(d_head). config,
+    compile and deterministic: as for `pyflash.attention`.
 
     Returns (batch, heads, seqlen_q, d_head), a transposed view of the output of
     `pyflash.attention`; nothing is copied.
@@ -51,7 +52,13 @@ def sdpa(
     if not (len(q_shape) == 4 and q_shape == k_shape == v_shape):  # those are right
         _check_shapes(q_shape, k_shape, v_shape, is_causal, enable_gqa)
     q, k, v = (x.transpose(-2, -3) for x in (query, key, value))
-    options = {"softmax_scale": scale, "causal": is_causal, "config": config, "compile": compile}
+    options = {
+        "softmax_scale": scale,
+        "causal": is_causal,
+        "config": config,
+        "compile": compile,
+        "deterministic": deterministic,
+    }
     if query.dim() == 3:
         out = attention(q[None], k[None], v[None], **options)[0]
     else:

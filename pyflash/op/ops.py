@@ -127,11 +127,12 @@ def attention(
     and capped, over the keys attended, and of the sink. A row with nothing to attend has out = 0
     and lse = -inf, or the sink.
 
-    Gradients: of out with respect to q, k, v and sinks, first derivatives only; lse has none. On a
-    GPU those of q, k and v are PyTorch's cuDNN backward or its flash backward (`pyflash.select`
-    says which), which are deterministic only under `torch.use_deterministic_algorithms(True)` and
-    do not support softcap. Where an option has no gradients, a call that needs them raises in
-    forward.
+    Gradients: of out and, where pyflash's own kernels run and on the CPU, of lse, with respect to
+    q, k, v and sinks; first derivatives only. `pyflash.select` says whose kernels compute those of
+    q, k and v on a GPU: pyflash's own, or PyTorch's cuDNN or flash backward, which support neither
+    softcap nor alibi_slopes and are deterministic only under
+    `torch.use_deterministic_algorithms(True)`. Where an option has no gradients, a call that needs
+    them raises in forward.
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
     Raises ValueError that names the argument, what was expected and what came; TypeError for an

@@ -157,6 +157,18 @@ class AttentionOptions(TypedDict, total=False):
             gradients_on=_NOT_BORROWED,
         ),
     ]
+    deterministic: Annotated[
+        bool,
+        Option(
+            False,
+            "gradients are the same bits in every call. out and lse are so anyway. On a GPU "
+            "pyflash's own backward kernels run, which then sum in one order; PyTorch's do it only "
+            "under torch.use_deterministic_algorithms(True), which asks for the same.",
+            Scope.SCORE,
+            gradients_on=_NOT_BORROWED,
+            chooses=True,
+        ),
+    ]
 
 
 OPTIONS: dict[str, Option] = {

@@ -22,6 +22,7 @@ MEASURED = str(named_set("backward")[0])
         (UNMEASURED, {}, False, "own", By.OWN),
         (UNMEASURED, {}, True, "", By.OWN),
         (UNMEASURED, {"softcap": 20.0}, False, "", By.OWN),
+        (UNMEASURED, {"deterministic": True}, False, "", By.OWN),
         (MEASURED, {}, False, "", By.OWN),
     ],
 )

@@ -59,7 +59,7 @@ def reference(inputs: list[torch.Tensor], **arguments) -> torch.Tensor:
 def test_the_signature_is_that_of_pytorch():
     parameters = inspect.signature(pyflash.sdpa).parameters
     added = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-    assert added == ["config", "compile"]
+    assert added == ["config", "compile", "deterministic"]
     names = [name for name in parameters if name not in added]
     described = re.search(r"\((.*?)\)", F.scaled_dot_product_attention.__doc__, re.DOTALL)[1]
     assert names == re.findall(r"(\w+)(?:=[\w.]+)?(?:,|$)", described)

@@ -26,6 +26,9 @@ from pyflash.op.options import (
     given,
 )
 
+# What else, where PyTorch's kernels compute gradients, has the effect of an option.
+_INSTEAD = {"deterministic": ", or torch.use_deterministic_algorithms(True)"}
+
 
 def refuse_what_has_no_gradients(
     q: Tensor, k: Tensor | None, packing: Sequence[Any], options: Mapping[str, Any]
@@ -50,10 +53,11 @@ def refuse_what_has_no_gradients(
     for name, value in lacking.items():
         is_tensor, default = name in TENSORS, DEFAULTS[name]
         said = name if is_tensor else f"{name} = {_number(value)}"
+        instead = _INSTEAD.get(name, "")
         raise RuntimeError(
             f"pyflash: {said} has no gradients on {PLACES[device_type]}: expected "
-            f"{default if is_tensor else _number(default)}, or tensors that do not require "
-            f"gradients{own}"
+            f"{default if is_tensor else _number(default)}{instead}, or tensors that do not "
+            f"require gradients{own}"
         )
     raise RuntimeError(f"pyflash: {too_many}{own}")
 

@@ -134,7 +134,16 @@ def without_gradients(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     `OWN_KERNELS`."""
     if where not in (*PLACES, OWN_KERNELS):
         return {}
+    if switch_is_on():
+        options = {name: x for name, x in options.items() if name != "deterministic"}
     has_gradients = {"cuda", OWN_KERNELS} if where == OWN_KERNELS else {where}
     return {
         n: x for n, x in given(options).items() if not has_gradients & {*OPTIONS[n].gradients_on}
     }
+
+
+def switch_is_on() -> bool:
+    """Whether PyTorch's kernels sum in one order, which is of the process and no argument of a
+    call."""
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled() and not warn_only

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyflash.op.backward import cudnn, kernels
-from pyflash.op.backward.choice import By, Choice, choose
+from pyflash.op.backward.choice import By, Choice, choose, switch_is_on
 from pyflash.op.options import AttentionOptions, windows_of
 
 if TYPE_CHECKING:
@@ -39,11 +39,17 @@ def bwd(
     chosen = choose(q.device, kernels.problem_of(q, k, (), options), grad_lse is not None)
     if chosen.by is By.OWN:
         return kernels.bwd(grad_out, out, lse, q, k, v, grad_lse=grad_lse, **options)
-    _refuse_gradient_of_lse(grad_lse, chosen)
+    _refuse_to_borrow(grad_lse, options, chosen)
     return _borrowed(grad_out, out, lse, q, k, v, **options)
 
 
-def _refuse_gradient_of_lse(grad_lse: Tensor | None, chosen: Choice) -> None:
+def _refuse_to_borrow(grad_lse: Tensor | None, options: AttentionOptions, chosen: Choice) -> None:
+    if options.get("deterministic") and not switch_is_on():
+        raise RuntimeError(
+            "pyflash: deterministic is True, and PyTorch's backward runs here, which sums in one "
+            f"order only under the switch (no kernel of pyflash: {chosen.own}): expected "
+            "torch.use_deterministic_algorithms(True) in the backward pass, too"
+        )
     if grad_lse is not None:
         raise RuntimeError(
             "pyflash: lse has no gradient here, because PyTorch's backward runs, which takes none "
@@ -137,7 +143,7 @@ def bwd_varlen(
         return kernels.bwd(
             grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **options
         )
-    _refuse_gradient_of_lse(grad_lse, chosen)
+    _refuse_to_borrow(grad_lse, options, chosen)
     return _borrowed_packed(grad_out, out, lse, q, k, v, *packing, **options)
 
 

@@ -1,8 +1,9 @@
 """Gradients on a GPU by the kernels of op backward, where they are built.
 
 They recompute P = exp(S - lse) from the given lse, as the borrowed ones do. dq is summed over
-blocks of keys in float32, in whatever order these end: two calls differ by rounding. Where
-`torch.use_deterministic_algorithms` is on, kernels run that keep one order.
+blocks of keys in float32, in whatever order these end: two calls differ by rounding. With the
+option `deterministic`, and where `torch.use_deterministic_algorithms` is on, kernels run that keep
+one order.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
         return torch.ops.pyflash.select_backward(
             sm_arch=properties.major * 10 + properties.minor,
             n_sms=properties.multi_processor_count,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            **{**problem, **tensors},
+            **{**problem, **tensors, **_determinism(problem)},
         )
+
+
+def _determinism(options: Mapping[str, Any]) -> dict[str, bool]:
+    asked = options.get("deterministic", False) or torch.are_deterministic_algorithms_enabled()
+    return {"deterministic": asked}
 
 
 def are_built() -> bool:
@@ -113,8 +118,7 @@ def bwd(
         k,
         v,
         *(packing or _PADDED),
-        torch.are_deterministic_algorithms_enabled(),
         *gradients,
-        **options,
+        **{**options, **_determinism(options)},
     )
     return gradients

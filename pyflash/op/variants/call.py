@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import shown
+from pyflash.op.backward.choice import switch_is_on
 from pyflash.op.errors import call
 from pyflash.op.on_demand import is_asked
 from pyflash.op.variants.arguments import Captured, captured_of
@@ -36,6 +37,7 @@ def with_variant(
         ensure_built(captured.text, arguments, inputs[0])
     if backward != REFERENCE:
         _refuse_gradients(inputs, captured, arguments)
+    _refuse_sums_in_any_order(inputs, captured, arguments)
     positional = (*inputs, *captured, *(packing or (None,) * 4))
     out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
     return (out, lse) if return_lse else out
@@ -46,6 +48,22 @@ def refuse_values(values: Mapping[str, Any] | None, backward: str) -> None:
     for name, given in (("tensors", values is not None), ("backward", backward != "")):
         if given:
             raise ValueError(f"pyflash: {name} came without variant: expected both, or neither")
+
+
+def _refuse_sums_in_any_order(
+    inputs: tuple[Tensor, ...], captured: Captured, arguments: Mapping[str, Any]
+) -> None:
+    """On a GPU PyTorch chooses how products are summed; gradients of what a variant captures are
+    sums in any order on the CPU, too."""
+    if not arguments.get("deterministic") or not torch.is_grad_enabled() or switch_is_on():
+        return
+    summed = captured.tensors if inputs[0].device.type == "cpu" else (*inputs, *captured.tensors)
+    if any(x.requires_grad for x in summed):
+        raise RuntimeError(
+            "pyflash: deterministic came with a variant, whose gradients PyTorch sums in any order "
+            "here: expected torch.use_deterministic_algorithms(True), or tensors that do not "
+            "require gradients"
+        )
 
 
 def _refuse_gradients(
