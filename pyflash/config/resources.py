@@ -6,8 +6,9 @@ what each family models.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyflash.config.arch import Arch
 
@@ -51,6 +52,30 @@ class RegisterDemand(Protocol):
     @property
     def peak(self) -> int:
         """The largest of the phases."""
+
+
+def refuse_over_register_file(
+    config: Any, resources: Callable[[Any, Arch], Resources], arch: Arch
+) -> Iterator[str]:
+    """Of a kernel whose registers follow from the model."""
+    most = allocated_registers(arch.max_registers_per_thread, arch)
+    if most * config.n_threads <= arch.registers_per_sm:
+        return
+    registers = allocated_registers(resources(config, arch).registers, arch)
+    if registers * config.n_threads > arch.registers_per_sm:
+        yield (
+            f"{config.n_threads} threads of about {registers} registers need "
+            f"{registers * config.n_threads}, more than the {arch.registers_per_sm} of an SM: "
+            f"use fewer warps, or a smaller B_r or B_c"
+        )
+
+
+def tell_spills(r: Resources, advice: str) -> Iterator[str]:
+    if r.spill_predicted:
+        yield (
+            f"about {r.register_demand} registers a thread are wanted, and {r.register_limit} can "
+            f"be had with {r.num_ctas_per_sm} CTAs per SM, so some will spill: {advice}"
+        )
 
 
 def occupancy(

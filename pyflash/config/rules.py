@@ -6,7 +6,7 @@ the numbers and says what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyflash.config.arch import Arch
@@ -44,6 +44,17 @@ class Rules:
         self.supports.append(function)
         return function
 
+    def support_values(self, supported: Mapping[str, Sequence[Any]]) -> None:
+        """Adds the rule that each of these fields has one of these values."""
+
+        def supported_values(config: Any, arch: Arch) -> Iterator[str]:
+            for name, values in supported.items():
+                value = getattr(config, name)
+                if value not in values:
+                    yield f"{name} = {value} is not supported: use {choices(values)}"
+
+        self.support(supported_values)
+
     def warning(self, function: Rule) -> Rule:
         self.cautions.append(function)
         return function
@@ -71,6 +82,12 @@ class Rules:
         """Whether there are no violations; stops at the first."""
         rules = (*self.supports, *self.rules)
         return not any(True for rule in rules for _ in rule(config, arch))
+
+
+def choices(values: Sequence[Any]) -> str:
+    """ "1", "1 or 2", "1, 2 or 3"."""
+    *head, last = map(str, values)
+    return f"{', '.join(head)} or {last}" if head else last
 
 
 def _broken(rules: Iterable[Rule], config: Any, arch: Arch) -> list[Violation]:

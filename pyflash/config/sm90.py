@@ -61,6 +61,16 @@ def resources_of(n_consumers: int, smem_bytes: int, demand: int, arch: Arch) -> 
     )
 
 
+def tell_spills(n_consumers: int, demand: int, arch: Arch, advice: str) -> Iterator[str]:
+    """demand: registers of a consumer thread."""
+    budget = budgets(n_consumers, arch).consumer
+    if demand > budget:
+        yield (
+            f"about {demand} registers of a consumer thread are wanted, and {budget} can be had "
+            f"with n_consumers = {n_consumers}, so some will spill: {advice}"
+        )
+
+
 def whole_smem(n_bytes: int) -> int:
     """Bytes of shared memory, rounded up to what a CTA takes."""
     return -(-n_bytes // SMEM_ALIGNMENT) * SMEM_ALIGNMENT

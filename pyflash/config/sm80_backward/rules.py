@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
-from pyflash.config.resources import allocated_registers
+from pyflash.config.resources import refuse_over_register_file, tell_spills
 from pyflash.config.rules import Rules
 from pyflash.config.sm80_backward.config import MMA_ROWS, FlashBackwardKernelConfig
 from pyflash.config.sm80_backward.resources import SLAB, register_demand, resources
@@ -97,30 +97,12 @@ def accumulators(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def register_file(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    registers = allocated_registers(resources(c, arch).registers, arch)
-    if registers * c.n_threads > arch.registers_per_sm:
-        yield (
-            f"{c.n_threads} threads of about {registers} registers need "
-            f"{registers * c.n_threads}, more than the {arch.registers_per_sm} of an SM: "
-            f"use fewer warps, or a smaller B_r or B_c"
-        )
+    yield from refuse_over_register_file(c, resources, arch)
 
 
-@RULES.support
-def supported_values(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    for name, values in SUPPORTED.items():
-        value = getattr(c, name)
-        if value not in values:
-            *head, last = map(str, values)
-            yield f"{name} = {value} is not supported: use {', '.join(head)} or {last}"
+RULES.support_values(SUPPORTED)
 
 
 @RULES.warning
 def spill(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    r = resources(c, arch)
-    if r.spill_predicted:
-        yield (
-            f"about {r.register_demand} registers a thread are wanted, and {r.register_limit} can "
-            f"be had with {r.num_ctas_per_sm} CTAs per SM, so some will spill: use a smaller B_r, "
-            f"or more warps"
-        )
+    yield from tell_spills(resources(c, arch), "use a smaller B_r, or more warps")

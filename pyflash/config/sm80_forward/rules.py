@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
-from pyflash.config.resources import allocated_registers
-from pyflash.config.rules import Rules
+from pyflash.config.resources import refuse_over_register_file, tell_spills
+from pyflash.config.rules import Rules, choices
 from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 from pyflash.config.sm80_forward.resources import resources
 
@@ -51,7 +51,7 @@ def multiple_of_16(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
         if value % MMA_COLUMNS:
             yield (
                 f"{name} = {value} is not a multiple of {MMA_COLUMNS}, the columns that one mma "
-                f"takes: use {_choices(SUPPORTED[name])}"
+                f"takes: use {choices(SUPPORTED[name])}"
             )
 
 
@@ -179,35 +179,15 @@ def accumulators(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def register_file(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    most = allocated_registers(arch.max_registers_per_thread, arch)
-    if most * c.n_threads <= arch.registers_per_sm:
-        return
-    registers = allocated_registers(resources(c, arch).registers, arch)
-    if registers * c.n_threads > arch.registers_per_sm:
-        yield (
-            f"{c.n_threads} threads of about {registers} registers need "
-            f"{registers * c.n_threads}, more than the {arch.registers_per_sm} of an SM: "
-            f"use fewer warps, or a smaller B_r or B_c"
-        )
+    yield from refuse_over_register_file(c, resources, arch)
 
 
-@RULES.support
-def supported_values(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    for name, values in SUPPORTED.items():
-        value = getattr(c, name)
-        if value not in values:
-            yield f"{name} = {value} is not supported: use {_choices(values)}"
+RULES.support_values(SUPPORTED)
 
 
 @RULES.warning
 def spill(c: FlashForwardKernelConfig, arch: Arch) -> Iterator[str]:
-    r = resources(c, arch)
-    if r.spill_predicted:
-        yield (
-            f"about {r.register_demand} registers a thread are wanted, and {r.register_limit} can "
-            f"be had with {r.num_ctas_per_sm} CTAs per SM, so some will spill: use smaller blocks "
-            f"or load counts, or more warps"
-        )
+    yield from tell_spills(resources(c, arch), "use smaller blocks or load counts, or more warps")
 
 
 def _loads(c: FlashForwardKernelConfig) -> Iterator[tuple[str, int, str]]:
@@ -232,8 +212,3 @@ def _atom_columns(c: FlashForwardKernelConfig) -> int:
     """The columns of the swizzle atom, and of a row of copying threads in either smem layout."""
     wide, narrow = ATOM_COLUMNS
     return narrow if c.d_head % wide else wide
-
-
-def _choices(values: tuple[int, ...]) -> str:
-    *head, last = map(str, values)
-    return f"{', '.join(head)} or {last}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
-from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures
+from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures, tell_spills
 from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
 from pyflash.config.sm90_backward.resources import register_demand
 
@@ -115,22 +115,9 @@ def fragments(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
         )
 
 
-@RULES.support
-def supported_values(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    for name, values in SUPPORTED.items():
-        value = getattr(c, name)
-        if value not in values:
-            *head, last = map(str, values)
-            known = f"{', '.join(head)} or {last}" if head else last
-            yield f"{name} = {value} is not supported: use {known}"
+RULES.support_values(SUPPORTED)
 
 
 @RULES.warning
 def spill(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    demand = register_demand(c).peak
-    budget = budgets(c.n_consumers, arch).consumer
-    if demand > budget:
-        yield (
-            f"about {demand} registers of a consumer thread are wanted, and {budget} can be had "
-            f"with n_consumers = {c.n_consumers}, so some will spill: use a smaller B_r"
-        )
+    yield from tell_spills(c.n_consumers, register_demand(c).peak, arch, "use a smaller B_r")

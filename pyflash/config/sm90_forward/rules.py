@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
-from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures
+from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures, tell_spills
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 from pyflash.config.sm90_forward.resources import register_demand
 
@@ -96,22 +96,11 @@ def fragments(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
         )
 
 
-@RULES.support
-def supported_values(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
-    for name, values in SUPPORTED.items():
-        value = getattr(c, name)
-        if value not in values:
-            *head, last = map(str, values)
-            yield f"{name} = {value} is not supported: use {', '.join(head)} or {last}"
+RULES.support_values(SUPPORTED)
 
 
 @RULES.warning
 def spill(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
-    demand = register_demand(c).peak
-    budget = budgets(c.n_consumers, arch).consumer
-    if demand > budget:
-        yield (
-            f"about {demand} registers of a consumer thread are wanted, and {budget} can be had "
-            f"with n_consumers = {c.n_consumers}, so some will spill: use a smaller B_c, or fewer "
-            f"consumers"
-        )
+    yield from tell_spills(
+        c.n_consumers, register_demand(c).peak, arch, "use a smaller B_c, or fewer consumers"
+    )
