@@ -7,6 +7,7 @@
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
 #include "cute_kernels/bindings/tensors.h"
+#include "cute_kernels/host/cpu_backward.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/gradients.h"
 #include "cute_kernels/host/select_backward.h"
@@ -26,6 +27,21 @@ struct Gradient {
     return {tensor.mutable_data_ptr(), strides};
   }
 };
+
+void run_on_cpu(BackwardParams const& params, DType dtype, Tensor const& q) {
+  std::optional<Tensor> sums;
+  float* of_heads = nullptr;
+  if (int64_t const n = n_cpu_backward_sums(params); n > 0) {
+    sums = allocate<1>("the sums of dk and dv of each head", q, {n}, aoti_torch_dtype_float32());
+    of_heads = static_cast<float*>(sums->mutable_data_ptr());
+  }
+  torch::stable::parallel_for(0, n_cpu_backward_tasks(params), 1, [&](int64_t begin, int64_t end) {
+    backward_cpu(params, dtype, of_heads, begin, end);
+  });
+  torch::stable::parallel_for(0, n_cpu_sum_tasks(params), 1, [&](int64_t begin, int64_t end) {
+    sum_heads_cpu(params, dtype, of_heads, begin, end);
+  });
+}
 
 }  // namespace
 
@@ -63,6 +79,10 @@ void run_backward(StableIValue* stack, uint64_t, uint64_t) {
   std::tie(params.dv, params.dv_strides) = dv.place(call.forward.v);
 
   Tensor const& q = arguments.tensor(first);
+  if (call.forward.q.device.kind == Device::Kind::kCpu) {
+    run_on_cpu(params, problem.dtype, q);
+    return;
+  }
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
   BackwardSelection const selection = select_backward(

@@ -295,6 +295,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
+  m.impl("run_backward", pyflash::noted<pyflash::run_backward>);
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
   m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
