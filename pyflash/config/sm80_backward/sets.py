@@ -8,7 +8,7 @@ from pyflash.config.base import DType
 from pyflash.config.sm80_backward.config import FlashBackwardKernelConfig
 
 # At each d_head what has the most keys first; those behind have room in 99 KB of smem. They are
-# built by their own set alone: no GPU has run them.
+# built by their own set alone: on no GPU were they measured.
 RANKED = tuple(
     FlashBackwardKernelConfig.parse(text).replace(dtype=dtype)
     for text in (

@@ -1,0 +1,40 @@
+"""The SM80 backward against ptxas: registers and spills of the preferred configs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyflash.codegen import toolchain
+from pyflash.codegen.kernels import Request, compile_kernels, cubin_compilation
+from pyflash.config import Arch, KernelConfig, named_set
+from pyflash.third_party.cuda import CudaError, find_nvcc
+
+SM80 = Arch.of(80)
+# One that spills and one that does not.
+CONFIGS = [config for config in named_set("backward_sm80") if config.dtype.name == "BF16"][::3]
+MOST_SPILLED = 64  # bytes, where the model says that all registers are taken
+
+
+@pytest.fixture(scope="module")
+def kernels(uncaptured) -> dict[KernelConfig, dict]:
+    try:
+        find_nvcc()
+    except CudaError as error:
+        pytest.skip(str(error))
+    requests = {config: Request(config, ("right_window",)) for config in CONFIGS}
+    with uncaptured():
+        compile_kernels(requests.values(), SM80)
+    cutlass = toolchain.cutlass_identity()
+    found = {}
+    for config, request in requests.items():
+        (found[config],) = cubin_compilation(request, SM80, cutlass).record["kernels"]
+    return found
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_what_the_model_predicts_is_what_ptxas_takes(kernels, config):
+    kernel, predicted = kernels[config], config.resources(SM80)
+    assert abs(kernel["registers"] - predicted.registers) <= 12
+    most = MOST_SPILLED if predicted.spill_predicted else 0
+    assert kernel["spill_store_bytes"] <= most
+    assert kernel["static_smem_bytes"] == 0
