@@ -55,6 +55,7 @@ class Compiler:
     includes: tuple[str, ...]
     identity: str
     suffix: str  # of its sources
+    object_suffix: str = ".o"
 
     @property
     def include_dirs(self) -> list[Path]:
@@ -97,11 +98,12 @@ class Compilation:
 
     @cached_property
     def object(self) -> Path:
-        return cache_dir() / "objects" / self.stem / self.key / f"{self.stem}.o"
+        name = f"{self.stem}{self.compiler.object_suffix}"
+        return cache_dir() / "objects" / self.stem / self.key / name
 
     @property
     def source(self) -> Path:
-        return self.path or self.object.with_suffix(self.compiler.suffix)
+        return self.path or self.object.with_name(f"{self.stem}{self.compiler.suffix}")
 
     @property
     def log(self) -> Path:
@@ -232,15 +234,16 @@ def included_headers(
 ) -> list[Path]:
     """The project's headers that a source includes, directly or through others, in order of name.
 
-    They are looked for beside the file that includes them, below ROOT and in `include_dirs`. Every
+    They are looked for beside the file that includes them, in `include_dirs` and below ROOT. Every
     `#include "..."` counts, also one that the preprocessor would skip.
     """
     found: set[Path] = set()
-    pending = [(text, path.parent if path else ROOT)]
+    roots = [*include_dirs, ROOT]
+    pending = [(text, path.parent if path else roots[0])]
     while pending:
         text, folder = pending.pop()
         for name in _INCLUDE.findall(text):
-            candidates = (at / name for at in (folder, ROOT, *include_dirs))
+            candidates = (at / name for at in (folder, *roots))
             header = next((c.resolve() for c in candidates if c.is_file()), None)
             if header and header not in found:
                 found.add(header)
