@@ -232,13 +232,14 @@ def available_memory() -> int:
 def included_headers(
     text: str, path: Path | None = None, include_dirs: Sequence[Path] = ()
 ) -> list[Path]:
-    """The project's headers that a source includes, directly or through others, in order of name.
+    """The project's headers that a source includes, directly or through others, in order of their
+    names in the folders where they were found: the order is the same wherever these lie.
 
     They are looked for beside the file that includes them, in `include_dirs` and below ROOT. Every
     `#include "..."` counts, also one that the preprocessor would skip.
     """
-    found: set[Path] = set()
-    roots = [*include_dirs, ROOT]
+    found: dict[Path, str] = {}
+    roots = [folder.resolve() for folder in (*include_dirs, ROOT)]
     pending = [(text, path.parent if path else roots[0])]
     while pending:
         text, folder = pending.pop()
@@ -246,9 +247,10 @@ def included_headers(
             candidates = (at / name for at in (folder, *roots))
             header = next((c.resolve() for c in candidates if c.is_file()), None)
             if header and header not in found:
-                found.add(header)
+                root = next((root for root in roots if header.is_relative_to(root)), header.parent)
+                found[header] = header.relative_to(root).as_posix()
                 pending.append((header.read_text(), header.parent))
-    return sorted(found)
+    return sorted(found, key=lambda header: (found[header], header))
 
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
