@@ -6,6 +6,7 @@ machine with a GPU may hold no more than torch, pytest, a checkout and its prebu
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -31,6 +32,13 @@ else:  # a busy machine is no fault
     quiet = [HealthCheck.too_slow]
     settings.register_profile("pyflash", deadline=None, suppress_health_check=quiet)
     settings.load_profile("pyflash")
+
+try:
+    import typer.testing
+except ImportError:
+    pass  # as above
+else:  # else each line that a test types makes every command anew, for a tenth of a second
+    typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # In the background of a script SIGINT is ignored, and then by processes that tests start and stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
