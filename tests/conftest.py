@@ -68,24 +68,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 # The files that take longest, longest first: a worker that began one of them last would be waited
 # for. The rest follows in the order of names.
 LONG = (
-    "test_emulator_variants.py",
     "test_every_command.py",
     "test_build.py",
-    "test_continuous_batching.py",
+    "test_only.py",
+    "test_new_option.py",
+    "test_emulator_variants.py",
+    "test_examples.py",
     "test_emulator_sm90.py",
     "test_emulator_backward.py",
     "test_emulator_paged.py",
-    "test_new_option.py",
-    "test_packaging.py",
     "test_emulator_problems.py",
-    "test_new_op.py",
-    "test_emulator_backward_planted.py",
     "test_emulator_backward_packed.py",
-    "test_only.py",
+    "test_emulator_backward_planted.py",
     "test_exhaustive.py",
     "test_emulator_clusters.py",
+    "test_new_op.py",
+    "test_escaping.py",
+    "test_continuous_batching.py",
     "test_markdown.py",
-    "test_told_apart.py",
 )
 
 
