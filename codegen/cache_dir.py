@@ -190,7 +190,7 @@ def locked_for(
 
 
 def _descriptors() -> dict[Path, int]:
-    """Of the locks that this thread holds, by the cache's folder."""
+    """The locks that this thread holds, by the cache's folder."""
     return vars(_held).setdefault("descriptors", {})
 
 
