@@ -51,7 +51,7 @@ class Option(NamedTuple):
         return self.scope in (Scope.WINDOW, Scope.POSITION)
 
 
-# Of `gradients_on`: a GPU, where the kernels of op backward take the call.
+# A place of `gradients_on`: a GPU, where the kernels of op backward take the call.
 OWN_KERNELS = "kernels"
 _EVERYWHERE = ("cpu", "cuda")
 _NOT_BORROWED = ("cpu", OWN_KERNELS)
