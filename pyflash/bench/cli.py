@@ -272,7 +272,8 @@ def _bench_host(
     if others := [given[name] for name in given if name not in _OF_HOST]:
         raise ValueError(f"--host has no {', '.join(others)}: its calls are fixed")
     target = torch.device(device)
-    times = host_times(target, samples)
+    with working(f"timing the host's part of calls on {device}"):
+        times = host_times(target, samples)
     found = records.stamped("host", (time.record() for time in times), environment(target))
     if out is not None:
         records.append(out, found)
@@ -308,15 +309,16 @@ def _bench_uneven(
         raise ValueError(f"{names[0]} has no {', '.join(others)}: its problems are fixed")
     target = torch.device(device)
     facts = environment(target)
-    for name in names:
-        for results in uneven.measure(name, target, samples, TORCH_DTYPES[dtype_of(dtype)]):
-            found = records.stamped(name, (result.record() for result in results), facts)
-            if out is not None:
-                records.append(out, found)
-            if form == "json":
-                typer.echo(_json_lines(found), nl=False)
-            else:
-                show(uneven.table(results))
+    with working(f"timing {', '.join(names)}: sequences of different lengths, on {device}"):
+        for name in names:
+            for results in uneven.measure(name, target, samples, TORCH_DTYPES[dtype_of(dtype)]):
+                found = records.stamped(name, (result.record() for result in results), facts)
+                if out is not None:
+                    records.append(out, found)
+                if form == "json":
+                    typer.echo(_json_lines(found), nl=False)
+                else:
+                    show(uneven.table(results))
 
 
 def _write(

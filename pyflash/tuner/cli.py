@@ -138,7 +138,7 @@ def tune_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Searches a space of configs for the fastest one for each problem, on this machine's GPU.
+    """Finds the fastest config of a space for each problem.
 
     Every candidate is checked, then timed, in a process that may crash; a run that is killed goes
     on where it was when it is started again with the same journal. Needs a GPU, but for --read and

@@ -97,11 +97,13 @@ def test_help_has_words_for_values_and_examples_that_parse(command):
     """Every command is in the overview, and says of what it takes more than a type."""
     overview = CliRunner().invoke(app, ["--help"]).stdout
     typed = command.split()
-    assert f"\n  {typed[0]} " in overview
+    (summary,) = (line for line in overview.splitlines() if line.startswith(f"  {typed[0]} "))
+    assert not summary.endswith("..."), "what the terminal has no room for is cut"
     result = CliRunner().invoke(app, [*typed, "--help"])
     assert result.exit_code == 0
     shown = result.stdout.split("Examples:\n")[1]
     parsed = COMMANDS[command]
+    assert any("--json" in parameter.opts for parameter in parsed.params)
     for parameter in parsed.params:
         assert parameter.help, f"{parameter.name} says nothing"
         is_flag = getattr(parameter, "is_flag", False)
