@@ -162,9 +162,7 @@ def _default_library() -> Path:
                 f"the library of the default set is not built: name one of {others}, or build it: "
                 f"{_BUILDS} --arch 90"
             )
-        raise ValueError(
-            f"no kernel library is built; to build the default set: {_BUILDS} --arch 90"
-        )
+        raise ValueError(f"no kernel library is built; to build one: {_BUILDS} --arch 90")
     return path
 
 
