@@ -27,6 +27,7 @@ from pyflash.ui.app import (
     write_file,
 )
 from pyflash.ui.problems import Device, Dtype, HeadsKv, device_of, dtype_of
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 if TYPE_CHECKING:
     from pyflash.bench.records import Record
@@ -43,6 +44,7 @@ _OF_UNEVEN = ("configs", "dtype", "samples", "device", "out", "form", "as_json")
         "pyflash bench --seqlen 512,4k --mask full,causal --backend flash,cudnn",
         'pyflash bench "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --out records.jsonl',
         "pyflash bench packed --json",
+        "pyflash bench --variant documents --seqlen 4k",
         "pyflash bench --read records.jsonl --plot speed.svg --format markdown",
     ),
 )
@@ -104,6 +106,8 @@ def bench_command(
             metavar="MASK,MASK", help="Some of full and causal, whose FLOPs are counted halved."
         ),
     ] = "full",
+    variant: VariantOption = None,
+    value: ValueOption = None,
     dtype: Dtype = "bf16",
     samples: Annotated[
         int, typer.Option(metavar="N", min=2, help="Samples of each contender.")
@@ -175,6 +179,9 @@ def bench_command(
         _bench_host(device_of(device), samples, out, form, given)
         return
     else:
+        given_variant = AskedVariant.of(variant, value)
+        if given_variant:
+            asked.check_variant(given, passes)
         target = device_of(device)
         on_cpu = target.startswith("cpu")
         wanted = Wanted(
@@ -191,6 +198,7 @@ def bench_command(
             device=target,
             configs=asked.configs_of(configs or [], set_name),
             backends=None if backend is None else asked.backends_of(backend),
+            variant=given_variant,
         )
         found = measure_all(wanted, samples, out)
     _write(found, csv, plot, roofline, html)

@@ -30,6 +30,7 @@ from pyflash.ui.app import (
     new_app,
     print_json,
 )
+from pyflash.ui.variants import AskedVariant, VariantOption
 
 if TYPE_CHECKING:
     from pyflash.config import Arch, KernelFeatures
@@ -83,6 +84,7 @@ def _set(name: str | None) -> str | None:
         "pyflash build --set tune --arch 80,90 --list",
         'pyflash build "(BF16, 64, 64, 64, 4): async+load_0_0_0_tiles" --only plain',
         "pyflash build --set prog --arch 90 --features right_window+softcap --dry-run",
+        'pyflash build "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --variant alibi --arch 90',
     ),
 )
 def build_command(
@@ -134,6 +136,7 @@ def build_command(
             "that need another one are refused, until it is built.",
         ),
     ] = None,
+    variant: VariantOption = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="Builds the op library instead of kernels.")
     ] = False,
@@ -173,7 +176,8 @@ def build_command(
         if ops:
             shown, found = build_ops_library(out)
         else:
-            asked = Asked.of(named, set_name, arch, features, only)
+            with_variant = AskedVariant.of(variant, None)
+            asked = Asked.of(named, set_name, arch, features, only, with_variant)
             if list_configs or dry_run:
                 _print_rows(listed(asked) if list_configs else to_compile(asked), json)
                 return
@@ -203,12 +207,14 @@ def _print_rows(rows: Iterator[Shown], json: bool) -> None:
 _WITH = {
     "ops": {"out", "json"},
     "list_configs": {"configs", "set_name", "arch", "json"},
-    "emit_to": {"configs", "set_name", "arch", "features", "only", "json"},
-    "dry_run": {"configs", "set_name", "arch", "features", "only", "json"},
-    "only": {"configs", "set_name", "arch", "dry_run", "emit_to", "out", "name", "keep_going",
-             "json"},
-    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "only", "out", "name",
-                "keep_going", "json"},
+    "emit_to": {"configs", "set_name", "arch", "features", "only", "variant", "json"},
+    "dry_run": {"configs", "set_name", "arch", "features", "only", "variant", "json"},
+    "only": {"configs", "set_name", "arch", "variant", "dry_run", "emit_to", "out", "name",
+             "keep_going", "json"},
+    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "only", "variant", "out",
+                "name", "keep_going", "json"},
+    "variant": {"configs", "set_name", "arch", "features", "only", "dry_run", "emit_to", "out",
+                "name", "json"},
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pyflash.ui.app import (
     working,
     write_file,
 )
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 app = new_app()
 _BUILDS = "pyflash build"
@@ -52,6 +53,8 @@ def inspect_command(
             "by default.",
         ),
     ] = None,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -64,9 +67,9 @@ def inspect_command(
     from pyflash.ui.page import page
 
     check_writable(html)
-    target = chosen_arch(arch)
+    target, asked = chosen_arch(arch), AskedVariant.of(variant, value)
     with working(f"looking inside of {config}"):
-        found = inspect(config, target, part or PARTS, features or ("plain",))
+        found = inspect(config, target, part or PARTS, features or ("plain",), asked)
     if html is not None:
         write_file(html, page(found))
     if json:
@@ -192,6 +195,8 @@ def diff_command(
         bool, typer.Option("--emulate", help="Count bank conflicts, on the emulator.")
     ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="And the main loops' machine code.")] = False,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -203,9 +208,9 @@ def diff_command(
     from pyflash.ui.page import page
 
     check_writable(html)
-    target = chosen_arch(arch)
+    target, asked = chosen_arch(arch), AskedVariant.of(variant, value)
     with working("comparing the two configs"):
-        result = diff(first, second, target, features, emulate)
+        result = diff(first, second, target, features, emulate, asked)
     if html is not None:
         write_file(html, page(result))
     if json:

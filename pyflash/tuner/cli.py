@@ -23,6 +23,7 @@ from pyflash.ui.app import (
     write_file,
 )
 from pyflash.ui.problems import Device
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
@@ -49,6 +50,7 @@ DEFAULT_PROBLEMS = (
     epilog=examples(
         "pyflash tune --problem bf16,batch=4,heads=16,seqlen=4096,d_head=128,causal --install",
         "pyflash tune --space 'sm90_forward d_head=128 B_c=64,128' --dry-run --arch sm_90",
+        "pyflash tune --variant alibi --dry-run --arch sm_90",
         "pyflash tune --read tune.jsonl --html tune.html",
     ),
 )
@@ -104,6 +106,8 @@ def tune_command(
         float, typer.Option(metavar="SECONDS", help="In all, compiling included.")
     ] = 600.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Seeds the search.")] = 0,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     device: Device = None,
     arch: Annotated[
         str | None,
@@ -150,9 +154,13 @@ def tune_command(
     from pyflash.tuner.problems import parse_problem
 
     check_alone("--read", read, {"--dry-run": dry_run, "--install": install})
+    check_alone("--read", read, {"--variant": variant})
     check_alone("--dry-run", dry_run, {"--install": install, "--html": html, "--picture": picture})
     check_writable(picture, html)
     check_figure(picture)
+    asked_variant = AskedVariant.of(variant, value)
+    if asked_variant and install:
+        raise ValueError("--install: tables have no variants: expected no --variant beside it")
     if read is not None:
         _show(_report(read), as_json)
         _write_files(read, picture, html)
@@ -164,7 +172,7 @@ def tune_command(
         from pyflash.tuner.dry_run import DryRun
 
         with working("asking the rules and the model of time"):
-            found = DryRun.of(asked, problems, gpu)
+            found = DryRun.of(asked, problems, gpu, asked_variant)
         _show(found, as_json)
         return
     try:
@@ -183,6 +191,7 @@ def tune_command(
             device=device,
             arch=arch,
             cold=not warm,
+            variant=asked_variant,
         )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; to go on: the same command, with --journal {journal}", err=True)
