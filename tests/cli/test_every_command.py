@@ -34,10 +34,10 @@ from support.command_lines import (
 from support.pages import check_page
 from typer.testing import CliRunner
 
-from pyflash.bench import cli as bench_cli
 from pyflash.bench import measure
 from pyflash.bench.contenders import Contender
 from pyflash.bench.measure import Result
+from pyflash.bench.options import FORMATS
 from pyflash.cli import app
 from pyflash.config import FAMILIES, Family
 from pyflash.inspect import diff, inspection, sass
@@ -129,7 +129,7 @@ def outputs_of(command: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]
             if "--json" in flags:
                 yield ("--json",), (p.opts[0],)
         if p.opts[0] == "--format":
-            yield from (((p.opts[0], form), ()) for form in bench_cli.FORMATS)
+            yield from (((p.opts[0], form), ()) for form in FORMATS)
 
 
 def annotations(command: str) -> dict[str, Any]:
