@@ -57,7 +57,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+# The files that take longest, longest first: a worker that began one of them last would be waited
+# for. The rest follows in the order of names.
+LONG = (
+    "test_emulator_variants.py",
+    "test_every_command.py",
+    "test_build.py",
+    "test_continuous_batching.py",
+    "test_emulator_sm90.py",
+    "test_emulator_backward.py",
+    "test_emulator_paged.py",
+    "test_new_option.py",
+    "test_packaging.py",
+    "test_emulator_problems.py",
+    "test_new_op.py",
+    "test_emulator_backward_planted.py",
+    "test_emulator_backward_packed.py",
+    "test_only.py",
+    "test_exhaustive.py",
+    "test_emulator_clusters.py",
+    "test_markdown.py",
+    "test_told_apart.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     reason = why_no_gpu()
     for item in items:
         if item.get_closest_marker("gpu"):
