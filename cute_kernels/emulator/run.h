@@ -59,7 +59,7 @@ class Run {
   // The call of op forward, or of the forward pass.
   Call call() const;
   int n_resident() const;
-  // Of the sequences that a list of tiles has.
+  // The rows of the sequences that a list of tiles has.
   Interval listed_rows() const { return {int(least_listed_rows_), int(most_listed_rows_)}; }
 
   EmulatedKernel const& kernel_;
