@@ -100,6 +100,11 @@ class Formula:
         score, mask, _ = torch.broadcast_tensors(score.to(dtype), mask, scores)
         return score, mask
 
+    def shown(self, at: Mapping[str, Tensor]) -> Tensor:
+        """The mask alone."""
+        device = next(iter(at.values())).device
+        return self._value(self.normal.mask, torch.zeros((), device=device), at, None)
+
     def _value(
         self, root: Node, scores: Tensor, at: Mapping[str, Tensor], mask: Tensor | None
     ) -> Tensor:
