@@ -20,10 +20,10 @@
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/select_backward.h"
-#include "cute_kernels/host/variant_call.h"
-#include "cute_kernels/host/variant_map.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/tuned.h"
+#include "cute_kernels/host/variant_call.h"
+#include "cute_kernels/host/variant_map.h"
 
 namespace pyflash {
 namespace {
