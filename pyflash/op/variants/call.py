@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import shown
+from pyflash.op.autograd import below_autograd
 from pyflash.op.errors import call
 from pyflash.op.on_demand import is_asked
 from pyflash.op.variants.arguments import Captured, captured_of
@@ -16,6 +17,7 @@ from pyflash.op.variants.jit import ensure_built
 from pyflash.variant import Bound, Variant
 
 REFERENCE = "reference"
+_NO_PACKING = (None,) * 4
 
 
 def with_variant(
@@ -34,10 +36,14 @@ def with_variant(
     captured = captured_of(variant, values)
     if is_asked(inputs[0], compile):
         ensure_built(captured.text, arguments, inputs[0])
-    if backward != REFERENCE:
-        _refuse_gradients(inputs, captured, arguments)
-    positional = (*inputs, *captured, *(packing or (None,) * 4))
-    out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+    positional = (*inputs, *captured, *(packing or _NO_PACKING))
+    if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
+        if backward != REFERENCE:
+            _refuse_on_gpu(inputs[0])
+        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+    else:
+        with below_autograd():
+            out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
     return (out, lse) if return_lse else out
 
 
@@ -48,13 +54,19 @@ def refuse_values(values: Mapping[str, Any] | None, backward: str) -> None:
             raise ValueError(f"pyflash: {name} came without variant: expected both, or neither")
 
 
-def _refuse_gradients(
+def _require_gradients(
     inputs: tuple[Tensor, ...], captured: Captured, arguments: Mapping[str, Any]
-) -> None:
-    if inputs[0].device.type == "cpu" or not torch.is_grad_enabled():
-        return
-    others = [x for x in arguments.values() if isinstance(x, Tensor)]
-    if any(x.requires_grad for x in (*inputs, *captured.tensors, *others)):
+) -> bool:
+    # NOTE: every call comes through here, so what it does costs.
+    for tensors in (inputs, captured.tensors, arguments.values()):
+        for x in tensors:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def _refuse_on_gpu(q: Tensor) -> None:
+    if q.device.type != "cpu":
         raise RuntimeError(
             "pyflash: variant has no gradients on a GPU: expected tensors that do not require "
             f"gradients, or backward={REFERENCE!r}, the formula in PyTorch"
