@@ -9,6 +9,7 @@ import typer
 
 from pyflash.ui.app import (
     JsonOption,
+    console,
     examples,
     new_app,
     print_json,
@@ -35,15 +36,18 @@ app = new_app()
         "pyflash demo",
     ),
 )
-def demo_command() -> None:
+def demo_command(json: JsonOption = False) -> None:
     """Goes from a config to a result.
 
     On a GPU: builds the selected config, runs it beside PyTorch. Without: runs the op on the CPU,
-    emulates two kernels, compiles one and shows its resources.
+    emulates three kernels, compiles one and shows its resources. With --json the steps are shown on
+    stderr.
     """
     from pyflash.demo import main
 
-    main()
+    found = main(console(stderr=json))
+    if json:
+        print_json(found)
 
 
 @app.command(

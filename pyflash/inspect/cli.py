@@ -129,7 +129,7 @@ def registers_command(
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Predicted registers beside ptxas's, of each kernel of a library."""
+    """Predicted registers beside ptxas's, of a library's kernels."""
     from pyflash.codegen.kernel_libraries import record_file
     from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 
@@ -160,8 +160,12 @@ def _default_library() -> Path:
     path = find("default", abi())
     if not path.is_file():
         others = ", ".join(map(str, [*installed(LIB_DIR), *of_user(abi())]))
-        known = f"expected one of {others}" if others else f"none is: `{_BUILDS} --arch 90` does it"
-        raise ValueError(f"the library of the default set is not built: {known}")
+        if others:
+            raise ValueError(
+                f"the library of the default set is not built: name one of {others}, or build it: "
+                f"{_BUILDS} --arch 90"
+            )
+        raise ValueError(f"no kernel library is built; to build one: {_BUILDS} --arch 90")
     return path
 
 

@@ -11,19 +11,18 @@ from support.variants import values_of
 from torch import Tensor
 
 import pyflash
+from pyflash.codegen import emulated
 from pyflash.codegen.emulated import build_emulated
-from pyflash.config import Features, parse
-from pyflash.emulator.run import run_library
-from pyflash.op.variants.arguments import captured_of
+from pyflash.config import FORWARD, as_config
+from pyflash.op.variants.features import features_asked
 from pyflash.op.variants.reference import expect
-from pyflash.variant.library import named
 from pyflash.variant.tiles import Problem
 
 CONFIGS = {
     "sm80": "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
     "sm90": "(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+persistent+rescale_threshold",
 }
-NAMES = ("alibi", "documents")  # scores and a mask, a mask alone
+NAMES = ("alibi", "documents", "dilated", "bias", "t5_bias")
 # More keys than queries, fewer, one query, one key, lengths of whole blocks.
 PROBLEMS = [
     Problem(150, 200, 1, 4),
@@ -41,44 +40,46 @@ OPTIONS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _with_all_options_at_once(monkeypatch):
+    """A config with a variant is compiled once, for all of OPTIONS: the kernel runs with the first
+    of these combinations that has what the call needs, which is the one that it asks for."""
+
+    def build(configs, variant, features):
+        (config,) = (as_config(config) for config in configs)
+        of_options = {features_asked(options, 64, config) for options in OPTIONS}
+        assert of_options >= set(features)
+        return build_emulated([config], variant, FORWARD.features.in_dispatch_order(of_options))
+
+    monkeypatch.setattr(emulated, "build_emulated", build)
+
+
 def make(at: Problem) -> list[Tensor]:
     generator = torch.Generator().manual_seed(at.q_len)
     sizes = ((at.q_len, at.heads), (at.k_len, at.heads // 2), (at.k_len, at.heads // 2))
     return [torch.randn(at.batch, *size, 64, generator=generator).half() for size in sizes]
 
 
+def check(name: str, family: str, at: Problem, **options) -> None:
+    inputs, tensors = make(at), values_of(name, at)
+    out, lse, report = pyflash.emulate(
+        *inputs, CONFIGS[family], variant=name, tensors=tensors, **options
+    )
+    report.check()
+    options.pop("num_splits", None)
+    expect(*inputs, variant=name, tensors=tensors, **options).check(out, lse)
+
+
 @pytest.mark.parametrize("at", PROBLEMS, ids=range(len(PROBLEMS)))
 @pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, NAMES)))
 def test_it_is_its_formula(family, name, at):
-    inputs, tensors = make(at), values_of(name, at)
-    out, lse, report = pyflash.emulate(*inputs, CONFIGS[family], variant=name, tensors=tensors)
-    report.check()
-    expect(*inputs, variant=name, tensors=tensors).check(out, lse)
-
-
-@pytest.fixture(scope="module")
-def documents_with_features():
-    """Kernels with a mask alone that run every problem; those with scores, too, are in
-    test_emulator_variant_programs.py."""
-    features = Features(right_window=True, left_window=True, softcap=True, sinks=True)
-    configs = {family: parse(text) for family, text in CONFIGS.items()}
-    variant = named("documents").variant.normal
-    libraries = build_emulated(configs.values(), variant, [features])
-    return {family: libraries[config] for family, config in configs.items()}
+    check(name, family, at)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "none")
-@pytest.mark.parametrize("family", CONFIGS)
-def test_it_composes_with_options(documents_with_features, family, options):
-    inputs, tensors = make(PROBLEMS[0]), values_of("documents", PROBLEMS[0])
-    captured = captured_of("documents", tensors)
-    out, lse, report = run_library(
-        documents_with_features[family], tuple(inputs), parse(CONFIGS[family]),
-        captured=captured, **options,
-    )  # fmt: skip
-    report.check()
-    given = {name: x for name, x in options.items() if name != "num_splits"}
-    expect(*inputs, variant="documents", tensors=tensors, **given).check(out, lse)
+@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, ("alibi", "documents"))))
+def test_it_composes_with_options(family, name, options):
+    check(name, family, PROBLEMS[0], **options)
 
 
 @pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, ("documents", "alibi"))))

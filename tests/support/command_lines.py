@@ -124,7 +124,7 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("tune", "--dry-run", "--html"): "--dry-run .*no --html",
     ("tune", "--dry-run", "--picture"): "--dry-run .*no --picture",
     ("profile",): "no CUDA GPU|ncu not found",
-    ("registers",): "library of the default set is not built: (none is: `pyflash build|expected)",
+    ("registers",): "default set is not built: name one|no kernel library is built",
     ("diff",): "nvcc|cuobjdump",
     ("emulate", "--cu-seqlens-q"): "kernels of op backward take none",
     ("emulate", "--alibi-slopes"): "no kernel of op backward takes that",
@@ -187,6 +187,7 @@ PROGRESS = "|".join(
         r"emulating .*, about \d+ s",
         r"asking the rules of [\d,]+ configs(: [\d,]+ of [\d,]+)?",
         r"(looking inside of|comparing|climbing|reading every entry|asking the rules and) .*",
+        r"timing .*",
         r"\d+ configs|\d+ to compile, \d+ to reuse",
         r"device .*, torch .*",
     )

@@ -147,7 +147,7 @@ class Formula:
 
 
 def _cast(value: Tensor, kind: torch.dtype) -> Tensor:
-    """Of a float to an integer: cut towards 0, saturated, 0 for NaN."""
+    """A float becomes an integer cut towards 0, saturated, 0 for NaN."""
     if value.is_floating_point() and not kind.is_floating_point and kind is not torch.bool:
         ends = torch.iinfo(kind)
         cut = value.double().nan_to_num(nan=0.0).trunc()
