@@ -54,8 +54,9 @@ std::shared_ptr<VariantProgram const> known_variant(std::string const& text) {
 }
 
 void refuse_slopes(Options const& options) {
-  require(!options.alibi_slopes,
-          "alibi_slopes came with a variant: expected one of the two, the variant can add the bias");
+  require(
+      !options.alibi_slopes,
+      "alibi_slopes came with a variant: expected one of the two, the variant can add the bias");
 }
 
 variant::Arguments check_variant(VariantCall const& call, VariantProgram const& program,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyflash.config.words import shown
 from pyflash.op.flex_call import Blocks, flex_call, listed
-from pyflash.variant import trace
+from pyflash.variant import Bound, trace
 
+_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _OPTIONS = ("config", "num_splits", "compile", "backward", "deterministic")
 
 
@@ -56,16 +59,18 @@ def flex_attention(
     _check(query, key, enable_gqa, return_aux)
     if scale is not None:
         options["softmax_scale"] = scale
-    blocks = None if block_mask is None else _blocks_of(block_mask, query, key)
     mask_mod = None if block_mask is None else block_mask.mask_mod
-    if score_mod is None and blocks is None:
+    if score_mod is None and block_mask is None:
         options.pop("backward", None)  # the kernels have gradients
         out, lse = flex_call(query, key, value, None, options)
     elif torch.compiler.is_dynamo_compiling():
+        blocks = None if block_mask is None else _blocks_of(block_mask, query, key)
         out, lse = _in_graph(query, key, value, score_mod, mask_mod, blocks, options)
     else:
         variant = trace(score_mod, mask_mod)
-        out, lse = flex_call(query, key, value, listed(variant, blocks), options)
+        if block_mask is not None:
+            variant = _listed_by(block_mask, variant, query, key)
+        out, lse = flex_call(query, key, value, variant, options)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
@@ -108,6 +113,49 @@ def _in_graph(
 
 def _same(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return score
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A variant with the lists of a block mask, and what both were made of."""
+
+    lists: tuple[Tensor | None, ...]  # of the block mask
+    state: tuple[Any, ...]
+    blocks: Blocks
+    traced: Bound
+    variant: Bound
+
+
+_LISTED: MutableMapping[Any, _Listed] = WeakIdKeyDictionary()
+
+
+def _listed_by(block_mask: Any, traced: Bound, query: Tensor, key: Tensor) -> Bound:
+    """`listed` with the blocks of a mask, made once for each mask as long as its lists stay."""
+    lists = tuple(getattr(block_mask, name) for name in _LISTS)
+    # NOTE: in a graph that a stream captures they are made again, when it runs.
+    if any(type(x) is not Tensor or x.is_inference() for x in lists if x is not None) or (
+        query.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
+        return listed(traced, _blocks_of(block_mask, query, key))
+    state = (
+        [None if x is None else x._version for x in lists],
+        query.shape[:3],
+        key.shape[2],
+        block_mask.BLOCK_SIZE,
+        block_mask.seq_lengths,
+        torch.cuda.current_stream(query.device).cuda_stream if query.is_cuda else None,
+    )
+    found = _LISTED.get(block_mask)
+    is_same = found is not None and all(a is b for a, b in zip(found.lists, lists, strict=True))
+    if found is None or not is_same or found.state != state:
+        blocks = _blocks_of(block_mask, query, key)
+    elif found.traced is traced:
+        return found.variant
+    else:
+        blocks = found.blocks
+    variant = listed(traced, blocks)
+    _LISTED[block_mask] = _Listed(lists, state, blocks, traced, variant)
+    return variant
 
 
 def _blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> Blocks:

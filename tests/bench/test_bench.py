@@ -332,7 +332,7 @@ def test_markdown_has_a_cell_for_each_length(recorded):
 def test_a_cpu_gets_a_problem_of_its_size(monkeypatch):
     problems = []
     monkeypatch.setattr("pyflash.bench.cli._write", lambda *_: None)
-    monkeypatch.setattr("pyflash.bench.grid._contenders", lambda wanted, problem: [])
+    monkeypatch.setattr("pyflash.bench.grid._contenders", lambda *_: [])
     monkeypatch.setattr(
         "pyflash.bench.measure.run", lambda problem, *_: problems.append(problem) or []
     )

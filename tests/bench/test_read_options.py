@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from pyflash.bench import records
 from pyflash.cli import app
+from pyflash.variant.library import named
 
 FP16 = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
 OTHER = "(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles"
 IN_PROG = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles"
 
+ALIBI = f"alibi {named('alibi').variant.key}"
 # By option: its arguments, and which records it leaves.
 OPTIONS = {
     "configs": ([FP16], lambda r: r["short_form"] in (FP16, None) and r["contender"] != "pyflash"),
@@ -38,11 +40,18 @@ OPTIONS = {
     "d_head": (["--d-head", "64,96"], lambda r: r["problem"]["d_head"] == 64),
     "heads": (["--heads", "32"], lambda r: r["problem"]["heads_q"] == 32),
     "heads_kv": (["--heads-kv", "8"], lambda r: r["problem"]["heads_kv"] == 8),
-    "mask": (["--mask", "full"], lambda r: r["problem"]["options"] == {"causal": False}),
+    "mask": (
+        ["--mask", "full"],
+        lambda r: r["problem"]["options"] == {"causal": False} and "variant" not in r["problem"],
+    ),
+    "variant": (["--variant", "alibi"], lambda r: r["problem"].get("variant") == ALIBI),
     "dtype": (["--dtype", "fp16"], lambda r: r["problem"]["dtype"] == "FP16"),
     "device": (["--device", "cuda"], lambda r: r["problem"]["device"].startswith("cuda")),
 }
-REFUSED = {"samples": ["--samples", "9"], "host": ["--host"], "out": ["--out", "more.jsonl"]}
+REFUSED = {
+    "samples": ["--samples", "9"], "host": ["--host"], "out": ["--out", "more.jsonl"],
+    "value": ["--value", "n=1"],
+}  # fmt: skip
 SHOWING = {"read", "csv", "plot", "roofline", "html", "form", "as_json", "over"}
 
 FIELDS = (
@@ -57,6 +66,7 @@ FIELDS = (
     {"device": "cuda:1"},
     {"options": {"causal": True}},
     {"options": {"causal": False, "window_left": 64}},
+    {"variant": ALIBI},
 )
 
 

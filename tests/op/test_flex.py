@@ -105,6 +105,26 @@ def test_the_lists_of_a_block_mask_count_where_its_function_is_trivial():
         torch.testing.assert_close(out.float(), expected, rtol=4e-3, atol=4e-3)
 
 
+def test_a_mask_that_is_kept_is_made_again_where_it_changed():
+    """Its lists are changed in place, and replaced; another function of scores, other lengths."""
+    given = inputs(4)
+    mask = create_block_mask(causal, None, None, 200, 260, "cpu", BLOCK_SIZE=64)
+    without = [pyflash.flex_attention(*given, block_mask=mask) for _ in range(2)]
+    assert torch.equal(*without)
+    scored = pyflash.flex_attention(*given, score_mod=alibi, block_mask=mask)
+    assert not torch.equal(scored, without[0])
+    assert torch.equal(pyflash.flex_attention(*given, block_mask=mask), without[0])
+    with pytest.raises(ValueError, match="for 200 rows of query"):
+        pyflash.flex_attention(*(x[:, :, :128] for x in given), block_mask=mask)
+    counts = mask.kv_num_blocks
+    mask.kv_num_blocks = torch.zeros_like(counts)  # what is cut
+    fewer = pyflash.flex_attention(*given, block_mask=mask)
+    assert not torch.equal(fewer, without[0])
+    mask.full_kv_num_blocks.zero_()
+    nothing = pyflash.flex_attention(*given, block_mask=mask)
+    assert (nothing == 0).all()
+
+
 def test_the_output_lies_as_the_query():
     given = inputs()
     assert pyflash.flex_attention(*given).stride() == given[0].stride()

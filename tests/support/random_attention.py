@@ -81,6 +81,19 @@ def places() -> dict[str, np.ndarray]:
 
 
 def check_values(seed: int, device: str = "cpu") -> None:
+    tensors = {
+        name: x.to(device) if isinstance(x, Tensor) else x
+        for name, x in values_of(variant_of(seed)).items()
+    }
+    out, lse = pyflash.attention(
+        *(x.to(device) for x in inputs_of(seed)),
+        variant=variant_of(seed), tensors=tensors, return_lse=True, compile=device != "cpu",
+    )  # fmt: skip
+    compare(seed, out, lse)
+
+
+def compare(seed: int, out: Tensor, lse: Tensor) -> None:
+    """Raises AssertionError where they are not those of `variant_of` with `inputs_of`."""
     variant, (q, k, v) = variant_of(seed), inputs_of(seed)
     s = scores_of(q.double(), k.double())
     at = places() | captured() | {"s": s.numpy().astype(np.float32).ravel()}
@@ -88,13 +101,6 @@ def check_values(seed: int, device: str = "cpu") -> None:
         score, shown = (np.broadcast_to(x, at["b"].shape) for x in evaluate(variant, at))
     score, shown = (torch.tensor(np.array(x)).view(EXTENTS) for x in (score, shown))
     expected, expected_lse = attended(score.double(), shown, v.double())
-    tensors = {
-        name: x.to(device) if isinstance(x, Tensor) else x for name, x in values_of(variant).items()
-    }
-    out, lse = pyflash.attention(
-        *(x.to(device) for x in (q, k, v)),
-        variant=variant, tensors=tensors, return_lse=True, compile=device != "cpu",
-    )  # fmt: skip
     say = f"seed {seed}: {variant}\n".__add__
     torch.testing.assert_close(lse.cpu().double(), expected_lse, rtol=1e-4, atol=1e-3, msg=say)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=4e-3, atol=4e-3, msg=say)

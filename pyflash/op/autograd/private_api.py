@@ -4,6 +4,7 @@ reads on top of the op itself. The only file that needs private parts of torch."
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -71,6 +72,18 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         return below(keyset & after_autograd, q, k, v, *packing, **options)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """For a call of an op that nothing has to be recorded of: it does not pass the op's kernels of
+    autograd, where none of torch's transforms, and no graph that is being traced, needs them."""
+    if (
+        torch.compiler.is_compiling()
+        or _C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        return nullcontext()
+    return _C._AutoDispatchBelowAutograd()
 
 
 def register_backward(

@@ -7,6 +7,7 @@ op of its own, whose first arguments are these: `torch.ops.pyflash.recorded_fwd`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from torch.autograd import forward_ad
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
 from pyflash.op.backward import refuse_what_has_no_gradients
 from pyflash.op.options import TENSORS, tensors_of
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """As that of private_api, with no effect."""
+    return nullcontext()
 
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import shown
+from pyflash.op.autograd import below_autograd
 from pyflash.op.backward.choice import switch_is_on
 from pyflash.op.errors import call
 from pyflash.op.on_demand import is_asked
@@ -17,6 +18,7 @@ from pyflash.op.variants.jit import ensure_built
 from pyflash.variant import Bound, Variant
 
 REFERENCE = "reference"
+_NO_PACKING = (None,) * 4
 
 
 def with_variant(
@@ -35,11 +37,15 @@ def with_variant(
     captured = captured_of(variant, values)
     if is_asked(inputs[0], compile):
         ensure_built(captured.text, arguments, inputs[0])
-    if backward != REFERENCE:
-        _refuse_gradients(inputs, captured, arguments)
-    _refuse_sums_in_any_order(inputs, captured, arguments)
-    positional = (*inputs, *captured, *(packing or (None,) * 4))
-    out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+    positional = (*inputs, *captured, *(packing or _NO_PACKING))
+    if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
+        if backward != REFERENCE:
+            _refuse_on_gpu(inputs[0])
+        _refuse_sums_in_any_order(inputs, captured, arguments)
+        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+    else:
+        with below_autograd():
+            out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
     return (out, lse) if return_lse else out
 
 
@@ -55,7 +61,7 @@ def _refuse_sums_in_any_order(
 ) -> None:
     """On a GPU PyTorch chooses how products are summed; gradients of what a variant captures are
     sums in any order on the CPU, too."""
-    if not arguments.get("deterministic") or not torch.is_grad_enabled() or switch_is_on():
+    if not arguments.get("deterministic") or switch_is_on():
         return
     summed = captured.tensors if inputs[0].device.type == "cpu" else (*inputs, *captured.tensors)
     if any(x.requires_grad for x in summed):
@@ -66,13 +72,19 @@ def _refuse_sums_in_any_order(
         )
 
 
-def _refuse_gradients(
+def _require_gradients(
     inputs: tuple[Tensor, ...], captured: Captured, arguments: Mapping[str, Any]
-) -> None:
-    if inputs[0].device.type == "cpu" or not torch.is_grad_enabled():
-        return
-    others = [x for x in arguments.values() if isinstance(x, Tensor)]
-    if any(x.requires_grad for x in (*inputs, *captured.tensors, *others)):
+) -> bool:
+    # NOTE: every call comes through here, so what it does costs.
+    for tensors in (inputs, captured.tensors, arguments.values()):
+        for x in tensors:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def _refuse_on_gpu(q: Tensor) -> None:
+    if q.device.type != "cpu":
         raise RuntimeError(
             "pyflash: variant has no gradients on a GPU: expected tensors that do not require "
             f"gradients, or backward={REFERENCE!r}, the formula in PyTorch"

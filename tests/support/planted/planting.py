@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from pyflash.codegen import toolchain
+from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import ROOT, Compilation
 from pyflash.codegen.emulated import emulated_kernels, link_with_machine
-from pyflash.config import KernelConfig
+from pyflash.config import Features, KernelConfig
 from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator import Finding
 from pyflash.op.reference import Expected, expect, expect_varlen
+from pyflash.variant import Variant
 
 # Which bug is on; 0: none.
 _SWITCH = "pyflash_planted_bug"
@@ -97,43 +98,65 @@ def condition(original: str, planted: str, file: str) -> Edit:
     return Edit(original, planted, file)
 
 
+EMITTED = "the variant as it is emitted"  # as the file of an edit
+
+
 def build_planted(
     bugs: Sequence[Bug],
     configs: Mapping[str, KernelConfig],
     root: Path,
     paged: bool = False,
     machine: Sequence[str] = (),
+    variant: Variant | None = None,
+    features: Features | None = None,
 ) -> dict[str, Path]:
-    """A library of each config, with all bugs in it, for problems in pages or for others; `root` is
-    an empty folder for the source. `machine`: sources of the emulator that have bugs, too."""
+    """A library of each config, with all bugs in it, for problems in pages or for others, or with a
+    variant and these features; `root` is an empty folder for the source. `machine`: sources of the
+    emulator that have bugs, too."""
     for folder in ("cute_kernels", "codegen"):
         shutil.copytree(ROOT / folder, root / folder)
     (root / "cute_kernels" / _HEADER).write_text(_DECLARATION)
     for number, bug in enumerate(bugs, start=1):
         for edit in bug.edits:
-            apply(edit, number, root / "cute_kernels" / edit.file)
-    for file in {edit.file for bug in bugs for edit in bug.edits}:
+            if edit.file != EMITTED:
+                apply(edit, number, root / "cute_kernels" / edit.file)
+    for file in {edit.file for bug in bugs for edit in bug.edits} - {EMITTED}:
         path = root / "cute_kernels" / file
         path.write_text(f'#include "cute_kernels/{_HEADER}"\n{path.read_text()}')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toolchain, "ROOT", root)
-        features = EMULATED_PAGED if paged else None
-        kernels = emulated_kernels(list(configs.values()), features=features)
+        if variant:
+            struct = _planted_struct(bugs, variant)
+            patch.setattr(emit, "variant_struct", lambda _: struct)
+        built = [features] if features else EMULATED_PAGED if paged else None
+        kernels = emulated_kernels(list(configs.values()), variant, built)
         compiler = toolchain.emulator_compiler()
     folder = root / "cute_kernels" / "emulator"
     instead = [Compilation.of_file(folder / f"{name}.cpp", compiler) for name in machine]
     return dict(zip(configs, link_with_machine(kernels, instead), strict=True))
 
 
+def _planted_struct(bugs: Sequence[Bug], variant: Variant) -> str:
+    text = emit.variant_struct(variant)
+    for number, bug in enumerate(bugs, start=1):
+        for edit in bug.edits:
+            if edit.file == EMITTED:
+                text = _applied(edit, number, text, EMITTED)
+    return f'#include "cute_kernels/{_HEADER}"\n{text}'
+
+
 def apply(edit: Edit, number: int, path: Path) -> None:
-    text = path.read_text()
+    path.write_text(_applied(edit, number, path.read_text(), path.name))
+
+
+def _applied(edit: Edit, number: int, text: str, name: str) -> str:
     pattern = r"\s*".join(map(re.escape, "".join(edit.original.split())))
     places = list(re.finditer(pattern, text))
-    assert len(places) == 1, f"{len(places)} places in {path.name} read {edit.original!r}"
+    assert len(places) == 1, f"{len(places)} places in {name} read {edit.original!r}"
     start, end = places[0].span()
     planted = edit.planted.replace("{original}", text[start:end] + "\n")
     planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
-    path.write_text(text[:start] + planted + text[end:])
+    return text[:start] + planted + text[end:]
 
 
 def expected_of(inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Expected:

@@ -1,0 +1,95 @@
+"""Several variants as one, among which a number chooses: an emulated kernel for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from support.random_attention import values_of as values_of_program
+from support.random_attention import variant_of as random_variant
+
+from pyflash.variant import Param, Variant, parse
+from pyflash.variant.expr import constant, load, operation
+from pyflash.variant.scalars import Scalar
+from pyflash.variant.value import as_score
+
+_WHICH = Param("which", Scalar.I32, None)
+
+
+def combined(parts: Sequence[Variant]) -> Variant:
+    """The one with the number `which` of `parts`, whose parameters of one name are one."""
+    score, mask = parts[0].score, parts[0].mask
+    params = {_WHICH.name: _WHICH}
+    for i, part in enumerate(parts):
+        params |= {param.name: param for param in part.params}
+        if i > 0:
+            chosen = operation("==", load(_WHICH), constant(i))
+            score = operation("where", chosen, as_score(part.score), as_score(score))
+            mask = operation("where", chosen, part.mask, mask)
+    return Variant("combined", tuple(params.values()), score, mask)
+
+
+# Scores with parts of a row, a column, a pair and a table; masks of ranges and of bits.
+PARTS = {
+    "alibi": "alibi(slope: f32[1]): s + slope[h] * (k - q - k_len + q_len)"
+    " where k <= q + k_len - q_len",
+    "documents": "documents(doc: i32[2]): s where doc[b, q] == doc[b, k]",
+    "dilated": "dilated: s where (k - q) % 3 == 0",
+    "of_heads": "of_heads(reach: i32[1]): s where abs(k - q) <= reach[h]",
+    "bias": "bias(bias: f32[4]): s + bias[b, h, q, k]",
+    "of_row": "of_row(row: f32[2]): s + row[h, q]",
+    "of_column": "of_column(jump: f32[1]): s + jump[k] where k != 70",
+    "blocks": "blocks: s where (k // 64 + q // 128) % 2 == 0",
+    "prefix": "prefix(prefix: i32[1]): s * 0.5 where (k < prefix[b]) | (k == q)",
+}
+RANDOM_SEEDS = tuple(range(100, 108))
+
+
+@cache
+def parts() -> list[Variant]:
+    return [*map(parse, PARTS.values()), *map(random_variant, RANDOM_SEEDS)]
+
+
+@cache
+def whole() -> Variant:
+    return combined(parts())
+
+
+def values(name: str, batch: int, heads: int, q_len: int, k_len: int) -> dict[str, Any]:
+    """Of a part of PARTS."""
+    generator = torch.Generator().manual_seed(3)
+    longest = max(q_len, k_len)
+    found: dict[str, Any] = {
+        "alibi": {"slope": 2.0 ** -torch.arange(1, heads + 1)},
+        "documents": {
+            "doc": torch.stack(
+                [(torch.arange(longest) * (b + 2) // longest).int() for b in range(batch)]
+            )
+        },
+        "of_heads": {"reach": (17 + 20 * torch.arange(heads)).int()},
+        "bias": {"bias": torch.randn(batch, heads, q_len, k_len, generator=generator)},
+        "of_row": {"row": torch.randn(heads, q_len, generator=generator)},
+        # Far above what comes before, as kernels walk: a maximum that grows late.
+        "of_column": {"jump": (torch.arange(k_len) < 9).float() * 300},
+        "prefix": {"prefix": torch.tensor([1 + 40 * b for b in range(batch)], dtype=torch.int32)},
+    }
+    return found.get(name, {})
+
+
+def all_values(which: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `whole`: those of a part, and some for the others."""
+    found: dict[str, Any] = {}
+    for param in whole().params:
+        if param.rank is not None:
+            kind = {"f32": torch.float32, "i32": torch.int32}.get(param.kind.value, torch.bool)
+            found[param.name] = torch.zeros([1] * param.rank, dtype=kind)
+    for variant in parts()[len(PARTS) :]:
+        found |= values_of_program(variant)
+    return found | dict(own) | {"which": which}
+
+
+def number_of(name: str) -> int:
+    """Which part has that name."""
+    return list(PARTS).index(name)

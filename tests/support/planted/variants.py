@@ -1,0 +1,220 @@
+"""Bugs for the emulator to find in kernels with a variant: in the emitted functor, in what kernels
+of both forward families make of it, and in the lists of blocks that they walk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.combined_variants import whole
+from support.planted.planting import EMITTED, Bug, build_planted, condition, without
+
+from pyflash.config import Features, parse
+
+_SCORES = "sm90/forward/variant.h"
+_CONSUMER = "sm90/forward/consumer.h"
+_LOAD = "sm90/forward/load.h"
+_SCHEDULE = "sm90/forward/problem.h"
+_SCORES_SM80 = "sm80/forward/variant.h"
+_KERNEL_SM80 = "sm80/forward/forward_kernel.cuh"
+_LISTS = "variant/block_lists.h"
+_WALK = "variant/kernel_params.h"
+
+CONFIGS = {
+    "sm90": parse("(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
+    "sm80": parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
+}
+BOTH = tuple(CONFIGS)
+# One kernel runs every problem.
+FEATURES = Features(
+    right_window=True, left_window=True, predicated_head_dim=True, softcap=True, sinks=True
+)
+
+
+def _bug(name: str, *edits, problem: str, configs=BOTH) -> Bug:
+    return Bug(name, edits, configs=configs, problem=problem)
+
+
+def _sm90(name: str, *edits, problem: str) -> Bug:
+    return _bug(f"sm90_{name}", *edits, problem=problem, configs=("sm90",))
+
+
+def _sm80(name: str, *edits, problem: str) -> Bug:
+    return _bug(f"sm80_{name}", *edits, problem=problem, configs=("sm80",))
+
+
+# All show in the result: where the loads, the walk and the mask are of one list, the machine has
+# nothing to say about which.
+BUGS = [
+    # What is emitted.
+    _bug("the_row_of_the_next_query",
+         condition("params.p6.at(h, q)", "params.p6.at(h, q + BUG)", EMITTED),
+         problem="of_row"),
+    _bug("the_column_of_the_next_key",
+         condition("params.p5.at(k)", "params.p5.at(k + BUG)", EMITTED), problem="of_column"),
+    _bug("the_slope_of_head_0",
+         condition("params.p8.at(h)", "params.p8.at(BUG ? 0 : h)", EMITTED), problem="alibi"),
+    _bug("keys_before_queries_in_a_table",
+         condition("params.p7.at(b, h, q, k)", "params.p7.at(b, h, BUG ? k : q, BUG ? q : k)",
+                   EMITTED), problem="bias"),
+    _bug("the_documents_of_batch_0",
+         condition("params.p15.at(b, k)", "params.p15.at(BUG ? 0 : b, k)", EMITTED),
+         problem="documents"),
+    _bug("the_document_of_the_next_query",
+         condition("params.p15.at(b, q)", "params.p15.at(b, q + BUG)", EMITTED),
+         problem="documents"),
+    # Whose scores a thread has: SM90.
+    _sm90("the_column_beside",
+          condition("first_key + get<1>(by_rows(0, c))",
+                    "first_key + (get<1>(by_rows(0, c)) ^ BUG)", _SCORES), problem="dilated"),
+    _sm90("the_other_row",
+          condition("unpack_row<Traits>(params, get<0>(by_rows(r, 0)));",
+                    "unpack_row<Traits>(params, get<0>(by_rows(BUG ? 1 - r : r, 0)));", _SCORES),
+          problem="alibi"),
+    _sm90("the_query_below",
+          condition("first_query + packed.query;", "first_query + packed.query + BUG;", _SCORES),
+          problem="of_row"),
+    _sm90("the_head_beside",
+          condition("tile.head * group + packed.head;", "(tile.head ^ BUG) * group + packed.head;",
+                    _SCORES), problem="of_heads"),
+    _sm90("the_first_block_of_keys",
+          condition("int const first_key = n_block * Traits::kBlockN;",
+                    "int const first_key = BUG ? 0 : n_block * Traits::kBlockN;", _SCORES),
+          problem="bias"),
+    _sm90("the_lengths_the_other_way_round",
+          condition("lengths{tile.q_rows.length, tile.k_rows.length, 0, 0};",
+                    "lengths{BUG ? tile.k_rows.length : tile.q_rows.length,"
+                    " BUG ? tile.q_rows.length : tile.k_rows.length, 0, 0};", _SCORES),
+          problem="alibi"),
+    _sm90("no_scores_where_a_block_is_not_cut",
+          without("make(false_type{});", _SCORES), problem="bias"),
+    _sm90("raw_scores",
+          condition("return raw * problem.softmax_scale;",
+                    "return BUG ? raw : raw * problem.softmax_scale;", _SCORES), problem="of_row"),
+    _sm90("no_cap_below_a_variant",
+          condition("if (problem.softcap.cap != 0.f) {",
+                    "if (!BUG && problem.softcap.cap != 0.f) {", _SCORES), problem="softcap"),
+    _sm90("the_mask_of_a_cut_block_ignored",
+          condition("if (is_cut) { make(true_type{}); return; }",
+                    "if (is_cut && !BUG) { make(true_type{}); return; }", _SCORES),
+          problem="dilated"),
+    # The softmax of those.
+    _sm90("not_made_again_after_an_overflow",
+          condition("make_scores(); device::at(Site::softmax); mask.cut_all();",
+                    "if (!BUG) { make_scores(); } device::at(Site::softmax); mask.cut_all();",
+                    _CONSUMER), problem="of_column"),
+    _sm90("scaled_twice",
+          condition("TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,",
+                    "TileSoftmax softmax(Variant::kHasScore && !BUG ? 1.f : problem.softmax_scale,",
+                    _CONSUMER), problem="of_row"),
+    _sm90("powers_of_2_of_natural_scores",
+          condition("Variant::kHasScore ? kLn2 : problem.inverse_scale_log2);",
+                    "Variant::kHasScore && !BUG ? kLn2 : problem.inverse_scale_log2);", _CONSUMER),
+          problem="sinks"),
+    _sm90("the_mask_of_the_block_before",
+          condition("auto const [n_block, is_cut] = walk[place];",
+                    "auto const [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
+                    _CONSUMER), problem="documents"),
+    _sm90("a_tail_of_V_by_its_place",
+          condition("Schedule::walk(params, tile)[place].number; int const n_rows",
+                    "BUG ? place : Schedule::walk(params, tile)[place].number; int const n_rows",
+                    _CONSUMER), problem="packed"),
+    # The walk.
+    _sm90("places_taken_for_blocks",
+          condition("int const n_block = walk[place].number; device::Mbarrier",
+                    "int const n_block = BUG ? place : walk[place].number; device::Mbarrier",
+                    _LOAD), problem="blocks"),
+    _sm90("the_list_of_the_tile_before",
+          condition("return variant::walk_of<Variant>(params, tile.batch, tile.head,"
+                    " tile.first_query / n_queries);",
+                    "int const tile_of = tile.first_query / n_queries;"
+                    " return variant::walk_of<Variant>(params, tile.batch, tile.head,"
+                    " BUG && tile_of > 0 ? tile_of - 1 : tile_of);", _SCHEDULE), problem="blocks"),
+    _sm90("splits_that_share_blocks",
+          condition("tile.blocks.begin += tile.split * share;",
+                    "tile.blocks.begin += tile.split * (BUG && share > 1 ? share - 1 : share);",
+                    _SCHEDULE), problem="split"),
+    _sm80("the_column_beside",
+          condition("n_block * Traits::kBlockN + first.column + Columns{}(c);",
+                    "n_block * Traits::kBlockN + first.column + (Columns{}(c) ^ BUG);",
+                    _SCORES_SM80), problem="dilated"),
+    _sm80("the_query_of_the_first_tile",
+          condition("return coord.m_block * Traits::kBlockM + first.row + Rows{}(r);",
+                    "return (BUG ? 0 : coord.m_block * Traits::kBlockM) + first.row + Rows{}(r);",
+                    _SCORES_SM80), problem="of_row"),
+    _sm80("the_first_row_of_a_thread",
+          condition("coord.batch, coord.head, query_of(r)); }",
+                    "coord.batch, coord.head, query_of(BUG ? 0 : r)); }", _SCORES_SM80),
+          problem="of_row"),
+    _sm80("raw_scores",
+          condition("return raw * params.softmax_scale;",
+                    "return BUG ? raw : raw * params.softmax_scale;", _SCORES_SM80),
+          problem="bias"),
+    _sm80("a_hidden_pair_shown",
+          condition("if (kCut && !Variant::counts(", "if (kCut && !BUG && !Variant::counts(",
+                    _SCORES_SM80), problem="of_heads"),
+    _sm80("cut_blocks_taken_for_whole_ones",
+          condition("if (is_cut || number >= uncut.end",
+                    "if ((!BUG && is_cut) || number >= uncut.end", _KERNEL_SM80),
+          problem="dilated"),
+    _sm80("K_by_its_place",
+          condition("device::at(Site::K_g2s); int const n_block = walk[place].number;",
+                    "device::at(Site::K_g2s);"
+                    " int const n_block = BUG ? place : walk[place].number;",
+                    _KERNEL_SM80), problem="blocks"),
+    _sm80("V_a_block_behind",
+          condition("device::at(Site::V_g2s); int const n_block = walk[place].number;",
+                    "device::at(Site::V_g2s); int const n_block ="
+                    " walk[BUG && place > 0 ? place - 1 : place].number;", _KERNEL_SM80),
+          problem="blocks"),
+    _sm80("scores_of_the_block_at_that_place",
+          condition("{q_rows.length, k_rows.length, 0, 0}, acc_coord, walk[n_block].number);",
+                    "{q_rows.length, k_rows.length, 0, 0}, acc_coord,"
+                    " BUG ? n_block : walk[n_block].number);", _KERNEL_SM80), problem="blocks"),
+    _sm80("splits_that_share_blocks",
+          condition("blocks.begin + coord.split * blocks_per_split;",
+                    "blocks.begin + coord.split *"
+                    " (BUG && blocks_per_split > 1 ? blocks_per_split - 1 : blocks_per_split);",
+                    _KERNEL_SM80), problem="split"),
+    # The lists.
+    _bug("some_taken_for_all",
+         condition("ListedBlock{block, shown == Shown::some}.entry();",
+                   "ListedBlock{block, shown == Shown::some && !BUG}.entry();", _LISTS),
+         problem="dilated"),
+    _bug("some_taken_for_none",
+         condition("bool const is_attended = shown != Shown::none;",
+                   "bool const is_attended = BUG ? shown == Shown::all : shown != Shown::none;",
+                   _LISTS), problem="documents"),
+    _bug("the_list_of_batch_0",
+         condition("PYFLASH_HOST_DEVICE constexpr int* list(", "PYFLASH_HOST_DEVICE int* list(",
+                   _LISTS),
+         condition("batches == 1 ? 0 : batch;", "BUG || batches == 1 ? 0 : batch;", _LISTS),
+         problem="documents"),
+    _bug("the_list_of_head_0",
+         condition("heads == 1 ? 0 : head;", "BUG || heads == 1 ? 0 : head;", _LISTS),
+         problem="heads"),
+    _bug("the_last_key_of_a_block_not_judged",
+         condition("int64_t(lengths.k_len)) - 1};", "int64_t(lengths.k_len)) - 1 - BUG};", _LISTS),
+         problem="last_key"),
+    _bug("the_last_query_of_a_tile_not_judged",
+         condition("{first, end - 1}, block)", "{first, end - 1 - BUG}, block)", _LISTS),
+         problem="last_query"),
+    _bug("a_list_without_its_last_block",
+         condition("if (lanes.index() == 0) { list[0] = length; }",
+                   "if (lanes.index() == 0) { list[0] = BUG && length > 1 ? length - 1 : length; }",
+                   _LISTS), problem="alibi"),
+    _bug("every_block_is_whole",
+         condition("constexpr ListedBlock of(int entry) { return {entry >> 1, (entry & 1) != 0};",
+                   "ListedBlock of(int entry) { return {entry >> 1, !BUG && (entry & 1) != 0};",
+                   _LISTS),
+         problem="of_heads"),
+    _bug("the_walk_from_the_length",
+         condition("ListedBlock::of(list[1 + place]);", "ListedBlock::of(list[1 - BUG + place]);",
+                   _WALK), problem="blocks"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("planted_variants")
+    return build_planted(BUGS, CONFIGS, root, variant=whole().normal, features=FEATURES)
