@@ -103,6 +103,15 @@ def test_packed_queries(libraries, mask, order):
     is_right(libraries[name], config, cache, q, starts, order, **MASKS[mask])
 
 
+def test_one_page_a_sequence(libraries):
+    """A contiguous cache, whose rows are no power of two."""
+    config = CONFIGS["decode"]
+    cache = Fp8Cache((131, 0, 130, 3), 131, 2, 128, torch.bfloat16, width=1)
+    cache.quantise("of all")
+    q = torch.randn(4, 3, 4, 128).bfloat16()
+    is_right(libraries["decode"], config, cache, q, causal=True, window_left=70)
+
+
 def test_every_number_of_e4m3_counts_as_torch_says(libraries):
     """K has each byte once, but for NaN; V is one."""
     config = CONFIGS["decode"]

@@ -36,6 +36,7 @@ struct Fp8Blocks {
   static constexpr int kChunk = 16;                                // bytes
   static constexpr int kChunks = kHeadDim / kChunk;                // of a row
   static constexpr int kCopies = kStep * kChunks / 32;             // of a lane, in a warp's keys
+  static constexpr bool kEvenCopies = 32 % kChunks == 0;           // of whole rows, in one column
   static_assert(Traits::kBlockN % (16 * Traits::kNWarps) == 0 && Traits::kTilesM == 1,
                 "FP8 caches need 16 rows for each warp, and 16 keys of each block: B_r = 16 * "
                 "n_warps, and B_c a multiple of that");
@@ -125,39 +126,67 @@ CUTE_DEVICE void fp8_cta(ListedForwardParams const& params) {
   softmax.reset();
   clear(acc_O);
 
-  // A warp loads its keys of a block: lane and number of the copy -> row of these, and chunk.
+  // A warp loads its keys of a block: number of the lane's copy -> row of these, and chunk.
   auto copied = [&](int i) {
     int const index = i * 32 + lane;
     return Coord{index / kChunks, index % kChunks};
   };
   auto key_of = [&](int n_block, int row) { return n_block * kBlockN + warp * kStep + row; };
-  // Where the keys of a lane's copies are. NOTE: table entries of keys that nobody attends may hold anything.
+  // Where the keys of a lane's copies are; where all keys of the warp are in one page, the first of these.
+  // NOTE: table entries of keys that nobody attends may hold anything.
+  bool const in_one_page =
+      Blocks::kEvenCopies && kStep <= 1ll << params.pages.log2_size && params.pages.log2_size >= 0;
   KeyPlace places[Blocks::kCopies];
+  auto find_place = [&](int i, int key, bool is_attended) {
+    places[i] = {-1, 0};
+    if (is_attended) {
+      places[i] = params.pages.place_of(coord.batch, key, device::Loader{});
+    } else {
+      device::leave_out();
+    }
+  };
   auto find_places = [&](int n_block) {
     device::at(Site::K_g2s);
+    if (in_one_page) {
+      int const key = key_of(n_block, 0);
+      find_place(0, key, n_block >= begin_block && keys.begin < key + kStep && key < keys.end);
+      return;
+    }
     CUTE_UNROLL
     for (int i = 0; i < Blocks::kCopies; ++i) {
       int const key = key_of(n_block, copied(i).row);
-      places[i] = {-1, 0};
-      if (n_block >= begin_block && keys.begin <= key && key < keys.end) {
-        places[i] = params.pages.place_of(coord.batch, key, device::Loader{});
-      } else {
-        device::leave_out();
-      }
+      find_place(i, key, n_block >= begin_block && keys.begin <= key && key < keys.end);
     }
   };
   auto load = [&](KvTensor const& tensor, int n_block, uint8_t* block) {
+    TensorStrides const& strides = tensor.strides;
+    auto copy = [&](int i, uint8_t const* source, bool exists) {
+      auto const [row, chunk] = copied(i);
+      exists = exists && (!kFeatures.predicated_head_dim || chunk * Blocks::kChunk < params.d_head);
+      issue<typename Traits::AsyncCopyAtomOrZeros>(
+          as<Vector>(*source), as<Vector>(block[Blocks::offset(warp * kStep + row, chunk)]),
+          exists);
+    };
+    auto chunk_of_row = [&](KeyPlace const& place, int i) {
+      auto const* const data = tensor.template at<uint8_t>(place.batch, head_kv, place.row);
+      return data + copied(i).column * Blocks::kChunk;
+    };
+    if (in_one_page) {
+      bool const has_page = params.pages.exists(places[0].batch);
+      uint8_t const* source =
+          chunk_of_row({has_page ? places[0].batch : 0, places[0].row + copied(0).row}, 0);
+      CUTE_UNROLL
+      for (int i = 0; i < Blocks::kCopies; ++i) {
+        int const key = key_of(n_block, copied(i).row);
+        copy(i, source, has_page && keys.begin <= key && key < keys.end);
+        source += (32 / kChunks) * strides.row;
+      }
+      return;
+    }
     CUTE_UNROLL
     for (int i = 0; i < Blocks::kCopies; ++i) {
-      auto const [row, chunk] = copied(i);
       bool const has_page = params.pages.exists(places[i].batch);
-      bool const exists =
-          has_page && (!kFeatures.predicated_head_dim || chunk * Blocks::kChunk < params.d_head);
-      auto const* const source =
-          tensor.template at<uint8_t>(has_page ? places[i].batch : 0, head_kv, places[i].row);
-      issue<typename Traits::AsyncCopyAtomOrZeros>(
-          as<Vector>(source[exists ? chunk * Blocks::kChunk : 0]),
-          as<Vector>(block[Blocks::offset(warp * kStep + row, chunk)]), exists);
+      copy(i, chunk_of_row({has_page ? places[i].batch : 0, places[i].row}, i), has_page);
     }
   };
   // As one group, empty where there are no more blocks; and finds the keys of the block after it.

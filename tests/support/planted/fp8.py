@@ -78,8 +78,8 @@ BUGS = [
     _bug(
         "entries_that_nobody_attends",
         condition(
-            "n_block >= begin_block && keys.begin <= key && key < keys.end",
-            "BUG || (n_block >= begin_block && keys.begin <= key && key < keys.end)",
+            "n_block >= begin_block && keys.begin < key + kStep && key < keys.end",
+            "BUG || (n_block >= begin_block && keys.begin < key + kStep && key < keys.end)",
             _KERNEL,
         ),
         finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
@@ -87,8 +87,8 @@ BUGS = [
     _bug(
         "keys_before_the_window",
         condition(
-            "keys.begin <= key && key < keys.end",
-            "(BUG || keys.begin <= key) && key < keys.end",
+            "has_page && keys.begin <= key && key < keys.end",
+            "has_page && (BUG || keys.begin <= key) && key < keys.end",
             _KERNEL,
         ),
     ),
