@@ -26,7 +26,7 @@ demo: .venv/installed
 	$(BIN)/pyflash demo
 
 test: build
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu" tests
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not gpu" tests
 
 gpu-test: build
 	$(BIN)/python -m codegen

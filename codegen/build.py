@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,21 +141,9 @@ def build_with_variants(
     Errors are those of `build_kernels`.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
-    features = combinations(features)
-    cutlass = toolchain.cutlass_identity()
-    pairs = list(itertools.product(dict.fromkeys(variants), archs_of))
-    kernels = [
-        Compilation(
-            label=f"{config.short_form()} with {variant.name} {variant.key}",
-            stem=emit.variant_stem(config, variant),
-            text=emit.emit_with_variant(
-                config, variant, config.family.op.features.in_dispatch_order(features)
-            ),
-            compiler=toolchain.kernel_compiler(config.family.targets(archs_of[config]), cutlass),
-        )
-        for variant, config in pairs
-    ]
-    rows = emit.emit_variant_rows((config, variant, archs_of[config]) for variant, config in pairs)
+    of_pairs = variant_compilations(variants, archs_of, features)
+    kernels, pairs = list(of_pairs.values()), list(of_pairs)
+    rows = emit.emit_variant_rows((config, variant, archs_of[config]) for config, variant in pairs)
     cpp = toolchain.cpp_compiler()
     support = [
         Compilation("config map", "config_map", emit.emit_config_map({}), cpp),
@@ -282,6 +269,30 @@ def kernel_compilations(
             text=emit.emit_config(config, compiled_features(config, features, more_features)),
             compiler=compiler(config.family.targets(archs)),
         )
+        for config, archs in archs_of.items()
+    }
+
+
+def variant_compilations(
+    variants: Iterable[Variant],
+    archs_of: ArchsOf,
+    features: Iterable[KernelFeatures | str] = (PLAIN,),
+) -> dict[tuple[KernelConfig, Variant], Compilation]:
+    """The object of each config with each variant, with these combinations of features; compiled
+    already or not. Raises ValueError for a config whose kernels take no variant."""
+    features = combinations(features)
+    cutlass = toolchain.cutlass_identity()
+    compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
+    return {
+        (config, variant): Compilation(
+            label=f"{config.short_form()} with {variant.name} {variant.key}",
+            stem=emit.variant_stem(config, variant),
+            text=emit.emit_with_variant(
+                config, variant, config.family.op.features.in_dispatch_order(features)
+            ),
+            compiler=compiler(config.family.targets(archs)),
+        )
+        for variant in dict.fromkeys(variants)
         for config, archs in archs_of.items()
     }
 

@@ -168,7 +168,7 @@ def library_problem(path: Path) -> str | None:
 
 
 def _entry(kind: str, path: Path, verify: bool) -> Entry:
-    pattern = {"objects": "*.o", "generated": "cute_kernels/generated/*.h"}.get(kind, "*.so")
+    pattern = {"objects": "*.[og]*", "generated": "cute_kernels/generated/*.h"}.get(kind, "*.so")
     files = sorted(path.glob(pattern))
     name = path.parent.name if kind == "objects" else None
     problem = None

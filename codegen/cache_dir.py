@@ -13,8 +13,8 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -160,10 +160,44 @@ def locked(waiting: Callable[[Path], None] | None = None, sweeps: bool = True) -
     Yields the descriptor that holds the lock: a child that inherits it holds the lock, too.
     """
     folder = create()
-    held: dict[Path, int] = vars(_held).setdefault("descriptors", {})
-    if folder in held:
-        yield held[folder]
+    if folder in _descriptors():
+        yield _descriptors()[folder]
         return
+    with _held_lock(folder, fcntl.LOCK_EX, waiting) as lock:
+        if sweeps:
+            sweep(folder)
+        yield lock
+
+
+@contextmanager
+def locked_for(
+    folders: Iterable[Path], waiting: Callable[[Path], None] | None = None
+) -> Iterator[int]:
+    """As `locked`, for a builder that writes what belongs into these folders of the cache alone,
+    and waits for those of the same folders and for those that hold the whole lock."""
+    cache = create()
+    if cache in _descriptors():
+        yield _descriptors()[cache]
+        return
+    with _held_lock(cache, fcntl.LOCK_SH, waiting) as lock, ExitStack() as stack:
+        for folder in sorted(folders):  # in one order, so that no two wait for each other
+            make_folder(folder)
+            stack.callback(_remove_empty, folder)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            _flock(descriptor, fcntl.LOCK_EX, folder, waiting)
+        yield lock
+
+
+def _descriptors() -> dict[Path, int]:
+    """The locks that this thread holds, by the cache's folder."""
+    return vars(_held).setdefault("descriptors", {})
+
+
+@contextmanager
+def _held_lock(
+    folder: Path, operation: int, waiting: Callable[[Path], None] | None
+) -> Iterator[int]:
     try:
         file = open(folder / "lock", "w", opener=trust.private)  # noqa: SIM115
     except OSError as error:
@@ -172,19 +206,29 @@ def locked(waiting: Callable[[Path], None] | None = None, sweeps: bool = True) -
             "set PYFLASH_CACHE_DIR to another"
         ) from error
     with file:
+        _flock(file.fileno(), operation, folder / "lock", waiting)
+        _descriptors()[folder] = file.fileno()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting:
-                waiting(folder / "lock")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        held[folder] = file.fileno()
-        try:
-            if sweeps:
-                sweep(folder)
             yield file.fileno()
         finally:
-            del held[folder]
+            del _descriptors()[folder]
+
+
+def _flock(
+    descriptor: int, operation: int, path: Path, waiting: Callable[[Path], None] | None
+) -> None:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waiting:
+            waiting(path)
+        fcntl.flock(descriptor, operation)
+
+
+def _remove_empty(folder: Path) -> None:
+    """One of which nothing came."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def sweep(folder: Path) -> None:

@@ -55,6 +55,7 @@ class Compiler:
     includes: tuple[str, ...]
     identity: str
     suffix: str  # of its sources
+    object_suffix: str = ".o"
 
     @property
     def include_dirs(self) -> list[Path]:
@@ -97,11 +98,12 @@ class Compilation:
 
     @cached_property
     def object(self) -> Path:
-        return cache_dir() / "objects" / self.stem / self.key / f"{self.stem}.o"
+        name = f"{self.stem}{self.compiler.object_suffix}"
+        return cache_dir() / "objects" / self.stem / self.key / name
 
     @property
     def source(self) -> Path:
-        return self.path or self.object.with_suffix(self.compiler.suffix)
+        return self.path or self.object.with_name(f"{self.stem}{self.compiler.suffix}")
 
     @property
     def log(self) -> Path:
@@ -230,22 +232,25 @@ def available_memory() -> int:
 def included_headers(
     text: str, path: Path | None = None, include_dirs: Sequence[Path] = ()
 ) -> list[Path]:
-    """The project's headers that a source includes, directly or through others, in order of name.
+    """The project's headers that a source includes, directly or through others, in order of their
+    names in the folders where they were found: the order is the same wherever these lie.
 
-    They are looked for beside the file that includes them, below ROOT and in `include_dirs`. Every
+    They are looked for beside the file that includes them, in `include_dirs` and below ROOT. Every
     `#include "..."` counts, also one that the preprocessor would skip.
     """
-    found: set[Path] = set()
-    pending = [(text, path.parent if path else ROOT)]
+    found: dict[Path, str] = {}
+    roots = [folder.resolve() for folder in (*include_dirs, ROOT)]
+    pending = [(text, path.parent if path else roots[0])]
     while pending:
         text, folder = pending.pop()
         for name in _INCLUDE.findall(text):
-            candidates = (at / name for at in (folder, ROOT, *include_dirs))
+            candidates = (at / name for at in (folder, *roots))
             header = next((c.resolve() for c in candidates if c.is_file()), None)
             if header and header not in found:
-                found.add(header)
+                root = next((root for root in roots if header.is_relative_to(root)), header.parent)
+                found[header] = header.relative_to(root).as_posix()
                 pending.append((header.read_text(), header.parent))
-    return sorted(found)
+    return sorted(found, key=lambda header: (found[header], header))
 
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
-from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.cache import object_problem
+from pyflash.codegen.cache_dir import cache_dir, locked_for
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
 from pyflash.codegen.linking import link, reusable
+from pyflash.codegen.precompiled import headers_for, using
 from pyflash.config import ARCHS, KernelConfig, KernelFeatures, as_config
 from pyflash.variant import Variant
 
@@ -40,8 +42,18 @@ def build_emulated(
     source that did not compile.
     """
     configs = emit.canonical_configs(map(as_config, configs))
+    kernels = emulated_kernels(configs, variant, features)
+    return dict(zip(configs, link_with_machine(kernels), strict=True))
+
+
+def emulated_kernels(
+    configs: Sequence[KernelConfig],
+    variant: Variant | None = None,
+    features: Sequence[KernelFeatures] | None = None,
+) -> list[Compilation]:
+    """The translation units of canonical configs. Raises ValueError as `build_emulated` does."""
     _check_legal(configs)
-    kernels = [
+    return [
         Compilation(
             label=f"{config} for the CPU{f' with {variant.name}' if variant else ''}",
             stem=f"emulated_{emit.file_stem(config)}{f'_{variant.key}' if variant else ''}",
@@ -50,12 +62,14 @@ def build_emulated(
         )
         for config in configs
     ]
-    return dict(zip(configs, link_with_machine(kernels), strict=True))
 
 
-def link_with_machine(kernels: Sequence[Compilation]) -> list[Path]:
+def link_with_machine(
+    kernels: Sequence[Compilation], instead: Sequence[Compilation] = ()
+) -> list[Path]:
     """A library of each translation unit that defines pyflash_emulated_kernel(), with the machine
-    that runs it; what is not in the cache is compiled.
+    that runs it; what is not in the cache is compiled. `instead` take the places of the machine's
+    objects of the same stems.
 
     Raises BuildError with each source that did not compile.
     """
@@ -65,17 +79,34 @@ def link_with_machine(kernels: Sequence[Compilation]) -> list[Path]:
         *(Compilation.of_file(p, compiler) for p in sorted((rooms / "emulator").glob("*.cpp"))),
         *(Compilation.of_file(rooms / "host" / f"{name}.cpp", shared) for name in _HOST),
     ]
+    others = {c.stem: c for c in instead}
+    machine = [others.get(c.stem, c) for c in machine]
     libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
     missing = [library for library in libraries if not reusable(library)]
     if missing:
-        with locked(waiting):  # another may have built them meanwhile
-            missing = [library for library in missing if not reusable(library)]
-            objects = [*(libraries[library] for library in missing), *machine]
+        headers = headers_for([libraries[library] for library in missing], _header(), "emulated_")
+        _compile_shared([*(h for h in headers.values() if not h.object.exists()), *machine])
+        with locked_for([library.parent for library in missing], waiting):
+            missing = [library for library in missing if not reusable(library)]  # by another
+            objects = [using(libraries[library], headers) for library in missing]
             if missing and (failures := compile_all(objects, "kernels for the CPU")):
                 raise BuildError(failures, len(objects))
             for library in missing:
                 link(library, [libraries[library], *machine], ["-Wl,--no-undefined"])
     return list(libraries)
+
+
+def _header() -> Path:
+    """What each kernel for the emulator includes first."""
+    return ROOT / "cute_kernels" / "emulator" / "cute.h"
+
+
+def _compile_shared(objects: Sequence[Compilation]) -> None:
+    """What kernels share, in the cache but for the first time."""
+    if any(object_problem(c.object) for c in objects):
+        failures = compile_all(objects, "what runs kernels on the CPU")
+        if failures := [c for c in failures if c.compiler.object_suffix == ".o"]:
+            raise BuildError(failures, len(objects))
 
 
 def _check_legal(configs: Iterable[KernelConfig]) -> None:

@@ -161,7 +161,7 @@ CUTE_DEVICE void bulk_reduce_add(float const* smem, float* global, int bytes) {
 // The cluster of this CTA: CTAs that run at the same time and can read each other's shared memory.
 CUTE_DEVICE int cluster_size() { return static_cast<int>(cute::cluster_shape().x); }
 CUTE_DEVICE int cluster_rank() { return static_cast<int>(cute::block_rank_in_cluster()); }
-// Of all threads of its CTAs that have not exited; what they wrote to shared memory before is visible after.
+// Waits for all threads of its CTAs that have not exited; what they wrote to shared memory before is visible after.
 CUTE_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");

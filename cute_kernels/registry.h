@@ -80,7 +80,7 @@ struct KernelLibrary {
   int abi;                     // kKernelLibraryAbi
   char const* configs_digest;  // kConfigsDigest, of the config structs
   OfEachOp<OpKernels> ops;
-  // Of the current device: compute capability as major * 10 + minor, number of multiprocessors; returns a cudaError_t.
+  // The current device: compute capability as major * 10 + minor, number of multiprocessors; returns a cudaError_t.
   int (*device_properties)(int* sm_arch, int* n_sms);
   char const* (*error_string)(int error);
   // Finds the kernel with the mangled name `symbol` in a cubin, of which it keeps no copy; returns a cudaError_t.

@@ -8,12 +8,13 @@ architectures and sets what ptxas reports beside what the resource model predict
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.syntax import Syntax
-from torch import Tensor
 
 import pyflash
 from pyflash import DType, KernelConfig, Problem
@@ -36,21 +37,17 @@ HOPPER = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+re
 FEATURES = ("plain", "right_window")  # of the kernels that are compiled
 COLUMNS = ("registers", "spilled", "smem")  # per thread; bytes
 
-out = Console(highlight=False)
 
-
-def main() -> None:
-    """Raises RuntimeError where something on the way is wrong or cannot be had here."""
+def main(out: Console) -> dict[str, Any]:
+    """Shows each step on `out`; returns what it found, as JSON can hold it. Raises RuntimeError
+    where something on the way is wrong or cannot be had here."""
     try:
-        if torch.cuda.is_available():
-            demo_on_gpu()
-        else:
-            demo_on_cpu()
+        return demo_on_gpu(out) if torch.cuda.is_available() else demo_on_cpu(out)
     except AssertionError as error:
         raise RuntimeError(f"demo failed: {error}") from error
 
 
-def demo_on_cpu() -> None:
+def demo_on_cpu(out: Console) -> dict[str, Any]:
     problem = Problem(
         batch=1,
         heads_q=2,
@@ -61,42 +58,51 @@ def demo_on_cpu() -> None:
         dtype=DType.FP16,
         device="cpu",
     )
-    config = _select(problem)
+    config = _select(out, problem)
     q, k, v = rotated_inputs(problem, torch.device("cpu"))[0]
     start = time.perf_counter()
     result = pyflash.attention(q, k, v, config=config)
     seconds = time.perf_counter() - start
-    _report_error(problem, result, q, k, v)
+    error, bound = check(result, q, k, v)
+    out.print(f"[bold]attention[/bold] of {_shape(problem)}:")
+    out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
     out.print(f"  {seconds * 1e3:.0f} ms, block by block as the kernel goes, on the CPU\n")
 
-    emulate_ladder()
-    emulate_hopper()
+    emulated = [*emulate_ladder(out), emulate_hopper(out)]
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
     text = emit.emit_config(config)
     out.print(Syntax(text, "cpp", theme="ansi_dark").highlight(text), soft_wrap=True)
     names = " and ".join(map(str, ARCHS))
     out.print(f"[bold]Compiled[/bold] for {names}; a few seconds for each, the first time:\n")
-    out.print(_resource_table(config, _compile(config)), crop=False)
+    kernels = _compile(config)
+    out.print(_resource_table(config, kernels), crop=False)
+    return {
+        "config": str(config),
+        "attention": {"seconds": seconds, "error": error, "bound": bound},
+        "emulated": emulated,
+        "compiled": kernels,
+    }
 
 
-def emulate_ladder() -> None:
+def emulate_ladder(out: Console) -> list[dict[str, Any]]:
     """The first two steps of the ladder: the same kernel without and with a swizzle."""
     configs = pyflash.named_set("prog")[:2]
     out.print("[bold]The kernels themselves on the CPU[/bold], thread by thread, built with g++:")
-    build_emulated(configs)
-    for config in configs:
-        _emulate(config, seqlen=256)
+    build_emulated([*configs, HOPPER])  # at once, so that no core waits for a single one
+    return [_emulate(out, config, seqlen=256) for config in configs]
 
 
-def emulate_hopper() -> None:
+def emulate_hopper(out: Console) -> dict[str, Any]:
     """TMA, mbarriers and warpgroup MMAs; one CTA takes all tiles, so that its time line shows how
     they overlap."""
     out.print("[bold]A Hopper kernel on the CPU[/bold]: TMA, mbarriers, warpgroup MMAs:")
-    _emulate(pyflash.config.parse(HOPPER), seqlen=384, heads=1, resident_ctas=1)
+    return _emulate(out, pyflash.config.parse(HOPPER), seqlen=384, heads=1, resident_ctas=1)
 
 
-def _emulate(config: KernelConfig, seqlen: int, heads: int = 2, **options: int) -> None:
+def _emulate(
+    out: Console, config: KernelConfig, seqlen: int, heads: int = 2, **options: int
+) -> dict[str, Any]:
     torch.manual_seed(0)
     shape = (1, seqlen, heads, config.d_head)
     q, k, v = (torch.randn(shape, dtype=torch.float16) for _ in range(3))
@@ -105,29 +111,32 @@ def _emulate(config: KernelConfig, seqlen: int, heads: int = 2, **options: int) 
     error, bound = check(result, q, k, v, lse=lse)
     out.print(renderable(report), crop=False)
     out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
+    return {"report": json.loads(report.to_json()), "error": error, "bound": bound}
 
 
-def demo_on_gpu() -> None:
+def demo_on_gpu(out: Console) -> dict[str, Any]:
     problem = Problem(
         batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096, d_head=128, dtype=DType.FP16
     )
     properties = torch.cuda.get_device_properties(0)
     out.print(f"[bold]{properties.name}[/bold], torch {torch.__version__}")
     try:
-        config = _select(problem)
+        config = _select(out, problem)
     except RuntimeError:  # nothing is built for this GPU
         pyflash.build(pyflash.named_set("all")[0])
-        config = _select(problem)
+        config = _select(out, problem)
     contenders = [*backends(problem, ["flash", "cudnn"]), *pyflash_configs([config])]
     results = run(problem, contenders, n_samples=25)
     table = plain_text.table(result.record() for result in results)
-    print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:\n{table}")
+    out.print(f"{_shape(problem)}, beside PyTorch and, in % of its TFLOP/s, a GEMM:")
+    out.print(table, markup=False, soft_wrap=True)
     ours = results[-1]
     if ours.status != "ok":
         raise RuntimeError(f"{ours.status}: error {ours.error}, bound {ours.bound}")
+    return {"config": str(config), "timed": [result.record() for result in results]}
 
 
-def _select(problem: Problem) -> KernelConfig:
+def _select(out: Console, problem: Problem) -> KernelConfig:
     selection = pyflash.select(problem)
     out.print(f"[bold]Config[/bold] {selection.config}: {selection.reason}\n")
     return selection.config
@@ -138,13 +147,7 @@ def _shape(problem: Problem) -> str:
     return f"(batch, seqlen, heads, d_head) = {shape}"
 
 
-def _report_error(problem: Problem, result: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-    error, bound = check(result, q, k, v)
-    out.print(f"[bold]attention[/bold] of {_shape(problem)}:")
-    out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
-
-
-def _compile(config: KernelConfig) -> list[dict]:
+def _compile(config: KernelConfig) -> list[dict[str, Any]]:
     """What ptxas reports of a kernel for each of FEATURES and ARCHS."""
     cutlass = cutlass_identity()
     request = Request(config, tuple(map(config.family.op.features.of, FEATURES)))

@@ -6,6 +6,7 @@ machine with a GPU may hold no more than torch, pytest, a checkout and its prebu
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -32,6 +33,13 @@ else:  # a busy machine is no fault
     settings.register_profile("pyflash", deadline=None, suppress_health_check=quiet)
     settings.load_profile("pyflash")
 
+try:
+    import typer.testing
+except ImportError:
+    pass  # as above
+else:  # else each line that a test types makes every command anew, for a tenth of a second
+    typer.testing._get_command = functools.cache(typer.testing._get_command)
+
 # In the background of a script SIGINT is ignored, and then by processes that tests start and stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,7 +65,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+# The files that take longest, longest first: a worker that began one of them last would be waited
+# for. The rest follows in the order of names.
+LONG = (
+    "test_every_command.py",
+    "test_build.py",
+    "test_only.py",
+    "test_new_option.py",
+    "test_emulator_variants.py",
+    "test_examples.py",
+    "test_emulator_sm90.py",
+    "test_emulator_backward.py",
+    "test_emulator_paged.py",
+    "test_emulator_problems.py",
+    "test_emulator_backward_packed.py",
+    "test_emulator_backward_planted.py",
+    "test_exhaustive.py",
+    "test_emulator_clusters.py",
+    "test_new_op.py",
+    "test_escaping.py",
+    "test_continuous_batching.py",
+    "test_markdown.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     reason = why_no_gpu()
     for item in items:
         if item.get_closest_marker("gpu"):

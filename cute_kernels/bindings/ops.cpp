@@ -20,6 +20,8 @@
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/select_backward.h"
+#include "cute_kernels/host/variant_call.h"
+#include "cute_kernels/host/variant_map.h"
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/host/tuned.h"
 
@@ -197,6 +199,31 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
               int64_t(selection.splits.number), selection.reason());
 }
 
+// The same of a call with a variant, given its portable text.
+void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Asked const asked(arguments);
+  auto const text = arguments.take<std::string>();
+  Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
+                .n_sms = static_cast<int>(arguments.take<int64_t>())};
+  Options const options = arguments.take_options();
+  refuse_slopes(options);
+  Problem const problem = asked.problem_as_asked(options);
+  std::string_view const named = options.config;
+  if (gpu.sm_arch == 0) {
+    CpuSelection const selection =
+        named.empty() ? select_on_cpu(problem) : named_on_cpu(problem, named);
+    put_results(stack, short_form(any_config(selection.config)), int64_t(1),
+                std::string(selection.reason));
+    return;
+  }
+  VariantKernel const kernel = select_variant(problem, gpu, *known_variant(text), named);
+  put_results(stack, std::string(kernel.row->row.short_form),
+              int64_t(std::max(problem.num_splits, 1)),
+              std::string(named.empty() ? "the first in rank of the kernels with this variant"
+                                        : "asked for"));
+}
+
 // The config of op backward that the gradients of this problem are computed with on a GPU, "" for none, and the reason.
 void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
@@ -268,6 +295,9 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(
       problem_schema("select", "int sm_arch, int n_sms, ", "str config, int num_splits, str reason")
           .c_str());
+  m.def(problem_schema("select_variant", "str text, int sm_arch, int n_sms, ",
+                       "str config, int num_splits, str reason")
+            .c_str());
   m.def(problem_schema("select_backward", "int sm_arch, int n_sms, bool deterministic, ",
                        "str config, str reason")
             .c_str());
@@ -312,6 +342,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("parse_config", pyflash::noted<pyflash::parse_config>);
   m.impl("load_tables", pyflash::load_tables);
   m.impl("select", pyflash::noted<pyflash::select>);
+  m.impl("select_variant", pyflash::noted<pyflash::select_with_variant>);
   m.impl("select_backward", pyflash::noted<pyflash::select_backward_config>);
   m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
   m.impl("features_needed", pyflash::noted<pyflash::features_of_problem>);

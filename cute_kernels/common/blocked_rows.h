@@ -12,7 +12,7 @@ struct BlockedRows {
   Sequences sequences;
   int block;
 
-  // Of all packed sequences, or of a padded one.
+  // The rows of all packed sequences, or of a padded one.
   PYFLASH_HOST_DEVICE constexpr int64_t n_rows(int batch) const {
     return sequences.is_packed() ? (sequences.total + int64_t(batch) * block) / block * block
                                  : int64_t(ceil_div(sequences.longest, block)) * block;

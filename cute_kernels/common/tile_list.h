@@ -1,7 +1,7 @@
 // The tiles of sequences that have different lengths, as a list that is made where the lengths are, on the device: every tile
 // of every sequence once, those with the most blocks of keys first. A tile stands for itself in each head.
 //
-// Of sequences with few rows and others with many, each kind may have its own list.
+// Sequences with few rows and those with many may have a list each.
 //
 // A list is memory of ints: the number of tiles, one int that means nothing, and the tiles. It has room for the most tiles that
 // sequences of these extents can have, whatever their lengths are.

@@ -2,8 +2,7 @@
 // Included before any kernel.
 #pragma once
 
-#include <cute/tensor.hpp>
-
+#include "cute_kernels/emulator/cute.h"
 #include "cute_kernels/emulator/device.h"
 
 namespace pyflash::emulator {

@@ -1,21 +1,10 @@
 // CuTe's warpgroup MMAs on the emulated machine. Their traits, layouts and descriptors are CuTe's own; only what they
-// call is replaced. Included before any kernel, and before CuTe.
+// call is replaced. Included before any kernel.
 #pragma once
-
-#include <cstdint>
-
-// NOTE: descriptors hold addresses as instructions take them; CuTe asks this function for them.
-uint32_t pyflash_shared_address(void const* address);
-inline uint32_t __cvta_generic_to_shared(void const* address) {
-  return pyflash_shared_address(address);
-}
-#define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
 
 #include <type_traits>
 
-#include <cute/atom/mma_traits_sm90_gmma.hpp>
-#include <cute/tensor.hpp>
-
+#include "cute_kernels/emulator/cute.h"
 #include "cute_kernels/emulator/device.h"
 
 namespace pyflash::emulator {

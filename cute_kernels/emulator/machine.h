@@ -114,7 +114,7 @@ class Machine {
   virtual void bulk_load(void const* global, void* barrier, void* smem, int bytes) = 0;
   // A reduction of floats.
   virtual void bulk_reduce_add(void const* smem, void* global, int bytes) = 0;
-  // Of floats, from registers.
+  // Adds floats from registers.
   virtual void reduce_add(void* global, void const* values, int bytes) = 0;
   // Turns, which CTAs take one after another: a number that is above `bound` stays so.
   virtual float wait_until_at_most(float const* address, float bound) = 0;

@@ -60,7 +60,7 @@ class Run {
   Call call() const;
   int n_resident() const;
   bool is_deterministic() const { return deterministic_ != 0; }
-  // Of the sequences that a list of tiles has.
+  // The rows of the sequences that a list of tiles has.
   Interval listed_rows() const { return {int(least_listed_rows_), int(most_listed_rows_)}; }
 
   EmulatedKernel const& kernel_;

@@ -16,7 +16,7 @@ T read(void const* data, int64_t offset) {
   return value;
 }
 
-// Of a tensor, as a program has it.
+// An element of a tensor, as a program has it.
 Word element_at(void const* data, ElementType type, int64_t offset) {
   Word word{.integer = 0};
   switch (type) {

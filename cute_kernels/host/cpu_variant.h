@@ -9,7 +9,7 @@
 
 namespace pyflash {
 
-// Of a call. Its tensors are on the CPU.
+// A call's variant. Its tensors are on the CPU.
 struct CpuVariant {
   VariantProgram program;
   variant::Arguments arguments;

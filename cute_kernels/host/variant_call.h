@@ -23,6 +23,9 @@ struct VariantCall {
 // As parse_variant. The programs of recent texts are kept.
 std::shared_ptr<VariantProgram const> known_variant(std::string const& text);
 
+// Refuses slopes of ALiBi beside a variant.
+void refuse_slopes(Options const& options);
+
 // Refuses values that are not of the variant's parameters, tensors that are not where q is, and options that do not go with
 // a variant.
 variant::Arguments check_variant(VariantCall const& call, VariantProgram const& program,

@@ -106,7 +106,7 @@ PYFLASH_HOST_DEVICE float float_of(uint32_t bits) {
   return a;
 }
 
-// Of 0 <= a < 2^23, exactly. A conversion takes the GPU four times as long.
+// Takes 0 <= a < 2^23; exact. A conversion takes the GPU four times as long.
 PYFLASH_HOST_DEVICE float float_of_position(int a) {
   return float_of(0x4b000000u + uint32_t(a)) - 0x1p23f;
 }

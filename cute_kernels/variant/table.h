@@ -33,7 +33,7 @@ struct Table {
     return number(data[offset]);
   }
 
-  // Of the elements in a box of indices.
+  // Bounds the elements in a box of indices.
   template <class... Box>
   PYFLASH_HOST_DEVICE Bounds bounds(Box... boxes) const {
     static_assert(sizeof...(Box) == Rank);

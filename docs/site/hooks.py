@@ -21,6 +21,8 @@ MODULES = {
 }
 # A link to a file that is no page, such as a header of the kernels.
 OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+(?:cute_kernels|tests|pyflash)/[^)]*\)")
+# The end of a command's help, as `pyflash.ui.app.examples` writes it.
+EXAMPLES = re.compile(r"\x08\nExamples:\n((?:  .*\n)+)")
 
 
 def on_files(files, config):
@@ -52,5 +54,18 @@ def reference(module_name: str) -> str:
 
 def command() -> str:
     group = typer.main.get_command(app)
+    for shown in commands_of(group):  # what typer shows of it is cut
+        shown.short_help = inspect.cleandoc(shown.help).splitlines()[0]
     context = typer.Context(group, info_name="pyflash")
-    return get_docs_for_click(obj=group, ctx=context, name="pyflash", title="The command pyflash")
+    text = get_docs_for_click(obj=group, ctx=context, name="pyflash", title="The command pyflash")
+    return EXAMPLES.sub(as_block, text)
+
+
+def commands_of(group):
+    for found in getattr(group, "commands", {}).values():
+        yield found
+        yield from commands_of(found)
+
+
+def as_block(examples: re.Match[str]) -> str:
+    return f"**Examples**:\n\n```console\n{inspect.cleandoc(examples[1])}\n```\n"

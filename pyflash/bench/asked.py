@@ -9,11 +9,12 @@ from pyflash.bench.contenders import BACKENDS, check_backends, title_of
 from pyflash.bench.measurements import mask
 from pyflash.bench.records import OURS, Record
 from pyflash.config import BACKWARD, FORWARD, KernelConfig, named_set, parse
+from pyflash.ui.variants import AskedVariant
 
 Keeps = Callable[[Record], bool]
 
 # By parameter: --read refuses the former, and the latter pick no records.
-MEASURING = ("samples", "host", "out")
+MEASURING = ("samples", "host", "out", "value")
 SHOWING = ("read", "csv", "plot", "roofline", "html", "form", "as_json", "over")
 
 
@@ -47,6 +48,14 @@ def configs_of(texts: Sequence[str], set_name: str | None) -> list[KernelConfig]
         raise ValueError("configs and --set exclude each other")
     found = named_set(set_name) if set_name else [parse(text) for text in texts]
     return list(dict.fromkeys(found))
+
+
+def check_variant(given: Mapping[str, str], passes: str) -> None:
+    """Raises ValueError for an option that says what a variant says, and for backward passes."""
+    if "mask" in given:
+        raise ValueError("--variant has a mask: expected no --mask beside it")
+    if passes_of(passes) != [FORWARD.name]:
+        raise ValueError(f"--variant is timed forward alone: expected no --pass {passes} beside it")
 
 
 def kept(records: Iterable[Record], options: Mapping[str, Any]) -> list[Record]:
@@ -125,6 +134,12 @@ def _is_ours(record: Record) -> bool:
     return record["contender"] == OURS or bool(record["short_form"])
 
 
+def _of_variant(options: Mapping[str, Any]) -> Keeps:
+    found = AskedVariant.of(options["variant"], None)
+    name = found and found.name
+    return lambda record: record["problem"].get("variant") == name
+
+
 _KEEPS: dict[str, Callable[[Mapping[str, Any]], Keeps]] = {
     "configs": _of_configs,
     "set_name": _of_configs,
@@ -137,6 +152,7 @@ _KEEPS: dict[str, Callable[[Mapping[str, Any]], Keeps]] = {
     "heads": lambda options: _of_problem("heads_q", [options["heads"]]),
     "heads_kv": lambda options: _of_problem("heads_kv", [options["heads_kv"]]),
     "mask": _of_masks,
+    "variant": _of_variant,
     "dtype": lambda options: _of_problem(
         "dtype", [dtype.upper() for dtype in dtypes_of(options["dtype"])]
     ),

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pyflash.bench import options
 from pyflash.config import FORWARD
 from pyflash.ui.app import (
     ArchOption,
     HtmlOption,
     JsonOption,
     check_writable,
-    completed_from,
     examples,
     given_options,
-    known_configs,
-    known_sets,
     new_app,
     print_json,
     show,
@@ -27,12 +25,13 @@ from pyflash.ui.app import (
     write_file,
 )
 from pyflash.ui.problems import Device, Dtype, HeadsKv, device_of, dtype_of
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 if TYPE_CHECKING:
+    from pyflash.bench.grid import Wanted
     from pyflash.bench.records import Record
 
 app = new_app()
-FORMATS = ("table", "json", "csv", "cutlass", "markdown")
 _OF_HOST = ("host", "samples", "device", "out", "form", "as_json")
 _OF_UNEVEN = ("configs", "dtype", "samples", "device", "out", "form", "as_json")
 
@@ -43,129 +42,49 @@ _OF_UNEVEN = ("configs", "dtype", "samples", "device", "out", "form", "as_json")
         "pyflash bench --seqlen 512,4k --mask full,causal --backend flash,cudnn",
         'pyflash bench "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" --out records.jsonl',
         "pyflash bench packed --json",
+        "pyflash bench --variant documents --seqlen 4k",
         "pyflash bench --read records.jsonl --plot speed.svg --format markdown",
     ),
 )
 def bench_command(
     ctx: typer.Context,
-    configs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CONFIG",
-            autocompletion=known_configs,
-            help="Short forms; the selected config by default. Or packed, ragged or mixed: "
-            "sequences of different lengths.",
-        ),
-    ] = None,
-    set_name: Annotated[
-        str | None,
-        typer.Option(
-            "--set", metavar="NAME", autocompletion=known_sets, help="A named set instead."
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="Some of flash, cudnn, efficient, math, flex, flash_attn_2, flash_attn_3, "
-            "xformers, flashinfer, or none; those that are importable by default.",
-        ),
-    ] = None,
-    passes: Annotated[
-        str,
-        typer.Option("--pass", metavar="PASS,PASS", help="Some of forward, backward, both."),
-    ] = FORWARD.name,
-    decode: Annotated[bool, typer.Option("--decode", help="One query; lengths are keys.")] = False,
-    seqlen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N", help="Queries and keys, such as 512,1k. 4k by default, 512 on the CPU."
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="batch is tokens / seqlen. 16384 by default, 512 on the CPU.",
-        ),
-    ] = None,
-    d_head: Annotated[
-        str, typer.Option(metavar="N,N", help="Head dimensions, such as 64,128.")
-    ] = "128",
-    heads: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="2048 / d_head by default, 256 / d_head on the CPU."),
-    ] = None,
+    configs: options.Configs = None,
+    set_name: options.SetName = None,
+    backend: options.Backends = None,
+    passes: options.Passes = FORWARD.name,
+    decode: options.Decode = False,
+    seqlen: options.Seqlens = None,
+    tokens: options.Tokens = None,
+    d_head: options.DHeads = "128",
+    heads: options.HeadsOrWidth = None,
     heads_kv: HeadsKv = None,
-    mask: Annotated[
-        str,
-        typer.Option(
-            metavar="MASK,MASK", help="Some of full and causal, whose FLOPs are counted halved."
-        ),
-    ] = "full",
+    mask: options.Masks = "full",
+    variant: VariantOption = None,
+    value: ValueOption = None,
     dtype: Dtype = "bf16",
-    samples: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Samples of each contender.")
-    ] = 25,
+    samples: options.Samples = 25,
     device: Device = None,
-    host: Annotated[
-        bool, typer.Option("--host", help="Host time per call of a tiny problem instead.")
-    ] = False,
-    read: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Shows the records of a file instead of measuring: those that the other options "
-            "name, or all.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON lines: records are appended.")
-    ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="The records as CSV.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TFLOP/s by length: .png or .svg.")
-    ] = None,
-    roofline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A roofline: .png or .svg.")
-    ] = None,
+    host: options.Host = False,
+    read: options.Read = None,
+    out: options.Out = None,
+    csv: options.Csv = None,
+    plot: options.Plot = None,
+    roofline: options.Roofline = None,
     html: HtmlOption = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            autocompletion=completed_from(FORMATS),
-            help=f"On stdout: {', '.join(FORMATS)}.",
-        ),
-    ] = "table",
+    form: options.Format = "table",
     as_json: JsonOption = False,
-    over: Annotated[
-        str,
-        typer.Option(metavar="CONTENDER", help="Whose speed --format markdown divides by."),
-    ] = "PyTorch flash",
+    over: options.Over = "PyTorch flash",
 ) -> None:
     """Times pyflash beside every attention that is importable.
 
     Checks each contender, then times the correct ones in turns, in one run with a GEMM. Several
     values are joined by commas.
     """
-    from pyflash.bench import asked, figures
-    from pyflash.bench.grid import Wanted, measure_all
+    from pyflash.bench.grid import measure_all
 
-    if form not in FORMATS:
-        raise ValueError(f"--format {form}: expected one of {', '.join(FORMATS)}")
     given = given_options(ctx)
-    if as_json:
-        if "form" in given and form != "json":
-            raise ValueError(f"--json is --format json: expected no --format {form} beside it")
-        form = "json"
-    if "over" in given and form != "markdown":
-        raise ValueError("--over: --format markdown alone divides by a contender's speed")
-    check_writable(out, csv, plot, roofline, html)
-    figures.check_figure(plot)
-    figures.check_figure(roofline)
+    form = _form_of(form, as_json, given)
+    _check_files(out, csv, plot, roofline, html)
     if names := _workloads(configs or []):
         _bench_uneven(names, device_of(device), dtype, samples, out, form, given)
         return
@@ -175,23 +94,7 @@ def bench_command(
         _bench_host(device_of(device), samples, out, form, given)
         return
     else:
-        target = device_of(device)
-        on_cpu = target.startswith("cpu")
-        wanted = Wanted(
-            passes=asked.passes_of(passes),
-            dtypes=asked.dtypes_of(dtype),
-            d_heads=asked.d_heads_of(d_head),
-            masks=asked.masks_of(mask),
-            seqlens=asked.seqlens_of(seqlen or ("512" if on_cpu else "4k")),
-            decode=decode,
-            tokens=tokens or (512 if on_cpu else 16384),
-            width=256 if on_cpu else 2048,
-            heads=heads,
-            heads_kv=heads_kv,
-            device=target,
-            configs=asked.configs_of(configs or [], set_name),
-            backends=None if backend is None else asked.backends_of(backend),
-        )
+        wanted = _wanted(ctx.params, AskedVariant.of(variant, value), given)
         found = measure_all(wanted, samples, out)
     _write(found, csv, plot, roofline, html)
     typer.echo(_as_text(found, form, over), nl=False)
@@ -240,6 +143,62 @@ def ladder_command(
         show(ladder)
 
 
+def _form_of(form: str, as_json: bool, given: dict[str, str]) -> str:
+    """One of FORMATS. Raises ValueError for another one, and for options that contradict it."""
+    if form not in options.FORMATS:
+        raise ValueError(f"--format {form}: expected one of {', '.join(options.FORMATS)}")
+    if as_json:
+        if "form" in given and form != "json":
+            raise ValueError(f"--json is --format json: expected no --format {form} beside it")
+        form = "json"
+    if "over" in given and form != "markdown":
+        raise ValueError("--over: --format markdown alone divides by a contender's speed")
+    return form
+
+
+def _check_files(
+    out: Path | None,
+    csv: Path | None,
+    plot: Path | None,
+    roofline: Path | None,
+    html: Path | None,
+) -> None:
+    """Raises OSError or ValueError for what cannot be written, before minutes of work."""
+    from pyflash.bench.figures import check_figure
+
+    check_writable(out, csv, plot, roofline, html)
+    check_figure(plot)
+    check_figure(roofline)
+
+
+def _wanted(values: dict[str, Any], variant: AskedVariant | None, given: dict[str, str]) -> Wanted:
+    """What the command's parameters ask to measure."""
+    from pyflash.bench import asked
+    from pyflash.bench.grid import Wanted
+
+    if variant:
+        asked.check_variant(given, values["passes"])
+    device = device_of(values["device"])
+    on_cpu = device.startswith("cpu")
+    backends = values["backend"]
+    return Wanted(
+        passes=asked.passes_of(values["passes"]),
+        dtypes=asked.dtypes_of(values["dtype"]),
+        d_heads=asked.d_heads_of(values["d_head"]),
+        masks=asked.masks_of(values["mask"]),
+        seqlens=asked.seqlens_of(values["seqlen"] or ("512" if on_cpu else "4k")),
+        decode=values["decode"],
+        tokens=values["tokens"] or (512 if on_cpu else 16384),
+        width=256 if on_cpu else 2048,
+        heads=values["heads"],
+        heads_kv=values["heads_kv"],
+        device=device,
+        configs=asked.configs_of(values["configs"] or [], values["set_name"]),
+        backends=None if backends is None else asked.backends_of(backends),
+        variant=variant,
+    )
+
+
 def _read(path: Path, values: dict[str, Any], given: dict[str, str]) -> list[Record]:
     """The records of a file that the options ask for. Raises ValueError where there are none."""
     from pyflash.bench import asked, records
@@ -272,7 +231,8 @@ def _bench_host(
     if others := [given[name] for name in given if name not in _OF_HOST]:
         raise ValueError(f"--host has no {', '.join(others)}: its calls are fixed")
     target = torch.device(device)
-    times = host_times(target, samples)
+    with working(f"timing the host's part of calls on {device}"):
+        times = host_times(target, samples)
     found = records.stamped("host", (time.record() for time in times), environment(target))
     if out is not None:
         records.append(out, found)
@@ -308,15 +268,16 @@ def _bench_uneven(
         raise ValueError(f"{names[0]} has no {', '.join(others)}: its problems are fixed")
     target = torch.device(device)
     facts = environment(target)
-    for name in names:
-        for results in uneven.measure(name, target, samples, TORCH_DTYPES[dtype_of(dtype)]):
-            found = records.stamped(name, (result.record() for result in results), facts)
-            if out is not None:
-                records.append(out, found)
-            if form == "json":
-                typer.echo(_json_lines(found), nl=False)
-            else:
-                show(uneven.table(results))
+    with working(f"timing {', '.join(names)}: sequences of different lengths, on {device}"):
+        for name in names:
+            for results in uneven.measure(name, target, samples, TORCH_DTYPES[dtype_of(dtype)]):
+                found = records.stamped(name, (result.record() for result in results), facts)
+                if out is not None:
+                    records.append(out, found)
+                if form == "json":
+                    typer.echo(_json_lines(found), nl=False)
+                else:
+                    show(uneven.table(results))
 
 
 def _write(

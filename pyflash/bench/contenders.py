@@ -15,12 +15,14 @@ from torch.nn.attention.bias import causal_lower_right
 
 from pyflash.bench import packages
 from pyflash.bench.records import OURS
+from pyflash.bench.variants import Given
 from pyflash.config import FORWARD, KernelConfig
 from pyflash.op.backward import kernels
 from pyflash.op.ops import attention
 from pyflash.op.selection import Problem, select
 
 BASELINE = "PyTorch flash"
+FLEX = "flex"  # the one beside which variants are timed
 
 # PyTorch's own backends, in the order of tables; the first is the baseline.
 _SDPA = {
@@ -81,6 +83,31 @@ def selected(problem: Problem) -> Contender:
     kernel for it."""
     run = functools.partial(attention, causal=bool(problem.options.get("causal")))
     return Contender(OURS, run, select(problem).config)
+
+
+def with_variant(
+    problem: Problem, given: Given, configs: Sequence[KernelConfig], names: Sequence[str] | None
+) -> list[Contender]:
+    """FlexAttention, where `names` have it or on a GPU by default, and pyflash with these configs,
+    or the default one. Kernels that are not built are compiled at the first call.
+
+    Raises ValueError for another name: no other attention takes a variant.
+    """
+    on_gpu = torch.device(problem.device).type == "cuda"
+    names = ([FLEX] if on_gpu else []) if names is None else names
+    if others := set(names) - {FLEX}:
+        raise ValueError(f"--backend {min(others)} takes no variant: expected {FLEX} or none")
+    flex = [Contender(title_of(FLEX), packages.flex_with(problem, given))] if names else []
+    run = functools.partial(attention, compile=on_gpu, **given.arguments)
+    if not configs:
+        return [*flex, Contender(OURS, run)]
+    return [
+        *flex,
+        *(
+            Contender(str(config), functools.partial(run, config=str(config.canonical())), config)
+            for config in configs
+        ),
+    ]
 
 
 def backends(problem: Problem, names: Sequence[str] | None = None) -> list[Contender]:

@@ -10,15 +10,23 @@ from typing import Any
 import torch
 
 from pyflash.bench import measure, records
-from pyflash.bench.contenders import Contender, backends, pyflash_configs, selected
+from pyflash.bench.contenders import (
+    Contender,
+    backends,
+    pyflash_configs,
+    selected,
+    with_variant,
+)
 from pyflash.bench.environment import environment
 from pyflash.bench.measurements import measurements, titles
 from pyflash.bench.passes import Pass
+from pyflash.bench.variants import Given
 from pyflash.codegen.progress import BuildProgress
 from pyflash.config import FORWARD, KernelConfig
 from pyflash.op.selection import Problem
 from pyflash.ui.app import console
 from pyflash.ui.problems import dtype_of
+from pyflash.ui.variants import AskedVariant
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Wanted:
     device: str
     configs: list[KernelConfig]  # none: the selected one
     backends: list[str] | None  # None: those that are importable
+    variant: AskedVariant | None = None
 
 
 def measure_all(wanted: Wanted, samples: int, out: Path | None) -> list[dict[str, Any]]:
@@ -49,7 +58,9 @@ def measure_all(wanted: Wanted, samples: int, out: Path | None) -> list[dict[str
     err.print(", ".join(f"{name} {value}" for name, value in facts.items() if value))
     with BuildProgress(err, len(problems)) as progress:
         for one, problem in problems:
-            results = measure.run(problem, _contenders(wanted, problem), samples, Pass(one))
+            given = Given.of(wanted.variant, problem) if wanted.variant else None
+            contenders = _contenders(wanted, problem, given)
+            results = measure.run(problem, contenders, samples, Pass(one), given)
             new = records.stamped("attention", (result.record() for result in results), facts)
             if out is not None:
                 records.append(out, new)
@@ -92,8 +103,10 @@ def _check_fit(wanted: Wanted, dtype: str, d_head: int) -> None:
         )
 
 
-def _contenders(wanted: Wanted, problem: Problem) -> list[Contender]:
+def _contenders(wanted: Wanted, problem: Problem, given: Given | None) -> list[Contender]:
     causal = bool(problem.options.get("causal"))
     fitting = [c for c in wanted.configs if (c.dtype, c.d_head) == (problem.dtype, problem.d_head)]
+    if given:
+        return with_variant(problem, given, fitting, wanted.backends)
     ours = pyflash_configs(fitting, causal) if wanted.configs else [selected(problem)]
     return [*backends(problem, wanted.backends), *ours]

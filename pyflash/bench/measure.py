@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from pyflash.bench.contenders import BASELINE, Contender
+from pyflash.bench.contenders import BASELINE, FLEX, Contender, title_of
 from pyflash.bench.passes import Errors, Inputs, Pass, calls, checker
 from pyflash.bench.timing import Calls, Timing, time_in_turns
+from pyflash.bench.variants import Given
 from pyflash.bench.work import attention_flops, fused_bytes
 from pyflash.op.selection import TORCH_DTYPES, Problem
 
@@ -37,13 +38,17 @@ class Result:
     percent_of_gemm: float | None = None  # of the TFLOP/s of a bf16 GEMM
     gb_per_second: float | None = None  # forward: q, k and v read once, out and lse written once
     host_microseconds: float | None = None  # of a call, on a GPU
+    given: Given | None = None
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
         config = self.contender.config
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        problem = dataclasses.asdict(self.problem) | {"dtype": self.problem.dtype.name}
+        if given := values.pop("given"):
+            problem["variant"], values["variant_text"] = given.name, str(given.variant)
         return values | {
-            "problem": dataclasses.asdict(self.problem) | {"dtype": self.problem.dtype.name},
+            "problem": problem,
             "contender": self.contender.name,
             "what": self.what.value,
             "config": config.to_dict() if config else None,
@@ -57,12 +62,17 @@ def run(
     contenders: Iterable[Contender],
     n_samples: int,
     what: Pass = Pass.FORWARD,
+    given: Given | None = None,
 ) -> list[Result]:
-    """A result for each contender, in order. A contender that raises or is wrong is not timed."""
+    """A result for each contender, in order. A contender that raises or is wrong is not timed. With
+    a variant all compute that, forward."""
     device = torch.device(problem.device)
     buffers = rotated_inputs(problem, device)
-    errors = checker(what, buffers[0], problem.options)
-    checked = [_check(problem, contender, what, errors) for contender in contenders]
+    errors = checker(what, buffers[0], problem.options, given)
+    checked = [
+        dataclasses.replace(_check(problem, contender, what, errors), given=given)
+        for contender in contenders
+    ]
     timed: dict[str, Calls] = {GEMM: _gemm(device)}
     for i, result in enumerate(checked):
         if result.status == "ok":
@@ -78,7 +88,8 @@ def run(
     timings = time_in_turns(timed, device, n_samples)
     host = {name: _host_microseconds(call, device) for name, call in timed.items()}
     gemm_tflops = _GEMM_SIZE[device.type] ** 3 * 2 / timings[GEMM].seconds / 1e12
-    return [_with_timing(result, timings, gemm_tflops, host) for result in checked]
+    flops = given.flops(problem) if given else attention_flops(problem)
+    return [_with_timing(result, timings, flops, gemm_tflops, host) for result in checked]
 
 
 def rotated_inputs(problem: Problem, device: torch.device) -> list[Inputs]:
@@ -147,14 +158,18 @@ def _gemm(device: torch.device) -> Calls:
 
 
 def _with_timing(
-    result: Result, timings: dict[str, Timing], gemm_tflops: float, host: dict[str, float | None]
+    result: Result,
+    timings: dict[str, Timing],
+    flops: int,
+    gemm_tflops: float,
+    host: dict[str, float | None],
 ) -> Result:
     name, problem = result.contender.name, result.problem
     timing = timings.get(name)
     if timing is None:
         return result
-    tflops = result.what.flops_of_forward * attention_flops(problem) / timing.seconds / 1e12
-    baseline = timings.get(BASELINE)
+    tflops = result.what.flops_of_forward * flops / timing.seconds / 1e12
+    baseline = timings.get(title_of(FLEX) if result.given else BASELINE)
     forward = result.what is Pass.FORWARD
     return dataclasses.replace(
         result,

@@ -110,7 +110,10 @@ def dates(records: Sequence[Record]) -> str:
 
 
 def mask(problem: Mapping[str, Any]) -> str:
-    """Returns what --mask calls it; "" for windows and the like, which name themselves."""
+    """Returns what --mask calls it; "" for windows, variants and the like, which name
+    themselves."""
+    if problem.get("variant"):
+        return ""
     said = _said_options(problem["options"])
     if "causal" in said:
         return "causal"
@@ -131,7 +134,9 @@ def facts_of(record: Record) -> Facts:
 def _problem_facts(problem: Mapping[str, Any]) -> Facts:
     q, k = problem["seqlen_q"], problem["seqlen_k"]
     options = {n: w for n, w in _said_options(problem["options"]).items() if n != "causal"}
-    others = [name for name in problem if name not in (*_NAMED, "options") and problem[name]]
+    named = (*_NAMED, "options", "variant")
+    others = [name for name in problem if name not in named and problem[name]]
+    said = (mask(problem), problem.get("variant"), *options.values())
     return {
         "dtype": problem["dtype"],
         "batch": f"batch {problem['batch']}",
@@ -139,7 +144,7 @@ def _problem_facts(problem: Mapping[str, Any]) -> Facts:
         "heads": f"heads {problem['heads_q']}",
         "heads_kv": f"heads_kv {problem['heads_kv']}",
         "d_head": f"d_head {problem['d_head']}",
-        "variant": ", ".join(filter(None, (mask(problem), *options.values()))),
+        "variant": ", ".join(filter(None, said)),
         "rest": ", ".join(_words(name, problem[name]) for name in others),
         "device": f"on {problem['device']}",
     }

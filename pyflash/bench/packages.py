@@ -7,11 +7,12 @@ import functools
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyflash.bench.variants import Given, flex_functions
 from pyflash.op.selection import TORCH_DTYPES, Problem
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,22 +50,44 @@ def _is_causal(problem: Problem) -> bool:
     return bool(problem.options.get("causal"))
 
 
+def flex_with(problem: Problem, given: Given) -> Attention:
+    """FlexAttention of a variant, whose functions and mask are made at the first call."""
+
+    @functools.cache
+    def made() -> Attention:
+        extents = {"b": problem.batch, "h": problem.heads_q}
+        shared = tuple(n if name in given.mask_reads else None for name, n in extents.items())
+        return _flex_of(problem, *flex_functions(given, problem), shared)
+
+    return lambda q, k, v: made()(q, k, v)
+
+
 def _flex(problem: Problem) -> Attention:
-    """FlexAttention, compiled on a GPU: elsewhere it writes every score."""
-    flex = import_module("torch.nn.attention.flex_attention")
-    run = flex.flex_attention
     offset = problem.seqlen_k - problem.seqlen_q
 
     def bottom_right(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return j <= i + offset
 
-    mask = None
-    if _is_causal(problem):
+    return _flex_of(problem, None, bottom_right if _is_causal(problem) else None)
+
+
+def _flex_of(
+    problem: Problem,
+    score_mod: Any,
+    mask_mod: Any,
+    extents: tuple[int | None, ...] = (None, None),
+) -> Attention:
+    """FlexAttention, compiled on a GPU: elsewhere it writes every score. extents: of its mask,
+    batches and heads, None where all share it."""
+    flex = import_module("torch.nn.attention.flex_attention")
+    run, mask = flex.flex_attention, None
+    if mask_mod is not None:
         lengths = (problem.seqlen_q, problem.seqlen_k)
-        mask = flex.create_block_mask(bottom_right, None, None, *lengths, device=problem.device)
+        mask = flex.create_block_mask(mask_mod, *extents, *lengths, device=problem.device)
     if torch.device(problem.device).type == "cuda":
         run = torch.compile(run, dynamic=False)
-    run = functools.partial(run, block_mask=mask, enable_gqa=problem.heads_q != problem.heads_kv)
+    grouped = problem.heads_q != problem.heads_kv
+    run = functools.partial(run, score_mod=score_mod, block_mask=mask, enable_gqa=grouped)
     return lambda q, k, v: run(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 

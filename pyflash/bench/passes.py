@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyflash.bench.contenders import Contender
 from pyflash.bench.timing import Calls
+from pyflash.bench.variants import Given
 from pyflash.config import BACKWARD as BACKWARD_OP
 from pyflash.config import FORWARD as FORWARD_OP
 from pyflash.op.options import AttentionOptions
@@ -34,14 +35,16 @@ class Pass(str, Enum):
         return {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.5, Pass.BOTH: 3.5}[self]
 
 
-def checker(what: Pass, inputs: Inputs, options: AttentionOptions) -> Callable[[Contender], Errors]:
+def checker(
+    what: Pass, inputs: Inputs, options: AttentionOptions, given: Given | None = None
+) -> Callable[[Contender], Errors]:
     """A function that gives the error of a contender, and its bound.
 
     Forward: max|out - reference|. Else: of the gradient of q, k or v that is worst against its own
     bound, over the first batch and the first head of k and v, which depend on no other.
     """
     if what is Pass.FORWARD:
-        expected = expect(*inputs, **options)
+        expected = given.expect(*inputs) if given else expect(*inputs, **options)
 
         def forward(contender: Contender) -> Errors:
             with contender.context():

@@ -23,7 +23,8 @@ OURS = "pyflash"  # the contender that runs the config that is selected
 
 _COLUMNS = (
     "time", "device", "what", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k",
-    "d_head", *OPTIONS, "packed", "total_q", "total_k", "page_size", "contender", "short_form",
+    "d_head", *OPTIONS, "packed", "total_q", "total_k", "page_size", "variant",
+    "contender", "short_form",
     "status", "error", "bound", "seconds", "spread", "n_samples", "tflops", "gb_per_second",
     "ratio", "percent_of_gemm", "host_microseconds", "torch_device", "driver", "cuda", "torch",
     "python", "commit",

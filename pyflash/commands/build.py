@@ -30,6 +30,7 @@ from pyflash.ui.app import (
     new_app,
     print_json,
 )
+from pyflash.ui.variants import AskedVariant, VariantOption
 
 if TYPE_CHECKING:
     from pyflash.config import Arch, KernelFeatures
@@ -75,6 +76,77 @@ def _set(name: str | None) -> str | None:
     return name
 
 
+Configs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CONFIG",
+        autocompletion=known_configs,
+        help="Short forms; instead of a named set.",
+    ),
+]
+SetName = Annotated[
+    str | None,
+    typer.Option(
+        "--set",
+        metavar="NAME",
+        callback=_set,
+        autocompletion=known_sets,
+        help=f"A named set of configs: {' '.join(SET_NAMES)}. That of PYFLASH_KERNELS, or all, "
+        "by default.",
+    ),
+]
+Archs = Annotated[
+    Any,
+    typer.Option(
+        metavar="80,90",
+        parser=_values(_arch),
+        autocompletion=known_archs,
+        help="Architectures; by default PYFLASH_ARCHS, or those of this machine's GPUs.",
+    ),
+]
+MoreFeatures = Annotated[
+    Any,
+    typer.Option(
+        metavar="softcap,right_window+sinks",
+        parser=_values(_combination),
+        autocompletion=completed_from(_features),
+        help=f"Combinations of features to build besides the default ones: {_BUILT}.",
+    ),
+]
+OnlyFeatures = Annotated[
+    Any,
+    typer.Option(
+        metavar="plain,right_window",
+        parser=_values(_combination),
+        autocompletion=completed_from(_features),
+        help="Builds these combinations of features and no other, each in a few seconds. Calls "
+        "that need another one are refused, until it is built.",
+    ),
+]
+Ops = Annotated[bool, typer.Option("--ops", help="Builds the op library instead of kernels.")]
+ListConfigs = Annotated[
+    bool, typer.Option("--list", help="Lists the configs, and what speaks against each.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Tells what would be compiled or reused.")]
+EmitTo = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Writes the C++ files there, and no more.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="For the library; by default the cache, from where every process loads it, and "
+        "pyflash/lib for `python -m codegen` and for --ops.",
+    ),
+]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The library is libpyflash_kernels-NAME.so.")
+]
+KeepGoing = Annotated[
+    bool, typer.Option("--keep-going", help="Links what compiled even if some did not.")
+]
+
+
 @app.command(
     "build",
     cls=Command,
@@ -83,83 +155,24 @@ def _set(name: str | None) -> str | None:
         "pyflash build --set tune --arch 80,90 --list",
         'pyflash build "(BF16, 64, 64, 64, 4): async+load_0_0_0_tiles" --only plain',
         "pyflash build --set prog --arch 90 --features right_window+softcap --dry-run",
+        'pyflash build "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap" --variant alibi --arch 90',
     ),
 )
 def build_command(
     ctx: typer.Context,
-    configs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CONFIG",
-            autocompletion=known_configs,
-            help="Short forms; instead of a named set.",
-        ),
-    ] = None,
-    set_name: Annotated[
-        str | None,
-        typer.Option(
-            "--set",
-            metavar="NAME",
-            callback=_set,
-            autocompletion=known_sets,
-            help=f"A named set of configs: {' '.join(SET_NAMES)}. That of PYFLASH_KERNELS, or all, "
-            "by default.",
-        ),
-    ] = None,
-    arch: Annotated[
-        Any,
-        typer.Option(
-            metavar="80,90",
-            parser=_values(_arch),
-            autocompletion=known_archs,
-            help="Architectures; by default PYFLASH_ARCHS, or those of this machine's GPUs.",
-        ),
-    ] = None,
-    features: Annotated[
-        Any,
-        typer.Option(
-            metavar="softcap,right_window+sinks",
-            parser=_values(_combination),
-            autocompletion=completed_from(_features),
-            help=f"Combinations of features to build besides the default ones: {_BUILT}.",
-        ),
-    ] = None,
-    only: Annotated[
-        Any,
-        typer.Option(
-            metavar="plain,right_window",
-            parser=_values(_combination),
-            autocompletion=completed_from(_features),
-            help="Builds these combinations of features and no other, each in a few seconds. Calls "
-            "that need another one are refused, until it is built.",
-        ),
-    ] = None,
-    ops: Annotated[
-        bool, typer.Option("--ops", help="Builds the op library instead of kernels.")
-    ] = False,
-    list_configs: Annotated[
-        bool, typer.Option("--list", help="Lists the configs, and what speaks against each.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tells what would be compiled or reused.")
-    ] = False,
-    emit_to: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Writes the C++ files there, and no more.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="For the library; by default the cache, from where every process loads it, and "
-            "pyflash/lib for `python -m codegen` and for --ops.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of libpyflash_kernels-NAME.so.")
-    ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Links what compiled even if some did not.")
-    ] = False,
+    configs: Configs = None,
+    set_name: SetName = None,
+    arch: Archs = None,
+    features: MoreFeatures = None,
+    only: OnlyFeatures = None,
+    variant: VariantOption = None,
+    ops: Ops = False,
+    list_configs: ListConfigs = False,
+    dry_run: DryRun = False,
+    emit_to: EmitTo = None,
+    out: Out = None,
+    name: Name = None,
+    keep_going: KeepGoing = False,
     json: JsonOption = False,
 ) -> None:
     """Compiles configs into a kernel library, or lists or emits them.
@@ -173,7 +186,8 @@ def build_command(
         if ops:
             shown, found = build_ops_library(out)
         else:
-            asked = Asked.of(named, set_name, arch, features, only)
+            with_variant = AskedVariant.of(variant, None)
+            asked = Asked.of(named, set_name, arch, features, only, with_variant)
             if list_configs or dry_run:
                 _print_rows(listed(asked) if list_configs else to_compile(asked), json)
                 return
@@ -203,12 +217,14 @@ def _print_rows(rows: Iterator[Shown], json: bool) -> None:
 _WITH = {
     "ops": {"out", "json"},
     "list_configs": {"configs", "set_name", "arch", "json"},
-    "emit_to": {"configs", "set_name", "arch", "features", "only", "json"},
-    "dry_run": {"configs", "set_name", "arch", "features", "only", "json"},
-    "only": {"configs", "set_name", "arch", "dry_run", "emit_to", "out", "name", "keep_going",
-             "json"},
-    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "only", "out", "name",
-                "keep_going", "json"},
+    "emit_to": {"configs", "set_name", "arch", "features", "only", "variant", "json"},
+    "dry_run": {"configs", "set_name", "arch", "features", "only", "variant", "json"},
+    "only": {"configs", "set_name", "arch", "variant", "dry_run", "emit_to", "out", "name",
+             "keep_going", "json"},
+    "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "only", "variant", "out",
+                "name", "keep_going", "json"},
+    "variant": {"configs", "set_name", "arch", "features", "only", "dry_run", "emit_to", "out",
+                "name", "json"},
 }  # fmt: skip
 
 

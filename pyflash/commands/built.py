@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from pyflash.ui.app import check_writable
+from pyflash.ui.variants import AskedVariant
 
 if TYPE_CHECKING:
     from pyflash.config import Arch, KernelConfig, KernelFeatures
+    from pyflash.variant import Variant
 
 # What is shown in a line, and the same as JSON can hold it.
 Shown = tuple[str, dict[str, Any]]
@@ -29,6 +31,7 @@ class Asked:
     archs: list[Arch]
     features: list[KernelFeatures]  # besides those that the families build
     only: list[KernelFeatures] | None  # in place of those
+    variant: Variant | None = None  # of each kernel
 
     @classmethod
     def of(
@@ -38,17 +41,24 @@ class Asked:
         archs: list[Arch] | None,
         features: list[KernelFeatures] | None,
         only: list[KernelFeatures] | None,
+        with_variant: AskedVariant | None = None,
     ) -> Asked:
+        """Raises BadParameter for a config that takes no variant, where there is one."""
         from pyflash.codegen.build import default_archs, that_run_on
         from pyflash.config import ARCHS, from_environment, named_set, parse
 
         archs = default_archs() if archs is None else archs
         if named:
             configs = [parse(text) for text in named]
+            if with_variant:
+                with_variant.check_families(configs)
         else:
             found = named_set(set_name) if set_name else from_environment()
             configs = that_run_on(found, archs or ARCHS)
-        return cls(configs, named, set_name, archs, features or [], only)
+            if with_variant:
+                configs = [c for c in configs if c.family.takes_variant(c)]
+        variant = with_variant.variant if with_variant else None
+        return cls(configs, named, set_name, archs, features or [], only, variant)
 
     @property
     def shown_archs(self) -> Sequence[Arch]:
@@ -59,7 +69,13 @@ class Asked:
 
     @property
     def default_name(self) -> str:
-        """The set's name; for configs one by what they are, so that a build leaves others alone."""
+        """The set's name; for configs one by what they are, so that a build leaves others alone. A
+        variant's key follows."""
+        with_variant = f"_variant_{self.variant.key}" if self.variant else ""
+        return self._name_of_configs + with_variant
+
+    @property
+    def _name_of_configs(self) -> str:
         from pyflash.codegen import emit
 
         if not self.named:
@@ -79,8 +95,17 @@ class Asked:
         for option, combinations in (("--features", self.features), ("--only", self.only)):
             if combinations:
                 command += [option, ",".join(map(str, combinations))]
+        if self.variant:
+            command += ["--variant", str(self.variant)]
         named = ["--set", self.set_name] if self.set_name else words_of_environment()
         return [*command, *(self.named or named)]
+
+    @property
+    def features_with_variant(self) -> list[KernelFeatures | str]:
+        """Plain and `features`, or `only` in place of those."""
+        from pyflash.config.op import PLAIN
+
+        return list(self.only or [PLAIN, *self.features])
 
 
 def build_ops_library(out: Path | None) -> Shown:
@@ -93,11 +118,21 @@ def build_ops_library(out: Path | None) -> Shown:
 
 
 def build_library(asked: Asked, out: Path | None, name: str, keep_going: bool) -> Shown:
-    from pyflash.codegen.build import build_kernels
-    from pyflash.codegen.kernel_libraries import library_file, record_file
+    from pyflash.codegen.build import abi, build_kernels, build_with_variants
+    from pyflash.codegen.kernel_libraries import library_file, record_file, user_dir
 
     if out is not None:
         check_writable(library_file(out, name))
+    if asked.variant:
+        library = build_with_variants(
+            [asked.variant],
+            asked.configs,
+            asked.archs,
+            asked.features_with_variant,
+            library_file(out or user_dir(abi(), name), name),
+            asked.command(name),
+        )
+        return str(library), {"library": str(library), "record": str(record_file(library))}
     library = build_kernels(
         asked.configs,
         asked.archs,
@@ -141,31 +176,47 @@ def emitted(asked: Asked, folder: Path) -> Shown:
     """The translation units and the emitted headers as files; the config map only for
     named architectures."""
     from pyflash.codegen import config_header, emit, ops_header
-    from pyflash.codegen.build import compiled_features, legal_archs
+    from pyflash.codegen.build import legal_archs
     from pyflash.codegen.cache_dir import write_if_changed
 
-    texts = {
-        f"{emit.file_stem(config)}.cu": emit.emit_config(
-            config, compiled_features(config, asked.only, asked.features)
-        )
-        for config in emit.canonical_configs(asked.configs)
-    }
+    texts = dict(_unit(asked, config) for config in emit.canonical_configs(asked.configs))
     texts[str(config_header.PATH)] = config_header.emit_config_header()
     texts |= {str(path): text for path, text in ops_header.emit_headers().items()}
     if asked.archs:
-        texts["config_map.cpp"] = emit.emit_config_map(legal_archs(asked.configs, asked.archs))
+        archs_of = legal_archs(asked.configs, asked.archs)
+        texts["config_map.cpp"] = emit.emit_config_map({} if asked.variant else archs_of)
+        if asked.variant:
+            rows = ((config, asked.variant, archs) for config, archs in archs_of.items())
+            texts["variant_rows.cpp"] = emit.emit_variant_rows(rows)
     written = [name for name, text in texts.items() if write_if_changed(folder / name, text)]
     unchanged = [name for name in texts if name not in written]
     line = f"{folder}: {len(written)} files written, {len(unchanged)} unchanged"
     return line, {"folder": str(folder), "written": written, "unchanged": unchanged}
 
 
+def _unit(asked: Asked, config: KernelConfig) -> tuple[str, str]:
+    """The name and the text of a config's translation unit."""
+    from pyflash.codegen import emit
+    from pyflash.codegen.build import compiled_features
+
+    if asked.variant:
+        features = config.family.op.features.in_dispatch_order(asked.features_with_variant)
+        text = emit.emit_with_variant(config, asked.variant, features)
+        return f"{emit.variant_stem(config, asked.variant)}.cu", text
+    features = compiled_features(config, asked.only, asked.features)
+    return f"{emit.file_stem(config)}.cu", emit.emit_config(config, features)
+
+
 def to_compile(asked: Asked) -> Iterator[Shown]:
-    from pyflash.codegen.build import kernel_compilations, legal_archs
+    from pyflash.codegen.build import kernel_compilations, legal_archs, variant_compilations
     from pyflash.codegen.cache import object_problem
 
     archs_of = legal_archs(asked.configs, asked.archs)
-    compilations = kernel_compilations(archs_of, asked.only, asked.features)
+    if asked.variant:
+        of_pairs = variant_compilations([asked.variant], archs_of, asked.features_with_variant)
+        compilations = {config: found for (config, _), found in of_pairs.items()}
+    else:
+        compilations = kernel_compilations(archs_of, asked.only, asked.features)
     n_reused = 0
     for config, compilation in compilations.items():
         reused = object_problem(compilation.object) is None

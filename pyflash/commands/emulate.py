@@ -25,7 +25,7 @@ from pyflash.ui.app import (
     write_file,
 )
 from pyflash.ui.problems import Batch, Heads, HeadsKv, takes_attention_options, with_tensors
-from pyflash.ui.variants import ValueOption, VariantOption, tensors_of, values_of, variant_of
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,7 +263,7 @@ def emulate_command(
     torch.manual_seed(seed)
     inputs = problem.inputs(*shape, TORCH_DTYPES[key.dtype])
     options = with_tensors(options, lambda: torch.randn(heads))
-    given = _variant(variant, value or [], key, problem, heads)
+    given = _variant(AskedVariant.of(variant, value), key, problem, heads)
     _check_runs(key, problem, shape, options)
     numbers = {"order": order, "seed": seed, "resident_ctas": resident_ctas}
     with _emulating(key, heads * problem.products):
@@ -329,25 +329,17 @@ def _show(report: Report, timeline: Path | None, json: bool, check: Callable[[],
 
 
 def _variant(
-    text: str | None,
-    values: list[str],
-    config: KernelConfig,
-    problem: _Padded | _Packed,
-    heads: int,
+    asked: AskedVariant | None, config: KernelConfig, problem: _Padded | _Packed, heads: int
 ) -> dict[str, Any]:
     """The arguments `variant` and `tensors`, or none. Raises BadParameter where a config's kernels
     take none."""
     from pyflash.variant.tiles import Problem
 
-    if text is None:
-        if values:
-            raise typer.BadParameter("--value came without --variant: expected both, or neither")
+    if asked is None:
         return {}
-    if config.family.variant_header is None:
-        raise typer.BadParameter(f"--variant: kernels of {config.family} take none")
-    variant, entry = variant_of(text)
-    given = values_of(variant, entry, values, Problem(*problem.longest, problem.batch, heads))
-    return {"variant": variant, "tensors": tensors_of(variant, given)}
+    asked.check_families([config])
+    of_problem = Problem(*problem.longest, problem.batch, heads)
+    return {"variant": asked.variant, "tensors": asked.tensors(of_problem)}
 
 
 def _emulate_forward(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pyflash.ui.app import (
     JsonOption,
+    console,
     examples,
     new_app,
     print_json,
@@ -24,9 +25,7 @@ from pyflash.ui.problems import (
     takes_attention_options,
     with_tensors,
 )
-
-if TYPE_CHECKING:
-    pass
+from pyflash.ui.variants import AskedVariant, VariantOption
 
 app = new_app()
 
@@ -37,21 +36,25 @@ app = new_app()
         "pyflash demo",
     ),
 )
-def demo_command() -> None:
+def demo_command(json: JsonOption = False) -> None:
     """Goes from a config to a result.
 
     On a GPU: builds the selected config, runs it beside PyTorch. Without: runs the op on the CPU,
-    emulates two kernels, compiles one and shows its resources.
+    emulates three kernels, compiles one and shows its resources. With --json the steps are shown on
+    stderr.
     """
     from pyflash.demo import main
 
-    main()
+    found = main(console(stderr=json))
+    if json:
+        print_json(found)
 
 
 @app.command(
     "select",
     epilog=examples(
         "pyflash select --seqlen-q 4096 --causal",
+        "pyflash select --variant alibi --device cpu",
         "pyflash select --batch 8 --heads 32 --heads-kv 8 --seqlen-q 1 --seqlen-k 8192 --json",
     ),
 )
@@ -74,6 +77,7 @@ def select_command(
         int,
         typer.Option(metavar="N", min=0, help="attention_paged: rows of a page; 0: no pages."),
     ] = 0,
+    variant: VariantOption = None,
     device: Device = None,
     json: JsonOption = False,
     **options: Any,
@@ -82,6 +86,7 @@ def select_command(
     import torch
 
     from pyflash.op.selection import Problem, select
+    from pyflash.op.variants.selection import select as select_with_variant
 
     problem = Problem(
         batch=batch,
@@ -96,7 +101,10 @@ def select_command(
         device=device_of(device),
         options=with_tensors(options, lambda: torch.zeros(heads)),
     )
-    selection = select(problem)
+    asked = AskedVariant.of(variant, None)
+    if asked and page_size:
+        raise typer.BadParameter("--variant and --page-size exclude each other")
+    selection = select_with_variant(problem, asked.variant) if asked else select(problem)
     if json:
         print_json(dataclasses.asdict(selection) | {"config": str(selection.config)})
         return

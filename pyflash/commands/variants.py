@@ -16,7 +16,7 @@ from pyflash.ui.app import (
     show,
     write_file,
 )
-from pyflash.ui.variants import ValueOption, values_of, variant_of
+from pyflash.ui.variants import ValueOption, read_variant, values_of
 
 if TYPE_CHECKING:
     from pyflash.variant import Variant
@@ -30,7 +30,7 @@ VariantArgument = Annotated[
     str,
     typer.Argument(
         metavar="VARIANT",
-        help="A name of `variant list`, or text: 'causal: s where k <= q'.",
+        help="A name of `variant list`, text such as 'causal: s where k <= q', or a file of it.",
     ),
 ]
 _MARKS = {"none": "·", "some": "▒", "all": "█"}
@@ -67,7 +67,7 @@ def show_command(variant: VariantArgument, json: JsonOption = False) -> None:
     """A variant's normal form, structure, derivative and cost of a score."""
     from pyflash.ui.tables import Table
 
-    value, entry = variant_of(variant)
+    value, entry = read_variant(variant)
     found = _described(value, entry)
     if json:
         print_json(found)
@@ -101,7 +101,7 @@ def check_command(variant: VariantArgument, json: JsonOption = False) -> None:
     from pyflash.ui.tables import Table
     from pyflash.variant.check import check
 
-    value, entry = variant_of(variant)
+    value, entry = read_variant(variant)
     found = check(value, entry)
     if json:
         print_json(found.to_dict())
@@ -139,7 +139,7 @@ def tiles_command(
     """
     from pyflash.variant.tiles import Problem, tiles
 
-    found, entry = variant_of(variant)
+    found, entry = read_variant(variant)
     problem = Problem(seqlen_q, seqlen_k or seqlen_q, batch_index + 1, head + 1)
     count = -(-problem.q_len // block_q) * -(-problem.k_len // block_k)
     if count > _MOST_TILES:
@@ -172,7 +172,7 @@ def emit_command(
     from pyflash.variant.cpp import header_of
 
     check_writable(header)
-    value, _ = variant_of(variant)
+    value, _ = read_variant(variant)
     normal, text = value.normal, header_of(value)
     if header is not None:
         write_file(header, text)

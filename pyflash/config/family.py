@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 from pyflash.config import parsing
@@ -128,14 +128,14 @@ def _hinting_at_others(config_type: type[KernelConfig]) -> Iterator[None]:
 
 def _family_of_short_form(text: str) -> Family:
     """The family whose tag comes first, or the one without a tag, whose own word does. Raises
-    ValueError for what is no short form, with the form of the family whose it is most like."""
+    ValueError for what is no short form, with the form of the family whose tag is in it."""
     if not parsing.is_short_form(text):
-        structs = {describe(family.config_type).form: family.struct for family in FAMILIES}
-        (form,) = get_close_matches(text, structs, n=1, cutoff=0)
-        others = " or ".join(struct for other, struct in structs.items() if other != form)
+        words = re.findall(r"\w+", text)
+        meant = next((f for f in FAMILIES if f.tag in words), FAMILIES[0])
+        others = " or ".join(family.struct for family in FAMILIES if family is not meant)
         raise ValueError(
-            f"{shown(text)} is no config: expected the form of {structs[form]}, {form!r}, or that "
-            f"of {others}"
+            f"{shown(text)} is no config: expected the form of {meant.struct}, "
+            f"{describe(meant.config_type).form!r}, or that of {others}"
         )
     word = parsing.first_word(text)
     family = next((f for f in FAMILIES if f.tag == word), FAMILIES[0])

@@ -111,6 +111,10 @@ class Family:
         """The name of the config type in C++."""
         return self.config_type.__name__
 
+    def takes_variant(self, config: Any) -> bool:
+        """Whether kernels of a config of this family take a variant, with registers to spare."""
+        return self.variant_header is not None and self.has_room_for_variant(config)
+
     def nvcc_arch(self, arch: Arch | str | int) -> str:
         """The target that nvcc compiles for `arch`: "90", or "90a" where it has to be that."""
         arch = Arch.of(arch)

@@ -26,7 +26,8 @@ def named_set(name: str) -> list[KernelConfig]:
             f"the name of a set is {type_name(name)}: expected one of {list(SET_NAMES)}"
         )
     if name not in SET_NAMES:
-        raise ValueError(f"unknown set of kernels {shown(name)}: expected one of {list(SET_NAMES)}")
+        known = ", ".join(map(repr, SET_NAMES))  # some have commas
+        raise ValueError(f"unknown set of kernels {shown(name)}: expected one of {known}")
     return [config for family in FAMILIES if name in family.sets for config in family.sets[name]()]
 
 

@@ -34,8 +34,8 @@ class Space:
 
     Each field is one value or several, a dtype may be given by its name; a field that is not named
     takes what `Family.choices` gives it. `family` is a family or its name, by default sm80_forward.
-    Predicates are called once for each config, when the space is first iterated or, if it is
-    filtered, measured. Raises TypeError or ValueError for a field that a config does not have and
+    A predicate is called once for each config, at the first iteration or the first `len()` of a
+    filtered space. Raises TypeError or ValueError for a field that a config does not have and
     for a value that it cannot hold.
     """
 
@@ -52,6 +52,7 @@ class Space:
         self._archs: tuple[Arch, ...] = ()  # on which the configs are legal
 
     def filter(self, predicate: Predicate) -> Space:
+        """The configs for which `predicate(config)` is true."""
         if not callable(predicate):
             raise TypeError(f"predicate is {type_name(predicate)}: expected a function of a config")
         return self._with(self._values, predicate)

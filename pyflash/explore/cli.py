@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from pyflash.config import FAMILIES
 from pyflash.explore import DEFAULT_ARCH, DEFAULT_PROBLEM
 from pyflash.ui.app import (
+    JsonOption,
     completed_from,
     examples,
     given_options,
@@ -73,11 +75,12 @@ def explore_command(
         int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")
     ] = 0,
     opens: Annotated[bool, typer.Option("--open", help="Opens the page in a browser.")] = False,
+    json: JsonOption = False,
 ) -> None:
-    """A page for choosing a config: rules, resources, layouts, time, C++.
+    """Serves a page for choosing a config: rules, resources, C++.
 
-    Serves it to this machine alone, until Ctrl-C, and prints its URL. Each state of the page has a
-    URL and a short form. Needs no network and no GPU; layouts need a C++ compiler.
+    To this machine alone, until Ctrl-C; prints its URL. Each state of the page has a URL and a
+    short form. Needs no network and no GPU; layouts need a C++ compiler.
     """
     from pyflash.explore.measured import Measured
     from pyflash.explore.server import HOST, Explorer
@@ -96,7 +99,7 @@ def explore_command(
         text = f"{error.strerror}; pass another --port, or 0"
         raise OSError(error.errno, text, f"{HOST}:{port}") from None
     with server:
-        typer.echo(server.url)
+        typer.echo(dumps({"url": server.url}) if json else server.url)
         if opens:
             webbrowser.open(server.url)
         server.serve_forever()

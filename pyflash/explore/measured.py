@@ -13,7 +13,7 @@ from pyflash.config import KernelConfig
 from pyflash.explore.state import State
 from pyflash.tuner.journal import read_journal
 from pyflash.tuner.picture import seen_in
-from pyflash.tuner.problems import parse_problem, problem_text
+from pyflash.tuner.problems import WITH, parse_problem, problem_text
 from pyflash.ui.html import bullets, scrolling
 from pyflash.ui.markup import element, joined
 from pyflash.ui.svg import FILLS, Picture
@@ -34,6 +34,8 @@ class Measured:
         cannot be read."""
         found: dict[str, dict[KernelConfig, float]] = {}
         for seen in seen_in(read_journal(path)):
+            if WITH in seen.name:  # a variant's times are not those of the configs on the page
+                continue
             seconds = found.setdefault(problem_text(parse_problem(seen.name, "cpu")), {})
             for kernel, value in seen.seconds.items():
                 seconds[kernel.config] = min(value, seconds.get(kernel.config, math.inf))

@@ -22,6 +22,7 @@ from pyflash.ui.app import (
     working,
     write_file,
 )
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 app = new_app()
 _BUILDS = "pyflash build"
@@ -52,6 +53,8 @@ def inspect_command(
             "by default.",
         ),
     ] = None,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -64,9 +67,9 @@ def inspect_command(
     from pyflash.ui.page import page
 
     check_writable(html)
-    target = chosen_arch(arch)
+    target, asked = chosen_arch(arch), AskedVariant.of(variant, value)
     with working(f"looking inside of {config}"):
-        found = inspect(config, target, part or PARTS, features or ("plain",))
+        found = inspect(config, target, part or PARTS, features or ("plain",), asked)
     if html is not None:
         write_file(html, page(found))
     if json:
@@ -126,7 +129,7 @@ def registers_command(
     markdown: Annotated[bool, typer.Option("--markdown", help="For the docs.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Predicted registers beside ptxas's, of each kernel of a library."""
+    """Predicted registers beside ptxas's, of a library's kernels."""
     from pyflash.codegen.kernel_libraries import record_file
     from pyflash.inspect.registers import register_table, registers_of, summary, to_markdown
 
@@ -157,8 +160,12 @@ def _default_library() -> Path:
     path = find("default", abi())
     if not path.is_file():
         others = ", ".join(map(str, [*installed(LIB_DIR), *of_user(abi())]))
-        known = f"expected one of {others}" if others else f"none is: `{_BUILDS} --arch 90` does it"
-        raise ValueError(f"the library of the default set is not built: {known}")
+        if others:
+            raise ValueError(
+                f"the library of the default set is not built: name one of {others}, or build it: "
+                f"{_BUILDS} --arch 90"
+            )
+        raise ValueError(f"no kernel library is built; to build one: {_BUILDS} --arch 90")
     return path
 
 
@@ -188,6 +195,8 @@ def diff_command(
         bool, typer.Option("--emulate", help="Count bank conflicts, on the emulator.")
     ] = False,
     sass: Annotated[bool, typer.Option("--sass", help="And the main loops' machine code.")] = False,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -199,9 +208,9 @@ def diff_command(
     from pyflash.ui.page import page
 
     check_writable(html)
-    target = chosen_arch(arch)
+    target, asked = chosen_arch(arch), AskedVariant.of(variant, value)
     with working("comparing the two configs"):
-        result = diff(first, second, target, features, emulate)
+        result = diff(first, second, target, features, emulate, asked)
     if html is not None:
         write_file(html, page(result))
     if json:

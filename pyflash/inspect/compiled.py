@@ -24,6 +24,7 @@ from pyflash.inspect import pipes, sass
 from pyflash.inspect.pipes import Floor
 from pyflash.inspect.register_shares import RegisterShare, register_shares
 from pyflash.inspect.sass import Instruction, Kernel
+from pyflash.variant import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ def compiled_kernels(
     arch: Arch | str | int,
     degrees: Mapping[str, float] | None = None,
     features: Sequence[KernelFeatures | str] = ("plain",),
+    variant: Variant | None = None,
 ) -> list[CompiledKernel]:
     """The kernels of a config on `arch` with each of these features, by themselves: what a library
-    has of all combinations is the same machine code.
+    has of all combinations is the same machine code. All with a variant, where there is one.
 
     `degrees` are those of bank conflicts, for the floor of shared memory (`pipes.floors`).
 
@@ -93,13 +95,19 @@ def compiled_kernels(
     code of its own, BuildError where it does not compile, CudaError without nvcc or cuobjdump.
     """
     config, arch = as_config(config).canonical(), Arch.of(arch)
-    units = [compilation(config, arch, config.family.op.features.of(wanted)) for wanted in features]
+    of = config.family.op.features.of
+    units = [compilation(config, arch, of(wanted), variant) for wanted in features]
     if failures := compile_all(units, f"{config} for {arch}"):
         raise BuildError(failures, len(units))
-    return [kernel for unit in units for kernel in kernels_of(config, arch, unit, degrees)]
+    found = [kernel for unit in units for kernel in kernels_of(config, arch, unit, degrees)]
+    if variant:  # beside whose kernel an object has the one that lists blocks
+        found = [k for k in found if config.family.op.features.struct in k.kernel.name]
+    return found
 
 
-def compilation(config: KernelConfig, arch: Arch, features: KernelFeatures) -> Compilation:
+def compilation(
+    config: KernelConfig, arch: Arch, features: KernelFeatures, variant: Variant | None = None
+) -> Compilation:
     """The object of one kernel of a canonical config: device code alone, which is much quicker to
     compile than all its combinations of features for a library."""
     legal_archs([config], [arch])
@@ -107,10 +115,13 @@ def compilation(config: KernelConfig, arch: Arch, features: KernelFeatures) -> C
     if targets.machine_code != (arch.sm,):
         raise ValueError(f"no machine code is compiled for {arch}: it runs PTX")
     compiler = toolchain.kernel_compiler(targets, toolchain.cutlass_identity())
+    stem = emit.variant_stem(config, variant) if variant else emit.file_stem(config)
     return Compilation(
-        label=f"{config}, {features}",
-        stem=f"{emit.file_stem(config)}_{str(features).replace('+', '_')}",
-        text=emit.emit_config(config, [features]),
+        label=f"{config}, {features}{f', {variant.name}' if variant else ''}",
+        stem=f"{stem}_{str(features).replace('+', '_')}",
+        text=emit.emit_with_variant(config, variant, [features])
+        if variant
+        else emit.emit_config(config, [features]),
         compiler=dataclasses.replace(compiler, flags=(*compiler.flags, "-cubin")),
     )
 

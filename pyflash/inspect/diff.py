@@ -9,7 +9,7 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Group
@@ -25,6 +25,8 @@ from pyflash.ui.html import scrolling
 from pyflash.ui.markup import element
 from pyflash.ui.page import Paged, Sections, tables_as_sections
 from pyflash.ui.tables import Table
+from pyflash.ui.variants import AskedVariant
+from pyflash.variant import Variant
 
 Pair = tuple[Any, Any]
 
@@ -54,6 +56,7 @@ class Diff(Paged):
     floors: dict[str, tuple[float, float]]  # cycles per iteration of the main loop
     changed: list[Changed]
     kernels: tuple[CompiledKernel, CompiledKernel]
+    variant: str | None = None  # of both
 
     @property
     def same(self) -> bool:
@@ -63,7 +66,7 @@ class Diff(Paged):
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, without the machine code."""
         plain = ("configs", "canonical", "sm", "features", "fields", "resources", "loop_mix",
-                 "all_mix", "floors")  # fmt: skip
+                 "all_mix", "floors", "variant")  # fmt: skip
         changed = [asdict(c) for c in self.changed]
         return {name: getattr(self, name) for name in plain} | {"changed": changed}
 
@@ -104,7 +107,8 @@ class Diff(Paged):
         if self.canonical[0] == self.canonical[1]:
             lines.append(f"both stand for {self.canonical[0]}")
         same = ", the same machine code" if self.same else ""
-        return "\n".join([*lines, f"sm_{self.sm}, {self.features}{same}"])
+        with_variant = f", with {self.variant}" if self.variant else ""
+        return "\n".join([*lines, f"sm_{self.sm}, {self.features}{with_variant}{same}"])
 
     def __rich__(self) -> Group:
         return Group(Text(self.heading), *self.tables())
@@ -140,10 +144,12 @@ def diff(
     arch: Arch | str | int,
     features: str = "plain",
     emulate: bool = False,
+    variant: AskedVariant | Variant | str | None = None,
 ) -> Diff:
     """Compares the kernels of two configs with the same features; both come from the cache of
     builds or are compiled. With `emulate` the floor of shared memory counts the bank conflicts that
-    the emulator finds; without, none.
+    the emulator finds; without, none. With a variant, the value, its text or the name of a named
+    one, both are compiled and emulated with that.
 
     Raises as `compiled_kernels` does.
     """
@@ -151,9 +157,11 @@ def diff(
     # Before the first is emulated or compiled.
     for config in configs:
         config.family.op.features.of(features)
+    if asked := AskedVariant.of_value(variant, None):
+        asked.check_families(configs)
     legal_archs(configs, [arch])
-    kernels = tuple(_kernel(config, arch, features, emulate) for config in configs)
-    return diff_of(configs, kernels)
+    kernels = tuple(_kernel(config, arch, features, emulate, asked) for config in configs)
+    return replace(diff_of(configs, kernels), variant=str(asked) if asked else None)
 
 
 def diff_of(
@@ -198,10 +206,15 @@ def diff_of(
 
 
 def _kernel(
-    config: KernelConfig, arch: Arch | str | int, features: str, emulate: bool
+    config: KernelConfig,
+    arch: Arch | str | int,
+    features: str,
+    emulate: bool,
+    asked: AskedVariant | None,
 ) -> CompiledKernel:
-    degrees = conflict_degrees(emulated_traffic(config)) if emulate else None
-    (kernel,) = compiled_kernels(config, arch, degrees, [features])
+    degrees = conflict_degrees(emulated_traffic(config, variant=asked)) if emulate else None
+    variant = asked.variant if asked else None
+    (kernel,) = compiled_kernels(config, arch, degrees, [features], variant)
     return kernel
 
 

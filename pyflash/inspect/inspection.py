@@ -28,6 +28,8 @@ from pyflash.inspect.inspection_tables import SEQLEN, tables_of
 from pyflash.inspect.native import Description, describe
 from pyflash.ui.page import Paged, Sections
 from pyflash.ui.tables import Table
+from pyflash.ui.variants import AskedVariant
+from pyflash.variant import Variant, tiles
 
 if TYPE_CHECKING:
     from pyflash.emulator import Report
@@ -52,6 +54,7 @@ class Inspection(Paged):
     traffic: Report | None = None
     kernels: list[CompiledKernel] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    variant: AskedVariant | None = None
 
     @property
     def layouts(self) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class Inspection(Paged):
             "traffic": traffic,
             "kernels": [kernel.to_dict() for kernel in self.kernels],
             "missing": self.missing,
+            "variant": str(self.variant) if self.variant else None,
         }
 
     def to_json(self, indent: int | None = None) -> str:
@@ -101,7 +105,7 @@ class Inspection(Paged):
 
     @property
     def page_title(self) -> str:
-        return f"{self.config} on {self.arch}"
+        return f"{self.config} on {self.arch}{f' with {self.variant.name}' if self.variant else ''}"
 
     @property
     def answer(self) -> str:
@@ -126,10 +130,12 @@ def inspect(
     arch: Arch | str | int,
     parts: Sequence[str] = PARTS,
     features: Sequence[KernelFeatures | str] = ("plain",),
+    variant: AskedVariant | Variant | str | None = None,
 ) -> Inspection:
     """Looks inside a config of any family, built or not, on an architecture.
 
-    `parts` are those of `PARTS` that are wanted, `features` those of the kernels to compile. A
+    `parts` are those of `PARTS` that are wanted, `features` those of the kernels to compile;
+    `variant` the value, its text, or the name of a named one, of traffic and kernels. A
     config that is not legal on `arch` has its violations and what the model says. Raises ValueError
     for text that is no config, an unknown architecture, part or feature.
     """
@@ -137,6 +143,9 @@ def inspect(
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"unknown parts {sorted(unknown)}: expected some of {', '.join(PARTS)}")
     features = config.family.op.features.in_dispatch_order(features)
+    asked = AskedVariant.of_value(variant, None)
+    if asked:
+        asked.check_families([config])
     violations = [sentence for _, sentence in config.violations(arch)]
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
@@ -153,11 +162,12 @@ def inspect(
             missing[part] = str(error)
 
     attempt("layouts", lambda: describe(config))
-    attempt("traffic", lambda: emulated_traffic(config))
+    attempt("traffic", lambda: emulated_traffic(config, variant=asked))
     degrees = conflict_degrees(found["traffic"]) if "traffic" in found else None
     model = config.family.register_demand
     demand = model(config) if model else None
-    attempt("compiled", lambda: compiled_kernels(config, arch, degrees, features))
+    of_kernels = asked.variant if asked else None
+    attempt("compiled", lambda: compiled_kernels(config, arch, degrees, features, of_kernels))
     return Inspection(
         config=config,
         arch=arch,
@@ -174,10 +184,13 @@ def inspect(
         traffic=found.get("traffic"),
         kernels=found.get("compiled", []),
         missing=missing,
+        variant=asked,
     )
 
 
-def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
+def emulated_traffic(
+    config: KernelConfig, seqlen: int = SEQLEN, variant: AskedVariant | None = None
+) -> Report:
     """The report of one batch, two heads and `seqlen` queries and keys.
 
     Raises ValueError for a family that the emulator does not run, BuildError, RuntimeError.
@@ -195,7 +208,11 @@ def emulated_traffic(config: KernelConfig, seqlen: int = SEQLEN) -> Report:
         torch.randn(shape, generator=generator).to(TORCH_DTYPES[config.dtype]) for _ in range(4)
     )
     if config.family.op is FORWARD:
-        *_, report = emulate(q, k, v, config)
+        given = {}
+        if variant:
+            tensors = variant.tensors(tiles.Problem(seqlen, seqlen, 1, 2))
+            given = {"variant": variant.variant, "tensors": tensors}
+        *_, report = emulate(q, k, v, config, **given)
     else:
         out, lse = torch.ops.pyflash.fwd(q, k, v)
         *_, report = emulate_backward(grad_out, out, lse, q, k, v, config)

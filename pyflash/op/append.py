@@ -57,12 +57,13 @@ def slots_of(
     page_size: int,
     total_q: int,
 ) -> Tensor:
-    """The slots of the last keys of each sequence, those of its queries, for `append_kv`.
+    """Where `append_kv` writes the keys of this step: one for each row of packed queries.
 
     block_table, (batch, max_pages), seqlens_k, (batch,), and cu_seqlens_q, (batch + 1,), as in
-    `attention_paged`. Returns (total_q,), int64, on their device, without synchronizing: that of
-    row i of q is where key seqlens_k[b] - seqlen_q + j of its sequence b is, j being its place
-    there. It is -1 for a row past the end of cu_seqlens_q, and where there is no such page.
+    `attention_paged`. Returns (total_q,), int64, on their device, without synchronizing. The
+    queries of a sequence are aligned with its last keys, so the slot of query j of sequence b is
+    that of key seqlens_k[b] - seqlen_q + j. It is -1 for a row past the end of cu_seqlens_q, and
+    where there is no such page.
     """
     tensors = {"block_table": block_table, "seqlens_k": seqlens_k, "cu_seqlens_q": cu_seqlens_q}
     check_types(tensors, {"page_size": page_size, "total_q": total_q})

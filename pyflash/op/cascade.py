@@ -72,12 +72,16 @@ def attention_cascade(
     queries of a group.
 
     q is (total_q, heads, d_head), packed; the caches are those of `attention_paged`. levels go from
-    the widest groups to the sequences themselves. Each is a tuple of block_table, (groups,
-    max_pages), and seqlens_k, (groups,), which tell the keys of the group in this level;
-    cu_seqlens_q, (groups + 1,), where the queries of each group begin; and max_seqlen_q, a bound of
-    their number; all int32. In all levels but the last each query attends all keys of its group;
-    the last has the keys of each sequence behind its prefixes, those of this step included, and
-    causal is about them. A sequence without a prefix is in a group with 0 keys.
+    the widest groups to the sequences themselves. A level is a tuple of int32 tensors and a number:
+
+    - block_table, (groups, max_pages): the pages of each group's keys in this level.
+    - seqlens_k, (groups,): how many keys these are; 0 for a group without a prefix.
+    - cu_seqlens_q, (groups + 1,): where the queries of each group begin, and the last end.
+    - max_seqlen_q: an upper bound of the queries of a group.
+
+    In all levels but the last each query attends all keys of its group. The groups of the last are
+    the sequences: their keys behind all prefixes, those of this step included; causal is about
+    these alone.
 
     options: softmax_scale, softcap, sinks, causal, config and num_splits, as in `attention_paged`;
     a sink counts once. config and num_splits are those of each level.
@@ -91,7 +95,7 @@ def attention_cascade(
     """
     refuse_unknown("attention_cascade", options)
     check_types({"q": q, "k_cache": k_cache, "v_cache": v_cache}, {})
-    require(len(levels) > 0, "levels is empty: expected a level or more, the last of them the own")
+    require(len(levels) > 0, "levels is empty: expected at least that of each sequence's own keys")
     positional = given(of_scope(options, Scope.WINDOW, Scope.POSITION))
     others = [name for name in positional if name != "causal"]
     require(

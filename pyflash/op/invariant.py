@@ -53,8 +53,8 @@ def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any
     num_splits = arguments.get("num_splits", 0)
     if num_splits > 1:
         raise ValueError(
-            f"pyflash: batch_invariant came with num_splits = {num_splits}: expected 1, or 0; "
-            "shares of the keys follow from the lengths of a batch"
+            f"pyflash: batch_invariant came with num_splits = {num_splits}: expected 1, or 0, "
+            "because where the keys are split depends on the lengths in a batch"
         )
     softcap = arguments.get("softcap", 0.0)
     if q.device.type == "cuda" and softcap > 0:

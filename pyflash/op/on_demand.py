@@ -14,13 +14,15 @@ from torch import Tensor
 from pyflash.config import Features, KernelConfig, parse
 from pyflash.config.features import first_covering
 from pyflash.op import library
-from pyflash.op.options import TENSORS
+from pyflash.op.options import OPTIONS, TENSORS
 from pyflash.op.selection import EXTENTS, Problem, features_needed
 
 # kMaxExtent in cute_kernels/host/problem.h.
 _LONGEST = 1 << 29
 
 _lock = threading.Lock()
+# The canonical form, by config, features and GPU. Kernels are never unloaded.
+_built: dict[tuple[str, str, int], str] = {}
 
 
 def ensure_built(
@@ -38,13 +40,20 @@ def ensure_built(
     """
     if not arguments.get("config") or not is_asked(q, compile):
         return
-    ranks = [x.dim() for x in (q, k, *packing[:2])]
-    if ranks == ([3, 3, 1, 1] if packing else [4, 4]):
-        tensors = tuple([name for name in arguments if name in TENSORS])
-        numbers = [name for name in arguments if name not in ("config", *TENSORS)]
-        options = tuple([(name, _static(arguments[name])) for name in numbers])
-        problem = (bool(packing), tuple(_extents(q, k, packing)), tensors, options)
-        arguments["config"] = _ensure(arguments["config"], problem, q.device.index)
+    if not (q.dim() == k.dim() == (3 if packing else 4)):
+        return
+    if packing and not (packing[0].dim() == packing[1].dim() == 1):
+        return
+    extents = _extents(q, k, packing)
+    tensors, options = [], []
+    is_compiling = torch.compiler.is_compiling()
+    for name, value in arguments.items():
+        if name in TENSORS:
+            tensors.append(name)
+        elif name != "config":
+            options.append((name, _static(value) if is_compiling else value))
+    problem = (bool(packing), extents, tuple(tensors), tuple(options))
+    arguments["config"] = _ensure(arguments["config"], problem, q.device.index)
 
 
 def is_asked(q: Any, compile: bool) -> bool:
@@ -52,31 +61,30 @@ def is_asked(q: Any, compile: bool) -> bool:
     return _is_on_gpu(q) and (compile or _asked_by_environment())
 
 
-def _extents(q: Tensor, k: Tensor, packing: Sequence[Any]) -> list[int]:
+def _extents(q: Tensor, k: Tensor, packing: Sequence[Any]) -> tuple[int, ...]:
     """Those of a `Problem`. A graph of torch.compile has one kernel for every length that it keeps
     symbolic, which stands for the longest: that needs the most features."""
-    batch, lengths, totals = q.shape[0], [q.shape[1], k.shape[1]], [0, 0]
+    *rows, heads, d_head = q.shape
+    *rows_k, heads_kv, _ = k.shape
     if packing:
-        batch, lengths = packing[0].shape[0] - 1, [packing[2], packing[3]]
-        totals = [q.shape[0], k.shape[0]]
-    heads = [q.shape[-2], k.shape[-2]]
+        batch, lengths, totals = packing[0].shape[0] - 1, packing[2:], (rows[0], rows_k[0])
+    else:
+        batch, lengths, totals = rows[0], (rows[1], rows_k[1]), (0, 0)
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import has_static_value
 
         lengths = [n if has_static_value(n) else _LONGEST for n in lengths]
-        for n in (batch, *heads, *totals):
-            if not has_static_value(n):
-                batch, heads, totals = 1, [1, 1], [0, 0]
-    return [batch, *heads, *lengths, _static(q.shape[-1]), *totals]
+        if not all(has_static_value(n) for n in (batch, heads, heads_kv, *totals)):
+            batch, heads, heads_kv, totals = 1, 1, 1, (0, 0)
+        d_head = _static(d_head)
+    return (batch, heads, heads_kv, *lengths, d_head, *totals)
 
 
 def _static(value: Any) -> Any:
     """A number, which torch.compile specialises."""
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import guard_scalar
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-        return guard_scalar(value)
-    return value
+    return guard_scalar(value)
 
 
 def _is_on_gpu(q: Any) -> bool:
@@ -98,11 +106,38 @@ def _environment() -> bool:
 
 def _ensure(config: str, problem: tuple[Any, ...], device_index: int) -> str:
     """The canonical form."""
-    needed = _features_needed(config, *problem)
+    packed, extents, tensors, options = problem
+    needed = _features_needed(config, packed, _telling(extents, options), tensors, options)
     if needed is None:
         return config
-    with _lock:
-        return _ensure_once(config, needed, device_index)
+    key = (config, needed, device_index)
+    # NOTE: no lock where the kernel is built: another thread holds it for minutes to compile one.
+    if key not in _built:
+        with _lock:
+            if key not in _built:
+                _built[key] = _ensure_once(*key)
+    return _built[key]
+
+
+def _telling(extents: Sequence[int], options: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+    """Extents that need the same features, and are the same at every step of a decode: features
+    depend on which windows a sequence is longer than, and on whether there is one query."""
+    batch, heads, heads_kv, seqlen_q, seqlen_k, d_head, *_ = extents
+    widest = 0
+    for name, value in options:
+        if OPTIONS[name].is_positional and value > widest:
+            widest = int(value)
+    beyond = widest + 2
+    return (
+        min(batch, 1),
+        heads,
+        heads_kv,
+        min(seqlen_q, beyond),
+        min(seqlen_k, beyond),
+        d_head,
+        0,
+        0,
+    )
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
@@ -136,9 +171,8 @@ def _features_needed(
 _parsed = functools.lru_cache(maxsize=4096)(parse)
 
 
-@functools.lru_cache(maxsize=4096)
 def _ensure_once(text: str, features: str, device_index: int) -> str:
-    """The canonical form. Kernels are never unloaded, so a result stays valid."""
+    """The canonical form."""
     config = _parsed(text).canonical()
     needed = Features.parse(features)
     major, minor = torch.cuda.get_device_capability(device_index)

@@ -51,7 +51,7 @@ class Option(NamedTuple):
         return self.scope in (Scope.WINDOW, Scope.POSITION)
 
 
-# Of `gradients_on`: a GPU, where the kernels of op backward take the call.
+# A place of `gradients_on`: a GPU, where the kernels of op backward take the call.
 OWN_KERNELS = "kernels"
 _EVERYWHERE = ("cpu", "cuda")
 _NOT_BORROWED = ("cpu", OWN_KERNELS)
@@ -62,9 +62,18 @@ class AttentionOptions(TypedDict, total=False):
     caller may pass. A tensor has a number for each head."""
 
     softmax_scale: Annotated[
-        float | None, Option(None, "None: 1 / sqrt(d_head).", Scope.SCORE, _EVERYWHERE)
+        float | None,
+        Option(None, "the factor of q k^T; None: 1 / sqrt(d_head).", Scope.SCORE, _EVERYWHERE),
     ]
-    causal: Annotated[bool, Option(False, "window_right = 0.", Scope.WINDOW, _EVERYWHERE)]
+    causal: Annotated[
+        bool,
+        Option(
+            False,
+            "a query attends no key behind the one that it is aligned with: window_right = 0.",
+            Scope.WINDOW,
+            _EVERYWHERE,
+        ),
+    ]
     window_left: Annotated[
         int,
         Option(

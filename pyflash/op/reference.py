@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Scores in memory at a time.
 _MAX_SCORES = 1 << 28
-# Of scores, (batch, heads_kv, group, rows, seqlen_k), of these queries, and the two lengths: other
-# scores, and which are shown.
+# Takes scores, (batch, heads_kv, group, rows, seqlen_k), of these queries, and the two lengths;
+# returns other scores, and which are shown.
 Modifier = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
 
 

@@ -77,14 +77,14 @@ def select(problem: Problem) -> Selection:
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"pyflash: problem is {type_name(problem)}: expected a Problem")
-    return select_on(problem, *_gpu(problem.device))
+    return select_on(problem, *architecture_of(problem.device))
 
 
 def select_on(problem: Problem, sm_arch: int, n_sms: int) -> Selection:
     """`select` for a GPU of that compute capability (major * 10 + minor) and number of SMs, which
     need not be here; sm_arch 0 for the CPU. `backward` is that on the problem's device."""
     short_form, num_splits, reason = call(
-        torch.ops.pyflash.select, **_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
+        torch.ops.pyflash.select, **problem_arguments(problem), sm_arch=sm_arch, n_sms=n_sms
     )
     return Selection(parse(short_form), num_splits, reason, _backward(problem))
 
@@ -98,7 +98,7 @@ def _backward(problem: Problem) -> str:
         if lacking:
             return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}"
         return "the formula in float32"
-    choice = choose(device, _arguments(problem))
+    choice = choose(device, problem_arguments(problem))
     if lacking and choice.by is not By.OWN:
         why = f"; no kernel of pyflash: {choice.own}" if kernels.are_built() else ""
         return f"none: {next(iter(lacking))} has no gradients on {PLACES[device.type]}{why}"
@@ -118,7 +118,7 @@ class ProblemClass(NamedTuple):
 
 def class_of(problem: Problem) -> ProblemClass:
     """Raises what `attention` would raise for the problem."""
-    return ProblemClass(*call(torch.ops.pyflash.problem_class, **_arguments(problem)))
+    return ProblemClass(*call(torch.ops.pyflash.problem_class, **problem_arguments(problem)))
 
 
 def features_needed(problem: Problem, config: KernelConfig | str) -> Features:
@@ -126,7 +126,7 @@ def features_needed(problem: Problem, config: KernelConfig | str) -> Features:
 
     Raises what `attention` would raise for the problem and the config.
     """
-    arguments = _arguments(problem) | {"config": str(config)}
+    arguments = problem_arguments(problem) | {"config": str(config)}
     return Features.parse(call(torch.ops.pyflash.features_needed, **arguments))
 
 
@@ -171,7 +171,7 @@ def _expected(
 ) -> tuple[list[float], int, int]:
     return call(
         torch.ops.pyflash.expect_time,
-        **_arguments(problem),
+        **problem_arguments(problem),
         n_sms=n_sms,
         kernel=str(config),
         ctas_per_sm=max(1, config.num_ctas_per_sm(sm_arch)),
@@ -179,7 +179,8 @@ def _expected(
     )
 
 
-def _arguments(problem: Problem) -> dict[str, Any]:
+def problem_arguments(problem: Problem) -> dict[str, Any]:
+    """Those of the ops that take a problem without data."""
     return {
         "dtype": int(DType.of(problem.dtype)),
         "packed": problem.packed,
@@ -224,7 +225,7 @@ def check_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _gpu(name: str | torch.device) -> tuple[int, int]:
+def architecture_of(name: str | torch.device) -> tuple[int, int]:
     """(SM architecture, number of SMs), zeros for the CPU."""
     device = check_device(name)
     if device.type == "cpu":

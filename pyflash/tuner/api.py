@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from pyflash.tuner.facts import facts_of, identity_of
 from pyflash.tuner.journal import Journal, JournalError
 from pyflash.tuner.measurer import Measurer
 from pyflash.tuner.model import Gpu, gpu_of
-from pyflash.tuner.problems import parse_problem, problem_text
+from pyflash.tuner.problems import parse_problem, problem_name
 from pyflash.tuner.progress import TuningProgress
 from pyflash.tuner.result import TuningResult
 from pyflash.tuner.tuning import EFFORTS, Tuning, rng_of
+from pyflash.ui.variants import AskedVariant
+from pyflash.variant import Variant
 
 BACKEND = "pyflash.tuner.backend:TorchBackend"
 _NO_GPU = (
@@ -58,6 +60,8 @@ def tune(
     device: str | None = None,
     arch: Arch | str | int | None = None,
     cold: bool = True,
+    variant: AskedVariant | Variant | str | None = None,
+    values: Mapping[str, Any] | None = None,
     measuring: Measuring | None = None,
     console: Console | None = None,
 ) -> TuningResult:
@@ -74,6 +78,8 @@ def tune(
       compiling included. Both keep something back for the best few.
     - device: the current GPU by default; arch: whose rules hold, by default the device's.
     - cold: inputs are rotated so that L2 does not hold them.
+    - variant: tunes kernels with that, the value, its text or the name of a named one; values:
+      numbers, and nested lists for tensors, by parameter, which a named one has examples of.
     - measuring: another backend than that of `device`, which may then be "cpu".
 
     A candidate is checked against the fp32 reference before it is timed. It runs in a process of
@@ -92,7 +98,7 @@ def tune(
     path = Path(journal)
     console = console or Console(stderr=True, highlight=False)
     found = survey(space, gpu.arch)
-    contests = _contests(problems, found, gpu, seed)
+    contests = _contests(problems, found, gpu, seed, AskedVariant.of_value(variant, values))
     with Journal(path) as log:
         _record_run(log, gpu, target, effort, seed, contests, found)
         measuring = measuring or _measuring(target, gpu, cold, seed, path)
@@ -133,19 +139,23 @@ def device_of(name: str | None) -> torch.device:
 
 
 def _contests(
-    problems: Problem | str | Iterable[Problem | str], found: Survey, gpu: Gpu, seed: int
+    problems: Problem | str | Iterable[Problem | str],
+    found: Survey,
+    gpu: Gpu,
+    seed: int,
+    asked: AskedVariant | None = None,
 ) -> list[Contest]:
     if isinstance(problems, Problem | str):
         problems = [problems]
     unique = {}
     for problem in problems:
         problem = parse_problem(problem) if isinstance(problem, str) else problem
-        unique.setdefault(problem_text(problem), problem)
+        unique.setdefault(problem_name(problem, asked), problem)
     if not unique:
         raise ValueError("no problems to tune for")
     contests = []
     for name, problem in unique.items():
-        kernels = kernels_for(problem, found.legal)
+        kernels = kernels_for(problem, found.legal, asked and asked.variant)
         if not kernels:
             rules = ", ".join(f"{rule} ({n})" for rule, n in found.refused.most_common(3))
             raise ValueError(
@@ -153,7 +163,7 @@ def _contests(
                 f"rules of {gpu.arch}{f', the most {rules}' if rules else ''}, and of the others "
                 "none has its dtype and a d_head that is large enough"
             )
-        contests.append(Contest(problem, kernels, gpu, rng_of(seed, name)))
+        contests.append(Contest(problem, kernels, gpu, rng_of(seed, name), asked))
     return contests
 
 

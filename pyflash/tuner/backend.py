@@ -10,8 +10,9 @@ import torch
 
 from pyflash.op import library
 from pyflash.op.selection import Problem
-from pyflash.tuner.problems import problem_from_json, problem_text
+from pyflash.tuner.problems import problem_from_json, problem_name
 from pyflash.tuner.workload import Contender, Workload
+from pyflash.ui.variants import AskedVariant
 
 # config, a short form, num_splits, and library, the path of a kernel library or a cubin, or None
 Candidate = dict[str, Any]
@@ -83,14 +84,16 @@ class TorchBackend:
         return Contender(candidate["config"], candidate["num_splits"])
 
     def _workload(self, values: dict[str, Any]) -> Workload:
-        problem: Problem = problem_from_json(values, str(self._device))
-        name = problem_text(problem)
+        asked = AskedVariant.of_json(values) if "variant" in values else None
+        of_problem = {k: v for k, v in values.items() if k not in ("variant", "values")}
+        problem: Problem = problem_from_json(of_problem, str(self._device))
+        name = problem_name(problem, asked)
         if name not in self._workloads:
             while self._workloads and self._is_full():
                 del self._workloads[next(iter(self._workloads))]
                 if self._device.type == "cuda":
                     torch.cuda.empty_cache()
-            self._workloads[name] = Workload(problem, self._seed, self._cold)
+            self._workloads[name] = Workload(problem, self._seed, self._cold, asked)
         return self._workloads[name]
 
     def _is_full(self) -> bool:

@@ -21,18 +21,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyflash.config import Arch, Features, KernelConfig, parse
+from pyflash.variant import parse as parse_variant
 
 NICENESS = 10
 
 
 @dataclass(frozen=True, order=True)
 class Kernel:
-    """What is compiled, a canonical config with one combination of features, and into how many
-    parts a launch splits the keys, 0 being for the rule of splits to choose."""
+    """What is compiled, a canonical config with one combination of features and the text of a
+    variant or "", and into how many parts a launch splits the keys, 0 being for the rule of splits
+    to choose."""
 
     config: KernelConfig
     features: Features
     num_splits: int = 0
+    variant: str = ""
 
     def __str__(self) -> str:
         return f"{self.config} x{self.num_splits}" if self.num_splits else str(self.config)
@@ -40,13 +43,14 @@ class Kernel:
     @property
     def compiled(self) -> Kernel:
         """Which one has to be compiled."""
-        return Kernel(self.config, self.features)
+        return Kernel(self.config, self.features, variant=self.variant)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Kernel:
         """That a journal's record is of."""
         features = Features.parse(record["features"])
-        return cls(parse(record["config"]), features, record.get("num_splits", 0))
+        num_splits, variant = record.get("num_splits", 0), record.get("variant", "")
+        return cls(parse(record["config"]), features, num_splits, variant)
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class KernelBuilder:
             "folder": str(self._folder),
             "name": name,
             "cubins": self._cubins,
-            "kernels": [[str(k.config), str(k.features)] for k in kernels],
+            "kernels": [[str(k.config), str(k.features), k.variant] for k in kernels],
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pyflash.tuner.builder"],
@@ -168,6 +172,10 @@ def build(
     """Compiles all: with `cubins` as device code alone, which takes a fraction of the time, else in
     kernel libraries. The one place where the tuner asks the build for kernels."""
     arch = Arch.of(arch)
+    if with_variant := [kernel for kernel in kernels if kernel.variant]:
+        others = [kernel for kernel in kernels if not kernel.variant]
+        built = _build_with_variants(with_variant, arch)
+        return built | (build(others, arch, folder, name, cubins) if others else {})
     if cubins and not arch.ptx_of:
         return _build_cubins(kernels, arch)
     return _build_libraries(kernels, arch, folder, name)
@@ -184,6 +192,28 @@ def _build_cubins(kernels: Sequence[Kernel], arch: Arch) -> dict[Kernel, Built]:
         else Built(reason=result.failures[0].first_errors())
         for request, result in results.items()
     }
+
+
+def _build_with_variants(kernels: Sequence[Kernel], arch: Arch) -> dict[Kernel, Built]:
+    """A kernel library for each, in the cache."""
+    from pyflash.codegen.build import build_with_variants, legal_archs, variant_compilations
+    from pyflash.codegen.compilation import compile_all
+
+    compilations = {}
+    for kernel in kernels:
+        archs_of = legal_archs([kernel.config], [arch])
+        of_pair = variant_compilations([parse_variant(kernel.variant)], archs_of, [kernel.features])
+        (compilations[kernel],) = of_pair.values()
+    failures = compile_all(list(compilations.values()), f"{len(kernels)} candidates")
+    built = {}
+    for kernel, compilation in compilations.items():
+        if compilation in failures:
+            built[kernel] = Built(reason=compilation.first_errors())
+        else:
+            variant = parse_variant(kernel.variant)
+            library = build_with_variants([variant], [kernel.config], [arch], [kernel.features])
+            built[kernel] = Built(library=str(library))
+    return built
 
 
 def _build_libraries(
@@ -224,7 +254,10 @@ def main() -> int:
     end_with_parent()
     os.nice(NICENESS)
     request: dict[str, Any] = json.load(sys.stdin)
-    kernels = [Kernel(parse(text), Features.parse(name)) for text, name in request["kernels"]]
+    kernels = [
+        Kernel(parse(text), Features.parse(name), variant=variant)
+        for text, name, variant in request["kernels"]
+    ]
     folder = Path(request["folder"])
     built = build(kernels, request["arch"], folder, request["name"], request["cubins"])
     json.dump([[built[k].library, built[k].reason] for k in kernels], sys.stdout)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from pyflash.config import FORWARD, Arch, KernelConfig, Space, as_config
 from pyflash.op.selection import Problem, features_needed
+from pyflash.op.variants.features import features_asked
 from pyflash.tuner.builder import Kernel
+from pyflash.variant import Variant
 
 AnySpace = Space | KernelConfig | str | Iterable["AnySpace"]
 
@@ -52,11 +54,21 @@ def survey(space: AnySpace, arch: Arch) -> Survey:
     return result
 
 
-def kernels_for(problem: Problem, configs: Iterable[KernelConfig]) -> list[Kernel]:
-    """Those of the problem's dtype and of the smallest d_head that is large enough."""
+def kernels_for(
+    problem: Problem, configs: Iterable[KernelConfig], variant: Variant | None = None
+) -> list[Kernel]:
+    """Those of the problem's dtype and of the smallest d_head that is large enough; with a variant,
+    those that take one. Raises ValueError for an option that no kernel has beside a variant."""
+    if variant:
+        configs = [c for c in configs if c.family.takes_variant(c)]
     fitting = [c for c in configs if c.dtype == problem.dtype and c.d_head >= problem.d_head]
     d_head = min((config.d_head for config in fitting), default=0)
     smallest = [config for config in fitting if config.d_head == d_head]
+    if variant:
+        return [
+            Kernel(c, features_asked(problem.options, problem.d_head, c), variant=str(variant))
+            for c in smallest
+        ]
     needed = [features_needed(problem, config) for config in smallest[:1]]  # the same of all
     return [Kernel(config, *needed) for config in smallest]
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pyflash.tuner import options
 from pyflash.ui.app import (
     HtmlOption,
     JsonOption,
     check_alone,
     check_writable,
     examples,
-    known_archs,
-    known_configs,
-    known_sets,
     new_app,
     print_json,
     show,
@@ -23,10 +23,12 @@ from pyflash.ui.app import (
     write_file,
 )
 from pyflash.ui.problems import Device
+from pyflash.ui.variants import AskedVariant, ValueOption, VariantOption
 
 if TYPE_CHECKING:
     from pyflash.op.selection import Problem
     from pyflash.tuner.candidates import AnySpace
+    from pyflash.tuner.dry_run import DryRun
     from pyflash.tuner.model import Gpu
 
 app = new_app()
@@ -49,129 +51,54 @@ DEFAULT_PROBLEMS = (
     epilog=examples(
         "pyflash tune --problem bf16,batch=4,heads=16,seqlen=4096,d_head=128,causal --install",
         "pyflash tune --space 'sm90_forward d_head=128 B_c=64,128' --dry-run --arch sm_90",
+        "pyflash tune --variant alibi --dry-run --arch sm_90",
         "pyflash tune --read tune.jsonl --html tune.html",
     ),
 )
 def tune_command(
-    problem: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PROBLEM",
-            help="bf16,batch=4,heads=16,heads_kv=4,seqlen=4096,d_head=128,causal; may be repeated. "
-            "Eight usual ones by default.",
-        ),
-    ] = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPACE",
-            help="'sm90_forward d_head=128 B_c=64,128 overlap=true'; may be repeated. Every family "
-            "of the GPU by default.",
-        ),
-    ] = None,
-    kernels: Annotated[
-        str | None,
-        typer.Option(
-            "--set",
-            metavar="NAME",
-            autocompletion=known_sets,
-            help="A named set of configs.",
-        ),
-    ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONFIG",
-            autocompletion=known_configs,
-            help="A short form; may be repeated.",
-        ),
-    ] = None,
-    journal: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Every measurement; an existing one is gone on from."),
-    ] = Path("tune.jsonl"),
-    effort: Annotated[
-        str,
-        typer.Option(
-            metavar="EFFORT",
-            help="quick, normal, thorough or exhaustive: 15 %, a third, or all.",
-        ),
-    ] = "normal",
-    budget: Annotated[
-        float, typer.Option(metavar="SECONDS", help="The most time to measure.")
-    ] = 300.0,
-    limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="In all, compiling included.")
-    ] = 600.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seeds the search.")] = 0,
+    problem: options.Problems = None,
+    space: options.Spaces = None,
+    kernels: options.SetName = None,
+    config: options.Configs = None,
+    journal: options.Journal = Path("tune.jsonl"),
+    effort: options.Effort = "normal",
+    budget: options.Budget = 300.0,
+    limit: options.Limit = 600.0,
+    seed: options.Seed = 0,
+    variant: VariantOption = None,
+    value: ValueOption = None,
     device: Device = None,
-    arch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ARCH",
-            autocompletion=known_archs,
-            help="Whose rules hold; that of the device by default.",
-        ),
-    ] = None,
-    warm: Annotated[bool, typer.Option("--warm", help="Inputs may stay in L2.")] = False,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Draws the journal, speeds and main effects: .png or .svg."
-        ),
-    ] = None,
+    arch: options.ArchOfDevice = None,
+    warm: options.Warm = False,
+    picture: options.Picture = None,
     html: HtmlOption = None,
-    read: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Shows a journal, of any machine, instead of measuring."),
-    ] = None,
-    install: Annotated[
-        bool,
-        typer.Option(
-            "--install",
-            help="Makes the journal's winners what selection takes for such problems, for this "
-            "user. With an existing journal and no time, --limit 0, nothing is measured.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Shows candidates and refusals; measures nothing.")
-    ] = False,
+    read: options.Read = None,
+    install: options.Install = False,
+    dry_run: options.DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Searches a space of configs for the fastest one for each problem, on this machine's GPU.
+    """Finds the fastest config of a space for each problem.
 
-    Every candidate is checked, then timed, in a process that may crash; a run that is killed goes
-    on where it was when it is started again with the same journal. Needs a GPU, but for --read and
-    --dry-run.
+    Every candidate is checked, then timed, in a process that may crash. The same command with the
+    same journal goes on where a run was killed. Needs a GPU, but for --read and --dry-run.
     """
-    from pyflash.bench.figures import check_figure
     from pyflash.tuner.api import device_of, tune
     from pyflash.tuner.model import gpu_of
     from pyflash.tuner.problems import parse_problem
 
-    check_alone("--read", read, {"--dry-run": dry_run, "--install": install})
-    check_alone("--dry-run", dry_run, {"--install": install, "--html": html, "--picture": picture})
-    check_writable(picture, html)
-    check_figure(picture)
+    _check(read, dry_run, install, variant, picture, html)
+    asked_variant = AskedVariant.of(variant, value)
     if read is not None:
-        _show(_report(read), as_json)
-        _write_files(read, picture, html)
+        _show_journal(_report(read), as_json, read, picture, html)
         return
     problems = [parse_problem(text) for text in problem or DEFAULT_PROBLEMS]
     gpu = gpu_of(device_of(device), arch)
     asked = _asked(space or (), config or (), kernels, problems, gpu)
     if dry_run:
-        from pyflash.tuner.dry_run import DryRun
-
-        with working("asking the rules and the model of time"):
-            found = DryRun.of(asked, problems, gpu)
-        _show(found, as_json)
+        _show(_dry_run(asked, problems, gpu, asked_variant), as_json)
         return
-    try:
-        from pyflash.tuner.install import install as install_winners
-        from pyflash.tuner.install import table_path
-
-        check_writable(table_path(gpu.name) if install else None)
+    with _telling_how_to_go_on(journal):
+        _check_table(gpu, install)
         result = tune(
             asked,
             problems,
@@ -183,14 +110,62 @@ def tune_command(
             device=device,
             arch=arch,
             cold=not warm,
+            variant=asked_variant,
         )
+    _show_journal(result, as_json, journal, picture, html)
+    if install:
+        typer.echo(_install(journal), err=as_json)
+
+
+def _check(
+    read: Path | None,
+    dry_run: bool,
+    install: bool,
+    variant: str | None,
+    picture: Path | None,
+    html: Path | None,
+) -> None:
+    """Raises ValueError for options that exclude each other, OSError for files that cannot be
+    written."""
+    from pyflash.bench.figures import check_figure
+
+    check_alone("--read", read, {"--dry-run": dry_run, "--install": install, "--variant": variant})
+    check_alone("--dry-run", dry_run, {"--install": install, "--html": html, "--picture": picture})
+    check_writable(picture, html)
+    check_figure(picture)
+    if variant and install:
+        raise ValueError("--install: tables have no variants: expected no --variant beside it")
+
+
+def _dry_run(
+    asked: list[AnySpace], problems: list[Problem], gpu: Gpu, variant: AskedVariant | None
+) -> DryRun:
+    from pyflash.tuner.dry_run import DryRun
+
+    with working("asking the rules and the model of time"):
+        return DryRun.of(asked, problems, gpu, variant)
+
+
+@contextmanager
+def _telling_how_to_go_on(journal: Path) -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         typer.echo(f"interrupted; to go on: the same command, with --journal {journal}", err=True)
         raise typer.Exit(130) from None
-    _show(result, as_json)
-    _write_files(journal, picture, html)
-    if install:
-        typer.echo(install_winners(journal), err=as_json)
+
+
+def _check_table(gpu: Gpu, install: bool) -> None:
+    """Raises OSError where the table of the GPU cannot be written, before minutes of work."""
+    from pyflash.tuner.install import table_path
+
+    check_writable(table_path(gpu.name) if install else None)
+
+
+def _install(journal: Path) -> str:
+    from pyflash.tuner.install import install
+
+    return install(journal)
 
 
 def _asked(
@@ -219,7 +194,11 @@ def _report(journal: Path) -> Any:
     return TuningReport.of(journal)
 
 
-def _write_files(journal: Path, picture: Path | None, html: Path | None) -> None:
+def _show_journal(
+    found: Any, as_json: bool, journal: Path, picture: Path | None, html: Path | None
+) -> None:
+    """What was found, and the files that are asked for."""
+    _show(found, as_json)
     if picture:
         from pyflash.tuner.picture import draw
 

@@ -16,7 +16,8 @@ from pyflash.tuner import surrogate
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record
 from pyflash.tuner.model import Gpu, predict, split_counts
-from pyflash.tuner.problems import problem_text, problem_to_json
+from pyflash.tuner.problems import problem_name, problem_to_json
+from pyflash.ui.variants import AskedVariant
 
 LAST_RUNG = 2
 # The share of choices drawn at random from the better half, so that errors of the model show.
@@ -48,14 +49,17 @@ class Contest:
     kernels: list[Kernel]
     gpu: Gpu
     rng: random.Random
+    asked: AskedVariant | None = None
     standings: dict[Kernel, Standing] = field(default_factory=dict)
     failed: dict[Kernel, str] = field(default_factory=dict)
     n_samples: int = 0
     winner: Record | None = None
 
     def __post_init__(self) -> None:
-        self.name = problem_text(self.problem)
+        self.name = problem_name(self.problem, self.asked)
         self.json: dict[str, Any] = problem_to_json(self.problem)
+        if self.asked:
+            self.json |= self.asked.to_json()
         self.modelled = {k: predict(k.config, self.problem, self.gpu) for k in self.kernels}
 
     @property

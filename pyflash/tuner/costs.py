@@ -104,13 +104,16 @@ def of_built(records: Sequence[Record]) -> list[Record]:
 
 def observations_of(records: Iterable[Record]) -> dict[KernelConfig, list[Observation]]:
     """The times of each config, of audits and of tuning; of an audit's only those that compete:
-    of the smallest d_head. With as many splits as the record has, or as the rule chooses."""
+    of the smallest d_head. None with a variant. With as many splits as the record has, or as the
+    rule chooses."""
     found: dict[KernelConfig, dict[str, Observation]] = {}
 
     def add(config: KernelConfig, name: str, problem: Problem, seconds: float) -> None:
         found.setdefault(config, {})[name] = Observation(name, problem, seconds)
 
     for record in records:
+        if record.get("variant"):
+            continue
         if record["kind"] == "sample" and not record.get("num_splits"):
             name = record["problem"]
             add(parse(record["config"]), name, parse_problem(name), record["seconds"])

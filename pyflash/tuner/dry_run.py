@@ -13,7 +13,8 @@ from pyflash.config import KernelConfig
 from pyflash.op.selection import Problem
 from pyflash.tuner.candidates import AnySpace, Survey, kernels_for, survey
 from pyflash.tuner.model import Gpu, predict
-from pyflash.tuner.problems import problem_text
+from pyflash.tuner.problems import problem_name
+from pyflash.ui.variants import AskedVariant
 
 _SHOWN = 5  # candidates of a problem
 
@@ -26,15 +27,22 @@ class DryRun:
     expected: dict[str, dict[KernelConfig, float]]
 
     @classmethod
-    def of(cls, space: AnySpace, problems: Iterable[Problem], gpu: Gpu) -> DryRun:
+    def of(
+        cls,
+        space: AnySpace,
+        problems: Iterable[Problem],
+        gpu: Gpu,
+        asked: AskedVariant | None = None,
+    ) -> DryRun:
         """Raises ValueError for texts that are no configs."""
         found = survey(space, gpu.arch)
         expected = {}
         for problem in problems:
-            configs = [kernel.config for kernel in kernels_for(problem, found.legal)]
+            kernels = kernels_for(problem, found.legal, asked and asked.variant)
+            configs = [kernel.config for kernel in kernels]
             seconds = {config: predict(config, problem, gpu) for config in configs}
             ranking = sorted(seconds.items(), key=lambda item: item[1])
-            expected[problem_text(problem)] = dict(ranking)
+            expected[problem_name(problem, asked)] = dict(ranking)
         return cls(found, expected)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pyflash.config import KernelConfig, parse
 from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
-from pyflash.tuner.problems import parse_problem
+from pyflash.tuner.problems import named_problem
 
 # A colour and a marker for each family.
 _COLOURS = COLOURS[:4]
@@ -96,7 +96,7 @@ def _draw_speeds(axis: Any, problems: Sequence[Seen]) -> None:
     """A row for each problem, with its winner, and a mark for each candidate."""
     families = sorted({k.config.family.name for problem in problems for k in problem.seconds})
     for row, problem in enumerate(problems):
-        work = flops(parse_problem(problem.name)) / 1e12
+        work = flops(named_problem(problem.name)) / 1e12
         for i, family in enumerate(families):
             mine = [t for k, t in problem.seconds.items() if k.config.family.name == family]
             speeds = [100 * min(problem.seconds.values()) / seconds for seconds in mine]

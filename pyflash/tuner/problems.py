@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from pyflash.config import DType
 from pyflash.op.options import DEFAULTS, TENSORS, is_given, scalar_options
 from pyflash.op.selection import Problem
+from pyflash.ui.variants import AskedVariant
 
 EXTENTS = ("batch", "heads", "heads_kv", "seqlen", "seqlen_q", "seqlen_k", "d_head")
 _SCALARS = {name: kind for name, (kind, of) in scalar_options().items() if not of.chooses}
@@ -27,6 +29,7 @@ NUMBERS: dict[str, type] = {
     for name in sorted(_SCALARS, key=lambda name: DEFAULTS[name] is None)
     if _SCALARS[name] is not bool
 }
+WITH = " with "  # before a variant in the name of a problem
 FORM = "bf16,batch=4,heads=16[,heads_kv=4],seqlen=4096[,seqlen_k=8192],d_head=128[,causal]"
 
 
@@ -52,6 +55,11 @@ def parse_problem(text: str, device: str = "cuda") -> Problem:
     return problem_from_json({"dtype": dtype.upper(), **extents, **values}, device)
 
 
+def named_problem(name: str) -> Problem:
+    """The problem of a name in journals: a text, behind which a variant may stand."""
+    return parse_problem(name.partition(WITH)[0])
+
+
 def problem_text(problem: Problem) -> str:
     """The inverse of `parse_problem`, and the name of the problem in journals and tables."""
     values = problem_to_json(problem)
@@ -66,6 +74,14 @@ def problem_text(problem: Problem) -> str:
     words += [name for name in FLAGS if values.get(name)]
     words += [f"{name}={values[name]:g}" for name in NUMBERS if name in values]
     return ",".join(words)
+
+
+def problem_name(problem: Problem, asked: AskedVariant | None) -> str:
+    """Its name in journals: the text, and what tells variants and their values apart."""
+    if asked is None:
+        return problem_text(problem)
+    values = f" {json.dumps(dict(asked.values))}" if asked.values else ""
+    return f"{problem_text(problem)}{WITH}{asked.name}{values}"
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

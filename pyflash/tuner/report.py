@@ -18,7 +18,7 @@ from pyflash.tuner.builder import Kernel
 from pyflash.tuner.journal import Record, read_journal
 from pyflash.tuner.model import flops
 from pyflash.tuner.picture import Seen, main_effects, seen_in
-from pyflash.tuner.problems import parse_problem
+from pyflash.tuner.problems import named_problem
 from pyflash.ui.html import bars, scrolling, table_html
 from pyflash.ui.markup import element
 from pyflash.ui.page import Paged, Sections
@@ -172,4 +172,4 @@ def _effect(field: str, values: dict[Any, float]) -> Markup:
 
 
 def _tflops(problem: Seen, seconds: float) -> float:
-    return flops(parse_problem(problem.name)) / seconds / 1e12
+    return flops(named_problem(problem.name)) / seconds / 1e12

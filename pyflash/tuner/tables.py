@@ -78,8 +78,10 @@ def merged(new: tables.Table, old: tables.Table) -> tables.Table:
 
 
 def choices_of(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """A row for each problem that was won, the latest winner of each."""
-    winners = {r["problem"]: r for r in records if r["kind"] == "winner"}
+    """A row for each problem that was won, the latest winner of each. Selection reads no table for
+    a variant, so that its winners are left out."""
+    found = [r for r in records if r["kind"] == "winner" and not r.get("variant")]
+    winners = {r["problem"]: r for r in found}
     rows = []
     for name, record in winners.items():
         problem = problem_from_json(record["values"])

@@ -291,11 +291,12 @@ def _says(known: Record, record: dict[str, Any]) -> bool:
 
 
 def _named(kernel: Kernel) -> dict[str, Any]:
-    return {
+    named = {
         "config": str(kernel.config),
         "features": str(kernel.features),
         "num_splits": kernel.num_splits,
     }
+    return named | ({"variant": kernel.variant} if kernel.variant else {})
 
 
 def rng_of(seed: int, name: str) -> random.Random:

@@ -17,7 +17,11 @@ from pyflash.op.ops import attention, attention_varlen
 from pyflash.op.options import TENSORS
 from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES, Problem
+from pyflash.op.variants.reference import expect as expect_variant
 from pyflash.tuner.problems import packed_lengths
+from pyflash.ui.variants import AskedVariant
+from pyflash.variant import bind
+from pyflash.variant import tiles as variant_tiles
 
 SECONDS_PER_SAMPLE = 1e-3
 _MOST_CALLS = 200  # of a sample, which a CUDA graph holds
@@ -41,7 +45,13 @@ class Workload:
     """Normal random inputs of a problem; in so many buffers, where `cold`, that L2 does not hold
     one until its next use. Packed sequences have lengths from half of max_seqlen to all of it."""
 
-    def __init__(self, problem: Problem, seed: int = 0, cold: bool = True) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int = 0,
+        cold: bool = True,
+        asked: AskedVariant | None = None,
+    ) -> None:
         self.problem = problem
         self.device = torch.device(problem.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
@@ -60,11 +70,18 @@ class Workload:
             n_buffers = 2 + 2 * l2_bytes // n_bytes
         self._buffers += [self._draw_inputs() for _ in range(n_buffers - 1)]
         self._expected: Expected | None = None
+        self._given: dict[str, Any] = {}
+        if asked:
+            lengths = problem.seqlen_q, problem.seqlen_k
+            of_problem = variant_tiles.Problem(*lengths, problem.batch, problem.heads_q)
+            tensors = asked.tensors(of_problem, problem.device)
+            self._given = {"variant": bind(asked.variant, **tensors)}
 
     def call(self, contender: Contender, inputs: tuple[Tensor, ...] | None = None) -> Any:
         """(out, lse). Raises what attention raises."""
         function = attention_varlen if self.problem.packed else attention
         options = {"config": contender.config, "num_splits": contender.num_splits}
+        options |= self._given
         inputs = inputs or self._buffers[0]
         return function(*inputs, *self._lengths, return_lse=True, **self._options | options)
 
@@ -78,7 +95,10 @@ class Workload:
     def expected(self) -> Expected:
         """The fp32 reference of the first inputs, computed once."""
         if self._expected is None:
-            if self.problem.packed:
+            if self._given:
+                arguments = (*self._buffers[0], *self._lengths[:2])
+                self._expected = expect_variant(*arguments, **self._given, **self._options)
+            elif self.problem.packed:
                 arguments = (*self._buffers[0], *self._lengths[:2])
                 self._expected = expect_varlen(*arguments, **self._options)
             else:

@@ -165,20 +165,32 @@ def console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, stderr=stderr)
 
 
-# Seconds of silence before a note says what is being done.
+# Seconds of silence before a note says what is being done, and between that and further ones.
 _PATIENCE = 2.0
+_PATIENCE_AFTER = 10.0
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Tells on stderr what is being done, where it takes more than two seconds."""
-    timer = threading.Timer(_PATIENCE, typer.echo, [text], {"err": True})
-    timer.daemon = True
-    timer.start()
+    """Tells on stderr what is being done, where it takes more than two seconds, and every ten
+    seconds how long it has taken."""
+    done = threading.Event()
+    teller = threading.Thread(target=_tell, args=(text, done), daemon=True)
+    teller.start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
+        teller.join()  # so that no note comes after the result
+
+
+def _tell(text: str, done: threading.Event) -> None:
+    began = time.monotonic()
+    if done.wait(_PATIENCE):
+        return
+    typer.echo(text, err=True)
+    while not done.wait(_PATIENCE_AFTER):
+        typer.echo(f"{text}: {time.monotonic() - began:.0f} s", err=True)
 
 
 def tracked(items: Iterable[T], total: int, text: str) -> Iterator[T]:

@@ -21,7 +21,7 @@ class Rate(IntEnum):
 
 
 def rates(*roots: Node) -> dict[Node, Rate]:
-    """Of every node."""
+    """The rate of every node."""
     found: dict[Node, Rate] = {}
     own = {"q": Rate.ROW, "k": Rate.COLUMN, "s": Rate.PAIR}
     for node in postorder(*roots):
@@ -65,7 +65,7 @@ _FREE = ("constant", "index", "neg", "abs", "~")
 
 
 def cost_of(node: Node) -> Cost:
-    """Of one operation, its operands aside."""
+    """The cost of one operation, its operands aside."""
     if node.op == "load":
         return Cost(1 + 2 * len(node.args)) if node.args else Cost()
     if node.op in _FREE:

@@ -31,7 +31,7 @@ class Bound:
 
     def __post_init__(self) -> None:
         params = {param.name: param for param in self.variant.params}
-        expected = f"expected {', '.join(params) or 'none'}"
+        expected = f"expected values of {', '.join(params) or 'no parameter'}"
         for name in self.values:
             if name not in params:
                 raise ValueError(f"{name} is no parameter of {self.variant.name}: {expected}")

@@ -67,7 +67,7 @@ class Tensor:
 
 
 def node_of(value: Any) -> Node:
-    """Of a Term, a Node or a number. Raises TypeError for anything else."""
+    """The node of a Term, a Node or a number. Raises TypeError for anything else."""
     node = getattr(value, "node", value)  # of a Term, or of a number that tracing captured
     if isinstance(node, Node):
         return node

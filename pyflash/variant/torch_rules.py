@@ -11,7 +11,7 @@ from pyflash.variant.expr import Node, cast, constant, operation
 from pyflash.variant.scalars import BOOL, F32, I32, I64, Scalar
 
 DTYPES = {BOOL: torch.bool, I32: torch.int32, I64: torch.int64, F32: torch.float32}
-# Of captured tensors.
+# What captured tensors may be.
 TENSOR_DTYPES = DTYPES | {Scalar.F16: torch.float16, Scalar.BF16: torch.bfloat16}
 Rule = Callable[..., Node]
 

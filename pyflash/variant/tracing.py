@@ -116,7 +116,7 @@ class Tracer:
             raise _with_line(error) from error
 
     def result_of(self, role: str, compute: Callable[[], Any]) -> Node:
-        """Of what computes with proxies."""
+        """The node of what `compute` returns, which computes with proxies."""
         running.of_tensor.append(self.of_tensor)
         try:
             with _Mode(self):

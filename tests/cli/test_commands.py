@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pyflash.compare.report import line_cells
 from pyflash.config import ARCHS, FAMILIES, parse
 from pyflash.emulator import Counts, Report, SharedTraffic
 from pyflash.emulator.table import hints, renderable
-from pyflash.ui.app import show
+from pyflash.ui.app import show, working
 from pyflash.ui.tables import Table
 
 BEST = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -172,6 +173,17 @@ def test_what_takes_long_is_told_on_stderr(monkeypatch, seconds):
     assert json.loads(result.stdout)["entries"] == []
     told = "reading every entry, to tell what is damaged\n"
     assert result.stderr == (told if seconds else "")
+
+
+def test_what_takes_longer_is_told_again(monkeypatch, capsys):
+    monkeypatch.setattr("pyflash.ui.app._PATIENCE", 0.1)
+    monkeypatch.setattr("pyflash.ui.app._PATIENCE_AFTER", 0.2)
+    with working("waiting"):
+        time.sleep(1)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "waiting"
+    assert others
+    assert all(re.fullmatch(r"waiting: \d s", line) for line in others)
 
 
 def test_select_prints_the_choice_and_its_reason():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 
@@ -48,7 +49,7 @@ def test_the_resource_table_is_whole_at_any_width(width):
 
 
 def test_a_demo_that_finds_something_wrong_says_it_in_a_line(monkeypatch):
-    def wrong():
+    def wrong(_):
         raise AssertionError("out: 0.5 at (0, 1)\nbound 0.1")
 
     monkeypatch.setattr(demo, "demo_on_cpu", wrong)
@@ -58,3 +59,24 @@ def test_a_demo_that_finds_something_wrong_says_it_in_a_line(monkeypatch):
         1,
         "error: demo failed: out: 0.5 at (0, 1); bound 0.1\n",
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_demo_shows_its_steps_or_what_it_found(monkeypatch, words):
+    """What takes a compiler is played here: a kernel's report, and what ptxas says."""
+    config = FlashForwardKernelConfig.parse(demo.pyflash.named_set("prog")[0].short_form())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(demo, "emulate_ladder", lambda out: [{"config": str(config)}])
+    monkeypatch.setattr(demo, "emulate_hopper", lambda out: {"config": demo.HOPPER})
+    monkeypatch.setattr(demo, "_compile", lambda config: [{"registers": 168}])
+    monkeypatch.setattr(demo, "_resource_table", lambda *_: "predicted beside ptxas")
+    result = CliRunner().invoke(app, ["demo", *words])
+    assert result.exit_code == 0, result.stderr
+    steps = result.stderr if words else result.stdout
+    for step in ("Config", "attention of", "max |error|", "as C++", "predicted beside ptxas"):
+        assert step in steps
+    if words:
+        found = json.loads(result.stdout)
+        assert found["attention"]["error"] <= found["attention"]["bound"]
+        assert len(found["emulated"]) == 2
+        assert found["compiled"] == [{"registers": 168}]

@@ -34,10 +34,10 @@ from support.command_lines import (
 from support.pages import check_page
 from typer.testing import CliRunner
 
-from pyflash.bench import cli as bench_cli
 from pyflash.bench import measure
 from pyflash.bench.contenders import Contender
 from pyflash.bench.measure import Result
+from pyflash.bench.options import FORMATS
 from pyflash.cli import app
 from pyflash.config import FAMILIES, Family
 from pyflash.inspect import diff, inspection, sass
@@ -97,11 +97,13 @@ def test_help_has_words_for_values_and_examples_that_parse(command):
     """Every command is in the overview, and says of what it takes more than a type."""
     overview = CliRunner().invoke(app, ["--help"]).stdout
     typed = command.split()
-    assert f"\n  {typed[0]} " in overview
+    (summary,) = (line for line in overview.splitlines() if line.startswith(f"  {typed[0]} "))
+    assert not summary.endswith("..."), "what the terminal has no room for is cut"
     result = CliRunner().invoke(app, [*typed, "--help"])
     assert result.exit_code == 0
     shown = result.stdout.split("Examples:\n")[1]
     parsed = COMMANDS[command]
+    assert any("--json" in parameter.opts for parameter in parsed.params)
     for parameter in parsed.params:
         assert parameter.help, f"{parameter.name} says nothing"
         is_flag = getattr(parameter, "is_flag", False)
@@ -127,7 +129,7 @@ def outputs_of(command: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]
             if "--json" in flags:
                 yield ("--json",), (p.opts[0],)
         if p.opts[0] == "--format":
-            yield from (((p.opts[0], form), ()) for form in bench_cli.FORMATS)
+            yield from (((p.opts[0], form), ()) for form in FORMATS)
 
 
 def annotations(command: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import threading
@@ -93,6 +94,20 @@ def test_touching_files_changes_no_key_and_editing_them_does(tmp_path, monkeypat
     assert key(compiler=dataclasses.replace(compiler, flags=("-O0",))) != original
     assert key(compiler=dataclasses.replace(compiler, identity="another g++")) != original
     assert key(compiler=dataclasses.replace(compiler, includes=("-I", "/elsewhere"))) == original
+
+
+def test_the_same_sources_have_the_same_key_wherever_they_and_the_cache_lie(tmp_path, monkeypatch):
+    """As those of a source distribution, which are compiled in a folder of its own."""
+    keys, original = set(), compilation.ROOT
+    for checkout, cache in (("a", "b"), ("c", "b"), ("c", "d")):
+        root = tmp_path / checkout
+        shutil.copytree(original / "cute_kernels", root / "cute_kernels", dirs_exist_ok=True)
+        monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / cache))
+        for module in (compilation, toolchain):
+            monkeypatch.setattr(module, "ROOT", root)
+        path = root / "cute_kernels" / "host" / "config_map.cpp"
+        keys.add(Compilation.of_file(path, toolchain.cpp_compiler()).key)
+    assert len(keys) == 1
 
 
 def test_a_kernel_depends_on_the_headers_that_nvcc_would_read():

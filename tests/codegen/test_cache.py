@@ -13,7 +13,7 @@ import pytest
 from support.other_user import NOBODY
 
 from pyflash.codegen import cache, seal
-from pyflash.codegen.cache_dir import CacheError, cache_dir, locked, replacing
+from pyflash.codegen.cache_dir import CacheError, cache_dir, locked, locked_for, replacing
 from pyflash.codegen.compile_object import content_digest
 
 
@@ -46,6 +46,58 @@ def put_library(kind: str, name: str, size: int = 100, age: float = 0) -> Path:
 def aged(path: Path, age: float) -> Path:
     os.utime(path.parent, (time.time() - age,) * 2)
     return path
+
+
+# Who waits for whom
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        (["a"], ["b"], False),
+        (["a"], ["a"], True),
+        (["a", "b"], ["b", "a"], True),
+        (["a"], None, True),
+        (None, ["a"], True),
+        (None, None, True),
+    ],
+)
+def test_builders_wait_for_those_that_write_the_same(folder, first, second, waits):
+    """None: the whole cache."""
+
+    def lock(names, waiting=None):
+        folders = None if names is None else [folder / "emulated" / name for name in names]
+        return locked(waiting) if folders is None else locked_for(folders, waiting)
+
+    waited, entered, left = threading.Event(), threading.Event(), []
+
+    def another() -> None:
+        with lock(second, lambda _: waited.set()):
+            assert not waits or left == [True]
+            entered.set()
+
+    thread = threading.Thread(target=another)
+    with lock(first):
+        thread.start()
+        assert (waited if waits else entered).wait(60)
+        assert waited.is_set() == waits
+        assert entered.is_set() != waits
+        left.append(True)
+    thread.join(60)
+    assert entered.is_set()
+
+
+def test_a_thread_that_holds_a_lock_enters_the_other(folder):
+    for outer, inner in ((locked, locked_for), (locked_for, locked)):
+        arguments = {locked: (), locked_for: ([folder / "emulated" / "a"],)}
+        with outer(*arguments[outer]) as first, inner(*arguments[inner]) as second:
+            assert first == second
+
+
+def test_a_folder_that_stays_empty_is_removed(folder):
+    with locked_for([folder / "emulated" / name for name in "ab"]):
+        (folder / "emulated" / "a" / "x.so").write_bytes(b"")
+    assert [path.name for path in (folder / "emulated").iterdir()] == ["a"]
 
 
 # Whose it may be

@@ -11,6 +11,10 @@ from support.variants import values_of
 from torch import Tensor
 
 import pyflash
+from pyflash.codegen import emulated
+from pyflash.codegen.emulated import build_emulated
+from pyflash.config import FORWARD, as_config
+from pyflash.op.variants.features import features_asked
 from pyflash.op.variants.reference import expect
 from pyflash.variant.tiles import Problem
 
@@ -34,6 +38,20 @@ OPTIONS = [
     {"sinks": torch.tensor([0.5, -3.0, 2.0, 0.0])},
     {"num_splits": 3},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _with_all_options_at_once(monkeypatch):
+    """A config with a variant is compiled once, for all of OPTIONS: the kernel runs with the first
+    of these combinations that has what the call needs, which is the one that it asks for."""
+
+    def build(configs, variant, features):
+        (config,) = (as_config(config) for config in configs)
+        of_options = {features_asked(options, 64, config) for options in OPTIONS}
+        assert of_options >= set(features)
+        return build_emulated([config], variant, FORWARD.features.in_dispatch_order(of_options))
+
+    monkeypatch.setattr(emulated, "build_emulated", build)
 
 
 def make(at: Problem) -> list[Tensor]:

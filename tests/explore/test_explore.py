@@ -299,10 +299,13 @@ def test_other_paths_and_methods_have_nothing(server):
         assert get(server, "/", method=method)[0] == 501
 
 
-def test_the_command_says_where_it_serves_until_it_is_stopped():
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_command_says_where_it_serves_until_it_is_stopped(form):
     command = [sys.executable, "-m", "pyflash.cli", "explore", "--problem", "heads=2,seqlen=64"]
+    command += form
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        url = urlsplit(process.stdout.readline().decode().strip())
+        said = process.stdout.readline().decode().strip()
+        url = urlsplit(json.loads(said)["url"] if form else said)
         assert url.hostname == HOST
         connection = http.client.HTTPConnection(url.hostname, url.port)
         connection.request("GET", f"/?{url.query}")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.fake_library import build_fake_library
 
 import pyflash
@@ -16,9 +18,11 @@ from pyflash.config import Features
 from pyflash.config.arch import Arch
 from pyflash.op import on_demand
 from pyflash.op.on_demand import ensure_built
+from pyflash.op.options import given as given_options
 
 # The fake library has it for sm_80 and sm_90, with and without windows and a predicated head_dim.
 CONFIG = "(FP16, 512, 128, 64, 4): async+load_0_0_0_tiles"
+D_HEAD_64 = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
 ARCH_80_ONLY = "(FP16, 8, 64, 32, 4): async+load_0_0_0_tiles"
 
 
@@ -41,10 +45,10 @@ def builds(monkeypatch, fake):
     monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(pyflash.op.library, "built_configs", lambda: {})
-    on_demand._ensure_once.cache_clear()
+    on_demand._built.clear()
     on_demand._environment.cache_clear()
     yield asked
-    on_demand._ensure_once.cache_clear()
+    on_demand._built.clear()
     on_demand._environment.cache_clear()
 
 
@@ -139,6 +143,66 @@ def test_threads_compile_once(builds):
     assert len(builds) == 1
 
 
+def test_what_is_built_is_found_while_another_config_is_compiled(builds):
+    ensure({"config": CONFIG})
+    with on_demand._lock:  # as long as a compiler takes
+        thread = threading.Thread(target=ensure, args=({"config": CONFIG},), daemon=True)
+        thread.start()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def test_a_decode_asks_once_what_its_steps_need(builds, monkeypatch):
+    """Each step has one more key, and other sequences."""
+    asked = []
+    monkeypatch.setattr(
+        on_demand, "features_needed", lambda *problem: asked.append(problem) or Features()
+    )
+    on_demand._features_needed.cache_clear()
+    q = torch.zeros(1, 1, 2, 512, dtype=torch.float16)
+    for n_keys in range(40, 60):
+        k = torch.zeros(1 + n_keys % 3, n_keys, 2, 512, dtype=torch.float16)
+        ensure_built({"config": CONFIG, "window_left": 7}, q.expand(len(k), 1, 2, 512), k, (), True)
+    on_demand._features_needed.cache_clear()
+    assert len(asked) == 1
+
+
+LENGTHS = st.integers(0, 12)
+WINDOWS = st.sampled_from([-1, 0, 1, 2, 5, 9])
+
+
+@given(
+    packed=st.booleans(),
+    seqlen_q=LENGTHS,
+    seqlen_k=LENGTHS,
+    heads=st.sampled_from([(2, 2), (2, 1)]),
+    windows=st.tuples(st.booleans(), WINDOWS, WINDOWS),
+    chunk=st.sampled_from([0, 1, 4, 9]),
+    more=st.sets(st.sampled_from(["softcap", "sinks"])),
+    num_splits=st.sampled_from([0, 1, 3]),
+)
+@settings(max_examples=200, deadline=None)
+def test_lengths_that_are_taken_for_others_need_the_same_features(
+    packed, seqlen_q, seqlen_k, heads, windows, chunk, more, num_splits
+):
+    causal, left, right = windows
+    options = {"causal": causal, "window_left": left, "attention_chunk": chunk}
+    options |= {"window_right": -1 if causal else right, "num_splits": num_splits}
+    if chunk:  # a chunk is a window of its own
+        options |= {"causal": True, "window_left": -1, "window_right": -1}
+    options |= {"softcap": 2.0} if "softcap" in more else {}
+    options = given_options(options)
+    tensors = ("sinks",) if "sinks" in more else ()
+    extents = (3, *heads, seqlen_q, seqlen_k, 64, 3 * seqlen_q, 3 * seqlen_k)
+    told = on_demand._telling(extents, tuple(options.items()))
+
+    def needed(extents: tuple[int, ...]) -> str | None:
+        numbers = tuple(options.items())
+        return on_demand._features_needed(D_HEAD_64, packed, extents, tensors, numbers)
+
+    assert needed(told) == needed(extents)
+
+
 def test_a_failure_names_the_config_and_is_tried_again(builds, monkeypatch, fake):
     attempts = []
 
@@ -182,6 +246,7 @@ def test_under_torch_compile_it_is_compiled_while_the_graph_is_made(monkeypatch,
 
     monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
     monkeypatch.setattr(on_demand, "_ensure_once", ensure_once)
+    monkeypatch.setattr(on_demand, "_built", {})
     torch._dynamo.reset()
 
     @torch.compile(backend="eager", fullgraph=True, dynamic=dynamic)

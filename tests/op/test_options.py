@@ -102,7 +102,7 @@ def test_effective_scale_and_windows():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", list(itertools.product((1, 2, 6, 7), repeat=2)), ids=str)
 def test_windows_are_dropped_where_cpp_drops_them(lengths, causal):
-    """Of packed sequences: of one padded query C++ makes fewer keys of a left window."""
+    """Packed sequences: of one padded query C++ makes fewer keys of a left window."""
     sizes = {"batch": 2, "heads_q": 2, "heads_kv": 1, "d_head": 64, "dtype": "FP16"}
     extents = dict(zip(("seqlen_q", "seqlen_k"), lengths, strict=True))
     for left, right in itertools.product((-1, 0, 1, 4, 5, 6, 7), repeat=2):

@@ -69,14 +69,21 @@ INPUTS = {"read", "journal", "library", "paths"}
 # What parameters of a command are given instead, in each way to run it; True: a flag.
 Way = Callable[[KernelConfig, Path], dict[str, list[str] | bool]]
 _RECORDED = {"d_head": ["128"], "dtype": ["bf16"], "heads": ["16"], "tokens": ["16384"]}
+_PLAIN: dict[str, list[str] | bool] = {"variant": EMPTY}
 WAYS: dict[str, list[Way]] = {
     "build": [
-        lambda *_: {"arch": []},
-        lambda *_: {"list_configs": True},
-        lambda *_: {"dry_run": True},
+        lambda *_: _PLAIN | {"arch": []},
+        lambda *_: _PLAIN | {"list_configs": True},
+        lambda *_: _PLAIN | {"dry_run": True},
+        lambda _, folder: _PLAIN | {"emit_to": [str(folder)]},
+        lambda *_: {"dry_run": True},  # with a variant, here and below
         lambda _, folder: {"emit_to": [str(folder)]},
     ],
+    "select": [lambda *_: _PLAIN, lambda *_: {}],
+    "inspect": [lambda *_: _PLAIN, lambda *_: {"part": ["compiled"]}],
+    "diff": [lambda *_: _PLAIN, lambda *_: {}],
     "bench": [
+        lambda *_: _PLAIN | {"backend": ["none"]},
         lambda *_: {"backend": ["none"]},
         # Beside --read other options ask for some of the records: here for all.
         lambda _, folder: dict.fromkeys(GIVEN, EMPTY) | {"read": [str(records_file(folder))]},
@@ -90,9 +97,10 @@ WAYS: dict[str, list[Way]] = {
         lambda *_: {},  # with a variant
     ],
     "tune": [
-        lambda *_: {"config": [], "device": []},
+        lambda *_: _PLAIN | {"config": [], "device": []},
+        lambda *_: _PLAIN | {"config": [], "dry_run": True},
+        lambda config, folder: _PLAIN | {"config": [], "read": [str(journal_file(folder, config))]},
         lambda *_: {"config": [], "dry_run": True},
-        lambda config, folder: {"config": [], "read": [str(journal_file(folder, config))]},
     ],
     "ladder": [lambda *_: {"part": ["speed"]}],  # other parts compile eight configs
     "compare": [
@@ -116,21 +124,51 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("tune", "--dry-run", "--html"): "--dry-run .*no --html",
     ("tune", "--dry-run", "--picture"): "--dry-run .*no --picture",
     ("profile",): "no CUDA GPU|ncu not found",
-    ("registers",): "library of the default set is not built: (none is: `pyflash build|expected)",
+    ("registers",): "default set is not built: name one|no kernel library is built",
     ("diff",): "nvcc|cuobjdump",
     ("emulate", "--cu-seqlens-q"): "kernels of op backward take none",
     ("emulate", "--alibi-slopes"): "no kernel of op backward takes that",
     ("emulate", "--variant"): "kernels of sm(80|90)_backward take none",
     ("emulate", "--alibi-slopes", "--variant"): "slopes came with a variant|backward take none",
+    ("build", "--list", "--variant"): "--list .*exclude|--list exclude each other",
+    ("build", "--ops", "--variant"): "--ops .*exclude each other",
+    ("build", "--keep-going", "--variant"): "--keep-going .*exclude each other",
+    ("build", "--variant"): "kernels of sm(80|90)_backward take none",
+    **{
+        ("build", option, "--variant"): f"(?=.*{option} ).*exclude each other|take none"
+        for option in ("--dry-run", "--emit-to")
+    },
+    ("build", "--dry-run", "--emit-to", "--variant"): "exclude each other",
+    ("select", "--alibi-slopes", "--variant"): "slopes came with a variant",
+    ("inspect", "--variant"): "kernels of sm(80|90)_backward take none",
+    ("diff", "--variant"): "kernels of sm(80|90)_backward take none|nvcc|cuobjdump",
+    ("tune", "--dry-run", "--variant"): "forward alone is tuned",
+    ("tune", "--read", "--variant"): "--read .*no --variant",
+    ("tune", "--install", "--variant"): "tables have no variants|--install",
+    ("bench", "--variant"): "--variant is timed forward alone",
+    ("bench", "--variant", "--roofline"): "no roofline: |timed forward alone",
+    ("bench", "--variant", "--format", "cutlass"): "columns hold full and causal|forward alone",
+    ("bench", "--host", "--variant"): "--host has no .*its calls are fixed",
+    ("bench", "--read", "--variant"): "none of its 4 records fits --variant",
     ("bench", "--out", "--read"): "--read .*no --out",
     ("bench", "--host", "--read"): "--read .*no --host",
     ("bench", "--decode", "--read"): "none of its 4 records fits --decode",
-    ("bench", "--pass", "backward", "--format", "cutlass"): "profiler's columns hold forward",
-    ("bench", "--pass", "backward", "--plot"): "no contender was timed",
-    ("bench", "--pass", "backward", "--roofline"): "no forward pass was timed",
+    (
+        "bench",
+        "--pass",
+        "backward",
+        "--format",
+        "cutlass",
+    ): "hold forward passes|forward alone",
+    ("bench", "--pass", "backward", "--plot"): "no contender was timed|timed forward alone",
+    ("bench", "--pass", "backward", "--roofline"): "no forward pass was timed|timed forward alone",
     ("bench", "--host"): "--host has no .*its calls are fixed",
-    ("bench", "--roofline"): "no roofline: the peak rates of .* are not known",
-    ("bench", "--format", "markdown"): "no figures of pyflash and PyTorch flash",
+    ("bench", "--roofline"): "no roofline: the peak rates of .* are not known|timed forward",
+    (
+        "bench",
+        "--format",
+        "markdown",
+    ): "no figures of pyflash and PyTorch|forward alone",
     ("compare", "--cutlass-profiler"): "no GPU|takes one path",
     ("compare", "--csv"): "--csv .*--cutlass-profiler",
     ("cache", "--all"): "go with --prune",
@@ -149,6 +187,7 @@ PROGRESS = "|".join(
         r"emulating .*, about \d+ s",
         r"asking the rules of [\d,]+ configs(: [\d,]+ of [\d,]+)?",
         r"(looking inside of|comparing|climbing|reading every entry|asking the rules and) .*",
+        r"timing .*",
         r"\d+ configs|\d+ to compile, \d+ to reuse",
         r"device .*, torch .*",
     )

@@ -121,7 +121,7 @@ def calls() -> dict[str, Any]:
 
 
 def gradients() -> dict[str, Any]:
-    """Of a call whose backward takes the tensor; the formula has no use for it."""
+    """The gradients of a call whose backward takes the tensor; the formula has no use for it."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -12,7 +12,7 @@ namespace pyflash::sm90::backward {
 
 using namespace cute;
 
-// Of one warpgroup's keys, which are rows; a thread holds two. Queries are columns.
+// Masks one warpgroup's keys, which are rows; a thread holds two. Queries are columns.
 // NOTE: it keeps nothing of its own: the loop that it is asked in has no registers left.
 template <class Traits, BackwardFeatures kFeatures>
 struct ScoreMask {

@@ -35,7 +35,7 @@ struct Outputs {
     Tensor pairs = recast<uint32_t>(rDS);
     CUTE_UNROLL
     for (int c = 0; c < Traits::kBlockM; c += 16) {
-      // Of the same keys, each has the same dS: it stores a share of the queries.
+      // Warpgroups with the same keys have the same dS: each stores a share of the queries.
       if (Traits::kSharesKeys && c * Traits::kNConsumers / Traits::kBlockM != warpgroup) {
         continue;
       }

@@ -19,7 +19,7 @@ using Config = FlashBackwardSm90Config;
 // Tiles are counted in ints.
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
-// Of a head, in each batch of the tensors.
+// The blocks of keys of a head, in each batch of the tensors.
 inline int64_t n_key_blocks(Config const& config, BackwardParams const& problem) {
   Sequences const& keys = problem.k_sequences;
   return keys.tensor_rows() == 0 ? 0

@@ -13,7 +13,7 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
-// Of one warpgroup's rows; a thread holds two.
+// Masks one warpgroup's rows; a thread holds two.
 template <class Traits, ForwardFeatures kFeatures>
 struct ScoreMask {
   static constexpr int kBlockN = Traits::kBlockN;

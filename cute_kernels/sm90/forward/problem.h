@@ -88,7 +88,7 @@ struct TileSchedule {
                        : params.order.n_tiles;
   }
 
-  // Of all listed tiles in a section of heads and splits, the one that an index means; `rest` becomes its head and split.
+  // The listed tile that an index means, among all in a section of heads and splits; `rest` becomes its head and split.
   CUTE_DEVICE ListedTile listed(int& rest, int index) const {
     TileOrder const& order = params.order;
     int const per_section = device::load(order.list) * order.section;

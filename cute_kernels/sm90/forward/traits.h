@@ -95,7 +95,7 @@ struct KernelTraits {
     Pipeline<kStages> pipeline_K;
     Pipeline<kStages> pipeline_V;
 
-    // Of a warpgroup: a SmemLayoutO for each warp.
+    // A warpgroup's: a SmemLayoutO for each warp.
     CUTE_DEVICE Element* epilogue(int warpgroup) {
       return kPersistent ? q + cosize_v<SmemLayoutQ> + warpgroup * kEpilogue
                          : q + warpgroup * kMmaM * kHeadDim;

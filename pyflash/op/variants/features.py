@@ -15,8 +15,8 @@ def features_asked(options: Mapping[str, Any], d_head: int, config: KernelConfig
     asked, (left, right) = given(options), windows_asked(options)
     if "alibi_slopes" in asked:
         raise ValueError(
-            "pyflash: alibi_slopes came with a variant: expected one of the two, the variant has "
-            "the slopes of `pyflash variant show alibi`"
+            "pyflash: alibi_slopes came with a variant: expected one of the two, the variant can "
+            "add the bias"
         )
     chunks = "attention_chunk" in asked
     return Features(

@@ -100,6 +100,11 @@ class Formula:
         score, mask, _ = torch.broadcast_tensors(score.to(dtype), mask, scores)
         return score, mask
 
+    def shown(self, at: Mapping[str, Tensor]) -> Tensor:
+        """The mask alone."""
+        device = next(iter(at.values())).device
+        return self._value(self.normal.mask, torch.zeros((), device=device), at, None)
+
     def _value(
         self, root: Node, scores: Tensor, at: Mapping[str, Tensor], mask: Tensor | None
     ) -> Tensor:
@@ -142,7 +147,7 @@ class Formula:
 
 
 def _cast(value: Tensor, kind: torch.dtype) -> Tensor:
-    """Of a float to an integer: cut towards 0, saturated, 0 for NaN."""
+    """A float becomes an integer cut towards 0, saturated, 0 for NaN."""
     if value.is_floating_point() and not kind.is_floating_point and kind is not torch.bool:
         ends = torch.iinfo(kind)
         cut = value.double().nan_to_num(nan=0.0).trunc()

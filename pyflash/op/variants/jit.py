@@ -25,11 +25,10 @@ def default_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
     fitting = [
         config
         for config in known
-        if config.family.variant_header
+        if config.family.takes_variant(config)
         and config.dtype == dtype
         and config.d_head >= d_head
         and config.is_legal(arch)
-        and config.family.has_room_for_variant(config)
     ]
     if not fitting:
         raise ValueError(f"pyflash: no config is for {dtype.name} with d_head {d_head} on {arch}")

@@ -24,7 +24,7 @@ _normal_of = functools.lru_cache(maxsize=256)(normal_of)
 
 
 def formula_of(captured: Captured) -> Formula:
-    """Of the op's arguments."""
+    """What a variant computes, for the op's arguments."""
     normal = _normal_of(captured.text)
     tensors, reals, integers = map(iter, captured[1:])
     values = [

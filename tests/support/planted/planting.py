@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-from pyflash.codegen import compilation, emulated, toolchain
-from pyflash.codegen.compilation import ROOT
-from pyflash.codegen.emulated import build_emulated
+from pyflash.codegen import toolchain
+from pyflash.codegen.compilation import ROOT, Compilation
+from pyflash.codegen.emulated import emulated_kernels, link_with_machine
 from pyflash.config import KernelConfig
 from pyflash.config.features import EMULATED_PAGED, Features
 from pyflash.emulator import Finding
@@ -102,26 +102,29 @@ def build_planted(
     configs: Mapping[str, KernelConfig],
     root: Path,
     paged: bool = False,
+    machine: Sequence[str] = (),
     features: Sequence[Features] | None = None,
 ) -> dict[str, Path]:
     """A library of each config, with all bugs in it, for problems in pages or for others, or with
-    these features; `root` is an empty folder for the source."""
+    these features; `root` is an empty folder for the source. `machine`: sources of the emulator
+    that have bugs, too."""
     for folder in ("cute_kernels", "codegen"):
         shutil.copytree(ROOT / folder, root / folder)
     (root / "cute_kernels" / _HEADER).write_text(_DECLARATION)
     for number, bug in enumerate(bugs, start=1):
         for edit in bug.edits:
             apply(edit, number, root / "cute_kernels" / edit.file)
-    # NOTE: in the edited files alone, so that objects without any are those in the cache.
     for file in {edit.file for bug in bugs for edit in bug.edits}:
         path = root / "cute_kernels" / file
         path.write_text(f'#include "cute_kernels/{_HEADER}"\n{path.read_text()}')
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compilation, emulated, toolchain):
-            patch.setattr(module, "ROOT", root)
+        patch.setattr(toolchain, "ROOT", root)
         features = features or (EMULATED_PAGED if paged else None)
-        libraries = build_emulated(configs.values(), features=features)
-    return {name: libraries[config] for name, config in configs.items()}
+        kernels = emulated_kernels(list(configs.values()), features=features)
+        compiler = toolchain.emulator_compiler()
+    folder = root / "cute_kernels" / "emulator"
+    instead = [Compilation.of_file(folder / f"{name}.cpp", compiler) for name in machine]
+    return dict(zip(configs, link_with_machine(kernels, instead), strict=True))
 
 
 def apply(edit: Edit, number: int, path: Path) -> None:

@@ -503,4 +503,4 @@ BUGS = [
 
 @pytest.fixture(scope="session")
 def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return build_planted(BUGS, CONFIGS, tmp_path_factory.mktemp("planted_sm90"))
+    return build_planted(BUGS, CONFIGS, tmp_path_factory.mktemp("planted_sm90"), machine=["run"])

@@ -1,0 +1,42 @@
+"""The config that runs a problem with a variant, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from pyflash.config import Arch, parse
+from pyflash.op.errors import call
+from pyflash.op.selection import (
+    Problem,
+    Selection,
+    architecture_of,
+    problem_arguments,
+)
+from pyflash.op.variants.arguments import as_variant
+from pyflash.op.variants.jit import default_config
+from pyflash.variant import Variant
+
+
+def select(problem: Problem, variant: Variant | str) -> Selection:
+    """`pyflash.select` of a call with a variant. Raises what the call would raise, and names the
+    config that `compile=True` compiles."""
+    sm_arch, n_sms = architecture_of(problem.device)
+    try:
+        short_form, num_splits, reason = call(
+            torch.ops.pyflash.select_variant,
+            **problem_arguments(problem),
+            text=as_variant(variant).portable,
+            sm_arch=sm_arch,
+            n_sms=n_sms,
+        )
+    except RuntimeError as error:
+        if "compile=True" not in str(error):
+            raise
+        config = default_config(problem.dtype, problem.d_head, Arch.of(sm_arch))
+        raise RuntimeError(f"{error}, which compiles it for '{config}'") from None
+    backward = (
+        "none: a variant has no gradients on a GPU, but for backward='reference'"
+        if sm_arch
+        else "the formula in float32"
+    )
+    return Selection(parse(short_form), num_splits, reason, backward)
