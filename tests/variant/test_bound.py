@@ -49,7 +49,11 @@ def test_a_tensor_of_torch_is_bound():
         ("x", True, "x is True: expected a number, f32"),
         ("x", "1", "x is '1': expected a number, f32"),
         ("flag", 1, "flag is 1: expected a number, bool"),
-        ("other", 1, "other is no parameter of a: expected values of slope, half, n, wide, x, flag"),
+        (
+            "other",
+            1,
+            "other is no parameter of a: expected values of slope, half, n, wide, x, flag",
+        ),
     ],
 )
 def test_other_values_are_refused(name, value, words):
