@@ -90,6 +90,49 @@ CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
   return reinterpret_cast<uint32_t const&>(packed);
 }
 
+// Two e4m3 of four in a register, the upper or the lower two, as a pair of elements, exactly; NaN stays NaN.
+template <bool kUpper>
+CUTE_DEVICE uint32_t unpack_e4m3(uint32_t bytes, cutlass::half_t) {
+  uint32_t unpacked;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (kUpper) {
+    asm("{\n"
+        ".reg .b16 lower, upper;\n"
+        "mov.b32 {lower, upper}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, upper;\n"
+        "}\n"
+        : "=r"(unpacked)
+        : "r"(bytes));
+  } else {
+    asm("{\n"
+        ".reg .b16 lower, upper;\n"
+        "mov.b32 {lower, upper}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, lower;\n"
+        "}\n"
+        : "=r"(unpacked)
+        : "r"(bytes));
+  }
+#else
+  // Exponents of the same bits are 2^8 apart in the two formats.
+  uint32_t const pair = __byte_perm(bytes, 0, kUpper ? 0x4342 : 0x4140);
+  uint32_t const magnitudes = pair & 0x007f007f;
+  uint32_t const nan = ((magnitudes + 0x00010001) & 0x00800080) >> 7;  // 1 of 0x7f alone
+  unpacked = (pair & 0x00800080) << 8 | magnitudes << 7;
+  asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(unpacked) : "r"(0x5c005c00));  // 2^8
+  unpacked |= nan * 0x7fff;
+#endif
+  return unpacked;
+}
+template <bool kUpper>
+CUTE_DEVICE uint32_t unpack_e4m3(uint32_t bytes, cutlass::bfloat16_t) {
+  uint32_t const halves = unpack_e4m3<kUpper>(bytes, cutlass::half_t{});
+  float2 const values = __half22float2(reinterpret_cast<__half2 const&>(halves));
+  return pack2(values.x, values.y, cutlass::bfloat16_t{});
+}
+
+// Bytes 0, 2, 1 and 3 of a register.
+CUTE_DEVICE uint32_t swap_inner_bytes(uint32_t bytes) { return __byte_perm(bytes, 0, 0x3120); }
+
 // Adds to a global float atomically, in any order.
 CUTE_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;\n" ::"l"(address), "f"(value) : "memory");
@@ -174,6 +217,13 @@ float clamp(float x, float limit);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);
+uint32_t unpack_e4m3(uint32_t pair, cutlass::half_t);
+uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t);
+template <bool kUpper, class Element>
+uint32_t unpack_e4m3(uint32_t bytes, Element) {
+  return unpack_e4m3(kUpper ? bytes >> 16 : bytes, Element{});
+}
+uint32_t swap_inner_bytes(uint32_t bytes);
 
 void reduce_add(float* address, float value);
 float wait_until_at_most(float const* address, float bound);

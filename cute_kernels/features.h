@@ -17,6 +17,7 @@ struct ForwardFeatures {
   bool alibi_slopes = false;
   bool paged_kv = false;      // K and V lie in pages
   bool listed_tiles = false;  // the tiles of sequences of different lengths, from a list
+  bool fp8_kv = false;        // K and V are e4m3, with scales
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -33,8 +34,10 @@ struct ForwardFeatures {
       {"sinks", &ForwardFeatures::sinks},
       {"alibi_slopes", &ForwardFeatures::alibi_slopes},
       {"paged_kv", &ForwardFeatures::paged_kv},
-      {"listed_tiles", &ForwardFeatures::listed_tiles}};
-  static constexpr bool ForwardFeatures::* kExact[] = {&ForwardFeatures::paged_kv};
+      {"listed_tiles", &ForwardFeatures::listed_tiles},
+      {"fp8_kv", &ForwardFeatures::fp8_kv}};
+  static constexpr bool ForwardFeatures::* kExact[] = {&ForwardFeatures::paged_kv,
+                                                       &ForwardFeatures::fp8_kv};
 };
 
 namespace pyflash {
@@ -56,6 +59,7 @@ inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_
   ForwardFeatures needed =
       features_needed(static_cast<ForwardParams const&>(params), d_head_of_config);
   needed.listed_tiles = params.has_tile_list();
+  needed.fp8_kv = params.has_fp8_kv();
   return needed;
 }
 

@@ -164,6 +164,14 @@ struct ForwardParams : ForwardParamsWithoutPages {
   }
 };
 
+// What elements of K and V in e4m3 count: a number for each of their heads, on the device.
+struct KvScales {
+  float const* k = nullptr;  // nullptr: K and V are of q's type
+  float const* v = nullptr;
+  int k_stride = 0;  // elements between heads; 0: all share one
+  int v_stride = 0;
+};
+
 // A problem, and the list of its tiles where the device makes one.
 // NOTE: kernels without lists get ForwardParams alone, in which members have their places.
 struct ListedForwardParams : ForwardParams {
@@ -173,6 +181,10 @@ struct ListedForwardParams : ForwardParams {
   // Sequences of other lengths are another kernel's.
   int least_listed_rows = 0;
   int most_listed_rows = kNoWindow;
+
+  KvScales kv_scales = {};
+
+  constexpr bool has_fp8_kv() const { return kv_scales.k != nullptr; }
 
   constexpr bool has_tile_list() const { return tile_queries > 0; }
   constexpr TileListing tile_listing() const {

@@ -154,7 +154,8 @@ void forward_paged(StableIValue* stack, bool into) {
             .k = arguments.take_tensor("k_cache"),
             .v = arguments.take_tensor("v_cache")};
   call.paging = Paging{.block_table = arguments.take_tensor("block_table"),
-                       .seqlens_k = arguments.take_tensor("seqlens_k")};
+                       .seqlens_k = arguments.take_tensor("seqlens_k"),
+                       .packed = {}};
   auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
   auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
   require(cu_seqlens_q.has_value() || !max_seqlen_q.has_value(),
@@ -164,6 +165,8 @@ void forward_paged(StableIValue* stack, bool into) {
   if (cu_seqlens_q) {
     call.paging->packed = PackedQueries{*cu_seqlens_q, *max_seqlen_q};
   }
+  call.paging->k_scale = arguments.take_optional_tensor("k_scale");
+  call.paging->v_scale = arguments.take_optional_tensor("v_scale");
   call.options = arguments.take_options();
   Problem problem = problem_of(call);
   Tensor const& q = arguments.tensor(0);

@@ -271,7 +271,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   std::string const pages =
       "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, "
-      "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None";
+      "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None, Tensor? k_scale=None, "
+      "Tensor? v_scale=None";
   m.def(forward_schema("fwd_paged", pages).c_str());
   m.def(("fwd_paged.out(Tensor q, " + pages + ", *, " + options_schema() +
          ", Tensor(a!) out, Tensor(b!) lse) -> ()")

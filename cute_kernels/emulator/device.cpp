@@ -51,6 +51,24 @@ uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
   return pack<cutlass::bfloat16_t>(lo, hi);
 }
 
+float number_of_e4m3(uint32_t bits) {
+  uint32_t const magnitude = bits & 0x7f;
+  float const value = magnitude == 0x7f ? NAN
+                      : magnitude < 8
+                          ? std::ldexp(float(magnitude), -9)
+                          : std::ldexp(float(8 + magnitude % 8), int(magnitude / 8) - 10);
+  return bits & 0x80 ? -value : value;
+}
+uint32_t unpack_e4m3(uint32_t pair, cutlass::half_t) {
+  return pack<cutlass::half_t>(number_of_e4m3(pair), number_of_e4m3(pair >> 8));
+}
+uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t) {
+  return pack<cutlass::bfloat16_t>(number_of_e4m3(pair), number_of_e4m3(pair >> 8));
+}
+uint32_t swap_inner_bytes(uint32_t bytes) {
+  return (bytes & 0xff0000ff) | (bytes >> 8 & 0xff00) | (bytes << 8 & 0xff0000);
+}
+
 void* dynamic_smem_address() { return machine->dynamic_smem(); }
 
 }  // namespace pyflash::device

@@ -75,8 +75,15 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
 
   Mapping mapping(emulator);
   mapping.map("q", params.q, 2, dims_q, Role::kInput);
-  mapping.map("k", kv.k.data, 2, dims_k, Role::kInput);
-  mapping.map("v", kv.v.data, 2, dims_v, Role::kInput);
+  int const kv_bytes = params.has_fp8_kv() ? 1 : 2;
+  mapping.map("k", kv.k.data, kv_bytes, dims_k, Role::kInput);
+  mapping.map("v", kv.v.data, kv_bytes, dims_v, Role::kInput);
+  KvScales& scales = params.kv_scales;
+  auto const dims_of_scale = [&](int stride) {
+    return std::vector<Dim>{{stride == 0 ? 1 : kv.heads, stride}};
+  };
+  mapping.map("k_scale", scales.k, 4, dims_of_scale(scales.k_stride), Role::kInput);
+  mapping.map("v_scale", scales.v, 4, dims_of_scale(scales.v_stride), Role::kInput);
   mapping.map("o", params.o, 2, dims_o, Role::kOutput);
   mapping.map("lse", params.lse, 4, dims_lse, Role::kOutput);
   mapping.map("o_partial", params.o_partial, 4, dims_o_partial, Role::kOutput);

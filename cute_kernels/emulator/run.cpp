@@ -142,7 +142,8 @@ char const* Run::begin_phase(int phase) {
 
 bool Run::takes_tensor(std::string_view name) const {
   constexpr std::string_view kInputs[] = {
-      "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seqlens_k"};
+      "q",           "k",         "v",       "cu_seqlens_q", "cu_seqlens_k",
+      "block_table", "seqlens_k", "k_scale", "v_scale"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
                name.starts_with(kVariant);
   for_each_per_head_option(
@@ -184,7 +185,8 @@ Call Run::call() const {
   Call call{.q = view("q"), .k = view("k"), .v = view("v"), .packing = {}, .options = options_};
   auto const cu_seqlens_q = optional_view("cu_seqlens_q");
   if (auto const block_table = optional_view("block_table")) {
-    call.paging = Paging{*block_table, view("seqlens_k"), std::nullopt};
+    call.paging = Paging{*block_table, view("seqlens_k"), std::nullopt, optional_view("k_scale"),
+                         optional_view("v_scale")};
     if (cu_seqlens_q) {
       call.paging->packed = PackedQueries{*cu_seqlens_q, max_seqlen_q_};
     }

@@ -77,6 +77,20 @@ Pages pages_of(Paging const& paging, Input const& k) {
           .number = static_cast<int>(k.extents[kBatch])};
 }
 
+KvScales kv_scales_of(Paging const& paging) {
+  if (!paging.has_fp8()) {
+    return {};
+  }
+  TensorView const &k = *paging.k_scale, &v = *paging.v_scale;
+  auto const stride_of = [](TensorView const& scale) {
+    return scale.rank == 0 || scale.sizes[0] <= 1 ? 0 : static_cast<int>(scale.strides[0]);
+  };
+  return {.k = static_cast<float const*>(k.data),
+          .v = static_cast<float const*>(v.data),
+          .k_stride = stride_of(k),
+          .v_stride = stride_of(v)};
+}
+
 // Refuses lengths beyond the table, and numbers of no page among those that are read: of keys that some query of the sequence
 // attends.
 void check_values_of_pages(Problem const& problem, Paging const& paging, Input const& k) {
@@ -188,6 +202,7 @@ Problem problem_as_asked(Call const& call, int64_t max_d_head) {
   }
   if (call.paging) {
     check_pages(*call.paging, batch, k);
+    check_kv_scales(*call.paging, k);
   }
   check_options(options);
   check_per_head_options(options, batch, q);
@@ -196,6 +211,7 @@ Problem problem_as_asked(Call const& call, int64_t max_d_head) {
   set_tensors(problem, q, k, v, sequences_of_keys(call, k));
   if (call.paging) {
     problem.params.pages = pages_of(*call.paging, k);
+    problem.params.kv_scales = kv_scales_of(*call.paging);
   }
   if (has_packed_queries) {
     auto const& [cu_seqlens, max_seqlen] =

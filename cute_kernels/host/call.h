@@ -29,6 +29,10 @@ struct Paging {
   TensorView block_table;
   TensorView seqlens_k;
   std::optional<PackedQueries> packed;
+  std::optional<TensorView> k_scale = {};  // of caches in e4m3, as is v_scale: (), or (heads_kv,)
+  std::optional<TensorView> v_scale = {};
+
+  bool has_fp8() const { return k_scale.has_value() || v_scale.has_value(); }
 };
 
 struct Call {

@@ -32,7 +32,8 @@ void look_up(CandidatesKey const& key, Candidates& candidates) {
   };
   candidates.tables = tuned_tables();
   ForwardFeatures features = key.features;
-  features.paged_kv = false;  // what was measured without pages stands for problems with them
+  // What was measured without pages stands for problems with them.
+  features.paged_kv = features.fp8_kv = false;
   for (TunedTable const& table : *candidates.tables) {
     if (table.sm_arch != key.sm_arch || table.n_sms != key.n_sms) {
       continue;

@@ -11,6 +11,11 @@ namespace {
 constexpr int kVectorBytes = 16;  // kernels read 16 bytes at a time
 constexpr int kVectorElements = kVectorBytes / 2;
 
+// Of q, k or v.
+int element_bytes(TensorView const& tensor) {
+  return tensor.dtype == ElementType::kFloat8E4M3 ? 1 : 2;
+}
+
 void check_address(TensorView const& tensor, size_t multiple) {
   auto const address = reinterpret_cast<uintptr_t>(tensor.data);
   require(address % multiple == 0, tensor.name, " starts ", address % multiple,
@@ -116,6 +121,11 @@ void check_devices(Call const& call) {
     if (auto const& packed = call.paging->packed) {
       check(packed->cu_seqlens_q);
     }
+    for (auto const& scale : {call.paging->k_scale, call.paging->v_scale}) {
+      if (scale) {
+        check(*scale);
+      }
+    }
   }
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto const& tensor = call.options.*option.member) {
@@ -130,6 +140,11 @@ DType check_dtypes(Call const& call) {
   require(is_half || q.dtype == ElementType::kBFloat16, "q is ", q.dtype,
           ": expected float16 or bfloat16");
   for (TensorView const* tensor : {&call.k, &call.v}) {
+    if (call.paging && call.paging->has_fp8()) {
+      require(tensor->dtype == ElementType::kFloat8E4M3, "k_scale and v_scale came with a ",
+              tensor->name, " of ", tensor->dtype, ": expected them with float8_e4m3fn alone");
+      continue;
+    }
     require(tensor->dtype == q.dtype, tensor->name, " is ", tensor->dtype, ": expected ", q.dtype,
             " as q");
   }
@@ -173,10 +188,11 @@ void check_memory(Input const& input) {
           input.strides[kColumn], " in its last dimension: expected 1, call .contiguous()");
   check_address(input.view, kVectorBytes);
   char const* const strides[] = {"batch", "row", "head"};
+  int const multiple = kVectorBytes / element_bytes(input.view);
   for (int axis : {kBatch, kRow, kHead}) {
-    require(input.extents[axis] <= 1 || input.strides[axis] % kVectorElements == 0, name, " has a ",
+    require(input.extents[axis] <= 1 || input.strides[axis] % multiple == 0, name, " has a ",
             strides[axis], " stride of ", input.strides[axis], " elements: expected a multiple of ",
-            kVectorElements, " (", kVectorBytes, " bytes), call .contiguous()");
+            multiple, " (", kVectorBytes, " bytes), call .contiguous()");
   }
 }
 
@@ -206,8 +222,29 @@ int64_t check_packed_queries(PackedQueries const& packed, Input const& q) {
   return packed.cu_seqlens_q.sizes[0] - 1;
 }
 
+void check_kv_scales(Paging const& paging, Input const& k) {
+  if (!paging.has_fp8()) {
+    return;
+  }
+  require(paging.k_scale.has_value(), "v_scale came without k_scale: expected both, or neither");
+  require(paging.v_scale.has_value(), "k_scale came without v_scale: expected both, or neither");
+  int64_t const heads_kv = k.extents[kHead];
+  for (TensorView const* scale : {&*paging.k_scale, &*paging.v_scale}) {
+    bool const fits = scale->rank == 0 || (scale->rank == 1 && scale->sizes[0] == heads_kv);
+    require(scale->dtype == ElementType::kFloat32 && fits, scale->name, " is ", scale->dtype,
+            " of shape ", ShapeOf{*scale}, ": expected float32, () or (", heads_kv, ",)");
+    check_address(*scale, sizeof(float));
+    require(scale->rank == 0 || (0 <= scale->strides[0] && scale->strides[0] <= kMaxExtent),
+            scale->name, " has stride ", scale->strides[0], ": expected one from 0 to ",
+            kMaxExtent);
+  }
+  int64_t const d_head = k.extents[kColumn];
+  require(d_head % kVectorBytes == 0, "q has d_head ", d_head, ": expected a multiple of ",
+          kVectorBytes, " with caches of float8_e4m3fn");
+}
+
 void check_pages(Paging const& paging, int64_t batch, Input const& k) {
-  auto const& [table, seqlens_k, packed] = paging;
+  TensorView const &table = paging.block_table, &seqlens_k = paging.seqlens_k;
   for (TensorView const* tensor : {&table, &seqlens_k}) {
     require(tensor->dtype == ElementType::kInt32, tensor->name, " is ", tensor->dtype,
             ": expected int32");

@@ -52,6 +52,9 @@ int64_t check_packing(Packing const& packing, Input const& q, Input const& k);
 // The same of packed queries on pages.
 int64_t check_packed_queries(PackedQueries const& packed, Input const& q);
 
+// Checks the scales of caches in e4m3, and what such caches need of d_head.
+void check_kv_scales(Paging const& paging, Input const& k);
+
 // Checks the block table and the lengths of `batch` sequences.
 void check_pages(Paging const& paging, int64_t batch, Input const& k);
 

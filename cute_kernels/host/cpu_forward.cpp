@@ -86,15 +86,27 @@ class QBlock {
       // NOTE: what no row attends may not be there, or be NaN.
       int const begin_loaded = std::max(attended.begin - first_key, 0);
       int const end_loaded = std::min(attended.end - first_key, n_columns);
-      auto const row_of = [&](KvTensor const& tensor, int r) {
-        KeyPlace const place = kv_.place_of(batch, k_rows, first_key + r, HostLoader{});
-        return tensor.at<Element>(place.batch, head_kv, place.row);
+      auto const load_K_and_V = [&]<class KvElement>(KvElement) {
+        auto const rows_of = [&](KvTensor const& tensor) {
+          return [&](int r) {
+            KeyPlace const place = kv_.place_of(batch, k_rows, first_key + r, HostLoader{});
+            return tensor.at<KvElement>(place.batch, head_kv, place.row);
+          };
+        };
+        load_transposed(Kt_, begin_loaded, end_loaded, d_head, rows_of(kv_.k));
+        load_rows(V_, begin_loaded, end_loaded, d_head, rows_of(kv_.v));
       };
-      load_transposed(Kt_, begin_loaded, end_loaded, d_head,
-                      [&](int r) { return row_of(kv_.k, r); });
-      load_rows(V_, begin_loaded, end_loaded, d_head, [&](int r) { return row_of(kv_.v, r); });
+      if (params_.has_fp8_kv()) {
+        load_K_and_V(Float8E4M3{});
+      } else {
+        load_K_and_V(Element{});
+      }
       S_.clear();
       accumulate(S_, Q_, Kt_);
+      if (params_.has_fp8_kv()) {
+        float const scale = params_.kv_scales.k[head_kv * params_.kv_scales.k_stride];
+        std::for_each(S_.data.begin(), S_.data.end(), [=](float& s) { s *= scale; });
+      }
       for (int r = 0; r < n_rows; ++r) {
         add_alibi(r, batch, head, aligned + r - first_key);
         int const begin = std::clamp(keys.begin(r) - first_key, 0, n_columns);
@@ -115,7 +127,9 @@ class QBlock {
       }
       accumulate(O_, S_, V_);
     }
-    store(batch, head, first_row, q_rows.begin, n_rows);
+    float const v_scale =
+        params_.has_fp8_kv() ? params_.kv_scales.v[head_kv * params_.kv_scales.v_stride] : 1.f;
+    store(batch, head, first_row, q_rows.begin, n_rows, v_scale);
   }
 
  private:
@@ -245,7 +259,8 @@ class QBlock {
   }
 
   // first_row: in the sequence, which begins at sequence_row of the tensor.
-  void store(int64_t batch, int64_t head, int64_t first_row, int64_t sequence_row, int n_rows) {
+  void store(int64_t batch, int64_t head, int64_t first_row, int64_t sequence_row, int n_rows,
+             float v_scale) {
     TensorStrides const& strides = params_.o_strides;
     Element* const o =
         static_cast<Element*>(params_.o) + strides.offset_of(batch, head, sequence_row);
@@ -256,7 +271,7 @@ class QBlock {
       Final const final = finalise(r, sink_of(head, row));
       lse[row] = final.lse;
       std::transform(O_.row(r), O_.row(r) + params_.d_head, o + row * strides.row,
-                     [=](float value) { return Element(value * final.scale); });
+                     [=](float value) { return Element(value * final.scale * v_scale); });
     }
   }
 

@@ -51,4 +51,19 @@ struct BFloat16 {
   explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 };
 
+// An element of a cache in e4m3.
+struct Float8E4M3 {
+  uint8_t bits;
+
+  explicit operator float() const {
+    constexpr uint32_t kNaN = 0x7f, kRebias = (127 - 7) << 3;
+    uint32_t const magnitude = bits & 0x7f;
+    float const subnormal = static_cast<float>(magnitude) / 512;
+    uint32_t const value = magnitude == kNaN ? 0x7fc00000
+                           : magnitude < 8   ? std::bit_cast<uint32_t>(subnormal)
+                                             : (magnitude + kRebias) << 20;
+    return std::bit_cast<float>(value | uint32_t(bits & 0x80) << 24);
+  }
+};
+
 }  // namespace pyflash

@@ -18,6 +18,7 @@ enum class ElementType {
   kInt64,
   kUInt8,
   kBool,
+  kFloat8E4M3,
   kOther
 };
 

@@ -18,7 +18,7 @@ class Features(KernelFeatures):
     """What a kernel can do, or what a problem needs."""
 
     struct: ClassVar[str] = "ForwardFeatures"
-    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv"})
+    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv", "fp8_kv"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -28,6 +28,7 @@ class Features(KernelFeatures):
     alibi_slopes: bool = False
     paged_kv: bool = False  # k and v in pages, and lengths on the device
     listed_tiles: bool = False  # of packed sequences of different lengths
+    fp8_kv: bool = False  # k and v in e4m3, with scales
 
 
 NAMES = Features.names()
@@ -71,7 +72,19 @@ _UNLISTED = tuple(
 )
 
 
-BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED))
+# Those that read caches of e4m3, which are in pages.
+FP8 = tuple(
+    map(
+        Features.parse,
+        (
+            "paged_kv+fp8_kv",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv"
+            "+fp8_kv",
+        ),
+    )
+)
+
+BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED, *FP8))
 
 # The combinations that the emulator runs: every code path of a kernel in fewer instantiations,
 # because the host compiler takes seconds for each.
@@ -94,6 +107,9 @@ EMULATED_PAGED = (
         "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv"
     ),
 )
+
+# And of caches of e4m3.
+EMULATED_FP8 = FP8
 
 FORWARD = Op(
     name="forward",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
-from pyflash.config.features import EMULATED_PAGED
+from pyflash.config.features import EMULATED_FP8, EMULATED_PAGED
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
@@ -112,6 +112,8 @@ def emulate_paged(
     *,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     """`emulate` over keys and values in pages, as `pyflash.attention_paged` takes them.
@@ -119,7 +121,7 @@ def emulate_paged(
     What block_table, seqlens_k and cu_seqlens_q hold is checked as little as on a GPU. `options`
     are the others of `emulate`. Returns (out, lse, report).
     """
-    pages = (block_table, seqlens_k, cu_seqlens_q, max_seqlen_q)
+    pages = (block_table, seqlens_k, cu_seqlens_q, max_seqlen_q, k_scale, v_scale)
     return _emulate("emulate_paged", (q, k_cache, v_cache), config, pages=pages, **options)
 
 
@@ -146,7 +148,9 @@ def _emulate(
     refuse_other_op(config, FORWARD)
     captured = None
     if variant is None:
-        (library,) = build_emulated([config], features=EMULATED_PAGED if pages else None).values()
+        has_scales = named.get("k_scale") is not None
+        of_pages = EMULATED_FP8 if has_scales else EMULATED_PAGED
+        (library,) = build_emulated([config], features=of_pages if pages else None).values()
     else:
         captured = captured_of(variant, tensors)
         features = [features_asked(options, inputs[0].shape[-1], config)]
@@ -166,7 +170,7 @@ def _emulate(
 
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-_PAGES = ("block_table", "seqlens_k", "cu_seqlens_q", "max_seqlen_q")
+_PAGES = ("block_table", "seqlens_k", "cu_seqlens_q", "max_seqlen_q", "k_scale", "v_scale")
 
 
 def run_library(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyflash.config import parse_short_form
 from pyflash.op.errors import check_device, dtype_name, require
+from pyflash.op.fp8 import E4M3
 from pyflash.op.options import TENSORS
 
 _PADDED = ("batch", "seqlen", "heads", "d_head")
@@ -55,10 +56,13 @@ def _fwd_paged(
     seqlens_k: Tensor,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     axes = _PADDED if cu_seqlens_q is None else _PACKED
-    _check_tensors(axes, _PAGES, q, k_cache=k_cache, v_cache=v_cache)
+    dtype = q.dtype if k_scale is None and v_scale is None else E4M3
+    _check_tensors(axes, _PAGES, q, dtype, k_cache=k_cache, v_cache=v_cache)
     check_device(q, block_table=block_table, seqlens_k=seqlens_k)
     if cu_seqlens_q is not None:
         check_device(q, cu_seqlens_q=cu_seqlens_q)
@@ -86,21 +90,26 @@ def _fwd_paged_out(*inputs: Any, out: Tensor, lse: Tensor, **options: Any) -> No
 def check_forward(q: Tensor, k: Tensor, v: Tensor, packed: bool, **options: Any) -> None:
     """q, k and v, and the options."""
     axes = _PACKED if packed else _PADDED
-    _check_tensors(axes, axes, q, k=k, v=v)
+    _check_tensors(axes, axes, q, q.dtype, k=k, v=v)
     _check_options(q, **options)
 
 
 def _check_tensors(
-    axes: tuple[str, ...], axes_k: tuple[str, ...], q: Tensor, **others: Tensor
+    axes: tuple[str, ...],
+    axes_k: tuple[str, ...],
+    q: Tensor,
+    dtype: torch.dtype,
+    **others: Tensor,
 ) -> None:
-    """others: K and V."""
+    """others: K and V, of this dtype."""
     check_device(q, **others)
     require(q.dtype in _DTYPES, f"q is {dtype_name(q.dtype)}: expected float16 or bfloat16")
     for name, x in {"q": q, **others}.items():
         expected = axes if name == "q" else axes_k
         require(
-            x.dtype == q.dtype,
-            f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(q.dtype)} as q",
+            x.dtype == (q.dtype if name == "q" else dtype),
+            f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(dtype)}"
+            f"{' as q' if dtype == q.dtype else ''}",
         )
         require(
             x.dim() == len(expected),

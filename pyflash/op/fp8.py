@@ -1,19 +1,15 @@
 """Caches in float8_e4m3fn: an element times the scale of its head is what it stands for.
 
-Attention over them is computed on the CPU alone. Each e4m3 number is one of float16 and of
-bfloat16, so scales are applied to scores and to out, and nothing but these is rounded.
+Each e4m3 number is one of float16 and of bfloat16, so attention applies the scales to scores and to
+out, and nothing but these is rounded. The scales stay on their device.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyflash.op.errors import check_device, dtype_name, require
-from pyflash.op.options import TENSORS, softmax_scale_of
 
 E4M3 = torch.float8_e4m3fn
 _LARGEST = 448.0
@@ -47,40 +43,3 @@ def quantised(x: Tensor, scale: Tensor) -> Tensor:
     """x, (n, heads_kv, d_head), in e4m3; what exceeds its range becomes the largest number."""
     scaled = x.float() / scale.reshape(-1, 1)
     return scaled.clamp(-_LARGEST, _LARGEST).to(E4M3)
-
-
-def attention_over_fp8(
-    attend: Callable[..., tuple[Tensor, Tensor]],
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k_scale: Tensor,
-    v_scale: Tensor,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) by attend(q, k_cache, v_cache, **options) over caches in the dtype of q. Where K
-    has a scale for each head, a call for each."""
-    require(
-        q.device.type == "cpu",
-        "k_cache is float8_e4m3fn: expected float16 or bfloat16 on a GPU, whose kernels do not "
-        "read float8",
-    )
-    heads_kv = k_cache.shape[2]
-    scale = softmax_scale_of(options, q.shape[-1])
-    k_scales = k_scale.reshape(-1).tolist()
-    parts = []
-    n_kv, n = heads_kv // len(k_scales), q.shape[-2] // len(k_scales)
-    for i, of_k in enumerate(k_scales):
-        heads, heads_k = slice(i * n, (i + 1) * n), slice(i * n_kv, (i + 1) * n_kv)
-        of_heads = {
-            name: options[name][..., heads].contiguous()
-            for name in TENSORS
-            if options.get(name) is not None
-        }
-        caches = (x[:, :, heads_k].to(q.dtype) for x in (k_cache, v_cache))
-        given = {**options, **of_heads, "softmax_scale": scale * of_k}
-        parts.append(attend(q[..., heads, :], *caches, **given))
-    out = torch.cat([part[0] for part in parts], -2)
-    lse = torch.cat([part[1] for part in parts], -2)
-    of_v = v_scale.expand(heads_kv).repeat_interleave(q.shape[-2] // max(heads_kv, 1))
-    return (out.float() * of_v[:, None]).to(q.dtype), lse

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
 from pyflash.op.errors import call, check_type, check_types, require
-from pyflash.op.fp8 import attention_over_fp8, check_scales
+from pyflash.op.fp8 import check_scales, is_fp8
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
 
@@ -110,8 +110,9 @@ def attention_paged(
     (heads, total_q), float32. There are no gradients. out: a contiguous tensor of q's shape and
     dtype, which is written and returned. batch_invariant: as for `attention`.
 
-    The caches may be float8_e4m3fn on the CPU, with k_scale and v_scale, float32, () or
-    (heads_kv,), by which their elements count; a GPU refuses them.
+    The caches may be float8_e4m3fn, with k_scale and v_scale, float32, () or (heads_kv,), by which
+    their elements count; d_head is a multiple of 16 then. batch_invariant takes them on the CPU
+    alone.
 
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking
@@ -125,20 +126,20 @@ def attention_paged(
     if max_seqlen_q is not None:
         check_type("max_seqlen_q", max_seqlen_q, "int")
     arguments = invariant_arguments(batch_invariant, arguments, q)
-    inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q)
-    if k_scale is not None or v_scale is not None:
+    inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q, k_scale, v_scale)
+    if k_scale is not None or v_scale is not None or is_fp8(k_cache):
         check_type("k_scale", k_scale, "tensor or None")
         check_type("v_scale", v_scale, "tensor or None")
+        require(
+            k_cache.dim() == 4, f"k_cache has shape {tuple(k_cache.shape)}: expected 4 dimensions"
+        )
         check_scales(k_cache, k_scale, v_scale)
-
-        def attend(*qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-            return call(torch.ops.pyflash.fwd_paged, *qkv, *inputs[3:], **options)
-
-        assert k_scale is not None and v_scale is not None  # noqa: PT018
-        scales = (k_scale, v_scale)
-        made, lse = attention_over_fp8(attend, q, k_cache, v_cache, *scales, arguments)
-        out = made if out is None else out.copy_(made)
-    elif out is None:
+        require(
+            not batch_invariant or q.device.type != "cuda",
+            "batch_invariant came with caches of float8_e4m3fn: expected float16 or bfloat16 on a "
+            "GPU, where the warps of a tile share keys by how many rows it has",
+        )
+    if out is None:
         out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
     else:
         *batch, seqlen_q, heads, _ = q.shape

@@ -131,12 +131,45 @@ def test_wrong_scales_are_refused_in_words(given, said):
 def test_missing_and_idle_scales_are_refused_in_words():
     cache, tensors, given = fp8_cache((37,), FP16, "of all")
     q, k = torch.randn(1, 1, 4, 64).half(), torch.randn(1, 2, 64).half()
-    with pytest.raises(ValueError, match="k_cache is of another dtype: expected float16 as q"):
+    with pytest.raises(ValueError, match="k_scale is None: expected it with caches of float8"):
         pyflash.attention_paged(q, *tensors)
     with pytest.raises(ValueError, match="k_scale is None: expected it with caches of float8"):
         pyflash.append_kv(k, k, *tensors[:2], torch.tensor([0]))
     with pytest.raises(ValueError, match="k_scale came with a cache of float16: expected it wit"):
         pyflash.attention_paged(q, *cache.tensors, **given)
-    elsewhere = [x.to("meta") for x in (q, *tensors)]
-    with pytest.raises(ValueError, match="whose kernels do not read float8"):
-        pyflash.attention_paged(*elsewhere, k_scale=ONE.to("meta"), v_scale=ONE.to("meta"))
+
+
+def test_the_op_itself_refuses_in_words():
+    _, tensors, given = fp8_cache((37,), FP16, "of all")
+    q = torch.randn(1, 1, 4, 64).half()
+    op = torch.ops.pyflash.fwd_paged
+    with pytest.raises(RuntimeError, match="k_cache is float8_e4m3fn: expected float16 as q"):
+        op(q, *tensors)
+    with pytest.raises(RuntimeError, match="k_scale came without v_scale: expected both, or"):
+        op(q, *tensors, k_scale=ONE)
+    with pytest.raises(RuntimeError, match=r"v_scale is float32 of shape \(3,\): expected float32"):
+        op(q, *tensors, k_scale=ONE, v_scale=torch.ones(3))
+    with pytest.raises(RuntimeError, match="k_scale and v_scale came with a k_cache of float16"):
+        op(q, *(x.half() for x in tensors[:2]), *tensors[2:], **given)
+    narrow = [x[..., :24] for x in tensors[:2]]
+    with pytest.raises(RuntimeError, match="d_head 24: expected a multiple of 16 with caches of"):
+        op(q[..., :24].contiguous(), *narrow, *tensors[2:], **given)
+
+
+def test_fakes_take_them():
+    _, tensors, given = fp8_cache((37,), FP16, "of each head")
+    q = torch.randn(1, 1, 4, 64).half()
+    arguments = (q, *tensors, None, None, *given.values())
+    torch.library.opcheck(
+        torch.ops.pyflash.fwd_paged.default, arguments, test_utils=("test_faketensor",)
+    )
+
+
+def test_scales_of_any_strides_and_views():
+    """Those of several layers may lie in one tensor."""
+    _, tensors, given = fp8_cache((37, 3), FP16, "of each head")
+    q = torch.randn(2, 1, 4, 64).half()
+    expected = pyflash.attention_paged(q, *tensors, **given)
+    strided = {name: torch.stack([x, x + 1], -1)[:, 0] for name, x in given.items()}
+    assert strided["k_scale"].stride() == (2,)
+    assert torch.equal(pyflash.attention_paged(q, *tensors, **strided), expected)

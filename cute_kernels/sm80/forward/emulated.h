@@ -8,6 +8,7 @@
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm80/forward/forward_kernel.cuh"
+#include "cute_kernels/sm80/forward/fp8.h"
 #include "cute_kernels/sm80/forward/grid.h"
 #include "cute_kernels/sm80/forward/host.h"
 #include "cute_kernels/sm80/forward/listed.h"
@@ -21,7 +22,11 @@ void run_thread(void const* params) {
       *static_cast<variant::ParamsOf<ListedForwardParams, Variant> const*>(params);
   bool const covered = run_first_that_covers<ForwardFeatures, kBuilt...>(
       features_needed(problem, kConfig.d_head), [&](auto features) {
-        sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value, Variant>(problem);
+        if constexpr (features.value.fp8_kv) {
+          sm80::fp8_cta<sm80::KernelTraits<kConfig>, features.value>(problem);
+        } else {
+          sm80::forward_cta<sm80::KernelTraits<kConfig>, features.value, Variant>(problem);
+        }
       });
   if (!covered) {
     machine->fail("no built combination of features covers the problem");

@@ -4,6 +4,7 @@
 #include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm80/forward/forward_kernel.cuh"
+#include "cute_kernels/sm80/forward/fp8.h"
 
 namespace pyflash {
 
@@ -12,7 +13,11 @@ __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
                                   of_this_arch(kCtasPerSm<kConfig>))
     flash_forward_kernel(__grid_constant__ ListedForwardParams const params) {
 #if defined(__CUDA_ARCH__)  // the host needs no body
-  sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
+  if constexpr (kFeatures.fp8_kv) {
+    sm80::fp8_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
+  } else {
+    sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
+  }
 #endif
 }
 

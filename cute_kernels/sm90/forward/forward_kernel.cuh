@@ -24,6 +24,7 @@ namespace pyflash::sm90 {
 
 template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
 CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
+  static_assert(!kFeatures.fp8_kv, "the SM90 forward family does not read FP8 caches");
   auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
   int const warp = device::warp_idx();

@@ -93,9 +93,17 @@ _FOREMOST = {(c.dtype, c.d_head, c.B_r): c for c in reversed(RANKED)}.values()
 
 
 def built_features(config: FlashForwardKernelConfig) -> Sequence[Features]:
+    built = tuple(f for f in FORWARD.built if not f.fp8_kv or reads_fp8(config))
     if config in _FOREMOST or config in INVARIANT:
-        return FORWARD.built
-    return tuple(f for f in FORWARD.built if not (f.paged_kv or f.listed_tiles))
+        return built
+    return tuple(f for f in built if not (f.paged_kv or f.listed_tiles))
+
+
+def reads_fp8(config: FlashForwardKernelConfig) -> bool:
+    """Whether its kernel is written for caches of e4m3: a warp has 16 rows of the tile, or, where
+    warps share the keys, at least 16 of each block."""
+    rows = 16 * config.n_warps
+    return config.B_r == rows and config.B_c % rows == 0
 
 
 def fallback(dtype: DType, d_head: int) -> FlashForwardKernelConfig:

@@ -115,7 +115,7 @@ _CAPPED = Features.parse("right_window+left_window+softcap")
 _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
 _BIASED = Features.parse("right_window+left_window+predicated_head_dim+sinks+alibi_slopes")
 # Pages: a config for many queries at each d_head, and one for few.
-_PAGED = tuple(features for features in FORWARD.built if features.paged_kv)
+_PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:

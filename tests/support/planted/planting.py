@@ -22,18 +22,18 @@ import torch
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import ROOT, Compilation
 from pyflash.codegen.emulated import emulated_kernels, link_with_machine
-from pyflash.config import Features, KernelConfig
+from pyflash.config import KernelConfig, KernelFeatures
 from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator import Finding
 from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.variant import Variant
 
 # Which bug is on; 0: none.
-_SWITCH = "pyflash_planted_bug"
+SWITCH = "pyflash_planted_bug"
 _HEADER = "planted.h"
 _DECLARATION = f"""#pragma once
 extern "C" {{
-__attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+__attribute__((visibility("default"))) inline int {SWITCH} = 0;
 }}
 """
 
@@ -108,7 +108,7 @@ def build_planted(
     paged: bool = False,
     machine: Sequence[str] = (),
     variant: Variant | None = None,
-    features: Features | None = None,
+    features: Sequence[KernelFeatures] | None = None,
 ) -> dict[str, Path]:
     """A library of each config, with all bugs in it, for problems in pages or for others, or with a
     variant and these features; `root` is an empty folder for the source. `machine`: sources of the
@@ -128,7 +128,7 @@ def build_planted(
         if variant:
             struct = _planted_struct(bugs, variant)
             patch.setattr(emit, "variant_struct", lambda _: struct)
-        built = [features] if features else EMULATED_PAGED if paged else None
+        built = features or (EMULATED_PAGED if paged else None)
         kernels = emulated_kernels(list(configs.values()), variant, built)
         compiler = toolchain.emulator_compiler()
     folder = root / "cute_kernels" / "emulator"
@@ -155,7 +155,7 @@ def _applied(edit: Edit, number: int, text: str, name: str) -> str:
     assert len(places) == 1, f"{len(places)} places in {name} read {edit.original!r}"
     start, end = places[0].span()
     planted = edit.planted.replace("{original}", text[start:end] + "\n")
-    planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
+    planted = re.sub(r"\bBUG\b", f"({SWITCH} == {number})", planted)
     return text[:start] + planted + text[end:]
 
 
@@ -176,7 +176,7 @@ def is_right(expected: Expected, out: torch.Tensor, lse: torch.Tensor) -> bool:
 @contextmanager
 def switched_on(bugs: Sequence[Bug], bug: Bug, library: Path) -> Iterator[None]:
     """`bugs`: those that the library has."""
-    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), _SWITCH)
+    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), SWITCH)
     switch.value = 1 + bugs.index(bug)
     try:
         yield

@@ -217,4 +217,4 @@ BUGS = [
 @pytest.fixture(scope="session")
 def planted_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("planted_variants")
-    return build_planted(BUGS, CONFIGS, root, variant=whole().normal, features=FEATURES)
+    return build_planted(BUGS, CONFIGS, root, variant=whole().normal, features=[FEATURES])
