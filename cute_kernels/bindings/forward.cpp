@@ -99,6 +99,8 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
+  require(problem.num_splits != kSplitsByLength, "num_splits = ", problem.num_splits,
+          " came with a variant: expected a number from 0 to ", kMaxSplits);
   params.num_splits = std::max(problem.num_splits, 1);
   params.cluster = 1;
   VariantKernel const kernel =
