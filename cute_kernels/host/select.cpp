@@ -171,7 +171,8 @@ CpuSelection named_on_cpu(Problem const& problem, std::string_view named) {
 }
 
 CpuSelection select_on_cpu(Problem const& problem) {
-  CandidatesKey const key = key_of(problem, Gpu{});
+  CandidatesKey key = key_of(problem, Gpu{});
+  key.features.equal_shares = false;  // in one pass there are none
   if (Candidates const& candidates = candidates_for(key); !candidates.all.empty()) {
     return {
         candidates.all.front().kernel.row->config,

@@ -52,8 +52,8 @@ SHARED = tuple(
     map(
         Features.parse,
         (
-            "right_window+equal_shares",
-            "right_window+paged_kv+equal_shares",
+            "equal_shares",
+            "paged_kv+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+equal_shares",
         ),

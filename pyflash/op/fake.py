@@ -55,6 +55,7 @@ def _fwd_paged(
     seqlens_k: Tensor,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    schedule: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     axes = _PADDED if cu_seqlens_q is None else _PACKED
@@ -62,6 +63,8 @@ def _fwd_paged(
     check_device(q, block_table=block_table, seqlens_k=seqlens_k)
     if cu_seqlens_q is not None:
         check_device(q, cu_seqlens_q=cu_seqlens_q)
+    if schedule is not None:
+        check_device(q, schedule=schedule)
     _check_options(q, **options)
     *batch, seqlen_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
