@@ -22,7 +22,7 @@ import torch
 from pyflash.codegen import compilation, emulated, toolchain
 from pyflash.codegen.compilation import ROOT
 from pyflash.codegen.emulated import build_emulated
-from pyflash.config import KernelConfig
+from pyflash.config import KernelConfig, KernelFeatures
 from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator import Finding
 from pyflash.op.reference import Expected, expect, expect_varlen
@@ -98,10 +98,14 @@ def condition(original: str, planted: str, file: str) -> Edit:
 
 
 def build_planted(
-    bugs: Sequence[Bug], configs: Mapping[str, KernelConfig], root: Path, paged: bool = False
+    bugs: Sequence[Bug],
+    configs: Mapping[str, KernelConfig],
+    root: Path,
+    paged: bool = False,
+    features: Sequence[KernelFeatures] | None = None,
 ) -> dict[str, Path]:
-    """A library of each config, with all bugs in it, for problems in pages or for others; `root` is
-    an empty folder for the source."""
+    """A library of each config, with all bugs in it, for problems in pages or for others, or with
+    these features; `root` is an empty folder for the source."""
     for folder in ("cute_kernels", "codegen"):
         shutil.copytree(ROOT / folder, root / folder)
     (root / "cute_kernels" / _HEADER).write_text(_DECLARATION)
@@ -115,7 +119,7 @@ def build_planted(
     with pytest.MonkeyPatch.context() as patch:
         for module in (compilation, emulated, toolchain):
             patch.setattr(module, "ROOT", root)
-        features = EMULATED_PAGED if paged else None
+        features = EMULATED_PAGED if paged else features
         libraries = build_emulated(configs.values(), features=features)
     return {name: libraries[config] for name, config in configs.items()}
 
