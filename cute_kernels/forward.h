@@ -102,7 +102,8 @@ struct Forward {
       Phase<Params>{.is_needed = has_shares, .launch = merge_shares}};
 
   static constexpr std::array<Buffer<Params>, 4> workspace(Params const& params) {
-    int64_t const n_rows = params.has_shares() ? int64_t(2) * params.n_shares * params.rows_of_part()
+    int64_t const n_rows = params.has_shares()
+                               ? int64_t(2) * params.n_shares * params.rows_of_part()
                            : leaves_parts(params) ? params.num_splits * params.lse_strides.split
                                                   : 0;
     return {{{&Params::tile_list, params.has_tile_list() ? params.tile_listing().size() : 0},

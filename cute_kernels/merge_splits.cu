@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kChunk = 8;   // vectors that a thread has in flight
+constexpr int kChunk = 8;  // vectors that a thread has in flight
 
 // How a CTA's threads share rows, splits and columns.
 struct Tiling {

@@ -87,8 +87,8 @@ void take_schedule(TensorView const& given, Forward::Params& params) {
 void check_schedule(TensorView const& given, Device const& device) {
   require(given.device == device, given.name, " is on ", given.device, ": expected ", device,
           ", where q is");
-  require(given.dtype == ElementType::kInt32, given.name, " is ", given.dtype,
-          ": expected ", ElementType::kInt32);
+  require(given.dtype == ElementType::kInt32, given.name, " is ", given.dtype, ": expected ",
+          ElementType::kInt32);
   require(given.rank == 1 && (given.sizes[0] <= 1 || given.strides[0] == 1) &&
               reinterpret_cast<uintptr_t>(given.data) % 16 == 0,
           given.name, " has shape ", ShapeOf{given},
@@ -190,12 +190,11 @@ struct ScheduleCall {
     require(max_seqlen_q >= 0, "max_seqlen_q = ", max_seqlen_q, ": expected at least 0");
     require(call.options.num_splits == kSplitsByLength, "num_splits = ", call.options.num_splits,
             ": expected ", kSplitsByLength, ", whose work a schedule is");
-    int64_t const batch =
-        call.paging->seqlens_k.rank == 1 ? call.paging->seqlens_k.sizes[0] : 0;
+    int64_t const batch = call.paging->seqlens_k.rank == 1 ? call.paging->seqlens_k.sizes[0] : 0;
     int64_t const d_head = call.k.sizes[3];
     if (cu_seqlens_q) {
       call.paging->packed = PackedQueries{*cu_seqlens_q, max_seqlen_q};
-      sizes = {batch * max_seqlen_q, heads, d_head};
+      sizes = {total_of(*cu_seqlens_q, batch * max_seqlen_q), heads, d_head};
     } else {
       sizes = {batch, max_seqlen_q, heads, d_head};
     }
@@ -213,6 +212,14 @@ struct ScheduleCall {
     call.q.strides = strides.data();
   }
   ScheduleCall(ScheduleCall const&) = delete;
+
+  // The rows of packed queries, where the host sees them; else as many as there may be.
+  static int64_t total_of(TensorView const& starts, int64_t most) {
+    bool const is_seen = starts.device.kind == Device::Kind::kCpu && starts.rank == 1 &&
+                         starts.sizes[0] > 0 && starts.dtype == ElementType::kInt32;
+    return is_seen ? static_cast<int const*>(starts.data)[(starts.sizes[0] - 1) * starts.strides[0]]
+                   : most;
+  }
 
   bool on_gpu() const { return call.k.device.kind == Device::Kind::kCuda; }
 
@@ -302,8 +309,8 @@ void forward_paged(StableIValue* stack, bool into) {
   Problem problem = problem_of(call);
   if (schedule) {
     check_schedule(*schedule, call.q.device);
-    require(problem.num_splits == kSplitsByLength, "schedule came with num_splits = ",
-            problem.num_splits, ": expected ", kSplitsByLength);
+    require(problem.num_splits == kSplitsByLength,
+            "schedule came with num_splits = ", problem.num_splits, ": expected ", kSplitsByLength);
   }
   TensorView const* const list = schedule ? &*schedule : nullptr;
   Tensor const& q = arguments.tensor(0);

@@ -29,9 +29,9 @@ struct alignas(16) Share {
 
 // What a list of shares is made of.
 struct ShareListing {
-  static constexpr int kTileUnits = 1;   // before those of a tile's blocks
-  static constexpr int kLeastUnits = 4;  // of a share, if there are so many
-  static constexpr int kHeader = 4;      // ints
+  static constexpr int kTileUnits = 1;                     // before those of a tile's blocks
+  static constexpr int kLeastUnits = 4;                    // of a share, if there are so many
+  static constexpr int kHeader = 4;                        // ints
   static constexpr int64_t kMostUnits = int64_t(1) << 29;  // so that sums of two numbers are ints
 
   Sequences q;
@@ -86,12 +86,13 @@ struct ShareListStorage {
   int spare[kChunk];
 };
 
-// The parts of a tile: share first to share last. If these are one, it has the tile as a whole.
+// The parts of a tile, of share first to share last.
 struct Parts {
+  int sequence;
+  int head;
   int first;
   int last;
 
-  PYFLASH_HOST_DEVICE constexpr bool is_whole() const { return first == last; }
   PYFLASH_HOST_DEVICE constexpr int count() const { return last - first + 1; }
   // Where a part is in the memory of parts: a share has one that begins within a tile at most, and one that ends within one.
   PYFLASH_HOST_DEVICE constexpr int place(int part) const {
@@ -103,18 +104,25 @@ struct Parts {
   }
 };
 
-// The parts that a list has of a tile.
+// The parts of the tile that is cut first where a share begins; none, where none is. So each tile that is cut belongs to one
+// share.
 PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int const* list,
-                                             int sequence, int head) {
-  int const* const starts = list + listing.first_start();
-  int const share = list[1];
-  int const n_units = (starts[sequence + 1] - starts[sequence]) / listing.heads;
-  int const n_blocks = n_units - ShareListing::kTileUnits;
-  if (n_blocks <= 0) {
-    return {0, 0};
+                                             int share) {
+  constexpr Parts kNone{0, 0, 0, -1};
+  Share const begin = reinterpret_cast<Share const*>(list + ShareListing::kHeader)[share];
+  if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
+    return kNone;
   }
-  int const begin = starts[sequence] + head * n_units + ShareListing::kTileUnits;
-  return {begin / share, smaller((begin + n_blocks - 1) / share, listing.n_shares - 1)};
+  int const* const starts = list + listing.first_start() + begin.sequence;
+  int const size = list[1];
+  int const n_units = (starts[1] - starts[0]) / listing.heads;
+  int const first_block = starts[0] + begin.head * n_units + ShareListing::kTileUnits;
+  int const last_block = first_block + n_units - ShareListing::kTileUnits - 1;
+  int const first = first_block / size;
+  if (first + 1 != share) {
+    return kNone;
+  }
+  return {begin.sequence, begin.head, first, smaller(last_block / size, listing.n_shares - 1)};
 }
 
 #if defined(__CUDACC__)

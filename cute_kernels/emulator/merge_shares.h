@@ -58,18 +58,17 @@ void merge_row(ListedForwardParams const& params, Parts const& parts, int row, i
 template <class Element>
 void merge_shares_of(ListedForwardParams const& params) {
   auto const* const list = reinterpret_cast<int const*>(params.share_list);
-  ShareListing const listing = params.share_listing();
   int const group = params.group_of_share();
-  for (int sequence = 0; sequence < params.batch; ++sequence) {
-    Rows const rows = params.q_sequences().rows_of(sequence, HostLoader{});
-    int64_t const batch = params.q_sequences().tensor_batch(sequence);
-    for (int tile_head = 0; tile_head < params.share_heads; ++tile_head) {
-      Parts const parts = parts_of(listing, list, sequence, tile_head);
-      int const n_rows = std::min(rows.length * group, params.rows_of_part());
-      for (int row = 0; !parts.is_whole() && row < n_rows; ++row) {
-        merge_row<Element>(params, parts, row, batch, tile_head * group + row % group,
-                           rows.begin + row / group);
-      }
+  for (int share = 0; share < params.n_shares; ++share) {
+    Parts const parts = parts_of(params.share_listing(), list, share);
+    if (parts.count() == 0) {
+      continue;
+    }
+    Rows const rows = params.q_sequences().rows_of(parts.sequence, HostLoader{});
+    int const n_rows = std::min(rows.length * group, params.rows_of_part());
+    for (int row = 0; row < n_rows; ++row) {
+      merge_row<Element>(params, parts, row, params.q_sequences().tensor_batch(parts.sequence),
+                         parts.head * group + row % group, rows.begin + row / group);
     }
   }
 }

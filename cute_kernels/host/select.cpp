@@ -24,8 +24,7 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named) 
 
 std::string GpuSelection::reason() const {
   auto const& [n_row_blocks, n_ctas, n_key_blocks] = splits.tiling;
-  auto const passes = splits.n_shares > 0
-                          ? sentence("equal shares for ", splits.n_shares, " CTAs")
+  auto const passes = splits.n_shares > 0 ? sentence("equal shares for ", splits.n_shares, " CTAs")
                       : splits.number == 1
                           ? std::string("one pass")
                           : sentence(splits.number, " splits, ", n_ctas * splits.number, " CTAs");

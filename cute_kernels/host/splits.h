@@ -34,7 +34,7 @@ Tiling tiling_of(Problem const& problem, TileShape const& shape);
 struct Splits {
   Tiling tiling;
   int number;
-  int cluster;  // of the CTAs that share a tile, a split each: `number`, or 1
+  int cluster;       // of the CTAs that share a tile, a split each: `number`, or 1
   int n_shares = 0;  // of the keys of all sequences, one for each CTA; 0: there are none
 };
 

@@ -37,7 +37,7 @@ def lengths_of(chance: random.Random) -> tuple[int, ...]:
     return tuple(chance.choices(kinds, k=chance.randint(1, 6)))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_pages(shared_library, seed):
     chance = random.Random(seed)
     torch.manual_seed(seed)
@@ -46,7 +46,8 @@ def test_pages(shared_library, seed):
     cache = Cache(lengths, chance.choice((8, 16, 64)), 2, 64, torch.bfloat16)
     cache.expire([n_queries] * len(lengths), **options)
     q = torch.randn(len(lengths), n_queries, 8, 64).bfloat16()
-    for resident_ctas, order in ((1, "ascending"), (chance.randint(2, 9), "random"), (40, "descending")):
+    order = ("ascending", "random", "descending")[seed % 3]
+    for resident_ctas in (chance.randint(1, 9), 40):
         out, lse, report = run_library(
             shared_library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:], order=order,
             seed=seed, resident_ctas=resident_ctas, **BY_LENGTH, **options,

@@ -105,8 +105,8 @@ CUTE_DEVICE void store_part(KernelParams const& params, Tile const& tile, int fi
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     int const row = get<0>(by_rows(r, 0));
-    bool const exists = row_exists<Traits, kFeatures>(params, tile, first_query,
-                                                      unpack_row<Traits>(params, row));
+    bool const exists =
+        row_exists<Traits, kFeatures>(params, tile, first_query, unpack_row<Traits>(params, row));
     int64_t const part = int64_t(tile.split) * params.shares.rows_of_part + row;
     if (exists && get<1>(by_rows(0, 0)) == 0) {
       device::at(device::Site::lse_r2g);

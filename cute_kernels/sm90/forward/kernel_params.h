@@ -45,7 +45,7 @@ struct KernelParams {
   CUtensorMap v_map;  // as k_map
   ForwardParamsWithoutPages problem;
   TileOrder order;
-  Pages pages;  // NOTE: at the end, so that kernels without pages stay as they are
+  Pages pages;        // NOTE: at the end, so that kernels without pages stay as they are
   ShareOrder shares;  // NOTE: so, too
 
   PYFLASH_HOST_DEVICE KvSource kv() const {

@@ -28,11 +28,11 @@ from pyflash.emulator import Finding
 from pyflash.op.reference import Expected, expect, expect_varlen
 
 # Which bug is on; 0: none.
-_SWITCH = "pyflash_planted_bug"
+SWITCH = "pyflash_planted_bug"
 _HEADER = "planted.h"
 _DECLARATION = f"""#pragma once
 extern "C" {{
-__attribute__((visibility("default"))) inline int {_SWITCH} = 0;
+__attribute__((visibility("default"))) inline int {SWITCH} = 0;
 }}
 """
 
@@ -131,7 +131,7 @@ def apply(edit: Edit, number: int, path: Path) -> None:
     assert len(places) == 1, f"{len(places)} places in {path.name} read {edit.original!r}"
     start, end = places[0].span()
     planted = edit.planted.replace("{original}", text[start:end] + "\n")
-    planted = re.sub(r"\bBUG\b", f"({_SWITCH} == {number})", planted)
+    planted = re.sub(r"\bBUG\b", f"({SWITCH} == {number})", planted)
     path.write_text(text[:start] + planted + text[end:])
 
 
@@ -152,7 +152,7 @@ def is_right(expected: Expected, out: torch.Tensor, lse: torch.Tensor) -> bool:
 @contextmanager
 def switched_on(bugs: Sequence[Bug], bug: Bug, library: Path) -> Iterator[None]:
     """`bugs`: those that the library has."""
-    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), _SWITCH)
+    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), SWITCH)
     switch.value = 1 + bugs.index(bug)
     try:
         yield

@@ -14,9 +14,7 @@ _EPILOGUE = "sm90/forward/epilogue.h"
 _MERGE = "emulator/merge_shares.h"
 _RUN = "emulator/run.cpp"
 
-CONFIG = parse(
-    "(BF16, 64, 64, 32, 1): sm90+stages_1+overlap+persistent+rescale_threshold+pack_gqa"
-)
+CONFIG = parse("(BF16, 64, 64, 32, 1): sm90+stages_1+overlap+persistent+rescale_threshold+pack_gqa")
 
 
 def _bug(name: str, *edits, finds=()) -> Bug:
@@ -66,7 +64,8 @@ BUGS = [
     ),
     _bug(
         "sinks_join_in_every_part",
-        condition("!is_split &&\n          !is_part)", "!is_split && (BUG || !is_part))", _CONSUMER),
+        condition("!is_split &&\n          !is_part)", "!is_split && (BUG || !is_part))",
+                  _CONSUMER),
     ),
     _bug(
         "a_row_of_a_part_is_that_of_another",
