@@ -41,14 +41,15 @@ struct RowCoord {
   int64_t row;
 };
 
-inline __device__ int64_t offset_in_o(ForwardParams const& params, RowCoord const& coord) {
+template <class Params>
+__device__ int64_t offset_in_o(Params const& params, RowCoord const& coord) {
   return coord.batch * params.o_strides.batch + coord.head * params.o_strides.head +
          coord.row * params.o_strides.row;
 }
 
 // -inf where there is none.
-template <class Element>
-__device__ float load_sink(ForwardParams const& params, RowCoord const& coord) {
+template <class Element, class Params>
+__device__ float load_sink(Params const& params, RowCoord const& coord) {
   if (params.sinks.data == nullptr) {
     return -INFINITY;
   }

@@ -84,7 +84,7 @@ struct Merged {
 // CTA (x, y) merges rows from y * tiling.rows on of the tile that is cut first where share x begins.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
-    merge_shares_kernel(__grid_constant__ ListedForwardParams const params) {
+    merge_shares_kernel(__grid_constant__ Forward::Params const params) {
   __shared__ Merged merged[kThreads];  // (groups,rows,columns)
   Tiling const tiling(params.d_head);
   int const tidx = static_cast<int>(threadIdx.x);
@@ -165,12 +165,12 @@ int launch(void (*kernel)(Parameters...), dim3 const& grid, int n_threads, void*
 
 }  // namespace
 
-int list_shares(ListedForwardParams const& params, DType, void* stream) {
+int list_shares(Forward::Params const& params, DType, void* stream) {
   return launch(list_shares_kernel, dim3(1), kListThreads, stream, params.share_listing(),
                 reinterpret_cast<int*>(params.share_list));
 }
 
-int merge_shares(ListedForwardParams const& params, DType dtype, void* stream) {
+int merge_shares(Forward::Params const& params, DType dtype, void* stream) {
   auto const kernel =
       dtype == DType::FP16 ? merge_shares_kernel<__half> : merge_shares_kernel<__nv_bfloat16>;
   int const rows = Tiling(params.d_head).rows;

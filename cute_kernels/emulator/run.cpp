@@ -6,9 +6,9 @@
 #include <iterator>
 #include <utility>
 
-#include "cute_kernels/emulator/merge_shares.h"
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/merge_shares.h"
 #include "cute_kernels/host/problem.h"
 #include "cute_kernels/variant/arguments.h"
 
@@ -115,7 +115,7 @@ class ForwardRun final : public Run {
 
   void after_phase(int) override {
     if (params_.has_shares()) {
-      merge_shares(params_, kernel_dtype_);
+      merge_shares_on_host(params_, kernel_dtype_);
     }
   }
 

@@ -11,7 +11,7 @@ from pyflash.config.features import EMULATED_PAGED_SHARED, EMULATED_SHARED
 _SCHEDULE = "sm90/forward/problem.h"
 _CONSUMER = "sm90/forward/consumer.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
-_MERGE = "emulator/merge_shares.h"
+_MERGE = "host/merge_shares.h"
 _RUN = "emulator/run.cpp"
 
 CONFIG = parse("(BF16, 64, 64, 32, 1): sm90+stages_1+overlap+persistent+rescale_threshold+pack_gqa")

@@ -1,4 +1,4 @@
-// Merges the parts of tiles that equal shares left, as cute_kernels/shares.cu does.
+// Merges the parts of tiles that equal shares left, as cute_kernels/shares.cu does, for the emulator.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 #include "cute_kernels/forward.h"
 #include "cute_kernels/host/float16.h"
 
-namespace pyflash::emulator {
+namespace pyflash {
 
 template <class Element>
-float sink_of(ForwardParams const& params, int64_t head, int64_t row) {
+float sink_of(Forward::Params const& params, int64_t head, int64_t row) {
   if (params.sinks.data == nullptr) {
     return -INFINITY;
   }
@@ -24,7 +24,7 @@ float sink_of(ForwardParams const& params, int64_t head, int64_t row) {
 
 // A row of a tile.
 template <class Element>
-void merge_row(ListedForwardParams const& params, Parts const& parts, int row, int64_t batch,
+void merge_row(Forward::Params const& params, Parts const& parts, int row, int64_t batch,
                int64_t head, int64_t row_of_o) {
   float const sink = sink_of<Element>(params, head, row_of_o);
   float maximum = sink;
@@ -56,7 +56,7 @@ void merge_row(ListedForwardParams const& params, Parts const& parts, int row, i
 }
 
 template <class Element>
-void merge_shares_of(ListedForwardParams const& params) {
+void merge_shares_of(Forward::Params const& params) {
   auto const* const list = reinterpret_cast<int const*>(params.share_list);
   int const group = params.group_of_share();
   for (int share = 0; share < params.n_shares; ++share) {
@@ -73,7 +73,7 @@ void merge_shares_of(ListedForwardParams const& params) {
   }
 }
 
-inline void merge_shares(ListedForwardParams const& params, DType dtype) {
+inline void merge_shares_on_host(Forward::Params const& params, DType dtype) {
   if (dtype == DType::FP16) {
     merge_shares_of<Float16>(params);
   } else {
@@ -81,4 +81,4 @@ inline void merge_shares(ListedForwardParams const& params, DType dtype) {
   }
 }
 
-}  // namespace pyflash::emulator
+}  // namespace pyflash
