@@ -173,6 +173,9 @@ int list_shares(Forward::Params const& params, DType, void* stream) {
 int merge_shares(Forward::Params const& params, DType dtype, void* stream) {
   auto const kernel =
       dtype == DType::FP16 ? merge_shares_kernel<__half> : merge_shares_kernel<__nv_bfloat16>;
+  if (params.rows_of_part() == 0) {
+    return cudaSuccess;
+  }
   int const rows = Tiling(params.d_head).rows;
   dim3 const grid(params.n_shares, ceil_div(params.rows_of_part(), rows));
   return launch(kernel, grid, kThreads, stream, params);
