@@ -18,6 +18,7 @@ from support.planted.planting import Bug, switched_on
 from support.planted.shares import BUGS, CONFIG, shared_library
 from support.problems import Packed, make_packed
 
+import pyflash
 from pyflash.emulator.run import run_library
 from pyflash.op.reference import expect_varlen
 
@@ -133,3 +134,10 @@ def test_bits_are_those_of_the_shares_alone(shared_library):
     for (out, lse, _), (other, other_lse, _) in itertools.pairwise(runs):
         assert torch.equal(out, other)
         assert torch.equal(lse, other_lse)
+
+
+def test_kernels_of_the_sm80_family_do_not_share_keys():
+    config = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+    q = torch.randn(1, 1, 2, 64).bfloat16()
+    with pytest.raises(ValueError, match=r"not built with equal_shares: kernels of .* lack it"):
+        pyflash.emulate(q, q, q, config, num_splits=-1)
