@@ -290,8 +290,9 @@ def _ours(x: _Packed) -> Tensor:
 
 def _torch_varlen(x: _Packed) -> Tensor:
     module = import_module("torch.nn.attention.varlen")
-    grouped = x.q.shape[1] != x.k.shape[1]
-    return module.varlen_attn(*_arguments(x), window_size=(-1, 0), enable_gqa=grouped)
+    # PyTorch 2.11 has no such argument.
+    grouped = {"enable_gqa": True} if x.q.shape[1] != x.k.shape[1] else {}
+    return module.varlen_attn(*_arguments(x), window_size=(-1, 0), **grouped)
 
 
 def _flash_attn(module: str, x: _Packed) -> Tensor:
