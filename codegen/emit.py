@@ -311,6 +311,11 @@ def _features(config: KernelConfig, features: Sequence[KernelFeatures] | None) -
     """As template arguments, one a line."""
     if features is None:
         features = config.family.built_features(config)
+    for name in sorted(config.family.lacks):
+        if any(getattr(combination, name) for combination in features):
+            raise ValueError(
+                f"{config} is not built with {name}: kernels of {config.family} lack it"
+            )
     return ",\n      ".join(f.to_cpp() for f in features)
 
 

@@ -18,6 +18,7 @@ struct ForwardFeatures {
   bool paged_kv = false;      // K and V lie in pages
   bool listed_tiles = false;  // the tiles of sequences of different lengths, from a list
   bool fp8_kv = false;        // K and V are e4m3, with scales
+  bool equal_shares = false;  // of the keys of all sequences, one for each CTA, from a list
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -35,9 +36,10 @@ struct ForwardFeatures {
       {"alibi_slopes", &ForwardFeatures::alibi_slopes},
       {"paged_kv", &ForwardFeatures::paged_kv},
       {"listed_tiles", &ForwardFeatures::listed_tiles},
-      {"fp8_kv", &ForwardFeatures::fp8_kv}};
-  static constexpr bool ForwardFeatures::* kExact[] = {&ForwardFeatures::paged_kv,
-                                                       &ForwardFeatures::fp8_kv};
+      {"fp8_kv", &ForwardFeatures::fp8_kv},
+      {"equal_shares", &ForwardFeatures::equal_shares}};
+  static constexpr bool ForwardFeatures::* kExact[] = {
+      &ForwardFeatures::paged_kv, &ForwardFeatures::fp8_kv, &ForwardFeatures::equal_shares};
 };
 
 namespace pyflash {
@@ -46,6 +48,7 @@ static_assert(lists_every_member_once<ForwardFeatures>(),
               "ForwardFeatures::kMembers lacks a feature, or has it twice");
 
 // With num_splits > 1 whoever merges the splits adds the sinks.
+// NOTE: where keys are shared, to tiles that no share has as a whole.
 inline ForwardFeatures features_needed(ForwardParams const& params, int d_head_of_config) {
   return {.right_window = params.mask().cuts_right(),
           .left_window = params.mask().cuts_left(),
@@ -60,6 +63,7 @@ inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_
       features_needed(static_cast<ForwardParams const&>(params), d_head_of_config);
   needed.listed_tiles = params.has_tile_list();
   needed.fp8_kv = params.has_fp8_kv();
+  needed.equal_shares = params.has_shares();
   return needed;
 }
 

@@ -31,6 +31,38 @@ constexpr bool leaves_parts(ListedForwardParams const& params) {
   return params.num_splits > params.cluster;
 }
 
+// Gives each of n CTAs an equal share of the blocks of keys.
+constexpr void share_keys(ListedForwardParams& params, TileShape const& shape, int n) {
+  params.num_splits = params.cluster = 1;
+  params.n_shares = n;
+  params.share_heads = shape.packs_heads ? params.heads_kv : params.heads;
+  params.share_queries = shape.n_queries(params);
+  params.share_keys = shape.B_c;
+}
+
+// Why a problem cannot have equal shares in tiles of this shape; nullptr: it can.
+constexpr char const* refusal_of_shares(ListedForwardParams params, TileShape const& shape) {
+  share_keys(params, shape, 1);
+  if (shape.n_warpgroups != 1 || params.q_sequences().longest > params.share_queries) {
+    return "its keys are shared by sequences, whose queries are more than a tile's of one "
+           "warpgroup";
+  }
+  if (!params.share_listing().is_countable()) {
+    return "its keys are shared by sequences, and their blocks are more than 2^29";
+  }
+  return nullptr;
+}
+
+constexpr bool has_shares(ListedForwardParams const& params) { return params.has_shares(); }
+constexpr bool lists_shares(ListedForwardParams const& params) {
+  return params.has_shares() && !params.is_share_list_given;
+}
+
+// Makes the list of shares; merges the parts that they left into o and lse. Return a cudaError_t. In kernel libraries alone:
+// shares.cu.
+int list_shares(ListedForwardParams const& params, DType dtype, void* stream);
+int merge_shares(ListedForwardParams const& params, DType dtype, void* stream);
+
 // Merges what the splits left into o and lse. Returns a cudaError_t. In kernel libraries alone: merge_splits.cu.
 int merge_splits(ListedForwardParams const& params, DType dtype, void* stream);
 
@@ -64,16 +96,23 @@ struct Forward {
   using Shape = TileShape;
 
   static constexpr std::array kPhases = {
-      Phase<Params>{.is_needed = has_tile_list, .launch = list_tiles}, Phase<Params>{},
-      Phase<Params>{.is_needed = leaves_parts, .launch = merge_splits}};
+      Phase<Params>{.is_needed = has_tile_list, .launch = list_tiles},
+      Phase<Params>{.is_needed = lists_shares, .launch = list_shares}, Phase<Params>{},
+      Phase<Params>{.is_needed = leaves_parts, .launch = merge_splits},
+      Phase<Params>{.is_needed = has_shares, .launch = merge_shares}};
 
-  static constexpr std::array<Buffer<Params>, 3> workspace(Params const& params) {
-    int64_t const n_rows = leaves_parts(params) ? params.num_splits * params.lse_strides.split : 0;
+  static constexpr std::array<Buffer<Params>, 4> workspace(Params const& params) {
+    int64_t const n_rows = params.has_shares()
+                               ? int64_t(2) * params.n_shares * params.rows_of_part()
+                           : leaves_parts(params) ? params.num_splits * params.lse_strides.split
+                                                  : 0;
     return {{{&Params::tile_list, params.has_tile_list() ? params.tile_listing().size() : 0},
+             {&Params::share_list, lists_shares(params) ? params.share_listing().size() : 0},
              {&Params::o_partial, n_rows * params.d_head},
              {&Params::lse_partial, n_rows}}};
   }
-  static constexpr char const* kWorkspace = "the partial results of num_splits, and lists of tiles";
+  static constexpr char const* kWorkspace =
+      "the partial results of num_splits, and lists of tiles or shares";
 };
 
 }  // namespace pyflash

@@ -65,9 +65,24 @@ int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params con
   return cudaSuccess;
 }
 
+template <class Op>
+int prepare(ConfigMapRow<Op> const& row, typename Op::Params const& params, void* stream) {
+  for (auto const& phase : Op::kPhases) {
+    if (phase.launch == nullptr) {
+      break;
+    }
+    bool const is_needed = phase.is_needed == nullptr || phase.is_needed(params);
+    int const error = is_needed ? phase.launch(params, row.dtype, stream) : int(cudaSuccess);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 template <class... Ops>
 OfEachOp<OpKernels> kernels_of(OfEachOp<RowsOf> const& rows, OpList<Ops...>) {
-  return {OpKernels<Ops>{std::get<RowsOf<Ops>>(rows), run<Ops>, describe<Ops>}...};
+  return {OpKernels<Ops>{std::get<RowsOf<Ops>>(rows), run<Ops>, describe<Ops>, prepare<Ops>}...};
 }
 
 }  // namespace

@@ -2,11 +2,10 @@
 //   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
 // where a head without a sink has one of -inf.
 // The order of summation depends on the number of splits and d_head alone, so that the result is the same every time.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/forward.h"
+#include "cute_kernels/merge_partial.cuh"
 #include "cute_kernels/programmatic_launch.h"
 
 namespace pyflash {
@@ -15,8 +14,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kVector = 4;  // columns at a time
-constexpr int kChunk = 8;   // vectors that a thread has in flight
+constexpr int kChunk = 8;  // vectors that a thread has in flight
 
 // How a CTA's threads share rows, splits and columns.
 struct Tiling {
@@ -25,10 +23,7 @@ struct Tiling {
   int rows;
 
   __host__ __device__ explicit Tiling(ForwardParams const& params)
-      : columns(params.d_head <= 64    ? 16
-                : params.d_head <= 128 ? 32
-                                       : 64),
-        groups(1) {
+      : columns(columns_of(params.d_head)), groups(1) {
     while (2 * groups <= params.num_splits && 2 * groups * columns <= kThreads) {
       groups *= 2;
     }
@@ -36,15 +31,6 @@ struct Tiling {
   }
 };
 constexpr int kMaxRows = kThreads / 16;
-
-__device__ uint32_t pack2(float a, float b, __half) {
-  __half2 const packed = __floats2half2_rn(a, b);
-  return reinterpret_cast<uint32_t const&>(packed);
-}
-__device__ uint32_t pack2(float a, float b, __nv_bfloat16) {
-  __nv_bfloat162 const packed = __floats2bfloat162_rn(a, b);
-  return reinterpret_cast<uint32_t const&>(packed);
-}
 
 template <class Reduce>
 __device__ float reduce_warp(float value, Reduce&& reduce) {
@@ -55,35 +41,10 @@ __device__ float reduce_warp(float value, Reduce&& reduce) {
 }
 
 // Rows are numbered as the elements of lse, (batch, heads, seqlen), packed sequences being one.
-struct RowCoord {
-  int64_t batch;
-  int64_t head;
-  int64_t row;
-
-  __device__ RowCoord(ForwardParams const& params, int64_t n) {
-    int const seqlen = params.q_sequences().tensor_rows();
-    int64_t const head_and_batch = n / seqlen;
-    batch = head_and_batch / params.heads;
-    head = head_and_batch % params.heads;
-    row = n % seqlen;
-  }
-};
-
-__device__ int64_t offset_in_o(ForwardParams const& params, RowCoord const& coord) {
-  return coord.batch * params.o_strides.batch + coord.head * params.o_strides.head +
-         coord.row * params.o_strides.row;
-}
-
-// -inf where there is none.
-template <class Element>
-__device__ float load_sink(ForwardParams const& params, RowCoord const& coord) {
-  if (params.sinks.data == nullptr) {
-    return -INFINITY;
-  }
-  TensorStrides const& strides = params.sinks.strides;
-  int64_t const offset = coord.head * strides.head + coord.row * strides.row;
-  return params.sinks.is_fp32 ? static_cast<float const*>(params.sinks.data)[offset]
-                              : float(static_cast<Element const*>(params.sinks.data)[offset]);
+__device__ RowCoord row_coord(ForwardParams const& params, int64_t n) {
+  int const seqlen = params.q_sequences().tensor_rows();
+  int64_t const head_and_batch = n / seqlen;
+  return {head_and_batch / params.heads, head_and_batch % params.heads, n % seqlen};
 }
 
 // What the splits of a row weigh; a lane holds those of every 32nd split.
@@ -117,13 +78,6 @@ struct SplitWeights {
     }
   }
 };
-
-__device__ void add(float4& sum, float weight, float4 const& values) {
-  sum.x = fmaf(weight, values.x, sum.x);
-  sum.y = fmaf(weight, values.y, sum.y);
-  sum.z = fmaf(weight, values.z, sum.z);
-  sum.w = fmaf(weight, values.w, sum.w);
-}
 
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
@@ -161,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
 
   int const lane = tidx % kLanes;
   for (int i = tidx / kLanes; i < tiling.rows && first_row + i < n_rows; i += kThreads / kLanes) {
-    RowCoord const coord(params, first_row + i);
+    RowCoord const coord = row_coord(params, first_row + i);
     SplitWeights const splits(params, first_row + i, load_sink<Element>(params, coord));
 #pragma unroll
     for (int j = 0; j < SplitWeights::kPerLane; ++j) {
@@ -191,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
       add(sum, 1.f, sums[tidx + i * tiling.rows * tiling.columns]);
     }
     Element* const o = static_cast<Element*>(params.o) +
-                       offset_in_o(params, RowCoord(params, first_row + row)) + column;
+                       offset_in_o(params, row_coord(params, first_row + row)) + column;
     *reinterpret_cast<uint2*>(o) =
         uint2{pack2(sum.x, sum.y, Element{}), pack2(sum.z, sum.w, Element{})};
   }

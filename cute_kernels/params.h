@@ -6,6 +6,7 @@
 #include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
+#include "cute_kernels/common/shares.h"
 #include "cute_kernels/common/tensor_strides.h"
 #include "cute_kernels/common/tile_list.h"
 
@@ -49,6 +50,9 @@ struct Softcap {
 
 // A warp merges this many splits of a row at most.
 inline constexpr int kMaxSplits = 128;
+
+// As a number of splits: of each sequence as many as its length asks for, which the device sees.
+inline constexpr int kSplitsByLength = -1;
 
 // A problem but for pages of K and V, which kernels of other features do not read.
 // NOTE: the order of members is that in which kernels load them best. mask(), q_sequences() and kv() are made
@@ -173,6 +177,7 @@ struct KvScales {
 };
 
 // A problem, and the list of its tiles where the device makes one.
+// A problem, and the list of its tiles, or of equal shares of its keys, where the device makes one.
 // NOTE: kernels without lists get ForwardParams alone, in which members have their places.
 struct ListedForwardParams : ForwardParams {
   float* tile_list = nullptr;  // ints: common/tile_list.h
@@ -196,6 +201,33 @@ struct ListedForwardParams : ForwardParams {
             .B_c = tile_keys,
             .least_rows = least_listed_rows,
             .most_rows = most_listed_rows};
+  }
+
+  // Equal shares of the blocks of keys, whose parts are o_partial, (2 * n_shares, rows_of_part(), d_head), and lse_partial,
+  // (2 * n_shares, rows_of_part()).
+  float* share_list = nullptr;       // ints: common/shares.h
+  int n_shares = 0;                  // 0: there are none
+  int share_heads = 0;               // of a sequence's tiles
+  int share_queries = 0;             // of a tile
+  int share_keys = 0;                // of a block
+  bool is_share_list_given = false;  // the caller made it
+
+  constexpr bool has_shares() const { return n_shares > 0; }
+  constexpr ShareListing share_listing() const {
+    return {.q = q_sequences(),
+            .k = kv().sequences,
+            .pages = pages,
+            .mask = mask(),
+            .batch = batch,
+            .heads = share_heads,
+            .n_queries = share_queries,
+            .B_c = share_keys,
+            .n_shares = n_shares};
+  }
+  // Row r of a part is query r / group, head r % group of those that the tile packs.
+  constexpr int group_of_share() const { return share_heads > 0 ? heads / share_heads : 1; }
+  constexpr int rows_of_part() const {
+    return group_of_share() * smaller(q_sequences().longest, share_queries);
   }
 };
 

@@ -64,6 +64,8 @@ struct OpKernels {
              void* stream);
   // For kernels that were compiled as device code alone: sets what of a row follows from its config.
   void (*describe)(ConfigMapRow<Op>& row);
+  // Runs the phases before the config's own alone, as `run` does.
+  int (*prepare)(ConfigMapRow<Op> const& row, typename Op::Params const& params, void* stream);
 };
 
 // std::tuple<T<Op>...> of every op.

@@ -207,19 +207,17 @@ COUNTS += ("preempted", "drafted", "accepted", "graph_replays")
 class Metrics:
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
-        self.times: dict[str, deque[float]] = {
-            name: deque(maxlen=4096) for name in ("first_token", "between_tokens", "step", "host")
-        }
+        names = ("first_token", "between_tokens", "step", "host")
+        self.times: dict[str, deque[float]] = {name: deque(maxlen=4096) for name in names}
 
     def page(self, pages: Pages) -> str:
         lines = [f"pyflash_{name}_total {n}" for name, n in self.counts.items()]
         used = pages.number - pages.n_available
         for state, n in (("free", len(pages.free)), ("kept", len(pages.kept)), ("used", used)):
             lines.append(f'pyflash_pages{{state="{state}"}} {n}')
-        for name, times in self.times.items():
-            for part in (0.5, 0.99):
-                seconds = quantile(list(times), part)
-                lines.append(f'pyflash_{name}_seconds{{quantile="{part}"}} {seconds:.6f}')
+        for name, part in ((name, part) for name in self.times for part in (0.5, 0.99)):
+            seconds = quantile(list(self.times[name]), part)
+            lines.append(f'pyflash_{name}_seconds{{quantile="{part}"}} {seconds:.6f}')
         return "\n".join(lines) + "\n"
 
 
@@ -254,6 +252,7 @@ class Engine:
         self.metrics = Metrics()
         on_gpu = model.device.type == "cuda"
         self.use_graphs = on_gpu if use_graphs is None else use_graphs
+        self.use_schedule = False  # one a step, for all layers
         self.graphs: dict[int, tuple[Any, Batch, Tensor]] = {}
 
     def submit(self, request: Request) -> None:
@@ -261,10 +260,8 @@ class Engine:
         n = len(request.prompt) + request.max_tokens
         room = min(self.model.shape.context, self.pages.number * self.pages.size)
         if not request.prompt or request.max_tokens < 1 or n > room:
-            raise ValueError(
-                f"{len(request.prompt)} + {request.max_tokens} tokens: expected 1 or more of each, "
-                f"{room} at most together"
-            )
+            asked = f"{len(request.prompt)} + {request.max_tokens} tokens"
+            raise ValueError(f"{asked}: expected 1 or more of each, {room} at most together")
         if not all(0 <= token < self.model.shape.vocabulary for token in request.prompt):
             raise ValueError(f"expected tokens below {self.model.shape.vocabulary}")
         self.inbox.put(request)
@@ -361,8 +358,7 @@ class Engine:
         return max(-(-(request.n_keys + n) // self.pages.size) - len(request.pages), 0)
 
     def _reserve(self, request: Request, n: int) -> bool:
-        """Pages for n more keys, if need be those of the requests that came last. False: it is one
-        of them."""
+        """Pages for n more keys, or of the requests that came last. False: it is one of them."""
         for _ in range(self._n_missing(request, n)):
             while self.pages.n_available == 0:
                 victim = self.running.pop()
@@ -393,9 +389,8 @@ class Engine:
         whole = torch.tensor([x for part in parts for x in part], dtype=torch.int32)
         if self.model.device.type == "cuda":
             whole = whole.pin_memory().to(self.model.device, non_blocking=True)
-        tokens_, positions_, starts_, lengths_, rows_, relative_, flat_ = whole.split(
-            [len(part) for part in parts]
-        )
+        sizes = list(map(len, parts))
+        tokens_, positions_, starts_, lengths_, rows_, relative_, flat_ = whole.split(sizes)
         groups = []
         for begin, end, of_group in ((0, n_few, starts_), (n_few, len(work), relative_)):
             if end > begin:
@@ -409,15 +404,20 @@ class Engine:
     def _run(self, batch: Batch) -> Tensor:
         n_rows = len(batch.tokens)
         slots = pyflash.slots_of(batch.table, batch.lengths, batch.starts, self.pages.size, n_rows)
+        calls = []
+        for rows, sequences, starts, longest in batch.groups:
+            inputs = (batch.table[sequences], batch.lengths[sequences])
+            options: Any = {"causal": True, "cu_seqlens_q": starts, "max_seqlen_q": longest}
+            if self.use_schedule and longest <= 1 + self.max_draft:
+                of = (self.model.shape.heads, self.k_caches[0], *inputs)
+                options["schedule"] = pyflash.schedule(*of, **options)
+            calls.append((rows, inputs, options))
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k_cache, v_cache = self.k_caches[layer], self.v_caches[layer]
-            pyflash.append_kv(k, v, k_cache, v_cache, slots)
-            out = torch.empty_like(q)
-            for rows, sequences, starts, max_seqlen_q in batch.groups:
-                lengths = {"cu_seqlens_q": starts, "max_seqlen_q": max_seqlen_q}
-                inputs = (k_cache, v_cache, batch.table[sequences], batch.lengths[sequences])
-                pyflash.attention_paged(q[rows], *inputs, causal=True, out=out[rows], **lengths)
+            caches, out = (self.k_caches[layer], self.v_caches[layer]), torch.empty_like(q)
+            pyflash.append_kv(k, v, *caches, slots)
+            for rows, inputs, options in calls:
+                pyflash.attention_paged(q[rows], *caches, *inputs, out=out[rows], **options)
             return out
 
         return self.model(batch.tokens, batch.positions, attend, batch.rows).argmax(-1)
@@ -455,8 +455,7 @@ class Engine:
         with torch.cuda.stream(stream):
             self._run(batch)  # libraries load, and allocate, before the capture
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
             following = self._run(batch)
         return graph, batch, following
 
@@ -577,9 +576,8 @@ def engine_of(shape: str | None, num_pages: int | None) -> Engine:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape = shape or ("8b" if device.type == "cuda" else "tiny")
     large = shape != "tiny"
-    model = Model(SHAPES[shape], device)
     sizes = {"max_running": 256, "max_tokens": 2048} if large else {}
-    return Engine(model, num_pages or (16384 if large else 256), **sizes)
+    return Engine(Model(SHAPES[shape], device), num_pages or (16384 if large else 256), **sizes)
 
 
 def main() -> None:
@@ -587,8 +585,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--num-pages", type=int)
+    parser.add_argument("--schedule", action="store_true", help="one a step, for all layers")
     asked = parser.parse_args()
     server = Server(engine_of(asked.shape, asked.num_pages), asked.port)
+    server.engine.use_schedule = asked.schedule
     print(f"serving on http://127.0.0.1:{server.server_address[1]}", flush=True)
     try:
         server.serve_forever()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyflash.op.merge import merge_states
     from pyflash.op.ops import attention, attention_varlen
     from pyflash.op.paged import attention_cached, attention_paged
+    from pyflash.op.schedule import Schedule, schedule
     from pyflash.op.selection import Problem, Selection, select
     from pyflash.tuner.api import tune
 
@@ -66,7 +67,9 @@ _LAZY = {
     "load": "pyflash.op.library",
     "merge_states": "pyflash.op.merge",
     "Problem": "pyflash.op.selection",
+    "Schedule": "pyflash.op.schedule",
     "Selection": "pyflash.op.selection",
+    "schedule": "pyflash.op.schedule",
     "select": "pyflash.op.selection",
     "sdpa": "pyflash.op.functional",
     "slots_of": "pyflash.op.append",
@@ -82,6 +85,7 @@ __all__ = [
     "FlashForwardSm90Config",
     "KernelConfig",
     "Problem",
+    "Schedule",
     "Selection",
     "Space",
     "Violation",
@@ -103,6 +107,7 @@ __all__ = [
     "load",
     "merge_states",
     "named_set",
+    "schedule",
     "sdpa",
     "select",
     "slots_of",

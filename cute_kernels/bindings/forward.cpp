@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -73,8 +74,29 @@ Outputs allocate_outputs(Tensor const& q, Problem& problem, Outputs const* given
   return outputs;
 }
 
-Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named,
-                   Outputs const* given) {
+// Points params at a list of shares that was made before. Refuses one of another size.
+void take_schedule(TensorView const& given, Forward::Params& params) {
+  int64_t const size = params.share_listing().size();
+  require(given.rank == 1 && given.sizes[0] == size, given.name, " has shape ", ShapeOf{given},
+          ": expected (", size, ",), as a schedule of these shapes and this config has");
+  params.share_list = static_cast<float*>(const_cast<void*>(given.data));
+  params.is_share_list_given = true;
+}
+
+// What does not depend on a config.
+void check_schedule(TensorView const& given, Device const& device) {
+  require(given.device == device, given.name, " is on ", given.device, ": expected ", device,
+          ", where q is");
+  require(given.dtype == ElementType::kInt32, given.name, " is ", given.dtype, ": expected ",
+          ElementType::kInt32);
+  require(given.rank == 1 && (given.sizes[0] <= 1 || given.strides[0] == 1) &&
+              reinterpret_cast<uintptr_t>(given.data) % 16 == 0,
+          given.name, " has shape ", ShapeOf{given},
+          ": expected a contiguous dimension at a multiple of 16 bytes");
+}
+
+Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Outputs const* given,
+                   TensorView const* schedule) {
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
@@ -86,6 +108,9 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named,
     void* const stream = current_cuda_stream(device_index);
     for_each_launch(selection, params,
                     [&](Kernel<Forward> const& kernel, Forward::Params of_kernel) {
+                      if (schedule != nullptr) {
+                        take_schedule(*schedule, of_kernel);
+                      }
                       auto const workspace = allocate_workspace<Forward>(q, of_kernel);
                       run(kernel, of_kernel, stream);
                     });
@@ -99,6 +124,8 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
+  require(problem.num_splits != kSplitsByLength, "num_splits = ", problem.num_splits,
+          " came with a variant: expected a number from 0 to ", kMaxSplits);
   params.num_splits = std::max(problem.num_splits, 1);
   params.cluster = 1;
   VariantKernel const kernel =
@@ -140,13 +167,126 @@ Outputs run_on_cpu(Problem& problem, Tensor const& q, std::string_view named,
   return outputs;
 }
 
-Outputs run(Call const& call, Problem& problem, Tensor const& q, Outputs const* given = nullptr) {
+Outputs run(Call const& call, Problem& problem, Tensor const& q, Outputs const* given = nullptr,
+            TensorView const* schedule = nullptr) {
   bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
-  return on_gpu ? run_on_gpu(problem, q, call.options.config, given)
+  return on_gpu ? run_on_gpu(problem, q, call.options.config, given, schedule)
                 : run_on_cpu(problem, q, call.options.config, nullptr, given);
 }
 
+// A call of attention over pages with any q of these shapes.
+struct ScheduleCall {
+  explicit ScheduleCall(Arguments& arguments) {
+    int64_t const heads = arguments.take<int64_t>();
+    call.k = call.v = arguments.take_tensor("k_cache");
+    call.paging = Paging{.block_table = arguments.take_tensor("block_table"),
+                         .seqlens_k = arguments.take_tensor("seqlens_k")};
+    auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+    auto const max_seqlen_q = arguments.take<int64_t>();
+    call.options = arguments.take_options();
+    require(call.k.rank == 4, call.k.name, " has shape ", ShapeOf{call.k},
+            ": expected 4 dimensions, (num_pages, page_size, heads_kv, d_head)");
+    require(heads >= 0, "heads = ", heads, ": expected at least 0");
+    require(max_seqlen_q >= 0, "max_seqlen_q = ", max_seqlen_q, ": expected at least 0");
+    require(call.options.num_splits == kSplitsByLength, "num_splits = ", call.options.num_splits,
+            ": expected ", kSplitsByLength, ", whose work a schedule is");
+    int64_t const batch = call.paging->seqlens_k.rank == 1 ? call.paging->seqlens_k.sizes[0] : 0;
+    int64_t const d_head = call.k.sizes[3];
+    if (cu_seqlens_q) {
+      call.paging->packed = PackedQueries{*cu_seqlens_q, max_seqlen_q};
+      sizes = {total_of(*cu_seqlens_q, batch * max_seqlen_q), heads, d_head};
+    } else {
+      sizes = {batch, max_seqlen_q, heads, d_head};
+    }
+    strides.resize(sizes.size());
+    int64_t stride = 1;
+    for (size_t i = sizes.size(); i-- > 0;) {
+      strides[i] = stride;
+      stride *= std::max<int64_t>(sizes[i], 1);
+    }
+    // NOTE: nothing reads it.
+    call.q = call.k;
+    call.q.name = "q";
+    call.q.rank = static_cast<int>(sizes.size());
+    call.q.sizes = sizes.data();
+    call.q.strides = strides.data();
+  }
+  ScheduleCall(ScheduleCall const&) = delete;
+
+  // The rows of packed queries, where the host sees them; else as many as there may be.
+  static int64_t total_of(TensorView const& starts, int64_t most) {
+    bool const is_seen = starts.device.kind == Device::Kind::kCpu && starts.rank == 1 &&
+                         starts.sizes[0] > 0 && starts.dtype == ElementType::kInt32;
+    return is_seen ? static_cast<int const*>(starts.data)[(starts.sizes[0] - 1) * starts.strides[0]]
+                   : most;
+  }
+
+  bool on_gpu() const { return call.k.device.kind == Device::Kind::kCuda; }
+
+  Call call{};
+  std::vector<int64_t> sizes, strides;  // of q
+};
+
+// Sets what the list of shares depends on; on a GPU by the kernel that it is for.
+std::optional<Kernel<Forward>> schedule_problem(ScheduleCall const& asked, int32_t device_index,
+                                                Problem& problem) {
+  problem = problem_of(asked.call);
+  if (!asked.on_gpu()) {
+    constexpr int kBlock = 64, kShares = 264;  // as on an H200
+    share_keys(problem.params,
+               {.B_r = larger(problem.params.q_sequences().longest, 1), .B_c = kBlock}, kShares);
+    return std::nullopt;
+  }
+  std::string const& named = asked.call.options.config;
+  Gpu const gpu = current_gpu(device_index);
+  GpuSelection const selection =
+      named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
+  Kernel<Forward> const kernel = selection.choice.candidate.kernel;
+  problem.params = fitted(problem.params, *kernel.row, selection.splits);
+  return kernel;
+}
+
 }  // namespace
+
+void plan_schedule(StableIValue* stack) {
+  Arguments arguments(stack);
+  ScheduleCall const asked(arguments);
+  int32_t const device_index = arguments.tensor(0).get_device_index();
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (asked.on_gpu()) {
+    guard.emplace(device_index);
+  }
+  Problem problem{};
+  auto const kernel = schedule_problem(asked, device_index, problem);
+  put_results(stack, std::string(kernel ? kernel->row->short_form : ""),
+              problem.params.share_listing().size());
+}
+
+void fill_schedule(StableIValue* stack) {
+  Arguments arguments(stack);
+  TensorView const list = arguments.take_tensor("schedule");
+  ScheduleCall const asked(arguments);
+  check_schedule(list, asked.call.k.device);
+  int32_t const device_index = arguments.tensor(0).get_device_index();
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (asked.on_gpu()) {
+    guard.emplace(device_index);
+  }
+  Problem problem{};
+  auto const kernel = schedule_problem(asked, device_index, problem);
+  auto& params = problem.params;
+  take_schedule(list, params);
+  if (!kernel) {
+    auto const shared = std::make_unique<ShareListStorage>();
+    write_shares(params.share_listing(), reinterpret_cast<int*>(params.share_list), *shared,
+                 OneThread{}, HostLoader{});
+    return;
+  }
+  params.is_share_list_given = false;
+  int const error = kernel->library->of<Forward>().prepare(*kernel->row, params,
+                                                           current_cuda_stream(device_index));
+  require_able(error == 0, "the schedule was not made: ", kernel->library->error_string(error));
+}
 
 void forward_paged(StableIValue* stack, bool into) {
   Arguments arguments(stack);
@@ -167,16 +307,23 @@ void forward_paged(StableIValue* stack, bool into) {
   }
   call.paging->k_scale = arguments.take_optional_tensor("k_scale");
   call.paging->v_scale = arguments.take_optional_tensor("v_scale");
+  auto const schedule = arguments.take_optional_tensor("schedule");
   call.options = arguments.take_options();
   Problem problem = problem_of(call);
+  if (schedule) {
+    check_schedule(*schedule, call.q.device);
+    require(problem.num_splits == kSplitsByLength,
+            "schedule came with num_splits = ", problem.num_splits, ": expected ", kSplitsByLength);
+  }
+  TensorView const* const list = schedule ? &*schedule : nullptr;
   Tensor const& q = arguments.tensor(0);
   if (into) {
     auto const out = arguments.take<Tensor>();
     Outputs const given{out, arguments.take<Tensor>()};
-    run(call, problem, q, &given);
+    run(call, problem, q, &given, list);
     return;
   }
-  Outputs const outputs = run(call, problem, q);
+  Outputs const outputs = run(call, problem, q, nullptr, list);
   put_results(stack, outputs.out, outputs.lse);
 }
 

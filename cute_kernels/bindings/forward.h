@@ -1,4 +1,5 @@
-// The ops fwd, fwd_varlen, fwd_paged and fwd_variant: from their arguments on the stack to their results there.
+// The ops fwd, fwd_varlen, fwd_paged and fwd_variant, and those of schedules: from their arguments on the stack to their results
+// there.
 #pragma once
 
 #include "cute_kernels/bindings/torch_stable.h"
@@ -9,6 +10,10 @@ namespace pyflash {
 void forward(StableIValue* stack, bool packed);
 // q, and k and v in pages; options; into: out and lse, which are written, and no results.
 void forward_paged(StableIValue* stack, bool into);
+// Of a call of fwd_paged without q: the config that runs it and the ints of its list of shares.
+void plan_schedule(StableIValue* stack);
+// The same after the list, which is made.
+void fill_schedule(StableIValue* stack);
 // q, k and v; a variant and what it captures; what sets sequences apart, or nothing; options.
 void forward_variant(StableIValue* stack);
 

@@ -48,6 +48,8 @@ void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { forward(stack, /*pack
 void fwd_paged(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack, /*into=*/false); }
 void fwd_paged_out(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack, /*into=*/true); }
 void fwd_variant(StableIValue* stack, uint64_t, uint64_t) { forward_variant(stack); }
+void schedule_plan(StableIValue* stack, uint64_t, uint64_t) { plan_schedule(stack); }
+void schedule_fill(StableIValue* stack, uint64_t, uint64_t) { fill_schedule(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, last_refusal_of_thread);
@@ -272,11 +274,17 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   std::string const pages =
       "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, "
       "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None, Tensor? k_scale=None, "
-      "Tensor? v_scale=None";
+      "Tensor? v_scale=None, Tensor? schedule=None";
   m.def(forward_schema("fwd_paged", pages).c_str());
   m.def(("fwd_paged.out(Tensor q, " + pages + ", *, " + options_schema() +
          ", Tensor(a!) out, Tensor(b!) lse) -> ()")
             .c_str());
+  std::string const scheduled =
+      "SymInt heads, Tensor k_cache, Tensor block_table, Tensor seqlens_k, "
+      "Tensor? cu_seqlens_q=None, SymInt max_seqlen_q=1, *, " +
+      options_schema();
+  m.def(("plan_schedule(" + scheduled + ") -> (str config, int size)").c_str());
+  m.def(("fill_schedule(Tensor(a!) schedule, " + scheduled + ") -> ()").c_str());
   m.def(forward_schema("fwd_variant",
                        "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
                        "SymInt[] integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
@@ -321,6 +329,8 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
   m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
+  m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
+  m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
@@ -330,6 +340,8 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
   m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
+  m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
+  m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {

@@ -95,7 +95,7 @@ int pyflash_emulator_run_cluster(void* emulator, int64_t first_cta) {
   return run.emulator().run_cluster(run.launch(), first_cta);
 }
 
-void pyflash_emulator_finish(void* emulator) { run_of(emulator).emulator().finish(); }
+void pyflash_emulator_finish(void* emulator) { run_of(emulator).finish_phase(); }
 
 char const* pyflash_emulator_report(void* emulator) {
   return (handle_of(emulator).text = report(run_of(emulator).emulator())).c_str();

@@ -138,7 +138,8 @@ void GlobalMemory::check_written(Findings& findings) const {
   for (Tensor const& tensor : tensors_) {
     auto const& elements = tensor.elements;
     auto const first = std::find(elements.begin(), elements.end(), kNotWritten);
-    if (!tensor.description.output || first == elements.end()) {
+    bool const may_lack = !tensor.description.output || tensor.description.is_partial;
+    if (may_lack || first == elements.end()) {
       continue;
     }
     auto const n = std::count(first, elements.end(), kNotWritten);

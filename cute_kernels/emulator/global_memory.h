@@ -20,6 +20,7 @@ struct GlobalTensor {
   int element_bytes;
   int64_t misalignment;  // bytes from an address that a GPU's allocator would return
   bool output;           // written by the kernel, each element by one thread; others are only read
+  bool is_partial = false;   // an output of which some elements may stay unwritten
   bool accumulator = false;  // reductions of any threads add to it
 };
 

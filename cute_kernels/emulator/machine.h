@@ -175,7 +175,7 @@ struct EmulatedKernel {
   int (*cluster)(ForwardParams const& params, int n_resident);
   Span<SmemTile> tiles;  // operands of warpgroup MMAs lie within one of their stages
   Span<SmemRing> rings;
-  char const* (*refusal)(ForwardParams const& params);  // of a problem; nullptr: none
+  char const* (*refusal)(ListedForwardParams const& params);  // of a problem; nullptr: none
   // captured: of the variant that the kernel is compiled with, if it is.
   Launch (*launch)(ListedForwardParams const& params, variant::Arguments const& captured,
                    int n_resident);

@@ -14,8 +14,9 @@ struct Dim {
   int64_t stride;
 };
 
-// What a kernel does with a tensor. Of an output each element is written once; reductions add to an accumulator.
-enum class Role { kInput, kOutput, kAccumulator };
+// What a kernel does with a tensor. Of an output each element is written once, of a partial one at most once; reductions add to an
+// accumulator.
+enum class Role { kInput, kOutput, kPartialOutput, kAccumulator };
 
 class Mapping {
  public:
@@ -37,7 +38,8 @@ class Mapping {
         .strides = {},
         .element_bytes = element_bytes,
         .misalignment = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) % kAlignment),
-        .output = role == Role::kOutput,
+        .output = role == Role::kOutput || role == Role::kPartialOutput,
+        .is_partial = role == Role::kPartialOutput,
         .accumulator = role == Role::kAccumulator};
     for (Dim const& dim : dims) {
       tensor.shape.push_back(dim.extent);

@@ -84,10 +84,17 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
   };
   mapping.map("k_scale", scales.k, 4, dims_of_scale(scales.k_stride), Role::kInput);
   mapping.map("v_scale", scales.v, 4, dims_of_scale(scales.v_stride), Role::kInput);
-  mapping.map("o", params.o, 2, dims_o, Role::kOutput);
-  mapping.map("lse", params.lse, 4, dims_lse, Role::kOutput);
-  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, Role::kOutput);
-  mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, Role::kOutput);
+  // Where keys are shared, tiles of which shares have parts are written after they are merged.
+  Role const role = params.has_shares() ? Role::kPartialOutput : Role::kOutput;
+  if (params.has_shares()) {
+    int64_t const n_rows = int64_t(2) * params.n_shares * params.rows_of_part();
+    dims_lse_partial = {{n_rows, 1}};
+    dims_o_partial = {{n_rows, params.d_head}, {params.d_head, 1}};
+  }
+  mapping.map("o", params.o, 2, dims_o, role);
+  mapping.map("lse", params.lse, 4, dims_lse, role);
+  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, role);
+  mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, role);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   if (kv.is_paged()) {
@@ -98,6 +105,8 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
   }
   mapping.map("tile_list", params.tile_list, 4,
               {{params.has_tile_list() ? params.tile_listing().size() : 0, 1}}, Role::kInput);
+  mapping.map("share_list", params.share_list, 4,
+              {{params.has_shares() ? params.share_listing().size() : 0, 1}}, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {

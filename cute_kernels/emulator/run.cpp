@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/merge_shares.h"
 #include "cute_kernels/host/problem.h"
 #include "cute_kernels/variant/arguments.h"
 
@@ -21,15 +23,21 @@ class ForwardRun final : public Run {
   using Run::Run;
 
   void prepare(char const* config, DType dtype, int d_head) override {
+    kernel_dtype_ = dtype;
     // NOTE: a variant reads heads and positions, as in the op fwd_variant.
     Problem const problem = kernel_.has_variant ? problem_as_asked(call()) : problem_of(call());
     check_config_fits(config, dtype, d_head, problem);
     int const resident = n_resident();
     params_ = problem.params;
-    params_.num_splits = problem.num_splits;
+    bool const shares_keys = problem.num_splits == kSplitsByLength;
+    params_.num_splits = shares_keys ? 1 : problem.num_splits;
     params_.cluster = 1;
     if (char const* const reason = kernel_.refusal ? kernel_.refusal(params_) : nullptr) {
       refuse("config '", config, "' cannot run this problem: ", reason);
+    }
+    if (shares_keys) {
+      share_keys(params_, kernel_.shape, resident);
+      return;
     }
     if (kernel_.cluster != nullptr) {
       params_.cluster = kernel_.cluster(params_, resident);
@@ -78,17 +86,44 @@ class ForwardRun final : public Run {
     params_.tile_list = reinterpret_cast<float*>(list_.data());
   }
 
+  void write_list_of_shares() {
+    if (!params_.has_shares()) {
+      return;
+    }
+    ShareListing const listing = params_.share_listing();
+    list_.assign(listing.size(), INT_MAX);
+    auto const shared = std::make_unique<ShareListStorage>();
+    write_shares(listing, list_.data(), *shared, OneThread{}, HostLoader{});
+    params_.share_list = reinterpret_cast<float*>(list_.data());
+    size_t const n_rows = size_t(2) * params_.n_shares * params_.rows_of_part();
+    lse_parts_.assign(n_rows, NAN);
+    o_parts_.assign(n_rows * params_.d_head, NAN);
+    params_.lse_partial = lse_parts_.data();
+    params_.o_partial = o_parts_.data();
+  }
+
   Launch launch_of(int, Emulator& emulator) override {
     variant::Arguments arguments = captured();
     arguments.host_starts_q = params_.q_sequences().starts;
     arguments.host_starts_k = params_.kv().sequences.starts;
     write_list();
-    map_memory(params_, emulator);
-    return kernel_.launch(params_, arguments, n_resident());
+    write_list_of_shares();
+    Forward::Params mapped = params_;
+    map_memory(mapped, emulator);
+    return kernel_.launch(mapped, arguments, n_resident());
+  }
+
+  void after_phase(int) override {
+    if (params_.has_shares()) {
+      merge_shares_on_host(params_, kernel_dtype_);
+    }
   }
 
   Forward::Params params_{};
+  DType kernel_dtype_{};
   std::vector<int> list_;
+  std::vector<float> o_parts_;
+  std::vector<float> lse_parts_;
 };
 
 }  // namespace
@@ -135,6 +170,7 @@ bool Run::set_integer(char const* name, int64_t value) {
 }
 
 char const* Run::begin_phase(int phase) {
+  phase_ = phase;
   emulator_ = std::make_unique<Emulator>(kernel_of(phase), order_, seed_);
   launch_ = launch_of(phase, *emulator_);
   return launch_.error;

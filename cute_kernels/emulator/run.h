@@ -42,6 +42,11 @@ class Run {
   virtual char const* phase_name(int) const { return ""; }
   // From here on the emulator is that of the phase. Returns why there is nothing to run, or nullptr.
   char const* begin_phase(int phase);
+  // All CTAs of the phase ran to their ends.
+  void finish_phase() {
+    emulator_->finish();
+    after_phase(phase_);
+  }
 
   Emulator& emulator() { return *emulator_; }
   Launch const& launch() const { return launch_; }
@@ -53,6 +58,7 @@ class Run {
   virtual EmulatedKernel const& kernel_of(int) const { return kernel_; }
   // Maps what the phase's kernel reads and writes.
   virtual Launch launch_of(int phase, Emulator& emulator) = 0;
+  virtual void after_phase(int) {}
 
   TensorView view(char const* name) const;
   std::optional<TensorView> optional_view(char const* name) const;
@@ -85,6 +91,7 @@ class Run {
   std::vector<int64_t> integers_;
   std::unique_ptr<Emulator> emulator_;
   Launch launch_;
+  int phase_ = 0;
 };
 
 // The run of the op of the kernel's config.

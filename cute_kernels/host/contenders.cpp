@@ -27,7 +27,8 @@ bool suits(ConfigOf<Forward> const& config, CandidatesKey const& key) {
 
 std::string how_to_build(CandidatesKey const& key, std::string_view options = "") {
   for (ConfigOf<Forward> const& config : ConfigsOf<Forward>::kFallbacks) {
-    if (suits(config, key)) {
+    // NOTE: they are of the SM80 family, which does not share keys.
+    if (suits(config, key) && !key.features.equal_shares) {
       return sentence("; to build one: pyflash build '", short_form(any_config(config)), "'",
                       options);
     }

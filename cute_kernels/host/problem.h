@@ -28,7 +28,7 @@ char const* name(ProblemKind kind);  // "many", "few"
 struct Problem {
   DType dtype;
   int num_splits;              // as asked for; 0: selection chooses
-  ListedForwardParams params;  // but for the outputs, num_splits and the list of tiles
+  ListedForwardParams params;  // but for the outputs, num_splits and the lists of tiles and shares
 
   KvSource kv() const { return params.kv(); }
 

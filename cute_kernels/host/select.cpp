@@ -24,7 +24,8 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named) 
 
 std::string GpuSelection::reason() const {
   auto const& [n_row_blocks, n_ctas, n_key_blocks] = splits.tiling;
-  auto const passes = splits.number == 1
+  auto const passes = splits.n_shares > 0 ? sentence("equal shares for ", splits.n_shares, " CTAs")
+                      : splits.number == 1
                           ? std::string("one pass")
                           : sentence(splits.number, " splits, ", n_ctas * splits.number, " CTAs");
   auto const asked =
@@ -68,6 +69,10 @@ std::string GpuSelection::reason() const {
 
 Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
                        Splits const& splits) {
+  if (splits.n_shares > 0) {
+    share_keys(params, row.shape, splits.n_shares);
+    return params;
+  }
   params.num_splits = splits.number;
   params.cluster = splits.cluster;
   Forward::Params listed = params;
@@ -143,7 +148,7 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
       {.choice = choice,
        .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
        .gpu = gpu,
-       .splits_asked_for = problem.num_splits > 0,
+       .splits_asked_for = problem.num_splits != 0,
        .n_candidates = static_cast<int>(contenders.candidates.all.size()),
        .passed_over = std::move(contenders.passed_over)},
       problem);
@@ -156,7 +161,7 @@ GpuSelection named_on_gpu(Problem const& problem, Gpu const& gpu, std::string_vi
       {.choice = {.candidate = candidate},
        .splits = splits_of(problem, candidate.kernel.row->shape, candidate.ctas_per_sm, gpu.n_sms),
        .gpu = gpu,
-       .splits_asked_for = problem.num_splits > 0},
+       .splits_asked_for = problem.num_splits != 0},
       problem);
 }
 
@@ -165,7 +170,8 @@ CpuSelection named_on_cpu(Problem const& problem, std::string_view named) {
 }
 
 CpuSelection select_on_cpu(Problem const& problem) {
-  CandidatesKey const key = key_of(problem, Gpu{});
+  CandidatesKey key = key_of(problem, Gpu{});
+  key.features.equal_shares = false;  // in one pass there are none
   if (Candidates const& candidates = candidates_for(key); !candidates.all.empty()) {
     return {
         candidates.all.front().kernel.row->config,

@@ -91,6 +91,9 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
   auto const& params = problem.params;
   Tiling const tiling = tiling_of(problem, shape);
   int64_t const n_slots = int64_t(n_sms) * ctas_per_sm;
+  if (problem.num_splits == kSplitsByLength) {
+    return {.tiling = tiling, .number = 1, .cluster = 1, .n_shares = static_cast<int>(n_slots)};
+  }
   int number = problem.num_splits > 0 ? problem.num_splits : measured;
   if (number == 0) {
     Sequences const q = params.q_sequences();

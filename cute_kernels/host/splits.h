@@ -34,7 +34,8 @@ Tiling tiling_of(Problem const& problem, TileShape const& shape);
 struct Splits {
   Tiling tiling;
   int number;
-  int cluster;  // of the CTAs that share a tile, a split each: `number`, or 1
+  int cluster;       // of the CTAs that share a tile, a split each: `number`, or 1
+  int n_shares = 0;  // of the keys of all sequences, one for each CTA; 0: there are none
 };
 
 // For a config of which so many CTAs run on an SM at a time: the number that the problem asks for, else the measured one if it

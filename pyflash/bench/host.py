@@ -73,11 +73,12 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
     used = used[0]
     slots = torch.arange(seqlen, device=device)
     level = (table, used, lengths, seqlen)
+    step = (2, k_cache, table, used)
 
     def alibi(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return s + slopes[h] * (j - i)
 
-    return {
+    calls = {
         BASELINE: lambda: scaled_dot_product_attention(*heads_first),
         "torch.ops.pyflash.fwd": lambda: fwd(q, k, v),
         "torch.ops.pyflash.fwd, causal": lambda: fwd(q, k, v, causal=True),
@@ -101,6 +102,17 @@ def _calls(device: torch.device) -> dict[str, Callable[[], Any]]:
             q, k, v, variant="alibi", tensors={"slope": slopes}, compile=True
         ),
         "pyflash.flex_attention": lambda: pyflash.flex_attention(*heads_first, score_mod=alibi),
+    }
+    try:
+        made = pyflash.schedule(*step)
+    except RuntimeError:  # no kernel that is built for this GPU takes one
+        return calls
+    return calls | {
+        "pyflash.schedule": lambda: pyflash.schedule(*step),
+        "pyflash.Schedule.update": lambda: made.update(*step[1:]),
+        "pyflash.attention_paged, schedule": lambda: pyflash.attention_paged(
+            q[:, :1], k_cache, v_cache, table, used, schedule=made
+        ),
     }
 
 

@@ -18,7 +18,7 @@ class Features(KernelFeatures):
     """What a kernel can do, or what a problem needs."""
 
     struct: ClassVar[str] = "ForwardFeatures"
-    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv", "fp8_kv"})
+    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv", "fp8_kv", "equal_shares"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -29,6 +29,7 @@ class Features(KernelFeatures):
     paged_kv: bool = False  # k and v in pages, and lengths on the device
     listed_tiles: bool = False  # of packed sequences of different lengths
     fp8_kv: bool = False  # k and v in e4m3, with scales
+    equal_shares: bool = False  # of the keys of all sequences, one for each CTA
 
 
 NAMES = Features.names()
@@ -43,6 +44,19 @@ LISTED = tuple(
             "right_window+listed_tiles",
             "right_window+left_window+listed_tiles",
             "right_window+left_window+predicated_head_dim+softcap+sinks+listed_tiles",
+        ),
+    )
+)
+
+# Those that share the keys of all sequences among CTAs, where a problem asks for it.
+SHARED = tuple(
+    map(
+        Features.parse,
+        (
+            "equal_shares",
+            "paged_kv+equal_shares",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+equal_shares",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+equal_shares",
         ),
     )
 )
@@ -101,12 +115,11 @@ EMULATED = tuple(
     )
 )
 
-# The same of pages, for libraries of their own.
-EMULATED_PAGED = (
-    Features.parse(
-        "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+paged_kv"
-    ),
-)
+# The same of pages, of equal shares, and of both, for libraries of their own.
+_EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes"
+EMULATED_PAGED = (Features.parse(f"{_EVERY}+paged_kv"),)
+EMULATED_SHARED = (Features.parse(f"{_EVERY}+equal_shares"),)
+EMULATED_PAGED_SHARED = (Features.parse(f"{_EVERY}+paged_kv+equal_shares"),)
 
 # And of caches of e4m3.
 EMULATED_FP8 = FP8

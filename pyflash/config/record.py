@@ -69,6 +69,7 @@ class Family:
     ladder: Sequence[tuple[str, KernelConfig]]
     # The combinations of features that a config is built with by default, in the order of dispatch.
     built_features: Callable[[Any], Sequence[KernelFeatures]]
+    lacks: frozenset[str] = frozenset()  # features that no kernel of it has
     traits: str = "KernelTraits"  # the template of its compile-time types, in its namespace
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it

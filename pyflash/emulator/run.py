@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 
 from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
-from pyflash.config.features import EMULATED_FP8, EMULATED_PAGED
+from pyflash.config.features import (
+    EMULATED_FP8,
+    EMULATED_PAGED,
+    EMULATED_PAGED_SHARED,
+    EMULATED_SHARED,
+)
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
+from pyflash.op.schedule import BY_LENGTH
 from pyflash.op.variants.arguments import Captured, captured_of
 from pyflash.op.variants.features import features_asked
 from pyflash.variant import Bound, Variant
@@ -57,14 +63,15 @@ def emulate(
     `variant` and `tensors` are those of `attention`: the kernel is compiled with the variant.
 
     With num_splits > 1 the kernel writes partial results, one per split of the keys, and PyTorch
-    merges them.
+    merges them. With num_splits = -1 `resident_ctas` CTAs share the keys, and the emulator merges
+    the parts of sequences that it cuts.
 
     Returns (out, lse, report). out and lse are what the kernel wrote, NaN where it wrote nothing;
     they agree with a GPU's up to the order of sums. Races and the like do not raise: they are in
     `report.findings`, and `report.check()` raises them.
 
     Raises ValueError for arguments that attention refuses, in the same words, for an unknown order,
-    num_splits < 1, text that is not a config and a config that breaks a rule;
+    num_splits < 1 but for -1, text that is not a config and a config that breaks a rule;
     `pyflash.codegen.build.BuildError` where the kernel does not compile.
     """
     return _emulate(
@@ -148,9 +155,11 @@ def _emulate(
     refuse_other_op(config, FORWARD)
     captured = None
     if variant is None:
-        has_scales = named.get("k_scale") is not None
-        of_pages = EMULATED_FP8 if has_scales else EMULATED_PAGED
-        (library,) = build_emulated([config], features=of_pages if pages else None).values()
+        kinds = {False: (None, EMULATED_PAGED), True: (EMULATED_SHARED, EMULATED_PAGED_SHARED)}
+        features = kinds[num_splits == BY_LENGTH][bool(pages)]
+        if named.get("k_scale") is not None:
+            features = EMULATED_FP8
+        (library,) = build_emulated([config], features=features).values()
     else:
         captured = captured_of(variant, tensors)
         features = [features_asked(options, inputs[0].shape[-1], config)]
@@ -353,8 +362,11 @@ def _check(
     """Refuses what attention accepts and the emulator lacks."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(ORDERS)}")
-    if num_splits < 1:
-        raise ValueError(f"num_splits = {num_splits}: expected at least 1, nothing chooses it here")
+    if num_splits < 1 and num_splits != BY_LENGTH:
+        raise ValueError(
+            f"num_splits = {num_splits}: expected at least 1, or {BY_LENGTH}; nothing chooses it "
+            "here"
+        )
     if resident_ctas < 1:
         raise ValueError(f"resident_ctas = {resident_ctas}: expected at least 1")
     for name, value in {**dict(zip(_INPUTS, inputs, strict=False)), **options}.items():

@@ -58,6 +58,7 @@ def _fwd_paged(
     max_seqlen_q: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    schedule: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     axes = _PADDED if cu_seqlens_q is None else _PACKED
@@ -66,6 +67,8 @@ def _fwd_paged(
     check_device(q, block_table=block_table, seqlens_k=seqlens_k)
     if cu_seqlens_q is not None:
         check_device(q, cu_seqlens_q=cu_seqlens_q)
+    if schedule is not None:
+        check_device(q, schedule=schedule)
     _check_options(q, **options)
     *batch, seqlen_q, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)

@@ -17,6 +17,7 @@ from pyflash.op.errors import call, check_type, check_types, require
 from pyflash.op.fp8 import check_scales, is_fp8
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
+from pyflash.op.schedule import Schedule, scheduled_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,6 +28,7 @@ class PagedOptions(AttentionOptions, total=False):
 
     cu_seqlens_q: Tensor | None
     max_seqlen_q: int | None
+    schedule: Schedule | None
     out: Tensor | None
     batch_invariant: bool
     k_scale: Tensor | None
@@ -80,6 +82,7 @@ def attention_paged(
     *,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    schedule: Schedule | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
     k_scale: Tensor | None = None,
@@ -110,6 +113,9 @@ def attention_paged(
     (heads, total_q), float32. There are no gradients. out: a contiguous tensor of q's shape and
     dtype, which is written and returned. batch_invariant: as for `attention`.
 
+    schedule: what `pyflash.schedule` made of these lengths, once for all calls that share them; not
+    with batch_invariant. The CPU has no use for it.
+
     The caches may be float8_e4m3fn, with k_scale and v_scale, float32, () or (heads_kv,), by which
     their elements count; d_head is a multiple of 16 then. batch_invariant takes them on the CPU
     alone.
@@ -125,8 +131,15 @@ def attention_paged(
     check_type("out", out, "tensor or None")
     if max_seqlen_q is not None:
         check_type("max_seqlen_q", max_seqlen_q, "int")
+    require(
+        schedule is None or batch_invariant is False,
+        "schedule came with batch_invariant: expected one of them, because shares of the keys "
+        "follow from the lengths of a batch",
+    )
     arguments = invariant_arguments(batch_invariant, arguments, q)
-    inputs = (*tensors.values(), seqlens_k, cu_seqlens_q, max_seqlen_q, k_scale, v_scale)
+    work, arguments = scheduled_arguments(schedule, arguments, q)
+    packing = (cu_seqlens_q, max_seqlen_q)
+    inputs = (*tensors.values(), seqlens_k, *packing, k_scale, v_scale, work)
     if k_scale is not None or v_scale is not None or is_fp8(k_cache):
         check_type("k_scale", k_scale, "tensor or None")
         check_type("v_scale", v_scale, "tensor or None")

@@ -74,14 +74,16 @@ def test_the_workspace_has_a_part_of_o_and_lse_for_each_split_that_is_merged_apa
         "  return Forward::workspace(params);\n"
         "}\n"
         + "".join(
-            f"static_assert(of({splits}, {cluster})[1].n_elements == {640 * n});\n"
-            f"static_assert(of({splits}, {cluster})[2].n_elements == {10 * n});\n"
+            f"static_assert(of({splits}, {cluster})[2].n_elements == {640 * n});\n"
+            f"static_assert(of({splits}, {cluster})[3].n_elements == {10 * n});\n"
             for splits, cluster, n in cases
         )
         + "static_assert(of(2, 1)[0].pointer == &ListedForwardParams::tile_list);\n"
         "static_assert(of(2, 1)[0].n_elements == 0);\n"
-        "static_assert(of(2, 1)[1].pointer == &ForwardParams::o_partial);\n"
-        "static_assert(of(2, 1)[2].pointer == &ForwardParams::lse_partial);\n"
+        "static_assert(of(2, 1)[1].pointer == &ListedForwardParams::share_list);\n"
+        "static_assert(of(2, 1)[1].n_elements == 0);\n"
+        "static_assert(of(2, 1)[2].pointer == &ForwardParams::o_partial);\n"
+        "static_assert(of(2, 1)[3].pointer == &ForwardParams::lse_partial);\n"
     )
     subprocess.run(["g++", "-std=c++20", "-fsyntax-only", *includes(), source], check=True)
 

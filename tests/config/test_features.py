@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from pyflash import Features
-from pyflash.config.features import BUILT, NAMES, first_covering
+from pyflash.config.features import BUILT, NAMES, SHARED, first_covering
 
 ALL = [Features(*flags) for flags in itertools.product((False, True), repeat=len(NAMES))]
 
@@ -61,6 +61,12 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
             continue
         if needed.paged_kv and needed.listed_tiles:
             assert found is None
+            continue
+        # Keys are shared where a call asks for it, by the kernels of one family.
+        if needed.equal_shares:
+            assert found is None
+            shared = first_covering(needed, SHARED)
+            assert (shared is None) == (needed.alibi_slopes or needed.listed_tiles)
             continue
         assert found.covers(needed)
         assert not any(f.covers(needed) for f in BUILT[: BUILT.index(found)])

@@ -86,7 +86,7 @@ def test_the_same_bits_with_splits():
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("num_splits", [-1, 129])
+@pytest.mark.parametrize("num_splits", [-2, 129])
 def test_numbers_of_splits_that_are_refused(num_splits):
     inputs, _ = on_gpu(Shape("few", 1, 1, 64, 8, heads_kv=2))
     with pytest.raises(ValueError, match=f"pyflash: num_splits = {num_splits}"):

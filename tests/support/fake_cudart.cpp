@@ -122,6 +122,16 @@ int pyflash::list_tiles(ListedForwardParams const& params, DType, void* stream) 
   return 0;
 }
 
+int pyflash::list_shares(ListedForwardParams const& params, DType, void* stream) {
+  std::printf("list %d shares, stream %p\n", params.n_shares, stream);
+  return 0;
+}
+
+int pyflash::merge_shares(ListedForwardParams const& params, DType, void* stream) {
+  std::printf("merge parts of %d rows, stream %p\n", params.rows_of_part(), stream);
+  return 0;
+}
+
 int pyflash::merge_splits(ListedForwardParams const& params, DType, void* stream) {
   std::printf("merge %d splits, stream %p\n", params.num_splits, stream);
   return 0;

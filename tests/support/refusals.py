@@ -241,12 +241,14 @@ REFUSED_OPTIONS = {
         "softcap = nan: expected a finite number above 0, or 0 for no cap",
     ),
     "negative num_splits": (
-        {"num_splits": -1},
-        "num_splits = -1: expected a number from 1 to 128, or 0 to have it chosen",
+        {"num_splits": -2},
+        "num_splits = -2: expected a number from 1 to 128, 0 to have it chosen, or -1 for as many "
+        "as each sequence's length asks for",
     ),
     "too many num_splits": (
         {"num_splits": 129},
-        "num_splits = 129: expected a number from 1 to 128, or 0 to have it chosen",
+        "num_splits = 129: expected a number from 1 to 128, 0 to have it chosen, or -1 for as many "
+        "as each sequence's length asks for",
     ),
     "scale of zero": (
         {"softmax_scale": 0.0},

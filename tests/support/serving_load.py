@@ -62,6 +62,7 @@ class Simulation:
         self.rng = random.Random(seed)
         self.model = serve.Model(serve.SHAPES["tiny"], torch.device("cpu"))
         self.engine = serve.Engine(self.model, num_pages, page_size, max_running=12, max_tokens=24)
+        self.engine.use_schedule = seed % 2 == 0
         self.common = [self.rng.randrange(97) for _ in range(24)]
         self.asked: list[serve.Request] = []
         self.n_exact = self.n_tokens = 0

@@ -60,6 +60,10 @@ def attend_paged(q: Tensor, k: Tensor, cache: Tensor, table: Tensor, ints: Tenso
     assert_type(state, tuple[Tensor, Tensor])
     assert_type(pyflash.attention_cached(q, cache, cache, ints, ints, causal=True), Tensor)
     assert_type(pyflash.attention_paged(q, cache, cache, table, ints, out=out), Tensor)
+    made = pyflash.schedule(8, cache, table, ints, cu_seqlens_q=ints, max_seqlen_q=4, causal=True)
+    assert_type(made, pyflash.Schedule)
+    assert_type(made.update(cache, table, ints), pyflash.Schedule)
+    assert_type(pyflash.attention_paged(q, cache, cache, table, ints, schedule=made), Tensor)
     levels = [(table, ints, ints, 3), (table, ints, ints, 1)]
     assert_type(pyflash.attention_cascade(q[0], cache, cache, levels, causal=True), Tensor)
     assert_type(pyflash.merge_states(*state, *state), tuple[Tensor, Tensor])

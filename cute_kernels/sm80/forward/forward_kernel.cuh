@@ -36,6 +36,7 @@ using device::Site;
 
 template <class Traits, ForwardFeatures kFeatures, class Variant = variant::NoVariant>
 CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> const& params) {
+  static_assert(!kFeatures.equal_shares, "kernels of the SM90 family alone share keys");
   using Element = typename Traits::Element;
   using MmaAtom = typename Traits::MmaAtom;
   using Ldmatrix = typename Traits::SmemCopyAtom;

@@ -27,7 +27,7 @@ template <class Traits, ForwardFeatures kFeatures, class Variant>
 CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
                                typename Traits::SharedStorage& smem, int warpgroup) {
   using Element = typename Traits::Element;
-  using Schedule = TileSchedule<Traits, kFeatures, Variant>;
+  using Schedule = ScheduleOf<Traits, kFeatures, Variant>;
   // A variant's scores are scaled and capped before the softmax gets them.
   constexpr bool kSoftcap = kFeatures.softcap && !Variant::kHasScore;
   constexpr int kBlockN = Traits::kBlockN;
@@ -88,7 +88,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   };
 
   // may_be_split: false where the kernel was launched without splits.
-  bool const is_split = problem.num_splits > 1;
+  bool const is_split = !kFeatures.equal_shares && problem.num_splits > 1;
   auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
                                 auto& O) {
     device::at(Site::O_rescale);
@@ -96,14 +96,17 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     int const first_query = tile.first_query + first_row_query;
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
+    bool const is_part = kFeatures.equal_shares && tile.split != Tile::kWhole;
     if constexpr (kFeatures.sinks) {
-      if (problem.sinks.data != nullptr &&
-          !is_split) {  // else they join when the splits are merged
+      if (problem.sinks.data != nullptr && !is_split &&
+          !is_part) {  // else they join when the splits are merged
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
     auto const lse = softmax.finalise(O, sinks, problem.softcap);
-    if (may_be_split.value && is_split) {
+    if (is_part) {
+      store_part<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
+    } else if (may_be_split.value && is_split) {
       if constexpr (Traits::kMaxCluster > 1) {
         if (problem.cluster > 1) {
           merge_in_cluster<Traits, kFeatures>(params, tile, O, lse, tOcO,

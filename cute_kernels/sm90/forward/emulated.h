@@ -110,7 +110,7 @@ EmulatedKernel const* emulated_kernel_of() {
           },
       .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
       .rings = {Smem::kRings.data(), std::size(Smem::kRings)},
-      .refusal = [](ForwardParams const& params) { return sm90::refusal(kConfig, params); },
+      .refusal = [](ListedForwardParams const& params) { return sm90::refusal(kConfig, params); },
       .launch = launch_sm90<kConfig, Variant, kBuilt...>,
       .attach = [](Machine* m) { machine = m; },
       .run_thread =

@@ -95,6 +95,35 @@ CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int
   }
 }
 
+// Where keys are shared: a part of a tile, O and lse in fp32, a row for each of the tile's.
+template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
+CUTE_DEVICE void store_part(KernelParams const& params, Tile const& tile, int first_query,
+                            AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
+  auto const& problem = params.problem;
+  Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
+  Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    int const row = get<0>(by_rows(r, 0));
+    bool const exists =
+        row_exists<Traits, kFeatures>(params, tile, first_query, unpack_row<Traits>(params, row));
+    int64_t const part = int64_t(tile.split) * params.shares.rows_of_part + row;
+    if (exists && get<1>(by_rows(0, 0)) == 0) {
+      device::at(device::Site::lse_r2g);
+      device::store(problem.lse_partial + part, lse(r));
+    }
+    device::at(device::Site::O_r2g);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(O); c += 2) {
+      int const column = get<1>(by_rows(0, c));
+      if (exists && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
+        device::store(reinterpret_cast<float2*>(problem.o_partial + part * problem.d_head + column),
+                      float2{O(r, c), O(r, c + 1)});
+      }
+    }
+  }
+}
+
 // A finished tile. memory: shared, of the warpgroup.
 template <class Traits, ForwardFeatures kFeatures, class AccO>
 CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first_query,

@@ -32,13 +32,21 @@ struct TileOrder {
   int n_rest;       // heads and splits of a listed tile
 };
 
+// Where each CTA has an equal share of the keys.
+struct ShareOrder {
+  int const* list;  // common/shares.h
+  int n_heads;      // of a sequence's tiles
+  int rows_of_part;
+};
+
 struct KernelParams {
   CUtensorMap q_map;  // (d_head, group, seqlen_q, heads, batch)
   CUtensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch); of pages (d_head, row, heads_kv, page)
   CUtensorMap v_map;  // as k_map
   ForwardParamsWithoutPages problem;
   TileOrder order;
-  Pages pages;  // NOTE: at the end, so that kernels without pages stay as they are
+  Pages pages;        // NOTE: at the end, so that kernels without pages stay as they are
+  ShareOrder shares;  // NOTE: so, too
 
   PYFLASH_HOST_DEVICE KvSource kv() const {
     KvSource source = problem.kv();

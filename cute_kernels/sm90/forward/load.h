@@ -17,7 +17,7 @@ using device::Site;
 // The rows of each warpgroup. By one thread.
 template <class Traits, ForwardFeatures kFeatures, class Variant>
 CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
-                        TileSchedule<Traits, kFeatures, Variant>& schedule) {
+                        ScheduleOf<Traits, kFeatures, Variant>& schedule) {
   Sequences const sequences = params.problem.q_sequences();
   Tensor sQ = make_tensor(make_smem_ptr(smem.q),
                           typename Traits::SmemLayoutQ{});  // (kMmaM,kHeadDim,kNConsumers)
@@ -58,7 +58,7 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   KvSource const kv = params.problem.kv();
-  TileSchedule<Traits, kFeatures, Variant> schedule(params);
+  ScheduleOf<Traits, kFeatures, Variant> schedule(params);
 
   // The blocks of K, or of V, last block first.
   // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
@@ -109,7 +109,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
 
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
-  TileSchedule<Traits, kFeatures> schedule(params);
+  ScheduleOf<Traits, kFeatures> schedule(params);
 
   auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
     Pages const& pages = params.pages;

@@ -11,6 +11,7 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/sm90/forward/host.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/sections.h"
@@ -95,7 +96,16 @@ inline int64_t count_tiles(Config const& config, ForwardParamsWithoutPages const
   return count_m_blocks(config, problem) * n_heads * problem.batch;
 }
 
-inline char const* refusal(Config const& config, ForwardParams const& problem) {
+inline char const* refusal(Config const& config, ListedForwardParams const& problem) {
+  if (problem.has_shares()) {
+    if (!config.persistent) {
+      return "its keys are shared by sequences, for which CTAs work through several tiles: the "
+             "config is not persistent";
+    }
+    if (char const* const reason = refusal_of_shares(problem, tile_shape(config))) {
+      return reason;
+    }
+  }
   if (rows_per_query(config, problem) > kMmaM) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
@@ -179,6 +189,15 @@ inline void set_listed_order(KernelParams& params, Config const& config,
   order.by_group = cutlass::FastDivmod(group);
 }
 
+// The same of tiles whose keys are shared.
+inline void set_share_order(KernelParams& params, Config const& config,
+                            ListedForwardParams const& problem) {
+  params.order.by_group = cutlass::FastDivmod(rows_per_query(config, problem));
+  params.shares = {.list = reinterpret_cast<int const*>(problem.share_list),
+                   .n_heads = problem.share_heads,
+                   .rows_of_part = problem.rows_of_part()};
+}
+
 struct Plan {
   KernelParams params;
   int64_t n_ctas;  // 0: there is nothing to launch
@@ -212,7 +231,10 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardPara
         0;  // nothing is loaded: no map has empty extents
   }
   plan.n_ctas = config.persistent && problem.cluster == 1 ? std::min(n_tiles, n_resident) : n_tiles;
-  if (problem.has_tile_list()) {
+  if (problem.has_shares()) {
+    plan.n_ctas = problem.n_shares;
+    set_share_order(plan.params, config, problem);
+  } else if (problem.has_tile_list()) {
     set_listed_order(plan.params, config, problem, n_resident);
   } else {
     set_order(plan.params, config, n_resident);

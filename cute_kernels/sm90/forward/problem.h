@@ -1,8 +1,11 @@
 // The tiles of a problem: their order, their coordinates, and the blocks of keys that each of them attends.
 #pragma once
 
+#include <type_traits>
+
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/common/shares.h"
 #include "cute_kernels/common/tile_list.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
@@ -17,12 +20,14 @@ using namespace cute;
 struct Tile {
   bool exists;
   int first_query;  // in the sequence
-  int split;
+  int split;        // where keys are shared, the place of the part, or kWhole
   int head;
   int batch;
   Rows q_rows;
   Rows k_rows;
   Interval blocks;  // of keys, by their places; the last is the first that is worked on
+
+  static constexpr int kWhole = -1;
 
   // The key that query 0 of the sequence is aligned with.
   CUTE_DEVICE int diagonal() const { return aligned_column(0, q_rows.length, k_rows.length); }
@@ -145,13 +150,7 @@ struct TileSchedule {
     }
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
     tile.first_query = m_block * n_queries;
-    tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
-    if constexpr (kFeatures.paged_kv) {
-      tile.k_rows =
-          params.pages.rows_of(tile.batch, problem.kv().sequences.longest, device::Loader{});
-    } else {
-      tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
-    }
+    find_rows(tile);
     if constexpr (Variant::kHasMask) {
       tile.blocks = {0, walk(params, tile).list[0]};
     } else {
@@ -163,6 +162,18 @@ struct TileSchedule {
       tile.blocks.end = min(tile.blocks.begin + share, tile.blocks.end);
     }
     return tile;
+  }
+
+ protected:
+  CUTE_DEVICE void find_rows(Tile& tile) const {
+    auto const& problem = params.problem;
+    tile.q_rows = problem.q_sequences().rows_of(tile.batch, device::Loader{});
+    if constexpr (kFeatures.paged_kv) {
+      tile.k_rows =
+          params.pages.rows_of(tile.batch, problem.kv().sequences.longest, device::Loader{});
+    } else {
+      tile.k_rows = problem.kv().sequences.rows_of(tile.batch, device::Loader{});
+    }
   }
 
   // The blocks of keys that some of these queries attend.
@@ -198,6 +209,72 @@ struct TileSchedule {
     return Traits::kPackGqa ? params.order.by_group.div(Traits::kMmaM) : Traits::kMmaM;
   }
 };
+
+// The tiles, and parts of tiles, in a CTA's share of the keys. NOTE: sequences of other lengths than those that the list was made
+// of have other results, and no access outside.
+template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
+struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
+  using Base = TileSchedule<Traits, kFeatures, Variant>;
+
+  CUTE_DEVICE explicit ShareSchedule(ParamsWith<Variant> const& params)
+      : Base(params),
+        left(device::load(
+            reinterpret_cast<Share const*>(params.shares.list + ShareListing::kHeader) +
+            device::block_idx())) {}
+
+  CUTE_DEVICE Tile next() {
+    auto const& params = this->params;
+    while (left.n_units > 0 && left.sequence < params.problem.batch) {
+      Tile tile;
+      tile.exists = true;
+      tile.first_query = 0;
+      tile.head = left.head;
+      tile.batch = left.sequence;
+      this->find_rows(tile);
+      tile.blocks = this->attended(tile, 0, Base::queries_per_warpgroup(params));
+      int const n_blocks = tile.blocks.size();
+      int const n_units = tile.q_rows.length > 0 ? n_blocks + ShareListing::kTileUnits : 0;
+      int const first = left.first_unit;
+      int const end = min(first + left.n_units, n_units);
+      advance(end, n_units);
+      // Of the blocks, from the tile's first.
+      int const begin_block = max(first - ShareListing::kTileUnits, 0);
+      int const end_block = end - ShareListing::kTileUnits;
+      tile.blocks.end = tile.blocks.begin + end_block;
+      tile.blocks.begin += begin_block;
+      bool const is_whole = begin_block == 0 && end_block == n_blocks;
+      tile.split = is_whole
+                       ? Tile::kWhole
+                       : Parts::place_of(device::block_idx(), /*begins_tile=*/begin_block == 0);
+      if (begin_block < end_block || (n_blocks == 0 && first == 0 && n_units > 0)) {
+        return tile;
+      }
+    }
+    return Tile{};
+  }
+
+ private:
+  // Past the units of a tile, up to `end`, of n_units.
+  CUTE_DEVICE void advance(int end, int n_units) {
+    left.n_units -= max(end - left.first_unit, 0);
+    left.first_unit = end;
+    if (end >= n_units) {
+      left.first_unit = 0;
+      ++left.head;
+      if (left.head >= this->params.shares.n_heads || n_units == 0) {
+        left.head = 0;
+        ++left.sequence;
+      }
+    }
+  }
+
+  Share left;  // what is not done of the share
+};
+
+template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
+using ScheduleOf =
+    std::conditional_t<kFeatures.equal_shares, ShareSchedule<Traits, kFeatures, Variant>,
+                       TileSchedule<Traits, kFeatures, Variant>>;
 
 // A row of a warpgroup's tile: row r is query r / group, head r % group.
 struct PackedRow {

@@ -42,6 +42,7 @@ SM80_FORWARD = Family(
     mma_rate=lambda arch: 0.62 if arch.sm == 90 else 1.0,  # beside warpgroup MMAs
     ladder=LADDER,
     built_features=built_features,
+    lacks=frozenset({"equal_shares"}),
     emulation_header="cute_kernels/sm80/forward/emulated.h",
     variant_header="cute_kernels/sm80/forward/variant_launch.h",
     fallback=fallback,

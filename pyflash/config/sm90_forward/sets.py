@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import FORWARD, LISTED, Features
+from pyflash.config.features import FORWARD, LISTED, SHARED, Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
@@ -121,7 +121,9 @@ _PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
     unlisted = _unlisted(config)
     listed = [features for features in LISTED if _without_list(features) in unlisted]
-    return Features.in_dispatch_order((*unlisted, *listed))
+    # Of keys that CTAs share, tiles are of few queries.
+    shared = SHARED if config.n_consumers == 1 and config.persistent else ()
+    return Features.in_dispatch_order((*unlisted, *listed, *shared))
 
 
 def _without_list(features: Features) -> Features:

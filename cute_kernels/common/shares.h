@@ -1,0 +1,189 @@
+// Equal shares of the blocks of keys of sequences that have different lengths, made where the lengths are, on the device.
+//
+// The tiles of all sequences and heads lie one behind the other, each of as many units as it has blocks of keys, and one more
+// for what a tile costs by itself. Share i is the units from i * size on; a CTA works through it, in whichever tiles that is. What a
+// share has of a tile that is not all of its blocks is a part, and the tile's parts are merged in the order of the shares.
+// A tile has all rows of a sequence in one head.
+//
+// The list is memory of ints, of a size that follows from extents: the number of all units and the size of a share, two ints that
+// mean nothing, the shares, and where each sequence starts, in units.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/common/integers.h"
+#include "cute_kernels/common/kv_source.h"
+#include "cute_kernels/common/mask.h"
+#include "cute_kernels/common/sequence.h"
+#include "cute_kernels/common/tile_list.h"
+
+namespace pyflash {
+
+// Where a share begins, and its size.
+struct alignas(16) Share {
+  int sequence;
+  int head;
+  int first_unit;  // of the tile
+  int n_units;     // 0: there is nothing to do
+};
+
+// What a list of shares is made of.
+struct ShareListing {
+  static constexpr int kTileUnits = 1;                     // before those of a tile's blocks
+  static constexpr int kLeastUnits = 4;                    // of a share, if there are so many
+  static constexpr int kHeader = 4;                        // ints
+  static constexpr int64_t kMostUnits = int64_t(1) << 29;  // so that sums of two numbers are ints
+
+  Sequences q;
+  Sequences k;
+  Pages pages;  // of K, if there are any
+  Mask mask;
+  int batch;
+  int heads;      // of a sequence's tiles
+  int n_queries;  // of a tile
+  int B_c;        // keys of a block
+  int n_shares;
+
+  // Whether the numbers of units are ints, whatever the lengths are.
+  PYFLASH_HOST_DEVICE constexpr bool is_countable() const {
+    int64_t const of_tile = k.most_blocks(B_c) + kTileUnits;
+    return int64_t(batch) * heads <= kMostUnits / of_tile && n_shares <= kMostUnits / kLeastUnits;
+  }
+  // Where the sequences' starts are in the list.
+  PYFLASH_HOST_DEVICE constexpr int64_t first_start() const {
+    return kHeader + int64_t(n_shares) * (sizeof(Share) / sizeof(int));
+  }
+  // The ints of a list, a multiple of 16 bytes.
+  PYFLASH_HOST_DEVICE constexpr int64_t size() const {
+    return first_start() + ceil_div(int64_t(batch) + 1, 4) * 4;
+  }
+
+  // The units of a sequence in each head. Rows beyond a tile's do not count.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr int units_of(int sequence, Loader const& load) const {
+    int const length_q = q.rows_of(sequence, load).length;
+    Rows const keys = pages.table != nullptr ? pages.rows_of(sequence, k.longest, load)
+                                             : k.rows_of(sequence, load);
+    if (length_q == 0) {
+      return 0;
+    }
+    int const n_blocks = mask.keys_from(aligned_column(0, length_q, keys.length), keys.length)
+                             .of_some(smaller(length_q, n_queries))
+                             .blocks_touched(B_c)
+                             .size();
+    return n_blocks + kTileUnits;
+  }
+};
+
+// What the threads that make a list share.
+struct ShareListStorage {
+  static constexpr int kChunk = 1024;  // sequences at a time
+
+  int ends[kChunk];  // of the sequences of the chunk, in units
+  int spare[kChunk];
+};
+
+// The parts of a tile, of share first to share last.
+struct Parts {
+  int sequence;
+  int head;
+  int first;
+  int last;
+
+  PYFLASH_HOST_DEVICE constexpr int count() const { return last - first + 1; }
+  // Where a part is in the memory of parts: a share has one that begins within a tile at most, and one that ends within one.
+  PYFLASH_HOST_DEVICE constexpr int place(int part) const {
+    int const share = first + part;
+    return place_of(share, /*begins_tile=*/part == 0);
+  }
+  static PYFLASH_HOST_DEVICE constexpr int place_of(int share, bool begins_tile) {
+    return 2 * share + (begins_tile ? 1 : 0);
+  }
+};
+
+// The parts of the tile that is cut first where a share begins; none, where none is. So each tile that is cut belongs to one
+// share.
+PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int const* list,
+                                             int share) {
+  constexpr Parts kNone{0, 0, 0, -1};
+  Share const begin = reinterpret_cast<Share const*>(list + ShareListing::kHeader)[share];
+  if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
+    return kNone;
+  }
+  int const* const starts = list + listing.first_start() + begin.sequence;
+  int const size = list[1];
+  int const n_units = (starts[1] - starts[0]) / listing.heads;
+  int const first_block = starts[0] + begin.head * n_units + ShareListing::kTileUnits;
+  int const last_block = first_block + n_units - ShareListing::kTileUnits - 1;
+  int const first = first_block / size;
+  if (first + 1 != share) {
+    return kNone;
+  }
+  return {begin.sequence, begin.head, first, smaller(last_block / size, listing.n_shares - 1)};
+}
+
+#if defined(__CUDACC__)
+#define PYFLASH_ANY_SIDE _Pragma("nv_exec_check_disable")
+#else
+#define PYFLASH_ANY_SIDE
+#endif
+
+// Every thread calls it.
+PYFLASH_ANY_SIDE
+template <class Threads, class Load>
+PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
+                                      ShareListStorage& shared, Threads const& threads,
+                                      Load const& load) {
+  constexpr int kChunk = ShareListStorage::kChunk;
+  int const batch = listing.batch;
+  int* const starts = list + listing.first_start();
+  int total = 0;
+  for (int first = 0; first < batch; first += kChunk) {
+    for (int i = threads.index(); i < kChunk; i += threads.count()) {
+      bool const exists = first + i < batch;
+      shared.ends[i] = exists ? listing.units_of(first + i, load) * listing.heads : 0;
+    }
+    threads.sync();  // the units are visible
+    add_up(shared.ends, shared.spare, int(ShareListing::kMostUnits), threads);
+    for (int i = threads.index(); i < kChunk && first + i < batch; i += threads.count()) {
+      starts[first + i + 1] = total + shared.ends[i];
+    }
+    total += shared.ends[kChunk - 1];
+    threads.sync();  // the ends are free, and the starts visible
+  }
+  int const size = larger(ceil_div(total, listing.n_shares), ShareListing::kLeastUnits);
+  if (threads.index() == 0) {
+    list[0] = total;
+    list[1] = size;
+    list[2] = list[3] = 0;
+    starts[0] = 0;
+  }
+  Share* const shares = reinterpret_cast<Share*>(list + ShareListing::kHeader);
+  for (int i = threads.index(); i < listing.n_shares; i += threads.count()) {
+    int const begin = i * size;
+    Share share{};
+    if (begin < total) {
+      // The last sequence that starts at or before the share.
+      int sequence = 0;
+      for (int end = batch; end - sequence > 1;) {
+        int const middle = (sequence + end) / 2;
+        int const start = batch <= kChunk ? shared.ends[middle - 1] : starts[middle];
+        (start <= begin ? sequence : end) = middle;
+      }
+      int const start = sequence == 0 ? 0 : starts[sequence];
+      int const n_units = (starts[sequence + 1] - start) / listing.heads;
+      share = {.sequence = sequence,
+               .head = (begin - start) / n_units,
+               .first_unit = (begin - start) % n_units,
+               .n_units = smaller(size, total - begin)};
+    }
+    shares[i] = share;
+  }
+}
+
+#undef PYFLASH_ANY_SIDE
+
+}  // namespace pyflash

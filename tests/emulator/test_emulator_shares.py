@@ -1,0 +1,143 @@
+"""CTAs that share the keys of sequences of different lengths equally, emulated: right in fp64 with
+NaN in everything that has no effect, and each planted bug is found. One kernel, of pages and of
+packed sequences, runs all cases."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("ninja", reason="building needs ninja")
+pytest.importorskip("rich", reason="building needs rich")
+
+from support.paged import Cache
+from support.planted.planting import Bug, switched_on
+from support.planted.shares import BUGS, CONFIG, shared_library
+from support.problems import Packed, make_packed
+
+import pyflash
+from pyflash.emulator.run import run_library
+from pyflash.op.reference import expect_varlen
+
+__all__ = ["shared_library"]
+
+BY_LENGTH = {"num_splits": -1}
+MASKS = ({"causal": True}, {}, {"causal": True, "window_left": 45}, {"window_left": 9})
+EXTRAS = ({}, {"sinks": torch.linspace(-2, 3, 8)}, {"softcap": 3.0})
+
+
+def options_of(seed: int) -> dict:
+    return {**MASKS[seed % len(MASKS)], **EXTRAS[seed % len(EXTRAS)]}
+
+
+def lengths_of(chance: random.Random) -> tuple[int, ...]:
+    kinds = (0, 1, chance.randint(2, 70), 32, 33, chance.randint(100, 400))
+    return tuple(chance.choices(kinds, k=chance.randint(1, 6)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pages(shared_library, seed):
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    lengths, n_queries = lengths_of(chance), chance.choice((1, 1, 3, 8))
+    options = options_of(seed)
+    cache = Cache(lengths, chance.choice((8, 16, 64)), 2, 64, torch.bfloat16)
+    cache.expire([n_queries] * len(lengths), **options)
+    q = torch.randn(len(lengths), n_queries, 8, 64).bfloat16()
+    order = ("ascending", "random", "descending")[seed % 3]
+    for resident_ctas in (chance.randint(1, 9), 40):
+        out, lse, report = run_library(
+            shared_library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:], order=order,
+            seed=seed, resident_ctas=resident_ctas, **BY_LENGTH, **options,
+        )  # fmt: skip
+        report.check()
+        assert report.n_ctas == resident_ctas
+        cache.check_padded(q, out, lse, **options)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_packed_sequences(shared_library, seed):
+    chance = random.Random(seed)
+    k = lengths_of(chance)
+    q = tuple(chance.choice((0, 1, 1, 4, 16)) for _ in k)
+    inputs = make_packed(Packed("", q, k, 8, 2), torch.bfloat16, 64, seed=seed)
+    options = options_of(seed)
+    out, lse, report = run_library(
+        shared_library, inputs, CONFIG, resident_ctas=1 + seed, **BY_LENGTH, **options
+    )
+    report.check()
+    expect_varlen(*inputs[:5], **options).check(out, lse)
+
+
+def test_more_queries_than_a_tile_has_rows_are_refused(shared_library):
+    inputs = make_packed(Packed("", (17, 1), (30, 30), 8, 2), torch.bfloat16, 64)
+    with pytest.raises(ValueError, match="queries are more than a tile's"):
+        run_library(shared_library, inputs, CONFIG, **BY_LENGTH)
+
+
+def planted_case():
+    """Sequences that shares cut, and some that they do not, beside empty ones; sinks that weigh."""
+    torch.manual_seed(0)
+    cache = Cache((40, 0, 300, 9, 64), 16, 2, 64, torch.bfloat16)
+    q = torch.randn(5, 3, 8, 64).bfloat16()
+    return cache, q, {"causal": True, "sinks": torch.linspace(2, 5, 8)}
+
+
+def run_planted(library):
+    """Whether the result is right, and what is found."""
+    cache, q, options = planted_case()
+    out, lse, report = run_library(
+        library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:], resident_ctas=6,
+        **BY_LENGTH, **options,
+    )  # fmt: skip
+    try:
+        cache.check_padded(q, out, lse, **options)
+    except AssertionError:
+        return False, report.findings
+    return True, report.findings
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_is_found(shared_library, bug: Bug):
+    with switched_on(BUGS, bug, shared_library):
+        right, findings = run_planted(shared_library)
+    for finding in bug.found:
+        assert finding.is_in(findings), f"{finding}:\n" + "\n".join(map(str, findings))
+    assert bug.found or not right
+
+
+def test_nothing_is_found_while_no_bug_is_on(shared_library):
+    assert run_planted(shared_library) == (True, ())
+
+
+def test_a_stale_list_reads_and_writes_nothing_outside(shared_library):
+    (bug,) = (bug for bug in BUGS if "another_call" in bug.name)
+    with switched_on(BUGS, bug, shared_library):
+        _, findings = run_planted(shared_library)
+    assert "out_of_bounds" not in {finding.kind for finding in findings}
+
+
+def test_bits_are_those_of_the_shares_alone(shared_library):
+    """Whatever order warps run in, and twice."""
+    cache, q, options = planted_case()
+    inputs, pages = (q, cache.k, cache.v), cache.tensors[2:]
+    runs = [
+        run_library(
+            shared_library, inputs, CONFIG, pages=pages, order=order, seed=i, resident_ctas=6,
+            **BY_LENGTH, **options,
+        )
+        for i, order in enumerate(("ascending", "descending", "random", "random"))
+    ]  # fmt: skip
+    for (out, lse, _), (other, other_lse, _) in itertools.pairwise(runs):
+        assert torch.equal(out, other)
+        assert torch.equal(lse, other_lse)
+
+
+def test_kernels_of_the_sm80_family_do_not_share_keys():
+    config = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+    q = torch.randn(1, 1, 2, 64).bfloat16()
+    with pytest.raises(ValueError, match=r"not built with equal_shares: kernels of .* lack it"):
+        pyflash.emulate(q, q, q, config, num_splits=-1)

@@ -1,0 +1,105 @@
+"""Bugs for the emulator to find where CTAs share the keys of sequences."""
+
+from __future__ import annotations
+
+import pytest
+from support.planted.planting import Bug, build_planted, condition, found
+
+from pyflash.config import parse
+from pyflash.config.features import EMULATED_PAGED_SHARED, EMULATED_SHARED
+
+_SCHEDULE = "sm90/forward/problem.h"
+_CONSUMER = "sm90/forward/consumer.h"
+_EPILOGUE = "sm90/forward/epilogue.h"
+_MERGE = "host/merge_shares.h"
+_RUN = "emulator/run.cpp"
+
+CONFIG = parse("(BF16, 64, 64, 32, 1): sm90+stages_1+overlap+persistent+rescale_threshold+pack_gqa")
+
+
+def _bug(name: str, *edits, finds=()) -> Bug:
+    return Bug(name, edits, tuple(finds), configs=("sm90",))
+
+
+# A bug that finds nothing shows in the result.
+BUGS = [
+    _bug("a_tile_is_done_twice", condition("++left.head;", "left.head += BUG ? 0 : 1;", _SCHEDULE)),
+    _bug(
+        "a_tile_is_never_done",
+        condition("left.head = 0;\n        ++left.sequence;",
+                  "left.head = BUG ? 1 : 0; ++left.sequence;", _SCHEDULE),
+    ),
+    _bug(
+        "a_part_lacks_its_first_block",
+        condition("int const begin_block = max(first - ShareListing::kTileUnits, 0);",
+                  "int const begin_block = max(first - ShareListing::kTileUnits + BUG, 0);",
+                  _SCHEDULE),
+    ),
+    _bug(
+        "a_part_has_a_block_of_the_next",
+        condition("int const end_block = end - ShareListing::kTileUnits;",
+                  "int const end_block = min(end - ShareListing::kTileUnits + BUG, n_blocks);",
+                  _SCHEDULE),
+    ),
+    _bug(
+        "a_part_is_where_that_of_another_share_is",
+        condition("Parts::place_of(device::block_idx(), ",
+                  "Parts::place_of(device::block_idx() & ~BUG, ", _SCHEDULE),
+        finds=[found("written_twice", memory="lse_partial")],
+    ),
+    _bug(
+        "a_share_has_one_place_for_two_parts",
+        condition("/*begins_tile=*/begin_block == 0)", "!BUG && begin_block == 0)", _SCHEDULE),
+    ),
+    _bug(
+        "a_tile_as_a_whole_is_left_as_a_part",
+        condition("bool const is_whole = begin_block == 0 &&",
+                  "bool const is_whole = !BUG && begin_block == 0 &&", _SCHEDULE),
+    ),
+    _bug(
+        "a_part_is_stored_as_the_whole",
+        condition("bool const is_part = kFeatures.equal_shares &&",
+                  "bool const is_part = !BUG && kFeatures.equal_shares &&", _CONSUMER),
+        finds=[found("written_twice", memory="o")],
+    ),
+    _bug(
+        "sinks_join_in_every_part",
+        condition("!is_split &&\n          !is_part)", "!is_split && (BUG || !is_part))",
+                  _CONSUMER),
+    ),
+    _bug(
+        "a_row_of_a_part_is_that_of_another",
+        condition("params.shares.rows_of_part + row;", "params.shares.rows_of_part + row + BUG;",
+                  _EPILOGUE),
+    ),
+    _bug(
+        "a_part_is_merged_twice",
+        condition("return int64_t(parts.place(part))",
+                  "return int64_t(parts.place(BUG && part > 0 ? part - 1 : part))", _MERGE),
+    ),
+    _bug(
+        "the_last_part_is_not_merged",
+        condition("for (int part = 0; part < parts.count(); ++part) {\n    float const weight",
+                  "for (int part = 0; part < parts.count() - BUG; ++part) { float const weight",
+                  _MERGE),
+    ),
+    _bug(
+        "the_list_is_of_the_lengths_of_another_call",
+        condition("write_shares(listing, list_.data(), *shared, OneThread{}, HostLoader{});",
+                  """ShareListing other = listing;
+                     other.k.longest = BUG ? listing.k.longest / 3 : listing.k.longest;
+                     write_shares(other, list_.data(), *shared, OneThread{}, HostLoader{});""",
+                  _RUN),
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def shared_library(tmp_path_factory):
+    """Of pages and of packed sequences."""
+    root = tmp_path_factory.mktemp("planted_shares")
+    features = (*EMULATED_SHARED, *EMULATED_PAGED_SHARED)
+    (library,) = build_planted(
+        BUGS, {"sm90": CONFIG}, root, machine=["run"], features=features
+    ).values()
+    return library
