@@ -19,6 +19,13 @@ CONFIG = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
 N_RANKS = 3
 
 
+class Forgetful(dict):
+    """Of kernels that are built: every call asks for its own."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 @pytest.mark.parametrize("mask", [Mask(), Mask(-1, 0), Mask(9, 0), Mask(30, 7)], ids=str)
@@ -27,6 +34,7 @@ def test_each_part_asks_for_what_it_masks(monkeypatch, mask, layout, packed):
     monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
     monkeypatch.setattr(on_demand, "_asked_by_environment", lambda: True)
     monkeypatch.setattr(on_demand, "_ensure_once", lambda *a: asked.append(a) or a[0])
+    monkeypatch.setattr(on_demand, "_built", Forgetful())
     geometry = Geometry((36,), (36,), mask, N_RANKS, layout)
     attention = Attention.of(None, geometry, packed, {"config": CONFIG})
     seen = set()

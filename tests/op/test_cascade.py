@@ -95,7 +95,7 @@ def test_compiled():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"levels": []}, "levels is empty: expected a level or more"),
+        ({"levels": []}, "levels is empty: expected at least that of each"),
         ({"levels": [(1, 2)]}, r"levels\[0\] has 2 items: expected block_table, seqlens_k, cu_se"),
         ({"window_left": 3}, "attention_cascade got window_left: expected no option but causal"),
         ({"attention_chunk": 8}, "attention_cascade got attention_chunk: expected no option but c"),

@@ -30,6 +30,13 @@ OTHERS = (
 )
 
 
+class Forgetful(dict):
+    """Of kernels that are built: every call asks for its own."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
 @pytest.fixture
 def asked(monkeypatch) -> list[str]:
     """The features that calls ask the compiler for, on a machine whose GPU is played."""
@@ -41,6 +48,7 @@ def asked(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(on_demand, "_is_on_gpu", lambda q: True)
     monkeypatch.setattr(on_demand, "_ensure_once", ensure_once)
+    monkeypatch.setattr(on_demand, "_built", Forgetful())
     return features
 
 

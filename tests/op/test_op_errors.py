@@ -218,7 +218,7 @@ def test_names_that_are_no_options_are_refused(function, arguments):
         sentence = rf"{start} '{name}': expected softmax_scale, .*; did you mean {meant}\?$"
         with pytest.raises(TypeError, match=sentence):
             function(**arguments, **{name: True})
-    with pytest.raises(TypeError, match=rf"{start} 'dropout_p': expected .* alibi_slopes$"):
+    with pytest.raises(TypeError, match=rf"{start} 'dropout_p': expected .* deterministic$"):
         function(**arguments, dropout_p=0.1)
 
 

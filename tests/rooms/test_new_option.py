@@ -192,7 +192,6 @@ ALLOWED = {
     "pyflash/op/backward/": FORMULAS,
     "pyflash/op/cascade.py": "which options belong to the last level alone",
     "pyflash/op/flex.py": NAMES_OF_OTHERS,
-    "pyflash/op/fp8.py": FORMULAS,
     "pyflash/op/functional.py": NAMES_OF_OTHERS,
     "pyflash/op/invariant.py": "what rows of a warp vote on",
     "pyflash/op/options.py": "the table",

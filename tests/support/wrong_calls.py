@@ -128,6 +128,7 @@ def _options(generator: random.Random) -> dict[str, Any]:
         "sinks": [None, torch.randn(4)],
         "attention_chunk": [0, 1, 6],
         "alibi_slopes": [None, torch.rand(4), torch.rand(2, 4)],
+        "deterministic": [False, True],
     }
     assert right.keys() == OPTIONS.keys()
     for name in generator.sample(list(right), generator.choice([0, 1, 1, 2, 3])):

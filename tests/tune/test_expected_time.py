@@ -12,7 +12,7 @@ from support.costs import FIGURES
 from pyflash import FlashForwardKernelConfig
 from pyflash.config import parse
 from pyflash.op import tables
-from pyflash.op.selection import _arguments, class_of, expected_microseconds
+from pyflash.op.selection import class_of, expected_microseconds, problem_arguments
 from pyflash.tuner.audit import GOOD
 from pyflash.tuner.costs import of_built, ratio_of_choice
 from pyflash.tuner.journal import read_journal
@@ -72,7 +72,11 @@ def test_several_sets_of_costs_are_priced_at_once():
     assert expected_microseconds(problem, PERSISTENT, 90, 132, sets) == each
     assert each[1] == each[0] + 3
     assert len(set(each)) == 3
-    arguments = _arguments(problem) | {"n_sms": 132, "kernel": str(PERSISTENT), "ctas_per_sm": 1}
+    arguments = problem_arguments(problem) | {
+        "n_sms": 132,
+        "kernel": str(PERSISTENT),
+        "ctas_per_sm": 1,
+    }
     with pytest.raises(RuntimeError, match="costs has 10 numbers: expected 11 for each set"):
         torch.ops.pyflash.expect_time(**arguments, costs=[1.0] * 10)
 
