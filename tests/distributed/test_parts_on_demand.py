@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from support.forgetful import Forgetful
 
 from pyflash import Features
 from pyflash.distributed.merge import take
@@ -17,13 +18,6 @@ from pyflash.op.reference import attended
 
 CONFIG = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
 N_RANKS = 3
-
-
-class Forgetful(dict):
-    """Of kernels that are built: every call asks for its own."""
-
-    def __contains__(self, key: object) -> bool:
-        return False
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forgetful import Forgetful
 from support.refusals import int32
 
 import pyflash
@@ -28,13 +29,6 @@ OTHERS = (
     {"sinks": True},
     {"softcap": 2.0, "sinks": True, "num_splits": 3, "softmax_scale": 0.3},
 )
-
-
-class Forgetful(dict):
-    """Of kernels that are built: every call asks for its own."""
-
-    def __contains__(self, key: object) -> bool:
-        return False
 
 
 @pytest.fixture
