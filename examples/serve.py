@@ -585,7 +585,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--num-pages", type=int)
-    parser.add_argument("--schedule", action="store_true", help="one a step; on the CPU")
+    parser.add_argument("--schedule", action="store_true", help="one a step, for all layers")
     asked = parser.parse_args()
     server = Server(engine_of(asked.shape, asked.num_pages), asked.port)
     server.engine.use_schedule = asked.schedule

@@ -95,15 +95,8 @@ void check_schedule(TensorView const& given, Device const& device) {
           ": expected a contiguous dimension at a multiple of 16 bytes");
 }
 
-// NOTE: kernels that share keys are right in the emulator, and read outside of tensors on a GPU.
-void refuse_shares(Problem const& problem) {
-  require(problem.num_splits != kSplitsByLength, "num_splits = ", kSplitsByLength,
-          ", and a schedule, are not supported on a GPU: expected a number from 0 to ", kMaxSplits);
-}
-
 Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Outputs const* given,
                    TensorView const* schedule) {
-  refuse_shares(problem);
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
@@ -244,7 +237,6 @@ std::optional<Kernel<Forward>> schedule_problem(ScheduleCall const& asked, int32
                {.B_r = larger(problem.params.q_sequences().longest, 1), .B_c = kBlock}, kShares);
     return std::nullopt;
   }
-  refuse_shares(problem);
   std::string const& named = asked.call.options.config;
   Gpu const gpu = current_gpu(device_index);
   GpuSelection const selection =

@@ -40,8 +40,10 @@ std::optional<torch::stable::Tensor> allocate_workspace(torch::stable::Tensor co
       allocate<1>(Op::kWorkspace, like, {n_elements}, aoti_torch_dtype_float32());
   auto* next = static_cast<float*>(workspace.mutable_data_ptr());
   for (auto const& buffer : buffers) {
-    params.*buffer.pointer = next;
-    next += buffer.n_elements;
+    if (buffer.n_elements > 0) {  // the caller's own memory stays where there are none
+      params.*buffer.pointer = next;
+      next += buffer.n_elements;
+    }
   }
   return workspace;
 }

@@ -135,8 +135,8 @@ class AttentionOptions(TypedDict, total=False):
             0,
             "split-KV: the number of CTAs, up to 128, that share the keys of a block of queries; "
             "0: chosen; -1: shared by the device, which sees how long sequences are, so that every "
-            "CTA gets equally many blocks of keys, in the emulator alone: a GPU refuses "
-            "it. A call is deterministic; different numbers differ by "
+            "CTA gets equally many blocks of keys, of kernels of the SM90 family whose tiles hold "
+            "all queries of a sequence. A call is deterministic; different numbers differ by "
             "rounding. Ignored on the CPU.",
             Scope.SCORE,
             _EVERYWHERE,

@@ -88,8 +88,8 @@ def schedule(
 
     {options}
 
-    Raises what `attention_paged` raises; RuntimeError on a GPU, which has no schedules yet: the
-    kernels of the SM90 family that share keys run in the emulator alone.
+    Raises what `attention_paged` raises; RuntimeError where no kernel that runs on the GPU shares
+    keys, as those of the SM90 family with pack_gqa and persistent do.
     """
     arguments = arguments_of("schedule", options)
     tensors = {"k_cache": k_cache, "block_table": block_table, "seqlens_k": seqlens_k}

@@ -13,7 +13,7 @@ from support.paged import Cache
 import pyflash
 from pyflash.op.reference import expect_varlen
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skip("a GPU refuses num_splits = -1")]
+pytestmark = pytest.mark.gpu
 
 BF16, FP16 = torch.bfloat16, torch.float16
 HEADS, HEADS_KV = 8, 2
