@@ -138,9 +138,34 @@ GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
   return selection;
 }
 
-}  // namespace
+// The problem with equal shares of its keys, where these pay for the list that the device makes of them: the device alone knows
+// how long the sequences are, and each CTA has much to do. nullopt elsewhere, and where no kernel runs it so.
+std::optional<Problem> with_shares(Problem const& problem, Gpu const& gpu) {
+  constexpr int64_t kKeysOfSm = 25000;  // of a head, about: docs/experiments/2026-11-shares.md
+  auto const& params = problem.params;
+  int64_t const n_keys = int64_t(params.batch) * params.heads_kv * params.kv().sequences.longest;
+  if (problem.num_splits != 0 || params.pages.table == nullptr || params.batch == 1 ||
+      n_keys < kKeysOfSm * gpu.n_sms) {
+    return std::nullopt;
+  }
+  Problem shared = problem;
+  shared.num_splits = kSplitsByLength;
+  shared.params.n_shares = 1;  // how many there are follows from the config
+  CandidatesKey const key = key_of(shared, gpu);
+  auto const runs = [&](Candidate const& candidate) {
+    auto const& [kernel, ctas_per_sm] = candidate;
+    // NOTE: a kernel with more features than it needs takes longer than shares save.
+    auto const needed = in_config(key.features, key.d_head, kernel.row->d_head);
+    auto const& built = kernel.row->features;
+    return kernel.refuses(shared.params) == nullptr &&
+           std::find(built.begin(), built.end(), needed) != built.end();
+  };
+  auto const& candidates = candidates_for(key).all;
+  return std::any_of(candidates.begin(), candidates.end(), runs) ? std::optional(shared)
+                                                                 : std::nullopt;
+}
 
-GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
+GpuSelection select_with_splits(Problem const& problem, Gpu const& gpu, bool splits_asked_for) {
   Contenders contenders = contenders_for(problem, gpu);
   Choice const choice = choose(contenders, problem, gpu);
   auto const& [kernel, ctas_per_sm] = choice.candidate;
@@ -148,11 +173,18 @@ GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
       {.choice = choice,
        .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
        .gpu = gpu,
-       .splits_asked_for = problem.num_splits != 0,
+       .splits_asked_for = splits_asked_for,
        .n_candidates = static_cast<int>(contenders.candidates.all.size()),
        .passed_over = std::move(contenders.passed_over)},
       problem);
   return with_kernel_of_few(selection, problem, contenders, gpu.n_sms);
+}
+
+}  // namespace
+
+GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu) {
+  std::optional<Problem> const shared = with_shares(problem, gpu);
+  return select_with_splits(shared ? *shared : problem, gpu, problem.num_splits != 0);
 }
 
 GpuSelection named_on_gpu(Problem const& problem, Gpu const& gpu, std::string_view named) {

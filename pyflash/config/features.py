@@ -55,6 +55,7 @@ SHARED = tuple(
         (
             "equal_shares",
             "paged_kv+equal_shares",
+            "right_window+paged_kv+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+equal_shares",
         ),

@@ -281,6 +281,36 @@ def test_uneven_sequences_have_their_tiles_listed_and_few_rows_a_kernel_of_their
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_keys_of_many_pages_are_in_equal_shares_where_a_kernel_has_just_what_they_need(tmp_path):
+    """Where no number of splits is asked for; in a process of its own."""
+    library = build_fake_library(tmp_path, "shared", "SHARED")
+    script = f"""if True:
+        import sys, torch, pyflash
+        pyflash.load({str(library)!r})
+        from pyflash.op.selection import Problem, select_on
+        def is_shared(batch=64, seqlen_q=1, seqlen_k=8192, page_size=64, heads_kv=8, **options):
+            problem = Problem(batch=batch, heads_q=32, heads_kv=heads_kv, seqlen_q=seqlen_q,
+                              seqlen_k=seqlen_k, d_head=512, dtype="FP16",
+                              page_size=page_size, options=options)
+            reason = select_on(problem, 90, 132).reason
+            assert "as asked for" not in reason or "num_splits" in options
+            return "in equal shares for 264 CTAs" in reason
+        for seqlen_k in (1, 1000, 6400, 6500, 8192, 100_000):
+            for batch in (1, 8, 64, 500):
+                for heads_kv in (1, 8, 32):
+                    expected = batch > 1 and batch * heads_kv * seqlen_k >= 25_000 * 132
+                    found = is_shared(batch, 1, seqlen_k, 16, heads_kv)
+                    assert found == expected, (seqlen_k, batch, heads_kv)
+        assert is_shared(causal=True)  # the only query attends all keys
+        assert is_shared(seqlen_q=16)
+        assert not is_shared(page_size=0)
+        assert not is_shared(window_left=7000)  # only a kernel with sinks, too, shares its keys
+        assert not is_shared(num_splits=1)
+        assert is_shared(num_splits=-1, batch=1)
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_problems_without_rows_or_heads_are_asked_about_as_contiguous(
     fake_library, tmp_path, packed

@@ -53,6 +53,16 @@ constexpr ForwardFeatures kFeatures[] = {
 #ifdef LISTED
     {.right_window = true, .listed_tiles = true},
 #endif
+#ifdef SHARED
+    {.paged_kv = true},
+    {.paged_kv = true, .equal_shares = true},
+    {.right_window = true, .left_window = true, .paged_kv = true},
+    {.right_window = true,
+     .left_window = true,
+     .sinks = true,
+     .paged_kv = true,
+     .equal_shares = true},
+#endif
 };
 constexpr void const* kKernels[std::size(kFeatures)] = {};
 constexpr pyflash::ArchCtas kCtas[] = {{80, 2}, {86, 1}, {89, 1}, {90, 2}};
@@ -162,7 +172,7 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
                                  .stages = 2},
           "(FP16, 512, 128, 64, 2): sm90+stages_2", "90a", 0, -9),
 #endif
-#ifdef LISTED
+#if defined(LISTED) || defined(SHARED)
       [] {
         Row few = row(FlashForwardSm90Config{.dtype = DType::FP16,
                                              .d_head = 512,
