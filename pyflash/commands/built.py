@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,29 +148,51 @@ def build_library(asked: Asked, out: Path | None, name: str, keep_going: bool) -
 
 
 def listed(asked: Asked) -> Iterator[Shown]:
-    """Each config; behind it what it takes, and what speaks against it."""
+    """Each config; below it what it takes, and what speaks against it."""
     for config in asked.configs:
-        notes = [] if config == config.canonical() else [f"built as {config.canonical()}"]
+        canonical = config.canonical()
+        notes = [] if config == canonical else [f"built as {canonical}"]
         legal = [arch for arch in asked.shown_archs if config.is_legal(arch)]
         registers = config.resources(legal[0]).registers if legal else None
         ctas = {arch.name: config.num_ctas_per_sm(arch) for arch in legal}
         if legal:
-            of_each = ", ".join(f"{count} on {arch}" for arch, count in ctas.items())
+            of_each = ", ".join(_on_archs(ctas))
             notes.append(f"{registers} registers, CTAs per SM: {of_each}")
         found: dict[str, Any] = {
             "config": str(config),
-            "canonical": str(config.canonical()),
+            "canonical": str(canonical),
             "registers": registers,
             "num_ctas_per_sm": ctas,
         }
         for kind, ask in (("violations", config.violations), ("warnings", config.warnings)):
-            told = [
+            found[kind] = [
                 {"arch": arch.name, **v._asdict()} for arch in asked.shown_archs for v in ask(arch)
             ]
-            notes += [f"{one['arch']}: {one['sentence']}" for one in told]
-            found[kind] = told
-        yield "  # ".join([str(config), *notes]), found
+        if legal and not asked.archs:
+            others = [arch.name for arch in asked.shown_archs if arch not in legal]
+            notes += [f"not on {', '.join(others)}: --arch says why"] if others else []
+        else:
+            notes += _told(found["violations"])
+        yield "\n  ".join([str(config), *notes, *_told(found["warnings"])]), found
     typer.echo(f"{len(asked.configs)} configs", err=True)
+
+
+def _on_archs(values: Mapping[str, object]) -> Iterator[str]:
+    """ "2 on sm_80, sm_90" for each value, in the order in which they come."""
+    for value in dict.fromkeys(values.values()):
+        yield f"{value} on {', '.join(arch for arch in values if values[arch] == value)}"
+
+
+def _told(violations: Iterable[Mapping[str, str]]) -> list[str]:
+    """Their sentences; one that differs between architectures by numbers alone stands for all."""
+    archs_of: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    for violation in violations:
+        sentence = violation["sentence"]
+        kind = re.sub(r"\d+", "", sentence.replace(violation["arch"], ""))
+        first.setdefault(kind, sentence)
+        archs_of.setdefault(kind, []).append(violation["arch"])
+    return [f"{', '.join(archs_of[kind])}: {sentence}" for kind, sentence in first.items()]
 
 
 def emitted(asked: Asked, folder: Path) -> Shown:

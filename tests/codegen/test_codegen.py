@@ -164,11 +164,21 @@ def test_needs_neither_torch_nor_a_compiled_module():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def notes_of(*arguments: str) -> dict[str, list[str]]:
+    """What `--list` says below each config."""
+    notes: dict[str, list[str]] = {}
+    for line in build_command(*arguments, "--list").stdout.splitlines():
+        if line.startswith("  "):
+            notes[list(notes)[-1]].append(line.strip())
+        else:
+            notes[line] = []
+    return notes
+
+
 def test_list_names_every_config_of_the_set():
-    result = build_command("--set", "prog", "--list", "--arch", "90")
-    listed = [line.split("  # ") for line in result.stdout.splitlines()]
-    assert [name for name, *_ in listed] == [str(config) for config in named_set("prog")]
-    for config, (_, takes, *warnings) in zip(named_set("prog"), listed, strict=True):
+    listed = notes_of("--set", "prog", "--arch", "90")
+    assert list(listed) == [str(config) for config in named_set("prog")]
+    for config, (takes, *warnings) in zip(named_set("prog"), listed.values(), strict=True):
         registers = config.resources(90).registers
         ctas = config.num_ctas_per_sm(90)
         assert takes == f"{registers} registers, CTAs per SM: {ctas} on sm_90"
@@ -178,7 +188,20 @@ def test_list_names_every_config_of_the_set():
 
 def test_list_says_what_speaks_against_a_config():
     config = BEST.replace(B_r=128, B_c=128)  # S and O accumulators of 256 registers
-    (line,) = build_command(str(config), "--list", "--arch", "86").stdout.splitlines()
+    (notes,) = notes_of(str(config), "--arch", "86").values()
     for _, sentence in config.violations(86):
-        assert f"sm_86: {sentence}" in line
+        assert f"sm_86: {sentence}" in notes
     assert config.violations(86)
+
+
+def test_list_says_the_same_of_several_architectures_once():
+    """Without --arch: of the architectures that run a config, and which do not."""
+    config = BEST.replace(B_r=128)
+    takes = notes_of(str(config))[str(config)][0]
+    assert all(config.is_legal(arch) == (arch.name in takes) for arch in ARCHS)
+    hopper = named_set("sm90")[0]
+    assert notes_of(str(hopper))[str(hopper)][1:] == [
+        "not on sm_80, sm_86, sm_89, sm_100, sm_120: --arch says why"
+    ]
+    asked = notes_of(str(hopper), "--arch", "80,86,89")[str(hopper)]
+    assert len([line for line in asked if line.startswith("sm_80, sm_86, sm_89: ")]) > 0
