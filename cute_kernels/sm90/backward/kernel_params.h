@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <cutlass/fast_math.h>
+#include <cute/numeric/math.hpp>
 
 #include "cute_kernels/backward_params.h"
 
@@ -19,6 +20,18 @@ struct TileOrder {
   cutlass::FastDivmod by_last_section;
   cutlass::FastDivmod by_heads;  // of k and v
   int n_blocks;                  // of a head
+
+  // The tile that starts as number `index`. head: of k and v, those of all batches.
+  CUTE_HOST_DEVICE void find(int& n_block, int& head, int index) const {
+    int const section = cute::min(by_section_tiles.div(index), last_section);
+    int const in_section = index - section * by_section_tiles.divisor;
+    if (section == last_section) {
+      by_last_section(n_block, head, in_section);
+    } else {
+      by_section(n_block, head, in_section);
+    }
+    head += section * by_section.divisor;
+  }
 };
 
 struct KernelParams {

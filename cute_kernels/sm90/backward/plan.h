@@ -101,10 +101,12 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   int64_t const n_blocks = n_key_blocks(config, problem);
   int64_t const n_heads =
       int64_t(problem.heads_kv) * problem.k_sequences.tensor_batches(problem.batch);
-  int const group = problem.heads / problem.heads_kv;
+  // CTAs go through the query heads of a group one after the other: those of one head of K and V are at about two at a time. A
+  // section of fewer heads would hold too few tiles, and its longest ones start when those of the section before have ended.
+  int const heads_at_a_time = std::min(problem.heads / problem.heads_kv, 2);
   // Q, dO and the sums of dQ, of a head of K and V.
-  int64_t const bytes = int64_t(problem.q_sequences.tensor_rows()) * group * config.d_head *
-                        (2 * kElementBytes + int(sizeof(float)));
+  int64_t const bytes = int64_t(problem.q_sequences.tensor_rows()) * heads_at_a_time *
+                        config.d_head * (2 * kElementBytes + int(sizeof(float)));
   Sections const sections = divide_into_sections(false, n_ctas, n_blocks, n_heads, 1, bytes);
   order.n_tiles = int(n_blocks * n_heads);
   order.n_blocks = int(n_blocks);

@@ -17,19 +17,13 @@ template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
   constexpr int kBlockN = Traits::kBlockN;
   TileOrder const& order = params.order;
-  int const section = min(order.by_section_tiles.div(index), order.last_section);
-  int const in_section = index - section * order.by_section_tiles.divisor;
   int n_block, head;
-  if (section == order.last_section) {
-    order.by_last_section(n_block, head, in_section);
-  } else {
-    order.by_section(n_block, head, in_section);
-  }
+  order.find(n_block, head, index);
   if constexpr (kFeatures.deterministic) {
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};
-  order.by_heads(tile.batch, tile.head_kv, head + section * order.by_section.divisor);
+  order.by_heads(tile.batch, tile.head_kv, head);
   if constexpr (kFeatures.packed) {
     tile.find_sequence(n_block * kBlockN, kBlockN);
   } else {

@@ -1,0 +1,67 @@
+"""The order of the tiles of an SM90 backward: each once, and sections that have enough of them."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+
+import pytest
+from support.headers import ROOT
+
+from pyflash.codegen.toolchain import emulator_compiler
+from pyflash.third_party.cuda import CudaError
+
+D_HEAD, B_C, CTAS = 128, 128, 132
+L2 = 36 << 20
+
+
+@pytest.fixture(scope="module")
+def orders_of(tmp_path_factory):
+    """Of problems: the heads of a section, and the tiles in the order in which they start."""
+    program = tmp_path_factory.mktemp("order") / "print_backward_order"
+    source = ROOT / "tests/support/print_backward_order.cpp"
+    try:
+        compiler = emulator_compiler()
+    except CudaError as error:
+        pytest.skip(str(error))
+    command = ["g++", "-std=c++20", *compiler.includes, source, "-o", program]
+    subprocess.run(command, check=True)
+
+    def run(problems):
+        lines = "".join(" ".join(map(str, (D_HEAD, B_C, *p, CTAS))) + "\n" for p in problems)
+        done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
+        for line in done.stdout.splitlines():
+            section, *numbers = map(int, line.split())
+            yield section, list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    return run
+
+
+def sections_of(seqlen: int, group: int, batch: int = 4, heads_kv: int = 8):
+    return (seqlen, seqlen, batch, heads_kv * group, heads_kv)
+
+
+def test_every_tile_starts_once_and_the_longest_of_a_section_first(orders_of):
+    problems = [
+        sections_of(seqlen, group, batch, heads_kv)
+        for seqlen in (1, 128, 1000, 4096, 16384)
+        for group in (1, 2, 4, 8, 32)
+        for batch, heads_kv in ((1, 1), (1, 2), (4, 3))
+    ]
+    for problem, (_, tiles) in zip(problems, orders_of(problems), strict=True):
+        seqlen, _, batch, _, heads_kv = problem
+        n_blocks, n_heads = -(-seqlen // B_C), batch * heads_kv
+        assert sorted(tiles) == list(itertools.product(range(n_blocks), range(n_heads))), problem
+        for head in range(n_heads):
+            blocks = [n_block for n_block, of_head in tiles if of_head == head]
+            assert blocks == list(range(n_blocks)), problem
+
+
+def test_a_section_has_the_heads_whose_queries_fit_l2_of_two_heads_of_a_group(orders_of):
+    """Those of Q, dO and the sums of dQ."""
+    groups = (1, 2, 4, 8, 32)
+    problems = [sections_of(4096, group) for group in groups]
+    sections = {g: section for g, (section, _) in zip(groups, orders_of(problems), strict=True)}
+    bytes_of_head = 4096 * D_HEAD * (2 + 2 + 4)
+    assert sections == {g: L2 // (bytes_of_head * min(g, 2)) for g in groups}
+    assert sections == {1: 9, 2: 4, 4: 4, 8: 4, 32: 4}

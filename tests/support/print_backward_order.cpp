@@ -1,0 +1,31 @@
+// The order of the tiles of an SM90 backward. A line of input is a problem:
+//   d_head B_c seqlen_q seqlen_k batch heads heads_kv CTAs
+// A line of output is the heads of a section, and block of keys and head of each tile.
+#include <iostream>
+
+#include "cute_kernels/sm90/backward/plan.h"
+
+int main() {
+  using namespace pyflash;
+  int d_head, B_c, seqlen_q, seqlen_k, batch, heads, heads_kv, n_ctas;
+  while (std::cin >> d_head >> B_c >> seqlen_q >> seqlen_k >> batch >> heads >> heads_kv >>
+         n_ctas) {
+    FlashBackwardSm90Config config{};
+    config.d_head = d_head;
+    config.B_c = B_c;
+    sm90::backward::KernelParams params{};
+    params.problem.q_sequences.longest = seqlen_q;
+    params.problem.k_sequences.longest = seqlen_k;
+    params.problem.batch = batch;
+    params.problem.heads = heads;
+    params.problem.heads_kv = heads_kv;
+    sm90::backward::set_order(params, config, n_ctas);
+    std::cout << params.order.by_section.divisor;
+    for (int index = 0; index < params.order.n_tiles; ++index) {
+      int n_block, head;
+      params.order.find(n_block, head, index);
+      std::cout << ' ' << n_block << ' ' << head;
+    }
+    std::cout << '\n';
+  }
+}
