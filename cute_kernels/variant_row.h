@@ -13,11 +13,11 @@ struct VariantRow {
   int most_positions;  // of a sequence
   ConfigMapRow<Forward> row;
   // Ints of memory that a problem needs beside what the op needs.
-  int64_t (*lists)(Forward::Params const& params);
+  int64_t (*n_ints)(Forward::Params const& params);
   // Runs the kernel of the row's i-th combination of features, what goes before it and what follows, on `stream` (a cudaStream_t)
   // of the current device, without synchronising; returns a cudaError_t.
   int (*run)(VariantRow const& row, size_t i, Forward::Params const& params,
-             variant::Arguments const& captured, int* lists, void* stream);
+             variant::Arguments const& captured, int* memory, void* stream);
 };
 
 }  // namespace pyflash

@@ -133,15 +133,15 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);
-    int64_t const n_ints = kernel.row->lists(params);
-    std::optional<Tensor> lists;
+    int64_t const n_ints = kernel.row->n_ints(params);
+    std::optional<Tensor> memory;
     if (n_ints > 0) {
-      lists = allocate<1>("the lists of blocks that the variant attends", q, {n_ints},
-                          aoti_torch_dtype_float32());
+      memory = allocate<1>("what the variant has made before its kernel", q, {n_ints},
+                           aoti_torch_dtype_float32());
     }
     int const error =
         kernel.row->run(*kernel.row, kernel.features, params, variant.arguments,
-                        lists ? static_cast<int*>(lists->mutable_data_ptr()) : nullptr,
+                        memory ? static_cast<int*>(memory->mutable_data_ptr()) : nullptr,
                         current_cuda_stream(device_index));
     require_able(error == 0, "the kernel of the variant was not launched: ",
                  kernel.library->error_string(error));

@@ -1,4 +1,4 @@
-// A kernel's params with what a variant captures, and the lists that the mask makes.
+// A kernel's params with what a variant captures, and what is made for it before the kernel runs.
 #pragma once
 
 #include <type_traits>
@@ -16,6 +16,7 @@ template <class Base, class Variant>
 struct VariantLaunch {
   variant::ParamsOf<Base, Variant> params{};
   std::vector<int> lists;
+  std::vector<int> prepared;
 
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
@@ -25,6 +26,12 @@ struct VariantLaunch {
       problem.q.starts = captured.host_starts_q;
       problem.k.starts = captured.host_starts_k;
       params.captured = Variant::params_of(captured);
+      prepared.resize(variant::prepared_size<Variant>(problem));
+      params.prepared = variant::prepared_tables<Variant>(problem, prepared.data());
+      for (size_t i = 0; i < prepared.size(); ++i) {
+        variant::write_prepared<Variant>(params.captured, problem, prepared.data(), int64_t(i),
+                                         HostLoader{});
+      }
       if constexpr (Variant::kHasMask) {
         params.lists = problem.lists<Variant>();
         lists.resize(params.lists.size());

@@ -1,6 +1,7 @@
 #include "cute_kernels/host/variant_call.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -10,6 +11,7 @@ namespace pyflash {
 namespace {
 
 constexpr size_t kMostKept = 256;
+constexpr int64_t kMostIndices = std::numeric_limits<int>::max();
 
 variant::TensorArgument check_tensor(TensorView const& tensor, VariantParam const& param,
                                      Device device) {
@@ -24,6 +26,10 @@ variant::TensorArgument check_tensor(TensorView const& tensor, VariantParam cons
       std::find(tensor.sizes, tensor.sizes + tensor.rank, 0) != tensor.sizes + tensor.rank;
   require(!is_empty, name, " of the variant has shape ", ShapeOf{tensor},
           ": expected some elements in each axis");
+  bool const is_long = std::any_of(tensor.sizes, tensor.sizes + tensor.rank,
+                                   [](int64_t size) { return size > kMostIndices; });
+  require(!is_long, name, " of the variant has shape ", ShapeOf{tensor}, ": expected at most ",
+          kMostIndices, " elements in an axis");
   variant::TensorArgument argument{
       .data = tensor.data, .rank = tensor.rank, .extents = {}, .strides = {}};
   std::copy_n(tensor.sizes, tensor.rank, argument.extents);

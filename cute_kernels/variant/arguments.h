@@ -14,7 +14,7 @@ inline constexpr int kMaxRank = 4;
 struct TensorArgument {
   void const* data;
   int rank;
-  int64_t extents[kMaxRank];
+  int extents[kMaxRank];
   int64_t strides[kMaxRank];  // elements
 };
 

@@ -182,6 +182,8 @@ inline float divided(float a, float b) { return a / b; }
 inline float tanh(float a) { return std::tanh(a); }
 inline float sigmoid(float a) { return 1.f / (1.f + std::exp(-a)); }
 #endif
+// Rounded once.
+PYFLASH_HOST_DEVICE float fused(float a, float b, float c) { return std::fma(a, b, c); }
 PYFLASH_HOST_DEVICE float sin(float a) { return std::sin(a); }
 PYFLASH_HOST_DEVICE float cos(float a) { return std::cos(a); }
 PYFLASH_HOST_DEVICE float erf(float a) { return std::erf(a); }

@@ -1,17 +1,25 @@
-// What a kernel with a variant gets: what it gets without one, and at the end what the variant captures.
+// What a kernel with a variant gets: what it gets without one, and at the end what the variant captures and what was made for
+// it.
 #pragma once
 
 #include <type_traits>
 
 #include "cute_kernels/variant/block_lists.h"
 #include "cute_kernels/variant/none.h"
+#include "cute_kernels/variant/prepared_tables.h"
 
 namespace pyflash::variant {
 
-template <class Base, class Variant>
-struct WithVariant : Base {
-  typename Variant::Params captured;
+// What is made before the kernel runs.
+template <class Variant>
+struct Made {
   BlockLists lists;
+  PreparedTables<Variant::kPrepared> prepared;
+};
+
+template <class Base, class Variant>
+struct WithVariant : Base, Made<Variant> {
+  typename Variant::Params captured;
 };
 
 template <class Base, class Variant>

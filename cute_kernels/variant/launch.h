@@ -1,4 +1,5 @@
-// What launchers of kernels with a variant share: the lists of blocks, made by a kernel of their own.
+// What launchers of kernels with a variant share: the tables of prepared fields and the lists of blocks, each made by a kernel
+// of their own.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,36 @@ __global__ void list_blocks(typename Variant::Params const captured, ListedProbl
   }
 }
 
+template <class Variant>
+__global__ void prepare(typename Variant::Params const captured, ListedProblem const problem,
+                        int* const memory, int64_t const size) {
+  int64_t const index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index < size) {
+    write_prepared<Variant>(captured, problem, memory, index,
+                            [](int const* address) { return *address; });
+  }
+}
+
+// Launches what writes the tables at `memory`.
+template <class Variant>
+cudaError_t make_prepared(typename Variant::Params const& captured, ListedProblem const& problem,
+                          int* memory, cudaStream_t stream) {
+  if constexpr (Variant::kPrepared > 0) {
+    constexpr int kThreads = 256;
+    int64_t const size = prepared_size<Variant>(problem);
+    int64_t const n_blocks = ceil_div(size, int64_t(kThreads));
+    if (n_blocks > INT32_MAX) {
+      return cudaErrorInvalidConfiguration;
+    }
+    if (n_blocks > 0) {
+      prepare<Variant>
+          <<<unsigned(n_blocks), kThreads, 0, stream>>>(captured, problem, memory, size);
+      return cudaGetLastError();
+    }
+  }
+  return cudaSuccess;
+}
+
 // Launches what writes the lists at `memory`; there is nothing to do without a mask.
 template <class Variant>
 cudaError_t make_lists(BlockLists& lists, typename Variant::Params const& captured,
@@ -59,12 +90,16 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
         int* memory, void* stream) {
   auto const on = static_cast<cudaStream_t>(stream);
   auto const captured = Variant::params_of(arguments);
-  BlockLists lists;
-  cudaError_t error =
-      make_lists<Variant>(lists, captured, listed_problem(kConfig, params), memory, on);
+  ListedProblem const problem = listed_problem(kConfig, params);
+  Made<Variant> made{{}, prepared_tables<Variant>(problem, memory)};
+  cudaError_t error = make_prepared<Variant>(captured, problem, memory, on);
+  if (error == cudaSuccess) {
+    error = make_lists<Variant>(made.lists, captured, problem,
+                                memory + prepared_size<Variant>(problem), on);
+  }
   if (error == cudaSuccess) {
     error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured,
-                                    lists, on);
+                                    made, on);
   }
   if (error == cudaSuccess && leaves_parts(params)) {
     return merge_splits(params, row.row.dtype, stream);
@@ -78,11 +113,13 @@ VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
   return {.key = key,
           .most_positions = Variant::kMostPositions,
           .row = row,
-          .lists = [](Forward::Params const& params) -> int64_t {
+          .n_ints = [](Forward::Params const& params) -> int64_t {
+            ListedProblem const problem = listed_problem(kConfig, params);
+            int64_t const prepared = prepared_size<Variant>(problem);
             if constexpr (Variant::kHasMask) {
-              return listed_problem(kConfig, params).template lists<Variant>().size();
+              return prepared + problem.lists<Variant>().size();
             }
-            return 0;
+            return prepared;
           },
           .run = run<kConfig, Variant>};
 }

@@ -15,13 +15,14 @@ struct Table {
   static constexpr int64_t kLargestBox = 4096;  // elements that bounds() looks at
 
   T const* data;
-  int64_t extents[kAxes];
+  int extents[kAxes];
   int64_t strides[kAxes];  // elements
 
   // Counted from the end where it is negative, clamped to the axis.
-  PYFLASH_HOST_DEVICE int64_t inside(int64_t index, int axis) const {
-    int64_t const place = index < 0 ? index + extents[axis] : index;
-    return clamp(place, int64_t(0), extents[axis] - 1);
+  template <class Index>
+  PYFLASH_HOST_DEVICE unsigned inside(Index index, int axis) const {
+    Index const place = index < 0 ? index + extents[axis] : index;
+    return unsigned(clamp(place, Index(0), Index(extents[axis] - 1)));
   }
 
   template <class... Index>
@@ -31,6 +32,39 @@ struct Table {
     int axis = 0;
     ((offset += inside(indices, axis) * strides[axis], ++axis), ...);
     return number(data[offset]);
+  }
+
+  // Where axis kAxis begins at the indices of the others.
+  template <int kAxis, class... Index>
+  PYFLASH_HOST_DEVICE T const* line(Index... indices) const {
+    static_assert(sizeof...(Index) == Rank - 1);
+    int64_t offset = 0;
+    int axis = 0;
+    ((axis += axis == kAxis, offset += inside(indices, axis) * strides[axis], ++axis), ...);
+    return data + offset;
+  }
+
+  // Whether `count` indices from `first` on are within axis kAxis, neighbours in memory, and in each line two of an even index
+  // aligned to both. They are then read by what `element<true>` compiles to.
+  template <int kAxis>
+  PYFLASH_HOST_DEVICE bool is_streamed(int first, int count) const {
+    bool is_even = reinterpret_cast<uintptr_t>(data) % (2 * sizeof(T)) == 0;
+    for (int axis = 0; axis < Rank; ++axis) {
+      is_even = is_even && (axis == kAxis || strides[axis] % 2 == 0);
+    }
+    return is_even && strides[kAxis] == 1 && first + count <= extents[kAxis];
+  }
+
+  // An element of a line; first: even, as what a thread has of a block begins with.
+  template <bool kStreamed, int kAxis>
+  PYFLASH_HOST_DEVICE auto element(T const* line, int first, int offset) const {
+    if constexpr (kStreamed) {
+      auto const aligned =
+          static_cast<T const*>(__builtin_assume_aligned(line + first, 2 * sizeof(T)));
+      return number(aligned[offset]);
+    } else {
+      return number(line[inside(first + offset, kAxis) * strides[kAxis]]);
+    }
   }
 
   // Bounds the elements in a box of indices.
@@ -62,8 +96,8 @@ struct Table {
                                          int64_t const* counts, Bounds& found,
                                          bool& is_first) const {
     if constexpr (Axis == Rank) {
-      Bounds const element = only(number(data[offset]));
-      found = is_first ? element : join(found, element);
+      Bounds const one = only(number(data[offset]));
+      found = is_first ? one : join(found, one);
       is_first = false;
     } else {
       offset += firsts[Axis] * strides[Axis];
@@ -75,8 +109,8 @@ struct Table {
 
   PYFLASH_HOST_DEVICE void open(Bounds box, int axis, int64_t& first, int64_t& count) const {
     bool const is_split = box.low < 0 && box.high >= 0;  // from the end, and from the beginning
-    first = is_split ? 0 : inside(box.low, axis);
-    count = is_split ? extents[axis] : inside(box.high, axis) - first + 1;
+    first = is_split ? 0 : int64_t(inside(box.low, axis));
+    count = is_split ? extents[axis] : int64_t(inside(box.high, axis)) - first + 1;
   }
 };
 

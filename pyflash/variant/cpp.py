@@ -1,26 +1,43 @@
 """A variant as C++: a struct for the host and the device.
 
-What is uniform, of a row, and of a column is computed once for each, into the structs Uniform, Row
-and Column; `score` and `counts` have the rest, of one pair. `tile` judges a tile.
+What is uniform, of a row, of a column, and of a distance is computed once for each, into the
+structs Uniform, Row, Column and Distance, or read from tables that `prepare` filled before; `score`
+and `counts` have the rest, of one pair. `tile` judges a tile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pyflash.variant.affine import Affine
-from pyflash.variant.axes import Rate, rates
 from pyflash.variant.cpp_bounds import tile_lines
-from pyflash.variant.expr import SCORE, TRUE, Node, Param, operation, rebuilt
-from pyflash.variant.interval import MAX_POSITION, Bounds, anywhere, bounds
+from pyflash.variant.expr import SCORE, TRUE, Node, Param, index
+from pyflash.variant.interval import MAX_POSITION, Bounds, bounds
 from pyflash.variant.scalars import BOOL, F32, I32, Scalar
+from pyflash.variant.stages import (
+    ALIGNED,
+    APART,
+    MOST_APART,
+    Stage,
+    Stages,
+    anywhere_apart,
+    is_float_of_distance,
+    is_float_of_key,
+    makes_floats_of_positions,
+    with_distances,
+    with_sums_apart,
+)
 from pyflash.variant.text import float_text
 from pyflash.variant.value import Variant
-from pyflash.variant.walk import fold, postorder
+from pyflash.variant.walk import postorder
 
-HEADERS = ("cute_kernels/variant/arithmetic.h", "cute_kernels/variant/table.h")
+HEADERS = (
+    "cute_kernels/variant/arithmetic.h",
+    "cute_kernels/variant/prepared.h",
+    "cute_kernels/variant/table.h",
+)
 _TYPES = {
     Scalar.BOOL: "bool",
     Scalar.I32: "int",
@@ -29,11 +46,26 @@ _TYPES = {
     Scalar.F16: "Half",
     Scalar.BF16: "BFloat16",
 }
-# Floats hold every sum of _MOST_TERMS positions up to this one, and float_of_position has these.
-MOST_APART = 1 << 21
-_MOST_TERMS = 6
-_SCOPES = {Rate.UNIFORM: "uniform", Rate.ROW: "row", Rate.COLUMN: "column"}
+_SCOPES = {
+    Stage.UNIFORM: "uniform",
+    Stage.ROW: "row",
+    Stage.COLUMN: "column",
+    Stage.DISTANCE: "distance",
+}
 _OPERANDS = "Params const& params, Lengths const& lengths"
+# Of functions of a stage, beside those that all have.
+_POSITIONS = {
+    Stage.UNIFORM: "",
+    Stage.ROW: ", int q",
+    Stage.COLUMN: ", int first, int offset",
+    Stage.DISTANCE: ", int first_apart, int offset",
+}
+# Positions as the place of the first one of a thread, and what the compiler knows to add to it.
+_OPENING = {
+    Stage.COLUMN: ["int const k = first + offset;"],
+    Stage.DISTANCE: ["int const apart = first_apart + offset;"],
+}
+_ALIGNED = "(apart - lengths.k_len + lengths.q_len)"
 
 
 def struct_name(variant: Variant) -> str:
@@ -52,44 +84,27 @@ def header_of(variant: Variant) -> str:
 def struct_of(variant: Variant) -> str:
     """The struct of the normal form; its text and the names of parameters are in comments."""
     normal = variant.normal
-    score = with_sums_apart(normal.score)
-    emitter = _Emitter(score, normal.mask)
+    by_distances = with_distances(normal.score)
+    score = with_sums_apart(by_distances)
+    emitter = _Emitter(Stages(score, with_distances(normal.mask)))
     lines = [f"// {variant}", f"struct {struct_name(variant)} {{", *_facts(normal)]
+    has_floats = score != by_distances or makes_floats_of_positions(score, emitter.stages.mask)
+    most = MOST_APART if has_floats else MAX_POSITION
+    lines += [f"  static constexpr int kMostPositions = {most};  // of a sequence"]
     captured = zip(normal.params, variant.captured, strict=True)
     lines += _struct("Params", [(_param_type(p), p.name, own.name) for p, own in captured])
     lines += ["", *_params_of(normal.params)]
-    for rate in _SCOPES:
-        lines += ["", *_struct(_SCOPES[rate].capitalize(), emitter.fields(rate))]
-    for rate in _SCOPES:
-        lines += ["", *emitter.stage(rate)]
-    lines += ["", *emitter.of_pair("float score", score, ", float s")]
+    lines += ["", *emitter.preparation()]
+    for stage, scope in _SCOPES.items():
+        lines += ["", *_struct(scope.capitalize(), emitter.members(stage))]
+    for stage in _SCOPES:
+        lines += ["", *emitter.stage(stage)]
+    lines += ["", *emitter.streaming()]
+    lines += ["", *emitter.score()]
     lines += ["", "  // Whether the mask shows a pair."]
-    lines += emitter.of_pair("bool counts", normal.mask, "")
+    lines += [*emitter.of_pair("bool counts", emitter.stages.mask, "")]
     lines += ["", *tile_lines(normal.mask)]
     return "\n".join([*lines, "};"])
-
-
-def with_sums_apart(score: Node) -> Node:
-    """The score function with the floats of sums such as k - q as sums of floats, of the key and of
-    the rest: a conversion for each key and each query takes the place of one for each pair. They
-    are the same where sequences are no longer than MOST_APART."""
-
-    def rule(node: Node, args: tuple[Node, ...]) -> Node:
-        made = rebuilt(node, args)
-        if made.op != "f32" or made.args[0].kind is not I32:
-            return made
-        total = Affine.of(made.args[0])
-        of_key = tuple(term for term in total.terms if term[0].data == "k")
-        others = tuple(term for term in total.terms if term[0].data != "k")
-        is_short = sum(abs(factor) for _, factor in total.terms) <= _MOST_TERMS
-        are_positions = all(part.op == "index" for part, _ in total.terms)
-        reads_query = any(part.data == "q" for part, _ in others)
-        if not (of_key and reads_query and is_short and are_positions) or abs(total.constant) > 64:
-            return made
-        parts = (Affine(I32, of_key, 0), Affine(I32, others, total.constant))
-        return operation("+", *(operation("f32", part.node()) for part in parts))
-
-    return fold(score, rule)
 
 
 def _facts(normal: Variant) -> list[str]:
@@ -101,13 +116,9 @@ def _facts(normal: Variant) -> list[str]:
         "kMaskReadsBatch": "b" in read,
         "kMaskReadsHead": "h" in read,
     }
-    lines = [
+    return [
         f"  static constexpr bool {name} = {str(fact).lower()};" for name, fact in facts.items()
     ]
-    score = with_sums_apart(normal.score)
-    has_floats = any(map(_is_float_of_key, postorder(score, normal.mask)))
-    most = MOST_APART if has_floats or score != normal.score else MAX_POSITION
-    return [*lines, f"  static constexpr int kMostPositions = {most};  // of a sequence"]
 
 
 def _params_of(params: Iterable[Param]) -> list[str]:
@@ -146,67 +157,226 @@ def _struct(name: str, members: Iterable[tuple[str, str, str]]) -> list[str]:
 
 @dataclass
 class _Emitter:
-    """The parts of a score function and a mask by rate, and the fields that pairs read."""
+    """The parts of a score function and a mask by stage, and the names of the fields that pairs
+    read."""
 
-    score: Node
-    mask: Node
-    rates: dict[Node, Rate] = field(init=False)
-    names: dict[Node, str] = field(init=False)  # of the fields
+    stages: Stages
 
     def __post_init__(self) -> None:
-        self.rates = rates(self.score, self.mask)
-        read = [(arg, self.rates[node]) for node in self.rates for arg in node.args]
-        read += [(self.score, Rate.PAIR), (self.mask, Rate.PAIR)]
-        wanted = {node for node, by in read if self.rates[node] is not by and _is_computed(node)}
-        self.names = {}
-        for rate, scope in _SCOPES.items():
-            of_rate = [n for n in self.rates if n in wanted and self.rates[n] is rate]
-            self.names |= {node: f"{scope}.{scope[0]}{i}" for i, node in enumerate(of_rate)}
+        fields = self.stages.fields
+        self.names = {
+            node: f"{scope}.{scope[0]}{i}"
+            for stage, scope in _SCOPES.items()
+            for i, node in enumerate(fields[stage])
+        }
+        self.lines = {node: f"row.line{i}" for i, node in enumerate(self.stages.streams)}
 
-    def fields(self, rate: Rate) -> list[tuple[str, str, str]]:
-        return [
-            (_TYPES[node.kind], name.partition(".")[2], "")
-            for node, name in self.names.items()
-            if self.rates[node] is rate
+    def members(self, stage: Stage) -> list[tuple[str, str, str]]:
+        found = [
+            (_TYPES[node.kind], _member(self.names[node]), "") for node in self.stages.fields[stage]
         ]
+        if stage is Stage.ROW:
+            found += [
+                (f"{_TYPES[node.data.kind]} const*", _member(name), "")
+                for node, name in self.lines.items()
+            ]
+        return found
 
-    def stage(self, rate: Rate) -> list[str]:
-        """The function that computes the fields of a rate."""
-        scope = _SCOPES[rate]
-        own = {Rate.ROW: ", int q", Rate.COLUMN: ", int k"}.get(rate, "")
-        before = "" if rate is Rate.UNIFORM else "Uniform const& uniform, "
-        wanted = [node for node in self.names if self.rates[node] is rate]
-        uniform = {n: name for n, name in self.names.items() if self.rates[n] is Rate.UNIFORM}
-        known = {} if rate is Rate.UNIFORM else uniform
-        lines, texts = _statements(wanted, known)
+    def stage(self, stage: Stage) -> list[str]:
+        """The function that computes the fields of a stage."""
+        scope = _SCOPES[stage]
+        is_uniform = stage is Stage.UNIFORM
+        before = "" if is_uniform else "Prepared const& prepared, Uniform const& uniform, "
+        wanted = self.stages.fields[stage]
+        known = {} if is_uniform else self._names_of(Stage.UNIFORM)
+        known |= {node: self._read(node, stage) for node in wanted if node in self.stages.prepared}
+        known |= _positions(stage)
+        roots = list(wanted)
+        if stage is Stage.ROW:
+            streams = self.stages.streams
+            roots += [arg for node in streams for arg in node.args if arg != index("k")]
+        lines, texts = _statements(roots, known, _FLOATS.get(stage, _no_float))
+        values, rest = texts[: len(wanted)], iter(texts[len(wanted) :])
+        if stage is Stage.ROW:
+            for node in self.stages.streams:
+                others = ", ".join(next(rest) for arg in node.args if arg != index("k"))
+                axis = node.args.index(index("k"))
+                values.append(f"params.{node.data.name}.template line<{axis}>({others})")
+        opening = [f"    [[maybe_unused]] {line}" for line in _OPENING.get(stage, [])]
         return [
             f"  static PYFLASH_HOST_DEVICE {scope.capitalize()} {scope}(",
-            f"      {_OPERANDS}, {before}int b, int h{own}) {{",
+            f"      {_OPERANDS}, {before}int b, int h{_POSITIONS[stage]}) {{",
+            *(opening if values else []),
             *lines,
-            f"    return {{{', '.join(texts)}}};",
+            f"    return {{{', '.join(values)}}};",
             "  }",
         ]
 
-    def of_pair(self, signature: str, root: Node, more: str) -> list[str]:
-        lines, (text,) = _statements([root], self.names)
+    def _names_of(self, stage: Stage) -> dict[Node, str]:
+        return {node: self.names[node] for node in self.stages.fields[stage]}
+
+    def _read(self, node: Node, stage: Stage) -> str:
+        place = f"prepared.table{self.stages.prepared.index(node)}"
+        at = {
+            Stage.ROW: "q",
+            Stage.COLUMN: "first + offset",
+            Stage.DISTANCE: "first_apart + offset",
+        }[stage]
+        if _along(node) == "aligned":
+            at = "(first_apart - lengths.k_len + lengths.q_len) + offset"
+        return f"prepared_at<{_TYPES[node.kind]}>({place} + {at})"
+
+    def preparation(self) -> list[str]:
+        """The fields that are read from tables, and what fills these."""
+        prepared = self.stages.prepared
+        lines = [f"  static constexpr int kPrepared = {len(prepared)};"]
+        members = [("int const*", f"table{i}", "") for i in range(len(prepared))]
+        lines += _struct("Prepared", members)
+        tables = ", ".join(f"tables.of({i}, b, h)" for i in range(len(prepared)))
+        lines += [
+            "  template <class Tables>",
+            "  static PYFLASH_HOST_DEVICE Prepared prepared([[maybe_unused]] Tables const& tables,",
+            "                                               int b, int h) {",
+            f"    return {{{tables}}};",
+            "  }",
+            "  static PYFLASH_HOST_DEVICE constexpr PreparedField prepared_field(int i) {",
+            *(f"    if (i == {i}) return {_prepared_field(n)};" for i, n in enumerate(prepared)),
+            "    return {};",
+            "  }",
+            "  static PYFLASH_HOST_DEVICE int prepare(",
+            f"      int i, {_OPERANDS}, int b, int h, int at) {{",
+        ]
+        for i, node in enumerate(prepared):
+            along = _along(node)
+            position = {"query": index("q"), "key": index("k"), "apart": APART, "aligned": ALIGNED}
+            known = {position[along]: "at"}
+            if along == "apart":
+                known[ALIGNED] = "(at - lengths.k_len + lengths.q_len)"
+            statements, (text,) = _statements([node], known)
+            statements = [f"  {line}" for line in statements]
+            lines += [f"    if (i == {i}) {{", *statements, f"      return to_prepared({text});"]
+            lines += ["    }"]
+        return [*lines, "    return 0;", "  }"]
+
+    def streaming(self) -> list[str]:
+        """Whether loads of pairs of a block are of neighbours."""
+        tests = [
+            f"params.{n.data.name}.template is_streamed<{n.args.index(index('k'))}>(first, count)"
+            for n in self.stages.streams
+        ]
         return [
+            f"  static constexpr bool kStreams = {str(bool(tests)).lower()};",
+            "  static PYFLASH_HOST_DEVICE bool is_streamed([[maybe_unused]] Params const& params,",
+            "                                              int first, int count) {",
+            f"    return {' && '.join(tests) or 'false'};",
+            "  }",
+        ]
+
+    def score(self) -> list[str]:
+        """The score function; `raw` is to be scaled first."""
+        root = self.stages.score
+        if root.op in ("+", "-") and SCORE in root.args and root.args[0] != root.args[1]:
+            other = root.args[1] if root.args[0] == SCORE else root.args[0]
+            if SCORE not in postorder(other) and (root.op == "+" or root.args[0] == SCORE):
+                sign = "-" if root.op == "-" else ""
+
+                def fused(text: str) -> str:
+                    return f"fused(raw, scale, {sign}{_enclosed(text)})"
+
+                return self.of_pair("float score", other, ", float raw, float scale", fused)
+        opening = ["    [[maybe_unused]] float const s = raw * scale;"]
+        return self.of_pair("float score", root, ", float raw, float scale", str, opening)
+
+    def of_pair(
+        self,
+        signature: str,
+        root: Node,
+        more: str,
+        result: Callable[[str], str] = str,
+        opening: Sequence[str] = (),
+    ) -> list[str]:
+        known = {**self.names, **{node: self._element(node) for node in self.stages.streams}}
+        lines, (text,) = _statements([root], known)
+        return [
+            "  template <bool kStreamed>",
             f"  static PYFLASH_HOST_DEVICE {signature}(",
             f"      {_OPERANDS}, Uniform const& uniform, Row const& row,",
-            f"      Column const& column, int b, int h, int q, int k{more}) {{",
+            "      Column const& column, Distance const& distance, int b, int h, int q, int first,",
+            f"      int offset{more}) {{",
+            "    [[maybe_unused]] int const k = first + offset;",
+            *opening,
             *lines,
-            f"    return {text};",
+            f"    return {result(text)};",
             "  }",
         ]
 
+    def _element(self, node: Node) -> str:
+        axis = node.args.index(index("k"))
+        table = f"params.{node.data.name}.template element<kStreamed, {axis}>"
+        return f"{table}({self.lines[node]}, first, offset)"
 
-def _is_computed(node: Node) -> bool:
-    """Whether a field is worth it."""
-    is_number = node.op == "load" and node.data.rank is None
-    return node.op not in ("constant", "index") and not is_number
+
+def _member(name: str) -> str:
+    return name.partition(".")[2]
 
 
-def _statements(roots: list[Node], known: Mapping[Node, str]) -> tuple[list[str], list[str]]:
-    """Statements that compute what is used twice, and the expressions of the roots."""
+def _positions(stage: Stage) -> dict[Node, str]:
+    return {APART: "apart", ALIGNED: _ALIGNED} if stage is Stage.DISTANCE else {}
+
+
+def _along(node: Node) -> str:
+    """What a prepared field is a function of."""
+    read = {n.data for n in postorder(node) if n.op == "index"}
+    for name, along in (("q", "query"), ("k", "key"), ("apart", "apart")):
+        if name in read:
+            return along
+    return "aligned"
+
+
+def _prepared_field(node: Node) -> str:
+    read = {n.data for n in postorder(node) if n.op == "index"}
+    along = _along(node)
+    has_lengths = not read.isdisjoint(("q_len", "k_len")) or (
+        along == "apart" and "aligned" in read
+    )
+    facts = (str(fact).lower() for fact in ("b" in read, has_lengths, "h" in read))
+    return f"{{Along::{along}, {', '.join(facts)}}}"
+
+
+def _no_float(node: Node) -> str | None:
+    return None
+
+
+def _float_of_key(node: Node) -> str | None:
+    return "(float(first) + float(offset))" if is_float_of_key(node) else None
+
+
+def _float_of_distance(node: Node) -> str | None:
+    if not is_float_of_distance(node):
+        return None
+    total = Affine.of(node.args[0])
+    factor = next(factor for part, factor in total.terms if part in (APART, ALIGNED))
+    places = {APART: "first_apart", ALIGNED: "(first_apart - lengths.k_len + lengths.q_len)"}
+    lines, (text,) = _statements([node.args[0]], places)
+    assert not lines
+    steps = "offset" if factor == 1 else f"{factor} * offset"
+    return f"(float({text}) + float({steps}))"
+
+
+# Floats of positions in functions of a stage, by the place of a thread's first one: what is added
+# is a constant, and the first one is converted once.
+_FLOATS = {Stage.COLUMN: _float_of_key, Stage.DISTANCE: _float_of_distance}
+
+
+def _statements(
+    roots: list[Node],
+    known: Mapping[Node, str],
+    float_of: Callable[[Node], str | None] = _no_float,
+) -> tuple[list[str], list[str]]:
+    """Statements that compute what is used twice, and the expressions of the roots. float_of: of
+    positions, where there is a better one."""
+    floats = {n: text for n in postorder(*roots) if (text := float_of(n)) is not None}
+    known = {**floats, **known}
     nodes = list(postorder(*roots, operands=lambda node: () if node in known else node.args))
     uses = Counter([*roots, *(arg for n in nodes if n not in known for arg in n.args)])
     texts = dict(known)
@@ -259,7 +429,7 @@ def _expression(node: Node, texts: list[str]) -> str:
     if op == "~":
         return f"!{_enclosed(texts[0])}" if node.kind is BOOL else f"~{_enclosed(texts[0])}"
     if op in _WRAPPING and node.kind.is_integer:
-        left = bounds(node.args[0], anywhere)
+        left = bounds(node.args[0], anywhere_apart)
         if _may_wrap(op, node.kind, left, node.args[1]):
             return f"{_WRAPPING[op]}({', '.join(texts)})"
     if op.isidentifier() or op in _CALLS:
@@ -270,7 +440,7 @@ def _expression(node: Node, texts: list[str]) -> str:
 
 
 def _may_wrap(op: str, kind: Scalar, a: Bounds, right: Node) -> bool:
-    b = bounds(right, anywhere)
+    b = bounds(right, anywhere_apart)
     ends = {
         "+": (a.low + b.low, a.high + b.high),
         "-": (a.low - b.high, a.high - b.low),
@@ -279,13 +449,9 @@ def _may_wrap(op: str, kind: Scalar, a: Bounds, right: Node) -> bool:
     return not all(map(kind.holds, ends))
 
 
-def _is_float_of_key(node: Node) -> bool:
-    return node.op == "f32" and node.args[0].op == "index" and node.args[0].data == "k"
-
-
 def _cast(node: Node, text: str) -> str:
     kind = _TYPES[node.kind]
-    if _is_float_of_key(node):  # of each pair, or each key: kernels do it often
+    if is_float_of_key(node):  # of each pair, or each key: kernels do it often
         return f"float_of_position({text})"
     if node.args[0].kind is F32 and node.kind.is_integer:
         return f"to_integer<{kind}>({text})"

@@ -21,17 +21,45 @@ _STORED = {"f16": "Half", "bf16": "BFloat16"} | _C_TYPES
 _INDICES = ("b", "h", "q", "k", "q_len", "k_len", "q0", "k0")
 
 _RUN = """
+// Of each field the one entry that a pair reads.
+struct Tables {{
+  int values[64];
+  int places[64];
+
+  int const* of(int field, int, int) const {{ return values + field - places[field]; }}
+}};
 template <class V>
 void run(typename V::Params const& params, int const (*at)[8], float const* s, int n, float* score,
          bool* shown) {{
   for (int i = 0; i < n; ++i) {{
     auto const [b, h, q, k, q_len, k_len, q0, k0] = *reinterpret_cast<At const*>(at[i]);
     Lengths const lengths{{q_len, k_len, q0, k0}};
+    Tables tables;
+    for (int field = 0; field < V::kPrepared; ++field) {{
+      int const places[] = {{q, k, k - q, k - q - k_len + q_len}};
+      int const at = places[int(V::prepared_field(field).along)];
+      tables.values[field] = V::prepare(field, params, lengths, b, h, at);
+      tables.places[field] = at;
+    }}
+    int const first = k & ~1;
+    auto const prepared = V::prepared(tables, b, h);
     auto const uniform = V::uniform(params, lengths, b, h);
-    auto const row = V::row(params, lengths, uniform, b, h, q);
-    auto const column = V::column(params, lengths, uniform, b, h, k);
-    score[i] = V::score(params, lengths, uniform, row, column, b, h, q, k, s[i]);
-    shown[i] = V::counts(params, lengths, uniform, row, column, b, h, q, k);
+    auto const row = V::row(params, lengths, prepared, uniform, b, h, q);
+    auto const column = V::column(params, lengths, prepared, uniform, b, h, first, k - first);
+    auto const distance =
+        V::distance(params, lengths, prepared, uniform, b, h, first - q, k - first);
+    auto compute = [&](auto streamed) {{
+      constexpr bool kStreamed = decltype(streamed)::value;
+      score[i] = V::template score<kStreamed>(params, lengths, uniform, row, column, distance, b, h,
+                                              q, first, k - first, s[i], 1.f);
+      shown[i] = V::template counts<kStreamed>(params, lengths, uniform, row, column, distance, b,
+                                               h, q, first, k - first);
+    }};
+    if (V::kStreams && V::is_streamed(params, first, 2)) {{
+      compute(std::true_type{{}});
+    }} else {{
+      compute(std::false_type{{}});
+    }}
   }}
 }}
 template <class V>

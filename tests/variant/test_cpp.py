@@ -122,10 +122,10 @@ def test_the_text_says_where_it_is_from():
     assert f"// {variant}\nstruct Variant_{variant.key} {{" in text
     assert "Table<float, 1> p0;  // slope" in text
     assert "return {params.p0.at(h)};" in text
-    assert "return ((column.c0 + row.r0) * uniform.u0) + s;" in text
-    assert "return {float_of_position(k)};" in text
+    assert "return fused(raw, scale, distance.d0);" in text
+    assert "return {(float(first_apart) + float(offset)) * uniform.u0, apart <= 0};" in text
     assert f"kMostPositions = {MOST_APART};" in text
-    assert "return k <= q;" in text
+    assert "return distance.d1;" in text
 
 
 @pytest.mark.parametrize(

@@ -32,36 +32,52 @@ CUTE_DEVICE void make_variant_scores(AccS& acc_S, Params const& params, BlockCoo
   Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,MMA_N))
   auto const& captured = params.captured;
   auto const uniform = Variant::uniform(captured, lengths, coord.batch, coord.head);
-  auto query_of = [&](int r) { return coord.m_block * Traits::kBlockM + first.row + Rows{}(r); };
-  auto scaled = [&](float raw) {
-    if constexpr (kFeatures.softcap) {
-      if (params.softcap.cap != 0.f) {
-        return capped_exponent(params.softcap, raw) * kLn2;
-      }
-    }
-    return raw * params.softmax_scale;
+  auto const prepared = Variant::prepared(params.prepared, coord.batch, coord.head);
+  int const first_query = coord.m_block * Traits::kBlockM + first.row;
+  int const first_key = n_block * Traits::kBlockN + first.column;
+  bool const is_capped = kFeatures.softcap && params.softcap.cap != 0.f;
+  float const scale = is_capped ? kLn2 : params.softmax_scale;
+  auto uncapped_or_capped = [&](float raw) {
+    return is_capped ? capped_exponent(params.softcap, raw) : raw;
   };
   typename Variant::Row rows[decltype(size<0>(S))::value];
   CUTE_UNROLL
   for (int r = 0; r < size<0>(S); ++r) {
-    rows[r] = Variant::row(captured, lengths, uniform, coord.batch, coord.head, query_of(r));
+    rows[r] = Variant::row(captured, lengths, prepared, uniform, coord.batch, coord.head,
+                           first_query + Rows{}(r));
   }
-  CUTE_UNROLL
-  for (int c = 0; c < size<1>(S); ++c) {
-    int const key = n_block * Traits::kBlockN + first.column + Columns{}(c);
-    auto const column = Variant::column(captured, lengths, uniform, coord.batch, coord.head, key);
+  auto make = [&](auto streamed) {
     CUTE_UNROLL
-    for (int r = 0; r < size<0>(S); ++r) {
-      if constexpr (Variant::kHasScore) {
-        S(r, c) = Variant::score(captured, lengths, uniform, rows[r], column, coord.batch,
-                                 coord.head, query_of(r), key, scaled(S(r, c)));
-      }
-      if (kCut && !Variant::counts(captured, lengths, uniform, rows[r], column, coord.batch,
-                                   coord.head, query_of(r), key)) {
-        S(r, c) = -INFINITY;
+    for (int c = 0; c < size<1>(S); ++c) {
+      int const offset = Columns{}(c);
+      auto const column = Variant::column(captured, lengths, prepared, uniform, coord.batch,
+                                          coord.head, first_key, offset);
+      CUTE_UNROLL
+      for (int r = 0; r < size<0>(S); ++r) {
+        auto const distance =
+            Variant::distance(captured, lengths, prepared, uniform, coord.batch, coord.head,
+                              first_key - first_query, offset - Rows{}(r));
+        int const query = first_query + Rows{}(r);
+        if constexpr (Variant::kHasScore) {
+          S(r, c) = Variant::template score<streamed.value>(
+              captured, lengths, uniform, rows[r], column, distance, coord.batch, coord.head, query,
+              first_key, offset, uncapped_or_capped(S(r, c)), scale);
+        }
+        if (kCut && !Variant::template counts<streamed.value>(
+                        captured, lengths, uniform, rows[r], column, distance, coord.batch,
+                        coord.head, query, first_key, offset)) {
+          S(r, c) = -INFINITY;
+        }
       }
     }
+  };
+  if constexpr (Variant::kStreams) {
+    if (Variant::is_streamed(captured, n_block * Traits::kBlockN, Traits::kBlockN)) {
+      make(true_type{});
+      return;
+    }
   }
+  make(false_type{});
 }
 
 }  // namespace pyflash::sm80

@@ -12,8 +12,8 @@ template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardKernelConfig const& config,
                            ConfigMapRow<Forward> const& row, Forward::Params const& params,
                            typename Variant::Params const& captured,
-                           variant::BlockLists const& lists, cudaStream_t stream) {
-  variant::WithVariant<Forward::Params, Variant> given{params, captured, lists};
+                           variant::Made<Variant> const& made, cudaStream_t stream) {
+  variant::WithVariant<Forward::Params, Variant> given{params, made, captured};
   return launch_with_params(kernel, config, row, params, &given, stream);
 }
 

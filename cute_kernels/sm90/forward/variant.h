@@ -8,6 +8,7 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
@@ -16,11 +17,15 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
+// Of the two rows of a thread.
+inline constexpr int kRowStep = 8;
+
 // What scores of a row share.
 template <class Variant>
 struct ScoreRow {
   int head;
   int query;
+  typename Variant::Prepared prepared;
   typename Variant::Uniform uniform;
   typename Variant::Row row;
 };
@@ -34,56 +39,79 @@ CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& par
   Tensor coords = coords_of<Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
   Tensor by_rows = rows_by_columns(coords);
   auto const& problem = params.problem;
+  auto const& captured = params.captured;
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   variant::Lengths const lengths{tile.q_rows.length, tile.k_rows.length, 0, 0};
   int const first_key = n_block * Traits::kBlockN;
+  int const first = first_key + get<1>(by_rows(0, 0));  // key of this thread
   ScoreRow<Variant> rows[2];
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     PackedRow const packed = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
     rows[r].head = tile.head * group + packed.head;
     rows[r].query = first_query + packed.query;
-    rows[r].uniform = Variant::uniform(params.captured, lengths, tile.batch, rows[r].head);
-    rows[r].row = Variant::row(params.captured, lengths, rows[r].uniform, tile.batch, rows[r].head,
-                               rows[r].query);
-  }
-  auto scaled = [&](float raw) {
-    if constexpr (kFeatures.softcap) {
-      if (problem.softcap.cap != 0.f) {
-        return capped_exponent(problem.softcap, raw) * kLn2;
-      }
+    if (Traits::kPackGqa || r == 0) {
+      rows[r].prepared = Variant::prepared(params.prepared, tile.batch, rows[r].head);
+      rows[r].uniform = Variant::uniform(captured, lengths, tile.batch, rows[r].head);
+    } else {
+      rows[r].prepared = rows[0].prepared;
+      rows[r].uniform = rows[0].uniform;
     }
-    return raw * problem.softmax_scale;
+    rows[r].row = Variant::row(captured, lengths, rows[r].prepared, rows[r].uniform, tile.batch,
+                               rows[r].head, rows[r].query);
+  }
+  bool const is_capped = kFeatures.softcap && problem.softcap.cap != 0.f;
+  float const scale = is_capped ? kLn2 : problem.softmax_scale;
+  auto uncapped_or_capped = [&](float raw) {
+    return is_capped ? capped_exponent(problem.softcap, raw) : raw;
   };
-  auto make = [&](auto cut) {
+  auto make = [&](auto cut, auto streamed) {
     CUTE_UNROLL
     for (int c = 0; c < size<1>(S); ++c) {
-      int const key = first_key + get<1>(by_rows(0, c));
+      int const offset = column_of(c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
-        auto const& [head, query, uniform, row] = rows[r];
-        // NOTE: of rows of one head the compiler computes it once.
+        auto const& [head, query, prepared, uniform, row] = rows[r];
+        // NOTE: of rows of one head the compiler computes a column once, and what a row and the one 8 below it have of a
+        // distance, which the columns 8 further on have, too.
         auto const column =
-            Variant::column(params.captured, lengths, uniform, tile.batch, head, key);
+            Variant::column(captured, lengths, prepared, uniform, tile.batch, head, first, offset);
+        auto const distance =
+            Traits::kPackGqa
+                ? Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
+                                    first - query, offset)
+                : Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
+                                    first - rows[0].query, offset - kRowStep * r);
         if constexpr (Variant::kHasScore) {
-          S(r, c) = Variant::score(params.captured, lengths, uniform, row, column, tile.batch, head,
-                                   query, key, scaled(S(r, c)));
+          S(r, c) = Variant::template score<streamed.value>(
+              captured, lengths, uniform, row, column, distance, tile.batch, head, query, first,
+              offset, uncapped_or_capped(S(r, c)), scale);
         }
-        if (cut.value && !Variant::counts(params.captured, lengths, uniform, row, column,
-                                          tile.batch, head, query, key)) {
+        if (cut.value && !Variant::template counts<streamed.value>(captured, lengths, uniform, row,
+                                                                   column, distance, tile.batch,
+                                                                   head, query, first, offset)) {
           S(r, c) = -INFINITY;
         }
       }
     }
   };
+  auto make_streamed = [&](auto cut) {
+    if constexpr (Variant::kStreams) {
+      if (Variant::is_streamed(captured, first_key, Traits::kBlockN)) {
+        make(cut, true_type{});
+        return;
+      }
+    }
+    make(cut, false_type{});
+  };
   if constexpr (Variant::kHasMask) {
     if (is_cut) {
-      make(true_type{});
+      make_streamed(true_type{});
       return;
     }
   }
   if constexpr (Variant::kHasScore) {
-    make(false_type{});
+    make_streamed(false_type{});
   }
 }
 

@@ -12,13 +12,13 @@ template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& config,
                            ConfigMapRow<Forward> const& row, Forward::Params const& params,
                            typename Variant::Params const& captured,
-                           variant::BlockLists const& lists, cudaStream_t stream) {
+                           variant::Made<Variant> const& made, cudaStream_t stream) {
   sm90::Plan plan;
   cudaError_t const error = sm90::plan_launch(plan, config, row, params);
   if (error != cudaSuccess) {
     return error;
   }
-  variant::WithVariant<sm90::KernelParams, Variant> given{plan.params, captured, lists};
+  variant::WithVariant<sm90::KernelParams, Variant> given{plan.params, made, captured};
   return sm90::launch_plan(plan, kernel, row, &given, stream);
 }
 
