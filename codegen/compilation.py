@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -238,21 +239,30 @@ def included_headers(
     They are looked for beside the file that includes them, in `include_dirs` and below ROOT. Every
     `#include "..."` counts, also one that the preprocessor would skip.
     """
-    found: dict[Path, str] = {}
-    roots = [folder.resolve() for folder in (*include_dirs, ROOT)]
-    pending = [(text, path.parent if path else roots[0])]
+    found: dict[str, str] = {}
+    roots = [os.path.realpath(folder) for folder in (*include_dirs, ROOT)]
+    pending = [(_INCLUDE.findall(text), str(path.parent) if path else roots[0])]
     while pending:
-        text, folder = pending.pop()
-        for name in _INCLUDE.findall(text):
-            candidates = (at / name for at in (folder, *roots))
-            header = next((c.resolve() for c in candidates if c.is_file()), None)
+        names, folder = pending.pop()
+        for name in names:
+            candidates = (os.path.join(at, name) for at in (folder, *roots))
+            header = next((_real_path(c) for c in candidates if os.path.isfile(c)), None)
             if header and header not in found:
-                root = next((root for root in roots if header.is_relative_to(root)), header.parent)
-                found[header] = header.relative_to(root).as_posix()
-                pending.append((header.read_text(), header.parent))
-    return sorted(found, key=lambda header: (found[header], header))
+                parent = os.path.dirname(header)
+                root = next((root for root in roots if header.startswith(f"{root}/")), parent)
+                found[header] = header[len(root) + 1 :]
+                status = os.stat(header)
+                pending.append((_includes(header, status.st_mtime_ns, status.st_size), parent))
+    return sorted(map(Path, found), key=lambda header: (found[str(header)], header))
 
 
+@functools.cache
+def _includes(header: str, modified: int, size: int) -> Sequence[str]:
+    """What a header includes, read again when it has changed: hundreds of sources share them."""
+    return _INCLUDE.findall(Path(header).read_text())
+
+
+_real_path = functools.cache(os.path.realpath)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 

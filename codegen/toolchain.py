@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -93,8 +94,16 @@ def emulator_compiler(watch_registers: bool = False) -> Compiler:
 def cutlass_identity() -> str:
     """A digest of the CUTLASS headers' names and contents: CUTLASS_PATH may hold edited ones."""
     include = include_dir()
+    paths = (os.path.join(at, name) for at, _, names in os.walk(include) for name in names)
+    statuses = ((path, os.stat(path)) for path in paths if os.path.isfile(path))
+    return _identity(include, frozenset((p, s.st_mtime_ns, s.st_size) for p, s in statuses))
+
+
+@functools.cache
+def _identity(include: Path, files: frozenset[tuple[str, int, int]]) -> str:
+    """Of files by name, time and size: they are read again when one has changed."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in include.rglob("*") if p.is_file()):
+    for path in sorted(Path(name) for name, *_ in files):
         digest.update(f"{path.relative_to(include)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

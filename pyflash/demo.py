@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from pyflash.codegen.emulated import build_emulated
 from pyflash.codegen.kernels import Request, cubin_compilation
 from pyflash.codegen.toolchain import cutlass_identity
 from pyflash.config.arch import Arch
+from pyflash.emulator.report import Report
 from pyflash.emulator.table import renderable
 from pyflash.op.reference import check
 from pyflash.ui.tables import Table
@@ -68,14 +71,13 @@ def demo_on_cpu(out: Console) -> dict[str, Any]:
     out.print(f"  max |error| {error:.2e} against fp32, bound {bound:.2e}")
     out.print(f"  {seconds * 1e3:.0f} ms, block by block as the kernel goes, on the CPU\n")
 
-    emulated = [*emulate_ladder(out), emulate_hopper(out)]
+    emulated, kernels = _emulate_and_compile(out, config)
 
     out.print("[bold]The same config as C++[/bold], which instantiates the kernel:\n")
     text = emit.emit_config(config)
     out.print(Syntax(text, "cpp", theme="ansi_dark").highlight(text), soft_wrap=True)
     names = " and ".join(map(str, ARCHS))
-    out.print(f"[bold]Compiled[/bold] for {names}; a few seconds for each, the first time:\n")
-    kernels = _compile(config)
+    out.print(f"[bold]Compiled[/bold] for {names}:\n")
     out.print(_resource_table(config, kernels), crop=False)
     return {
         "config": str(config),
@@ -85,33 +87,51 @@ def demo_on_cpu(out: Console) -> dict[str, Any]:
     }
 
 
-def emulate_ladder(out: Console) -> list[dict[str, Any]]:
-    """The first two steps of the ladder: the same kernel without and with a swizzle."""
-    configs = pyflash.named_set("prog")[:2]
+def _emulate_and_compile(
+    out: Console, config: KernelConfig
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What kernels did on the CPU, which is shown, and what ptxas reports of those of `config`,
+    which compile meanwhile: emulation keeps one core busy."""
+    ladder = pyflash.named_set("prog")[:2]  # the same kernel without and with a swizzle
+    hopper = pyflash.config.parse(HOPPER)
+    build_emulated([*ladder, hopper])  # at once, so that no core waits for a single one
+    with ThreadPoolExecutor(max_workers=1) as pool:  # one: seeds are of the process
+        runs = [pool.submit(_emulate, c, seqlen=256) for c in ladder]
+        # One CTA takes all tiles, so that its time line shows how they overlap.
+        runs.append(pool.submit(_emulate, hopper, seqlen=384, heads=1, resident_ctas=1))
+        kernels = _compile(config)
+    emulated = [run.result() for run in runs]
     out.print("[bold]The kernels themselves on the CPU[/bold], thread by thread, built with g++:")
-    build_emulated([*configs, HOPPER])  # at once, so that no core waits for a single one
-    return [_emulate(out, config, seqlen=256) for config in configs]
-
-
-def emulate_hopper(out: Console) -> dict[str, Any]:
-    """TMA, mbarriers and warpgroup MMAs; one CTA takes all tiles, so that its time line shows how
-    they overlap."""
+    for found in emulated[:2]:
+        _show(out, found)
     out.print("[bold]A Hopper kernel on the CPU[/bold]: TMA, mbarriers, warpgroup MMAs:")
-    return _emulate(out, pyflash.config.parse(HOPPER), seqlen=384, heads=1, resident_ctas=1)
+    _show(out, emulated[2])
+    return [found.record() for found in emulated], kernels
 
 
-def _emulate(
-    out: Console, config: KernelConfig, seqlen: int, heads: int = 2, **options: int
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Emulated:
+    report: Report
+    error: float
+    bound: float
+
+    def record(self) -> dict[str, Any]:
+        report = json.loads(self.report.to_json())
+        return {"report": report, "error": self.error, "bound": self.bound}
+
+
+def _emulate(config: KernelConfig, seqlen: int, heads: int = 2, **options: int) -> Emulated:
     torch.manual_seed(0)
     shape = (1, seqlen, heads, config.d_head)
     q, k, v = (torch.randn(shape, dtype=torch.float16) for _ in range(3))
     result, lse, report = pyflash.emulate(q, k, v, config, **options)
     report.check()
-    error, bound = check(result, q, k, v, lse=lse)
-    out.print(renderable(report), crop=False)
-    out.print(f"max |error| {error:.2e} against fp32, bound {bound:.2e}\n")
-    return {"report": json.loads(report.to_json()), "error": error, "bound": bound}
+    return Emulated(report, *check(result, q, k, v, lse=lse))
+
+
+def _show(out: Console, found: Emulated) -> None:
+    out.print(renderable(found.report), crop=False)
+    out.print(f"max |error| {found.error:.2e} against fp32, bound {found.bound:.2e}\n")
 
 
 def demo_on_gpu(out: Console) -> dict[str, Any]:

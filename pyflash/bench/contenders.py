@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from pyflash.bench import packages
 from pyflash.bench.records import OURS
@@ -158,7 +157,11 @@ def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor
     """NOTE: its flag is_causal is top-left aligned; what is bottom-right aligned is a bias."""
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     same_length = q.shape[1] == k.shape[1]
-    bias = causal_lower_right(q.shape[1], k.shape[1]) if causal and not same_length else None
+    bias = None
+    if causal and not same_length:
+        from torch.nn.attention.bias import causal_lower_right  # takes seconds: torch.compile's
+
+        bias = causal_lower_right(q.shape[1], k.shape[1])
     out = torch.nn.functional.scaled_dot_product_attention(
         *heads_first,
         attn_mask=bias,
