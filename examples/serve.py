@@ -19,82 +19,17 @@ import threading
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from serve_model import SHAPES, Model
 from torch import Tensor
 
 import pyflash
-
-
-class Shape(NamedTuple):
-    layers: int
-    d_model: int
-    heads: int
-    heads_kv: int
-    d_head: int
-    d_ff: int
-    vocabulary: int
-    context: int
-
-
-SHAPES = {
-    "tiny": Shape(2, 64, 4, 2, 16, 128, 97, 512),
-    "8b": Shape(32, 4096, 32, 8, 128, 14336, 128256, 16384),
-}
-
-
-class Model:
-    """A Llama with random weights. attend(layer, q, k, v) is its attention, of all rows at once."""
-
-    def __init__(self, shape: Shape, device: torch.device, seed: int = 0):
-        self.shape, self.device = shape, device
-        on_gpu = device.type == "cuda"
-        self.dtype = torch.bfloat16 if on_gpu else torch.float32
-        self.attention_dtype = torch.bfloat16 if on_gpu else torch.float16
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def weights(*size: int) -> Tensor:
-            x = torch.empty(size, dtype=self.dtype, device=device)
-            return x.normal_(0, size[0] ** -0.5, generator=generator)
-
-        d, n_qkv = shape.d_model, (shape.heads + 2 * shape.heads_kv) * shape.d_head
-        self.embedding = weights(shape.vocabulary, d) * shape.vocabulary**0.5
-        sizes = {"qkv": (d, n_qkv), "o": (shape.heads * shape.d_head, d)}
-        sizes |= {"gate_up": (d, 2 * shape.d_ff), "down": (shape.d_ff, d)}
-        self.layers = [
-            {name: weights(*size) for name, size in sizes.items()} for _ in range(shape.layers)
-        ]
-        self.unembedding = weights(d, shape.vocabulary)
-        frequencies = 5e5 ** -(torch.arange(0, shape.d_head, 2, device=device) / shape.d_head)
-        angles = torch.arange(shape.context, device=device)[:, None] * frequencies
-        self.rotations = torch.cat([angles.cos(), angles.sin()], -1).to(self.dtype)
-
-    def __call__(self, tokens: Tensor, positions: Tensor, attend: Any, rows: Any = None) -> Tensor:
-        """The token that follows each of the rows, or each of those asked for."""
-        shape = self.shape
-        cos, sin = self.rotations[positions][:, None].chunk(2, -1)
-        x = self.embedding[tokens]
-        for i, layer in enumerate(self.layers):
-            qkv = (_norm(x) @ layer["qkv"]).unflatten(-1, (-1, shape.d_head))
-            q, k, v = qkv.split([shape.heads, shape.heads_kv, shape.heads_kv], 1)
-            q, k = (_rotated(part, cos, sin) for part in (q, k))
-            q, k, v = (part.to(self.attention_dtype).contiguous() for part in (q, k, v))
-            x = x + attend(i, q, k, v).flatten(1).to(self.dtype) @ layer["o"]
-            gate, up = (_norm(x) @ layer["gate_up"]).chunk(2, -1)
-            x = x + (F.silu(gate) * up) @ layer["down"]
-        return _norm(x if rows is None else x[rows]) @ self.unembedding
-
-
-def _norm(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:])
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def digest_of(before: bytes, tokens: list[int]) -> bytes:
@@ -157,6 +92,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # of its full pages that are published
     n_keys: int = 0
+    seat: int | None = None
     is_cancelled: bool = False
     sent: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
     came: float = field(default_factory=time.perf_counter)
@@ -183,21 +119,76 @@ class Work(NamedTuple):
         return request.n_keys + len(self.tokens) >= len(request.tokens)
 
 
+class Seats:
+    """What the device has of sequences that run: the token that each runs next, the number of its
+    keys, and its pages. Their seats are 0 and up, without gaps. A step of one token each moves them
+    on by itself on the device; what else happens is noted here, and sent once a step."""
+
+    def __init__(self, number: int, width: int, device: torch.device):
+        self.number, self.width = number, width
+        self.taken: list[Request] = []
+        self.notes: dict[int, int] = {}  # what is new, by its place in the state
+        # Places: tokens, numbers of keys (-1: the seat is empty), tables, and a spare.
+        self.spare = number * (2 + width)
+        self.state = torch.zeros(self.spare + 1, dtype=torch.int32, device=device)
+        self.tokens, self.n_keys, table, _ = self.state.split([number, number, number * width, 1])
+        self.table = table.view(number, width)
+        self.n_keys.fill_(-1)
+        # NOTE: the device reads `host` while a step runs, and a step ends with its results.
+        self.host = torch.zeros(2, 2 * number, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.places, self.values = self.host.numpy()
+        self.places.fill(self.spare)
+        self.n_sent = 0
+        self.received = torch.zeros_like(self.host, device=device)
+
+    def take(self, request: Request) -> None:
+        request.seat = len(self.taken)
+        self.taken.append(request)
+        self.note(request)
+
+    def leave(self, request: Request) -> None:
+        """The last one moves to its seat."""
+        last, seat = self.taken.pop(), request.seat
+        self.notes[self.number + last.seat] = -1
+        request.seat = None
+        if last is not request:
+            last.seat, self.taken[seat] = seat, last
+            self.note(last)
+
+    def note(self, request: Request, first_page: int = 0) -> None:
+        """Its progress, and its pages from one on."""
+        self.notes[request.seat] = request.tokens[request.n_keys]
+        self.notes[self.number + request.seat] = request.n_keys
+        if first_page < len(request.pages):
+            begin = 2 * self.number + request.seat * self.width
+            self.notes.update(enumerate(request.pages[first_page:], begin + first_page))
+
+    def send(self) -> None:
+        """Puts what is noted where `receive` finds it."""
+        if len(self.notes) > len(self.places):  # long sequences moved
+            self.receive_now(*torch.tensor([list(self.notes), list(self.notes.values())]))
+            self.notes.clear()
+        n, n_before = len(self.notes), self.n_sent
+        if n or n_before:
+            self.places[:n] = np.fromiter(self.notes.keys(), np.int32, n)
+            self.values[:n] = np.fromiter(self.notes.values(), np.int32, n)
+            self.places[n:n_before] = self.spare
+            self.n_sent = n
+            self.notes.clear()
+
+    def receive(self) -> None:
+        self.received.copy_(self.host, non_blocking=True)
+        self.receive_now(*self.received)
+
+    def receive_now(self, places: Tensor, values: Tensor) -> None:
+        self.state[places] = values.to(self.state)
+
+
 class Group(NamedTuple):  # sequences that one call of attention serves
     rows: slice
     sequences: slice
     starts: Tensor
     max_seqlen_q: int
-
-
-class Batch(NamedTuple):
-    tokens: Tensor
-    positions: Tensor
-    starts: Tensor
-    lengths: Tensor
-    table: Tensor
-    rows: Tensor | None
-    groups: tuple[Group, ...]
 
 
 COUNTS = ("steps", "tokens", "prefill_tokens", "prefix_hit_tokens", "finished", "cancelled")
@@ -245,7 +236,7 @@ class Engine:
         self.k_caches, self.v_caches = caches.unbind(0)
         self.max_running, self.max_tokens = max_running, max(max_tokens, max_running)
         self.max_draft = max_draft
-        self.width = -(-shape.context // page_size)
+        self.seats = Seats(max_running, -(-shape.context // page_size), model.device)
         self.inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they came
@@ -253,7 +244,7 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         self.use_graphs = on_gpu if use_graphs is None else use_graphs
         self.use_schedule = False  # one a step, for all layers
-        self.graphs: dict[int, tuple[Any, Batch, Tensor]] = {}
+        self.graphs: dict[int, tuple[Any, Tensor]] = {}
 
     def submit(self, request: Request) -> None:
         """From any thread. Raises ValueError for a request that can never be served."""
@@ -272,21 +263,27 @@ class Engine:
         while not self.inbox.empty():
             self.waiting.append(self.inbox.get())
         self._drop_cancelled()
-        work = self._plan()
+        work, n_tokens = self._plan()
         if not work:
             return False
         planned = time.perf_counter()
-        # Few queries of many sequences, and many queries of few: a kernel for each.
-        work.sort(key=lambda w: len(w.tokens) > 1 + self.max_draft)
-        batch = self._batch(work)
+        decodes = n_tokens == len(work)  # a token of each that runs
+        run = self._decoding(n_tokens) if decodes else self._mixed(work)
         self.metrics.times["host"].append(time.perf_counter() - planned)
-        following = (self._replayed(batch) or self._run)(batch).tolist()
+        following = run().tolist()
         self.metrics.counts["steps"] += 1
         first = 0
         for w in work:
-            last = first + (1 + w.n_drafted if w.is_last else 0)
-            self._accept(w, following[first:last])
-            first = last
+            first = w.request.seat if decodes else first
+            new = following[first : first + 1 + w.n_drafted] if w.is_last else []
+            self._accept(w, new)
+            first += len(new)
+            if not (decodes and new):
+                self.seats.note(w.request, len(w.request.pages))
+        # When all others are as they are on the device.
+        for request in [w.request for w in work if w.request.n_left == 0]:
+            self.running.remove(request)
+            self._end(request, "finished")
         self.metrics.times["step"].append(time.perf_counter() - begin)
         return True
 
@@ -301,11 +298,14 @@ class Engine:
         request.sent.put(None)
 
     def _give_back(self, request: Request) -> None:
+        if request.seat is not None:
+            self.seats.leave(request)
         for page in request.pages:
             self.pages.give_back(page)
         request.pages, request.digests, request.n_keys = [], [], 0
 
-    def _plan(self) -> list[Work]:
+    def _plan(self) -> tuple[list[Work], int]:
+        """What to run, and how many tokens these are."""
         work, budget = [], self.max_tokens
         for i, request in enumerate(self.running):  # the last ones may leave it meanwhile
             others = len(self.running) - i - 1  # each may have a token
@@ -320,9 +320,10 @@ class Engine:
                 break
             self.metrics.counts["prefix_hit_tokens"] += request.n_keys
             self.running.append(self.waiting.popleft())
+            self.seats.take(request)
             work += self._work_of(request, budget)
             budget -= len(work[-1].tokens)
-        return work
+        return work, self.max_tokens - budget
 
     def _work_of(self, request: Request, budget: int) -> list[Work]:
         pending = request.tokens[request.n_keys :][: max(budget, 1)]
@@ -368,96 +369,101 @@ class Engine:
                 if victim is request:
                     return False
             request.pages.append(self.pages.take())
+            self.seats.note(request, len(request.pages) - 1)
         return True
 
-    def _batch(self, work: list[Work]) -> Batch:
-        tokens, positions, starts, lengths, rows, tables = [], [], [0], [], [], []
+    def _mixed(self, work: list[Work]) -> Any:
+        """A step of many tokens of some. Tokens, whose they are and what is noted are one copy."""
+        # Few queries of many sequences, and many queries of few: a kernel for each.
+        work.sort(key=lambda w: len(w.tokens) > 1 + self.max_draft)
+        tokens, starts, rows = [], [0], []
         for w in work:
-            n, n_keys = len(w.tokens), w.request.n_keys
             tokens += w.tokens
-            positions += range(n_keys, n_keys + n)
-            starts.append(starts[-1] + n)
-            lengths.append(n_keys + n)
-            rows += range(starts[-1] - 1 - w.n_drafted, starts[-1]) if w.is_last else ()
-            tables.append(w.request.pages)
-        width = max(map(len, tables))
-        flat = [page for pages in tables for page in pages + [-1] * (width - len(pages))]
-        n_few = sum(len(w.tokens) <= 1 + self.max_draft for w in work)
-        relative = [start - starts[n_few] for start in starts[n_few:]]
-        # One copy to the device.
-        parts = (tokens, positions, starts, lengths, rows, relative, flat)
-        whole = torch.tensor([x for part in parts for x in part], dtype=torch.int32)
+            starts.append(len(tokens))
+            rows += range(len(tokens) - 1 - w.n_drafted, len(tokens)) if w.is_last else ()
+        notes, seats = self.seats.notes, [w.request.seat for w in work]
+        parts = (tokens, starts, rows, seats, notes.keys(), notes.values())
+        whole = torch.from_numpy(np.fromiter(chain(*parts), np.int32))
         if self.model.device.type == "cuda":
             whole = whole.pin_memory().to(self.model.device, non_blocking=True)
-        sizes = list(map(len, parts))
-        tokens_, positions_, starts_, lengths_, rows_, relative_, flat_ = whole.split(sizes)
-        groups = []
-        for begin, end, of_group in ((0, n_few, starts_), (n_few, len(work), relative_)):
-            if end > begin:
-                longest = max(len(w.tokens) for w in work[begin:end])
-                of_rows = slice(starts[begin], starts[end])
-                of_group = of_group[: end - begin + 1]
-                groups.append(Group(of_rows, slice(begin, end), of_group, longest))
-        table = flat_.view(len(work), width)
-        return Batch(tokens_, positions_, starts_, lengths_, table, rows_, tuple(groups))
+        n_few = sum(len(w.tokens) <= 1 + self.max_draft for w in work)
+        width = max(len(w.request.pages) for w in work)
 
-    def _run(self, batch: Batch) -> Tensor:
-        n_rows = len(batch.tokens)
-        slots = pyflash.slots_of(batch.table, batch.lengths, batch.starts, self.pages.size, n_rows)
+        def run() -> Tensor:
+            tokens_, starts_, rows_, seats_, places, values = whole.split([*map(len, parts)])
+            notes.clear()
+            self.seats.receive_now(places, values)
+            n_keys, n_new = self.seats.n_keys[seats_], starts_.diff()
+            shift = (n_keys - starts_[:-1]).repeat_interleave(n_new, output_size=len(tokens))
+            positions = shift + torch.arange(len(tokens), device=shift.device)
+            groups = []
+            for begin, end in ((0, n_few), (n_few, len(work))):
+                if end > begin:
+                    of_rows = slice(starts[begin], starts[end])
+                    longest = max(len(w.tokens) for w in work[begin:end])
+                    of_group = starts_[begin : end + 1] - starts[begin]
+                    groups.append(Group(of_rows, slice(begin, end), of_group, longest))
+            table = self.seats.table[:, :width][seats_]
+            inputs = (tokens_, positions, starts_, n_keys + n_new, table)
+            return self._run(inputs, groups, rows_)
+
+        return run
+
+    def _decoding(self, n: int) -> Any:
+        """A step of one token of each sequence, by a graph for a power of two of seats."""
+        self.seats.send()
+        bucket = min(1 << (n - 1).bit_length(), self.seats.number)
+        if not self.use_graphs:
+            return partial(self._decode, bucket)
+        return partial(self._replayed if bucket in self.graphs else self._captured, bucket)
+
+    def _replayed(self, bucket: int) -> Tensor:
+        graph, following = self.graphs[bucket]
+        graph.replay()
+        self.metrics.counts["graph_replays"] += 1
+        return following
+
+    def _decode(self, bucket: int) -> Tensor:
+        """All that it reads and leaves is on the device. Seats may be empty."""
+        seats = self.seats
+        seats.receive()
+        tokens, n_keys, table = (x[:bucket] for x in (seats.tokens, seats.n_keys, seats.table))
+        starts = torch.arange(bucket + 1, dtype=torch.int32, device=table.device)
+        group = Group(slice(0, bucket), slice(0, bucket), starts, 1)
+        inputs = (tokens, n_keys.clamp(min=0), starts, n_keys + 1, table)
+        following = self._run(inputs, [group])
+        tokens.copy_(following)
+        n_keys += n_keys >= 0
+        return following
+
+    def _captured(self, bucket: int) -> Tensor:
+        following = self._decode(bucket)  # this step; libraries load, and allocate
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            self.graphs[bucket] = (graph, self._decode(bucket))
+        return following
+
+    def _run(
+        self, inputs: tuple[Tensor, ...], groups: list[Group], rows_asked: Tensor | None = None
+    ) -> Tensor:
+        tokens, positions, starts, lengths, table = inputs
+        slots = pyflash.slots_of(table, lengths, starts, self.pages.size, len(tokens))
         calls = []
-        for rows, sequences, starts, longest in batch.groups:
-            inputs = (batch.table[sequences], batch.lengths[sequences])
-            options: Any = {"causal": True, "cu_seqlens_q": starts, "max_seqlen_q": longest}
+        for rows, sequences, of_group, longest in groups:
+            own = (table[sequences], lengths[sequences])
+            options: Any = {"causal": True, "cu_seqlens_q": of_group, "max_seqlen_q": longest}
             if self.use_schedule and longest <= 1 + self.max_draft:
-                of = (self.model.shape.heads, self.k_caches[0], *inputs)
+                of = (self.model.shape.heads, self.k_caches[0], *own)
                 options["schedule"] = pyflash.schedule(*of, **options)
-            calls.append((rows, inputs, options))
+            calls.append((rows, own, options))
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             caches, out = (self.k_caches[layer], self.v_caches[layer]), torch.empty_like(q)
             pyflash.append_kv(k, v, *caches, slots)
-            for rows, inputs, options in calls:
-                pyflash.attention_paged(q[rows], *caches, *inputs, out=out[rows], **options)
+            for rows, own, options in calls:
+                pyflash.attention_paged(q[rows], *caches, *own, out=out[rows], **options)
             return out
 
-        return self.model(batch.tokens, batch.positions, attend, batch.rows).argmax(-1)
-
-    def _replayed(self, batch: Batch) -> Any:
-        """Runs a token of each sequence by a graph of a power of two of them; others are empty."""
-        n = len(batch.lengths)
-        if not self.use_graphs or len(batch.tokens) != n or len(batch.rows) != n:
-            return None
-        bucket = 1 << (n - 1).bit_length()
-        if bucket not in self.graphs:
-            self.graphs[bucket] = self._captured(bucket)
-        graph, inputs, following = self.graphs[bucket]
-
-        def replay(batch: Batch) -> Tensor:
-            inputs.lengths.zero_()
-            for name in ("tokens", "positions", "lengths"):
-                getattr(inputs, name)[:n].copy_(getattr(batch, name))
-            inputs.table[:n, : batch.table.shape[1]].copy_(batch.table)
-            graph.replay()
-            self.metrics.counts["graph_replays"] += 1
-            return following[:n]
-
-        return replay
-
-    def _captured(self, bucket: int) -> tuple[Any, Batch, Tensor]:
-        ints = {"dtype": torch.int32, "device": self.model.device}
-        tokens, positions, lengths = (torch.zeros(bucket, **ints) for _ in range(3))
-        starts = torch.arange(bucket + 1, **ints)
-        table = torch.full((bucket, self.width), -1, **ints)
-        group = Group(slice(0, bucket), slice(0, bucket), starts, 1)
-        batch = Batch(tokens, positions, starts, lengths, table, None, (group,))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._run(batch)  # libraries load, and allocate, before the capture
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
-            following = self._run(batch)
-        return graph, batch, following
+        return self.model(tokens, positions, attend, rows_asked).argmax(-1)
 
     def _accept(self, work: Work, following: list[int]) -> None:
         """following: the tokens behind the last one, and behind each of the draft."""
@@ -483,9 +489,6 @@ class Engine:
         for token in new:
             request.sent.put(token)
         self._publish(request)
-        if request.n_left == 0:
-            self.running.remove(request)
-            self._end(request, "finished")
 
     def _publish(self, request: Request) -> None:
         size = self.pages.size
@@ -494,9 +497,6 @@ class Engine:
             digest = digest_of(before, request.tokens[i * size : (i + 1) * size])
             request.digests.append(digest)
             self.pages.publish(request.pages[i], digest)
-
-
-# HTTP.
 
 
 class Server(ThreadingHTTPServer):
