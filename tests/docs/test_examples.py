@@ -49,6 +49,10 @@ def test_first_config(tmp_path):
     assert "K in shared memory" in (tmp_path / "config.html").read_text()
 
 
+def test_serve_model():
+    assert "8b: 8030.0 million weights" in run("serve_model.py")
+
+
 def test_tune_a_shape():
     said = run("tune_a_shape.py", "bf16,batch=1,heads=4,seqlen=512,d_head=128")
     assert "nothing is measured" in said

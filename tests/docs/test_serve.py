@@ -17,6 +17,7 @@ import torch
 from support import serving_load
 from support.markdown import ON_THE_CPU, ROOT
 from support.serving_load import Simulation, serve
+from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = int(os.environ.get("PYFLASH_SERVING_STEPS", "300"))
 
@@ -71,6 +72,32 @@ def attend_without_the_last_key(monkeypatch):
     monkeypatch.setattr(serve.pyflash, "attention_paged", shorter)
 
 
+def forget_a_page(monkeypatch):
+    monkeypatch.setattr(serve.Seats, "note_pages", lambda self, request, first=0: None)
+
+
+def leave_a_seat_without_telling(monkeypatch):
+    leave = serve.Seats.leave
+
+    def silent(self, request):
+        place = self.number + len(self.taken) - 1
+        leave(self, request)
+        del self.notes[place]
+
+    monkeypatch.setattr(serve.Seats, "leave", silent)
+
+
+def send_notes_again(monkeypatch):
+    """What a step sent stays in the buffer, and the next step receives it again."""
+    send = serve.Seats.send
+
+    def sent(self):
+        if self.notes:
+            send(self)
+
+    monkeypatch.setattr(serve.Seats, "send", sent)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -79,12 +106,75 @@ def attend_without_the_last_key(monkeypatch):
         find_prefixes_by_a_page_alone,
         take_guesses_for_granted,
         attend_without_the_last_key,
+        forget_a_page,
+        leave_a_seat_without_telling,
+        send_notes_again,
     ],
 )
 def test_a_planted_fault_is_found(monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         Simulation(seed=0).run(300)
+
+
+def test_notes_of_long_sequences_that_have_no_room():
+    seats = serve.Seats(1, 64, torch.device("cpu"))
+    assert seats.host.shape[1] < 30
+    request = serve.Request([5], 9, pages=list(range(30, 60)))
+    seats.take(request)
+    seats.send()
+    seats.receive()
+    assert not seats.notes
+    assert seats.table[0, :30].tolist() == request.pages
+    assert (seats.tokens.item(), seats.n_keys.item()) == (5, 0)
+
+
+class Ops(TorchDispatchMode):
+    """Counts ops, and those that read one tensor."""
+
+    def __init__(self, of: torch.Tensor | None = None):
+        super().__init__()
+        self.of, self.n, self.n_of = of, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        self.n_of += any(x is self.of for x in args)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("n", [64, 256])
+def test_what_a_step_that_decodes_costs_the_host(monkeypatch, n):
+    """No op and no tensor; it notes a page where a sequence got one; and the device reads the
+    host's buffer once."""
+    model = serve.Model(serve.SHAPES["tiny"], torch.device("cpu"))
+    engine = serve.Engine(model, 8 * n, 16, max_running=n, max_tokens=17 * n, max_draft=0)
+    for i in range(n):
+        engine.submit(serve.Request([i % 97] * (1 + i % 16), 40))
+    times, noted, n_ops = [], [], 0
+    decoding = engine._decoding
+
+    def measured(n):
+        nonlocal n_ops
+        noted.append(len(engine.seats.notes))
+        with Ops() as ops:
+            begin = time.perf_counter()
+            run = decoding(n)
+            times.append(time.perf_counter() - begin)
+        n_ops += ops.n
+        return run
+
+    monkeypatch.setattr(engine, "_decoding", measured)
+    with torch.inference_mode():
+        engine.step()  # prompts
+        engine.step()  # what that noted
+        for _ in range(16):
+            with Ops(engine.seats.host) as ops:
+                engine.step()
+            assert ops.n_of == 1
+    assert len(times) == 17
+    assert n_ops == 0
+    assert noted[1:] == [n // 16] * 16
+    assert sorted(times)[8] < 1e-3
 
 
 def test_requests_that_can_never_be_served_are_refused():

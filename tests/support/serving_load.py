@@ -57,6 +57,23 @@ def check_pages(engine: serve.Engine) -> None:
         assert request.n_keys < len(request.tokens)
 
 
+def check_seats(engine: serve.Engine) -> None:
+    """With what is noted, the device has what the host has."""
+    seats, state = engine.seats, engine.seats.state.tolist()
+    for place, value in seats.notes.items():
+        state[place] = value
+    assert set(seats.taken) == set(engine.running)
+    assert state[seats.number + len(seats.taken) : 2 * seats.number] == [-1] * (
+        seats.number - len(seats.taken)
+    )
+    for i, request in enumerate(seats.taken):
+        begin = 2 * seats.number + i * seats.width
+        assert request.seat == i
+        assert state[i] == request.tokens[request.n_keys]
+        assert state[seats.number + i] == request.n_keys
+        assert state[begin : begin + len(request.pages)] == request.pages
+
+
 class Simulation:
     def __init__(self, seed: int, num_pages: int = 40, page_size: int = 4):
         self.rng = random.Random(seed)
@@ -104,6 +121,7 @@ class Simulation:
                 request.is_cancelled = True
         did = self.engine.step()
         check_pages(self.engine)
+        check_seats(self.engine)
         self.check_ended()
         return did
 
