@@ -30,7 +30,7 @@ test: build
 
 gpu-test: build
 	$(BIN)/python -m codegen
-	$(BIN)/python -m codegen --set head_dims
+	for set in head_dims backward backward_sm80 invariant; do $(BIN)/python -m codegen --set $$set || exit 1; done
 	$(BIN)/python -m pytest -m gpu tests
 
 bench: build
