@@ -1,6 +1,7 @@
 """The gradients of lse, alone and beside those of out, against fp64."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,3 +174,26 @@ def test_lse_has_a_gradient_on_a_gpu_where_own_kernels_run(monkeypatch, config):
     assert (padded["packed"], padded["batch"], padded["seqlen_q"]) == (False, 2, 9)
     assert (packed["packed"], packed["batch"], packed["total_k"]) == (True, 2, 18)
     assert "num_splits" not in packed
+
+
+def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch):
+    """By the op that selects them, which refuses a d_head that is no multiple of 8."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    from pyflash.op.backward import lse_has_gradient
+
+    h100 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: h100)
+    q = torch.empty(2, 9, 4, 16, dtype=torch.float16)
+    unknown = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * q.dim())
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        of_any_size = mode.from_tensor(q, symbolic_context=unknown)
+        q = torch.empty(of_any_size.shape, dtype=q.dtype, device="cuda")
+        assert not any(isinstance(n, int) for n in q.shape)
+        problem = kernels.problem_of(q, q, (), {"causal": True})
+        config, reason = kernels.choice(q.device, problem)
+        assert lse_has_gradient((q, q, q), {"causal": True}) == bool(config), reason
+    assert problem["d_head"] == 16
+    assert all(isinstance(x, int) for x in problem.values())

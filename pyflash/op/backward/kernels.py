@@ -83,11 +83,12 @@ def problem_of(
         "heads_kv": k.shape[-2],
         "seqlen_q": packing[2] if packing else q.shape[1],
         "seqlen_k": packing[3] if packing else k.shape[1],
-        "d_head": q.shape[-1],
+        # By which kernels differ: a graph is of one, and no kernel has an unknown one.
+        "d_head": int(q.shape[-1]),
         "total_q": q.shape[0] if packing else 0,
         "total_k": k.shape[0] if packing else 0,
     }
-    # NOTE: no graph is specialised by an extent that is unknown while a call is traced.
+    # NOTE: no graph is specialised by another extent that is unknown while a call is traced.
     problem = {n: x if isinstance(x, int) else _UNKNOWN.get(n, 1) for n, x in problem.items()}
     return problem | {name: x for name, x in options.items() if OPTIONS[name].in_backward}
 
