@@ -176,8 +176,10 @@ def test_lse_has_a_gradient_on_a_gpu_where_own_kernels_run(monkeypatch, config):
     assert "num_splits" not in packed
 
 
-def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch):
-    """By the op that selects them, which refuses a d_head that is no multiple of 8."""
+@pytest.mark.parametrize("slopes", [None, (4,), (2, 4)], ids=str)
+def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch, slopes):
+    """By the op that selects them, which refuses a d_head that is no multiple of 8, and slopes of
+    other heads."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -186,14 +188,23 @@ def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch):
     h100 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: h100)
-    q = torch.empty(2, 9, 4, 16, dtype=torch.float16)
-    unknown = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * q.dim())
+
+    def of_unknown_extents(real: Tensor) -> Tensor:
+        dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * real.dim())
+        x = mode.from_tensor(real, symbolic_context=dynamic)
+        assert not any(isinstance(n, int) for n in x.shape)
+        return torch.empty(x.shape, dtype=x.dtype, device="cuda")
+
+    real_q = torch.empty(2, 9, 4, 16, dtype=torch.float16)
+    real_slopes = torch.empty(slopes or ())
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        of_any_size = mode.from_tensor(q, symbolic_context=unknown)
-        q = torch.empty(of_any_size.shape, dtype=q.dtype, device="cuda")
-        assert not any(isinstance(n, int) for n in q.shape)
-        problem = kernels.problem_of(q, q, (), {"causal": True})
+        q = of_unknown_extents(real_q)
+        options = {"causal": True}
+        if slopes:
+            options["alibi_slopes"] = of_unknown_extents(real_slopes)
+        problem = kernels.problem_of(q, q, (), options)
         config, reason = kernels.choice(q.device, problem)
-        assert lse_has_gradient((q, q, q), {"causal": True}) == bool(config), reason
+        assert lse_has_gradient((q, q, q), options) == bool(config), reason
     assert problem["d_head"] == 16
-    assert all(isinstance(x, int) for x in problem.values())
+    numbers = {name: x for name, x in problem.items() if name not in options}
+    assert all(isinstance(x, int) for x in numbers.values())
