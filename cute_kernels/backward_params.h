@@ -108,12 +108,11 @@ struct BackwardParams {
   int columns;   // d_head of the config
   int block_k;   // keys of a CTA
 
-  bool
-      deterministic;  // the sums of dQ are added in the order of their blocks of keys, from the last to the first
+  bool deterministic;  // the sums of dQ are added in one order of their blocks of keys
   // How the sums of dQ lie: as sums_of says, or as the SM80 family has them (sm80/backward/sums.h).
   bool lanes_are_neighbours;
-  // Workspace if deterministic, else of no element: for each kSumsOfTurn of the sums the block of keys of its sequence that is next to
-  // add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
+  // Workspace if deterministic, else of no element: for each kSumsOfTurn of the sums the turn, by turn_of, of the block of keys of its
+  // sequence that is next to add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
   float* turns;
 
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
@@ -140,14 +139,24 @@ struct BackwardParams {
   PYFLASH_HOST_DEVICE constexpr float* sums_of(int row) const {
     return dq_sum + int64_t(row) * columns;
   }
-  // The first block of keys to add to the sums of a block of queries: the last that some of them attend. Without any: -1.
+  // The order in which blocks of keys add, and in which their tiles start. From the last keys on, tiles begin with their first
+  // queries: under a causal mask each reaches the queries of the tile before it some blocks later, and waits for nothing. From the first
+  // keys on, tiles begin with their last queries, and the longest tile is the first: heads of k and v that serve several of q are few,
+  // and the last tiles to start have to be short.
+  PYFLASH_HOST_DEVICE constexpr bool first_keys_first() const { return heads > heads_kv; }
+  // A block of keys adds once the turn is at most this, and gives it on as one less.
+  PYFLASH_HOST_DEVICE constexpr int turn_of(int n_block) const {
+    return first_keys_first() ? -n_block : n_block;
+  }
+  // The turn of the first block of keys to add to the sums of a block of queries, of those that some of them attend.
   PYFLASH_HOST_DEVICE constexpr int first_turn(int first_query, int n_queries, int n_keys) const {
     int const n = smaller(block_q, n_queries - first_query);
     if (n <= 0) {
-      return -1;
+      return turn_of(0);
     }
     int const aligned = aligned_column(first_query, n_queries, n_keys);
-    return mask.keys_from(aligned, n_keys).of_some(n).blocks_touched(block_k).end - 1;
+    Interval const blocks = mask.keys_from(aligned, n_keys).of_some(n).blocks_touched(block_k);
+    return turn_of(first_keys_first() ? blocks.begin : blocks.end - 1);
   }
 };
 

@@ -61,11 +61,12 @@ struct Tile {
   }
 };
 
-// The blocks of queries of a tile in order: those of each query head of the group.
+// The blocks of queries of a tile in order: those of each query head of the group. Where the sums of dQ have an order, each
+// block of all heads: then tiles that begin with the same block stay beside each other, however many blocks they have.
 template <BackwardFeatures kFeatures>
 struct MBlocks {
   Tile<kFeatures> const& tile;
-  int heads_left;
+  int heads_left;  // deterministic: of the block
   int head;
   int m_block;
 
@@ -74,10 +75,27 @@ struct MBlocks {
     if (tile.blocks.size() > 0) {
       heads_left = tile.problem.heads / tile.problem.heads_kv;
       head = tile.head_kv * heads_left;
+      if (kFeatures.deterministic && tile.problem.first_keys_first()) {
+        m_block = tile.blocks.end - 1;
+      }
     }
   }
-  CUTE_DEVICE bool exists() const { return heads_left > 0; }
+  CUTE_DEVICE bool exists() const {
+    if constexpr (kFeatures.deterministic) {
+      return tile.blocks.begin <= m_block && m_block < tile.blocks.end;
+    }
+    return heads_left > 0;
+  }
   CUTE_DEVICE void advance() {
+    if constexpr (kFeatures.deterministic) {
+      ++head;
+      if (--heads_left == 0) {
+        heads_left = tile.problem.heads / tile.problem.heads_kv;
+        head -= heads_left;
+        m_block += tile.problem.first_keys_first() ? -1 : 1;
+      }
+      return;
+    }
     if (++m_block == tile.blocks.end) {
       m_block = tile.blocks.begin;
       ++head;

@@ -1,6 +1,7 @@
 """The gradients of lse, alone and beside those of out, against fp64."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,3 +174,37 @@ def test_lse_has_a_gradient_on_a_gpu_where_own_kernels_run(monkeypatch, config):
     assert (padded["packed"], padded["batch"], padded["seqlen_q"]) == (False, 2, 9)
     assert (packed["packed"], packed["batch"], packed["total_k"]) == (True, 2, 18)
     assert "num_splits" not in packed
+
+
+@pytest.mark.parametrize("slopes", [None, (4,), (2, 4)], ids=str)
+def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch, slopes):
+    """By the op that selects them, which refuses a d_head that is no multiple of 8, and slopes of
+    other heads."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    from pyflash.op.backward import lse_has_gradient
+
+    h100 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: h100)
+
+    def of_unknown_extents(real: Tensor) -> Tensor:
+        dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * real.dim())
+        x = mode.from_tensor(real, symbolic_context=dynamic)
+        assert not any(isinstance(n, int) for n in x.shape)
+        return torch.empty(x.shape, dtype=x.dtype, device="cuda")
+
+    real_q = torch.empty(2, 9, 4, 16, dtype=torch.float16)
+    real_slopes = torch.empty(slopes or ())
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        q = of_unknown_extents(real_q)
+        options = {"causal": True}
+        if slopes:
+            options["alibi_slopes"] = of_unknown_extents(real_slopes)
+        problem = kernels.problem_of(q, q, (), options)
+        config, reason = kernels.choice(q.device, problem)
+        assert lse_has_gradient((q, q, q), options) == bool(config), reason
+    assert problem["d_head"] == 16
+    numbers = {name: x for name, x in problem.items() if name not in options}
+    assert all(isinstance(x, int) for x in numbers.values())

@@ -28,14 +28,17 @@ int play(BackwardParams const& params, int n_queries, int n_keys) {
     turns.push_back(params.first_turn(m * params.block_q, n_queries, n_keys));
   }
   auto const fail = [&](char const* what, int m, int n) {
-    std::printf("%s: %d queries in blocks of %d, %d keys in blocks of %d, windows %d and %d, chunk %d, "
-                "sum %d, block of keys %d\n",
-                what, n_queries, params.block_q, n_keys, params.block_k, params.mask.window_left,
-                params.mask.window_right, params.mask.chunk, m, n);
+    std::printf(
+        "%s: %d queries in blocks of %d, %d keys in blocks of %d, windows %d and %d, chunk %d, "
+        "sum %d, block of keys %d\n",
+        what, n_queries, params.block_q, n_keys, params.block_k, params.mask.window_left,
+        params.mask.window_right, params.mask.chunk, m, n);
     std::exit(1);
   };
   // In the order in which tiles start, each to its end: a tile waits for those before it alone.
-  for (int n = ceil_div(n_keys, params.block_k) - 1; n >= 0; --n) {
+  int const n_blocks = ceil_div(n_keys, params.block_k);
+  for (int i = 0; i < n_blocks; ++i) {
+    int const n = params.first_keys_first() ? i : n_blocks - 1 - i;
     Interval blocks = visited<true, true>(params, n_queries, n_keys, n);
     if (!params.mask.cuts_left() && !params.mask.cuts_right()) {
       Interval const full = visited<false, false>(params, n_queries, n_keys, n);
@@ -47,19 +50,21 @@ int play(BackwardParams const& params, int n_queries, int n_keys) {
       if (m >= n_sums) {
         fail("a sum that is none", m, n);
       }
-      if (turns[m] != n) {
-        fail(turns[m] > n ? "waits for ever" : "adds out of order", m, n);
+      int const turn = params.turn_of(n);
+      if (turns[m] != turn) {
+        fail(turns[m] > turn ? "waits for ever" : "adds out of order", m, n);
       }
-      turns[m] = n - 1;
+      turns[m] = turn - 1;
       ++visits[m];
     }
   }
   for (int m = 0; m < n_sums; ++m) {
-    if (visits[m] > 0 && turns[m] >= 0 && m * params.block_q < n_queries) {
+    int const next = params.turn_of(turns[m]);  // which is its own inverse
+    if (visits[m] > 0 && 0 <= next && next < n_blocks && m * params.block_q < n_queries) {
       // The next turn is of a block of keys that none of these queries attends.
-      Interval const blocks = visited<true, true>(params, n_queries, n_keys, turns[m]);
+      Interval const blocks = visited<true, true>(params, n_queries, n_keys, next);
       if (m >= blocks.begin && m < blocks.end) {
-        fail("a turn is left", m, turns[m]);
+        fail("a turn is left", m, next);
       }
     }
   }
@@ -74,6 +79,8 @@ int main() {
   int n_sums = 0;
   for (int i = 0; i < 60'000; ++i) {
     BackwardParams params{};
+    params.heads_kv = 1;
+    params.heads = 1 + below(2);
     params.set_shape({.B_r = below(2) ? 64 : 128, .B_c = below(2) ? 64 : 128, .d_head = 64});
     int const longest = below(4) ? 1500 : 300;
     auto const window = [&] { return below(3) ? below(longest) : below(2) ? 0 : kNoWindow; };

@@ -25,7 +25,7 @@ PYFLASH_HOST_DEVICE constexpr int64_t n_key_heads(BackwardParams const& problem)
 
 // Tiles of a head are neighbours. Under a right window, where the first keys have the most queries, the tiles of a section of
 // heads, as many as have their Q, dO and sums of dQ in L2 together, go from the first keys to the last. Deterministic kernels
-// go the other way, in which dQ is summed: a CTA waits for those with lower indices alone, which start before it.
+// go the way in which dQ is summed: a CTA waits for those with lower indices alone, which start before it.
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   constexpr int kBlockN = Traits::kBlockN;
@@ -44,7 +44,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
     n_block = in_section / section;
     head = first + in_section % section;
   }
-  if constexpr (kFeatures.deterministic) {
+  if (kFeatures.deterministic && !problem.first_keys_first()) {
     n_block = n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = problem};

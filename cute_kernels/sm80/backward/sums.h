@@ -45,7 +45,7 @@ struct Sums {
     if constexpr (kFeatures.deterministic) {
       device::sync_warp();  // all lanes have added
       if (in_turn) {
-        device::store_release(tile.problem.turns + part, n_block() - 1);
+        device::store_release(tile.problem.turns + part, turn() - 1);
       }
     }
   }
@@ -56,15 +56,17 @@ struct Sums {
     bool in_turn = false;
     if constexpr (kFeatures.deterministic) {
       if (lane == 0) {
-        in_turn = device::wait_until_at_most(tile.problem.turns + part, n_block()) == n_block();
+        in_turn = device::wait_until_at_most(tile.problem.turns + part, turn()) == turn();
       }
       device::sync_warp();
     }
     return in_turn;
   }
 
-  // The block of keys, in its sequence.
-  CUTE_DEVICE float n_block() const { return float(tile.first_key / Traits::kBlockN); }
+  // That of the block of keys.
+  CUTE_DEVICE float turn() const {
+    return float(tile.problem.turn_of(tile.first_key / Traits::kBlockN));
+  }
 };
 
 }  // namespace pyflash::sm80::backward

@@ -1,8 +1,8 @@
 // FlashAttention backward with SM90 atoms (Dao 2023, algorithm 2; Shah et al. 2024): dK, dV, and the sums of dQ.
 //
 // A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
-// query head of the group. Warpgroup 0 loads Q, dO and a number for each query: lse and delta = rowsum(dO * O) - dlse. Each of
-// the other warpgroups has 64 keys as rows of its MMAs:
+// query head of the group. Warpgroup 0 loads Q, dO and a number for each query, lse and delta = rowsum(dO * O) - dlse; where the
+// sums of dQ have one order, it adds to them, too. Each of the other warpgroups has 64 keys as rows of its MMAs:
 //   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers
 //   P^T = 2^(scale S^T - lse)          in registers; where a mask cuts a block, 0
 //   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups
@@ -14,12 +14,14 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/consumer.h"
 #include "cute_kernels/sm90/backward/load.h"
+#include "cute_kernels/sm90/backward/outputs.h"
 #include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/sender.h"
 #include "cute_kernels/sm90/backward/traits.h"
 
 namespace pyflash::sm90::backward {
 
-template <class Traits>
+template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
   smem.pipeline_K.init(Traits::kNConsumerWarps);
   smem.pipeline_V.init(Traits::kNConsumerWarps);
@@ -28,6 +30,12 @@ CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
   CUTE_UNROLL
   for (int stage = 0; stage < Traits::kStagesDS; ++stage) {
     device::mbarrier_init(smem.ds_ready[stage], Traits::kNConsumerWarps);
+  }
+  if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
+    CUTE_UNROLL
+    for (int consumer = 0; consumer < Traits::kNConsumers; ++consumer) {
+      smem.dq_turns[consumer].init(Traits::kWarpsPerConsumer);
+    }
   }
   device::fence_mbarrier_init();
 }
@@ -42,7 +50,7 @@ CUTE_DEVICE void backward_cta(KernelParams const& params) {
     device::prefetch_tensor_map(params.do_map);
     device::prefetch_tensor_map(params.k_map);
     device::prefetch_tensor_map(params.v_map);
-    init_barriers<Traits>(smem);
+    init_barriers<Traits, kFeatures>(smem);
   }
   device::sync_threads();  // the mbarriers are visible
   device::wait_for_previous_kernel();
@@ -51,8 +59,15 @@ CUTE_DEVICE void backward_cta(KernelParams const& params) {
   Tile<kFeatures> const tile = tile_of<Traits, kFeatures>(params, device::block_idx());
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
-    if (device::elect_one()) {
-      load_tile<Traits>(params, smem, tile, warp);
+    if (warp < kLoaders) {
+      if (device::elect_one()) {
+        load_tile<Traits>(params, smem, tile, warp);
+      }
+    } else if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
+      int const consumer = device::thread_idx() % 32;
+      if (consumer < Traits::kNConsumers) {
+        send_in_turn<Traits>(params, smem, tile, warp - kLoaders, consumer);
+      }
     }
   } else {
     device::registers_claim<Traits::kConsumerRegisters>();

@@ -43,7 +43,8 @@ Launch launch_sm90_backward(BackwardParams const& params, int n_resident) {
 }
 
 inline char const* role_of_backward_warp(int warp) {
-  constexpr char const* kProducers[] = {"K, Q producer", "V, dO producer", "idle", "idle"};
+  constexpr char const* kProducers[] = {"K, Q producer", "V, dO producer", "dQ sender 0",
+                                        "dQ sender 1"};
   constexpr char const* kConsumers[] = {"consumer 0", "consumer 1"};
   return warp < 4 ? kProducers[warp] : kConsumers[warp / 4 - 1];
 }

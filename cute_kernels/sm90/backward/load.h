@@ -27,6 +27,8 @@ struct Loads {
   Pipeline<Traits::kStages>& queries_pipeline;
 };
 
+inline constexpr int kLoaders = 2;  // warps
+
 // By one thread.
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, Loads<Traits> const& loads,

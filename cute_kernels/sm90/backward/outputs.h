@@ -22,7 +22,10 @@ struct Outputs {
   typename Traits::SharedStorage& smem;
   Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
-  int turn = -1;        // that this warp has taken and not yet given on; -1: none
+  // Senders add dQ and wait for turns, unless it is added from registers.
+  static constexpr bool kSendersAdd = kFeatures.deterministic && !Traits::kDQByRed;
+  int n_staged = 0;  // blocks of dQ that senders are to add
+  int turn_at = -1;  // of the turn that this warp has taken and not yet given on; -1: none
 
   // dS^T to shared memory, where both consumers read it for dQ.
   template <class FragmentP>
@@ -71,9 +74,15 @@ struct Outputs {
     }
     device::fence_async_proxy();
     device::sync_warp();
+    if constexpr (kSendersAdd) {
+      if (lane() == 0) {
+        device::mbarrier_arrive(smem.dq_turns[warpgroup].staged[n_staged % kSenders]);
+      }
+      ++n_staged;
+      return;
+    }
     device::at(Site::dQ_s2g);
     if (lane() == 0) {
-      take_turn(part);
       device::bulk_reduce_add(staged, params.problem.dq_sum + part * kWarpDQ,
                               kWarpDQ * sizeof(float));
       device::tma_store_commit();
@@ -112,8 +121,8 @@ struct Outputs {
   // Waits until what blocks of keys before this one add to a part of the sums has been added. By one lane.
   CUTE_DEVICE void take_turn(int64_t part) {
     if constexpr (kFeatures.deterministic) {
-      float const block = device::wait_until_at_most(params.problem.turns + part, n_block());
-      turn = block == n_block() ? int(part) : -1;
+      float const found = device::wait_until_at_most(params.problem.turns + part, turn());
+      turn_at = found == turn() ? int(part) : -1;
     }
   }
 
@@ -127,22 +136,28 @@ struct Outputs {
     return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
   }
 
-  // The block of keys, in its sequence.
-  CUTE_DEVICE float n_block() const { return float(tile.first_key / Traits::kBlockN); }
+  // That of the block of keys.
+  CUTE_DEVICE float turn() const {
+    return float(params.problem.turn_of(tile.first_key / Traits::kBlockN));
+  }
 
-  // Waits until what this warp sent before has been read, or, if there is an order, added: then it is the next one's turn.
+  // Waits until what this warp sent before has been read, or, of registers in an order, added: then it is the next one's turn.
   CUTE_DEVICE void wait_for_sent_dQ() {
-    if (Traits::kDQByRed && kFeatures.deterministic) {
+    if constexpr (kSendersAdd) {
+      if (n_staged > 0) {
+        int const last = n_staged - 1;
+        device::mbarrier_wait(smem.dq_turns[warpgroup].sent[last % kSenders], last / kSenders % 2);
+      }
+      return;
+    }
+    if (kFeatures.deterministic) {
       device::sync_warp();  // all lanes have added
     }
     if (lane() == 0) {
-      if constexpr (kFeatures.deterministic) {
-        device::tma_store_wait_written();
-        if (turn >= 0) {
-          device::store_release(params.problem.turns + turn, n_block() - 1);
-        }
-      } else {
+      if constexpr (!kFeatures.deterministic) {
         device::tma_store_wait<0>();
+      } else if (turn_at >= 0) {
+        device::store_release(params.problem.turns + turn_at, turn() - 1);
       }
     }
     device::sync_warp();

@@ -19,7 +19,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
   TileOrder const& order = params.order;
   int n_block, head;
   order.find(n_block, head, index);
-  if constexpr (kFeatures.deterministic) {
+  if (kFeatures.deterministic && !params.problem.first_keys_first()) {
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};

@@ -8,6 +8,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/generated/mma_sm90.h"
+#include "cute_kernels/sm90/backward/dq_turns.h"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
@@ -121,6 +122,7 @@ struct KernelTraits {
     Pipeline<kStages> pipeline_Q;          // with lse2
     Pipeline<kStages> pipeline_dO;         // with delta
     device::Mbarrier ds_ready[kStagesDS];  // every consumer warp has stored dS
+    DQTurns dq_turns[kNConsumers];         // of deterministic kernels
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024);
 };

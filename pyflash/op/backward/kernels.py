@@ -38,7 +38,7 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
     properties = torch.cuda.get_device_properties(device)
     with _disable_current_modes():  # what traces a call does not trace texts
         tensors = {
-            name: torch.empty(problem[name].shape, dtype=problem[name].dtype, device="meta")
+            name: torch.empty(_shape(name, problem), dtype=problem[name].dtype, device="meta")
             for name in TENSORS
             if problem.get(name) is not None
         }
@@ -47,6 +47,15 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
             n_sms=properties.multi_processor_count,
             **{**problem, **tensors, **_determinism(problem)},
         )
+
+
+def _shape(name: str, problem: Mapping[str, Any]) -> list[int]:
+    """Of a tensor of a number for each head: extents that are unknown are those of the problem."""
+    shape = problem[name].shape
+    known = (problem["batch"], problem["heads"])[-len(shape) :]
+    if all(isinstance(n, int) for n in shape):
+        return list(shape)
+    return [n if isinstance(n, int) else of_q for n, of_q in zip(shape, known, strict=True)]
 
 
 def _determinism(options: Mapping[str, Any]) -> dict[str, bool]:
@@ -83,11 +92,12 @@ def problem_of(
         "heads_kv": k.shape[-2],
         "seqlen_q": packing[2] if packing else q.shape[1],
         "seqlen_k": packing[3] if packing else k.shape[1],
-        "d_head": q.shape[-1],
+        # By which kernels differ: a graph is of one, and no kernel has an unknown one.
+        "d_head": int(q.shape[-1]),
         "total_q": q.shape[0] if packing else 0,
         "total_k": k.shape[0] if packing else 0,
     }
-    # NOTE: no graph is specialised by an extent that is unknown while a call is traced.
+    # NOTE: no graph is specialised by another extent that is unknown while a call is traced.
     problem = {n: x if isinstance(x, int) else _UNKNOWN.get(n, 1) for n, x in problem.items()}
     return problem | {name: x for name, x in options.items() if OPTIONS[name].in_backward}
 

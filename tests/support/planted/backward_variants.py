@@ -6,6 +6,7 @@ from __future__ import annotations
 from support.planted.planting import Edit, Found, condition, found, without
 
 _OUTPUTS = "sm90/backward/outputs.h"
+_SENDER = "sm90/backward/sender.h"
 _BEFORE = "common/backward_preprocess.cuh"
 _TAILS = "sm90/backward/tails.h"
 _SCORES = "sm90/backward/scores.h"
@@ -109,8 +110,24 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     # Turns of deterministic sums.
     (
         "a_turn_not_given_on",
-        condition("if (turn >= 0) {", "if (!BUG && turn >= 0) {", _OUTPUTS),
+        condition("if (found == turn) {", "if (!BUG && found == turn) {", _SENDER),
         [found("deadlock", "dQ_s2g", memory="turns")],
+        "deterministic",
+    ),
+    (
+        "dQ_added_before_it_is_staged",
+        without("device::mbarrier_wait(turns.staged[sender], parity);", _SENDER),
+        [found("race or uninitialised_read or in_flight_read", "dQ_s2g", memory=None)],
+        "deterministic",
+    ),
+    (
+        "dQ_staged_while_it_is_sent",
+        condition("device::tma_store_wait<0>(); device::mbarrier_arrive(turns.sent[sender]);"
+                  " device::tma_store_wait_written();",
+                  "if (!BUG) { device::tma_store_wait<0>(); }"
+                  " device::mbarrier_arrive(turns.sent[sender]);"
+                  " device::tma_store_wait_written();", _SENDER),
+        [found("race or in_flight_read", "dQ_r2s", memory=None)],
         "deterministic",
     ),
     (
@@ -122,7 +139,7 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     ),
     (
         "the_first_turn_is_of_no_block",
-        condition(".blocks_touched(block_k).end - 1;", ".blocks_touched(block_k).end - 1 + BUG;",
+        condition("blocks.begin : blocks.end - 1);", "blocks.begin : blocks.end - 1 + BUG);",
                   _PARAMS),
         [found("deadlock", "dQ_s2g", memory="turns")],
         "deterministic",
