@@ -14,7 +14,7 @@ inline constexpr int kMaxRank = 4;
 struct TensorArgument {
   void const* data;
   int rank;
-  int extents[kMaxRank];
+  int64_t extents[kMaxRank];
   int64_t strides[kMaxRank];  // elements
 };
 
@@ -30,7 +30,8 @@ struct Arguments {
   Table<T, Rank> table(int i) const {
     TensorArgument const& tensor = tensors[i];
     Table<T, Rank> table{static_cast<T const*>(tensor.data), {1}, {1}};
-    std::copy(tensor.extents, tensor.extents + Rank, table.extents);
+    std::transform(tensor.extents, tensor.extents + Rank, table.extents,
+                   [](int64_t extent) { return static_cast<int>(extent); });
     std::copy(tensor.strides, tensor.strides + Rank, table.strides);
     return table;
   }

@@ -160,9 +160,29 @@ __device__ __forceinline__ float exp2(float a) { return exp2f(a); }
 __device__ __forceinline__ float log(float a) { return __logf(a); }
 __device__ __forceinline__ float log2(float a) { return __log2f(a); }
 __device__ __forceinline__ float divided(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ float inverse(float a) { return __fdividef(1.f, a); }
+// by: the inverse of b, computed once for many a.
+__device__ __forceinline__ float divided(float a, float, float by) { return a * by; }
+// NaN where a is.
+__device__ __forceinline__ float clamped(float a, float most) {
+#if __CUDA_ARCH__ >= 800
+  float low, high;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(low) : "f"(a), "f"(most));
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(high) : "f"(low), "f"(-most));
+  return high;
+#else
+  return a > most ? most : a < -most ? -most : a;
+#endif
+}
+// Of a normal number: without the scaling that others take.
+__device__ __forceinline__ float rsqrt_of_normal(float a) {
+  float root;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(a));
+  return root;
+}
 // tanh(x) = sinh(x) / sqrt(1 + sinh(x)^2), as in cute_kernels/softcap.h; NaN stays NaN.
 __device__ __forceinline__ float tanh(float a) {
-  float const x = a > 9.f ? 9.f : a < -9.f ? -9.f : a;
+  float const x = clamped(a, 9.f);
   float const x2 = x * x;
   float polynomial = 3.56743797e-6f;
   polynomial = polynomial * x2 + 1.91813946e-4f;
@@ -170,7 +190,7 @@ __device__ __forceinline__ float tanh(float a) {
   polynomial = polynomial * x2 + 1.66655779e-1f;
   polynomial = polynomial * x2 + 1.00000083f;
   float const sinh = x * polynomial;
-  return sinh * rsqrtf(sinh * sinh + 1.f);
+  return sinh * rsqrt_of_normal(sinh * sinh + 1.f);
 }
 __device__ __forceinline__ float sigmoid(float a) { return __fdividef(1.f, 1.f + __expf(-a)); }
 #else
@@ -179,6 +199,8 @@ inline float exp2(float a) { return std::exp2(a); }
 inline float log(float a) { return std::log(a); }
 inline float log2(float a) { return std::log2(a); }
 inline float divided(float a, float b) { return a / b; }
+inline float inverse(float a) { return 1.f / a; }
+inline float divided(float a, float b, float) { return a / b; }
 inline float tanh(float a) { return std::tanh(a); }
 inline float sigmoid(float a) { return 1.f / (1.f + std::exp(-a)); }
 #endif

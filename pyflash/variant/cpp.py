@@ -27,6 +27,7 @@ from pyflash.variant.stages import (
     is_float_of_key,
     makes_floats_of_positions,
     with_distances,
+    with_inverses,
     with_sums_apart,
 )
 from pyflash.variant.text import float_text
@@ -86,7 +87,8 @@ def struct_of(variant: Variant) -> str:
     normal = variant.normal
     by_distances = with_distances(normal.score)
     score = with_sums_apart(by_distances)
-    emitter = _Emitter(Stages(score, with_distances(normal.mask)))
+    roots = (with_inverses(root) for root in (score, with_distances(normal.mask)))
+    emitter = _Emitter(Stages(*roots))
     lines = [f"// {variant}", f"struct {struct_name(variant)} {{", *_facts(normal)]
     has_floats = score != by_distances or makes_floats_of_positions(score, emitter.stages.mask)
     most = MOST_APART if has_floats else MAX_POSITION
@@ -402,6 +404,7 @@ _CALLS = {
     "<<": "shift_left",
     ">>": "shift_right",
     "/": "divided",
+    "over": "divided",
     "f16": "rounded_to_f16",
     "bf16": "rounded_to_bf16",
 }

@@ -121,6 +121,17 @@ def with_sums_apart(score: Node) -> Node:
     return fold(score, rule)
 
 
+def with_inverses(root: Node) -> Node:
+    """The same with quotients by what is uniform as products with its inverse, on a device."""
+
+    def rule(node: Node, args: tuple[Node, ...]) -> Node:
+        if node.op != "/" or _reads_pair(args[1]) or not _reads_pair(args[0]):
+            return Node(node.op, node.kind, args, node.data)
+        return Node("over", node.kind, (*args, Node("inverse", node.kind, args[1:])))
+
+    return fold(root, rule)
+
+
 def _is_short(total: Affine) -> bool:
     """Whether floats hold it where sequences are no longer than MOST_APART."""
     are_positions = all(part.op == "index" for part, _ in total.terms)
