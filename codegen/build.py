@@ -18,16 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
+from pyflash.codegen.cache import object_problem
 from pyflash.codegen.cache_dir import cache_dir, locked
-from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
+from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all, waiting
 from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.linking import link, reusable
+from pyflash.codegen.precompiled import headers_for, using
 from pyflash.config import KernelConfig, as_config, parse
 from pyflash.config.arch import ARCHS, Arch, targets
 from pyflash.config.op import PLAIN, KernelFeatures, combinations
 from pyflash.installation import VERSION
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 from pyflash.variant import Variant
+
+# Sources that precompiling the standard library's headers takes less time than it saves.
+_STANDARD_PAYS_FROM = 8
 
 ArchsOf = Mapping[KernelConfig, Sequence[Arch]]
 
@@ -172,19 +177,28 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
 
     Raises BuildError with the sources that did not compile, RuntimeError where there is no torch.
     """
-    rooms = {"host": toolchain.cpp_compiler(), "bindings": toolchain.op_compiler()}
-    compilations = [
-        Compilation.of_file(path, compiler)
-        for room, compiler in rooms.items()
-        for path in sorted((ROOT / "cute_kernels" / room).glob("*.cpp"))
-    ]
-    if failures := compile_all(compilations, "op library"):
+    host = _sources_of("host", toolchain.cpp_compiler())
+    bindings = _sources_of("bindings", toolchain.op_compiler())
+    missing = [c for c in host if object_problem(c.object)]
+    standard = ROOT / "cute_kernels" / "host" / "standard.h"
+    headers = headers_for(missing, standard, pays_from=_STANDARD_PAYS_FROM)
+    compilations = [*bindings, *host]
+    # The header beside the longest sources, so that no core waits for it.
+    precompiled = [h for h in headers.values() if not h.object.exists()]
+    failures = compile_all([*precompiled, *bindings], "op library, what knows torch")
+    failures += compile_all([using(c, headers) for c in host], "op library, the rest")
+    if failures := [c for c in failures if c.compiler.object_suffix == ".o"]:
         raise BuildError(failures, len(compilations))
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
     record = {"version": VERSION}
     return link(out_dir / "libpyflash_ops.so", compilations, torch, record)
+
+
+def _sources_of(room: str, compiler: Compiler) -> list[Compilation]:
+    folder = ROOT / "cute_kernels" / room
+    return [Compilation.of_file(path, compiler) for path in sorted(folder.glob("*.cpp"))]
 
 
 @functools.cache

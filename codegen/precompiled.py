@@ -3,9 +3,9 @@
     headers = headers_for(kernels, header, "emulated_")   # to be compiled first
     kernels = [using(kernel, headers) for kernel in kernels]
 
-A precompiled header takes as long as three sources and 200 MB of the cache, so that there is one
-only where it saves more: from the fourth source on. What is compiled is the same with it and
-without. GCC alone: other compilers get none.
+A precompiled header takes as long as some sources, and 80 MB of the cache or 200, so that there is
+one only where it saves more: of CuTe's headers from the fourth source on. What is compiled is the
+same with it and without. GCC alone: other compilers get none.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from pathlib import Path
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import Compilation, Compiler
 
-_PAYS_FROM = 4
+_PAYS_FROM = 4  # sources, with CuTe
 
 Headers = Mapping[Compiler, Compilation]
 
 
-def headers_for(sources: Sequence[Compilation], header: Path, stem: str) -> Headers:
+def headers_for(
+    sources: Sequence[Compilation], header: Path, stem: str = "", pays_from: int = _PAYS_FROM
+) -> Headers:
     """The header as each of the compilers takes it that are about to compile `sources`, which
-    include it first; none where that does not pay. The stems of all such sources start with `stem`.
+    include it first; none where that does not pay, because these sources and those compiled before
+    whose stems start with `stem`, if it is given, are fewer than `pays_from`.
     """
-    n_compiled = sum(1 for _ in (cache_dir() / "objects").glob(f"{stem}*/*"))
+    before = (cache_dir() / "objects").glob(f"{stem}*/*") if stem else ()
+    n_compiled = sum(1 for _ in before)
     compilers = {source.compiler for source in sources}
     found = {c: _precompiled(c, header) for c in compilers if "Free Software" in c.identity}
-    pays = n_compiled + len(sources) >= _PAYS_FROM
+    pays = n_compiled + len(sources) >= pays_from
     return {c: made for c, made in found.items() if pays or made.object.exists()}
 
 

@@ -66,9 +66,9 @@ def test_a_demo_shows_its_steps_or_what_it_found(monkeypatch, words):
     """What takes a compiler is played here: a kernel's report, and what ptxas says."""
     config = FlashForwardKernelConfig.parse(demo.pyflash.named_set("prog")[0].short_form())
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(demo, "emulate_ladder", lambda out: [{"config": str(config)}])
-    monkeypatch.setattr(demo, "emulate_hopper", lambda out: {"config": demo.HOPPER})
-    monkeypatch.setattr(demo, "_compile", lambda config: [{"registers": 168}])
+    emulated = [{"config": str(config)}, {"config": demo.HOPPER}]
+    found = (emulated, [{"registers": 168}])
+    monkeypatch.setattr(demo, "_emulate_and_compile", lambda *_: found)
     monkeypatch.setattr(demo, "_resource_table", lambda *_: "predicted beside ptxas")
     result = CliRunner().invoke(app, ["demo", *words])
     assert result.exit_code == 0, result.stderr
