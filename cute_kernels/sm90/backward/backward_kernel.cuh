@@ -59,15 +59,14 @@ CUTE_DEVICE void backward_cta(KernelParams const& params) {
   Tile<kFeatures> const tile = tile_of<Traits, kFeatures>(params, device::block_idx());
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
-    if (warp < kLoaders) {
-      if (device::elect_one()) {
-        load_tile<Traits>(params, smem, tile, warp);
-      }
-    } else if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
+    if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
       int const consumer = device::thread_idx() % 32;
-      if (consumer < Traits::kNConsumers) {
+      if (warp >= kLoaders && consumer < Traits::kNConsumers) {
         send_in_turn<Traits>(params, smem, tile, warp - kLoaders, consumer);
       }
+    }
+    if (device::elect_one()) {
+      load_tile<Traits>(params, smem, tile, warp);
     }
   } else {
     device::registers_claim<Traits::kConsumerRegisters>();
