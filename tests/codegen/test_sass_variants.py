@@ -25,5 +25,6 @@ def test_a_pair_takes_no_address_of_its_own(name, loads, built_arch, uncaptured)
     with uncaptured():
         (kernel,) = compiled_kernels(config, built_arch, variant=named(name).variant)
     assert kernel.spill_store_bytes == kernel.spill_load_bytes == 0
-    found = sum(i.opcode.startswith("LDG") for i in kernel.kernel.main_loop.instructions)
+    loop = kernel.kernel.inside(kernel.kernel.main_loop)
+    found = sum(instruction.opcode.startswith("LDG") for instruction in loop)
     assert loads <= found <= WAYS * loads + 8
