@@ -37,6 +37,9 @@ PYFLASH_HOST_DEVICE constexpr T wrapping_mul(T a, T b) {
   return T(U(a) * U(b));
 }
 
+PYFLASH_HOST_DEVICE constexpr bool both(bool a, bool b) { return (a & b) != 0; }
+PYFLASH_HOST_DEVICE constexpr bool either(bool a, bool b) { return (a | b) != 0; }
+
 template <class T>
 PYFLASH_HOST_DEVICE constexpr T absolute(T a) {
   return a < 0 ? wrapping_sub(T(0), a) : a;

@@ -22,16 +22,29 @@ struct PreparedField {
 
 // Fields as ints, and back.
 template <class T>
-PYFLASH_HOST_DEVICE T prepared_at(int const* at) {
-#if defined(__CUDA_ARCH__)
-  int const value = __ldg(at);
-#else
-  int const value = *at;
-#endif
+PYFLASH_HOST_DEVICE T from_prepared(int value) {
   if constexpr (std::is_same_v<T, float>) {
     return float_of(uint32_t(value));
   }
   return T(value);
+}
+template <class T>
+PYFLASH_HOST_DEVICE T prepared_at(int const* at) {
+#if defined(__CUDA_ARCH__)
+  return from_prepared<T>(__ldg(at));
+#else
+  return from_prepared<T>(*at);
+#endif
+}
+// at: of 8-byte alignment. Neighbours, of which the first has an even offset, are one load.
+template <class T>
+PYFLASH_HOST_DEVICE T prepared_beside(int const* at, int offset) {
+#if defined(__CUDA_ARCH__)
+  int2 const two = __ldg(reinterpret_cast<int2 const*>(at + (offset & ~1)));
+  return from_prepared<T>(offset & 1 ? two.y : two.x);
+#else
+  return from_prepared<T>(at[offset]);
+#endif
 }
 PYFLASH_HOST_DEVICE int to_prepared(float value) { return int(bits_of(value)); }
 PYFLASH_HOST_DEVICE constexpr int to_prepared(int value) { return value; }

@@ -218,15 +218,13 @@ class _Emitter:
         return {node: self.names[node] for node in self.stages.fields[stage]}
 
     def _read(self, node: Node, stage: Stage) -> str:
-        place = f"prepared.table{self.stages.prepared.index(node)}"
-        at = {
-            Stage.ROW: "q",
-            Stage.COLUMN: "first + offset",
-            Stage.DISTANCE: "first_apart + offset",
-        }[stage]
+        place, kind = f"prepared.table{self.stages.prepared.index(node)}", _TYPES[node.kind]
+        if stage is Stage.COLUMN:
+            return f"prepared_beside<{kind}>({place} + first, offset)"
+        at = "q" if stage is Stage.ROW else "first_apart + offset"
         if _along(node) == "aligned":
             at = "(first_apart - lengths.k_len + lengths.q_len) + offset"
-        return f"prepared_at<{_TYPES[node.kind]}>({place} + {at})"
+        return f"prepared_at<{kind}>({place} + {at})"
 
     def preparation(self) -> list[str]:
         """The fields that are read from tables, and what fills these."""
@@ -408,6 +406,8 @@ _CALLS = {
     "f16": "rounded_to_f16",
     "bf16": "rounded_to_bf16",
 }
+# NOTE: && and || would be branches, of each pair.
+_LOGIC = {"&": "both", "|": "either"}
 _WRAPPING = {"+": "wrapping_add", "-": "wrapping_sub", "*": "wrapping_mul"}
 
 
@@ -438,7 +438,9 @@ def _expression(node: Node, texts: list[str]) -> str:
     if op.isidentifier() or op in _CALLS:
         return f"{_CALLS.get(op, op)}({', '.join(texts)})"
     if node.kind is BOOL:
-        op = {"&": "&&", "|": "||", "^": "!="}.get(op, op)
+        if op in _LOGIC:
+            return f"{_LOGIC[op]}({', '.join(texts)})"
+        op = "!=" if op == "^" else op
     return f"{_enclosed(texts[0])} {op} {_enclosed(texts[1])}"
 
 
