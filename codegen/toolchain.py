@@ -101,7 +101,7 @@ def cutlass_identity() -> str:
 
 @functools.cache
 def _identity(include: Path, files: frozenset[tuple[str, int, int]]) -> str:
-    """Of files by name, time and size: they are read again when one has changed."""
+    """The digest of files by name, time and size: they are read again when one has changed."""
     digest = hashlib.sha256()
     for path in sorted(Path(name) for name, *_ in files):
         digest.update(f"{path.relative_to(include)}\0".encode())

@@ -51,7 +51,7 @@ struct Tiling {
         rows(kThreads / columns / groups) {}
 };
 
-// Of some parts: what they come to, as if they were all.
+// What some parts come to, as if they were all.
 struct Merged {
   float maximum = -INFINITY;  // of their lse
   float sum = 0;              // of exp(lse - maximum)

@@ -10,7 +10,7 @@ namespace pyflash {
 void forward(StableIValue* stack, bool packed);
 // q, and k and v in pages; options; into: out and lse, which are written, and no results.
 void forward_paged(StableIValue* stack, bool into);
-// Of a call of fwd_paged without q: the config that runs it and the ints of its list of shares.
+// The arguments of fwd_paged but q; into: the config that runs it and the ints of its list of shares.
 void plan_schedule(StableIValue* stack);
 // The same after the list, which is made.
 void fill_schedule(StableIValue* stack);

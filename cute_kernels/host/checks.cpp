@@ -11,7 +11,7 @@ namespace {
 constexpr int kVectorBytes = 16;  // kernels read 16 bytes at a time
 constexpr int kVectorElements = kVectorBytes / 2;
 
-// Of q, k or v.
+// The bytes of an element of q, k or v.
 int element_bytes(TensorView const& tensor) {
   return tensor.dtype == ElementType::kFloat8E4M3 ? 1 : 2;
 }

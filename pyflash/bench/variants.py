@@ -41,7 +41,7 @@ class Given:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `attention`."""
+        """What `attention` is called with."""
         return {"variant": self.variant, "tensors": self.tensors}
 
     def expect(self, q: Tensor, k: Tensor, v: Tensor) -> Expected:

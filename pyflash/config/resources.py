@@ -57,7 +57,7 @@ class RegisterDemand(Protocol):
 def refuse_over_register_file(
     config: Any, resources: Callable[[Any, Arch], Resources], arch: Arch
 ) -> Iterator[str]:
-    """Of a kernel whose registers follow from the model."""
+    """The violations of a kernel whose registers follow from the model."""
     most = allocated_registers(arch.max_registers_per_thread, arch)
     if most * config.n_threads <= arch.registers_per_sm:
         return

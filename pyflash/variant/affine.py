@@ -20,7 +20,7 @@ class Affine:
 
     @classmethod
     def of(cls, node: Node) -> Affine:
-        """Of a sum as `node` makes it, or of any other integer."""
+        """Takes a sum as `node` makes it apart, or holds any other integer as one term."""
         terms: dict[Node, int] = {}
         total = 0
         rest = [(node, 1)]

@@ -53,7 +53,7 @@ class Program:
 
 
 def program_of(root: Node, params: Sequence[Param]) -> Program:
-    """Of an expression whose parameters are among `params`."""
+    """The program of an expression whose parameters are among `params`."""
     return _Writer(simplified(root), params).program()
 
 

@@ -67,7 +67,7 @@ def _rule(node: Node, args: tuple[Node, ...]) -> Node:
 
 
 def _slope(op: str, x: Node, y: Node) -> Node:
-    """Of a function of one number, y = op(x)."""
+    """The slope of a function of one number, y = op(x)."""
     if op in ("exp", "sigmoid", "tanh"):
         factors = {"exp": y, "sigmoid": _product(y, _difference(ONE, y))}
         return factors.get(op) or _difference(ONE, _product(y, y))
@@ -121,7 +121,7 @@ def _difference(a: Node, b: Node) -> Node:
 
 
 def _product(a: Node, b: Node) -> Node:
-    """Of a derivative with a value: 0 where the derivative is 0 everywhere."""
+    """A derivative times a value: 0 where the derivative is 0 everywhere."""
     if ZERO in (a, b):
         return ZERO
     if ONE in (a, b):

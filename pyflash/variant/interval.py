@@ -50,7 +50,7 @@ def whole(kind: Scalar) -> Bounds:
 
 
 def bounds(root: Node, leaf: Leaf) -> Bounds:
-    """Of a node, by those of indices and loads."""
+    """The bounds of a node, by those of indices and loads."""
 
     def rule(node: Node, args: tuple[Bounds, ...]) -> Bounds:
         if node.op == "constant":
@@ -134,7 +134,7 @@ def _cast(wanted: Scalar, kind: Scalar, arg: Bounds) -> Bounds:
 
 
 def _logical(op: str, args: list[Bounds]) -> Bounds:
-    """Of which one at least may be either."""
+    """The bounds of two truth values, one of which at least may be either."""
     if op == "&":
         return Bounds(min(a.low for a in args), min(a.high for a in args))
     if op == "|":

@@ -14,8 +14,9 @@ EVERYTHING, RANGES, BITS = "everything", "ranges", "bits"
 
 
 def structure(mask: Node) -> str:
-    """Of a normal mask. everything: it hides nothing. ranges: a row attends one interval of keys,
-    whose ends do not fall from row to row. bits: anything else, as far as it is simple to see."""
+    """What a normal mask shows. everything: it hides nothing. ranges: a row attends one interval of
+    keys, whose ends do not fall from row to row. bits: anything else, as far as it is simple to
+    see."""
     if mask == TRUE:
         return EVERYTHING
     return RANGES if all(map(_is_range, conjuncts(mask))) else BITS
@@ -56,7 +57,7 @@ _UNKNOWN = Direction(None, None)
 
 
 def _together(directions: Iterable[Direction]) -> Direction:
-    """Of what rises with each of several."""
+    """The direction of what rises with each of several."""
 
     def joined(ways: set[int | None]) -> int | None:
         moving = ways - {0}

@@ -60,7 +60,7 @@ def tile(mask: Node, at: Tile, problem: Problem, values: Mapping[str, Any]) -> s
 
 
 def element_bounds(node: Node, table: Any, indices: Sequence[Bounds]) -> Bounds:
-    """Of the elements that a load may read."""
+    """The bounds of the elements that a load may read."""
     boxes: list[Any] = [table]
     for position in indices:
         extent = len(boxes[0])

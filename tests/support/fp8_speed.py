@@ -41,7 +41,7 @@ def microseconds(call, n_calls: int) -> float:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Of one sequence in fp64. q: (1, heads, d_head); k, v: (n, heads_kv, d_head)."""
+    """Attention of one sequence in fp64. q: (1, heads, d_head); k, v: (n, heads_kv, d_head)."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) / q.shape[-1] ** 0.5

@@ -209,7 +209,7 @@ CUTE_DEVICE void fp8_cta(ListedForwardParams const& params) {
     }
   };
 
-  // Of a lane in the tiles of 16 keys x 2 chunks that ldmatrix loads at a time.
+  // The row and the chunk of a lane in the tiles of 16 keys x 2 chunks that ldmatrix loads at a time.
   int const tile_row = lane % 16;
   int const tile_chunk = lane / 16;
   auto load_tiles = [&](auto ldmatrix, uint8_t const* block, int first_row, int chunk,

@@ -237,7 +237,7 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
       int const first = left.first_unit;
       int const end = min(first + left.n_units, n_units);
       advance(end, n_units);
-      // Of the blocks, from the tile's first.
+      // Blocks, counted from the tile's first.
       int const begin_block = max(first - ShareListing::kTileUnits, 0);
       int const end_block = end - ShareListing::kTileUnits;
       tile.blocks.end = tile.blocks.begin + end_block;
