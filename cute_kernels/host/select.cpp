@@ -139,13 +139,13 @@ GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
 }
 
 // The problem with equal shares of its keys, where these pay for the list that the device makes of them: the device alone knows
-// how long the sequences are, and each CTA has much to do. nullopt elsewhere, and where no kernel runs it so.
+// how long the sequences are, it reads their lengths at once, and each CTA has much to do. nullopt elsewhere, and where no kernel runs it so.
 std::optional<Problem> with_shares(Problem const& problem, Gpu const& gpu) {
   constexpr int64_t kKeysOfSm = 25000;  // of a head, about: docs/experiments/2026-11-shares.md
   auto const& params = problem.params;
   int64_t const n_keys = int64_t(params.batch) * params.heads_kv * params.kv().sequences.longest;
   if (problem.num_splits != 0 || params.pages.table == nullptr || params.batch == 1 ||
-      n_keys < kKeysOfSm * gpu.n_sms) {
+      params.batch > ShareListStorage::kChunk || n_keys < kKeysOfSm * gpu.n_sms) {
     return std::nullopt;
   }
   Problem shared = problem;

@@ -1,5 +1,6 @@
 """The gradients of lse, alone and beside those of out, against fp64."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -208,3 +209,43 @@ def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch, slopes
     assert problem["d_head"] == 16
     numbers = {name: x for name, x in problem.items() if name not in options}
     assert all(isinstance(x, int) for x in numbers.values())
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        names
+        for n in range(6)
+        for names in itertools.combinations(
+            ("batch", "seqlen_q", "seqlen_k", "total_q", "total_k"), n
+        )
+    ],
+    ids="-".join,
+)
+def test_a_graph_of_packed_sequences_asks_for_kernels_whatever_it_does_not_know(
+    unknown, monkeypatch
+):
+    """Of a problem that no one extent gives away: 300 rows of 3 sequences."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    h100 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: h100)
+    shape_env = ShapeEnv()
+    extents = {"batch": 3, "seqlen_q": 200, "seqlen_k": 110, "total_q": 300, "total_k": 302}
+    with FakeTensorMode(shape_env=shape_env):
+        for name in unknown:
+            extents[name] = shape_env.create_unbacked_symint()
+        q, k = (
+            torch.empty(extents[rows], 4, 64, dtype=torch.float16, device="cuda")
+            for rows in ("total_q", "total_k")
+        )
+        starts = torch.empty(extents["batch"] + 1, dtype=torch.int32, device="cuda")
+        packing = (starts, starts, extents["seqlen_q"], extents["seqlen_k"])
+        problem = kernels.problem_of(q, k, packing, {"causal": True})
+        kernels.choice(q.device, problem)
+    for side in "qk":
+        assert problem[f"total_{side}"] <= problem["batch"] * problem[f"seqlen_{side}"]
+    for name, x in extents.items():
+        assert name in unknown or problem[name] == x

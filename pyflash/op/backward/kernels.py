@@ -98,8 +98,24 @@ def problem_of(
         "total_k": k.shape[0] if packing else 0,
     }
     # NOTE: no graph is specialised by another extent that is unknown while a call is traced.
-    problem = {n: x if isinstance(x, int) else _UNKNOWN.get(n, 1) for n, x in problem.items()}
+    problem = _estimated(problem)
     return problem | {name: x for name, x in options.items() if OPTIONS[name].in_backward}
+
+
+def _estimated(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem with numbers for its unknown extents, which agree with those that are known."""
+    known = {name for name, x in problem.items() if isinstance(x, int)}
+    found = {name: x if name in known else _UNKNOWN.get(name, 1) for name, x in problem.items()}
+    if not problem["packed"]:
+        return found
+    totals = {"total_q": "seqlen_q", "total_k": "seqlen_k"}
+    if "batch" not in known:  # enough to have all rows
+        needed = (-(-found[n] // max(found[of], 1)) for n, of in totals.items() if n in known)
+        found["batch"] = max(1, *needed)
+    for name, of in totals.items():
+        if name not in known:
+            found[name] = min(found[name], found["batch"] * found[of])
+    return found
 
 
 def bwd(
