@@ -67,6 +67,7 @@ template <BackwardFeatures kFeatures>
 struct MBlocks {
   Tile<kFeatures> const& tile;
   int heads_left;  // deterministic: of the block
+  int group = 0;   // deterministic: heads of a block
   int head;
   int m_block;
 
@@ -75,6 +76,7 @@ struct MBlocks {
     if (tile.blocks.size() > 0) {
       heads_left = tile.problem.heads / tile.problem.heads_kv;
       head = tile.head_kv * heads_left;
+      group = heads_left;
       if (kFeatures.deterministic && tile.problem.first_keys_first()) {
         m_block = tile.blocks.end - 1;
       }
@@ -90,8 +92,8 @@ struct MBlocks {
     if constexpr (kFeatures.deterministic) {
       ++head;
       if (--heads_left == 0) {
-        heads_left = tile.problem.heads / tile.problem.heads_kv;
-        head -= heads_left;
+        heads_left = group;
+        head -= group;
         m_block += tile.problem.first_keys_first() ? -1 : 1;
       }
       return;
