@@ -77,7 +77,10 @@ def show_command(variant: VariantArgument, json: JsonOption = False) -> None:
         for rate, cost in found["costs"].items()
     ]
     columns = ("computed for each", "instructions", "special functions", "values kept")
-    note = "Estimates. Values kept are in registers, or loaded again for each pair."
+    note = (
+        "Estimates. Values kept are in registers, or loaded again for each pair. Kernels of a GPU "
+        "compute what reads k - q alone once for each distance, and read what is dear from tables."
+    )
     pairs = {key: found[key] for key in ("text", "key", "normal", "structure", "derivative")}
     pairs |= {key: found[key] for key in ("formula", "source") if key in found}
     show(

@@ -64,7 +64,10 @@ def test_it_composes_with_options(family, name, options):
     check(name, family, PROBLEMS[0], **options)
 
 
-@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, ("documents", "alibi"))))
+_PACKED = ("documents", "alibi", "t5_bias", "chunked")
+
+
+@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, _PACKED)))
 def test_packed_sequences_are_their_own(family, name):
     """Sequences without queries, without keys, and of a key more than a block."""
     at = Problem(150, 200, 4, 2)

@@ -153,6 +153,11 @@ WRONG = [
     ({"variant": ALIBI, "tensors": {"slope": SLOPES[None]}}, ValueError, "has 2 axes: expected 1"),
     ({"variant": ALIBI, "tensors": {"slope": SLOPES[:0]}}, ValueError, "expected some elements"),
     (
+        {"variant": ALIBI, "tensors": {"slope": SLOPES[:1].expand(1 << 31)}},
+        ValueError,
+        "expected at most 2147483647 elements in an axis",
+    ),
+    (
         {"variant": ALIBI, "tensors": {"slope": SLOPES[:1]}},
         ValueError,
         "outside of slope at a pair",
