@@ -5,6 +5,8 @@ import itertools
 import pytest
 
 from pyflash import Features
+from pyflash.codegen.emit import emit_config
+from pyflash.config import named_set
 from pyflash.config.features import BUILT, NAMES, SHARED, first_covering
 
 ALL = [Features(*flags) for flags in itertools.product((False, True), repeat=len(NAMES))]
@@ -76,3 +78,9 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
     assert not any(first_covering(f).listed_tiles for f in BUILT if not f.listed_tiles)
     assert str(first_covering("left_window")) == "right_window+left_window"
     assert first_covering("sinks", ["plain", "softcap"]) is None
+
+
+def test_a_family_that_lacks_a_feature_refuses_to_build_it():
+    config = next(c for c in named_set("all") if c.family.generation == 90)
+    with pytest.raises(ValueError, match=r"is not built with fp8_kv: kernels of .* lack it"):
+        emit_config(config, [Features.parse("paged_kv+fp8_kv")])

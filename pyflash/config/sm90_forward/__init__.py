@@ -37,6 +37,7 @@ SM90_FORWARD = Family(
     operand_reader="WGMMA",
     repeats={"Q": "warpgroups", "K": "stages", "V": "stages", "V^T": "stages"},
     lacks_swizzle=lambda config: False,
+    lacks=frozenset({"fp8_kv"}),
     register_demand=register_demand,
     settled=SETTLED,
     slowdowns=SLOWDOWNS,
