@@ -38,7 +38,8 @@ class BuildLibraries(Command):
             rebuild = ["pyflash", "build", *words_of_environment(), "--name", "default"]
             rebuild += ["--arch", ",".join(str(arch.sm) for arch in archs)]
             configs = that_run_on(from_environment(), archs)
-            build_kernels(configs, archs, out_dir, rebuild=rebuild)
+            # A wheel is to be small; `pyflash build` builds kernels that a profiler shows by lines.
+            build_kernels(configs, archs, out_dir, rebuild=rebuild, line_info=self.editable_mode)
         else:
             print("no GPU and no PYFLASH_ARCHS: no CUDA kernels are built; the op runs on the CPU")
 

@@ -57,10 +57,11 @@ def build_kernels(
     features: Iterable[KernelFeatures | str] | None = None,
     more_features: Iterable[KernelFeatures | str] = (),
     rebuild: Sequence[str] = (),
+    line_info: bool = True,
 ) -> Path:
     """Builds out_dir/libpyflash_kernels-<name>.so and returns its path; by default in the user's
     cache, from where every process loads it. `rebuild` is the command line, but for `--out`, that
-    does the same.
+    does the same; `line_info` lets profilers show the lines of instructions.
 
     It holds the canonical configs that stand for `configs`, which may be of several families, each
     for those of `archs` (default: `default_archs()`) on which it is legal, with a kernel for each
@@ -92,7 +93,7 @@ def build_kernels(
         only,
     )
     with locked(waiting):
-        kernels = kernel_compilations(archs_of, features, more_features)
+        kernels = kernel_compilations(archs_of, features, more_features, line_info)
         what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
         failures = compile_all(list(kernels.values()), what)
         good = {config: c for config, c in kernels.items() if c not in failures}
@@ -269,13 +270,16 @@ def kernel_compilations(
     archs_of: ArchsOf,
     features: Iterable[KernelFeatures | str] | None = None,
     more_features: Iterable[KernelFeatures | str] = (),
+    line_info: bool = True,
 ) -> dict[KernelConfig, Compilation]:
     """The object of each config with these combinations of features, by default those that its
     family builds, and `more_features`; compiled already or not."""
     features = None if features is None else combinations(features)
     more_features = combinations(more_features)
     cutlass = toolchain.cutlass_identity()
-    compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
+    compiler = functools.cache(
+        lambda targets: toolchain.kernel_compiler(targets, cutlass, line_info)
+    )
     return {
         config: Compilation(
             label=config.short_form(),

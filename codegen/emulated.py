@@ -27,6 +27,10 @@ from pyflash.variant import Variant
 # kernel's params.
 _HOST = ("call", "checks", "gradients", "names", "options", "problem", "tensor_view")
 
+# Sources of the machine that precompiling CuTe's headers takes less time than it saves: most of
+# them include but the standard library's.
+_PAYS_FROM = 16
+
 
 def build_emulated(
     configs: Iterable[KernelConfig | str],
@@ -84,8 +88,12 @@ def link_with_machine(
     libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
     missing = [library for library in libraries if not reusable(library)]
     if missing:
+        unmade = [c for c in machine if c.compiler == compiler and object_problem(c.object)]
+        of_machine = headers_for(unmade, _header(), pays_from=_PAYS_FROM)
         headers = headers_for([libraries[library] for library in missing], _header(), "emulated_")
-        _compile_shared([*(h for h in headers.values() if not h.object.exists()), *machine])
+        made = {h.object: h for h in (*of_machine.values(), *headers.values())}
+        _compile_shared([h for path, h in made.items() if not path.exists()])
+        _compile_shared([using(c, of_machine) for c in machine])
         with locked_for([library.parent for library in missing], waiting):
             missing = [library for library in missing if not reusable(library)]  # by another
             objects = [using(libraries[library], headers) for library in missing]

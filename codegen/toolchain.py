@@ -62,10 +62,12 @@ def op_compiler() -> Compiler:
     return Compiler(cxx(), _CPP_FLAGS, includes, f"{_cxx_version()}\n{version}", ".cpp")
 
 
-def kernel_compiler(targets: Targets, cutlass_identity: str) -> Compiler:
+def kernel_compiler(targets: Targets, cutlass_identity: str, line_info: bool = True) -> Compiler:
     """For CUDA with CuTe, for what `Family.targets` says or, where the code is of no family,
-    `pyflash.config.arch.targets`; ptxas reports registers and spills."""
-    flags = (*_NVCC_FLAGS, *_compression(), *_ccbin(), *_gencode(targets), "-Xptxas=-v")
+    `pyflash.config.arch.targets`; ptxas reports registers and spills. `line_info`: profilers show
+    the lines of instructions, which are half of what a compressed kernel weighs."""
+    flags = tuple(flag for flag in _NVCC_FLAGS if line_info or flag != "-lineinfo")
+    flags = (*flags, *_compression(), *_ccbin(), *_gencode(targets), "-Xptxas=-v")
     includes = (*_headers_of_kernels(), "-isystem", str(include_dir()))
     return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
 

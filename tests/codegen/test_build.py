@@ -165,6 +165,16 @@ def test_archs_and_flags_are_part_of_the_key():
     assert "-gencode=arch=compute_90,code=[sm_90,compute_90]" in both.command
 
 
+def test_kernels_without_lines_for_a_profiler_differ_in_that_flag_alone():
+    """As those of a wheel."""
+    archs_of = {BEST: [Arch.of(80), Arch.of(90)]}
+    (lines,) = build.kernel_compilations(archs_of).values()
+    (none,) = build.kernel_compilations(archs_of, line_info=False).values()
+    assert set(lines.compiler.flags) - set(none.compiler.flags) == {"-lineinfo"}
+    assert len(lines.compiler.flags) == len(none.compiler.flags) + 1
+    assert (lines.text, lines.key == none.key) == (none.text, False)
+
+
 def test_an_architecture_without_machine_code_takes_the_ptx_of_an_older_one():
     (one,) = build.kernel_compilations({BEST: [Arch.of(90)]}).values()
     (both,) = build.kernel_compilations({BEST: [Arch.of(90), Arch.of(120)]}).values()
