@@ -111,7 +111,7 @@ def _estimated(problem: Mapping[str, Any]) -> dict[str, Any]:
     totals = {"total_q": "seqlen_q", "total_k": "seqlen_k"}
     if "batch" not in known:  # enough to have all rows
         needed = (-(-found[n] // max(found[of], 1)) for n, of in totals.items() if n in known)
-        found["batch"] = max(1, *needed)
+        found["batch"] = max([1, *needed])
     for name, of in totals.items():
         if name not in known:
             found[name] = min(found[name], found["batch"] * found[of])
