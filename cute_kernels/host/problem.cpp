@@ -69,7 +69,9 @@ void simplify_one_query(Problem& problem) {
     return;
   }
   if (params.mask().cuts_left()) {
-    if (problem.kv().is_paged()) {  // each sequence has its own window
+    // In pages each sequence has its own window. Where one split is asked for, as for batch_invariant, blocks begin at the first
+    // key, as they do beside other queries.
+    if (problem.kv().is_paged() || problem.num_splits == 1) {
       return;
     }
     drop_keys_before_window(problem);

@@ -90,6 +90,21 @@ def test_bits_of_a_row(batch):
     assert torch.equal(found[1], torch.stack([x[0, :, -1:] for _, x in alone]))
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("n_queries", [1, 2])
+def test_the_last_queries_alone(name, d_head, n_queries):
+    """Whose keys may begin at any of the first ones: at those of a window or a chunk."""
+    torch.manual_seed(n_queries)
+    options = {"batch_invariant": True, "causal": True, "return_lse": True, **OPTIONS[name]}
+    for n in (70, 129, 300, 777):
+        q, k, v = (torch.randn(1, n, heads, d_head).half() for heads in (HEADS, HEADS_KV, HEADS_KV))
+        out, lse = pyflash.attention(q, k, v, **options)
+        last, last_lse = pyflash.attention(q[:, -n_queries:], k, v, **options)
+        assert torch.equal(last, out[:, -n_queries:]), n
+        assert torch.equal(last_lse, lse[..., -n_queries:]), n
+
+
 def test_a_config_for_each_head():
     archs = (0, 80, 90, 100)
     for sm_arch, dtype, d_head in itertools.product(archs, ("FP16", "BF16"), range(8, 257, 8)):
