@@ -1,0 +1,22 @@
+"""The engine of examples/serve.py on a GPU: a simulated load, each request beside a reference run;
+steps of one token each are CUDA graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.serving_load import Simulation
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_simulated_load(seed):
+    simulation = Simulation(seed, device="cuda")
+    engine = simulation.engine
+    engine.use_schedule &= torch.cuda.get_device_capability()[0] == 9
+    assert simulation.run(300) == 300
+    counts = engine.metrics.counts
+    assert counts["graph_replays"] > 20
+    assert counts["finished"] > 20
+    assert len(engine.graphs) > 1
