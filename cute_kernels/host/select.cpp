@@ -139,7 +139,8 @@ GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
 }
 
 // The problem with equal shares of its keys, where these pay for the list that the device makes of them: the device alone knows
-// how long the sequences are, it reads their lengths at once, and each CTA has much to do. nullopt elsewhere, and where no kernel runs it so.
+// how long the sequences are, it reads their lengths at once, and each CTA has much to do. nullopt elsewhere, and where no
+// kernel runs it so.
 std::optional<Problem> with_shares(Problem const& problem, Gpu const& gpu) {
   constexpr int64_t kKeysOfSm = 25000;  // of a head, about: docs/experiments/2026-11-shares.md
   auto const& params = problem.params;

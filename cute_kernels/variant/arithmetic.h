@@ -177,7 +177,7 @@ __device__ __forceinline__ float clamped(float a, float most) {
   return a > most ? most : a < -most ? -most : a;
 #endif
 }
-// Of a normal number: without the scaling that others take.
+// Takes a normal number, without the scaling that others take.
 __device__ __forceinline__ float rsqrt_of_normal(float a) {
   float root;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(a));

@@ -178,7 +178,7 @@ def listed(asked: Asked) -> Iterator[Shown]:
 
 
 def _on_archs(values: Mapping[str, object]) -> Iterator[str]:
-    """ "2 on sm_80, sm_90" for each value, in the order in which they come."""
+    """Each value with its architectures, "2 on sm_80, sm_90", in the order of the values."""
     for value in dict.fromkeys(values.values()):
         yield f"{value} on {', '.join(arch for arch in values if values[arch] == value)}"
 

@@ -54,7 +54,7 @@ _SCOPES = {
     Stage.DISTANCE: "distance",
 }
 _OPERANDS = "Params const& params, Lengths const& lengths"
-# Of functions of a stage, beside those that all have.
+# What functions of a stage take beside what all take.
 _POSITIONS = {
     Stage.UNIFORM: "",
     Stage.ROW: ", int q",

@@ -17,7 +17,7 @@ L2 = 36 << 20
 
 @pytest.fixture(scope="module")
 def orders_of(tmp_path_factory):
-    """Of problems: the heads of a section, and the tiles in the order in which they start."""
+    """Gives for each problem the heads of a section, and the tiles in the order of their starts."""
     program = tmp_path_factory.mktemp("order") / "print_backward_order"
     source = ROOT / "tests/support/print_backward_order.cpp"
     try:

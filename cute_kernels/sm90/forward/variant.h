@@ -17,7 +17,7 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
-// Of the two rows of a thread.
+// The distance of a thread's two rows.
 inline constexpr int kRowStep = 8;
 
 // What scores of a row share.

@@ -121,7 +121,7 @@ _PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
     unlisted = _unlisted(config)
     listed = [features for features in LISTED if _without_list(features) in unlisted]
-    # Of keys that CTAs share, tiles are of few queries.
+    # CTAs share keys in tiles of few queries.
     shared = SHARED if config.n_consumers == 1 and config.persistent else ()
     return Features.in_dispatch_order((*unlisted, *listed, *shared))
 

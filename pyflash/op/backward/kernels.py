@@ -50,7 +50,7 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _shape(name: str, problem: Mapping[str, Any]) -> list[int]:
-    """Of a tensor of a number for each head: extents that are unknown are those of the problem."""
+    """The shape of a per-head option; the problem has the extents that are unknown in it."""
     shape = problem[name].shape
     known = (problem["batch"], problem["heads"])[-len(shape) :]
     if all(isinstance(n, int) for n in shape):
@@ -92,7 +92,7 @@ def problem_of(
         "heads_kv": k.shape[-2],
         "seqlen_q": packing[2] if packing else q.shape[1],
         "seqlen_k": packing[3] if packing else k.shape[1],
-        # By which kernels differ: a graph is of one, and no kernel has an unknown one.
+        # NOTE: int() specialises the graph: kernels differ by d_head.
         "d_head": int(q.shape[-1]),
         "total_q": q.shape[0] if packing else 0,
         "total_k": k.shape[0] if packing else 0,

@@ -20,9 +20,9 @@ from pyflash.op.variants.reference import gradients
 _OP = torch.ops.pyflash.fwd_variant.default
 _NAMES = [argument.name for argument in _OP._schema.arguments]
 _INPUTS = _NAMES[: _NAMES.index(next(iter(OPTIONS)))]
-# Of the options, those on which gradients depend.
+# The options on which gradients depend.
 _IN_BACKWARD = [name for name in _NAMES if name in OPTIONS and not OPTIONS[name].chooses]
-# Of these, the tensors that have gradients.
+# Those of them that are tensors with gradients.
 _DIFFERENTIABLE = [name for name in _IN_BACKWARD if name in TENSORS and OPTIONS[name].gradient]
 
 
