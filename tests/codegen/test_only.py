@@ -31,7 +31,20 @@ print(json.dumps([
     {str(f): any(covered) for f, covered in needed.items()},
 ]))
 """
-COMBINATIONS = [(family, str(f)) for family in FAMILIES for f in family.op.built]
+
+
+def _lacking(family: Family) -> list[str]:
+    """The combinations of its op that hold a feature which no kernel of it has."""
+    return [str(f) for f in family.op.built if any(getattr(f, name) for name in family.lacks)]
+
+
+COMBINATIONS = [
+    (family, str(f))
+    for family in FAMILIES
+    for f in family.op.built
+    if str(f) not in _lacking(family)
+]
+REFUSED = [(family, features) for family in FAMILIES for features in _lacking(family)]
 
 
 @pytest.mark.parametrize(("family", "features"), COMBINATIONS, ids=str)
@@ -46,6 +59,17 @@ def test_what_is_emitted_has_that_combination_alone(family: Family, features: st
     assert compilation.text == unit.read_text()
     (told,) = json.loads(build_command(*words, "--dry-run", "--json").stdout)
     assert told["config"] == str(config)
+
+
+@pytest.mark.parametrize(("family", "features"), REFUSED, ids=str)
+def test_a_combination_that_the_family_lacks_is_refused(family: Family, features: str, tmp_path):
+    config = config_of(family).canonical()
+    words = [config, "--arch", "90", "--only", features, "--emit-to", tmp_path]
+    result = build_command(*words)
+    assert result.exit_code == 1
+    assert "kernels of" in result.stderr
+    assert "lack it" in result.stderr
+    assert not list(tmp_path.glob("*.cu"))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
