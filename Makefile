@@ -31,7 +31,7 @@ test: build
 
 gpu-test: build
 	$(BIN)/python -m codegen
-	for set in head_dims backward backward_sm80 invariant; do $(BIN)/python -m codegen --set $$set || exit 1; done
+	for set in head_dims backward backward_sm80 invariant dropout; do $(BIN)/python -m codegen --set $$set || exit 1; done
 	$(BIN)/python -m pytest -m gpu tests
 
 bench: build
