@@ -7,7 +7,7 @@ import pytest
 from pyflash import Features
 from pyflash.codegen.emit import emit_config
 from pyflash.config import named_set
-from pyflash.config.features import BUILT, NAMES, SHARED, first_covering
+from pyflash.config.features import BUILT, FIXED, NAMES, SHARED, first_covering
 
 ALL = [Features(*flags) for flags in itertools.product((False, True), repeat=len(NAMES))]
 
@@ -57,7 +57,20 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
         # Caches of e4m3 are in pages; one combination has all the other features there.
         if needed.fp8_kv:
             assert (found is None) == (
-                not needed.paged_kv or needed.listed_tiles or needed.equal_shares
+                not needed.paged_kv
+                or needed.listed_tiles
+                or needed.equal_shares
+                or needed.fixed_splits
+            )
+            continue
+        # As batch_invariant asks for, whose configs have no other combinations.
+        if needed.fixed_splits:
+            assert found is None
+            fixed = first_covering(needed, FIXED)
+            assert (fixed is None) == (
+                needed.listed_tiles
+                or needed.equal_shares
+                or (needed.alibi_slopes and needed.softcap)
             )
             continue
         if needed.alibi_slopes and (needed.softcap or needed.listed_tiles):
@@ -67,7 +80,7 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
             assert found is None
             continue
         # Keys are shared where a call asks for it, by the kernels of one family.
-        if needed.equal_shares:
+        if needed.equal_shares and not needed.fixed_splits:
             assert found is None
             shared = first_covering(needed, SHARED)
             assert (shared is None) == (needed.alibi_slopes or needed.listed_tiles)

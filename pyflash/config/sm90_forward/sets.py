@@ -120,6 +120,8 @@ _PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
     unlisted = _unlisted(config)
+    if config in INVARIANT:
+        return tuple(dataclasses.replace(f, fixed_splits=True) for f in unlisted)
     listed = [features for features in LISTED if _without_list(features) in unlisted]
     # CTAs share keys in tiles of few queries.
     shared = SHARED if config.n_consumers == 1 and config.persistent else ()
