@@ -60,23 +60,35 @@ struct DropoutOfRows {
 };
 
 // Where keys are rows: a thread has keys `key` and key + 8, and of every eight queries from `query` on the first two. Marks what is
-// dropped of P by its sign, and sets it to 0 among pairs, of queries of a key.
+// dropped of P by its sign, and sets it to 0 among pairs, of queries of a key. Of an even query and an odd one the lanes of an even key
+// and the next one share the calls: each makes one, and they exchange what they need.
 template <class Rows, class Pairs>
 CUTE_DEVICE void drop_of_columns(Rows& P, Pairs&& pairs, DropoutBytes const& bytes,
                                  uint32_t largest_kept, int key, int query) {
+  constexpr int kNextKey = 4;  // lanes
+  int const parity = key % 2;
+  bool const upper = key / 16 % 2 != 0;
   CUTE_UNROLL
   for (int c = 0; c < cute::size<1>(P); c += 4) {  // 16 queries
+    Random128 const random =
+        bytes.of_lane((query + 4 * c) / 16, key / 32, DropoutBytes::lane_of(query + parity, key));
+    // Of a key and the one eight behind it, for the upper and the lower eight queries.
+    auto const bytes_of = [&](int key_of_pair) {
+      uint32_t const first = upper ? random.words[2] : random.words[0];
+      uint32_t const second = upper ? random.words[3] : random.words[1];
+      constexpr uint32_t kOfKey = 0x00ff00ff;
+      return (first >> 8 * key_of_pair & kOfKey) | (second >> 8 * key_of_pair & kOfKey) << 8;
+    };
+    uint32_t const own = bytes_of(parity);
+    uint32_t const other = device::shfl_xor_bits(bytes_of(1 - parity), kNextKey);
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
-      Random128 const random =
-          bytes.of_lane((query + 4 * c) / 16, key / 32, DropoutBytes::lane_of(query + i, key));
+      uint32_t const of_query = parity == i ? own : other;
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
-        bool const upper = key / 16 % 2 != 0;
-        uint32_t const word = upper ? random.words[2 + r] : random.words[r];
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          if (DropoutBytes::byte_of(word, half, key % 2) > largest_kept) {
+          if (DropoutBytes::byte_of(of_query, half, r) > largest_kept) {
             int const column = c + 2 * half;
             P(r, column + i) = -P(r, column + i);
             pairs(column + r) &= i == 0 ? 0xffff0000u : 0x0000ffffu;

@@ -14,6 +14,7 @@ from torch import Tensor
 
 _LANES = 32
 _ROUNDS = 7
+_MAX_GRID = 65535  # of PyTorch's flash attention
 _MASK32 = 0xFFFFFFFF
 
 
@@ -43,6 +44,14 @@ def draw_state(device: torch.device, n_sequences: Any, heads: Any) -> Tensor:
     """
     if device.type != "cuda":
         return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
+    for name, n in (("sequences", n_sequences), ("heads", heads)):
+        if isinstance(n, int) and n > _MAX_GRID:
+            raise ValueError(
+                f"pyflash: dropout_p came with {n} {name}: expected at most {_MAX_GRID}, or "
+                "dropout_state"
+            )
+    if isinstance(n_sequences, int) and isinstance(heads, int) and n_sequences * heads == 0:
+        return torch.zeros(2, dtype=torch.int64, device=device)
     x = torch.zeros(8, dtype=torch.float16, device=device).expand(n_sequences, heads, 1, 8)
     made = torch.ops.aten._scaled_dot_product_flash_attention(x, x, x, 0.5, False, False, scale=1.0)
     return made[6]

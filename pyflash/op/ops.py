@@ -325,6 +325,6 @@ def attention_varlen(
     arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, packing, compile)
     if arguments:
-        arguments = with_state(arguments, q, len(cu_seqlens_q) - 1)
+        arguments = with_state(arguments, q, cu_seqlens_q.shape[0] - 1)
     out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out

@@ -316,3 +316,24 @@ def test_pages_and_the_bare_op_are_refused():
         pyflash.attention_paged(q, k, v, table, lengths, **options)
     with pytest.raises(RuntimeError, match=r"dropout_p = 0\.2 came without dropout_state"):
         torch.ops.pyflash.fwd(q, k, v, dropout_p=0.2)
+
+
+def test_ranks_refuse():
+    """Slices of a sequence, and DTensors."""
+    from types import SimpleNamespace
+
+    from pyflash.distributed.options import check_positional
+    from pyflash.op.dropout import with_state
+
+    (q, k, _), _ = problem_of()
+    for method in ("ring", "all_to_all"):
+        with pytest.raises(ValueError, match=r"dropout_p depends on the places of sequences and"):
+            check_positional(q, k, 2, method, {"dropout_p": 0.1})
+    sharded = SimpleNamespace(placements=())
+    with pytest.raises(ValueError, match=r"dropout_p = 0\.1 came with a DTensor: expected 0"):
+        with_state({"dropout_p": 0.1}, sharded, 2)
+
+
+def test_a_gpu_has_no_state_for_more_heads_than_its_grid():
+    with pytest.raises(ValueError, match=r"dropout_p came with 65536 heads: expected at most 655"):
+        draw_state(torch.device("cuda"), 1, 65536)
