@@ -77,17 +77,21 @@ CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     RowOut const out = row_out<Traits, kFeatures>(params, tile, first_query, get<0>(by_rows(r, 0)));
-    bool const is_read = !kFeatures.fixed_splits || lse(r) != -INFINITY;
     int64_t const partial = tile.split * problem.lse_strides.split + out.lse;
     if (out.exists && get<1>(by_rows(0, 0)) == 0) {
       device::at(device::Site::lse_r2g);
       device::store(problem.lse_partial + partial, lse(r));
     }
+    if constexpr (kFeatures.fixed_splits) {
+      if (lse(r) == -INFINITY) {  // of which nobody reads O
+        continue;
+      }
+    }
     device::at(device::Site::O_r2g);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(O); c += 2) {
       int const column = get<1>(by_rows(0, c));
-      if (out.exists && is_read && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
+      if (out.exists && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
         device::store(
             reinterpret_cast<float2*>(problem.o_partial + partial * problem.d_head + column),
             float2{O(r, c), O(r, c + 1)});
