@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyflash.config import OPS, Arch, KernelConfig, KernelFeatures, Op, rank
-from pyflash.variant import Variant
-from pyflash.variant.cpp import HEADERS, struct_name, struct_of
+from pyflash.config import BACKWARD, OPS, Arch, KernelConfig, KernelFeatures, Op, rank
+from pyflash.variant import Variant, cpp
 
 _UNIT = """\
 // {short_form}
@@ -199,12 +198,12 @@ def emit_with_variant(
         variant=variant,
         variant_header=config.family.variant_header,
         launch_header=config.family.launch_header,
-        struct_of_variant=f"\n{variant_struct(variant)}",
+        struct_of_variant=f"\n{variant_struct(variant, config.family.op)}",
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),
         n_archs=len(config.ctas_table()),
         stem=variant_stem(config, variant),
-        variant_type=struct_name(variant),
+        variant_type=_struct_name(variant, config.family.op),
         key=variant.key,
         features=_features(config, features),
     )
@@ -248,21 +247,28 @@ def emit_emulated(
     return _EMULATED_UNIT.format(
         short_form=config.short_form(),
         emulation_header=config.family.emulation_header,
-        variant=f"\n{variant_struct(variant)}" if variant else "",
+        variant=f"\n{variant_struct(variant, config.family.op)}" if variant else "",
         kernel="emulated_kernel_of" if variant else "emulated_kernel",
         struct=_struct_lines(config, indent=10),
-        features=",\n      ".join([*_type_of(variant), _features(config, features)]),
+        features=",\n      ".join(
+            [*_type_of(variant, config.family.op), _features(config, features)]
+        ),
     )
 
 
-def variant_struct(variant: Variant) -> str:
-    """A variant's struct, for a translation unit."""
-    includes = "\n".join(f'#include "{name}"' for name in HEADERS)
-    return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct_of(variant)}\n\n}}\n"
+def variant_struct(variant: Variant, op: Op) -> str:
+    """A variant's struct for kernels of an op, for a translation unit."""
+    includes = "\n".join(f'#include "{name}"' for name in cpp.HEADERS)
+    struct = cpp.gradient_struct_of(variant) if op is BACKWARD else cpp.struct_of(variant)
+    return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct}\n\n}}\n"
 
 
-def _type_of(variant: Variant | None) -> list[str]:
-    return [f"pyflash::variant::{struct_name(variant)}"] if variant else []
+def _struct_name(variant: Variant, op: Op) -> str:
+    return cpp.gradient_struct_name(variant) if op is BACKWARD else cpp.struct_name(variant)
+
+
+def _type_of(variant: Variant | None, op: Op) -> list[str]:
+    return [f"pyflash::variant::{_struct_name(variant, op)}"] if variant else []
 
 
 def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
