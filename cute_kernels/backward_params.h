@@ -19,6 +19,7 @@ struct BackwardFeatures {
   bool softcap = false;
   bool alibi_slopes = false;
   bool deterministic = false;
+  bool dropout = false;
 
   friend auto operator<=>(BackwardFeatures const&, BackwardFeatures const&) = default;
 
@@ -32,7 +33,9 @@ struct BackwardFeatures {
                                         {"packed", &BackwardFeatures::packed},
                                         {"softcap", &BackwardFeatures::softcap},
                                         {"alibi_slopes", &BackwardFeatures::alibi_slopes},
-                                        {"deterministic", &BackwardFeatures::deterministic}};
+                                        {"deterministic", &BackwardFeatures::deterministic},
+                                        {"dropout", &BackwardFeatures::dropout}};
+  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::dropout};
 };
 
 namespace pyflash {
@@ -115,6 +118,8 @@ struct BackwardParams {
   // sequence that is next to add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
   float* turns;
 
+  Dropout dropout;  // of the forward pass
+
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
     return {q_sequences, block_q};
   }
@@ -166,7 +171,8 @@ inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_he
           .packed = params.q_sequences.is_packed(),
           .softcap = params.softcap.cap != 0,
           .alibi_slopes = params.alibi_slopes.data != nullptr,
-          .deterministic = params.deterministic};
+          .deterministic = params.deterministic,
+          .dropout = params.dropout.drops()};
 }
 
 }  // namespace pyflash

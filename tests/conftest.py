@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +24,15 @@ from pyflash.config.arch import Arch
 
 if TYPE_CHECKING:
     from pyflash.codegen.compilation import Compilation
+
+# Where Python writes no bytecode, each process that a test starts would compile torch anew, for
+# seconds: those of one session share a folder instead.
+BYTECODE: str | None = None
+if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+    BYTECODE = tempfile.mkdtemp(prefix="pyflash-bytecode-")
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = BYTECODE
+    sys.dont_write_bytecode = False
 
 try:
     from hypothesis import HealthCheck, settings
@@ -57,6 +67,11 @@ def pytest_configure() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if "torch" in sys.modules:  # it has read the variable
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_unconfigure() -> None:
+    if BYTECODE:
+        shutil.rmtree(BYTECODE, ignore_errors=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -209,7 +209,7 @@ void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
   Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
                 .n_sms = static_cast<int>(arguments.take<int64_t>())};
   Options const options = arguments.take_options();
-  refuse_slopes(options);
+  refuse_beside_variant(options);
   Problem const problem = asked.problem_as_asked(options);
   std::string_view const named = options.config;
   if (gpu.sm_arch == 0) {

@@ -131,6 +131,7 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
                                      Given<Variant> const& given, Place const& at,
                                      Column const& column_of, Numbers const& numbers,
                                      Pair const& pair) {
+  static_assert(!kFeatures.dropout, "what is dropped is marked by the sign, which a slope changes");
   constexpr int kKeyStep = 8;
   BackwardParams const& problem = tile.problem;
   auto const& captured = given.captured;

@@ -18,7 +18,7 @@ class Features(KernelFeatures):
     """What a kernel can do, or what a problem needs."""
 
     struct: ClassVar[str] = "ForwardFeatures"
-    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv", "fp8_kv", "equal_shares"})
+    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv", "fp8_kv", "equal_shares", "dropout"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -30,6 +30,7 @@ class Features(KernelFeatures):
     listed_tiles: bool = False  # of packed sequences of different lengths
     fp8_kv: bool = False  # k and v in e4m3, with scales
     equal_shares: bool = False  # of the keys of all sequences, one for each CTA
+    dropout: bool = False  # of the probabilities
 
 
 NAMES = Features.names()
@@ -99,6 +100,18 @@ FP8 = tuple(
     )
 )
 
+# Those that configs of the set `dropout` are built with.
+DROPOUT = tuple(
+    map(
+        Features.parse,
+        (
+            "dropout",
+            "right_window+dropout",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+dropout",
+        ),
+    )
+)
+
 BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED, *FP8))
 
 # The combinations that the emulator runs: every code path of a kernel in fewer instantiations,
@@ -124,6 +137,9 @@ EMULATED_PAGED_SHARED = (Features.parse(f"{_EVERY}+paged_kv+equal_shares"),)
 
 # And of caches of e4m3.
 EMULATED_FP8 = FP8
+
+# And with dropout.
+EMULATED_DROPOUT = (Features.parse(f"{_EVERY}+listed_tiles+dropout"),)
 
 FORWARD = Op(
     name="forward",

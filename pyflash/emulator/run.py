@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
+from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config, backward
 from pyflash.config.features import (
+    EMULATED_DROPOUT,
     EMULATED_FP8,
     EMULATED_PAGED,
     EMULATED_PAGED_SHARED,
@@ -149,6 +150,7 @@ def _emulate(
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
     refuse_unknown(function, options)
+    options = _with_state(options)
     named = {**options, **dict(zip(_PAGES, pages, strict=False))}
     _check(inputs, order, num_splits, resident_ctas, named)
     config = as_config(config).canonical()
@@ -159,6 +161,8 @@ def _emulate(
         features = kinds[num_splits == BY_LENGTH][bool(pages)]
         if named.get("k_scale") is not None:
             features = EMULATED_FP8
+        elif options.get("dropout_p"):
+            features = EMULATED_DROPOUT
         (library,) = build_emulated([config], features=features).values()
     else:
         captured = captured_of(variant, tensors)
@@ -319,13 +323,15 @@ def _emulate_backward(
     config = as_config(config).canonical()
     refuse_other_op(config, BACKWARD)
     _check(inputs, order, 1, resident_ctas, options)
+    options = _with_state(options)
     captured = None
     if variant is None:
-        (library,) = build_emulated([config]).values()
+        features = backward.EMULATED_DROPOUT if options.get("dropout_p") else None
+        (library,) = build_emulated([config], features=features).values()
     else:
         captured = captured_of(variant, tensors)
-        features = [backward_features_asked(options, packed=len(inputs) > 3)]
-        (library,) = build_emulated([config], normal_of(captured.text), features).values()
+        asked = [backward_features_asked(options, packed=len(inputs) > 3)]
+        (library,) = build_emulated([config], normal_of(captured.text), asked).values()
     return run_backward_library(
         library,
         (*results, *inputs),
@@ -361,6 +367,13 @@ def run_backward_library(
         machine.set_outputs(*gradients)
         report = _report(machine, config, problem, order, seed)
     return (*gradients, report)
+
+
+def _with_state(options: dict[str, Any]) -> dict[str, Any]:
+    """Seed 0 and offset 0, where dropout has no state."""
+    if not options.get("dropout_p") or options.get("dropout_state") is not None:
+        return options
+    return {**options, "dropout_state": torch.zeros(2, dtype=torch.int64)}
 
 
 def refuse_other_op(config: KernelConfig, op: Op) -> None:

@@ -19,7 +19,8 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         (
             "};\n\n// Calls visit(option) for each",
             '    Option{"toy_period", &Options::toy_period, check_num_splits,\n'
-            "           [](ForwardParams const& params) -> double { return params.toy_period; }},\n"
+            "           [](ListedForwardParams const& params) -> double {\n"
+            "             return params.toy_period; }},\n"
             '    PerHeadOption{"toy_slopes", &Options::toy_slopes, &ForwardParams::toy_slopes,\n'
             "                  {.takes_batches = true}},\n",
         ),

@@ -5,6 +5,7 @@
 
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm80/backward/problem.h"
 #include "cute_kernels/sm80/copy.h"
@@ -105,6 +106,17 @@ struct Scores {
     pack(acc, pairs);
   }
 
+  // Marks what is dropped of P^T by its sign, and leaves it out of the pairs.
+  template <class Acc, class Pairs>
+  CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, int head, int m_block) const {
+    Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,MMA_N))
+    drop_of_columns(
+        P, [&](int i) -> uint32_t& { return pairs.data()[i]; },
+        load_dropout(problem.dropout, problem.heads, tile.sequence(), head),
+        problem.dropout.largest_kept, tile.first_key + first.row,
+        m_block * Traits::kBlockM + first.column);
+  }
+
   // dP^T to dS^T = P^T (dP^T - delta), as pairs. acc_P: as to_P leaves it.
   template <class Acc, class Pairs>
   CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta) const {
@@ -116,6 +128,12 @@ struct Scores {
       float2 const of_queries = numbers_at(delta, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
+        if constexpr (kFeatures.dropout) {
+          float const factor = problem.dropout.factor;
+          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
+          continue;
+        }
         dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
         dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
       }

@@ -74,6 +74,12 @@ struct Consumer {
         run_in_turn(block);
       }
     }
+    if constexpr (kFeatures.dropout) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc_dV); ++i) {
+        acc_dV(i) *= params.problem.dropout.factor;
+      }
+    }
     outputs.store(acc_dK, acc_dV);
   }
 
@@ -249,7 +255,7 @@ struct Consumer {
 
   // dV += P^T dO
   CUTE_DEVICE void issue_dV(AccS const& acc_P) {
-    if constexpr (!Scores<Traits, kFeatures, Variant>::kMakesOperand) {
+    if constexpr (!Scores<Traits, kFeatures, Variant>::kMakesOperand && !kFeatures.dropout) {
       convert_P<Element>(acc_P, tdVrP);
     }
     device::at(Site::dV);
@@ -291,6 +297,12 @@ struct Consumer {
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
     scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
+    if constexpr (kFeatures.dropout) {
+      if constexpr (!kFeatures.softcap) {
+        convert_P<Element>(acc_S, tdVrP);
+      }
+      scores.drop(acc_S, tdVrP, block.head, block.m_block);
+    }
   }
 
   // dP^T to dS^T, in place, and as an operand

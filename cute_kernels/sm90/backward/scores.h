@@ -5,6 +5,7 @@
 
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm90/backward/mask.h"
 #include "cute_kernels/sm90/backward/problem.h"
@@ -76,9 +77,20 @@ struct Scores {
     }
   }
 
+  // Marks what is dropped of P^T by its sign, and leaves it out of the operand.
+  template <class Acc, class FragmentP>
+  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, int head, int m_block) const {
+    Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
+    Tensor pairs = recast<uint32_t>(operand);
+    drop_of_columns(
+        P, [&](int i) -> uint32_t& { return pairs(i); },
+        load_dropout(problem.dropout, problem.heads, mask.tile.sequence(), head),
+        problem.dropout.largest_kept, mask.key(0), mask.first_query(m_block));
+  }
+
   // dP^T to dS^T = P^T (dP^T - delta), in place. acc_P: as to_P leaves it.
   template <class Acc>
-  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta) {
+  CUTE_DEVICE void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta) const {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
@@ -87,6 +99,12 @@ struct Scores {
       float2 const of_queries = numbers_at(delta, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
+        if constexpr (kFeatures.dropout) {
+          float const factor = problem.dropout.factor;
+          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
+          continue;
+        }
         dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
         dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
       }

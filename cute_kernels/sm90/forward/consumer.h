@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/forward/epilogue.h"
@@ -104,6 +105,12 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
     }
     auto const lse = softmax.finalise(O, sinks, problem.softcap);
+    if constexpr (kFeatures.dropout) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(O); ++i) {
+        O(i) *= params.dropout.factor;
+      }
+    }
     if (is_part) {
       store_part<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
     } else if (may_be_split.value && is_split) {
@@ -251,6 +258,24 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
   };
 
+  // Sets what is dropped of P of the block at a place to 0.
+  auto drop = [&](auto& acc_P, int place) {
+    if constexpr (kFeatures.dropout) {
+      static_assert(!Traits::kPackGqa, "rows of a tile are of one head");
+      int const thread = device::fresh_thread_idx() % kWarpgroup;
+      DropoutOfRows<1, kBlockN> dropout(
+          params.dropout, load_dropout(params.dropout, problem.heads, tile.batch, tile.head),
+          thread % 32);
+      int const first_row = tile.first_query + first_row_query + thread / 32 * 16;
+      int const n_block = Schedule::walk(params, tile)[place].number;
+      Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
+      CUTE_UNROLL
+      for (int k = 0; k < kBlockN / 16; ++k) {
+        dropout.drop(P, k, n_block, [&](int) { return first_row / 16; });
+      }
+    }
+  };
+
   Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
   TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,
@@ -296,6 +321,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         mask.also_cut(Schedule::walk(params, tile)[blocks.end - 2].number);
       }
     }
+    drop(acc_S, blocks.end - 1);
     convert_P<Element>(acc_S, tOrP);
   };
   if (warpgroup + 1 == kNConsumers) {
@@ -410,6 +436,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         device::at(Site::O_rescale);
         TileSoftmax::rescale(acc_O, correction);
       }
+      drop(acc_S, n_block - 1);
       convert_P<Element>(acc_S, tOrP);
       accumulate = true;
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pyflash.config import Features, KernelConfig
@@ -37,12 +37,17 @@ def backward_features_asked(options: Mapping[str, Any], packed: bool) -> Backwar
     )
 
 
-def _checked(options: Mapping[str, Any]) -> Collection[str]:
-    """The names of options that are not at their defaults."""
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that are not at their defaults."""
     asked = given(options)
     if "alibi_slopes" in asked:
         raise ValueError(
             "pyflash: alibi_slopes came with a variant: expected one of the two, the variant can "
             "add the bias"
+        )
+    if "dropout_p" in asked:
+        raise ValueError(
+            f"pyflash: dropout_p = {asked['dropout_p']} came with a variant: expected one of the "
+            "two"
         )
     return asked
