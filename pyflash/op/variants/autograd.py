@@ -15,7 +15,7 @@ from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refu
 from pyflash.op.fake import check_forward
 from pyflash.op.options import OPTIONS, TENSORS
 from pyflash.op.variants.arguments import Captured
-from pyflash.op.variants.gradients import bwd_variant_kernels
+from pyflash.op.variants.kernels import bwd_variant_kernels
 from pyflash.op.variants.reference import gradients as gradients_of_formula
 
 _OP = torch.ops.pyflash.fwd_variant.default

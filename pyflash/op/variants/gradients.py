@@ -1,5 +1,5 @@
-"""Gradients of attention with a variant on a GPU by pyflash's own kernels: which config computes
-them, and the call of it. What a variant captures has no gradients there."""
+"""Which config of op backward computes the gradients of attention with a variant on a GPU. What a
+variant captures has no gradients there."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
-from pyflash.op.backward.choice import switch_is_on
-from pyflash.op.backward.cudnn import readable
 from pyflash.op.errors import call
-from pyflash.op.options import OPTIONS
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.arguments import Captured
 from pyflash.op.variants.jit import ensure_gradients_built
+from pyflash.op.variants.kernels import options_in_backward
 
 REFERENCE = "reference"
 _ADVICE = f"backward={REFERENCE!r}, the formula in PyTorch"
-_PADDED = (None, None, 0, 0)  # in place of packing
 # Lengths that need as much of a kernel as any.
 _LONG = dict.fromkeys(("seqlen_q", "seqlen_k"), 1 << 20)
 _LONG_PACKED = _LONG | dict.fromkeys(("total_q", "total_k"), 1 << 20)
@@ -43,19 +40,11 @@ def config_for(
             "pyflash: what a variant captures has no gradients on a GPU: expected captured tensors "
             f"that do not require gradients, or {_ADVICE}"
         )
-    options = _in_backward(arguments)
+    options = options_in_backward(arguments)
     if compiles:
         return ensure_gradients_built(captured.text, options, q, bool(packing))
     numbers = tuple((name, x) for name, x in options.items() if not isinstance(x, Tensor))
     return _built(captured.text, numbers, q.dtype, q.shape[-1], q.device.index, bool(packing))
-
-
-def _in_backward(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a kernel of op backward."""
-    asked = {name: x for name, x in arguments.items() if OPTIONS[name].in_backward}
-    if switch_is_on():
-        asked["deterministic"] = True
-    return asked
 
 
 @functools.lru_cache(maxsize=4096)
@@ -102,27 +91,3 @@ def select(
         if "compile=True" not in str(error):
             raise
         raise RuntimeError(f"{error}, or {_ADVICE}") from None
-
-
-def bwd_variant_kernels(
-    grad_out: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    captured: Captured,
-    packing: Sequence[Any],
-    config: str,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v. packing: cu_seqlens and the longest lengths, or ()."""
-    grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
-    # Nothing writes rows behind the last of packed sequences.
-    empty_like = torch.zeros_like if packing else torch.empty_like
-    gradients = tuple(empty_like(x) for x in (q, k, v))
-    torch.ops.pyflash.run_variant_backward(
-        grad_out, out, lse.contiguous(), None, q, k, v, *(packing or _PADDED), *gradients,
-        *captured, **{**_in_backward(options), "config": config},
-    )  # fmt: skip
-    return gradients
