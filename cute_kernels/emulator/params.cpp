@@ -93,7 +93,8 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
   }
   mapping.map("o", params.o, 2, dims_o, role);
   mapping.map("lse", params.lse, 4, dims_lse, role);
-  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, role);
+  Role const role_of_parts = params.has_fixed_splits ? Role::kPartialOutput : role;
+  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, role_of_parts);
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, role);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);
@@ -107,6 +108,7 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
               {{params.has_tile_list() ? params.tile_listing().size() : 0, 1}}, Role::kInput);
   mapping.map("share_list", params.share_list, 4,
               {{params.has_shares() ? params.share_listing().size() : 0, 1}}, Role::kInput);
+  mapping.map("dropout_state", params.dropout.state, 8, {{2, 1}}, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {
@@ -116,7 +118,7 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
   });
 }
 
-std::string numbers_json(ForwardParams const& params) {
+std::string numbers_json(ListedForwardParams const& params) {
   std::string json;
   auto const add = [&](char const* name, std::string const& value) {
     json += (json.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + value;
@@ -133,7 +135,9 @@ std::string numbers_json(ForwardParams const& params) {
     add(name, std::to_string(value));
   }
   for_each_option([&]<class Row>(Row const& option) {
-    if constexpr (std::is_same_v<Row, PerHeadOption>) {
+    if constexpr (std::is_same_v<Row, TensorOption>) {
+      return;  // whose number is reported
+    } else if constexpr (std::is_same_v<Row, PerHeadOption>) {
       add(option.name, (params.*option.values).data != nullptr ? "true" : "false");
     } else if (option.used != nullptr) {
       add(option.name, text_of(option.used(params)));

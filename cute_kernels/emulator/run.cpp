@@ -10,6 +10,7 @@
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/merge_shares.h"
 #include "cute_kernels/host/problem.h"
+#include "cute_kernels/host/splits.h"
 #include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
@@ -30,7 +31,10 @@ class ForwardRun final : public Run {
     int const resident = n_resident();
     params_ = problem.params;
     bool const shares_keys = problem.num_splits == kSplitsByLength;
-    params_.num_splits = shares_keys ? 1 : problem.num_splits;
+    params_.num_splits = shares_keys ? 1
+                         : problem.num_splits == kSplitsAtFixedKeys
+                             ? count_fixed_splits(params_, kernel_.shape.B_c)
+                             : problem.num_splits;
     params_.cluster = 1;
     if (char const* const reason = kernel_.refusal ? kernel_.refusal(params_) : nullptr) {
       refuse("config '", config, "' cannot run this problem: ", reason);
@@ -39,7 +43,7 @@ class ForwardRun final : public Run {
       share_keys(params_, kernel_.shape, resident);
       return;
     }
-    if (kernel_.cluster != nullptr) {
+    if (kernel_.cluster != nullptr && !params_.has_fixed_splits) {
       params_.cluster = kernel_.cluster(params_, resident);
     }
     list_uneven_tiles(d_head);
@@ -182,8 +186,9 @@ bool Run::takes_tensor(std::string_view name) const {
       "block_table", "seqlens_k", "k_scale", "v_scale"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
                name.starts_with(kVariant);
-  for_each_per_head_option(
-      [&](PerHeadOption const& option) { found = found || name == option.name; });
+  for_each_option([&]<class Row>(Row const& option) {
+    found = found || (kIsTensor<Row> && name == option.name);
+  });
   return found;
 }
 
@@ -229,9 +234,11 @@ Call Run::call() const {
   } else if (cu_seqlens_q) {
     call.packing = Packing{*cu_seqlens_q, view("cu_seqlens_k"), max_seqlen_q_, max_seqlen_k_};
   }
-  for_each_per_head_option([&](PerHeadOption const& option) {
-    if (auto const tensor = optional_view(option.name)) {
-      call.options.*option.member = *tensor;
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (kIsTensor<Row>) {
+      if (auto const tensor = optional_view(option.name)) {
+        call.options.*option.member = *tensor;
+      }
     }
   });
   return call;

@@ -17,6 +17,7 @@
 
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sinks.h"
@@ -86,8 +87,14 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
   if constexpr (Variant::kHasMask) {
     blocks = {0, walk.list[0]};
   }
-  int const blocks_per_split = ceil_div(blocks.end - blocks.begin, params.num_splits);
-  int const begin_block = blocks.begin + coord.split * blocks_per_split;
+  if constexpr (kFeatures.fixed_splits) {
+    blocks = fixed_split(blocks, coord.split, kBlockN);
+  }
+  int const blocks_per_split = kFeatures.fixed_splits
+                                   ? blocks.end - blocks.begin
+                                   : ceil_div(blocks.end - blocks.begin, params.num_splits);
+  int const begin_block =
+      blocks.begin + (kFeatures.fixed_splits ? 0 : coord.split * blocks_per_split);
   int const end_block = min(begin_block + blocks_per_split, blocks.end);
 
   // Global tensors, partitioned by the threads that copy them: (CPY_M,CPY_K,n_blocks).
@@ -130,6 +137,17 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
                               Traits::kRescaleThreshold, kFeatures.softcap && !Variant::kHasScore>;
   TileSoftmax softmax(Variant::kHasScore ? 1.f : params.softmax_scale,
                       Variant::kHasScore ? kLn2 : params.inverse_scale_log2, params.softcap);
+
+  // What is dropped of P.
+  auto dropout = [&] {
+    if constexpr (kFeatures.dropout) {
+      return DropoutOfRows<Traits::kTilesM, kBlockN>(
+          params.dropout, load_dropout(params.dropout, params.heads, coord.batch, coord.head),
+          tidx % 32);
+    } else {
+      return nullptr;
+    }
+  }();
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -258,6 +276,13 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
             device::at(Site::V_s2r);
             load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
             softmax.template exponentiate<two_terms.value>(acc_S, k);
+            if constexpr (kFeatures.dropout) {
+              Tensor P = rows_by_columns(acc_S);
+              dropout.find(
+                  k, n_block,
+                  [&](int m) { return (m_block * kBlockM + warp_row + m * Traits::kRowStep) / 16; },
+                  [&](int r, int c) { P(r, c) = 0.f; });
+            }
             pack_step<Element>(acc_S, tOrP, k);
           });
     };
@@ -330,6 +355,12 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
 
   // Finalise.
   auto lse = softmax.finalise(acc_O);  // of each row
+  if constexpr (kFeatures.dropout) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc_O); ++i) {
+      acc_O(i) *= params.dropout.factor;
+    }
+  }
   bool const is_partial = params.num_splits > 1;
   if constexpr (kFeatures.sinks) {
     if (params.sinks.data != nullptr &&
@@ -361,6 +392,9 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
     }
   }
   if (is_partial) {
+    if (kFeatures.fixed_splits && begin_block >= end_block) {
+      return;
+    }
     device::at(Site::O_r2g);
     store_partial<AccRows, typename Traits::AccColumnsO>(
         rows_by_columns(acc_O), acc_coord, params.o_partial + partial_offset * params.d_head,
