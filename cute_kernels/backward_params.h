@@ -59,7 +59,9 @@ inline constexpr int kSumsOfTurn = 1024;
 
 // Strides are in elements. k, v, dk and dv have heads_kv heads, the others have heads. Packed sequences are one batch of the
 // tensors: (total, heads, d_head).
-struct BackwardParams {
+// NOTE: the order of members is that in which kernels load them; what the SM90 kernel gets of a problem stays as it is where
+// nothing is dropped.
+struct BackwardParamsWithoutDropout {
   void const* q;          // (batch, seqlen_q, heads, d_head)
   void const* k;          // (batch, seqlen_k, heads_kv, d_head)
   void const* v;          // (batch, seqlen_k, heads_kv, d_head)
@@ -101,9 +103,10 @@ struct BackwardParams {
   // A member with a number for each head, and its name in Python. The list has every one.
   struct PerHeadMember {
     char const* name;
-    PerHead BackwardParams::* value;
+    PerHead BackwardParamsWithoutDropout::* value;
   };
-  static constexpr PerHeadMember kPerHead[] = {{"alibi_slopes", &BackwardParams::alibi_slopes}};
+  static constexpr PerHeadMember kPerHead[] = {
+      {"alibi_slopes", &BackwardParamsWithoutDropout::alibi_slopes}};
 
   // What follows from the config that runs it.
   int block_q;   // queries of a block
@@ -117,8 +120,6 @@ struct BackwardParams {
   // Workspace if deterministic, else of no element: for each kSumsOfTurn of the sums the turn, by turn_of, of the block of keys of its
   // sequence that is next to add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
   float* turns;
-
-  Dropout dropout;  // of the forward pass
 
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
     return {q_sequences, block_q};
@@ -163,6 +164,10 @@ struct BackwardParams {
     Interval const blocks = mask.keys_from(aligned, n_keys).of_some(n).blocks_touched(block_k);
     return turn_of(first_keys_first() ? blocks.begin : blocks.end - 1);
   }
+};
+
+struct BackwardParams : BackwardParamsWithoutDropout {
+  Dropout dropout;  // of the forward pass
 };
 
 inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_head_of_config*/) {

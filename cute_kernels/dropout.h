@@ -32,10 +32,10 @@ struct DropoutOfRows {
   CUTE_DEVICE DropoutOfRows(Dropout const& dropout, DropoutBytes const& bytes, int lane)
       : bytes(bytes), largest_kept(dropout.largest_kept), lane(lane) {}
 
-  // Sets what is dropped of step k of a block of keys, columns 4 k to 4 k + 3, to 0. Steps come in their order. row_tile(m): the
-  // number of the m-th 16 rows in the sequence.
-  template <class Rows, class RowTile>
-  CUTE_DEVICE void drop(Rows& P, int k, int n_block, RowTile const& row_tile) {
+  // Calls drop(r, c) for each row and column that is dropped of step k of a block of keys, whose columns are 4 k to 4 k + 3. Steps come
+  // in their order. row_tile(m): the number of the m-th 16 rows in the sequence.
+  template <class RowTile, class Drop>
+  CUTE_DEVICE void find(int k, int n_block, RowTile const& row_tile, Drop const& drop) {
     int const half = kWholeCalls ? k : n_block * (kBlockN / 16) + k;  // in the block, or all keys
     int const keys = kWholeCalls ? n_block * (kBlockN / kKeys) + k / 2 : half / 2;
     bool const upper = half % 2 != 0;
@@ -51,7 +51,7 @@ struct DropoutOfRows {
         for (int i = 0; i < 4; ++i) {
           int const r = i / 2, c = i % 2;
           if (DropoutBytes::byte_of(word, r, c) > largest_kept) {
-            P(2 * m + r, 4 * k + 2 * tile + c) = 0.f;
+            drop(2 * m + r, 4 * k + 2 * tile + c);
           }
         }
       }

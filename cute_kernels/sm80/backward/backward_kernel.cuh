@@ -55,7 +55,7 @@ struct Loads {
   }
 
   CUTE_DEVICE void load_keys() const {
-    BackwardParams const& problem = tile.problem;
+    BackwardParamsWithoutDropout const& problem = tile.problem;
     device::at(Site::K_g2s);
     copy_N.template g2s<true, true>(
         of_keys(static_cast<Element const*>(problem.k), problem.k_strides)(_, _, 0), smem.k,
@@ -68,7 +68,7 @@ struct Loads {
 
   template <class Block>
   CUTE_DEVICE void load_queries(Block const& block, int stage) const {
-    BackwardParams const& problem = tile.problem;
+    BackwardParamsWithoutDropout const& problem = tile.problem;
     int const query = block.m_block * Traits::kBlockM;
     auto load = [&](void const* tensor, TensorStrides const& strides, Element* to) {
       auto const* const first = strides.at(static_cast<Element const*>(tensor), tile.batch,
@@ -231,13 +231,17 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
     scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
     if constexpr (kFeatures.dropout) {
-      scores.drop(acc_S, tdVrP, block.head, block.m_block);
+      scores.drop(acc_S, tdVrP, problem.dropout, block.head, block.m_block);
     }
     if constexpr (!Traits::kPInRegisters) {
       device::at(Site::P_r2s);
       store_pairs(tdVrP, smem.p);
     }
-    scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
+    if constexpr (kFeatures.dropout) {
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage], problem.dropout.factor);
+    } else {
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
+    }
     device::at(Site::dS_r2s);
     store_pairs(tdKrDS, smem.ds);
     if constexpr (Traits::kPInRegisters) {

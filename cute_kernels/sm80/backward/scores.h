@@ -24,7 +24,7 @@ template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
 
-  BackwardParams const& problem;
+  BackwardParamsWithoutDropout const& problem;
   Tile<kFeatures> const& tile;
   Coord const first;  // of the thread: key and query, in the tile and the block
   int const warp_key;
@@ -108,18 +108,19 @@ struct Scores {
 
   // Marks what is dropped of P^T by its sign, and leaves it out of the pairs.
   template <class Acc, class Pairs>
-  CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, int head, int m_block) const {
+  CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, Dropout const& dropout, int head,
+                        int m_block) const {
     Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,MMA_N))
     drop_of_columns(
         P, [&](int i) -> uint32_t& { return pairs.data()[i]; },
-        load_dropout(problem.dropout, problem.heads, tile.sequence(), head),
-        problem.dropout.largest_kept, tile.first_key + first.row,
-        m_block * Traits::kBlockM + first.column);
+        load_dropout(dropout, problem.heads, tile.sequence(), head), dropout.largest_kept,
+        tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), as pairs. acc_P: as to_P leaves it.
+  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc, class Pairs>
-  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta) const {
+  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta,
+                         float factor = 1.f) const {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
@@ -129,7 +130,6 @@ struct Scores {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
-          float const factor = problem.dropout.factor;
           dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
           dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
           continue;

@@ -278,9 +278,10 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
             softmax.template exponentiate<two_terms.value>(acc_S, k);
             if constexpr (kFeatures.dropout) {
               Tensor P = rows_by_columns(acc_S);
-              dropout.drop(P, k, n_block, [&](int m) {
-                return (m_block * kBlockM + warp_row + m * Traits::kRowStep) / 16;
-              });
+              dropout.find(
+                  k, n_block,
+                  [&](int m) { return (m_block * kBlockM + warp_row + m * Traits::kRowStep) / 16; },
+                  [&](int r, int c) { P(r, c) = 0.f; });
             }
             pack_step<Element>(acc_S, tOrP, k);
           });

@@ -77,7 +77,7 @@ struct Consumer {
     if constexpr (kFeatures.dropout) {
       CUTE_UNROLL
       for (int i = 0; i < size(acc_dV); ++i) {
-        acc_dV(i) *= params.problem.dropout.factor;
+        acc_dV(i) *= params.dropout.factor;
       }
     }
     outputs.store(acc_dK, acc_dV);
@@ -301,13 +301,17 @@ struct Consumer {
       if constexpr (!kFeatures.softcap) {
         convert_P<Element>(acc_S, tdVrP);
       }
-      scores.drop(acc_S, tdVrP, block.head, block.m_block);
+      scores.drop(acc_S, tdVrP, params.dropout, block.head, block.m_block);
     }
   }
 
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
-    scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
+    if constexpr (kFeatures.dropout) {
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta), params.dropout.factor);
+    } else {
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
+    }
     convert_P<Element>(acc_dP, tdKrDS);
   }
 

@@ -27,7 +27,7 @@ struct Scores {
   // to_P makes the operand: what it leaves in place of P^T is not P^T.
   static constexpr bool kMakesOperand = kFeatures.softcap || variant::kIsVariant<Variant>;
 
-  BackwardParams const& problem;
+  BackwardParamsWithoutDropout const& problem;
   float const scale_log2;
   ScoreMask<Traits, kFeatures> const mask;
   variant::Given<Variant> const given;
@@ -79,18 +79,20 @@ struct Scores {
 
   // Marks what is dropped of P^T by its sign, and leaves it out of the operand.
   template <class Acc, class FragmentP>
-  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, int head, int m_block) const {
+  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, Dropout const& dropout, int head,
+                        int m_block) const {
     Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
     Tensor pairs = recast<uint32_t>(operand);
     drop_of_columns(
         P, [&](int i) -> uint32_t& { return pairs(i); },
-        load_dropout(problem.dropout, problem.heads, mask.tile.sequence(), head),
-        problem.dropout.largest_kept, mask.key(0), mask.first_query(m_block));
+        load_dropout(dropout, problem.heads, mask.tile.sequence(), head), dropout.largest_kept,
+        mask.key(0), mask.first_query(m_block));
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), in place. acc_P: as to_P leaves it.
+  // dP^T to dS^T = P^T (dP^T - delta), in place. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc>
-  CUTE_DEVICE void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta) const {
+  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta,
+                                float factor = 1.f) {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
@@ -100,7 +102,6 @@ struct Scores {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
-          float const factor = problem.dropout.factor;
           dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
           dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
           continue;

@@ -4,7 +4,6 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
-#include "cute_kernels/dropout.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/forward/epilogue.h"
@@ -258,24 +257,6 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
   };
 
-  // Sets what is dropped of P of the block at a place to 0.
-  auto drop = [&](auto& acc_P, int place) {
-    if constexpr (kFeatures.dropout) {
-      static_assert(!Traits::kPackGqa, "rows of a tile are of one head");
-      int const thread = device::fresh_thread_idx() % kWarpgroup;
-      DropoutOfRows<1, kBlockN> dropout(
-          params.dropout, load_dropout(params.dropout, problem.heads, tile.batch, tile.head),
-          thread % 32);
-      int const first_row = tile.first_query + first_row_query + thread / 32 * 16;
-      int const n_block = Schedule::walk(params, tile)[place].number;
-      Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
-      CUTE_UNROLL
-      for (int k = 0; k < kBlockN / 16; ++k) {
-        dropout.drop(P, k, n_block, [&](int) { return first_row / 16; });
-      }
-    }
-  };
-
   Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
   TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,
@@ -321,7 +302,6 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         mask.also_cut(Schedule::walk(params, tile)[blocks.end - 2].number);
       }
     }
-    drop(acc_S, blocks.end - 1);
     convert_P<Element>(acc_S, tOrP);
   };
   if (warpgroup + 1 == kNConsumers) {
@@ -409,6 +389,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
 
     // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
     accumulate = false;
+    if constexpr (kFeatures.dropout) {
+      drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
+                   Schedule::walk(params, tile)[blocks.end - 1].number);
+    }
     clear_tail_of_V(tile, blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
       Tensor acc_S = make_tensor<float>(AccS{});
@@ -436,8 +420,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         device::at(Site::O_rescale);
         TileSoftmax::rescale(acc_O, correction);
       }
-      drop(acc_S, n_block - 1);
       convert_P<Element>(acc_S, tOrP);
+      if constexpr (kFeatures.dropout) {
+        drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
+                     Schedule::walk(params, tile)[n_block - 1].number);
+      }
       accumulate = true;
     }
     n_skip = blocks.begin - tile.blocks.begin;
