@@ -1,7 +1,9 @@
 // Merges the partial results of a forward pass whose keys were split among CTAs:
 //   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
 // where a head without a sink has one of -inf.
-// The order of summation depends on the number of splits and d_head alone, so that the result is the same every time.
+// The order of summation depends on the number of splits and d_head alone, so that the result is the same every time. Of splits
+// at fixed keys it does not depend on their number either: those of weight 0 are left out, and a row that one split attends has
+// that split's bits.
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/forward.h"
@@ -16,15 +18,18 @@ constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kChunk = 8;  // vectors that a thread has in flight
 
+constexpr int kFixedGroups = 4;
+
 // How a CTA's threads share rows, splits and columns.
 struct Tiling {
   int columns;  // threads along a row
   int groups;   // of splits: split s is of group s % groups
   int rows;
 
-  __host__ __device__ explicit Tiling(ForwardParams const& params)
-      : columns(columns_of(params.d_head)), groups(1) {
-    while (2 * groups <= params.num_splits && 2 * groups * columns <= kThreads) {
+  __host__ __device__ explicit Tiling(ForwardParams const& params, bool has_fixed_splits)
+      : columns(columns_of(params.d_head)), groups(has_fixed_splits ? kFixedGroups : 1) {
+    while (!has_fixed_splits && 2 * groups <= params.num_splits &&
+           2 * groups * columns <= kThreads) {
       groups *= 2;
     }
     rows = kThreads / (columns * groups);
@@ -48,6 +53,7 @@ __device__ RowCoord row_coord(ForwardParams const& params, int64_t n) {
 }
 
 // What the splits of a row weigh; a lane holds those of every 32nd split.
+template <bool kFixedSplits>
 struct SplitWeights {
   static constexpr int kPerLane = kMaxSplits / kLanes;
 
@@ -71,20 +77,30 @@ struct SplitWeights {
       sum += weight;
     }
     sum = reduce_warp(sum, [](float a, float b) { return a + b; }) + __expf(sink - shift);
-    lse = row_max + __logf(sum);
+    lse = kFixedSplits && sum == 1.f ? row_max : row_max + __logf(sum);
     float const inverse = sum == 0.f ? 0.f : 1.f / sum;
     for (float& weight : weights) {
       weight *= inverse;
     }
   }
+
+  // Of this lane's splits.
+  __device__ bool has_weight() const {
+    bool has = false;
+    for (float const weight : weights) {
+      has |= weight != 0;
+    }
+    return has;
+  }
 };
 
-template <class Element>
+template <class Element, bool kFixedSplits>
 __global__ void __launch_bounds__(kThreads)
     merge_splits_kernel(__grid_constant__ ForwardParams const params) {
   __shared__ float weights[kMaxRows][kMaxSplits];
   __shared__ float4 sums[kThreads];  // (groups,rows,columns)
-  Tiling const tiling(params);
+  __shared__ bool is_attended[kFixedSplits ? kMaxRows : 1];
+  Tiling const tiling(params, kFixedSplits);
   int const tidx = static_cast<int>(threadIdx.x);
   int64_t const n_rows = params.lse_strides.split;
   int64_t const first_row = int64_t(blockIdx.x) * tiling.rows;
@@ -98,7 +114,8 @@ __global__ void __launch_bounds__(kThreads)
   cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
 #endif
 
-  // The first loads are in flight while weights are computed.
+  // The first loads are in flight while weights are computed. Of splits at fixed keys, parts of weight 0 are not written, and most
+  // may be such.
   int64_t const split_stride = n_rows * params.d_head;
   float const* const partial = params.o_partial + (first_row + row) * params.d_head + column;
   float4 values[kChunk];
@@ -106,20 +123,29 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       int const split = first + i * tiling.groups;
-      values[i] = exists && split < params.num_splits
+      values[i] = exists && split < params.num_splits && (!kFixedSplits || weights[row][split] != 0)
                       ? *reinterpret_cast<float4 const*>(partial + split * split_stride)
                       : float4{};
     }
   };
-  load(group);
+  if constexpr (!kFixedSplits) {
+    load(group);
+  }
 
   int const lane = tidx % kLanes;
   for (int i = tidx / kLanes; i < tiling.rows && first_row + i < n_rows; i += kThreads / kLanes) {
     RowCoord const coord = row_coord(params, first_row + i);
-    SplitWeights const splits(params, first_row + i, load_sink<Element>(params, coord));
+    using Weights = SplitWeights<kFixedSplits>;
+    Weights const splits(params, first_row + i, load_sink<Element>(params, coord));
 #pragma unroll
-    for (int j = 0; j < SplitWeights::kPerLane; ++j) {
+    for (int j = 0; j < Weights::kPerLane; ++j) {
       weights[i][j * kLanes + lane] = splits.weights[j];
+    }
+    if constexpr (kFixedSplits) {
+      bool const attends = __any_sync(kAllLanes, splits.has_weight());
+      if (lane == 0) {
+        is_attended[i] = attends;
+      }
     }
     if (lane == 0 && blockIdx.y == 0) {
       params.lse[first_row + i] = splits.lse;
@@ -127,15 +153,20 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  float4 sum{};
+  // NOTE: -0 + x is x whatever x is, and 0 + -0 is not.
+  constexpr float kNothing = kFixedSplits ? -0.f : 0.f;
+  float4 sum{kNothing, kNothing, kNothing, kNothing};
   for (int first = group; first < params.num_splits; first += kChunk * tiling.groups) {
-    if (first != group) {
+    if (kFixedSplits || first != group) {
       load(first);
     }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       int const split = first + i * tiling.groups;
-      add(sum, split < params.num_splits ? weights[row][split] : 0.f, values[i]);
+      float const weight = split < params.num_splits ? weights[row][split] : 0.f;
+      if (!kFixedSplits || weight != 0) {
+        add(sum, weight, values[i]);
+      }
     }
   }
   sums[tidx] = sum;
@@ -143,6 +174,9 @@ __global__ void __launch_bounds__(kThreads)
   if (group == 0 && exists) {
     for (int i = 1; i < tiling.groups; ++i) {
       add(sum, 1.f, sums[tidx + i * tiling.rows * tiling.columns]);
+    }
+    if constexpr (kFixedSplits) {
+      sum = is_attended[row] ? sum : float4{};
     }
     Element* const o = static_cast<Element*>(params.o) +
                        offset_in_o(params, row_coord(params, first_row + row)) + column;
@@ -154,7 +188,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int merge_splits(ListedForwardParams const& params, DType dtype, void* stream) {
-  Tiling const tiling(params);
+  bool const fixed = params.has_fixed_splits;
+  Tiling const tiling(params, fixed);
   int64_t const n_ctas = (params.lse_strides.split + tiling.rows - 1) / tiling.rows;
   int const row_columns = tiling.columns * kVector;
   if (n_ctas > INT32_MAX) {
@@ -172,8 +207,12 @@ int merge_splits(ListedForwardParams const& params, DType dtype, void* stream) {
   launch.stream = static_cast<cudaStream_t>(stream);
   launch.attrs = &attribute;
   launch.numAttrs = waits && supports_programmatic_launch() ? 1 : 0;
+  bool const is_fp16 = dtype == DType::FP16;
   auto const kernel =
-      dtype == DType::FP16 ? merge_splits_kernel<__half> : merge_splits_kernel<__nv_bfloat16>;
+      fixed
+          ? (is_fp16 ? merge_splits_kernel<__half, true> : merge_splits_kernel<__nv_bfloat16, true>)
+          : (is_fp16 ? merge_splits_kernel<__half, false>
+                     : merge_splits_kernel<__nv_bfloat16, false>);
   return cudaLaunchKernelEx(&launch, kernel, static_cast<ForwardParams const&>(params));
 }
 

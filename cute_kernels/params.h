@@ -55,6 +55,21 @@ inline constexpr int kMaxSplits = 128;
 // As a number of splits: of each sequence as many as its length asks for, which the device sees.
 inline constexpr int kSplitsByLength = -1;
 
+// As a number of splits: of each sequence those of so many keys, or of the blocks that they have room for, from its first key
+// on. What a split has does not depend on lengths, nor does a row's result on how many there are: those without a key that it
+// attends change no bit. The last of kMaxSplits has all keys that follow.
+inline constexpr int kSplitsAtFixedKeys = -2;
+inline constexpr int kKeysOfFixedSplit = 2048;
+PYFLASH_HOST_DEVICE constexpr int blocks_of_fixed_split(int B_c) {
+  return B_c < kKeysOfFixedSplit ? kKeysOfFixedSplit / B_c : 1;
+}
+PYFLASH_HOST_DEVICE constexpr Interval fixed_split(Interval const& blocks, int split, int B_c) {
+  int const n_blocks = blocks_of_fixed_split(B_c);
+  int const begin = split * n_blocks;
+  int const end = split + 1 == kMaxSplits ? blocks.end : begin + n_blocks;
+  return {larger(blocks.begin, begin), smaller(blocks.end, end)};
+}
+
 // A problem but for pages of K and V, which kernels of other features do not read.
 // NOTE: the order of members is that in which kernels load them best. mask(), q_sequences() and kv() are made
 // of some of them, which nothing else reads.
@@ -212,6 +227,9 @@ struct ListedForwardParams : ForwardParams {
   int share_queries = 0;             // of a tile
   int share_keys = 0;                // of a block
   bool is_share_list_given = false;  // the caller made it
+
+  bool has_fixed_splits =
+      false;  // kSplitsAtFixedKeys: parts of rows that attend nothing are not written
 
   constexpr bool has_shares() const { return n_shares > 0; }
   constexpr ShareListing share_listing() const {

@@ -17,23 +17,25 @@ import select
 import socket
 import threading
 import time
+from array import array
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from serve_model import SHAPES, Model
 from torch import Tensor
 
 import pyflash
 
+ints = partial(array, "i")  # slices and sums of which are copies of memory
 
-def digest_of(before: bytes, tokens: list[int]) -> bytes:
-    return hashlib.sha256(before + repr(tokens).encode()).digest()
+
+def digest_of(before: bytes, tokens: array[int]) -> bytes:
+    return hashlib.sha256(before + tokens.tobytes()).digest()
 
 
 class Pages:
@@ -88,7 +90,7 @@ class Request:
 
     prompt: list[int]
     max_tokens: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=ints)
     pages: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # of its full pages that are published
     n_keys: int = 0
@@ -99,24 +101,24 @@ class Request:
     last: float = 0.0
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.prompt)
+        self.tokens.extend(self.prompt)
+
+    def guess(self, n: int) -> array[int]:
+        """What followed the last two tokens when they came before."""
+        recent = (tokens := self.tokens[-130:]).tobytes()
+        i, rest = divmod(recent.rfind(recent[-8:], 0, -4), 4)
+        return tokens[i + 2 : i + 2 + n] if i >= 0 and rest == 0 else ints()
 
     @property
     def n_left(self) -> int:
         return self.max_tokens - (len(self.tokens) - len(self.prompt))
 
 
-class Work(NamedTuple):
-    """A step runs these `tokens` of a request, of which the last n_drafted are guesses."""
-
+class Work(NamedTuple):  # of a step
     request: Request
-    tokens: list[int]
-    n_drafted: int
-
-    @property
-    def is_last(self) -> bool:
-        request = self.request
-        return request.n_keys + len(self.tokens) >= len(request.tokens)
+    tokens: array[int]
+    n_drafted: int  # of which that many are guesses
+    is_last: bool  # no known token is behind them
 
 
 class Seats:
@@ -134,18 +136,17 @@ class Seats:
         self.tokens, self.n_keys, table, _ = self.state.split([number, number, number * width, 1])
         self.table = table.view(number, width)
         self.n_keys.fill_(-1)
-        # NOTE: the device reads it while a step runs. Items of views cost less than NumPy's calls.
+        # NOTE: the device reads it while a step runs. Slices of views cost less than NumPy's calls.
         self.host = torch.zeros(2, 4 * number, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.host[0] = self.spare
         self.places, self.values = map(memoryview, self.host.numpy())
+        self.nowhere = ints([self.spare]) * (4 * number)
         self.n_sent = 0
         self.received = torch.zeros_like(self.host, device=device)
 
     def take(self, request: Request) -> None:
-        request.seat = len(self.taken)
         self.taken.append(request)
-        self.note(request)
-        self.note_pages(request)
+        self._seat(request, len(self.taken) - 1)
 
     def leave(self, request: Request) -> None:
         """The last one moves to its seat."""
@@ -153,29 +154,35 @@ class Seats:
         self.notes[self.number + last.seat] = -1
         request.seat = None
         if last is not request:
-            last.seat, self.taken[seat] = seat, last
-            self.note(last)
-            self.note_pages(last)
+            self.taken[seat] = last
+            self._seat(last, seat)
+
+    def _seat(self, request: Request, seat: int) -> None:
+        request.seat = seat
+        self.note(request)
+        self.notes.update(enumerate(request.pages, self._table_of(request)))
 
     def note(self, request: Request) -> None:
         self.notes[request.seat] = request.tokens[request.n_keys]
         self.notes[self.number + request.seat] = request.n_keys
 
-    def note_pages(self, request: Request, first: int = 0) -> None:
-        begin = 2 * self.number + request.seat * self.width
-        self.notes.update(enumerate(request.pages[first:], begin + first))
+    def note_page(self, request: Request, page: int) -> None:
+        self.notes[self._table_of(request) + len(request.pages)] = page
+        request.pages.append(page)
+
+    def _table_of(self, request: Request) -> int:
+        return 2 * self.number + request.seat * self.width
 
     def send(self) -> None:
         """Puts what is noted where `receive` finds it."""
-        if len(self.notes) > self.host.shape[1]:  # long sequences moved
-            self.receive_now(*torch.tensor([list(self.notes), list(self.notes.values())]))
-            self.notes.clear()
-        for i, note in enumerate(self.notes.items()):
-            self.places[i], self.values[i] = note
-        for i in range(len(self.notes), self.n_sent):
-            self.places[i] = self.spare
-        self.n_sent = len(self.notes)
-        self.notes.clear()
+        if len(notes := self.notes) > len(self.nowhere):  # long sequences moved
+            self.receive_now(*torch.tensor([list(notes), list(notes.values())]))
+            notes.clear()
+        n = len(notes)
+        self.places[:n], self.values[:n] = ints(list(notes)), ints(list(notes.values()))
+        self.places[n : self.n_sent] = self.nowhere[n : self.n_sent]
+        self.n_sent = n
+        notes.clear()
 
     def receive(self) -> None:
         self.received.copy_(self.host, non_blocking=True)
@@ -230,7 +237,7 @@ class Engine:
         max_draft: int = 3,
         use_graphs: bool | None = None,
     ):
-        shape, self.model = model.shape, model
+        shape, on_gpu, self.model = model.shape, model.device.type == "cuda", model
         self.pages = Pages(num_pages, page_size)
         size = (2, shape.layers, num_pages, page_size, shape.heads_kv, shape.d_head)
         caches = torch.zeros(size, dtype=model.attention_dtype, device=model.device)
@@ -238,11 +245,14 @@ class Engine:
         self.max_running, self.max_tokens = max_running, max(max_tokens, max_running)
         self.max_draft = max_draft
         self.seats = Seats(max_running, -(-shape.context // page_size), model.device)
+        # What a step of many tokens sends; it is read when the step ends.
+        most = 2 * (self.max_tokens + len(self.seats.state)) + 2 * max_running + 1
+        self.host = torch.zeros(most, dtype=torch.int32, pin_memory=on_gpu)
+        self.staging = memoryview(self.host.numpy()).cast("B")
         self.inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they came
         self.metrics = Metrics()
-        on_gpu = model.device.type == "cuda"
         self.use_graphs = on_gpu if use_graphs is None else use_graphs
         # One a step, for all layers; kernels of Hopper alone take it.
         self.use_schedule = not on_gpu or torch.cuda.get_device_capability(model.device)[0] == 9
@@ -264,7 +274,9 @@ class Engine:
         begin = time.perf_counter()
         while not self.inbox.empty():
             self.waiting.append(self.inbox.get())
-        self._drop_cancelled()
+        for request in [r for r in (*self.running, *self.waiting) if r.is_cancelled]:
+            (self.running if request in self.running else self.waiting).remove(request)
+            self._end(request, "cancelled")
         work, n_tokens = self._plan()
         if not work:
             return False
@@ -288,11 +300,6 @@ class Engine:
             self._end(request, "finished")
         self.metrics.times["step"].append(time.perf_counter() - begin)
         return True
-
-    def _drop_cancelled(self) -> None:
-        for request in [r for r in (*self.running, *self.waiting) if r.is_cancelled]:
-            (self.running if request in self.running else self.waiting).remove(request)
-            self._end(request, "cancelled")
 
     def _end(self, request: Request, how: str) -> None:
         self._give_back(request)
@@ -328,24 +335,19 @@ class Engine:
         return work, self.max_tokens - budget
 
     def _work_of(self, request: Request, budget: int) -> list[Work]:
-        pending = request.tokens[request.n_keys :][: max(budget, 1)]
+        n_keys, n_drafted = request.n_keys, 0
+        pending = request.tokens[n_keys : n_keys + max(budget, 1)]
         if not self._reserve(request, len(pending)):
             return []
-        draft: list[int] = []
-        if len(pending) == 1 and request.n_keys + 1 == len(request.tokens):
+        is_last = n_keys + len(pending) == len(request.tokens)
+        if is_last and len(pending) == 1:
             n = min(self.max_draft, budget - 1, request.n_left - 1)
-            draft = self._guess(request.tokens)[: max(n, 0)]
-            if self._n_missing(request, 1 + len(draft)) > self.pages.n_available:
-                draft = []
-            self._reserve(request, 1 + len(draft))
-        return [Work(request, pending + draft, len(draft))]
-
-    def _guess(self, tokens: list[int]) -> list[int]:
-        """What followed the last two tokens when they came before."""
-        for i in range(len(tokens) - 3, max(len(tokens) - 130, -1), -1):
-            if tokens[i : i + 2] == tokens[-2:]:
-                return tokens[i + 2 : i + 2 + self.max_draft]
-        return []
+            draft = request.guess(n) if n > 0 else ()
+            if draft and self._n_missing(request, 1 + len(draft)) <= self.pages.n_available:
+                self._reserve(request, 1 + len(draft))
+                pending.extend(draft)
+                n_drafted = len(draft)
+        return [Work(request, pending, n_drafted, is_last)]
 
     def _share_prefix(self, request: Request) -> None:
         size, digest = self.pages.size, b""
@@ -362,7 +364,7 @@ class Engine:
 
     def _reserve(self, request: Request, n: int) -> bool:
         """Pages for n more keys, or of the requests that came last. False: it is one of them."""
-        for _ in range(self._n_missing(request, n)):
+        while request.n_keys + n > len(request.pages) * self.pages.size:
             while self.pages.n_available == 0:
                 victim = self.running.pop()
                 self._give_back(victim)
@@ -370,39 +372,38 @@ class Engine:
                 self.metrics.counts["preempted"] += 1
                 if victim is request:
                     return False
-            request.pages.append(self.pages.take())
-            self.seats.note_pages(request, len(request.pages) - 1)
+            self.seats.note_page(request, self.pages.take())
         return True
 
     def _mixed(self, work: list[Work]) -> Any:
         """A step of many tokens of some. Tokens, whose they are and what is noted are one copy."""
         # Few queries of many sequences, and many queries of few: a kernel for each.
-        work.sort(key=lambda w: len(w.tokens) > 1 + self.max_draft)
-        tokens, starts, rows = [], [0], []
-        for w in work:
-            tokens += w.tokens
-            starts.append(len(tokens))
-            rows += range(len(tokens) - 1 - w.n_drafted, len(tokens)) if w.is_last else ()
-        notes, seats = self.seats.notes, [w.request.seat for w in work]
-        parts = (tokens, starts, rows, seats, notes.keys(), notes.values())
-        whole = torch.from_numpy(np.fromiter(chain(*parts), np.int32))
-        if self.model.device.type == "cuda":
-            whole = whole.pin_memory().to(self.model.device, non_blocking=True)
-        n_few = sum(len(w.tokens) <= 1 + self.max_draft for w in work)
-        width = max(len(w.request.pages) for w in work)
+        most = 1 + self.max_draft
+        work.sort(key=lambda w: len(w.tokens) > most)
+        lengths, requests = [len(w.tokens) for w in work], [w.request for w in work]
+        n_few, starts, rows = sum(map(most.__ge__, lengths)), [0, *accumulate(lengths)], []
+        for (_, _, n_drafted, is_last), end in zip(work, starts[1:], strict=True):
+            if is_last:
+                rows += (end - 1,) if n_drafted == 0 else range(end - 1 - n_drafted, end)
+        notes, seats = self.seats.notes, [r.seat for r in requests]
+        parts = (starts, rows, seats, list(notes), list(notes.values()))
+        sent = b"".join([*[w.tokens for w in work], *map(ints, parts)])
+        self.staging[: len(sent)] = sent
+        whole = self.host[: len(sent) // 4].to(self.model.device, non_blocking=True)
+        notes.clear()
+        width = max([len(r.pages) for r in requests])
 
         def run() -> Tensor:
-            tokens_, starts_, rows_, seats_, places, values = whole.split([*map(len, parts)])
-            notes.clear()
-            self.seats.receive_now(places, values)
+            tokens_, starts_, rows_, seats_, *new = whole.split([starts[-1], *map(len, parts)])
+            self.seats.receive_now(*new)
             n_keys, n_new = self.seats.n_keys[seats_], starts_.diff()
-            shift = (n_keys - starts_[:-1]).repeat_interleave(n_new, output_size=len(tokens))
-            positions = shift + torch.arange(len(tokens), device=shift.device)
+            shift = (n_keys - starts_[:-1]).repeat_interleave(n_new, output_size=starts[-1])
+            positions = shift + torch.arange(starts[-1], device=shift.device)
             groups = []
             for begin, end in ((0, n_few), (n_few, len(work))):
                 if end > begin:
                     of_rows = slice(starts[begin], starts[end])
-                    longest = max(len(w.tokens) for w in work[begin:end])
+                    longest = max(lengths[begin:end])
                     of_group = starts_[begin : end + 1] - starts[begin]
                     groups.append(Group(of_rows, slice(begin, end), of_group, longest))
             table = self.seats.table[:, :width][seats_]
@@ -415,9 +416,8 @@ class Engine:
         """A step of one token of each sequence, by a graph for a power of two of seats."""
         self.seats.send()
         bucket = min(1 << (n - 1).bit_length(), self.seats.number)
-        if not self.use_graphs:
-            return partial(self._decode, bucket)
-        return partial(self._replayed if bucket in self.graphs else self._captured, bucket)
+        with_graph = self._replayed if bucket in self.graphs else self._captured
+        return partial(with_graph if self.use_graphs else self._decode, bucket)
 
     def _replayed(self, bucket: int) -> Tensor:
         graph, following = self.graphs[bucket]
@@ -483,7 +483,7 @@ class Engine:
         counts["tokens"] += len(new)
         # NOTE: keys of guesses that were wrong stay in pages until others are written there.
         request.n_keys = len(request.tokens) + len(new) - 1
-        request.tokens += new
+        request.tokens.extend(new)
         times, is_first = self.metrics.times, request.last == 0.0
         gap = now - (request.came if is_first else request.last)
         times["first_token" if is_first else "between_tokens"].append(gap)

@@ -1,7 +1,8 @@
 """Fixtures of all tests, and what `pytest -m gpu` means.
 
-The tests marked gpu are in test_gpu_*.py, and with `-m gpu` only these modules are imported: a
-machine with a GPU may hold no more than torch, pytest, a checkout and its prebuilt libraries.
+The tests marked gpu are in test_gpu_*.py, and no others are. With `-m gpu` only these modules are
+imported: a machine with a GPU may hold no more than torch, pytest, a checkout and its prebuilt
+libraries. With `-m "not gpu"` only the others are.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.markexpr == "gpu" and collection_path.suffix == ".py":
-        return not _may_hold_gpu_tests(collection_path) or None
-    return None
+    if collection_path.suffix != ".py":
+        return None
+    of_gpu = _holds_gpu_tests(collection_path)
+    return {"gpu": not of_gpu, "not gpu": of_gpu}.get(config.option.markexpr) or None
 
 
 # The files that take longest, longest first: a worker that began one of them last would be waited
@@ -88,17 +90,18 @@ LONG = (
     "test_only.py",
     "test_new_option.py",
     "test_emulator_variants.py",
+    "test_transformers_sweep.py",
     "test_examples.py",
+    "test_packaging.py",
+    "test_native.py",
     "test_emulator_sm90.py",
     "test_emulator_backward.py",
     "test_emulator_paged.py",
     "test_emulator_problems.py",
     "test_emulator_backward_packed.py",
     "test_emulator_backward_planted.py",
-    "test_exhaustive.py",
     "test_emulator_clusters.py",
     "test_new_op.py",
-    "test_escaping.py",
     "test_continuous_batching.py",
     "test_markdown.py",
 )
@@ -109,14 +112,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     reason = why_no_gpu()
     for item in items:
-        if item.get_closest_marker("gpu"):
-            if not _may_hold_gpu_tests(item.path):
-                raise pytest.UsageError(f"{item.nodeid} is marked gpu: move it to a test_gpu_*.py")
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        marked = item.get_closest_marker("gpu")
+        if marked and not _holds_gpu_tests(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is marked gpu: move it to a test_gpu_*.py")
+        if not marked and _holds_gpu_tests(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is not marked gpu: move it to another file")
+        if marked and reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _may_hold_gpu_tests(path: Path) -> bool:
+def _holds_gpu_tests(path: Path) -> bool:
     return path.name.startswith("test_gpu_")
 
 

@@ -16,6 +16,7 @@
 #include "cute_kernels/host/cpu_forward.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/select.h"
+#include "cute_kernels/host/slices.h"
 #include "cute_kernels/host/variant_call.h"
 #include "cute_kernels/host/variant_map.h"
 
@@ -111,8 +112,10 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Ou
                       if (schedule != nullptr) {
                         take_schedule(*schedule, of_kernel);
                       }
-                      auto const workspace = allocate_workspace<Forward>(q, of_kernel);
-                      run(kernel, of_kernel, stream);
+                      for_each_slice(of_kernel, [&](Forward::Params slice) {
+                        auto const workspace = allocate_workspace<Forward>(q, slice);
+                        run(kernel, slice, stream);
+                      });
                     });
   }
   return outputs;
@@ -124,7 +127,7 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
-  require(problem.num_splits != kSplitsByLength, "num_splits = ", problem.num_splits,
+  require(problem.num_splits >= 0, "num_splits = ", problem.num_splits,
           " came with a variant: expected a number from 0 to ", kMaxSplits);
   params.num_splits = std::max(problem.num_splits, 1);
   params.cluster = 1;
@@ -348,6 +351,7 @@ void forward_variant(StableIValue* stack) {
   if (packed) {
     call.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, *max_seqlen_q, *max_seqlen_k};
   }
+  arguments.take<std::string>();  // whose kernels compute gradients: autograd's affair
   call.options = arguments.take_options();
   // NOTE: a variant reads heads and positions, which the simplified problem of one query has no more.
   Problem problem = problem_as_asked(call);

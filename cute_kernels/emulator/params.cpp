@@ -93,7 +93,8 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
   }
   mapping.map("o", params.o, 2, dims_o, role);
   mapping.map("lse", params.lse, 4, dims_lse, role);
-  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, role);
+  Role const role_of_parts = params.has_fixed_splits ? Role::kPartialOutput : role;
+  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, role_of_parts);
   mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, role);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);

@@ -10,6 +10,7 @@
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/merge_shares.h"
 #include "cute_kernels/host/problem.h"
+#include "cute_kernels/host/splits.h"
 #include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
@@ -30,7 +31,10 @@ class ForwardRun final : public Run {
     int const resident = n_resident();
     params_ = problem.params;
     bool const shares_keys = problem.num_splits == kSplitsByLength;
-    params_.num_splits = shares_keys ? 1 : problem.num_splits;
+    params_.num_splits = shares_keys ? 1
+                         : problem.num_splits == kSplitsAtFixedKeys
+                             ? count_fixed_splits(params_, kernel_.shape.B_c)
+                             : problem.num_splits;
     params_.cluster = 1;
     if (char const* const reason = kernel_.refusal ? kernel_.refusal(params_) : nullptr) {
       refuse("config '", config, "' cannot run this problem: ", reason);
@@ -39,7 +43,7 @@ class ForwardRun final : public Run {
       share_keys(params_, kernel_.shape, resident);
       return;
     }
-    if (kernel_.cluster != nullptr) {
+    if (kernel_.cluster != nullptr && !params_.has_fixed_splits) {
       params_.cluster = kernel_.cluster(params_, resident);
     }
     list_uneven_tiles(d_head);

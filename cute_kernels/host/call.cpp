@@ -213,6 +213,7 @@ Problem problem_as_asked(Call const& call, int64_t max_d_head) {
   Problem problem{.dtype = dtype, .num_splits = static_cast<int>(options.num_splits), .params = {}};
   // NOTE: how many shares there are follows from the config.
   problem.params.n_shares = problem.num_splits == kSplitsByLength ? 1 : 0;
+  problem.params.has_fixed_splits = problem.num_splits == kSplitsAtFixedKeys;
   set_tensors(problem, q, k, v, sequences_of_keys(call, k));
   if (call.paging) {
     problem.params.pages = pages_of(*call.paging, k);

@@ -65,7 +65,7 @@ void check_softcap(char const* name, double const& softcap) {
 }
 
 void check_num_splits(char const* name, int64_t const& num_splits) {
-  require(num_splits >= kSplitsByLength && num_splits <= kMaxSplits, name, " = ", num_splits,
+  require(num_splits >= kSplitsAtFixedKeys && num_splits <= kMaxSplits, name, " = ", num_splits,
           ": expected a number from 1 to ", kMaxSplits, ", 0 to have it chosen, or ",
           kSplitsByLength, " for as many as each sequence's length asks for");
 }

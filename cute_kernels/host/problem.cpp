@@ -70,9 +70,8 @@ void simplify_one_query(Problem& problem) {
     return;
   }
   if (params.mask().cuts_left()) {
-    // In pages each sequence has its own window. Where one split is asked for, as for batch_invariant, blocks begin at the first
-    // key, as they do beside other queries.
-    if (problem.kv().is_paged() || problem.num_splits == 1) {
+    // In pages each sequence has its own window. Blocks and splits at fixed keys begin at the first key.
+    if (problem.kv().is_paged() || params.has_fixed_splits) {
       return;
     }
     drop_keys_before_window(problem);

@@ -204,7 +204,7 @@ CpuSelection named_on_cpu(Problem const& problem, std::string_view named) {
 
 CpuSelection select_on_cpu(Problem const& problem) {
   CandidatesKey key = key_of(problem, Gpu{});
-  key.features.equal_shares = false;  // in one pass there are none
+  key.features.equal_shares = key.features.fixed_splits = false;  // in one pass there are none
   if (Candidates const& candidates = candidates_for(key); !candidates.all.empty()) {
     return {
         candidates.all.front().kernel.row->config,

@@ -94,6 +94,9 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
   if (problem.num_splits == kSplitsByLength) {
     return {.tiling = tiling, .number = 1, .cluster = 1, .n_shares = static_cast<int>(n_slots)};
   }
+  if (problem.num_splits == kSplitsAtFixedKeys) {
+    return {.tiling = tiling, .number = count_fixed_splits(params, shape.B_c), .cluster = 1};
+  }
   int number = problem.num_splits > 0 ? problem.num_splits : measured;
   if (number == 0) {
     Sequences const q = params.q_sequences();

@@ -43,6 +43,15 @@ struct Splits {
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured = 0);
 
+// Splits at fixed keys, of blocks of B_c: of the longest sequence, as far as the host knows.
+inline int count_fixed_splits(ForwardParams const& params, int B_c) {
+  // NOTE: who merges splits adds the sinks, so that with sinks there is always something to merge; else one alone is the result.
+  int const least = params.sinks.data != nullptr ? 2 : 1;
+  int64_t const all = params.kv().sequences.most_blocks(B_c);
+  int64_t const n = ceil_div(all, int64_t(blocks_of_fixed_split(B_c)));
+  return n < least ? least : n > kMaxSplits ? kMaxSplits : static_cast<int>(n);
+}
+
 struct SplitProblem {
   int64_t n_ctas;        // of one pass
   int64_t n_row_blocks;  // tiles of a sequence

@@ -6,6 +6,7 @@ The struct of the same fields in C++ is `ForwardFeatures` in cute_kernels/featur
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +19,9 @@ class Features(KernelFeatures):
     """What a kernel can do, or what a problem needs."""
 
     struct: ClassVar[str] = "ForwardFeatures"
-    exact: ClassVar[frozenset[str]] = frozenset({"paged_kv", "fp8_kv", "equal_shares", "dropout"})
+    exact: ClassVar[frozenset[str]] = frozenset(
+        {"paged_kv", "fp8_kv", "equal_shares", "dropout", "fixed_splits"}
+    )
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -31,6 +34,7 @@ class Features(KernelFeatures):
     fp8_kv: bool = False  # k and v in e4m3, with scales
     equal_shares: bool = False  # of the keys of all sequences, one for each CTA
     dropout: bool = False  # of the probabilities
+    fixed_splits: bool = False  # at multiples of a number of keys
 
 
 NAMES = Features.names()
@@ -112,6 +116,9 @@ DROPOUT = tuple(
     )
 )
 
+# Those of batch_invariant.
+FIXED = tuple(dataclasses.replace(features, fixed_splits=True) for features in _UNLISTED)
+
 BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED, *FP8))
 
 # The combinations that the emulator runs: every code path of a kernel in fewer instantiations,
@@ -134,6 +141,8 @@ _EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slope
 EMULATED_PAGED = (Features.parse(f"{_EVERY}+paged_kv"),)
 EMULATED_SHARED = (Features.parse(f"{_EVERY}+equal_shares"),)
 EMULATED_PAGED_SHARED = (Features.parse(f"{_EVERY}+paged_kv+equal_shares"),)
+EMULATED_FIXED = (Features.parse(f"{_EVERY}+fixed_splits"),)
+EMULATED_PAGED_FIXED = (Features.parse(f"{_EVERY}+paged_kv+fixed_splits"),)
 
 # And of caches of e4m3.
 EMULATED_FP8 = FP8

@@ -14,17 +14,20 @@ from torch import Tensor
 from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config, backward
 from pyflash.config.features import (
     EMULATED_DROPOUT,
+    EMULATED_FIXED,
     EMULATED_FP8,
     EMULATED_PAGED,
+    EMULATED_PAGED_FIXED,
     EMULATED_PAGED_SHARED,
     EMULATED_SHARED,
 )
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
+from pyflash.op.invariant import AT_FIXED_KEYS
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
 from pyflash.op.schedule import BY_LENGTH
 from pyflash.op.variants.arguments import Captured, captured_of
-from pyflash.op.variants.features import features_asked
+from pyflash.op.variants.features import backward_features_asked, features_asked
 from pyflash.variant import Bound, Variant
 from pyflash.variant.parser import normal_of
 
@@ -157,8 +160,11 @@ def _emulate(
     refuse_other_op(config, FORWARD)
     captured = None
     if variant is None:
-        kinds = {False: (None, EMULATED_PAGED), True: (EMULATED_SHARED, EMULATED_PAGED_SHARED)}
-        features = kinds[num_splits == BY_LENGTH][bool(pages)]
+        kinds = {
+            BY_LENGTH: (EMULATED_SHARED, EMULATED_PAGED_SHARED),
+            AT_FIXED_KEYS: (EMULATED_FIXED, EMULATED_PAGED_FIXED),
+        }
+        features = kinds.get(num_splits, (None, EMULATED_PAGED))[bool(pages)]
         if named.get("k_scale") is not None:
             features = EMULATED_FP8
         elif options.get("dropout_p"):
@@ -252,13 +258,15 @@ def emulate_backward(
     order: str = ORDERS[0],
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     """The gradients of q, k and v by the kernels of a config of op backward, as `torch.ops.pyflash`
     computes them on a GPU, thread by thread on the CPU: the kernels before and after the config's
     own, too. out and lse are the results of the forward pass, grad_out and grad_lse the gradients
-    of these; the other arguments are those of `emulate`. CTAs run one after another: where one
-    waits for another that comes after it, a deadlock is found.
+    of these; the other arguments are those of `emulate`. What a variant captures is constant. CTAs
+    run one after another: where one waits for another that comes after it, a deadlock is found.
 
     Returns (dq, dk, dv, report); the report's counts are those of the config's own kernel, its
     findings those of all. Raises as `emulate` does.
@@ -272,6 +280,8 @@ def emulate_backward(
         order=order,
         seed=seed,
         resident_ctas=resident_ctas,
+        variant=variant,
+        tensors=tensors,
         **options,
     )
 
@@ -309,6 +319,8 @@ def _emulate_backward(
     order: str = ORDERS[0],
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated
@@ -318,12 +330,19 @@ def _emulate_backward(
     refuse_other_op(config, BACKWARD)
     _check(inputs, order, 1, resident_ctas, options)
     options = _with_state(options)
-    features = backward.EMULATED_DROPOUT if options.get("dropout_p") else None
-    (library,) = build_emulated([config], features=features).values()
+    captured = None
+    if variant is None:
+        features = backward.EMULATED_DROPOUT if options.get("dropout_p") else None
+        (library,) = build_emulated([config], features=features).values()
+    else:
+        captured = captured_of(variant, tensors)
+        asked = [backward_features_asked(options, packed=len(inputs) > 3)]
+        (library,) = build_emulated([config], normal_of(captured.text), asked).values()
     return run_backward_library(
         library,
         (*results, *inputs),
         config,
+        captured=captured,
         grad_lse=grad_lse,
         order=order,
         seed=seed,
@@ -339,13 +358,17 @@ def run_backward_library(
     *,
     order: str = ORDERS[0],
     seed: int = 0,
+    captured: Captured | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     """`emulate_backward`, or `emulate_backward_varlen`, with a library that was built, of a
-    canonical config. `inputs` are the positional arguments but for the config."""
+    canonical config and, where there is one, of the variant that `captured` is of. `inputs` are the
+    positional arguments but for the config."""
     names = ("grad_out", "out", "lse", *_INPUTS)
     gradients = tuple(torch.full(x.shape, torch.nan, dtype=x.dtype) for x in inputs[3:6])
     with Machine(library, order, seed) as machine:
+        if captured is not None:
+            machine.capture(captured.tensors, captured.reals, captured.integers)
         problem = machine.prepare({**dict(zip(names, inputs, strict=False)), **arguments}, config)
         machine.set_outputs(*gradients)
         report = _report(machine, config, problem, order, seed)
@@ -375,10 +398,10 @@ def _check(
     """Refuses what attention accepts and the emulator lacks."""
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(ORDERS)}")
-    if num_splits < 1 and num_splits != BY_LENGTH:
+    if num_splits < 1 and num_splits not in (BY_LENGTH, AT_FIXED_KEYS):
         raise ValueError(
-            f"num_splits = {num_splits}: expected at least 1, or {BY_LENGTH}; nothing chooses it "
-            "here"
+            f"num_splits = {num_splits}: expected at least 1, {BY_LENGTH} or {AT_FIXED_KEYS}; "
+            "nothing chooses it here"
         )
     if resident_ctas < 1:
         raise ValueError(f"resident_ctas = {resident_ctas}: expected at least 1")
@@ -408,10 +431,16 @@ def _merge(
 ) -> None:
     """lse = ln(sum_s exp(lse_s) + exp(logit)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
     cute_kernels/merge_splits.cu. logits: (heads,), which join the denominator."""
-    lse.copy_(lse_partial.logsumexp(0))
-    for logit in logits:
-        lse.copy_(torch.logaddexp(lse, logit.float()[:, None]))
-    weighted = (lse_partial - lse).exp()[..., None] * o_partial
-    nothing = (lse_partial == -math.inf)[..., None]  # attended: a weight of 0
-    rows = weighted.masked_fill(nothing, 0).sum(0)  # (..., heads, seqlen, d_head)
-    out.copy_(rows.transpose(-3, -2))
+    of_logits = [logit.float()[:, None].expand_as(lse) for logit in logits]
+    parts = [*lse_partial, *of_logits]
+    largest = torch.stack(parts).amax(0)
+    shift = largest.masked_fill(largest == -math.inf, 0)
+    total = sum((part - shift).exp() for part in parts)
+    lse.copy_(largest + total.log())
+    # In order, and without those of weight 0, so that these change no bit.
+    rows = torch.full_like(o_partial[0], -0.0)  # (..., heads, seqlen, d_head)
+    for part, o in zip(lse_partial, o_partial, strict=True):
+        weight = ((part - shift).exp() / total)[..., None]
+        rows = torch.where(part[..., None] == -math.inf, rows, rows + weight * o)
+    nothing = (lse_partial == -math.inf).all(0)[..., None]
+    out.copy_(rows.masked_fill(nothing, 0).transpose(-3, -2))

@@ -2,8 +2,9 @@
 keys and values that it attends, and the options.
 
 One config for a dtype, d_head and kind of GPU serves every call, so that blocks of keys begin at
-multiples of its B_c from the first key on, whatever pages hold them. One CTA takes them all, since
-shares of several follow from lengths. Without `rescale_threshold` the maximum that exponents of a
+multiples of its B_c from the first key on, whatever pages hold them. CTAs share the keys of a tile
+at fixed ones, whatever lengths are; their results are merged in order, and those of CTAs without a
+key of a row change none of its bits. Without `rescale_threshold` the maximum that exponents of a
 row refer to is the row's own; with it the rows of a warp vote.
 """
 
@@ -20,22 +21,31 @@ from torch import Tensor
 from pyflash.config import DType, Family, KernelConfig, named_set, parse_short_form
 from pyflash.op.errors import check_type, dtype_name, require
 
+# num_splits of such calls: kKeysOfFixedSplit of cute_kernels/params.h.
+AT_FIXED_KEYS = -2
+
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
 
 def invariant_arguments(
     batch_invariant: bool, arguments: dict[str, Any], q: Tensor, variant: Any = None
 ) -> dict[str, Any]:
-    """The op's keyword arguments with the config and the one split of such calls, or as they are if
+    """The op's keyword arguments with the config and the splits of such calls, or as they are if
     it is False. Raises ValueError for what cannot be invariant."""
     if batch_invariant is False:
+        if arguments.get("num_splits", 0) == AT_FIXED_KEYS:
+            raise ValueError(
+                f"pyflash: num_splits = {AT_FIXED_KEYS} came without batch_invariant: expected a "
+                "number from 1 to 128, 0 to have it chosen, or -1 for as many as each sequence's "
+                "length asks for"
+            )
         return arguments
     check_type("batch_invariant", batch_invariant, "bool")
     _refuse_what_cannot_be(arguments, q, variant)
     config = arguments.get("config") or _short_form(
         q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device)
     )
-    return {**arguments, "config": config, "num_splits": 1}
+    return {**arguments, "config": config, "num_splits": AT_FIXED_KEYS}
 
 
 # NOTE: sentences are made where they are raised: under torch.compile numbers may be symbols.
@@ -51,10 +61,10 @@ def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any
             "that a variant hides are left out by what all queries of a tile attend"
         )
     num_splits = arguments.get("num_splits", 0)
-    if num_splits > 1:
+    if num_splits not in (0, AT_FIXED_KEYS):
         raise ValueError(
-            f"pyflash: batch_invariant came with num_splits = {num_splits}: expected 1, or 0, "
-            "because where the keys are split depends on the lengths in a batch"
+            f"pyflash: batch_invariant came with num_splits = {num_splits}: expected 0, because "
+            "keys are split at fixed places then"
         )
     if "dropout_p" in arguments:
         raise ValueError(

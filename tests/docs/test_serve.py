@@ -73,7 +73,9 @@ def attend_without_the_last_key(monkeypatch):
 
 
 def forget_a_page(monkeypatch):
-    monkeypatch.setattr(serve.Seats, "note_pages", lambda self, request, first=0: None)
+    monkeypatch.setattr(
+        serve.Seats, "note_page", lambda self, request, page: request.pages.append(page)
+    )
 
 
 def leave_a_seat_without_telling(monkeypatch):
@@ -174,7 +176,26 @@ def test_what_a_step_that_decodes_costs_the_host(monkeypatch, n):
     assert len(times) == 17
     assert n_ops == 0
     assert noted[1:] == [n // 16] * 16
-    assert sorted(times)[8] < 1e-3
+    assert sorted(times)[8] < 2e-4
+
+
+def test_a_step_with_prompts_is_one_copy_of_one_buffer():
+    model = serve.Model(serve.SHAPES["tiny"], torch.device("cpu"))
+    engine = serve.Engine(model, 128, 16)
+    for n in (30, 1, 7):
+        engine.submit(serve.Request(list(range(n)), 3))
+    while not engine.inbox.empty():
+        engine.waiting.append(engine.inbox.get())
+    work, n_tokens = engine._plan()
+    with Ops() as ops:
+        engine._mixed(work)
+    assert n_tokens == 38
+    assert ops.n == 1  # a slice, which a GPU copies
+    tokens = [*range(1), *range(30), *range(7)]
+    starts, rows, seats = [0, 1, 31, 38], [0, 30, 37], [1, 0, 2]
+    sent = [*tokens, *starts, *rows, *seats]
+    assert engine.host[: len(sent)].tolist() == sent
+    assert not engine.seats.notes
 
 
 def test_requests_that_can_never_be_served_are_refused():

@@ -425,7 +425,7 @@ def invariant_kernels():
     masks = ("", "right_window", "right_window+left_window+sinks")
     features = [*masks, *(f"{mask}+paged_kv".lstrip("+") for mask in masks)]
     configs = [invariant_config(dtype, d_head, 10 * major + minor) for dtype, d_head in heads]
-    pyflash.build(configs, features=[name or "plain" for name in features])
+    pyflash.build(configs, features=[f"{name}+fixed_splits".lstrip("+") for name in features])
 
 
 @pytest.mark.usefixtures("invariant_kernels")
@@ -437,7 +437,7 @@ def test_pitfalls_21_22_23_bits_of_a_row(first):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         lengths = [
-            rng.randrange(1, rng.choice([20, 300, 3000])) for _ in range(rng.randrange(2, 6))
+            rng.randrange(1, rng.choice([20, 300, 3000, 7000])) for _ in range(rng.randrange(2, 6))
         ]
         lengths_q = [rng.choice([1, 1, rng.randrange(1, min(n, 400) + 1)]) for n in lengths]
         d_head, dtype = rng.choice([64, 128]), rng.choice([FP16, BF16])
@@ -462,3 +462,39 @@ def test_pitfalls_21_22_23_bits_of_a_row(first):
             other.k[other.place(0)], other.v[other.place(0)] = k, v
             found = pyflash.attention_paged(alone[None], *other.tensors, **options)
             assert torch.equal(found[0][0], out[rows][-n:]), seed
+
+
+@pytest.mark.usefixtures("invariant_kernels")
+def test_pitfalls_21_22_23_bits_of_long_rows():
+    """Where several CTAs share the keys of a row: beside longer and shorter sequences, in a graph,
+    and as one of many queries, which are cut into slices."""
+    torch.manual_seed(3)
+    options = {"causal": True, "batch_invariant": True, "return_lse": True}
+    lengths = [1, 2047, 2048, 2049, 6000, 20_000]
+    cache = Cache(lengths, 16, 2, 128, BF16, device="cuda")
+    q = torch.randn(len(lengths), 1, HEADS, 128, device="cuda").to(BF16)
+    out, lse = pyflash.attention_paged(q, *cache.tensors, **options)
+    for b, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        cache.check(b, q[b], out[b], lse[b], causal=True)
+        found = pyflash.attention(q[b : b + 1], k[None], v[None], **options)
+        assert torch.equal(found[0][0], out[b]), b
+        assert torch.equal(found[1][0], lse[b]), b
+    seqlens, expected = cache.seqlens.clone(), (out, lse)
+    with torch.inference_mode():
+        graph = torch.cuda.CUDAGraph()
+        cache.seqlens.fill_(7)
+        with torch.cuda.graph(graph):
+            out, lse = pyflash.attention_paged(q, *cache.tensors, **options)
+        cache.seqlens.copy_(seqlens)
+        graph.replay()
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+    # The parts of 10 splits take more than kMostBytesOfParts of host/slices.h.
+    k, v = cache.keys[-1][None], cache.values[-1][None]
+    many = torch.randn(1, 15_000, HEADS, 128, device="cuda").to(BF16)
+    many[0, -1:] = q[-1]
+    many_out, many_lse = pyflash.attention(many, k, v, **options)
+    assert torch.equal(many_out[0, -1:], expected[0][-1])
+    assert torch.equal(many_lse[0, :, -1:], expected[1][-1])
+    default = pyflash.attention(many, k, v, causal=True)
+    assert (many_out.float() - default.float()).abs().max() < 2e-2

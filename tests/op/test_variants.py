@@ -9,8 +9,13 @@ import pytest
 import torch
 from support.variants import expect_by_pairs, values_of
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyflash
+from pyflash.config import DType
+from pyflash.op.variants.arguments import captured_of
+from pyflash.op.variants.gradients import config_for, select
 from pyflash.op.variants.reference import expect
 from pyflash.variant import bind, parse
 from pyflash.variant.library import named, names
@@ -302,3 +307,48 @@ def test_a_parameter_that_the_normal_form_lacks_needs_a_value_all_the_same():
     assert not variant.captured
     out = pyflash.attention(*inputs, variant=variant, tensors={"n": 1})
     assert torch.equal(out, pyflash.attention(*inputs, variant="a: s where k <= q"))
+
+
+CONFIG = "(FP16, 64, 128, 128, 8): sm80_bwd+stages_1"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_call_for_kernels_of_gradients_differentiates_by_them(packed):
+    """In tensors without data. Sinks have theirs from out and lse."""
+    called = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.append((str(function), args))
+            return function(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        shape, packing = ((9,), (5, 5)) if packed else ((2, 9), (None, None))
+        q = torch.empty(*shape, 4, 64, dtype=torch.half, requires_grad=True)
+        k, v = (torch.empty(*shape, 2, 64, dtype=torch.half, requires_grad=True) for _ in range(2))
+        starts = (torch.empty(3, dtype=torch.int32),) * 2 if packed else (None, None)
+        slopes = torch.empty(2)
+        sinks = torch.empty(4, requires_grad=True)
+        out, _ = torch.ops.pyflash.fwd_variant(
+            q, k, v, TEXT, [slopes], [], [], *starts, *packing, CONFIG, sinks=sinks
+        )
+        with Recorder():
+            found = torch.autograd.grad(out, (q, k, v, sinks), torch.empty_like(out))
+    assert [x.shape for x in found] == [x.shape for x in (q, k, v, sinks)]
+    kernels = [args for name, args in called if name == "pyflash.bwd_variant_kernels.default"]
+    assert [args[3] for args in kernels] == [CONFIG]
+    assert "pyflash.bwd_variant.default" not in [name for name, _ in called]
+
+
+def test_kernels_of_gradients_that_are_not_built_are_missed_in_forward():
+    with pytest.raises(RuntimeError, match=r"gradients of variant .* is built .*compile=True.*"
+                       r"or backward='reference'"):  # fmt: skip
+        select(TEXT, DType.BF16, 64, (9, 0), packed=False, window_left=3)
+    with pytest.raises(ValueError, match=r"dropout_p = 0\.5 came with a variant"):
+        select(TEXT, DType.BF16, 64, (9, 0), packed=False, dropout_p=0.5)
+
+
+def test_what_is_captured_has_no_gradients_by_kernels():
+    captured = captured_of(ALIBI, {"slope": SLOPES.clone().requires_grad_()})
+    with pytest.raises(RuntimeError, match="what a variant captures has no gradients on a GPU"):
+        config_for(torch.empty(1), captured, (), {}, compiles=False)

@@ -103,11 +103,12 @@ class Simulation:
                 token = request.sent.get()
                 if token is None:
                     self.asked.remove(request)
-                    new = request.tokens[len(request.prompt) :]
+                    new = request.tokens[len(request.prompt) :].tolist()
                     assert request.received == new
                     assert request.is_cancelled or len(new) == request.max_tokens
                     if new:
-                        assert reference_is(self.model, request.tokens, len(request.prompt))
+                        tokens = request.tokens.tolist()
+                        assert reference_is(self.model, tokens, len(request.prompt))
                     self.n_tokens += len(new)
                     break
                 request.received.append(token)

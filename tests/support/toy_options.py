@@ -110,7 +110,7 @@ def calls() -> dict[str, Any]:
         "meta": list(attention(*qkv("meta"), toy_period=3, **meta).shape),
         "refused": {
             "type of a number": refused(toy_period=1.5),
-            "value of a number": refused(toy_period=-2),
+            "value of a number": refused(toy_period=-3),
             "type of a tensor": refused(toy_slopes=3),
             "dtype": refused(toy_slopes=slopes.half()),
             "shape": refused(toy_slopes=torch.ones(3)),

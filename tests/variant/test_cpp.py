@@ -11,7 +11,14 @@ from support.programs import captured, integer_program, is_exact, pairs, program
 
 from pyflash.variant import Variant, parse
 from pyflash.variant.arithmetic import applied
-from pyflash.variant.cpp import MOST_APART, header_of, struct_of
+from pyflash.variant.cpp import (
+    MOST_APART,
+    gradient_struct_name,
+    gradient_struct_of,
+    header_of,
+    struct_name,
+    struct_of,
+)
 from pyflash.variant.evaluate import evaluate
 from pyflash.variant.expr import params_of
 from pyflash.variant.scalars import F32, ROUNDINGS
@@ -156,3 +163,25 @@ def test_sums_that_may_wrap_are_written_so():
 def test_programs_use_every_parameter():
     used = {param.name for variant in RANDOM for param in params_of(variant.score, variant.mask)}
     assert used == set(LISTS)
+
+
+def test_a_struct_of_gradients_has_the_slope_and_a_name_of_its_own():
+    variant = parse("a(c: f32, gain: f32[1]): c * tanh(s / c) * gain[h] where k <= q")
+    text = gradient_struct_of(variant)
+    assert f"struct {gradient_struct_name(variant)} {{" in text
+    assert gradient_struct_name(variant) != struct_name(variant)
+    assert "kHasSlope = true;" in text
+    assert "ScoreAndSlope score_and_slope(" in text
+    assert "score_and_slope" not in struct_of(variant)
+
+
+@pytest.mark.parametrize("text", ["a: s where k <= q", "a(t: f32[2]): s + t[h, k - q]"])
+def test_a_bias_has_no_slope(text):
+    assert "kHasSlope = false;" in gradient_struct_of(parse(text))
+
+
+def test_keys_as_rows_read_no_pairs_of_prepared_numbers():
+    """Keys of a thread are eight apart, and the first may be odd."""
+    variant = parse("a(t: f32[1]): s + t[k]")
+    assert "prepared_beside" in struct_of(variant)
+    assert "prepared_beside" not in gradient_struct_of(variant)

@@ -11,6 +11,7 @@
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/gemm.h"
 #include "cute_kernels/softcap.h"
+#include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm80::backward {
 
@@ -19,7 +20,7 @@ using device::Site;
 
 // Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). A thread has two keys, eight apart, and two of every eight
 // queries.
-template <class Traits, BackwardFeatures kFeatures>
+template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
 
@@ -28,26 +29,40 @@ struct Scores {
   Coord const first;  // of the thread: key and query, in the tile and the block
   int const warp_key;
   float const scale_log2;
+  variant::Given<Variant> const given;
 
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
-  CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key)
+  CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key,
+                     variant::Given<Variant> const& given)
       : problem(tile.problem),
         tile(tile),
         first(first),
         warp_key(warp_key),
-        scale_log2(tile.problem.softmax_scale * kLog2e) {}
+        scale_log2(tile.problem.softmax_scale * kLog2e),
+        given(given) {}
 
   // The column of a thread's c-th, counted from its first.
   CUTE_DEVICE static constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
 
   // S^T to P^T = 2^(scale S^T - lse), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T times the
-  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T. lse2: of the block.
-  template <class Acc, class Pairs>
-  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, int head, int m_block) const {
+  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. lse2: of the block.
+  template <class Acc, class Pairs, class Block>
+  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
     Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,MMA_N))
+    int const head = block.head, m_block = block.m_block;
+    if constexpr (variant::kIsVariant<Variant>) {
+      bool const is_cut = cuts(m_block) || (m_block + 1) * Traits::kBlockM > tile.queries().length;
+      variant::variant_scores_to_P<Variant>(
+          P, tile, given,
+          {tile.first_key + first.row, m_block * Traits::kBlockM + first.column, head, block.is_cut,
+           is_cut},
+          column_of, [&](int c) { return numbers_at(lse2, c); },
+          [&](int i, float p0, float p1) { pairs.data()[i] = device::pack2(p0, p1, Element{}); });
+      return;
+    }
     bool caps = false;
     if constexpr (kFeatures.softcap) {
       caps = problem.softcap.cap != 0;

@@ -87,8 +87,14 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
   if constexpr (Variant::kHasMask) {
     blocks = {0, walk.list[0]};
   }
-  int const blocks_per_split = ceil_div(blocks.end - blocks.begin, params.num_splits);
-  int const begin_block = blocks.begin + coord.split * blocks_per_split;
+  if constexpr (kFeatures.fixed_splits) {
+    blocks = fixed_split(blocks, coord.split, kBlockN);
+  }
+  int const blocks_per_split = kFeatures.fixed_splits
+                                   ? blocks.end - blocks.begin
+                                   : ceil_div(blocks.end - blocks.begin, params.num_splits);
+  int const begin_block =
+      blocks.begin + (kFeatures.fixed_splits ? 0 : coord.split * blocks_per_split);
   int const end_block = min(begin_block + blocks_per_split, blocks.end);
 
   // Global tensors, partitioned by the threads that copy them: (CPY_M,CPY_K,n_blocks).
@@ -386,6 +392,9 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
     }
   }
   if (is_partial) {
+    if (kFeatures.fixed_splits && begin_block >= end_block) {
+      return;
+    }
     device::at(Site::O_r2g);
     store_partial<AccRows, typename Traits::AccColumnsO>(
         rows_by_columns(acc_O), acc_coord, params.o_partial + partial_offset * params.d_head,

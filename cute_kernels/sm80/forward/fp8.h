@@ -79,6 +79,8 @@ CUTE_DEVICE void fp8_cta(ListedForwardParams const& params) {
   constexpr bool kMaskEnds = kFeatures.right_window;
   constexpr bool kMaskBegins = kFeatures.left_window;
 
+  device::launch_dependents();  // who merges splits waits for the end of this kernel
+
   // Coordinates and early exit.
   int const lane = device::thread_idx() % 32;
   int const warp = device::thread_idx() / 32;

@@ -12,6 +12,7 @@
 #include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
+#include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm90::backward {
 
@@ -20,24 +21,37 @@ using device::Site;
 
 // Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). lse2, delta: a number for each query, of which this thread's
 // are the first two of every eight from there.
-template <class Traits, BackwardFeatures kFeatures>
+template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
+  // to_P makes the operand: what it leaves in place of P^T is not P^T.
+  static constexpr bool kMakesOperand = kFeatures.softcap || variant::kIsVariant<Variant>;
 
   BackwardParamsWithoutDropout const& problem;
   float const scale_log2;
   ScoreMask<Traits, kFeatures> const mask;
+  variant::Given<Variant> const given;
 
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
   // S^T to P^T = 2^(scale S^T - lse), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T times the
-  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T.
-  template <class Acc, class FragmentP>
-  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, int head,
-                        int m_block) const {
+  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant.
+  template <class Acc, class FragmentP, class Block>
+  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
     Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
+    int const head = block.head, m_block = block.m_block;
+    if constexpr (variant::kIsVariant<Variant>) {
+      Tensor pairs = recast<uint32_t>(operand);
+      bool const is_cut =
+          mask.cuts(m_block) || (m_block + 1) * Traits::kBlockM > mask.tile.queries().length;
+      variant::variant_scores_to_P<Variant>(
+          P, mask.tile, given, {mask.key(0), mask.first_query(m_block), head, block.is_cut, is_cut},
+          [](int c) { return column_of(c); }, [&](int c) { return numbers_at(lse2, c); },
+          [&](int i, float p0, float p1) { pairs(i) = device::pack2(p0, p1, Element{}); });
+      return;
+    }
     if constexpr (kFeatures.softcap) {
       if (problem.softcap.cap != 0) {
         return cap(P, operand, lse2, m_block);

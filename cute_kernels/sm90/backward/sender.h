@@ -18,7 +18,7 @@ CUTE_DEVICE void send_in_turn(KernelParams const& params, typename Traits::Share
   float const turn = float(problem.turn_of(tile.first_key / Traits::kBlockN));
   int next = sender;
   uint32_t parity = 0;
-  for (MBlocks<kFeatures> block(tile); block.exists(); block.advance()) {
+  for (pyflash::backward::MBlocks<kFeatures> block(tile); block.exists(); block.advance()) {
     if (next-- > 0) {
       continue;
     }

@@ -82,6 +82,11 @@ CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int
       device::at(device::Site::lse_r2g);
       device::store(problem.lse_partial + partial, lse(r));
     }
+    if constexpr (kFeatures.fixed_splits) {
+      if (lse(r) == -INFINITY) {  // of which nobody reads O
+        continue;
+      }
+    }
     device::at(device::Site::O_r2g);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(O); c += 2) {

@@ -156,7 +156,9 @@ struct TileSchedule {
     } else {
       tile.blocks = attended(tile, tile.first_query, n_queries);
     }
-    if (problem.num_splits > 1) {
+    if constexpr (kFeatures.fixed_splits) {
+      tile.blocks = fixed_split(tile.blocks, tile.split, Traits::kBlockN);
+    } else if (problem.num_splits > 1) {
       int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
       tile.blocks.begin += tile.split * share;
       tile.blocks.end = min(tile.blocks.begin + share, tile.blocks.end);

@@ -37,6 +37,7 @@ SM90_BACKWARD = Family(
     ladder=(),
     built_features=built_features,
     emulation_header="cute_kernels/sm90/backward/emulated.h",
+    gradient_header="cute_kernels/sm90/backward/variant_launch.h",
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),

@@ -127,6 +127,8 @@ def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
     if config in DROPPING:
         return DROPOUT
     unlisted = _unlisted(config)
+    if config in INVARIANT:
+        return tuple(dataclasses.replace(f, fixed_splits=True) for f in unlisted)
     listed = [features for features in LISTED if _without_list(features) in unlisted]
     # CTAs share keys in tiles of few queries.
     shared = SHARED if config.n_consumers == 1 and config.persistent else ()

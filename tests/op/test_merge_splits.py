@@ -1,0 +1,165 @@
+"""The kernel that merges splits of keys, its code run on the CPU by a thread for each of a CTA's:
+results, and which of their bits depend on what."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.headers import ROOT, includes
+from torch import Tensor
+
+from pyflash.third_party import cuda
+
+# Of what splits at fixed keys ask for: places in the kernel, and what stands there with the error.
+ERRORS = {
+    "groups follow the number of splits": (
+        "!has_fixed_splits && 2 * groups", "(PLANTED(1) || !has_fixed_splits) && 2 * groups"
+    ),
+    "sums start at 0": (
+        "constexpr float kNothing = kFixedSplits", "float const kNothing = !PLANTED(2)"
+    ),
+    "parts of weight 0 are added": (
+        "if (!kFixedSplits || weight", "if (PLANTED(3) || !kFixedSplits || weight"
+    ),
+    "what attends nothing is -0": ("is_attended[row] ?", "PLANTED(4) || is_attended[row] ?"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory) -> Path:
+    """A program; the number of an error is in its environment."""
+    try:
+        folders = cuda.include_dirs()
+    except cuda.CudaError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("merge")
+    text = (ROOT / "cute_kernels/merge_splits.cu").read_text()
+    for right, wrong in ERRORS.values():
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    (folder / "cute_kernels").mkdir()
+    (folder / "cute_kernels/merge_splits.cu").write_text(text)
+    system = [option for of in folders for option in ("-isystem", str(of))]
+    program = ROOT / "tests/support/merge_splits.cpp"
+    command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{folder}", *includes(), *system]
+    subprocess.run([*command, program, "-o", folder / "merge"], check=True)
+    return folder / "merge"
+
+
+def merged(
+    program: Path, problems: list[tuple[bool, Tensor, Tensor, Tensor | None]], error: int = 0
+):
+    """O and lse of problems: whether splits are at fixed keys, lse of each split, (num_splits,
+    batch, heads, seqlen), O of each, as lse with d_head, and sinks, (heads,)."""
+    lines = []
+    for is_fixed, lse, o, sinks in problems:
+        numbers = [*lse.flatten().tolist(), *o.flatten().tolist()]
+        numbers += [] if sinks is None else sinks.tolist()
+        sizes = [int(is_fixed), *o.shape, int(sinks is not None)]
+        lines.append(" ".join(map(repr, sizes + numbers)))
+    done = subprocess.run(
+        [program],
+        input="\n".join(lines),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PLANTED": str(error)},
+    )
+    results = []
+    for line, (_, lse, o, _) in zip(done.stdout.splitlines(), problems, strict=True):
+        bits = np.array(line.split(), dtype=np.uint32)
+        n = o[0].numel()
+        out = torch.from_numpy(bits[:n].astype(np.uint16)).view(torch.bfloat16)
+        batch, heads, rows, d_head = o.shape[1:]
+        out = out.view(batch, rows, heads, d_head).transpose(1, 2)
+        results.append((out, torch.from_numpy(bits[n:].view(np.float32)).view(lse.shape[1:])))
+    return results
+
+
+def parts(num_splits: int, d_head: int, seed: int, rows: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    lse = 3 * torch.randn(num_splits, 2, 3, rows, generator=generator)
+    return lse, torch.randn(*lse.shape, d_head, generator=generator)
+
+
+def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
+    return torch.equal(a[0].view(torch.int16), b[0].view(torch.int16)) and torch.equal(
+        a[1].view(torch.int32), b[1].view(torch.int32)
+    )
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_results(kernel, is_fixed):
+    problems = []
+    for seed, (n, d_head) in enumerate([(2, 64), (33, 128), (9, 256), (128, 72)]):
+        lse, o = parts(n, d_head, seed)
+        # Rows that few splits attend, and none.
+        lse[: n - 1, 0], lse[:, 1, 0], o[:, 1, 0] = -math.inf, -math.inf, 0
+        o[: n - 1, 0] = 0
+        sinks = torch.tensor([-1.0, 2.0, -math.inf]) if seed % 2 else None
+        problems.append((is_fixed, lse, o, sinks))
+    for (_, lse, o, sinks), found in zip(problems, merged(kernel, problems), strict=True):
+        every = lse.double()
+        if sinks is not None:
+            every = torch.cat([every, sinks.double()[None, None, :, None].expand_as(every[:1])])
+        expected_lse = every.logsumexp(0)
+        weights = (lse.double() - expected_lse).exp()
+        weights = weights.masked_fill(lse == -math.inf, 0)[..., None]
+        torch.testing.assert_close(found[1].double(), expected_lse, rtol=1e-5, atol=1e-5)
+        expected = (weights * o.double()).sum(0)
+        torch.testing.assert_close(found[0].double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def broken(program: Path, error: int = 0) -> set[str]:
+    """What bits of splits at fixed keys depend on and must not."""
+    found = set()
+    d_head = 64
+    lse, o = parts(7, d_head, seed=d_head)
+    # Of equal weights, sums that are what rounding leaves.
+    lse[:, 1], o[5, 1] = 0.5, 0
+    o[6, 1] = -o[:6, 1].sum(0)
+    lse[2, 0], lse[5] = -math.inf, -math.inf
+    # More splits, of which nobody wrote O.
+    many = torch.full((70, *lse.shape[1:]), -math.inf)
+    many_o = torch.full((*many.shape, d_head), math.nan)
+    many[:7], many_o[:7] = lse, o
+    many_o[many == -math.inf] = math.nan
+    # One that attends, of any bits.
+    alone, alone_o = many.clone(), many_o.clone()
+    alone[:], alone[3] = -math.inf, lse[3]
+    alone_o[3, ..., ::2], alone_o[3, ..., 1] = -0.0, 1e-40
+    nothing = torch.full_like(many, -math.inf)
+    few, more, one, none = merged(
+        program,
+        [
+            (True, lse, o, None),
+            (True, many, many_o, None),
+            (True, alone, alone_o, None),
+            (True, nothing, torch.full_like(many_o, math.nan), None),
+        ],
+        error,
+    )
+    if not same(few, more):
+        found.add("the number of splits")
+    if not same(one, (alone_o[3].bfloat16(), lse[3])):
+        found.add("splits beside one that attends")
+    zero = torch.zeros_like(none[0])
+    if not same(none, (zero, torch.full_like(none[1], -math.inf))):
+        found.add("rows without keys")
+    return found
+
+
+def test_bits_of_splits_at_fixed_keys(kernel):
+    assert broken(kernel) == set()
+
+
+@pytest.mark.parametrize("number", range(1, len(ERRORS) + 1))
+def test_a_planted_error_shows(kernel, number):
+    assert broken(kernel, number)
