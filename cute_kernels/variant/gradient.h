@@ -33,7 +33,7 @@ struct Given<NoVariant> {
 template <class Variant, int kBlockM, BackwardFeatures kFeatures>
 CUTE_DEVICE void limit_lengths(backward::Tile<kFeatures>& tile) {
   if constexpr (kIsVariant<Variant> && kFeatures.packed) {
-    BackwardParams const& problem = tile.problem;
+    BackwardParamsWithoutDropout const& problem = tile.problem;
     tile.queries_found.length = smaller(tile.queries_found.length, problem.q_sequences.longest);
     tile.keys_found.length = smaller(tile.keys_found.length, problem.k_sequences.longest);
     int const most = ceil_div(problem.q_sequences.longest, kQueriesOfPiece) * kQueriesOfPiece;
@@ -133,7 +133,7 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
                                      Pair const& pair) {
   static_assert(!kFeatures.dropout, "what is dropped is marked by the sign, which a slope changes");
   constexpr int kKeyStep = 8;
-  BackwardParams const& problem = tile.problem;
+  BackwardParamsWithoutDropout const& problem = tile.problem;
   auto const& captured = given.captured;
   Lengths const lengths{tile.queries().length, tile.keys().length, 0, 0};
   int const batch = tile.sequence();
