@@ -12,13 +12,13 @@
 namespace pyflash {
 namespace {
 
-constexpr int kListThreads = 1024;
+constexpr int kListThreads = 1024;  // at most
 constexpr int kThreads = 256;
 constexpr int kChunk = 8;  // parts that a thread has in flight
 
 struct CtaThreads {
   __device__ int index() const { return static_cast<int>(threadIdx.x); }
-  __device__ int count() const { return kListThreads; }
+  __device__ int count() const { return static_cast<int>(blockDim.x); }
   __device__ void sync() const { __syncthreads(); }
 };
 
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kListThreads)
 
 // How a CTA's threads share the rows, parts and columns of a tile: kThreads is the product of the three.
 struct Tiling {
-  static constexpr int kMostGroups = 8;
+  static constexpr int kMostGroups = 4;  // a CTA for each row of a tile would mostly find nothing
 
   int columns;  // threads along a row
   int groups;   // of parts: part p is of group p % groups
@@ -106,8 +106,13 @@ __global__ void __launch_bounds__(kThreads)
   Rows const q_rows = params.q_sequences().rows_of(parts.sequence, GlobalLoader{});
   int const query = row / heads_of_tile;
   bool const exists = row < n_rows && query < q_rows.length && column < params.d_head;
+  RowCoord const coord{params.q_sequences().tensor_batch(parts.sequence),
+                       parts.head * heads_of_tile + row % heads_of_tile, q_rows.begin + query};
+  float const sink = exists ? load_sink<Element>(params, coord) : -INFINITY;
   Merged mine;
-  for (int part = group; exists && part < parts.count(); part += kChunk * tiling.groups) {
+  // NOTE: parts have rows that do not exist, so that no load of them waits for lengths.
+  bool const is_in_part = row < n_rows && column < params.d_head;
+  for (int part = group; is_in_part && part < parts.count(); part += kChunk * tiling.groups) {
     float lse[kChunk];
     float4 values[kChunk];
 #pragma unroll
@@ -132,9 +137,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 1; i < tiling.groups; ++i) {
     mine.add(merged[tidx + i * tiling.rows * tiling.columns]);
   }
-  RowCoord const coord{params.q_sequences().tensor_batch(parts.sequence),
-                       parts.head * heads_of_tile + row % heads_of_tile, q_rows.begin + query};
-  mine.add(load_sink<Element>(params, coord), float4{});
+  mine.add(sink, float4{});
   float const inverse = mine.sum == 0.f ? 0.f : 1.f / mine.sum;
   Element* const o = static_cast<Element*>(params.o) + offset_in_o(params, coord) + column;
   *reinterpret_cast<uint2*>(o) = uint2{pack2(mine.o.x * inverse, mine.o.y * inverse, Element{}),
@@ -166,7 +169,10 @@ int launch(void (*kernel)(Parameters...), dim3 const& grid, int n_threads, void*
 }  // namespace
 
 int list_shares(Forward::Params const& params, DType, void* stream) {
-  return launch(list_shares_kernel, dim3(1), kListThreads, stream, params.share_listing(),
+  // A thread for each sequence and each share: barriers of more take longer.
+  int const n = larger(params.batch, params.n_shares);
+  int const n_threads = smaller(ceil_div(n, 32) * 32, kListThreads);
+  return launch(list_shares_kernel, dim3(1), n_threads, stream, params.share_listing(),
                 reinterpret_cast<int*>(params.share_list));
 }
 

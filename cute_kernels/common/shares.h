@@ -110,11 +110,11 @@ PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int co
                                              int share) {
   constexpr Parts kNone{0, 0, 0, -1};
   Share const begin = reinterpret_cast<Share const*>(list + ShareListing::kHeader)[share];
+  int const size = list[1];  // NOTE: both loads at once
   if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
     return kNone;
   }
   int const* const starts = list + listing.first_start() + begin.sequence;
-  int const size = list[1];
   int const n_units = (starts[1] - starts[0]) / listing.heads;
   int const first_block = starts[0] + begin.head * n_units + ShareListing::kTileUnits;
   int const last_block = first_block + n_units - ShareListing::kTileUnits - 1;
@@ -131,6 +131,27 @@ PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int co
 #define PYFLASH_ANY_SIDE
 #endif
 
+// The sums of the first n numbers up to each, none above `most`: in `numbers` or in `spare`. Every thread calls it, and sees them
+// after it.
+// NOTE: a step for each bit of n; one CTA makes the list while the forward pass waits for it.
+PYFLASH_ANY_SIDE
+template <class Threads>
+PYFLASH_HOST_DEVICE int const* sums_of_first(int* numbers, int* spare, int n, int most,
+                                             Threads const& threads) {
+  int* from = numbers;
+  int* to = spare;
+  for (int distance = 1; distance < n; distance *= 2) {
+    for (int i = threads.index(); i < n; i += threads.count()) {
+      to[i] = i < distance ? from[i] : smaller(from[i] + from[i - distance], most);
+    }
+    threads.sync();  // the step's sums are visible, and what they were made of is free
+    int* const made = to;
+    to = from;
+    from = made;
+  }
+  return from;
+}
+
 // Every thread calls it.
 PYFLASH_ANY_SIDE
 template <class Threads, class Load>
@@ -140,20 +161,28 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
   constexpr int kChunk = ShareListStorage::kChunk;
   int const batch = listing.batch;
   int* const starts = list + listing.first_start();
+  bool const is_one_chunk = batch <= kChunk;
+  int const* ends = shared.ends;  // of the chunk's sequences
   int total = 0;
   for (int first = 0; first < batch; first += kChunk) {
-    for (int i = threads.index(); i < kChunk; i += threads.count()) {
-      bool const exists = first + i < batch;
-      shared.ends[i] = exists ? listing.units_of(first + i, load) * listing.heads : 0;
+    int const n = smaller(batch - first, kChunk);
+    for (int i = threads.index(); i < n; i += threads.count()) {
+      shared.ends[i] = listing.units_of(first + i, load) * listing.heads;
     }
     threads.sync();  // the units are visible
-    add_up(shared.ends, shared.spare, int(ShareListing::kMostUnits), threads);
-    for (int i = threads.index(); i < kChunk && first + i < batch; i += threads.count()) {
-      starts[first + i + 1] = total + shared.ends[i];
+    ends = sums_of_first(shared.ends, shared.spare, n, ShareListing::kMostUnits, threads);
+    for (int i = threads.index(); i < n; i += threads.count()) {
+      starts[first + i + 1] = total + ends[i];
     }
-    total += shared.ends[kChunk - 1];
-    threads.sync();  // the ends are free, and the starts visible
+    total += ends[n - 1];
+    if (!is_one_chunk) {
+      threads.sync();  // the ends are free, and the starts visible
+    }
   }
+  // NOTE: of one chunk by what is shared, which takes no way through memory.
+  auto const start_of = [&](int sequence) {
+    return sequence == 0 ? 0 : is_one_chunk ? ends[sequence - 1] : starts[sequence];
+  };
   int const size = larger(ceil_div(total, listing.n_shares), ShareListing::kLeastUnits);
   if (threads.index() == 0) {
     list[0] = total;
@@ -170,11 +199,11 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
       int sequence = 0;
       for (int end = batch; end - sequence > 1;) {
         int const middle = (sequence + end) / 2;
-        int const start = batch <= kChunk ? shared.ends[middle - 1] : starts[middle];
+        int const start = start_of(middle);
         (start <= begin ? sequence : end) = middle;
       }
-      int const start = sequence == 0 ? 0 : starts[sequence];
-      int const n_units = (starts[sequence + 1] - start) / listing.heads;
+      int const start = start_of(sequence);
+      int const n_units = (start_of(sequence + 1) - start) / listing.heads;
       share = {.sequence = sequence,
                .head = (begin - start) / n_units,
                .first_unit = (begin - start) % n_units,

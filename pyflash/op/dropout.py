@@ -18,9 +18,11 @@ _MAX_GRID = 65535  # of PyTorch's flash attention
 _MASK32 = 0xFFFFFFFF
 
 
-def with_state(arguments: dict[str, Any], q: Tensor, n_sequences: Any) -> dict[str, Any]:
+def with_state(
+    arguments: dict[str, Any], q: Tensor, cu_seqlens_q: Tensor | None = None
+) -> dict[str, Any]:
     """The op's keyword arguments with the state of dropout, drawn where none is given, or without
-    one where nothing is dropped."""
+    one where nothing is dropped. Shapes that the op refuses are left to it."""
     if "dropout_p" not in arguments:
         if "dropout_state" not in arguments:
             return arguments
@@ -30,7 +32,11 @@ def with_state(arguments: dict[str, Any], q: Tensor, n_sequences: Any) -> dict[s
             f"pyflash: dropout_p = {arguments['dropout_p']} came with a DTensor: expected 0, "
             "because ranks do not know the places of their sequences and heads among all"
         )
-    if "dropout_state" in arguments or q.dim() < 3:
+    lengths = q if cu_seqlens_q is None else cu_seqlens_q
+    if "dropout_state" in arguments or q.dim() < 3 or lengths.dim() == 0:
+        return arguments
+    n_sequences = lengths.shape[0] - (cu_seqlens_q is not None)
+    if n_sequences < 0:
         return arguments
     return {**arguments, "dropout_state": draw_state(q.device, n_sequences, q.shape[-2])}
 

@@ -33,6 +33,12 @@ def invariant_arguments(
     """The op's keyword arguments with the config and the splits of such calls, or as they are if
     it is False. Raises ValueError for what cannot be invariant."""
     if batch_invariant is False:
+        if arguments.get("num_splits", 0) == AT_FIXED_KEYS:
+            raise ValueError(
+                f"pyflash: num_splits = {AT_FIXED_KEYS} came without batch_invariant: expected a "
+                "number from 1 to 128, 0 to have it chosen, or -1 for as many as each sequence's "
+                "length asks for"
+            )
         return arguments
     check_type("batch_invariant", batch_invariant, "bool")
     _refuse_what_cannot_be(arguments, q, variant)

@@ -163,7 +163,7 @@ def attention(
     arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, (), compile)
     if arguments:
-        arguments = with_state(arguments, q, q.shape[0])
+        arguments = with_state(arguments, q)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
@@ -325,6 +325,6 @@ def attention_varlen(
     arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, packing, compile)
     if arguments:
-        arguments = with_state(arguments, q, cu_seqlens_q.shape[0] - 1)
+        arguments = with_state(arguments, q, cu_seqlens_q)
     out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.headers import ROOT, includes
+from support.headers import APART, ROOT, includes
 from support.toy_family import TOY_FAMILY
 
 from pyflash.codegen import config_header
@@ -21,7 +21,6 @@ LIBRARY = "kernel_library.cu"
 # What asks a family for more than the fields that all have.
 ASKING = {LIBRARY, "host/grid.cpp", "host/cpu_forward.cpp"}
 HOST = {f"host/{path.name}" for path in ROOT.glob("cute_kernels/host/*.cpp")}
-NAMED_ALIKE = {f"host/{n}.cpp" for n in ("cpu_forward", "grid", "tuned", "variant_program")}
 FEATURES = Path("cute_kernels") / "features.h"
 CHECK = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++"]
 
@@ -100,12 +99,13 @@ def test_every_source_that_asks_is_judged():
 
 
 def test_a_new_family_that_answers_needs_no_edit_elsewhere(tmp_path):
-    """In one unit, but for sources of which two have a name for themselves: those, and all where
-    that does not compile, are units of their own."""
-    families, together = (*FAMILIES, TOY_FAMILY), sorted(HOST - NAMED_ALIKE)
+    """As one unit where that compiles; else each source by itself, as those are that cannot be part
+    of it."""
+    families, alone = (*FAMILIES, TOY_FAMILY), {f"host/{name}.cpp" for name in APART["host"]}
+    together = sorted(HOST - alone)
     unit = tmp_path / "together.cpp"
     unit.write_text("".join(f'#include "cute_kernels/{source}"\n' for source in together))
-    apart = [*sorted(NAMED_ALIKE), LIBRARY]
+    apart = [*sorted(alone), LIBRARY]
     if compile_for(families, tmp_path, str(unit)):
         apart += together
     said = {source: compile_for(families, tmp_path, source) for source in apart}

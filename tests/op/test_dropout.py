@@ -331,7 +331,7 @@ def test_ranks_refuse():
             check_positional(q, k, 2, method, {"dropout_p": 0.1})
     sharded = SimpleNamespace(placements=())
     with pytest.raises(ValueError, match=r"dropout_p = 0\.1 came with a DTensor: expected 0"):
-        with_state({"dropout_p": 0.1}, sharded, 2)
+        with_state({"dropout_p": 0.1}, sharded)
 
 
 def test_a_gpu_has_no_state_for_more_heads_than_its_grid():

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.headers import unite
 from support.toy_options import CONFIG, EDITS, TEXT, edit
 
+from pyflash.codegen import emulated
 from pyflash.op.options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,7 @@ def tree(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     edit(root)
     compile_quickly(root)
+    (root / "cache").mkdir(mode=0o700)
     run(root, "-m", "codegen", "--ops")
     return root
 
@@ -41,6 +44,9 @@ def compile_quickly(root: Path) -> None:
     text = path.read_text()
     assert [text.count(flag) for flag in ('"-O2"', '"-O3"')] == [1, 2]
     path.write_text(re.sub('"-O[23]"', '"-O0"', text))
+    unite("bindings", root)
+    unite("emulator", root)
+    unite("host", root, apart=emulated._HOST)
 
 
 def run(tree: Path, *arguments: str, **environment: str) -> None:
@@ -48,7 +54,9 @@ def run(tree: Path, *arguments: str, **environment: str) -> None:
     result = subprocess.run(
         [sys.executable, *arguments],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": paths} | environment,
+        env=os.environ
+        | {"PYTHONPATH": paths, "PYFLASH_CACHE_DIR": str(tree / "cache")}
+        | environment,
         capture_output=True,
         text=True,
     )

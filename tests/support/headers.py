@@ -1,10 +1,39 @@
-"""The headers of the project, for tests that call a compiler themselves."""
+"""The headers of the project, for tests that call a compiler themselves, and sources as one unit:
+what a source takes the compiler is its headers.
 
+Two sources of one unit must not have a name each for itself: such as a constant of an unnamed
+namespace. The compiler says which two do, and one of them is then named in APART.
+"""
+
+from collections.abc import Collection
 from pathlib import Path
 
 from pyflash.codegen import config_header, ops_header
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+# The sources that have a name in common with others of their folder of cute_kernels.
+APART = {
+    "bindings": (),
+    "emulator": ("fiber", "report", "traffic", "window"),
+    "host": ("cpu_forward", "grid", "tuned", "variant_program"),
+}
+# CUTLASS's headers make warnings errors, so that what includes them comes last.
+_LAST = ("device", "device_sm90")
+
+
+def unite(room: str, root: Path, apart: Collection[str] = ()) -> None:
+    """Makes one source of those of a folder of cute_kernels in a copy of the repository, but for
+    those of APART and `apart`."""
+    folder = root / "cute_kernels" / room
+    kept = {*APART[room], *apart}
+    sources = [path for path in sorted(folder.glob("*.cpp")) if path.stem not in kept]
+    for path in sources:
+        path.rename(path.with_suffix(".inc"))
+    sources.sort(key=lambda path: path.stem in _LAST)
+    lines = [f'#include "cute_kernels/{room}/{path.stem}.inc"' for path in sources]
+    (folder / f"all_{room}.cpp").write_text("\n".join(lines) + "\n")
 
 
 def includes() -> list[str]:

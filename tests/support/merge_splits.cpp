@@ -1,93 +1,15 @@
-// Runs the kernel of merge_splits.cu on the CPU, a thread of the host for each of a CTA's. A line of input is a problem:
+// Runs the kernel of merge_splits.cu on the CPU. A line of input is a problem:
 //   is_fixed num_splits batch heads seqlen d_head has_sinks, lse of each split, O of each split, sinks
 // A line of output has the bits of O, in bf16, and those of lse.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime_api.h>
-
-#include <barrier>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <string>
-#include <thread>
 #include <vector>
 
-namespace {
-
-constexpr int kWarp = 32, kCta = 256;
-
-std::barrier<> cta_barrier(kCta);
-struct Warp {
-  std::barrier<> barrier{kWarp};
-  float values[kWarp];
-};
-Warp warps[kCta / kWarp];
-thread_local struct {
-  unsigned x, y;
-} threadIdx, blockIdx;
-
-// The number of an error in the kernel, or 0.
-int const planted_error = [] {
-  char const* const number = std::getenv("PLANTED");
-  return number != nullptr ? std::atoi(number) : 0;
-}();
-
-void __syncthreads() { cta_barrier.arrive_and_wait(); }
-
-float __shfl_xor_sync(unsigned, float value, int lanes) {
-  Warp& warp = warps[threadIdx.x / kWarp];
-  warp.values[threadIdx.x % kWarp] = value;
-  warp.barrier.arrive_and_wait();
-  float const other = warp.values[(threadIdx.x % kWarp) ^ lanes];
-  warp.barrier.arrive_and_wait();
-  return other;
-}
-
-bool __any_sync(unsigned all, bool value) {
-  float any = value;
-  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-    any = std::fmax(any, __shfl_xor_sync(all, any, lanes));
-  }
-  return any > 0;
-}
-
-template <class Kernel, class Params>
-cudaError_t launch_on_host(cudaLaunchConfig_t const* launch, Kernel kernel, Params const& params) {
-  std::vector<std::jthread> threads;
-  for (unsigned thread = 0; thread < launch->blockDim.x; ++thread) {
-    threads.emplace_back([=, &params] {
-      threadIdx = {thread, 0};
-      for (unsigned y = 0; y < launch->gridDim.y; ++y) {
-        for (unsigned x = 0; x < launch->gridDim.x; ++x) {
-          blockIdx = {x, y};
-          kernel(params);
-          cta_barrier.arrive_and_wait();  // the next CTA has the same shared memory
-        }
-      }
-    });
-  }
-  return cudaSuccess;
-}
-
-}  // namespace
-
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  return *value = 8, cudaSuccess;
-}
-
-#define __expf(x) std::exp(x)
-#define __logf(x) std::log(x)
-#define PLANTED(number) (planted_error == (number))
-#undef __shared__
-#undef __launch_bounds__
-#define __shared__ static
-#define __launch_bounds__(n)
-#define cudaLaunchKernelEx launch_on_host
+#include "cta_on_host.h"
+//
 #include "cute_kernels/merge_splits.cu"
 
 using namespace pyflash;

@@ -168,7 +168,8 @@ def _is_attention(arguments: dict[str, Any], out: Any) -> bool:
         qkv = [arguments[name] for name in "qkv"]
         ref = attention_ref(*qkv, **options)[0]
         pt16 = attention_ref(*qkv, **options, dtype=q.dtype)[0]
-    return (out.float() - ref).abs().max().item() <= tolerance(ref, pt16) + 1e-3
+    bound = tolerance(ref, pt16.nan_to_num())  # NaN where float16 has no room for scores
+    return (out.float() - ref).abs().max().item() <= bound + 1e-3
 
 
 def _varlen(generator: random.Random) -> Call:
