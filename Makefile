@@ -13,6 +13,7 @@ EXTRAS := test lint inspect plot $(CUDA)
 # Python compiles a module when it is first imported; few of those that are installed ever are.
 INSTALL := $(BIN)/python -m pip install --no-compile
 PIPELINE := (FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold
+BACKWARD := (BF16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap
 CPP = $(shell find cute_kernels -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
 empty :=
@@ -30,7 +31,7 @@ test: build
 
 gpu-test: build
 	$(BIN)/python -m codegen
-	for set in head_dims backward backward_sm80 invariant; do $(BIN)/python -m codegen --set $$set || exit 1; done
+	for set in head_dims backward backward_sm80 invariant dropout; do $(BIN)/python -m codegen --set $$set || exit 1; done
 	$(BIN)/python -m pytest -m gpu tests
 
 bench: build
@@ -44,11 +45,13 @@ figures: build
 		--backend flash,cudnn --out build/speed.jsonl --plot docs/pictures/speed.svg \
 		--roofline docs/pictures/roofline.svg --format markdown --over "PyTorch cudnn"
 
-# The site in build/site: open index.html. The picture of a pipeline is drawn anew.
+# The site in build/site: open index.html. The pictures of pipelines are drawn anew.
 docs: build
 	$(INSTALL) -q -e ".[docs]"
 	$(BIN)/pyflash emulate "$(PIPELINE)" --seqlen-q 256 --seqlen-k 512 --heads 1 --resident-ctas 1 \
 		--timeline docs/pictures/sm90_timeline.svg > /dev/null
+	$(BIN)/pyflash emulate "$(BACKWARD)" --seqlen-q 256 --seqlen-k 256 --heads 1 --resident-ctas 1 \
+		--timeline docs/pictures/sm90_backward_timeline.svg > /dev/null
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f docs/site/mkdocs.yml
 
 # dist/: the source distribution and a wheel, tested. With ARCHS=80,90 the wheel holds kernels: those

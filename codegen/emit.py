@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pyflash.config import OPS, Arch, KernelConfig, KernelFeatures, Op, rank
-from pyflash.variant import Variant
-from pyflash.variant.cpp import HEADERS, struct_name, struct_of
+from pyflash.config import BACKWARD, FORWARD, OPS, Arch, KernelConfig, KernelFeatures, Op, rank
+from pyflash.variant import Variant, cpp
 
 _UNIT = """\
 // {short_form}
@@ -66,7 +65,7 @@ constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
 inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
 
-VariantRow row_of_{stem}(BuiltFor const& built_for) {{
+VariantRowOf<{op}> row_of_{stem}(BuiltFor const& built_for) {{
   return variant_row<
       kConfig,
       variant::{variant_type},
@@ -87,12 +86,15 @@ namespace pyflash {{
 
 }}  // namespace pyflash
 
-extern "C" pyflash::Span<pyflash::VariantRow> const* pyflash_variant_rows() {{
+{functions}
+"""
+_VARIANT_ROWS_OF = """\
+extern "C" pyflash::Span<pyflash::VariantRowOf<pyflash::{op}>> const* {function}() {{
   using namespace pyflash;
-  static VariantRow const rows[] = {{
+  static VariantRowOf<{op}> const rows[] = {{
 {rows}
   }};
-  static Span<VariantRow> const all{{rows, {n_rows}}};
+  static Span<VariantRowOf<{op}>> const all{{rows, {n_rows}}};
   return &all;
 }}
 """
@@ -107,6 +109,9 @@ pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
       {features}>();
 }}
 """
+
+# What a library exports, by the op of its rows with a variant.
+_VARIANT_FUNCTIONS = {FORWARD: "pyflash_variant_rows", BACKWARD: "pyflash_gradient_rows"}
 
 _MAP = """\
 #include "cute_kernels/kernel_library.h"
@@ -192,19 +197,21 @@ def emit_with_variant(
     variant.
     """
     _require_canonical(config)
-    if config.family.variant_header is None:
+    header = config.family.variant_header or config.family.gradient_header
+    if header is None:
         raise ValueError(f"{config} takes no variant: expected a config of another family")
     return _VARIANT_UNIT.format(
+        op=config.family.op.struct,
         short_form=config.short_form(),
         variant=variant,
-        variant_header=config.family.variant_header,
+        variant_header=header,
         launch_header=config.family.launch_header,
-        struct_of_variant=f"\n{variant_struct(variant)}",
+        struct_of_variant=f"\n{variant_struct(variant, config.family.op)}",
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),
         n_archs=len(config.ctas_table()),
         stem=variant_stem(config, variant),
-        variant_type=struct_name(variant),
+        variant_type=_struct_name(variant, config.family.op),
         key=variant.key,
         features=_features(config, features),
     )
@@ -219,15 +226,26 @@ def emit_variant_rows(rows: Iterable[tuple[KernelConfig, Variant, Sequence[Arch]
     """The translation unit of a library's rows with variants: configs, variants, and the
     architectures that their objects were compiled for."""
     rows = list(rows)
-    stems = [variant_stem(config, variant) for config, variant, _ in rows]
+    functions = []
+    for op, function in _VARIANT_FUNCTIONS.items():
+        texts = [
+            _row(variant_stem(config, variant), config, archs)
+            for config, variant, archs in rows
+            if config.family.op is op
+        ]
+        if texts:
+            functions.append(
+                _VARIANT_ROWS_OF.format(
+                    op=op.struct, function=function, rows="\n".join(texts), n_rows=len(texts)
+                )
+            )
     return _VARIANT_ROWS.format(
         declarations="\n".join(
-            f"VariantRow row_of_{stem}(BuiltFor const& built_for);" for stem in stems
+            f"VariantRowOf<{config.family.op.struct}> row_of_{variant_stem(config, variant)}"
+            "(BuiltFor const& built_for);"
+            for config, variant, _ in rows
         ),
-        rows="\n".join(
-            _row(stem, config, archs) for stem, (config, _, archs) in zip(stems, rows, strict=True)
-        ),
-        n_rows=len(rows),
+        functions="\n".join(functions),
     )
 
 
@@ -248,21 +266,28 @@ def emit_emulated(
     return _EMULATED_UNIT.format(
         short_form=config.short_form(),
         emulation_header=config.family.emulation_header,
-        variant=f"\n{variant_struct(variant)}" if variant else "",
+        variant=f"\n{variant_struct(variant, config.family.op)}" if variant else "",
         kernel="emulated_kernel_of" if variant else "emulated_kernel",
         struct=_struct_lines(config, indent=10),
-        features=",\n      ".join([*_type_of(variant), _features(config, features)]),
+        features=",\n      ".join(
+            [*_type_of(variant, config.family.op), _features(config, features)]
+        ),
     )
 
 
-def variant_struct(variant: Variant) -> str:
-    """A variant's struct, for a translation unit."""
-    includes = "\n".join(f'#include "{name}"' for name in HEADERS)
-    return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct_of(variant)}\n\n}}\n"
+def variant_struct(variant: Variant, op: Op) -> str:
+    """A variant's struct for kernels of an op, for a translation unit."""
+    includes = "\n".join(f'#include "{name}"' for name in cpp.HEADERS)
+    struct = cpp.gradient_struct_of(variant) if op is BACKWARD else cpp.struct_of(variant)
+    return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct}\n\n}}\n"
 
 
-def _type_of(variant: Variant | None) -> list[str]:
-    return [f"pyflash::variant::{struct_name(variant)}"] if variant else []
+def _struct_name(variant: Variant, op: Op) -> str:
+    return cpp.gradient_struct_name(variant) if op is BACKWARD else cpp.struct_name(variant)
+
+
+def _type_of(variant: Variant | None, op: Op) -> list[str]:
+    return [f"pyflash::variant::{_struct_name(variant, op)}"] if variant else []
 
 
 def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:

@@ -25,7 +25,7 @@ from pyflash.variant import Variant
 
 # The objects that the emulator shares with the op library: from the arguments of a call to a
 # kernel's params.
-_HOST = ("call", "checks", "gradients", "names", "options", "problem", "tensor_view")
+_HOST = ("call", "checks", "dropout", "gradients", "names", "options", "problem", "tensor_view")
 
 # Sources of the machine that precompiling CuTe's headers takes less time than it saves: most of
 # them include but the standard library's.

@@ -19,6 +19,7 @@ struct BackwardFeatures {
   bool softcap = false;
   bool alibi_slopes = false;
   bool deterministic = false;
+  bool dropout = false;
 
   friend auto operator<=>(BackwardFeatures const&, BackwardFeatures const&) = default;
 
@@ -32,7 +33,9 @@ struct BackwardFeatures {
                                         {"packed", &BackwardFeatures::packed},
                                         {"softcap", &BackwardFeatures::softcap},
                                         {"alibi_slopes", &BackwardFeatures::alibi_slopes},
-                                        {"deterministic", &BackwardFeatures::deterministic}};
+                                        {"deterministic", &BackwardFeatures::deterministic},
+                                        {"dropout", &BackwardFeatures::dropout}};
+  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::dropout};
 };
 
 namespace pyflash {
@@ -56,7 +59,9 @@ inline constexpr int kSumsOfTurn = 1024;
 
 // Strides are in elements. k, v, dk and dv have heads_kv heads, the others have heads. Packed sequences are one batch of the
 // tensors: (total, heads, d_head).
-struct BackwardParams {
+// NOTE: the order of members is that in which kernels load them; what the SM90 kernel gets of a problem stays as it is where
+// nothing is dropped.
+struct BackwardParamsWithoutDropout {
   void const* q;          // (batch, seqlen_q, heads, d_head)
   void const* k;          // (batch, seqlen_k, heads_kv, d_head)
   void const* v;          // (batch, seqlen_k, heads_kv, d_head)
@@ -98,9 +103,10 @@ struct BackwardParams {
   // A member with a number for each head, and its name in Python. The list has every one.
   struct PerHeadMember {
     char const* name;
-    PerHead BackwardParams::* value;
+    PerHead BackwardParamsWithoutDropout::* value;
   };
-  static constexpr PerHeadMember kPerHead[] = {{"alibi_slopes", &BackwardParams::alibi_slopes}};
+  static constexpr PerHeadMember kPerHead[] = {
+      {"alibi_slopes", &BackwardParamsWithoutDropout::alibi_slopes}};
 
   // What follows from the config that runs it.
   int block_q;   // queries of a block
@@ -160,13 +166,18 @@ struct BackwardParams {
   }
 };
 
+struct BackwardParams : BackwardParamsWithoutDropout {
+  Dropout dropout;  // of the forward pass
+};
+
 inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_head_of_config*/) {
   return {.right_window = params.mask.cuts_right(),
           .left_window = params.mask.cuts_left(),
           .packed = params.q_sequences.is_packed(),
           .softcap = params.softcap.cap != 0,
           .alibi_slopes = params.alibi_slopes.data != nullptr,
-          .deterministic = params.deterministic};
+          .deterministic = params.deterministic,
+          .dropout = params.dropout.drops()};
 }
 
 }  // namespace pyflash

@@ -31,6 +31,9 @@ CUTE_DEVICE void sync_warp() { __syncwarp(); }
 CUTE_DEVICE float shfl_xor(float value, int lane_mask) {
   return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
+CUTE_DEVICE uint32_t shfl_xor_bits(uint32_t value, int lane_mask) {
+  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
 
 // Whether a lane of the warp says so.
 CUTE_DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
@@ -187,6 +190,7 @@ int block_idx();
 void sync_threads();
 void sync_warp();
 float shfl_xor(float value, int lane_mask);
+uint32_t shfl_xor_bits(uint32_t value, int lane_mask);
 bool any_lane(bool value);
 
 void load(void const* address, void* value, int bytes);

@@ -19,6 +19,7 @@ struct ForwardFeatures {
   bool listed_tiles = false;  // the tiles of sequences of different lengths, from a list
   bool fp8_kv = false;        // K and V are e4m3, with scales
   bool equal_shares = false;  // of the keys of all sequences, one for each CTA, from a list
+  bool dropout = false;       // of P
   bool fixed_splits = false;  // at multiples of a number of keys
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
@@ -39,10 +40,11 @@ struct ForwardFeatures {
       {"listed_tiles", &ForwardFeatures::listed_tiles},
       {"fp8_kv", &ForwardFeatures::fp8_kv},
       {"equal_shares", &ForwardFeatures::equal_shares},
+      {"dropout", &ForwardFeatures::dropout},
       {"fixed_splits", &ForwardFeatures::fixed_splits}};
   static constexpr bool ForwardFeatures::* kExact[] = {
       &ForwardFeatures::paged_kv, &ForwardFeatures::fp8_kv, &ForwardFeatures::equal_shares,
-      &ForwardFeatures::fixed_splits};
+      &ForwardFeatures::dropout, &ForwardFeatures::fixed_splits};
 };
 
 namespace pyflash {
@@ -67,6 +69,7 @@ inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_
   needed.listed_tiles = params.has_tile_list();
   needed.fp8_kv = params.has_fp8_kv();
   needed.equal_shares = params.has_shares();
+  needed.dropout = params.dropout.drops();
   needed.fixed_splits = params.has_fixed_splits;
   return needed;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cute_kernels/common/dropout.h"
 #include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
@@ -247,6 +248,8 @@ struct ListedForwardParams : ForwardParams {
   constexpr int rows_of_part() const {
     return group_of_share() * smaller(q_sequences().longest, share_queries);
   }
+
+  Dropout dropout = {};
 };
 
 }  // namespace pyflash

@@ -3,24 +3,33 @@
 
 #include <cstdint>
 
+#include "cute_kernels/backward.h"
+#include "cute_kernels/forward.h"
 #include "cute_kernels/registry.h"
 #include "cute_kernels/variant/arguments.h"
 
 namespace pyflash {
 
-struct VariantRow {
+template <class Op>
+struct VariantRowOf {
   char const* key;     // of the variant's normal form
   int most_positions;  // of a sequence
-  ConfigMapRow<Forward> row;
+  ConfigMapRow<Op> row;
   // Ints of memory that a problem needs beside what the op needs.
-  int64_t (*n_ints)(Forward::Params const& params);
+  int64_t (*n_ints)(typename Op::Params const& params);
   // Runs the kernel of the row's i-th combination of features, what goes before it and what follows, on `stream` (a cudaStream_t)
   // of the current device, without synchronising; returns a cudaError_t.
-  int (*run)(VariantRow const& row, size_t i, Forward::Params const& params,
+  int (*run)(VariantRowOf const& row, size_t i, typename Op::Params const& params,
              variant::Arguments const& captured, int* memory, void* stream);
 };
+using VariantRow = VariantRowOf<Forward>;
+using GradientRow = VariantRowOf<Backward>;  // of gradients, of which what is captured has none
 
 }  // namespace pyflash
 
-extern "C" __attribute__((visibility("default"))) pyflash::Span<pyflash::VariantRow> const*
+extern "C" {
+__attribute__((visibility("default"))) pyflash::Span<pyflash::VariantRow> const*
 pyflash_variant_rows();
+__attribute__((visibility("default"))) pyflash::Span<pyflash::GradientRow> const*
+pyflash_gradient_rows();
+}

@@ -1,13 +1,15 @@
 """Fixtures of all tests, and what `pytest -m gpu` means.
 
-The tests marked gpu are in test_gpu_*.py, and with `-m gpu` only these modules are imported: a
-machine with a GPU may hold no more than torch, pytest, a checkout and its prebuilt libraries.
+The tests marked gpu are in test_gpu_*.py, and no others are. With `-m gpu` only these modules are
+imported: a machine with a GPU may hold no more than torch, pytest, a checkout and its prebuilt
+libraries. With `-m "not gpu"` only the others are.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +25,15 @@ from pyflash.config.arch import Arch
 
 if TYPE_CHECKING:
     from pyflash.codegen.compilation import Compilation
+
+# Where Python writes no bytecode, each process that a test starts would compile torch anew, for
+# seconds: those of one session share a folder instead.
+BYTECODE: str | None = None
+if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+    BYTECODE = tempfile.mkdtemp(prefix="pyflash-bytecode-")
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = BYTECODE
+    sys.dont_write_bytecode = False
 
 try:
     from hypothesis import HealthCheck, settings
@@ -59,10 +70,16 @@ def pytest_configure() -> None:
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def pytest_unconfigure() -> None:
+    if BYTECODE:
+        shutil.rmtree(BYTECODE, ignore_errors=True)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.markexpr == "gpu" and collection_path.suffix == ".py":
-        return not _may_hold_gpu_tests(collection_path) or None
-    return None
+    if collection_path.suffix != ".py":
+        return None
+    of_gpu = _holds_gpu_tests(collection_path)
+    return {"gpu": not of_gpu, "not gpu": of_gpu}.get(config.option.markexpr) or None
 
 
 # The files that take longest, longest first: a worker that began one of them last would be waited
@@ -94,14 +111,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     reason = why_no_gpu()
     for item in items:
-        if item.get_closest_marker("gpu"):
-            if not _may_hold_gpu_tests(item.path):
-                raise pytest.UsageError(f"{item.nodeid} is marked gpu: move it to a test_gpu_*.py")
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        marked = item.get_closest_marker("gpu")
+        if marked and not _holds_gpu_tests(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is marked gpu: move it to a test_gpu_*.py")
+        if not marked and _holds_gpu_tests(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is not marked gpu: move it to another file")
+        if marked and reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _may_hold_gpu_tests(path: Path) -> bool:
+def _holds_gpu_tests(path: Path) -> bool:
     return path.name.startswith("test_gpu_")
 
 

@@ -52,7 +52,7 @@ class Arguments {
   Options take_options() {
     Options options;
     for_each_option([&]<class Row>(Row const& option) {
-      if constexpr (std::is_same_v<Row, PerHeadOption>) {
+      if constexpr (kIsTensor<Row>) {
         options.*option.member = take_optional_tensor(option.name);
       } else {
         options.*option.member = take<typename Row::Value>();

@@ -11,6 +11,8 @@
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/gradients.h"
 #include "cute_kernels/host/select_backward.h"
+#include "cute_kernels/host/variant_call.h"
+#include "cute_kernels/host/variant_map.h"
 
 namespace pyflash {
 namespace {
@@ -43,9 +45,47 @@ void run_on_cpu(BackwardParams const& params, DType dtype, Tensor const& q) {
   });
 }
 
-}  // namespace
+void run_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor const& q,
+                std::string_view named) {
+  int32_t const device_index = q.get_device_index();
+  torch::stable::accelerator::DeviceGuard const guard(device_index);
+  BackwardSelection const selection =
+      select_backward(problem.dtype, params, current_gpu(device_index), named);
+  require_able(selection.kernel.has_value(), "no backward kernel runs this: ", selection.reason);
+  Kernel<Backward> const& kernel = *selection.kernel;
+  params = fitted(params, kernel);
+  auto const workspace = allocate_workspace<Backward>(q, params);
+  if (int const error = kernel.run(params, current_cuda_stream(device_index)); error != 0) {
+    fail("launching ", kernel.row->short_form, " failed: ", kernel.library->error_string(error));
+  }
+}
 
-void run_backward(StableIValue* stack, uint64_t, uint64_t) {
+void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor const& q,
+                        VariantCall const& variant, Options const& options) {
+  int32_t const device_index = q.get_device_index();
+  torch::stable::accelerator::DeviceGuard const guard(device_index);
+  auto const program = known_variant(variant.text);
+  variant::Arguments const captured =
+      check_variant(variant, *program, view_of("q", q).device, options);
+  GradientKernel const kernel =
+      select_gradient(problem.dtype, params, current_gpu(device_index), *program, options.config);
+  params.set_shape(kernel.row->row.shape);
+  auto const workspace = allocate_workspace<Backward>(q, params);
+  std::optional<Tensor> memory;
+  if (int64_t const n_ints = kernel.row->n_ints(params); n_ints > 0) {
+    memory = allocate<1>("what the variant has made before its kernel", q, {n_ints},
+                         aoti_torch_dtype_float32());
+  }
+  int const error =
+      kernel.row->run(*kernel.row, kernel.features, params, captured,
+                      memory ? static_cast<int*>(memory->mutable_data_ptr()) : nullptr,
+                      current_cuda_stream(device_index));
+  require_able(error == 0,
+               "the kernel of the variant was not launched: ", kernel.library->error_string(error));
+}
+
+// has_variant: whether the arguments have one, behind the tensors.
+void run_with(StableIValue* stack, bool has_variant) {
   Arguments arguments(stack);
   TensorView const grad_out = arguments.take_tensor("grad_out");
   TensorView const out = arguments.take_tensor("out");
@@ -71,6 +111,13 @@ void run_backward(StableIValue* stack, uint64_t, uint64_t) {
   Gradient const dq{arguments.take<Tensor>(), "dq"};
   Gradient const dk{arguments.take<Tensor>(), "dk"};
   Gradient const dv{arguments.take<Tensor>(), "dv"};
+  std::optional<VariantCall> variant;
+  if (has_variant) {
+    variant = VariantCall{.text = arguments.take<std::string>(),
+                          .tensors = arguments.take_tensors("a tensor of the variant"),
+                          .reals = arguments.take<std::vector<double>>(),
+                          .integers = arguments.take<std::vector<int64_t>>()};
+  }
   call.forward.options = arguments.take_options();
   BackwardProblem const problem = backward_problem_of(call);
   BackwardParams params = problem.params;
@@ -79,21 +126,19 @@ void run_backward(StableIValue* stack, uint64_t, uint64_t) {
   std::tie(params.dv, params.dv_strides) = dv.place(call.forward.v);
 
   Tensor const& q = arguments.tensor(first);
-  if (call.forward.q.device.kind == Device::Kind::kCpu) {
+  Options const& options = call.forward.options;
+  if (variant) {
+    run_variant_on_gpu(problem, params, q, *variant, options);
+  } else if (call.forward.q.device.kind == Device::Kind::kCpu) {
     run_on_cpu(params, problem.dtype, q);
-    return;
-  }
-  int32_t const device_index = q.get_device_index();
-  torch::stable::accelerator::DeviceGuard const guard(device_index);
-  BackwardSelection const selection = select_backward(
-      problem.dtype, params, current_gpu(device_index), call.forward.options.config);
-  require_able(selection.kernel.has_value(), "no backward kernel runs this: ", selection.reason);
-  Kernel<Backward> const& kernel = *selection.kernel;
-  params = fitted(params, kernel);
-  auto const workspace = allocate_workspace<Backward>(q, params);
-  if (int const error = kernel.run(params, current_cuda_stream(device_index)); error != 0) {
-    fail("launching ", kernel.row->short_form, " failed: ", kernel.library->error_string(error));
+  } else {
+    run_on_gpu(problem, params, q, options.config);
   }
 }
+
+}  // namespace
+
+void run_backward(StableIValue* stack, uint64_t, uint64_t) { run_with(stack, false); }
+void run_variant_backward(StableIValue* stack, uint64_t, uint64_t) { run_with(stack, true); }
 
 }  // namespace pyflash

@@ -9,5 +9,7 @@ namespace pyflash {
 
 // grad_out, out, lse, grad_lse or None, q, k, v, what sets sequences apart, then where dq, dk and dv go, then options.
 void run_backward(StableIValue* stack, uint64_t n_arguments, uint64_t n_results);
+// The same with a variant and what it captures, before the options.
+void run_variant_backward(StableIValue* stack, uint64_t n_arguments, uint64_t n_results);
 
 }  // namespace pyflash

@@ -209,7 +209,7 @@ void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
   Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
                 .n_sms = static_cast<int>(arguments.take<int64_t>())};
   Options const options = arguments.take_options();
-  refuse_slopes(options);
+  refuse_beside_variant(options);
   Problem const problem = asked.problem_as_asked(options);
   std::string_view const named = options.config;
   if (gpu.sm_arch == 0) {
@@ -224,6 +224,24 @@ void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
               int64_t(std::max(problem.num_splits, 1)),
               std::string(named.empty() ? "the first in rank of the kernels with this variant"
                                         : "asked for"));
+}
+
+// The same of the gradients of such a call.
+void select_gradients_of_variant(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Asked const asked(arguments);
+  auto const text = arguments.take<std::string>();
+  Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
+                .n_sms = static_cast<int>(arguments.take<int64_t>())};
+  Options const options = arguments.take_options();
+  refuse_beside_variant(options);
+  Problem const problem = asked.problem_as_asked(options);
+  BackwardParams params = backward_params(problem);
+  params.deterministic = options.deterministic;
+  GradientKernel const kernel =
+      select_gradient(problem.dtype, params, gpu, *known_variant(text), options.config);
+  put_results(stack, std::string(kernel.row->row.short_form),
+              std::string("the first in rank of the kernels with gradients of this variant"));
 }
 
 // The config of op backward that the gradients of this problem are computed with on a GPU, "" for none, and the reason.
@@ -288,7 +306,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(forward_schema("fwd_variant",
                        "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
                        "SymInt[] integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-                       "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None",
+                       "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+                       "str backward=\"\"",
                        /*separator=*/"")  // torch's public autograd takes no tensors by name alone
             .c_str());
   m.def("load_kernels(str path) -> int");
@@ -306,12 +325,19 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(problem_schema("select_variant", "str text, int sm_arch, int n_sms, ",
                        "str config, int num_splits, str reason")
             .c_str());
+  m.def(problem_schema("select_variant_backward", "str text, int sm_arch, int n_sms, ",
+                       "str config, str reason")
+            .c_str());
   m.def(problem_schema("select_backward", "int sm_arch, int n_sms, ", "str config, str reason")
             .c_str());
-  m.def(("run_backward(Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse, Tensor q, "
-         "Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
-         "SymInt max_seqlen_k, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, *, " +
-         options_schema() + ") -> ()")
+  std::string const gradients =
+      "Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+      "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, ";
+  m.def(("run_backward(" + gradients + "*, " + options_schema() + ") -> ()").c_str());
+  m.def(("run_variant_backward(" + gradients +
+         "str text, Tensor[] tensors, float[] reals, SymInt[] integers, *, " + options_schema() +
+         ") -> ()")
             .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
@@ -326,6 +352,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd", pyflash::noted<pyflash::fwd>);
   m.impl("fwd_varlen", pyflash::noted<pyflash::fwd_varlen>);
   m.impl("run_backward", pyflash::noted<pyflash::run_backward>);
+  m.impl("run_variant_backward", pyflash::noted<pyflash::run_variant_backward>);
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
   m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
@@ -354,6 +381,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_tables", pyflash::load_tables);
   m.impl("select", pyflash::noted<pyflash::select>);
   m.impl("select_variant", pyflash::noted<pyflash::select_with_variant>);
+  m.impl("select_variant_backward", pyflash::noted<pyflash::select_gradients_of_variant>);
   m.impl("select_backward", pyflash::noted<pyflash::select_backward_config>);
   m.impl("problem_class", pyflash::noted<pyflash::problem_class>);
   m.impl("features_needed", pyflash::noted<pyflash::features_of_problem>);

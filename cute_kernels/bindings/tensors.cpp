@@ -23,6 +23,7 @@ ElementType element_type_of(Tensor const& tensor) {
       {aoti_torch_dtype_int8(), ElementType::kInt8},
       {aoti_torch_dtype_int16(), ElementType::kInt16},
       {aoti_torch_dtype_uint8(), ElementType::kUInt8},
+      {aoti_torch_dtype_uint64(), ElementType::kUInt64},
       {aoti_torch_dtype_bool(), ElementType::kBool},
       {aoti_torch_dtype_float8_e4m3fn(), ElementType::kFloat8E4M3}};
   int32_t const dtype = dtype_of(tensor);

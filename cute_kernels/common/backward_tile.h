@@ -9,7 +9,7 @@ namespace pyflash::backward {
 // The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head of the group.
 template <BackwardFeatures kFeatures>
 struct Tile {
-  BackwardParams const& problem;
+  BackwardParamsWithoutDropout const& problem;
   int first_key = 0;  // of the sequence
   int head_kv = 0;
   int batch = 0;  // of the tensors

@@ -1,6 +1,7 @@
 // The device primitives of an emulated kernel.
 #include "cute_kernels/device.h"
 
+#include <bit>
 #include <cmath>
 
 #include "cute_kernels/emulator/device.h"
@@ -18,6 +19,9 @@ int block_idx() { return machine->block_idx(); }
 void sync_threads() { machine->sync_threads(); }
 void sync_warp() { machine->sync_warp(); }
 float shfl_xor(float value, int lane_mask) { return machine->shfl_xor(value, lane_mask); }
+uint32_t shfl_xor_bits(uint32_t value, int lane_mask) {
+  return std::bit_cast<uint32_t>(machine->shfl_xor(std::bit_cast<float>(value), lane_mask));
+}
 bool any_lane(bool value) { return machine->any_lane(value); }
 
 void load(void const* address, void* value, int bytes) { machine->copy(address, value, bytes); }

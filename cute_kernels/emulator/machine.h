@@ -200,7 +200,9 @@ struct EmulatedBackward {
   BackwardShape shape;
   EmulatedKernel const* kernels[kPhases];  // before, the config's own, after
   char const* (*refusal)(BackwardParams const& params);
-  Launch (*launch)(int phase, BackwardParams const& params, int n_resident);
+  // captured: of the variant that the config's own kernel is compiled with, if it is.
+  Launch (*launch)(int phase, BackwardParams const& params, variant::Arguments const& captured,
+                   int n_resident);
 };
 
 }  // namespace pyflash::emulator

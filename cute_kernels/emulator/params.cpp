@@ -108,6 +108,7 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
               {{params.has_tile_list() ? params.tile_listing().size() : 0, 1}}, Role::kInput);
   mapping.map("share_list", params.share_list, 4,
               {{params.has_shares() ? params.share_listing().size() : 0, 1}}, Role::kInput);
+  mapping.map("dropout_state", params.dropout.state, 8, {{2, 1}}, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {
@@ -117,7 +118,7 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
   });
 }
 
-std::string numbers_json(ForwardParams const& params) {
+std::string numbers_json(ListedForwardParams const& params) {
   std::string json;
   auto const add = [&](char const* name, std::string const& value) {
     json += (json.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + value;
@@ -134,7 +135,9 @@ std::string numbers_json(ForwardParams const& params) {
     add(name, std::to_string(value));
   }
   for_each_option([&]<class Row>(Row const& option) {
-    if constexpr (std::is_same_v<Row, PerHeadOption>) {
+    if constexpr (std::is_same_v<Row, TensorOption>) {
+      return;  // whose number is reported
+    } else if constexpr (std::is_same_v<Row, PerHeadOption>) {
       add(option.name, (params.*option.values).data != nullptr ? "true" : "false");
     } else if (option.used != nullptr) {
       add(option.name, text_of(option.used(params)));

@@ -13,6 +13,6 @@ namespace pyflash::emulator {
 void map_memory(ListedForwardParams& params, Emulator& emulator);
 
 // {"batch": 1, ...}: extents, options, and num_splits. A window that cuts nothing is -1.
-std::string numbers_json(ForwardParams const& params);
+std::string numbers_json(ListedForwardParams const& params);
 
 }  // namespace pyflash::emulator

@@ -186,8 +186,9 @@ bool Run::takes_tensor(std::string_view name) const {
       "block_table", "seqlens_k", "k_scale", "v_scale"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
                name.starts_with(kVariant);
-  for_each_per_head_option(
-      [&](PerHeadOption const& option) { found = found || name == option.name; });
+  for_each_option([&]<class Row>(Row const& option) {
+    found = found || (kIsTensor<Row> && name == option.name);
+  });
   return found;
 }
 
@@ -233,9 +234,11 @@ Call Run::call() const {
   } else if (cu_seqlens_q) {
     call.packing = Packing{*cu_seqlens_q, view("cu_seqlens_k"), max_seqlen_q_, max_seqlen_k_};
   }
-  for_each_per_head_option([&](PerHeadOption const& option) {
-    if (auto const tensor = optional_view(option.name)) {
-      call.options.*option.member = *tensor;
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (kIsTensor<Row>) {
+      if (auto const tensor = optional_view(option.name)) {
+        call.options.*option.member = *tensor;
+      }
     }
   });
   return call;

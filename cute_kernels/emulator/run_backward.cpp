@@ -8,6 +8,7 @@
 #include "cute_kernels/emulator/run.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/gradients.h"
+#include "cute_kernels/variant/arguments.h"
 
 namespace pyflash::emulator {
 namespace {
@@ -79,6 +80,9 @@ class BackwardRun final : public Run {
 
   Launch launch_of(int phase, Emulator& emulator) override {
     BackwardParams params = params_;
+    variant::Arguments arguments = captured();
+    arguments.host_starts_q = params.q_sequences.starts;
+    arguments.host_starts_k = params.k_sequences.starts;
     Mapping mapping(emulator);
     auto const role = [&](Phase writer) { return phase == writer ? Role::kOutput : Role::kInput; };
     auto const rows = [&](auto*& pointer, char const* name, TensorStrides const& strides,
@@ -123,13 +127,14 @@ class BackwardRun final : public Run {
                      {params.heads, numbers.strides.head}},
                     Role::kInput);
       }
+      mapping.map("dropout_state", params.dropout.state, 8, {{2, 1}}, Role::kInput);
       rows(params.v, "v", params.v_strides, true, Role::kInput);
       rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
       rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);
     } else {
       rows(params.dq, "dq", params.dq_strides, false, Role::kOutput);
     }
-    return kernel_.backward->launch(phase, params, n_resident());
+    return kernel_.backward->launch(phase, params, arguments, n_resident());
   }
 
   BackwardParams params_{};

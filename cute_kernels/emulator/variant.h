@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "cute_kernels/variant/arguments.h"
+#include "cute_kernels/variant/gradient_problem.h"
 #include "cute_kernels/variant/kernel_params.h"
+#include "cute_kernels/variant/query_lists.h"
 
 namespace pyflash::emulator {
 
-template <class Variant>
-inline constexpr bool kIsVariant = !std::is_same_v<Variant, variant::NoVariant>;
+using variant::kIsVariant;
 
 template <class Base, class Variant>
 struct VariantLaunch {
@@ -21,18 +22,12 @@ struct VariantLaunch {
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
 
+  // Of op forward.
   void capture(variant::Arguments const& captured, variant::ListedProblem problem) {
     if constexpr (kIsVariant<Variant>) {
-      problem.q.starts = captured.host_starts_q;
-      problem.k.starts = captured.host_starts_k;
-      params.captured = Variant::params_of(captured);
-      prepared.resize(variant::prepared_size<Variant>(problem));
-      params.prepared = variant::prepared_tables<Variant>(problem, prepared.data());
-      for (size_t i = 0; i < prepared.size(); ++i) {
-        variant::write_prepared<Variant>(params.captured, problem, prepared.data(), int64_t(i),
-                                         HostLoader{});
-      }
+      prepare(captured, problem);
       if constexpr (Variant::kHasMask) {
+        problem = with_host_starts(problem, captured);
         params.lists = problem.lists<Variant>();
         lists.resize(params.lists.size());
         params.lists.data = lists.data();
@@ -41,6 +36,44 @@ struct VariantLaunch {
                                        variant::OneLane{}, HostLoader{});
         }
       }
+    }
+  }
+
+  // Of op backward. B_r, B_c: of the config.
+  void capture(variant::Arguments const& captured, BackwardParams const& problem, int B_r,
+               int B_c) {
+    if constexpr (kIsVariant<Variant>) {
+      prepare(captured, variant::prepared_problem(problem, B_r, B_c));
+      if constexpr (Variant::kHasMask) {
+        variant::ListedProblem const listed =
+            with_host_starts(variant::gradient_problem(problem, B_r, B_c), captured);
+        params.lists = variant::query_lists<Variant>(listed);
+        lists.resize(params.lists.size());
+        params.lists.data = lists.data();
+        for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
+          variant::write_query_list<Variant>(params.captured, listed, params.lists, i,
+                                             variant::OneLane{}, HostLoader{});
+        }
+      }
+    }
+  }
+
+ private:
+  static variant::ListedProblem with_host_starts(variant::ListedProblem problem,
+                                                 variant::Arguments const& captured) {
+    problem.q.starts = captured.host_starts_q;
+    problem.k.starts = captured.host_starts_k;
+    return problem;
+  }
+
+  void prepare(variant::Arguments const& captured, variant::ListedProblem const& given) {
+    variant::ListedProblem const problem = with_host_starts(given, captured);
+    params.captured = Variant::params_of(captured);
+    prepared.resize(variant::prepared_size<Variant>(problem));
+    params.prepared = variant::prepared_tables<Variant>(problem, prepared.data());
+    for (size_t i = 0; i < prepared.size(); ++i) {
+      variant::write_prepared<Variant>(params.captured, problem, prepared.data(), int64_t(i),
+                                       HostLoader{});
     }
   }
 };

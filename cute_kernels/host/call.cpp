@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "cute_kernels/host/checks.h"
+#include "cute_kernels/host/dropout.h"
 #include "cute_kernels/host/errors.h"
 
 namespace pyflash {
@@ -167,6 +168,7 @@ void set_options(Problem& problem, Options const& options) {
       static_cast<float>(std::min(1 / (std::numbers::log2e * params.softmax_scale), 1e28));
   params.softcap = make_softcap(params.softmax_scale, static_cast<float>(options.softcap));
   params.set_mask(mask_of(options, params.q_sequences(), problem.kv()));
+  params.dropout = dropout_of(options);
   for_each_per_head_option([&](PerHeadOption const& option) {
     if (auto const& tensor = options.*option.member) {
       params.*option.values = per_head(*tensor);
@@ -206,6 +208,7 @@ Problem problem_as_asked(Call const& call, int64_t max_d_head) {
   }
   check_options(options);
   check_per_head_options(options, batch, q);
+  check_dropout(call);
 
   Problem problem{.dtype = dtype, .num_splits = static_cast<int>(options.num_splits), .params = {}};
   // NOTE: how many shares there are follows from the config.

@@ -127,9 +127,11 @@ void check_devices(Call const& call) {
       }
     }
   }
-  for_each_per_head_option([&](PerHeadOption const& option) {
-    if (auto const& tensor = call.options.*option.member) {
-      check(*tensor);
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (kIsTensor<Row>) {
+      if (auto const& tensor = call.options.*option.member) {
+        check(*tensor);
+      }
     }
   });
 }

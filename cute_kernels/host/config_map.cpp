@@ -26,6 +26,7 @@ std::atomic<uint64_t> generation = 1;
 struct Opened {
   KernelLibrary const& library;
   Span<VariantRow> variants;
+  Span<GradientRow> gradients;
 };
 
 Opened open_kernel_library(std::string const& path) {
@@ -48,7 +49,10 @@ Opened open_kernel_library(std::string const& path) {
   });
   auto const variants =
       reinterpret_cast<decltype(&pyflash_variant_rows)>(dlsym(handle, "pyflash_variant_rows"));
-  return {*library, variants ? *variants() : Span<VariantRow>{}};
+  auto const gradients =
+      reinterpret_cast<decltype(&pyflash_gradient_rows)>(dlsym(handle, "pyflash_gradient_rows"));
+  return {*library, variants ? *variants() : Span<VariantRow>{},
+          gradients ? *gradients() : Span<GradientRow>{}};
 }
 
 // Whether machine code for `target`, "90" or "90a", runs on a device of compute capability sm_arch.
@@ -83,7 +87,7 @@ WriteConfigMaps write_config_maps() {
 WriteConfigMaps::~WriteConfigMaps() { generation.fetch_add(1, std::memory_order_release); }
 
 int64_t load_kernel_library(std::string const& path) {
-  auto const [library, variants] = open_kernel_library(path);
+  auto const [library, variants, gradients] = open_kernel_library(path);
   WriteConfigMaps const written = write_config_maps();
   size_t n_rows = 0;
   for_each_op([&]<class Op>(Op) {
@@ -95,7 +99,8 @@ int64_t load_kernel_library(std::string const& path) {
   });
   written.newest_library = &library;
   add_variant_rows(variants, library);
-  return static_cast<int64_t>(n_rows + variants.size);
+  add_variant_rows(gradients, library);
+  return static_cast<int64_t>(n_rows + variants.size + gradients.size);
 }
 
 std::string kernel_library_abi() { return sentence(kKernelLibraryAbi, "-", kConfigsDigest); }

@@ -26,6 +26,9 @@ bool suits(ConfigOf<Forward> const& config, CandidatesKey const& key) {
 }
 
 std::string how_to_build(CandidatesKey const& key, std::string_view options = "") {
+  if (key.features.dropout) {
+    return "; to build them: pyflash build --set dropout";
+  }
   for (ConfigOf<Forward> const& config : ConfigsOf<Forward>::kFallbacks) {
     // NOTE: they are of the SM80 family, which does not share keys.
     if (suits(config, key) && !key.features.equal_shares) {

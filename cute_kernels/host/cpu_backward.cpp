@@ -5,15 +5,18 @@
 //     P = exp(S - lse), dS = P (dO V^T - delta), where a query attends a key; else both are 0
 //     dV += P^T dO, dK += dS^T Q, dQ += dS K
 //   dq = softmax_scale dQ, dk = softmax_scale dK
+// With dropout, dO V^T and the P of dV are what is kept of them, times 1 / (1 - p).
 #include "cute_kernels/host/cpu_backward.h"
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "cute_kernels/host/cpu_matrix.h"
+#include "cute_kernels/host/dropout.h"
 #include "cute_kernels/host/float16.h"
 
 namespace pyflash {
@@ -72,6 +75,10 @@ class HeadBackward {
     keys_ = params_.k_sequences.rows_of(sequence, HostLoader{});
     queries_.length = smaller(queries_.length, params_.q_sequences.longest);
     keys_.length = smaller(keys_.length, params_.k_sequences.longest);
+    dropped_.reset();
+    if (params_.dropout.drops()) {
+      dropped_.emplace(params_.dropout, params_.heads, sequence, head);
+    }
     load_queries();
     for (int first_key = 0; first_key < keys_.length; first_key += kB_c) {
       int const n_keys = smaller(kB_c, keys_.length - first_key);
@@ -176,7 +183,11 @@ class HeadBackward {
       Interval columns = attends ? columns_of(r - rows.begin) : Interval{0, 0};
       columns.begin = std::clamp(columns.begin, column_tiles.begin, column_tiles.end);
       columns.end = std::clamp(columns.end, columns.begin, column_tiles.end);
+      char const* const kept = dropped_ ? drop_dP(r, first_query + r, first_key, columns) : nullptr;
       to_dS(r, first_query + r, columns, aligned + r - rows.begin);
+      if (kept != nullptr) {
+        drop(P_, r, columns, kept);
+      }
       for (Tile* tile : {&P_, &dS_}) {
         std::fill(tile->row(r) + column_tiles.begin, tile->row(r) + columns.begin, 0.f);
         std::fill(tile->row(r) + columns.end, tile->row(r) + column_tiles.end, 0.f);
@@ -190,6 +201,20 @@ class HeadBackward {
     accumulate_transposed(dV_.part(column_tiles.begin), P_.part(rows.begin, column_tiles.begin),
                           dO_.part(first_query + rows.begin), column_tiles.size(), dV_.columns,
                           rows.size());
+  }
+
+  // Leaves what is kept of a row, times 1 / (1 - p). kept: of each of the columns.
+  void drop(Tile& tile, int r, Interval columns, char const* kept) const {
+    for (int c = columns.begin; c < columns.end; ++c) {
+      tile.row(r)[c] = kept[c - columns.begin] ? tile.row(r)[c] * params_.dropout.factor : 0.f;
+    }
+  }
+
+  // Returns what is kept.
+  char const* drop_dP(int r, int query, int first_key, Interval columns) {
+    char const* const kept = dropped_->kept(query, first_key + columns.begin, columns.size());
+    drop(dS_, r, columns, kept);
+    return kept;
   }
 
   // Turns what of a row of S and of dP is attended into P and dS. aligned: the column that the row is aligned with.
@@ -277,6 +302,7 @@ class HeadBackward {
   Tile dS_;  // (B_r,B_c): dP, then dS
   Tile dK_;  // (B_c,d_head), as dV
   Tile dV_;
+  std::optional<DropoutRow> dropped_;
 };
 
 template <class Element>

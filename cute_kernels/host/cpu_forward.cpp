@@ -4,6 +4,7 @@
 //     S = Q K^T, capped, and what a variant makes of it;  m, l, P = online softmax(what of S each row attends), P rounded
 //     O = diag(correction) O + P V
 //   l += exp(sink - m), O / l, lse = m + ln(l)
+// With dropout O takes what is kept of P, times 1 / (1 - p); l takes all.
 #include "cute_kernels/host/cpu_forward.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cute_kernels/host/cpu_matrix.h"
+#include "cute_kernels/host/dropout.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/float16.h"
 #include "cute_kernels/host/short_form.h"
@@ -71,6 +73,10 @@ class QBlock {
       return params_.q_strides.at(static_cast<Element const*>(params_.q), batch, head,
                                   q_rows.begin + first_row + r);
     });
+    std::optional<DropoutRow> dropped;
+    if (params_.dropout.drops()) {
+      dropped.emplace(params_.dropout, params_.heads, batch, head);
+    }
     O_.clear();
     std::fill(row_max_.begin(), row_max_.end(), -kInfinity);
     std::fill(row_sum_.begin(), row_sum_.end(), 0.f);
@@ -121,14 +127,19 @@ class QBlock {
                          .first_key = first_key + columns.begin});
         }
         update(r, columns);
+        if (dropped) {
+          drop(r, columns, dropped->kept(first_row + r, first_key + columns.begin, columns.size()));
+        }
       }
       if (variant_) {
         drop_hidden_rows_of_V(n_rows, n_columns);
       }
       accumulate(O_, S_, V_);
     }
+    float const kept_scale = dropped ? params_.dropout.factor : 1.f;
     float const v_scale =
-        params_.has_fp8_kv() ? params_.kv_scales.v[head_kv * params_.kv_scales.v_stride] : 1.f;
+        kept_scale *
+        (params_.has_fp8_kv() ? params_.kv_scales.v[head_kv * params_.kv_scales.v_stride] : 1.f);
     store(batch, head, first_row, q_rows.begin, n_rows, v_scale);
   }
 
@@ -150,6 +161,13 @@ class QBlock {
       float const shift = shift_by(row_max_[r] = std::max(m, max_of(r, columns)));
       rescale(r, std::exp(m - shift));
       row_sum_[r] += exponentials(r, columns, [=](float s) { return std::exp(s - shift); });
+    }
+  }
+
+  // kept: of each of the columns.
+  void drop(int r, Interval columns, char const* kept) {
+    for (int c = columns.begin; c < columns.end; ++c) {
+      S_.row(r)[c] = kept[c - columns.begin] ? S_.row(r)[c] : 0.f;
     }
   }
 

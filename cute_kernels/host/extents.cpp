@@ -76,10 +76,12 @@ Problem problem_like(DType dtype, bool packed, Extents const& extents, Options o
                             ? Contiguous(1, page_size, heads_kv, d_head)
                             : Contiguous(batch, rows(seqlen_k, total_k), heads_kv, d_head);
   ElementType const type = dtype == DType::FP16 ? ElementType::kFloat16 : ElementType::kBFloat16;
-  for_each_per_head_option([&](PerHeadOption const& option) {
-    if (auto& tensor = options.*option.member) {
-      tensor->device = kNowhere;
-      tensor->data = kSomewhere;  // null of a tensor on the meta device, as where there are none
+  for_each_option([&]<class Row>(Row const& option) {
+    if constexpr (kIsTensor<Row>) {
+      if (auto& tensor = options.*option.member) {
+        tensor->device = kNowhere;
+        tensor->data = kSomewhere;  // null of a tensor on the meta device, as where there are none
+      }
     }
   });
   Call call{.q = q.view("q", type, packed),

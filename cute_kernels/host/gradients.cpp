@@ -69,6 +69,7 @@ BackwardParams backward_params(Problem const& problem) {
   params.inverse_scale_log2 = forward.inverse_scale_log2;
   params.softcap = forward.softcap;
   params.alibi_slopes = forward.alibi_slopes;
+  params.dropout = forward.dropout;
   TensorStrides const of_queries = contiguous(params.q_sequences, params.heads, params.d_head);
   TensorStrides const of_keys = contiguous(params.k_sequences, params.heads_kv, params.d_head);
   params.o_strides = params.grad_o_strides = params.dq_strides = of_queries;

@@ -70,9 +70,14 @@ void check_num_splits(char const* name, int64_t const& num_splits) {
           kSplitsByLength, " for as many as each sequence's length asks for");
 }
 
+void check_dropout_p(char const* name, double const& p) {
+  require(p >= 0 && static_cast<float>(p) < 1, name, " = ", p,
+          ": expected a number from 0 on and below 1");
+}
+
 void check_options(Options const& options) {
   for_each_option([&]<class Row>(Row const& option) {
-    if constexpr (!std::is_same_v<Row, PerHeadOption>) {
+    if constexpr (!kIsTensor<Row>) {
       if (option.check != nullptr) {
         option.check(option.name, options.*option.member);
       }

@@ -27,6 +27,8 @@ struct Options {
   std::optional<TensorView> sinks;
   std::optional<TensorView> alibi_slopes;
   bool deterministic = false;
+  double dropout_p = 0;
+  std::optional<TensorView> dropout_state;
 };
 
 // A number, a flag or a text.
@@ -38,7 +40,7 @@ struct Option {
   // nullptr: any value, or a rule of check_options.
   void (*check)(char const* name, T const& value) = nullptr;
   // What a kernel receives, which the emulator reports; nullptr: nothing of this name.
-  double (*used)(ForwardParams const& params) = nullptr;
+  double (*used)(ListedForwardParams const& params) = nullptr;
 };
 
 // A tensor is contiguous, (heads,), float32, or what else the rule says.
@@ -56,36 +58,53 @@ struct PerHeadOption {
   PerHeadRule rule = {};
 };
 
+// A tensor that is no number for each head.
+struct TensorOption {
+  using Value = std::optional<TensorView>;
+  char const* name;
+  Value Options::* member;
+};
+
+// Whether a row of kOptions is of a tensor.
+template <class Row>
+inline constexpr bool kIsTensor = std::is_same_v<typename Row::Value, std::optional<TensorView>>;
+
 void check_softmax_scale(char const* name, std::optional<double> const& scale);
 void check_window(char const* name, int64_t const& size);
 void check_attention_chunk(char const* name, int64_t const& size);
 void check_softcap(char const* name, double const& softcap);
 void check_num_splits(char const* name, int64_t const& num_splits);
+void check_dropout_p(char const* name, double const& p);
 
 constexpr double used_window(int size) { return size == kNoWindow ? -1 : size; }
 
 // In the order of the schemas.
 inline constexpr std::tuple kOptions{
     Option{"softmax_scale", &Options::softmax_scale, check_softmax_scale,
-           [](ForwardParams const& params) -> double { return params.softmax_scale; }},
+           [](ListedForwardParams const& params) -> double { return params.softmax_scale; }},
     Option{"causal", &Options::causal},  // a window_right
-    Option{"window_left", &Options::window_left, check_window,
-           [](ForwardParams const& params) { return used_window(params.mask().window_left); }},
-    Option{"window_right", &Options::window_right, check_window,
-           [](ForwardParams const& params) { return used_window(params.mask().window_right); }},
+    Option{
+        "window_left", &Options::window_left, check_window,
+        [](ListedForwardParams const& params) { return used_window(params.mask().window_left); }},
+    Option{
+        "window_right", &Options::window_right, check_window,
+        [](ListedForwardParams const& params) { return used_window(params.mask().window_right); }},
     Option{"attention_chunk", &Options::attention_chunk, check_attention_chunk,
-           [](ForwardParams const& params) -> double { return params.mask().chunk; }},
+           [](ListedForwardParams const& params) -> double { return params.mask().chunk; }},
     Option{"softcap", &Options::softcap, check_softcap,
-           [](ForwardParams const& params) -> double { return params.softcap.cap; }},
+           [](ListedForwardParams const& params) -> double { return params.softcap.cap; }},
     Option{"config", &Options::config},  // selection reads it
     Option{"num_splits", &Options::num_splits, check_num_splits,
-           [](ForwardParams const& params) -> double { return params.num_splits; }},
+           [](ListedForwardParams const& params) -> double { return params.num_splits; }},
     PerHeadOption{"sinks", &Options::sinks, &ForwardParams::sinks, {.takes_q_dtype = true}},
     PerHeadOption{"alibi_slopes",
                   &Options::alibi_slopes,
                   &ForwardParams::alibi_slopes,
                   {.takes_batches = true}},
     Option{"deterministic", &Options::deterministic},  // the forward pass is, whatever it says
+    Option{"dropout_p", &Options::dropout_p, check_dropout_p,
+           [](ListedForwardParams const& params) -> double { return params.dropout.p; }},
+    TensorOption{"dropout_state", &Options::dropout_state},
 };
 
 // Calls visit(option) for each, in order.

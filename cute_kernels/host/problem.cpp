@@ -65,7 +65,8 @@ Mask mask_of(Options const& options, Sequences const& q, KvSource const& kv) {
 
 void simplify_one_query(Problem& problem) {
   auto& params = problem.params;
-  if (params.q_sequences().longest != 1) {
+  // NOTE: dropout counts heads, queries and keys as they were asked for.
+  if (params.q_sequences().longest != 1 || params.dropout.drops()) {
     return;
   }
   if (params.mask().cuts_left()) {

@@ -60,7 +60,8 @@ BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gp
   if (kernels.empty()) {
     return {std::nullopt, sentence(named.empty() ? std::string("no kernel of op backward")
                                                  : sentence("config '", named, "'"),
-                                   " is built; to build them: pyflash build --set backward")};
+                                   " is built; to build them: pyflash build --set ",
+                                   problem.dropout.drops() ? "dropout" : "backward")};
   }
   std::string refused;
   for (Kernel<Backward> const& kernel : kernels) {
@@ -69,6 +70,9 @@ BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gp
       return {kernel, named.empty() ? "the first in rank of those built that take it" : "named"};
     }
     refused += sentence(refused.empty() ? "" : "; ", kernel.row->short_form, " ", reason);
+  }
+  if (problem.dropout.drops()) {
+    refused += "; to build kernels with dropout: pyflash build --set dropout";
   }
   return {std::nullopt, refused};
 }

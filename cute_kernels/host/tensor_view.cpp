@@ -7,9 +7,9 @@ namespace pyflash {
 namespace {
 
 // In the order of ElementType.
-constexpr std::string_view kNames[] = {"float16", "bfloat16", "float32",       "float64",
-                                       "int8",    "int16",    "int32",         "int64",
-                                       "uint8",   "bool",     "float8_e4m3fn", "of another dtype"};
+constexpr std::string_view kNames[] = {
+    "float16", "bfloat16", "float32", "float64", "int8",          "int16",           "int32",
+    "int64",   "uint8",    "uint64",  "bool",    "float8_e4m3fn", "of another dtype"};
 static_assert(std::size(kNames) == static_cast<size_t>(ElementType::kOther) + 1);
 
 }  // namespace

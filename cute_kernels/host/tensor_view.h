@@ -17,6 +17,7 @@ enum class ElementType {
   kInt32,
   kInt64,
   kUInt8,
+  kUInt64,
   kBool,
   kFloat8E4M3,
   kOther

@@ -59,15 +59,17 @@ std::shared_ptr<VariantProgram const> known_variant(std::string const& text) {
       .first->second;
 }
 
-void refuse_slopes(Options const& options) {
+void refuse_beside_variant(Options const& options) {
   require(
       !options.alibi_slopes,
       "alibi_slopes came with a variant: expected one of the two, the variant can add the bias");
+  require(options.dropout_p == 0, "dropout_p = ", options.dropout_p,
+          " came with a variant: expected one of the two");
 }
 
 variant::Arguments check_variant(VariantCall const& call, VariantProgram const& program,
                                  Device device, Options const& options) {
-  refuse_slopes(options);
+  refuse_beside_variant(options);
   auto const count = [&](auto const& is_one) {
     return static_cast<size_t>(std::count_if(program.params.begin(), program.params.end(), is_one));
   };

@@ -24,7 +24,7 @@ struct VariantCall {
 std::shared_ptr<VariantProgram const> known_variant(std::string const& text);
 
 // Refuses slopes of ALiBi beside a variant.
-void refuse_slopes(Options const& options);
+void refuse_beside_variant(Options const& options);
 
 // Refuses values that are not of the variant's parameters, tensors that are not where q is, and options that do not go with
 // a variant.

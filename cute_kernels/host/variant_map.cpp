@@ -14,63 +14,97 @@ namespace pyflash {
 namespace {
 
 std::shared_mutex kernels_mutex;
-std::vector<VariantKernel> kernels;  // newest first
+// Newest first.
+template <class Op>
+std::vector<VariantKernelOf<Op>> kernels;
+
+template <class Op>
+void add_rows(Span<VariantRowOf<Op>> const& rows, KernelLibrary const& library) {
+  std::unique_lock const lock(kernels_mutex);
+  for (VariantRowOf<Op> const& row : rows) {
+    kernels<Op>.insert(kernels<Op>.begin(), VariantKernelOf<Op>{&row, &library});
+  }
+}
+
+Forward::Params fitted(Forward::Params const& params, ConfigMapRow<Forward> const&) {
+  return params;
+}
+BackwardParams fitted(BackwardParams params, ConfigMapRow<Backward> const& row) {
+  params.set_shape(row.shape);
+  return params;
+}
 
 // Whether a row runs a problem, and with which of its combinations of features.
-std::optional<size_t> combination_for(ConfigMapRow<Forward> const& row, Problem const& problem) {
-  if (row.dtype != problem.dtype || row.d_head < problem.params.d_head ||
-      (row.refusal && row.refusal(row, problem.params))) {
+template <class Op>
+std::optional<size_t> combination_for(ConfigMapRow<Op> const& row, DType dtype,
+                                      typename Op::Params const& params) {
+  if (row.dtype != dtype || row.d_head < params.d_head ||
+      (row.refusal && row.refusal(row, fitted(params, row)))) {
     return std::nullopt;
   }
-  ForwardFeatures const needed = features_needed(problem.params, row.d_head);
+  typename Op::Features const needed = features_needed(params, row.d_head);
   auto const found = std::find_if(row.features.begin(), row.features.end(),
                                   [&](auto const& built) { return covers(built, needed); });
   return found == row.features.end() ? std::nullopt
                                      : std::optional<size_t>(found - row.features.begin());
 }
 
-}  // namespace
-
-void add_variant_rows(Span<VariantRow> const& rows, KernelLibrary const& library) {
-  std::unique_lock const lock(kernels_mutex);
-  for (VariantRow const& row : rows) {
-    kernels.insert(kernels.begin(), VariantKernel{&row, &library});
-  }
-}
-
-VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
-                             std::string_view named) {
-  std::optional<ConfigOf<Forward>> const wanted =
-      named.empty() ? std::nullopt
-                    : std::optional(parse_short_form_of<Forward>(std::string(named)));
-  std::optional<VariantKernel> best;
+// longest: of the sequences. what: the kernel's, in words.
+template <class Op>
+VariantKernelOf<Op> select_of(DType dtype, typename Op::Params const& params, int longest,
+                              Gpu const& gpu, VariantProgram const& variant, std::string_view named,
+                              char const* what) {
+  std::optional<ConfigOf<Op>> const wanted =
+      named.empty() ? std::nullopt : std::optional(parse_short_form_of<Op>(std::string(named)));
+  std::optional<VariantKernelOf<Op>> best;
   std::shared_lock const lock(kernels_mutex);
-  for (VariantKernel kernel : kernels) {
-    ConfigMapRow<Forward> const& row = kernel.row->row;
-    auto const combination = combination_for(row, problem);
+  for (VariantKernelOf<Op> kernel : kernels<Op>) {
+    ConfigMapRow<Op> const& row = kernel.row->row;
+    auto const combination = combination_for<Op>(row, dtype, params);
     kernel.ctas_per_sm = ctas_per_sm(row, gpu.sm_arch);
     if (variant.key != kernel.row->key || !combination || kernel.ctas_per_sm == 0 ||
         (wanted && row.config != *wanted)) {
       continue;
     }
     kernel.features = *combination;
-    auto const order = [](VariantKernel const& k) {
+    auto const order = [](VariantKernelOf<Op> const& k) {
       return std::pair(k.row->row.d_head, k.row->row.rank);
     };
     if (!best || order(kernel) < order(*best)) {
       best = kernel;
     }
   }
-  require_able(best.has_value(), "no kernel of variant '", variant.text, "' (", variant.key,
-               ") is built for ", name(problem.dtype), " with d_head ", problem.params.d_head,
+  require_able(best.has_value(), "no kernel of ", what, " '", variant.text, "' (", variant.key,
+               ") is built for ", name(dtype), " with d_head ", params.d_head,
                named.empty() ? "" : sentence(" and config '", named, "'"), ", features ",
-               name(features_needed(problem.params, problem.params.d_head)), " on sm_", gpu.sm_arch,
+               name(features_needed(params, params.d_head)), " on sm_", gpu.sm_arch,
                ": pass compile=True, or set PYFLASH_JIT=1");
-  int const longest = larger(problem.params.q_sequences().longest, problem.kv().sequences.longest);
   require_able(longest <= best->row->most_positions, "a sequence may have ", longest,
                " rows: expected at most ", best->row->most_positions,
                " with this variant, of whose positions kernels make floats");
   return *best;
+}
+
+}  // namespace
+
+void add_variant_rows(Span<VariantRow> const& rows, KernelLibrary const& library) {
+  add_rows<Forward>(rows, library);
+}
+void add_variant_rows(Span<GradientRow> const& rows, KernelLibrary const& library) {
+  add_rows<Backward>(rows, library);
+}
+
+VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
+                             std::string_view named) {
+  int const longest = larger(problem.params.q_sequences().longest, problem.kv().sequences.longest);
+  return select_of<Forward>(problem.dtype, problem.params, longest, gpu, variant, named, "variant");
+}
+
+GradientKernel select_gradient(DType dtype, BackwardParams const& params, Gpu const& gpu,
+                               VariantProgram const& variant, std::string_view named) {
+  int const longest = larger(params.q_sequences.longest, params.k_sequences.longest);
+  return select_of<Backward>(dtype, params, longest, gpu, variant, named,
+                             "the gradients of variant");
 }
 
 }  // namespace pyflash

@@ -21,6 +21,12 @@ struct Lengths {
   int k0;
 };
 
+// What a score function makes of a score, and its derivative by it.
+struct ScoreAndSlope {
+  float score;
+  float slope;
+};
+
 template <class T>
 PYFLASH_HOST_DEVICE constexpr T wrapping_add(T a, T b) {
   using U = std::make_unsigned_t<T>;

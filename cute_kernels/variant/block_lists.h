@@ -85,6 +85,30 @@ struct OneLane {
   static constexpr int count(uint32_t word) { return static_cast<int>(word); }
 };
 
+// Writes a list of those of `blocks` of which something is shown, by all lanes of a warp. shown_of: what is shown of a block.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Lanes, class ShownOf>
+PYFLASH_HOST_DEVICE void write_shown(int* list, Interval blocks, Lanes const& lanes,
+                                     ShownOf const& shown_of) {
+  int length = 0;
+  for (int begin = blocks.begin; begin < blocks.end; begin += Lanes::kLanes) {
+    int const block = begin + lanes.index();
+    Shown const shown = block < blocks.end ? shown_of(block) : Shown::none;
+    bool const is_attended = shown != Shown::none;
+    uint32_t const attended = lanes.ballot(is_attended);
+    if (is_attended) {
+      uint32_t const before = attended & ((1u << lanes.index()) - 1);
+      list[1 + length + lanes.count(before)] = ListedBlock{block, shown == Shown::some}.entry();
+    }
+    length += lanes.count(attended);
+  }
+  if (lanes.index() == 0) {
+    list[0] = length;
+  }
+}
+
 // Writes list number `index`, by all lanes of a warp. load: reads an int at an address.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
@@ -111,24 +135,10 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
     blocks.end = smaller(blocks.end, lists.blocks);  // whatever cu_seqlens hold
   }
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-  int length = 0;
-  for (int begin = blocks.begin; begin < blocks.end; begin += Lanes::kLanes) {
-    int const block = begin + lanes.index();
-    Shown const shown = block < blocks.end
-                            ? shown_of_block<Variant>(captured, problem, lengths, batch,
-                                                      head * problem.group, {first, end - 1}, block)
-                            : Shown::none;
-    bool const is_attended = shown != Shown::none;
-    uint32_t const attended = lanes.ballot(is_attended);
-    if (is_attended) {
-      uint32_t const before = attended & ((1u << lanes.index()) - 1);
-      list[1 + length + lanes.count(before)] = ListedBlock{block, shown == Shown::some}.entry();
-    }
-    length += lanes.count(attended);
-  }
-  if (lanes.index() == 0) {
-    list[0] = length;
-  }
+  write_shown(list, blocks, lanes, [&](int block) {
+    return shown_of_block<Variant>(captured, problem, lengths, batch, head * problem.group,
+                                   {first, end - 1}, block);
+  });
 }
 
 }  // namespace pyflash::variant

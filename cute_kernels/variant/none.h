@@ -1,11 +1,16 @@
 // No variant: every pair counts, by the scaled score.
 #pragma once
 
+#include <type_traits>
+
 namespace pyflash::variant {
 
 struct NoVariant {
   static constexpr bool kHasMask = false;
   static constexpr bool kHasScore = false;
 };
+
+template <class Variant>
+inline constexpr bool kIsVariant = !std::is_same_v<Variant, NoVariant>;
 
 }  // namespace pyflash::variant

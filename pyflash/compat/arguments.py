@@ -15,7 +15,6 @@ from pyflash.op.options import AttentionOptions
 # What the libraries have and pyflash has not, by the argument that asks for it: the value that asks
 # for nothing, and what it is.
 MISSING: dict[str, tuple[Any, str]] = {
-    "dropout_p": (0, "dropout"),
     "rotary_cos": (None, "rotary embedding inside the call: apply it to q and k before"),
     "rotary_sin": (None, "rotary embedding inside the call: apply it to q and k before"),
     "rotary_seqlens": (None, "rotary embedding inside the call: apply it to q and k before"),
@@ -39,6 +38,7 @@ _OF_THEIR_KERNELS = {
     "sm_margin": 0,
 }
 _OPTIONS = {
+    "dropout_p": 0.0,
     "softmax_scale": None,
     "causal": False,
     "window_size": (-1, -1),
@@ -91,6 +91,12 @@ def refuse_missing(function: str, given: Mapping[str, Any]) -> None:
 
 def options_of(shared: Mapping[str, Any]) -> AttentionOptions:
     """The options of `pyflash.attention` that the shared arguments of a call are."""
+    dropout_p = shared["dropout_p"]
+    if dropout_p and shared["return_attn_probs"]:
+        raise ValueError(
+            f"pyflash: return_attn_probs is True with dropout_p = {dropout_p}: expected False, "
+            "because the probabilities are never in memory"
+        )
     causal, window = shared["causal"], shared["window_size"]
     left, right = (-1, -1) if window is None else window
     return {
@@ -104,12 +110,13 @@ def options_of(shared: Mapping[str, Any]) -> AttentionOptions:
         "num_splits": shared["num_splits"],
         "sinks": shared["s_aux"],
         "deterministic": shared["deterministic"],
+        "dropout_p": dropout_p,
     }
 
 
 def returned(shared: Mapping[str, Any], out: Tensor, lse: Tensor, triple: bool) -> Any:
     """What a call returns; triple: lse comes with the probabilities that dropout kept, as in
-    FlashAttention 2. There is no dropout, and they are empty."""
+    FlashAttention 2. There is no dropout then, and they are empty."""
     if (into := shared["out"]) is not None:
         if into.shape != out.shape or into.dtype != out.dtype:
             raise ValueError(

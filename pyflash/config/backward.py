@@ -18,6 +18,7 @@ class BackwardFeatures(KernelFeatures):
     below the config's d_head, and sinks, which are in lse, need nothing."""
 
     struct: ClassVar[str] = "BackwardFeatures"
+    exact: ClassVar[frozenset[str]] = frozenset({"dropout"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -25,6 +26,7 @@ class BackwardFeatures(KernelFeatures):
     softcap: bool = False
     alibi_slopes: bool = False
     deterministic: bool = False  # sums of dq in one order
+    dropout: bool = False
 
 
 _EVERYTHING = "right_window+left_window+packed+softcap+alibi_slopes"
@@ -48,6 +50,21 @@ _EMULATED = (
     _EVERYTHING,
     f"{_EVERYTHING}+deterministic",
 )
+
+# Those that configs of the set `dropout` are built with.
+DROPOUT = tuple(
+    map(
+        BackwardFeatures.parse,
+        (
+            "dropout",
+            "right_window+dropout",
+            f"{_EVERYTHING}+dropout",
+            f"{_EVERYTHING}+deterministic+dropout",
+        ),
+    )
+)
+# The same for the emulator, in a library of its own.
+EMULATED_DROPOUT = DROPOUT[-2:]
 
 BACKWARD = Op(
     name="backward",

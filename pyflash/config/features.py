@@ -20,7 +20,7 @@ class Features(KernelFeatures):
 
     struct: ClassVar[str] = "ForwardFeatures"
     exact: ClassVar[frozenset[str]] = frozenset(
-        {"paged_kv", "fp8_kv", "equal_shares", "fixed_splits"}
+        {"paged_kv", "fp8_kv", "equal_shares", "dropout", "fixed_splits"}
     )
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
@@ -33,6 +33,7 @@ class Features(KernelFeatures):
     listed_tiles: bool = False  # of packed sequences of different lengths
     fp8_kv: bool = False  # k and v in e4m3, with scales
     equal_shares: bool = False  # of the keys of all sequences, one for each CTA
+    dropout: bool = False  # of the probabilities
     fixed_splits: bool = False  # at multiples of a number of keys
 
 
@@ -103,6 +104,18 @@ FP8 = tuple(
     )
 )
 
+# Those that configs of the set `dropout` are built with.
+DROPOUT = tuple(
+    map(
+        Features.parse,
+        (
+            "dropout",
+            "right_window+dropout",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes+dropout",
+        ),
+    )
+)
+
 # Those of batch_invariant.
 FIXED = tuple(dataclasses.replace(features, fixed_splits=True) for features in _UNLISTED)
 
@@ -133,6 +146,9 @@ EMULATED_PAGED_FIXED = (Features.parse(f"{_EVERY}+paged_kv+fixed_splits"),)
 
 # And of caches of e4m3.
 EMULATED_FP8 = FP8
+
+# And with dropout.
+EMULATED_DROPOUT = (Features.parse(f"{_EVERY}+listed_tiles+dropout"),)
 
 FORWARD = Op(
     name="forward",

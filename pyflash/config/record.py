@@ -74,6 +74,7 @@ class Family:
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
     variant_header: str | None = None  # of rows with a variant; None: its kernels take none
+    gradient_header: str | None = None  # the same of gradients
     # Whether a config has registers left for a variant.
     has_room_for_variant: Callable[[Any], bool] = lambda config: True
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.

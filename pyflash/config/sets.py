@@ -17,7 +17,8 @@ def named_set(name: str) -> list[KernelConfig]:
     of the families. `all` is what is built by default, `prog` the ladder in its order, `prog_all`
     the ladder at every block size, `tune` what a tuning run tries, "B_r,B_c" the part of `tune` at
     that block size, `head_dims` the head dimensions 32, 96, 192 and 256, which `all` lacks,
-    `invariant` the kernels of batch_invariant, `backward` the kernels of gradients of both.
+    `invariant` the kernels of batch_invariant, `backward` the kernels of gradients of both,
+    `dropout` those of both passes with dropout.
 
     Raises ValueError, listing the names, for any other; TypeError for what is no text.
     """

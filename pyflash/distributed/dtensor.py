@@ -62,6 +62,10 @@ def _register(op: torch._ops.OpOverload, results: tuple[str, ...], packed: bool)
     def rule(*args: Any, **kwargs: Any) -> list[tuple[list[Placement], list[Placement | None]]]:
         given = dict(zip(names, args, strict=False)) | kwargs
         tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
+        if given.get("dropout_p"):
+            raise ValueError(
+                f"pyflash: dropout_p = {given['dropout_p']} came with DTensors: expected 0"
+            )
         shares = _shares_of_heads(tensors, packed)
 
         def placement(name: str, axis: str | None, replicated: tuple[str, ...]) -> Placement:

@@ -37,6 +37,11 @@ def check_positional(
     q: Tensor, k: Tensor, n_ranks: int, method: str, options: Mapping[str, Any]
 ) -> None:
     """Refuses options that need whole sequences, because ranks hold parts of them."""
+    for name in of_scope(options, Scope.CALL):
+        raise ValueError(
+            f"pyflash: {name} depends on the places of sequences and heads among all, which ranks "
+            "do not know: expected its default"
+        )
     for name in of_scope(options, Scope.POSITION):
         if method == "ring":
             raise ValueError(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config
+from pyflash.config import BACKWARD, FORWARD, KernelConfig, Op, as_config, backward
 from pyflash.config.features import (
+    EMULATED_DROPOUT,
     EMULATED_FIXED,
     EMULATED_FP8,
     EMULATED_PAGED,
@@ -26,7 +27,7 @@ from pyflash.op.invariant import AT_FIXED_KEYS
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
 from pyflash.op.schedule import BY_LENGTH
 from pyflash.op.variants.arguments import Captured, captured_of
-from pyflash.op.variants.features import features_asked
+from pyflash.op.variants.features import backward_features_asked, features_asked
 from pyflash.variant import Bound, Variant
 from pyflash.variant.parser import normal_of
 
@@ -152,6 +153,7 @@ def _emulate(
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
     refuse_unknown(function, options)
+    options = _with_state(options)
     named = {**options, **dict(zip(_PAGES, pages, strict=False))}
     _check(inputs, order, num_splits, resident_ctas, named)
     config = as_config(config).canonical()
@@ -165,6 +167,8 @@ def _emulate(
         features = kinds.get(num_splits, (None, EMULATED_PAGED))[bool(pages)]
         if named.get("k_scale") is not None:
             features = EMULATED_FP8
+        elif options.get("dropout_p"):
+            features = EMULATED_DROPOUT
         (library,) = build_emulated([config], features=features).values()
     else:
         captured = captured_of(variant, tensors)
@@ -254,13 +258,15 @@ def emulate_backward(
     order: str = ORDERS[0],
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     """The gradients of q, k and v by the kernels of a config of op backward, as `torch.ops.pyflash`
     computes them on a GPU, thread by thread on the CPU: the kernels before and after the config's
     own, too. out and lse are the results of the forward pass, grad_out and grad_lse the gradients
-    of these; the other arguments are those of `emulate`. CTAs run one after another: where one
-    waits for another that comes after it, a deadlock is found.
+    of these; the other arguments are those of `emulate`. What a variant captures is constant. CTAs
+    run one after another: where one waits for another that comes after it, a deadlock is found.
 
     Returns (dq, dk, dv, report); the report's counts are those of the config's own kernel, its
     findings those of all. Raises as `emulate` does.
@@ -274,6 +280,8 @@ def emulate_backward(
         order=order,
         seed=seed,
         resident_ctas=resident_ctas,
+        variant=variant,
+        tensors=tensors,
         **options,
     )
 
@@ -311,6 +319,8 @@ def _emulate_backward(
     order: str = ORDERS[0],
     seed: int = 0,
     resident_ctas: int = RESIDENT_CTAS,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     from pyflash.codegen.emulated import build_emulated
@@ -319,11 +329,20 @@ def _emulate_backward(
     config = as_config(config).canonical()
     refuse_other_op(config, BACKWARD)
     _check(inputs, order, 1, resident_ctas, options)
-    (library,) = build_emulated([config]).values()
+    options = _with_state(options)
+    captured = None
+    if variant is None:
+        features = backward.EMULATED_DROPOUT if options.get("dropout_p") else None
+        (library,) = build_emulated([config], features=features).values()
+    else:
+        captured = captured_of(variant, tensors)
+        asked = [backward_features_asked(options, packed=len(inputs) > 3)]
+        (library,) = build_emulated([config], normal_of(captured.text), asked).values()
     return run_backward_library(
         library,
         (*results, *inputs),
         config,
+        captured=captured,
         grad_lse=grad_lse,
         order=order,
         seed=seed,
@@ -339,17 +358,28 @@ def run_backward_library(
     *,
     order: str = ORDERS[0],
     seed: int = 0,
+    captured: Captured | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     """`emulate_backward`, or `emulate_backward_varlen`, with a library that was built, of a
-    canonical config. `inputs` are the positional arguments but for the config."""
+    canonical config and, where there is one, of the variant that `captured` is of. `inputs` are the
+    positional arguments but for the config."""
     names = ("grad_out", "out", "lse", *_INPUTS)
     gradients = tuple(torch.full(x.shape, torch.nan, dtype=x.dtype) for x in inputs[3:6])
     with Machine(library, order, seed) as machine:
+        if captured is not None:
+            machine.capture(captured.tensors, captured.reals, captured.integers)
         problem = machine.prepare({**dict(zip(names, inputs, strict=False)), **arguments}, config)
         machine.set_outputs(*gradients)
         report = _report(machine, config, problem, order, seed)
     return (*gradients, report)
+
+
+def _with_state(options: dict[str, Any]) -> dict[str, Any]:
+    """Seed 0 and offset 0, where dropout has no state."""
+    if not options.get("dropout_p") or options.get("dropout_state") is not None:
+        return options
+    return {**options, "dropout_state": torch.zeros(2, dtype=torch.int64)}
 
 
 def refuse_other_op(config: KernelConfig, op: Op) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from pyflash.config import FAMILIES
 from pyflash.explore import DEFAULT_ARCH, DEFAULT_PROBLEM
 from pyflash.ui.app import (
     JsonOption,
@@ -40,7 +39,7 @@ def explore_command(
         typer.Argument(
             metavar="CONFIG",
             autocompletion=known_configs,
-            help="Short form of the first one; the preferred config by default.",
+            help="Short form of the first one; by default what selection prefers on ARCH.",
         ),
     ] = None,
     arch: Annotated[
@@ -84,13 +83,13 @@ def explore_command(
     """
     from pyflash.explore.measured import Measured
     from pyflash.explore.server import HOST, Explorer
-    from pyflash.explore.state import State, default_config
+    from pyflash.explore.state import State, first_config
 
     measured = Measured.read(journal) if journal else None
     if measured and not given_options(ctx).keys() & {"config", "problem", "variant"}:
         start = measured.start(arch)
     else:
-        chosen = config or str(default_config(FAMILIES[0]))
+        chosen = config or str(first_config(arch))
         asked = {"config": chosen, "arch": arch, "problem": problem, "variant": variant}
         start = State.of(asked)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from pyflash.config import FAMILIES, Arch, Family, KernelConfig, parse
+from pyflash.config import FAMILIES, FORWARD, Arch, Family, KernelConfig, parse, rank
 from pyflash.config.family import find_family
 from pyflash.config.fields import Field, describe
 from pyflash.explore import DEFAULT_ARCH, DEFAULT_PROBLEM
@@ -67,6 +67,13 @@ class State:
 def default_config(family: Family) -> KernelConfig:
     """The one that selection prefers."""
     return family.ranked[0]
+
+
+def first_config(arch: Arch | str) -> KernelConfig:
+    """The forward one that selection prefers on an architecture."""
+    arch = Arch.of(arch)
+    ranked = (c for f in FAMILIES if f.op is FORWARD for c in f.ranked if c.is_legal(arch))
+    return min(ranked, key=rank)
 
 
 def problem_field(name: str) -> str:

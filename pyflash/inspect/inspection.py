@@ -115,10 +115,10 @@ class Inspection(Paged):
         if not self.kernels or not self.kernels[0].floors:
             return predicted
         first, *rest = self.kernels[0].floors
-        beside = f", {rest[0].pipe} {rest[0].cycles:,.0f}" if rest else ""
+        beside = f" and {rest[0].cycles:,.0f} of {rest[0].name}" if rest else ""
         return (
             f"{predicted} An iteration of the main loop takes at least {first.cycles:,.0f} cycles "
-            f"of {first.pipe}{beside}."
+            f"of {first.name}{beside}."
         )
 
     def sections(self) -> Sections:

@@ -54,6 +54,16 @@ _PIPES = {
     "mufu": r"MUFU|I2F|F2I|F2F\b|FRND|POPC|FLO|BREV",
     "shuffle": r"SHFL",
 }
+# The pipes in sentences.
+_NAMES = {
+    "tensor": "the tensor cores",
+    "issue": "the schedulers",
+    "fp32": "FP32 arithmetic",
+    "alu": "integer and logic instructions",
+    "mufu": "exponentials and conversions",
+    "shuffle": "shuffles",
+    "shared memory": "shared memory",
+}
 _ARITHMETIC = {name: re.compile(pattern) for name, pattern in _PIPES.items()}
 # "LDSM.16.M88.4": so many 8 x 8 matrices of 128 bytes; "LDS.128": so many bits of each lane.
 _MATRICES = re.compile(r"(?:LDSM|STSM)\.16\.\w+?(?:\.([24]))?$")
@@ -68,6 +78,11 @@ _WGMMA = re.compile(r"HGMMA\.(\d+)x(\d+)x(\d+)")
 class Floor:
     pipe: str
     cycles: float  # of one CTA, alone on its SM
+
+    @property
+    def name(self) -> str:
+        """The pipe, in a sentence."""
+        return _NAMES[self.pipe]
 
 
 def floors(

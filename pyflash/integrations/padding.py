@@ -74,6 +74,11 @@ def padded_attention(
             "expected one for each query at least"
         )
     if torch.compiler.is_compiling() and not _is_numbered(mask, q.shape[1]):
+        if options.get("dropout_p"):
+            raise ValueError(
+                f"pyflash: dropout_p = {options['dropout_p']} came with padding in a graph of "
+                "torch.compile: expected 0, or packed sequences"
+            )
         return _attention_in_place(q, k, v, mask, in_order, options)
     return _packed_attention(q, k, v, mask, in_order, options)
 

@@ -58,9 +58,10 @@ def register(continuous_batching: bool = False) -> None:
     transformers that are not public. Needs transformers 5.23.
 
     Supported: full and padded batches, causal and bidirectional attention, sliding windows,
-    softcap, sinks, grouped heads, packed sequences (restarting position_ids or cu_seq_lens_q) and
-    caches, in float16 and bfloat16. Heads of other sizes than the kernels' are padded, and float32
-    q, k and v, as adapters leave them, cast to the model's dtype.
+    softcap, sinks, grouped heads, attention_dropout in training, packed sequences (restarting
+    position_ids or cu_seq_lens_q) and caches, in float16 and bfloat16. Heads of other sizes than
+    the kernels' are padded, and float32 q, k and v, as adapters leave them, cast to the model's
+    dtype.
 
     A model whose class does not declare flash attention is refused with a ValueError when it is
     made; for anything else that a model asks for, its forward pass raises ValueError.
@@ -103,7 +104,7 @@ def attention_forward(
     """The attention of one layer: query is (batch, heads, seqlen_q, d_head), key and value are
     (batch, heads_kv, seqlen_k, d_head). Returns (batch, seqlen_q, heads, d_head) and None."""
     pattern = None if attention_mask is None else pattern_of(attention_mask)
-    _check(attention_mask if pattern is None else None, dropout, kwargs)
+    _check(attention_mask if pattern is None else None, kwargs)
     query, key, value = _of_one_dtype(module, query, key, value)
     *tensors, scale = fitted(query, key, value, scaling)
     q, k, v = (x.transpose(1, 2) for x in tensors)
@@ -120,6 +121,7 @@ def attention_forward(
         "window_right": -1 if causal else window,
         "softcap": softcap or 0.0,
         "sinks": _sinks(q, kwargs),
+        "dropout_p": dropout,
     }
     has_padding = attention_mask is not None and attention_mask.shape[1] > 0
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -147,7 +149,11 @@ def paged_attention_forward(
     """`attention_forward` of a step of continuous batching: of packed sequences, whose keys so far
     are in `cache`, a PagedAttentionCache. It gets the keys of the step first, and puts what it says
     of this layer into `told`."""
-    _check(attention_mask, dropout, {**told, "block_table": None})
+    if dropout > 0:
+        raise ValueError(
+            f"pyflash: dropout is {dropout:g} over pages: expected 0, call model.eval()"
+        )
+    _check(attention_mask, {**told, "block_table": None})
     query, key, value = _of_one_dtype(module, query, key, value)
     key, value = cache.update(
         key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=told
@@ -166,12 +172,7 @@ def paged_attention_forward(
     return out, None
 
 
-def _check(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:
-    if dropout > 0:
-        raise ValueError(
-            f"pyflash: dropout is {dropout:g}: expected 0; set attention_dropout = 0 in the "
-            "model's config, or call model.eval()"
-        )
+def _check(attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
             f"pyflash: attention_mask has shape {tuple(attention_mask.shape)}: expected "

@@ -96,7 +96,7 @@ def attention_cascade(
     refuse_unknown("attention_cascade", options)
     check_types({"q": q, "k_cache": k_cache, "v_cache": v_cache}, {})
     require(len(levels) > 0, "levels is empty: expected at least that of each sequence's own keys")
-    positional = given(of_scope(options, Scope.WINDOW, Scope.POSITION))
+    positional = given(of_scope(options, Scope.WINDOW, Scope.POSITION, Scope.CALL))
     others = [name for name in positional if name != "causal"]
     require(
         not others,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Size, Tensor
 
-from pyflash.config.words import shown, type_name
+from pyflash.config.words import type_name
 from pyflash.op.ops import attention
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ def sdpa(
     """torch.nn.functional.scaled_dot_product_attention by pyflash; raises where it cannot.
 
     query is (batch, heads, seqlen_q, d_head), key and value are (batch, heads_kv, seqlen_k,
-    d_head); all three may lack the batch dimension. scale: default 1 / sqrt(d_head). config,
-    compile and deterministic: as for `pyflash.attention`.
+    d_head); all three may lack the batch dimension. scale: default 1 / sqrt(d_head).
+    dropout_p, config, compile and deterministic: as for `pyflash.attention`.
 
     Returns (batch, heads, seqlen_q, d_head), a transposed view of the output of
     `pyflash.attention`; nothing is copied.
 
-    Raises ValueError for what PyTorch supports and pyflash does not: attn_mask, dropout_p above 0,
-    is_causal with seqlen_q != seqlen_k, broadcast batches, a d_head of value other than query's;
-    TypeError for an argument that is no tensor, and for a tensor as scale. Dtypes, devices and
-    strides are those of `pyflash.attention`, which raises ValueError for others.
+    Raises ValueError for what PyTorch supports and pyflash does not: attn_mask, is_causal with
+    seqlen_q != seqlen_k, broadcast batches, a d_head of value other than query's; TypeError for an
+    argument that is no tensor, and for a tensor as scale. Dtypes, devices and strides are those of
+    `pyflash.attention`, which raises ValueError for others.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
@@ -58,6 +58,7 @@ def sdpa(
         "config": config,
         "compile": compile,
         "deterministic": deterministic,
+        "dropout_p": dropout_p,
     }
     if query.dim() == 3:
         out = attention(q[None], k[None], v[None], **options)[0]
@@ -76,11 +77,7 @@ def _check_others(attn_mask: Any, dropout_p: float, scale: Any) -> None:
             "pyflash.attention_varlen"
         )
     if not isinstance(dropout_p, int | float):
-        raise TypeError(f"pyflash.sdpa: dropout_p is {type_name(dropout_p)}: expected 0")
-    if dropout_p != 0:
-        raise ValueError(
-            f"pyflash.sdpa: dropout_p = {shown(dropout_p)}: expected 0, dropout is not supported"
-        )
+        raise TypeError(f"pyflash.sdpa: dropout_p is {type_name(dropout_p)}: expected a number")
     if isinstance(scale, Tensor):
         raise TypeError("pyflash.sdpa: scale is a tensor: expected a number, as PyTorch does")
 

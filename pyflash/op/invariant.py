@@ -66,6 +66,11 @@ def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any
             f"pyflash: batch_invariant came with num_splits = {num_splits}: expected 0, because "
             "keys are split at fixed places then"
         )
+    if "dropout_p" in arguments:
+        raise ValueError(
+            f"pyflash: batch_invariant came with dropout_p = {arguments['dropout_p']}: expected 0, "
+            "because what is dropped depends on a sequence's place in the batch"
+        )
     softcap = arguments.get("softcap", 0.0)
     if q.device.type == "cuda" and softcap > 0:
         raise ValueError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyflash.config import Features, KernelConfig, parse
 from pyflash.config.features import first_covering
 from pyflash.op import library
-from pyflash.op.options import OPTIONS, TENSORS
+from pyflash.op.options import OPTIONS, PER_HEAD, TENSORS
 from pyflash.op.selection import EXTENTS, Problem, features_needed
 
 # kMaxExtent in cute_kernels/host/problem.h.
@@ -48,8 +48,10 @@ def ensure_built(
     tensors, options = [], []
     is_compiling = torch.compiler.is_compiling()
     for name, value in arguments.items():
-        if name in TENSORS:
+        if name in PER_HEAD:
             tensors.append(name)
+        elif name in TENSORS:
+            continue  # features do not depend on it
         elif name != "config":
             options.append((name, _static(value) if is_compiling else value))
     problem = (bool(packing), extents, tuple(tensors), tuple(options))

@@ -28,6 +28,7 @@ class Scope(Enum):
     DENOMINATOR = "denominator"  # a logit per head for each row's sum: once, after parts are merged
     WINDOW = "window"  # a diagonal that hides keys: each part has its own
     POSITION = "position"  # the positions of query and key: parts cannot take it
+    CALL = "call"  # the places of sequence and head in a call, too: ranks cannot take it
 
 
 class Option(NamedTuple):
@@ -44,6 +45,7 @@ class Option(NamedTuple):
     # tensor that requires one is refused.
     gradient: str = ""
     chooses: bool = False  # how a call runs, and not what it computes
+    per_head: bool = True  # a tensor has a number for each head
 
     @property
     def is_positional(self) -> bool:
@@ -59,7 +61,7 @@ _NOT_BORROWED = ("cpu", OWN_KERNELS)
 
 class AttentionOptions(TypedDict, total=False):
     """The keyword arguments of `attention` and `attention_varlen`; the types are those that a
-    caller may pass. A tensor has a number for each head."""
+    caller may pass. A tensor has a number for each head, unless `per_head` is False."""
 
     softmax_scale: Annotated[
         float | None,
@@ -180,6 +182,30 @@ class AttentionOptions(TypedDict, total=False):
             chooses=True,
         ),
     ]
+    dropout_p: Annotated[
+        float,
+        Option(
+            0.0,
+            "the probability with which each element of softmax(s) is dropped, from 0 on and below "
+            "1; what is kept counts 1 / (1 - dropout_p) times. lse is that of all elements. "
+            "Functions do not know whether a model is in training. Not with variant, "
+            "batch_invariant, seqlens_q and seqlens_k.",
+            Scope.CALL,
+            gradients_on=_NOT_BORROWED,
+        ),
+    ]
+    dropout_state: Annotated[
+        "Tensor | None",
+        Option(
+            None,
+            "(2,), int64 or uint64, on the device of q: seed and offset, from which follows what "
+            "dropout_p drops (docs/guides/train.md); None: drawn from the device's generator, "
+            "which on a GPU moves on as under PyTorch's flash attention.",
+            Scope.CALL,
+            gradients_on=_NOT_BORROWED,
+            per_head=False,
+        ),
+    ]
 
 
 OPTIONS: dict[str, Option] = {
@@ -209,10 +235,11 @@ def scalar_options() -> dict[str, tuple[Any, Option]]:
     return {name: (kind, OPTIONS[name]) for name, kind in kinds.items() if kind in scalars}
 
 
-# Tensors with a number for each head.
+# Those that are tensors.
 TENSORS: tuple[str, ...] = tuple(
     name for name, kind in kinds_of_options().items() if kind == "tensor or None"
 )
+PER_HEAD: tuple[str, ...] = tuple(name for name in TENSORS if OPTIONS[name].per_head)
 BACKWARD_TENSORS: tuple[str, ...] = tuple(name for name in TENSORS if OPTIONS[name].in_backward)
 
 

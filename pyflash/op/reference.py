@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyflash.op.dropout import factor_of, kept, state_of_sequence
 from pyflash.op.options import (
-    TENSORS,
+    PER_HEAD,
     AttentionOptions,
     refuse_unknown,
     softmax_scale_of,
@@ -85,6 +86,9 @@ def attention_ref(
         p = torch.softmax(known, dim=-1)[..., :seqlen_k]
         if nothing.any():
             p = p.masked_fill(nothing, 0)
+        if dropout_p := options.get("dropout_p"):
+            is_kept = kept(options, batch, heads, rows, seqlen_k).unflatten(1, (heads_kv, group))
+            p = torch.where(is_kept, p * factor_of(dropout_p), 0)
         outs.append((p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4]))
         lses.append(torch.logsumexp(scores, dim=-1))
     out = torch.cat(outs, dim=3).permute(0, 3, 1, 2, 4).flatten(2, 3).contiguous()
@@ -104,9 +108,12 @@ def with_alibi(
     return scores - slopes * distance.to(scores.dtype)
 
 
-def of_sequences(options: AttentionOptions, part: slice) -> AttentionOptions:
-    """The options of some sequences: their rows of tensors that have one for each."""
-    rows = {n: x[part] for n in TENSORS if (x := options.get(n)) is not None and x.dim() == 2}
+def of_sequence(options: AttentionOptions, b: int, heads: int) -> AttentionOptions:
+    """The options of one of several sequences: its row of tensors that have one for each."""
+    part = slice(b, b + 1)
+    rows = {n: x[part] for n in PER_HEAD if (x := options.get(n)) is not None and x.dim() == 2}
+    if (state := options.get("dropout_state")) is not None:
+        rows["dropout_state"] = state_of_sequence(state, b, heads)
     return {**options, **rows}
 
 
@@ -155,7 +162,7 @@ def attention_varlen_ref(
         rows_q = slice(bounds_q[b], bounds_q[b + 1])
         rows_k = slice(bounds_k[b], bounds_k[b + 1])
         sequence = (x[None] for x in (q[rows_q], k[rows_k], v[rows_k]))
-        out, lse = attention_ref(*sequence, dtype=dtype, **of_sequences(options, slice(b, b + 1)))
+        out, lse = attention_ref(*sequence, dtype=dtype, **of_sequence(options, b, q.shape[1]))
         outs.append(out[0])
         lses.append(lse[0])
     return torch.cat(outs), torch.cat(lses, dim=1)

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from pyflash.config import DType
-from pyflash.op.options import DEFAULTS, TENSORS, is_given, scalar_options
+from pyflash.op.options import DEFAULTS, PER_HEAD, TENSORS, is_given, scalar_options
 from pyflash.op.selection import Problem
 from pyflash.ui.variants import AskedVariant
 
 EXTENTS = ("batch", "heads", "heads_kv", "seqlen", "seqlen_q", "seqlen_k", "d_head")
 _SCALARS = {name: kind for name, (kind, of) in scalar_options().items() if not of.chooses}
-FLAGS = ("packed", *[name for name, kind in _SCALARS.items() if kind is bool], *TENSORS)
+FLAGS = ("packed", *[name for name, kind in _SCALARS.items() if kind is bool], *PER_HEAD)
 # NOTE: texts are names in journals and tables, so numbers keep their order: those without a default
 # of their own come last.
 NUMBERS: dict[str, type] = {
@@ -98,8 +98,8 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     if problem.packed:
         values["packed"] = True
     for name, value in problem.options.items():
-        if is_given(name, value):
-            values[name] = True if name in TENSORS else value
+        if is_given(name, value) and (name in PER_HEAD or name not in TENSORS):
+            values[name] = True if name in PER_HEAD else value
     return values
 
 
@@ -113,7 +113,7 @@ def problem_from_json(values: dict[str, Any], device: str = "cuda") -> Problem:
         name: values.pop(name) for name in ("batch", "heads_kv", "seqlen_q", "seqlen_k", "d_head")
     }
     packed = values.pop("packed", False)
-    for name in TENSORS:
+    for name in PER_HEAD:
         if values.pop(name, False):
             values[name] = torch.zeros(heads)
     totals = {}

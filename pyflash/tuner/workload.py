@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyflash.bench.timing import Calls, seconds_per_call
 from pyflash.op.ops import attention, attention_varlen
-from pyflash.op.options import TENSORS
+from pyflash.op.options import PER_HEAD
 from pyflash.op.reference import Expected, expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES, Problem
 from pyflash.op.variants.reference import expect as expect_variant
@@ -57,7 +57,7 @@ class Workload:
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._lengths = self._draw_lengths(seed) if problem.packed else ()
         self._options = dict(problem.options)
-        for name in TENSORS:
+        for name in PER_HEAD:
             if problem.options.get(name) is not None:
                 self._options[name] = torch.randn(
                     problem.heads_q, generator=self._generator, device=self.device

@@ -54,7 +54,7 @@ def notebook(body: Markup) -> Markup:
 def bars(values: dict[str, float], unit: str) -> Markup:
     """Horizontal bars as SVG, each with its value."""
     picture = Picture()
-    left, width, step = 8 * max((len(name) for name in values), default=0) + 10, 420, 26
+    left, width, step = 8 * max((len(name) for name in values), default=0) + 10, 200, 26
     largest = max(values.values(), default=0) or 1
     for i, (name, value) in enumerate(values.items()):
         y = i * step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from pyflash.op.options import OPTIONS, TENSORS, scalar_options
+from pyflash.op.options import OPTIONS, PER_HEAD, scalar_options
 from pyflash.ui.app import completed_from
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def takes_attention_options(command: Callable[..., None]) -> Callable[..., None]
         )
         for name, (kind, option) in scalar_options().items()
     }
-    for name in TENSORS:
+    for name in PER_HEAD:
         only_on = "--" + name.replace("_", "-")
         help = f"A tensor that the command makes: {OPTIONS[name].meaning}"
         flags[name] = (False, Annotated[bool, typer.Option(only_on, help=help)])
@@ -75,7 +75,7 @@ def _metavar(kind: Any) -> str | None:
 
 def with_tensors(options: Mapping[str, Any], make: Callable[[], Tensor]) -> dict[str, Any]:
     """The options of a command that `takes_attention_options`, as attention takes them."""
-    return {**options, **{name: make() if options[name] else None for name in TENSORS}}
+    return {**options, **{name: make() if options[name] else None for name in PER_HEAD}}
 
 
 def dtype_of(text: str) -> DType:

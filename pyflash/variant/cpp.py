@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pyflash.variant.affine import Affine
 from pyflash.variant.cpp_bounds import tile_lines
+from pyflash.variant.derivative import ONE, derivative
 from pyflash.variant.expr import SCORE, TRUE, Node, Param, index
 from pyflash.variant.interval import MAX_POSITION, Bounds, bounds
 from pyflash.variant.scalars import BOOL, F32, I32, Scalar
@@ -66,6 +67,8 @@ _OPENING = {
     Stage.COLUMN: ["int const k = first + offset;"],
     Stage.DISTANCE: ["int const apart = first_apart + offset;"],
 }
+# What the score function takes beside what functions of pairs take.
+_SCORED = ", float raw, float scale"
 _ALIGNED = "(apart - lengths.k_len + lengths.q_len)"
 
 
@@ -84,13 +87,29 @@ def header_of(variant: Variant) -> str:
 
 def struct_of(variant: Variant) -> str:
     """The struct of the normal form; its text and the names of parameters are in comments."""
+    return _struct_of(variant, struct_name(variant), has_slope=False)
+
+
+def gradient_struct_name(variant: Variant) -> str:
+    return f"Gradient_{variant.key}"
+
+
+def gradient_struct_of(variant: Variant) -> str:
+    """The struct of the normal form for kernels of gradients, which have keys as rows: with the
+    slope of the score function beside it. Raises ValueError where that has too many nodes."""
+    return _struct_of(variant, gradient_struct_name(variant), has_slope=True)
+
+
+def _struct_of(variant: Variant, name: str, has_slope: bool) -> str:
     normal = variant.normal
-    by_distances = with_distances(normal.score)
-    score = with_sums_apart(by_distances)
-    roots = (with_inverses(root) for root in (score, with_distances(normal.mask)))
-    emitter = _Emitter(Stages(*roots))
-    lines = [f"// {variant}", f"struct {struct_name(variant)} {{", *_facts(normal)]
-    has_floats = score != by_distances or makes_floats_of_positions(score, emitter.stages.mask)
+    scores = [normal.score, *([derivative(normal.score)] if has_slope else [])]
+    by_distances = [with_distances(root) for root in scores]
+    apart = [with_sums_apart(root) for root in by_distances]
+    score, *slope = (with_inverses(root) for root in apart)
+    mask = with_inverses(with_distances(normal.mask))
+    emitter = _Emitter(Stages(score, mask, *slope))
+    lines = [f"// {variant}", f"struct {name} {{", *_facts(normal)]
+    has_floats = apart != by_distances or makes_floats_of_positions(*apart, mask)
     most = MOST_APART if has_floats else MAX_POSITION
     lines += [f"  static constexpr int kMostPositions = {most};  // of a sequence"]
     captured = zip(normal.params, variant.captured, strict=True)
@@ -102,9 +121,9 @@ def struct_of(variant: Variant) -> str:
     for stage in _SCOPES:
         lines += ["", *emitter.stage(stage)]
     lines += ["", *emitter.streaming()]
-    lines += ["", *emitter.score()]
+    lines += ["", *(emitter.score_and_slope() if has_slope else emitter.score())]
     lines += ["", "  // Whether the mask shows a pair."]
-    lines += [*emitter.of_pair("bool counts", emitter.stages.mask, "")]
+    lines += [*emitter.of_pair("bool counts", [emitter.stages.mask], "", _only)]
     lines += ["", *tile_lines(normal.mask)]
     return "\n".join([*lines, "};"])
 
@@ -219,9 +238,9 @@ class _Emitter:
 
     def _read(self, node: Node, stage: Stage) -> str:
         place, kind = f"prepared.table{self.stages.prepared.index(node)}", _TYPES[node.kind]
-        if stage is Stage.COLUMN:
+        if stage is Stage.COLUMN and self.stages.slope is None:
             return f"prepared_beside<{kind}>({place} + first, offset)"
-        at = "q" if stage is Stage.ROW else "first_apart + offset"
+        at = {Stage.ROW: "q", Stage.COLUMN: "first + offset"}.get(stage, "first_apart + offset")
         if _along(node) == "aligned":
             at = "(first_apart - lengths.k_len + lengths.q_len) + offset"
         return f"prepared_at<{kind}>({place} + {at})"
@@ -274,29 +293,41 @@ class _Emitter:
 
     def score(self) -> list[str]:
         """The score function; `raw` is to be scaled first."""
+        return self._score("float score", [], _only)
+
+    def score_and_slope(self) -> list[str]:
+        """The score function and its slope by the scaled score."""
+        slope = self.stages.slope
+        assert slope is not None
+        facts = f"  static constexpr bool kHasSlope = {str(slope != ONE).lower()};"
+        both = self._score("ScoreAndSlope score_and_slope", [slope], "{{{}, {}}}".format)
+        return [facts, *both]
+
+    def _score(self, signature: str, others: list[Node], result: Callable[..., str]) -> list[str]:
+        """`result` of the texts of the score and of other roots."""
         root = self.stages.score
         if root.op in ("+", "-") and SCORE in root.args and root.args[0] != root.args[1]:
             other = root.args[1] if root.args[0] == SCORE else root.args[0]
             if SCORE not in postorder(other) and (root.op == "+" or root.args[0] == SCORE):
                 sign = "-" if root.op == "-" else ""
 
-                def fused(text: str) -> str:
-                    return f"fused(raw, scale, {sign}{_enclosed(text)})"
+                def fused(text: str, *others: str) -> str:
+                    return result(f"fused(raw, scale, {sign}{_enclosed(text)})", *others)
 
-                return self.of_pair("float score", other, ", float raw, float scale", fused)
+                return self.of_pair(signature, [other, *others], _SCORED, fused)
         opening = ["    [[maybe_unused]] float const s = raw * scale;"]
-        return self.of_pair("float score", root, ", float raw, float scale", str, opening)
+        return self.of_pair(signature, [root, *others], _SCORED, result, opening)
 
     def of_pair(
         self,
         signature: str,
-        root: Node,
+        roots: list[Node],
         more: str,
-        result: Callable[[str], str] = str,
+        result: Callable[..., str],
         opening: Sequence[str] = (),
     ) -> list[str]:
         known = {**self.names, **{node: self._element(node) for node in self.stages.streams}}
-        lines, (text,) = _statements([root], known)
+        lines, texts = _statements(roots, known)
         return [
             "  template <bool kStreamed>",
             f"  static PYFLASH_HOST_DEVICE {signature}(",
@@ -306,7 +337,7 @@ class _Emitter:
             "    [[maybe_unused]] int const k = first + offset;",
             *opening,
             *lines,
-            f"    return {result(text)};",
+            f"    return {result(*texts)};",
             "  }",
         ]
 
@@ -314,6 +345,10 @@ class _Emitter:
         axis = node.args.index(index("k"))
         table = f"params.{node.data.name}.template element<kStreamed, {axis}>"
         return f"{table}({self.lines[node]}, first, offset)"
+
+
+def _only(text: str) -> str:
+    return text
 
 
 def _member(name: str) -> str:

@@ -158,21 +158,27 @@ def makes_floats_of_positions(*roots: Node) -> bool:
 
 @dataclass
 class Stages:
-    """The parts of a score function and a mask by stage."""
+    """The parts of a score function, of its slope where kernels compute gradients, and of a mask,
+    by stage."""
 
     score: Node
     mask: Node
+    slope: Node | None = None
     of: dict[Node, Stage] = field(init=False)
     # What other stages read of a stage, in order: fields.
     fields: dict[Stage, list[Node]] = field(init=False)
     prepared: list[Node] = field(default_factory=list)  # the fields that are read from tables
     streams: list[Node] = field(init=False)  # loads of a pair that are neighbours for keys that are
 
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return (self.score, self.mask) + (() if self.slope is None else (self.slope,))
+
     def __post_init__(self) -> None:
         self.of = {}
         own = {"q": Stage.ROW, "k": Stage.COLUMN, "s": Stage.PAIR}
         own |= {"apart": Stage.DISTANCE, "aligned": Stage.DISTANCE}
-        for node in postorder(self.score, self.mask):
+        for node in postorder(*self.roots):
             read = {self.of[arg] for arg in node.args} - {Stage.UNIFORM}
             stage = read.pop() if read else Stage.UNIFORM
             if node.op == "index":
@@ -180,17 +186,17 @@ class Stages:
             self.of[node] = Stage.PAIR if read else stage
         self.streams = [n for n in self.of if self._is_stream(n)]
         by_pairs = [a for n in self.of if self.of[n] is Stage.PAIR for a in self.operands(n)]
-        read = {n for n in (*by_pairs, self.score, self.mask) if is_computed(n)}
+        read = {n for n in (*by_pairs, *self.roots) if is_computed(n)}
         self.prepared = [n for n in self.of if n in read and self._is_dear(n)]
         # What tables have is not computed here.
-        kept = set(postorder(self.score, self.mask, operands=self.operands))
+        kept = set(postorder(*self.roots, operands=self.operands))
         wanted = {
             arg
             for node in kept
             for arg in self.operands(node)
             if self.of[node] is not self.of[arg] and is_computed(arg)
         }
-        wanted |= {n for n in (self.score, self.mask) if is_computed(n)}
+        wanted |= {n for n in self.roots if is_computed(n)}
         self.fields = {
             stage: [n for n in self.of if n in wanted and self.of[n] is stage] for stage in Stage
         }

@@ -13,6 +13,7 @@ import torch
 from support.refusals import int32
 from torch import Tensor
 
+import pyflash
 from pyflash.compat import flash_attn, flash_attn_interface, vllm_flash_attn
 from pyflash.compat.arguments import MISSING
 from pyflash.op.reference import expect
@@ -179,8 +180,10 @@ def test_fourth_positional_argument_is_that_of_each_spelling():
     q, k, v = rows(1, 4, 2), rows(1, 6, 2), rows(1, 6, 2)
     expected = flash_attn.flash_attn_func(q, k, v, softmax_scale=0.5)
     assert torch.equal(flash_attn_interface.flash_attn_func(q, k, v, 0.5), expected)
-    with pytest.raises(ValueError, match=r"dropout_p of flash_attn_func is 0.5: expected 0"):
-        flash_attn.flash_attn_func(q, k, v, 0.5)
+    torch.manual_seed(0)
+    dropped = flash_attn.flash_attn_func(q, k, v, 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(dropped, pyflash.attention(q, k, v, dropout_p=0.5))
 
 
 ORDERS = {

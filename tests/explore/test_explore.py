@@ -31,7 +31,7 @@ from pyflash.explore.form import FAMILY, FIELDS_OF, problem_field
 from pyflash.explore.measured import Measured
 from pyflash.explore.parts import EMULATED, LAYOUTS, PARTS
 from pyflash.explore.server import HOST, Explorer
-from pyflash.explore.state import VARIANT, State
+from pyflash.explore.state import VARIANT, State, first_config
 from pyflash.inspect.inspection_sections import TIME_LINE
 from pyflash.tuner.problems import FLAGS, NUMBERS
 from pyflash.ui.page import page
@@ -47,6 +47,14 @@ def get(server: Explorer, url: str, headers: dict[str, str] | None = None, metho
     connection.request(method, url, headers=headers or {})
     answer = connection.getresponse()
     return answer.status, answer.headers, answer.read().decode()
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=str)
+def test_the_first_config_is_legal_and_of_the_newest_family_that_runs_there(arch):
+    config = first_config(arch)
+    assert config.is_legal(arch)
+    assert config.family.op is FORWARD
+    assert config.family.generation == (90 if arch.sm == 90 else 80)
 
 
 def page_of(server: Explorer, query: dict[str, str]) -> str:

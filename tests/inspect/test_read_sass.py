@@ -135,6 +135,8 @@ def test_floors_of_a_recorded_loop():
     eightfold = floors(loop, Arch.of(90), 4, {"ldmatrix": 8})[0]
     assert (eightfold.pipe, eightfold.cycles) == ("shared memory", 4 * (8 * 256 + 64 + 6))
     assert floors(loop, Arch.of(100), 4) == []
+    names = {floor.name for floor in (*floors(loop, Arch.of(90), 4), eightfold)}
+    assert {"the tensor cores", "shared memory"} < names
 
 
 def test_a_wgmma_is_of_four_warps():

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyflash import attention, attention_varlen
 from pyflash.op.backward import cpu
 from pyflash.op.options import softmax_scale_of
-from pyflash.op.reference import attended_with, of_sequences, with_alibi
+from pyflash.op.reference import attended_with, of_sequence, with_alibi
 
 # The roundings of a result, as a share of it.
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
@@ -139,7 +139,7 @@ def test_gradients_are_those_of_the_formula(problem):
         expected = exact(
             *(x[None] for x in sequence),
             None if grad_lse is None else grad_lse[None, :, rows],
-            of_sequences(options, slice(b, b + 1)),
+            of_sequence(options, b, q.shape[1]),
         )
         found = [x[part] for x, part in zip(results, (rows, keys, keys), strict=True)]
         check(tuple(x[None] for x in found), expected)

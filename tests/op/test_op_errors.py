@@ -218,8 +218,8 @@ def test_names_that_are_no_options_are_refused(function, arguments):
         sentence = rf"{start} '{name}': expected softmax_scale, .*; did you mean {meant}\?$"
         with pytest.raises(TypeError, match=sentence):
             function(**arguments, **{name: True})
-    with pytest.raises(TypeError, match=rf"{start} 'dropout_p': expected .* deterministic$"):
-        function(**arguments, dropout_p=0.1)
+    with pytest.raises(TypeError, match=rf"{start} 'page_size': expected .* dropout_state$"):
+        function(**arguments, page_size=16)
 
 
 @pytest.mark.parametrize("name", ["softmax_scale", "softcap", "window_left", "causal"])

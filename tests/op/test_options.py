@@ -39,7 +39,7 @@ def test_the_ops_take_the_options_in_order_with_their_defaults(op):
 def test_the_backward_takes_all_but_config_num_splits_and_sinks(op):
     expected = [
         "softmax_scale", "causal", "window_left", "window_right", "attention_chunk", "softcap",
-        "deterministic",
+        "deterministic", "dropout_p",
     ]  # fmt: skip
     assert list(keyword_arguments(op)) == expected
     assert list(backward_options(DEFAULTS)) == expected

@@ -4,7 +4,6 @@ tests/gpu/test_gpu_sdpa.py runs the tests that take `device` on a GPU."""
 
 import inspect
 import itertools
-import math
 import re
 
 import pytest
@@ -195,21 +194,6 @@ REFUSED = {
         {},
         "attn_mask has shape (33, 33): expected None; use is_causal, the windows of "
         "pyflash.attention, or, for padded batches, pyflash.attention_varlen",
-    ),
-    "dropout": (
-        (X, X, X),
-        {"dropout_p": 0.1},
-        "dropout_p = 0.1: expected 0, dropout is not supported",
-    ),
-    "negative dropout": (
-        (X, X, X),
-        {"dropout_p": -1.0},
-        "dropout_p = -1.0: expected 0, dropout is not supported",
-    ),
-    "dropout that is no number": (
-        (X, X, X),
-        {"dropout_p": math.nan},
-        "dropout_p = nan: expected 0, dropout is not supported",
     ),
     "a batch to broadcast": (
         (X, X[:1], X[:1]),

@@ -222,6 +222,10 @@ def test_a_feature_that_is_not_built_is_refused_by_name():
         match=r"no config for FP16 with d_head 512 or more is built with softcap$",
     ):
         select(softcap=30.0)
+    with pytest.raises(
+        RuntimeError, match=r"is built with dropout; to build them: pyflash build --set dropout$"
+    ):
+        select(dropout_p=0.5)
     sentence = (
         f"config '{LARGE_RANK_1}' is built without left_window+softcap; "
         f"to build it: pyflash build '{LARGE_RANK_1}' --features left_window+softcap"

@@ -94,6 +94,7 @@ CASES = {
     "softcap": ({"softcap": 20.0}, 90, "", f"{WIDE} is not built with softcap"),
     "packed": ({"packed": True}, 90, "", f"{WIDE} is not built with packed"),
     "deterministic": ({}, 90, "", f"{WIDE} is not built with deterministic"),
+    "dropout": ({"dropout_p": 0.1}, 90, "", "; to build kernels with dropout: pyflash build --set"),
 }
 
 

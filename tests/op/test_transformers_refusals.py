@@ -33,11 +33,6 @@ def call(attention_mask=None, **options):
 
 # name -> (arguments, sentence)
 REFUSED = {
-    "dropout": (
-        {"dropout": 0.1},
-        "dropout is 0.1: expected 0; set attention_dropout = 0 in the model's config, or call "
-        "model.eval()",
-    ),
     "a mask of rank 4": (
         {"attention_mask": half(2, 1, 5, 9)},
         "attention_mask has shape (2, 1, 5, 9): expected (batch, seqlen), 0 for padding; "
@@ -90,11 +85,19 @@ def test_refuses_what_it_does_not_do(case):
         call(**arguments)
 
 
-def test_dropout_is_refused_in_training_only():
+def test_dropout_is_drawn_in_training_only():
     model = make_models("llama_with_dropout", torch.float16, "cpu").pyflash
-    model(make_ids("cpu"))
-    with pytest.raises(ValueError, match=r"dropout is 0\.1: expected 0"):
-        model.train()(make_ids("cpu"))
+    ids = make_ids("cpu")
+    whole = model(ids).logits
+    assert torch.equal(model(ids).logits, whole)
+    model.train()
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(model(ids).logits)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], whole)
 
 
 def test_float32_is_refused():

@@ -85,7 +85,7 @@ def test_calls_take_them(found):
     ("case", "words"),
     [
         ("type of a number", "TypeError: pyflash: toy_period is float: expected an int"),
-        ("value of a number", "ValueError: pyflash: toy_period = -2: expected a number from 1 to"),
+        ("value of a number", "ValueError: pyflash: toy_period = -3: expected a number from 1 to"),
         ("type of a tensor", "TypeError: pyflash: toy_slopes is int: expected a tensor or None"),
         ("dtype", "ValueError: pyflash: toy_slopes is float16: expected float32"),
         (

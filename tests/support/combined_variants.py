@@ -45,6 +45,16 @@ PARTS = {
     "prefix": "prefix(prefix: i32[1]): s * 0.5 where (k < prefix[b]) | (k == q)",
 }
 RANDOM_SEEDS = tuple(range(100, 108))
+# For gradients, scores with slopes, one of which is NaN where a score is 0.
+CURVED = {
+    "cap": "cap(cap: f32): cap * tanh(s / cap) where k <= q + k_len - q_len",
+    "table": "table(table: f32[2]): s + table[h, clamp(k - q, -20, 20) + 20]",
+    "indices": "indices: s * (1.0 + 0.1 * h + 0.05 * b) + sin(0.3 * q) * cos(0.2 * k) - s * s / 64",
+    "root": "root: sqrt(s * s) * 0.7",
+    "by_row": "by_row(gain: f32[2]): s * gain[h, q] where k - q <= 40",
+}
+# Random programs whose slopes are not 0 or 1 everywhere.
+CURVED_SEEDS = (104, 112, 118, 126, 135)
 
 
 @cache
@@ -57,8 +67,18 @@ def whole() -> Variant:
     return combined(parts())
 
 
+@cache
+def parts_of_gradients() -> list[Variant]:
+    return [*map(parse, (PARTS | CURVED).values()), *map(random_variant, CURVED_SEEDS)]
+
+
+@cache
+def whole_of_gradients() -> Variant:
+    return combined(parts_of_gradients())
+
+
 def values(name: str, batch: int, heads: int, q_len: int, k_len: int) -> dict[str, Any]:
-    """Of a part of PARTS."""
+    """Of a part of PARTS or CURVED."""
     generator = torch.Generator().manual_seed(3)
     longest = max(q_len, k_len)
     found: dict[str, Any] = {
@@ -74,19 +94,29 @@ def values(name: str, batch: int, heads: int, q_len: int, k_len: int) -> dict[st
         # Far above what comes before, as kernels walk: a maximum that grows late.
         "of_column": {"jump": (torch.arange(k_len) < 9).float() * 300},
         "prefix": {"prefix": torch.tensor([1 + 40 * b for b in range(batch)], dtype=torch.int32)},
+        "cap": {"cap": 1.5},
+        "table": {"table": torch.randn(heads, 41, generator=generator)},
+        "by_row": {"gain": 1 + torch.rand(heads, q_len, generator=generator)},
     }
     return found.get(name, {})
 
 
-def all_values(which: int, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `whole`: those of a part, and some for the others."""
+def all_values(
+    which: int, own: Mapping[str, Any], of: Sequence[Variant] | None = None
+) -> dict[str, Any]:
+    """Of the one that is made of `of`, by default `whole`: those of a part, and some for the
+    others."""
+    of = parts() if of is None else of
     found: dict[str, Any] = {}
-    for param in whole().params:
+    for param in (param for variant in of for param in variant.params):
         if param.rank is not None:
             kind = {"f32": torch.float32, "i32": torch.int32}.get(param.kind.value, torch.bool)
             found[param.name] = torch.zeros([1] * param.rank, dtype=kind)
-    for variant in parts()[len(PARTS) :]:
-        found |= values_of_program(variant)
+        else:
+            found[param.name] = 1.0 if param.kind.value == "f32" else 0
+    for variant in of:
+        if variant.name == "random":
+            found |= values_of_program(variant)
     return found | dict(own) | {"which": which}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config import KernelConfig
-from pyflash.op.reference import attended_with, attention_ref, of_sequences
+from pyflash.op.reference import attended_with, attention_ref, of_sequence
 from pyflash.op.selection import TORCH_DTYPES
 
 
@@ -56,7 +56,7 @@ def make_packed_call(config: KernelConfig, packed: Packed) -> PackedCall:
             for x, of in zip(exact, rows, strict=True):
                 x[of] = torch.nan
             continue
-        options = of_sequences(packed.options, slice(b, b + 1))
+        options = of_sequence(packed.options, b, packed.heads)
         leaves = [
             x[of][None].double().requires_grad_() for x, of in zip((q, k, v), rows, strict=True)
         ]

@@ -19,7 +19,8 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         (
             "};\n\n// Calls visit(option) for each",
             '    Option{"toy_period", &Options::toy_period, check_num_splits,\n'
-            "           [](ForwardParams const& params) -> double { return params.toy_period; }},\n"
+            "           [](ListedForwardParams const& params) -> double {\n"
+            "             return params.toy_period; }},\n"
             '    PerHeadOption{"toy_slopes", &Options::toy_slopes, &ForwardParams::toy_slopes,\n'
             "                  {.takes_batches = true}},\n",
         ),
@@ -109,7 +110,7 @@ def calls() -> dict[str, Any]:
         "meta": list(attention(*qkv("meta"), toy_period=3, **meta).shape),
         "refused": {
             "type of a number": refused(toy_period=1.5),
-            "value of a number": refused(toy_period=-2),
+            "value of a number": refused(toy_period=-3),
             "type of a tensor": refused(toy_slopes=3),
             "dtype": refused(toy_slopes=slopes.half()),
             "shape": refused(toy_slopes=torch.ones(3)),

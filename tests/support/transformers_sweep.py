@@ -9,6 +9,7 @@ all; --all: of every class.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import sys
 import time
@@ -63,11 +64,13 @@ def sweep(model_class: type[PreTrainedModel], dtype: torch.dtype = torch.float16
     else:
         return outcome
     try:
-        of_pyflash = _make(model_class, config, "pyflash", dtype)
+        with _without_initial_weights():
+            of_pyflash = _make(model_class, config, "pyflash", dtype)
     except Exception as error:
         return _refusal_or_failure(error)
     weights = _spread(reference, dtype)
-    eager = _make(model_class, config, "eager", dtype)
+    with _without_initial_weights():
+        eager = _make(model_class, config, "eager", dtype)
     for model in (reference, eager, of_pyflash):
         model.load_state_dict(weights)
     try:
@@ -106,6 +109,27 @@ def _make(
     return model_class._from_config(config, attn_implementation=implementation, dtype=dtype).eval()
 
 
+@contextlib.contextmanager
+def _without_initial_weights() -> Iterator[None]:
+    """For models that load others: drawing takes longer than running them."""
+    drawing = {name: getattr(Tensor, name) for name in ("normal_", "uniform_")}
+
+    def zeros_or(draw: Any) -> Any:
+        def fill(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            is_weight = isinstance(tensor, torch.nn.Parameter)
+            return tensor.zero_() if is_weight else draw(tensor, *args, **kwargs)
+
+        return fill
+
+    for name, draw in drawing.items():
+        setattr(Tensor, name, zeros_or(draw))
+    try:
+        yield
+    finally:
+        for name, draw in drawing.items():
+            setattr(Tensor, name, draw)
+
+
 def _refused_when_made(model_class: type[PreTrainedModel]) -> Outcome:
     """A class that is to be refused before it has weights."""
     try:
@@ -135,10 +159,11 @@ def _first_that_runs(model: PreTrainedModel) -> dict[str, Any] | Outcome:
 def _spread(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights with which attention matters in what comes out, exact in `dtype`."""
     generator = torch.Generator().manual_seed(0)
+    parameters = dict(model.named_parameters())
     weights = {}
     for name, weight in model.state_dict().items():
         if weight.is_floating_point():
-            if weight.dim() >= 2 and name in dict(model.named_parameters()):
+            if weight.dim() >= 2 and name in parameters:
                 fan_in = weight.shape[1:].numel() if "embed" not in name else 1
                 weight = torch.randn(weight.shape, generator=generator) * 1.3 / fan_in**0.5
             weight = weight.to(dtype).float()

@@ -129,6 +129,8 @@ def _options(generator: random.Random) -> dict[str, Any]:
         "attention_chunk": [0, 1, 6],
         "alibi_slopes": [None, torch.rand(4), torch.rand(2, 4)],
         "deterministic": [False, True],
+        "dropout_p": [0.0, 0.3],
+        "dropout_state": [None, torch.tensor([3, 4])],
     }
     assert right.keys() == OPTIONS.keys()
     for name in generator.sample(list(right), generator.choice([0, 1, 1, 2, 3])):
@@ -136,7 +138,7 @@ def _options(generator: random.Random) -> dict[str, Any]:
             generator.choice(right[name]) if generator.random() < 0.6 else _odd(generator)
         )
     if generator.random() < 0.03:
-        options[generator.choice(["casual", "scale", "dropout_p", "x" * 5000])] = 1
+        options[generator.choice(["casual", "scale", "page_size", "x" * 5000])] = 1
     return options
 
 
@@ -155,7 +157,8 @@ def _attention(generator: random.Random) -> Call:
 
 def _is_attention(arguments: dict[str, Any], out: Any) -> bool:
     q = arguments["q"]
-    if q.device.type == "meta" or out.numel() == 0:
+    is_drawn = arguments.get("dropout_p") and arguments.get("dropout_state") is None
+    if q.device.type == "meta" or out.numel() == 0 or is_drawn:
         return out.shape == q.shape
     options = {n: v for n, v in arguments.items() if n not in ("q", "k", "v", "config")}
     options.pop("num_splits", None)
@@ -204,7 +207,7 @@ def _sdpa(generator: random.Random) -> Call:
             arguments[name] = _odd(generator)
 
     def is_right(out: Any) -> bool:
-        if out.device.type == "meta" or out.numel() == 0:
+        if out.device.type == "meta" or out.numel() == 0 or arguments.get("dropout_p"):
             return True
         with torch.no_grad():
             ref = F.scaled_dot_product_attention(**arguments)

@@ -7,7 +7,8 @@
 //   dS^T = P^T * (dP^T - delta)        to shared memory, from which other warps read it
 //   dV += P^T dO, dK += dS^T Q         A from registers, or from shared memory where warps share keys
 //   dQ = dS K                          16 queries by a warp, over all keys of the tile
-// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them.
+// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them. A variant's scores are f(scale S^T), and
+// its dS^T has a factor f'.
 #pragma once
 
 #include <cute/algorithm/clear.hpp>
@@ -20,6 +21,7 @@
 #include "cute_kernels/sm80/backward/traits.h"
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/gemm.h"
+#include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm80::backward {
 
@@ -53,7 +55,7 @@ struct Loads {
   }
 
   CUTE_DEVICE void load_keys() const {
-    BackwardParams const& problem = tile.problem;
+    BackwardParamsWithoutDropout const& problem = tile.problem;
     device::at(Site::K_g2s);
     copy_N.template g2s<true, true>(
         of_keys(static_cast<Element const*>(problem.k), problem.k_strides)(_, _, 0), smem.k,
@@ -64,8 +66,9 @@ struct Loads {
         keys());
   }
 
-  CUTE_DEVICE void load_queries(MBlocks<kFeatures> const& block, int stage) const {
-    BackwardParams const& problem = tile.problem;
+  template <class Block>
+  CUTE_DEVICE void load_queries(Block const& block, int stage) const {
+    BackwardParamsWithoutDropout const& problem = tile.problem;
     int const query = block.m_block * Traits::kBlockM;
     auto load = [&](void const* tensor, TensorStrides const& strides, Element* to) {
       auto const* const first = strides.at(static_cast<Element const*>(tensor), tile.batch,
@@ -95,8 +98,8 @@ struct Loads {
   }
 };
 
-template <class Traits, BackwardFeatures kFeatures>
-CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
+template <class Traits, BackwardFeatures kFeatures, class Variant = variant::NoVariant>
+CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& problem) {
   using Element = typename Traits::Element;
   using MmaAtom = typename Traits::MmaAtom;
   using Ldmatrix = typename Traits::SmemCopyAtom;
@@ -108,7 +111,8 @@ CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
   constexpr int kColumnsDKV = Traits::kColumnsDKV;
   constexpr int kSlab = Traits::kSlab;
 
-  auto const tile = tile_of<Traits, kFeatures>(problem);
+  auto tile = tile_of<Traits, kFeatures>(problem);
+  variant::limit_lengths<Variant, kBlockM>(tile);
   if (tile.first_key >= tile.keys().length) {
     return;  // behind the last of packed sequences
   }
@@ -142,7 +146,9 @@ CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
       lane_coord<typename Traits::LanesAt>(query_dQ));
   Coord const acc_first = lane_at(typename Traits::AccLanes{}, key, query);
   ThreadOffsets<typename Traits::SmemLayoutDSt, 8, 8> const stored(acc_first);
-  Scores<Traits, kFeatures> const scores(tile, acc_first, tile.first_key + key);
+  variant::Given<Variant> const given(problem);
+  using Blocks = variant::BlocksOf<kFeatures, kBlockN, Variant>;
+  Scores<Traits, kFeatures, Variant> const scores(tile, acc_first, tile.first_key + key, given);
   Sums<Traits, kFeatures> const sums{tile};
 
   auto store_pairs = [&](auto const& pairs, Element* block) {
@@ -193,7 +199,7 @@ CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
     }
   };
 
-  MBlocks<kFeatures> ahead(tile);  // the block that is loaded next
+  Blocks ahead(tile, given);  // the block that is loaded next
   auto load_ahead = [&](int stage) {
     if (ahead.exists()) {
       loads.load_queries(ahead, stage);
@@ -205,7 +211,7 @@ CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
   load_ahead(0);
 
   int stage = 0;
-  for (MBlocks<kFeatures> block(tile); block.exists(); block.advance()) {
+  for (Blocks block(tile, given); block.exists(); block.advance()) {
     // The block is visible, and K and V the first time; every warp is done with the block before.
     device::async_wait<0>();
     device::sync_threads();
@@ -223,12 +229,19 @@ CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
     Tensor tdKrDS = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});        // (MMA,MMA_M,MMA_K)
     multiply_rows(acc_S, smem.k, Site::K_s2r, sQ, Site::Q_s2r);
     multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
-    scores.to_P(acc_S, tdVrP, smem.lse2[stage], block.head, block.m_block);
+    scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
+    if constexpr (kFeatures.dropout) {
+      scores.drop(acc_S, tdVrP, problem.dropout, block.head, block.m_block);
+    }
     if constexpr (!Traits::kPInRegisters) {
       device::at(Site::P_r2s);
       store_pairs(tdVrP, smem.p);
     }
-    scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
+    if constexpr (kFeatures.dropout) {
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage], problem.dropout.factor);
+    } else {
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
+    }
     device::at(Site::dS_r2s);
     store_pairs(tdKrDS, smem.ds);
     if constexpr (Traits::kPInRegisters) {
@@ -273,6 +286,9 @@ CUTE_DEVICE void backward_cta(BackwardParams const& problem) {
   CUTE_UNROLL
   for (int i = 0; i < size(acc_dK); ++i) {
     acc_dK(i) *= problem.softmax_scale;
+    if constexpr (kFeatures.dropout) {
+      acc_dV(i) *= problem.dropout.factor;
+    }
   }
   Coord const out = lane_at(typename Traits::AccLanes{}, key, column_dKV);
   device::at(Site::rows_r2s);

@@ -6,6 +6,7 @@
 #include "cute_kernels/emulator/atoms.h"
 #include "cute_kernels/emulator/backward_phases.h"
 #include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm80/backward/backward_kernel.cuh"
 #include "cute_kernels/sm80/backward/grid.h"
 #include "cute_kernels/sm80/backward/host.h"
@@ -13,21 +14,29 @@
 
 namespace pyflash::emulator {
 
-template <FlashBackwardKernelConfig kConfig, BackwardFeatures... kBuilt>
+template <FlashBackwardKernelConfig kConfig, class Variant, BackwardFeatures... kBuilt>
 void run_sm80_backward(void const* params) {
-  auto const& problem = *static_cast<BackwardParams const*>(params);
+  auto const& problem = *static_cast<variant::ParamsOf<BackwardParams, Variant> const*>(params);
   bool const covered = run_first_that_covers<BackwardFeatures, kBuilt...>(
       features_needed(problem, kConfig.d_head), [&](auto features) {
-        sm80::backward::backward_cta<sm80::backward::KernelTraits<kConfig>, features.value>(
-            problem);
+        sm80::backward::backward_cta<sm80::backward::KernelTraits<kConfig>, features.value,
+                                     Variant>(problem);
       });
   if (!covered) {
     machine->fail("no built combination of features covers the problem");
   }
 }
 
-template <FlashBackwardKernelConfig kConfig, BackwardFeatures... kBuilt>
-EmulatedKernel const* emulated_kernel() {
+template <FlashBackwardKernelConfig kConfig, class Variant>
+Launch launch_sm80_backward(BackwardParams const& params, variant::Arguments const& captured) {
+  auto launch = std::make_shared<VariantLaunch<BackwardParams, Variant>>(params);
+  launch->capture(captured, params, kConfig.B_r, kConfig.B_c);
+  std::shared_ptr<void const> const given(launch, &launch->params);
+  return {.n_ctas = sm80::backward::n_ctas(kConfig, params), .params = given, .error = nullptr};
+}
+
+template <FlashBackwardKernelConfig kConfig, class Variant, BackwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel_of() {
   using Traits = sm80::backward::KernelTraits<kConfig>;
   using Element = typename Traits::Element;
   constexpr int kColumns = kConfig.d_head;
@@ -42,9 +51,12 @@ EmulatedKernel const* emulated_kernel() {
       .kernels = {kBefore, nullptr, kAfter},
       .refusal =
           [](BackwardParams const& params) { return sm80::backward::refusal(kConfig, params); },
-      .launch = [](int phase, BackwardParams const& params, int) -> Launch {
-        return {.n_ctas = phase == 1 ? sm80::backward::n_ctas(kConfig, params)
-                                     : pyflash::backward::n_query_pieces(params),
+      .launch = [](int phase, BackwardParams const& params, variant::Arguments const& captured,
+                   int) -> Launch {
+        if (phase == 1) {
+          return launch_sm80_backward<kConfig, Variant>(params, captured);
+        }
+        return {.n_ctas = pyflash::backward::n_query_pieces(params),
                 .params = std::make_shared<BackwardParams>(params)};
       }};
   static EmulatedKernel const kernel{.n_threads = Traits::kNThreads,
@@ -60,10 +72,16 @@ EmulatedKernel const* emulated_kernel() {
                                      .launch = nullptr,
                                      .backward = &backward,
                                      .attach = [](Machine* m) { machine = m; },
-                                     .run_thread = run_sm80_backward<kConfig, kBuilt...>,
-                                     .role = [](int) { return ""; }};
+                                     .run_thread = run_sm80_backward<kConfig, Variant, kBuilt...>,
+                                     .role = [](int) { return ""; },
+                                     .has_variant = kIsVariant<Variant>};
   backward.kernels[1] = &kernel;
   return &kernel;
+}
+
+template <FlashBackwardKernelConfig kConfig, BackwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel() {
+  return emulated_kernel_of<kConfig, variant::NoVariant, kBuilt...>();
 }
 
 }  // namespace pyflash::emulator

@@ -10,10 +10,12 @@
 
 namespace pyflash {
 
-// kernel: a __global__ function, or a cudaKernel_t. params: with the shape of the config, and its workspace.
-inline cudaError_t launch_kernel(void const* kernel, FlashBackwardKernelConfig const& config,
-                                 ConfigMapRow<Backward> const& row, BackwardParams const& params,
-                                 cudaStream_t stream) {
+// kernel: a __global__ function, or a cudaKernel_t. given: the kernel's params, of a problem with `params`, which have the shape of
+// the config, and its workspace.
+inline cudaError_t launch_with_params(void const* kernel, FlashBackwardKernelConfig const& config,
+                                      ConfigMapRow<Backward> const& row,
+                                      BackwardParams const& params, void const* given,
+                                      cudaStream_t stream) {
   // Per device and idempotent: the attribute belongs to the current device's copy of the kernel.
   cudaError_t const error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
@@ -27,9 +29,15 @@ inline cudaError_t launch_kernel(void const* kernel, FlashBackwardKernelConfig c
   if (ctas > INT32_MAX) {
     return cudaErrorInvalidConfiguration;
   }
-  void* arguments[] = {const_cast<BackwardParams*>(&params)};
+  void* arguments[] = {const_cast<void*>(given)};
   return cudaLaunchKernel(kernel, dim3(uint32_t(ctas)), dim3(row.n_threads), arguments,
                           row.smem_bytes, stream);
+}
+
+inline cudaError_t launch_kernel(void const* kernel, FlashBackwardKernelConfig const& config,
+                                 ConfigMapRow<Backward> const& row, BackwardParams const& params,
+                                 cudaStream_t stream) {
+  return launch_with_params(kernel, config, row, params, &params, stream);
 }
 
 inline ProblemRefusal<Backward> refusal_of(FlashBackwardKernelConfig const&) {

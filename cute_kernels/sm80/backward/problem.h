@@ -10,7 +10,6 @@
 namespace pyflash::sm80::backward {
 
 using namespace cute;
-using pyflash::backward::MBlocks;
 using pyflash::backward::Tile;
 
 // The blocks of keys of a head, and the heads of all batches of the tensors.

@@ -5,11 +5,13 @@
 
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm80/backward/problem.h"
 #include "cute_kernels/sm80/copy.h"
 #include "cute_kernels/sm80/gemm.h"
 #include "cute_kernels/softcap.h"
+#include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm80::backward {
 
@@ -18,35 +20,49 @@ using device::Site;
 
 // Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). A thread has two keys, eight apart, and two of every eight
 // queries.
-template <class Traits, BackwardFeatures kFeatures>
+template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
 
-  BackwardParams const& problem;
+  BackwardParamsWithoutDropout const& problem;
   Tile<kFeatures> const& tile;
   Coord const first;  // of the thread: key and query, in the tile and the block
   int const warp_key;
   float const scale_log2;
+  variant::Given<Variant> const given;
 
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
-  CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key)
+  CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key,
+                     variant::Given<Variant> const& given)
       : problem(tile.problem),
         tile(tile),
         first(first),
         warp_key(warp_key),
-        scale_log2(tile.problem.softmax_scale * kLog2e) {}
+        scale_log2(tile.problem.softmax_scale * kLog2e),
+        given(given) {}
 
   // The column of a thread's c-th, counted from its first.
   CUTE_DEVICE static constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
 
   // S^T to P^T = 2^(scale S^T - lse), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T times the
-  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T. lse2: of the block.
-  template <class Acc, class Pairs>
-  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, int head, int m_block) const {
+  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. lse2: of the block.
+  template <class Acc, class Pairs, class Block>
+  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
     Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,MMA_N))
+    int const head = block.head, m_block = block.m_block;
+    if constexpr (variant::kIsVariant<Variant>) {
+      bool const is_cut = cuts(m_block) || (m_block + 1) * Traits::kBlockM > tile.queries().length;
+      variant::variant_scores_to_P<Variant>(
+          P, tile, given,
+          {tile.first_key + first.row, m_block * Traits::kBlockM + first.column, head, block.is_cut,
+           is_cut},
+          column_of, [&](int c) { return numbers_at(lse2, c); },
+          [&](int i, float p0, float p1) { pairs.data()[i] = device::pack2(p0, p1, Element{}); });
+      return;
+    }
     bool caps = false;
     if constexpr (kFeatures.softcap) {
       caps = problem.softcap.cap != 0;
@@ -90,9 +106,21 @@ struct Scores {
     pack(acc, pairs);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), as pairs. acc_P: as to_P leaves it.
+  // Marks what is dropped of P^T by its sign, and leaves it out of the pairs.
   template <class Acc, class Pairs>
-  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta) const {
+  CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, Dropout const& dropout, int head,
+                        int m_block) const {
+    Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,MMA_N))
+    drop_of_columns(
+        P, [&](int i) -> uint32_t& { return pairs.data()[i]; },
+        load_dropout(dropout, problem.heads, tile.sequence(), head), dropout.largest_kept,
+        tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
+  template <class Acc, class Pairs>
+  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta,
+                         float factor = 1.f) const {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
@@ -101,6 +129,11 @@ struct Scores {
       float2 const of_queries = numbers_at(delta, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
+        if constexpr (kFeatures.dropout) {
+          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
+          continue;
+        }
         dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
         dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
       }

@@ -17,6 +17,7 @@
 
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sinks.h"
@@ -136,6 +137,17 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
                               Traits::kRescaleThreshold, kFeatures.softcap && !Variant::kHasScore>;
   TileSoftmax softmax(Variant::kHasScore ? 1.f : params.softmax_scale,
                       Variant::kHasScore ? kLn2 : params.inverse_scale_log2, params.softcap);
+
+  // What is dropped of P.
+  auto dropout = [&] {
+    if constexpr (kFeatures.dropout) {
+      return DropoutOfRows<Traits::kTilesM, kBlockN>(
+          params.dropout, load_dropout(params.dropout, params.heads, coord.batch, coord.head),
+          tidx % 32);
+    } else {
+      return nullptr;
+    }
+  }();
 
   auto commit = [&] {
     if constexpr (Traits::kAsyncCopy) {
@@ -264,6 +276,13 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
             device::at(Site::V_s2r);
             load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
             softmax.template exponentiate<two_terms.value>(acc_S, k);
+            if constexpr (kFeatures.dropout) {
+              Tensor P = rows_by_columns(acc_S);
+              dropout.find(
+                  k, n_block,
+                  [&](int m) { return (m_block * kBlockM + warp_row + m * Traits::kRowStep) / 16; },
+                  [&](int r, int c) { P(r, c) = 0.f; });
+            }
             pack_step<Element>(acc_S, tOrP, k);
           });
     };
@@ -336,6 +355,12 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
 
   // Finalise.
   auto lse = softmax.finalise(acc_O);  // of each row
+  if constexpr (kFeatures.dropout) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc_O); ++i) {
+      acc_O(i) *= params.dropout.factor;
+    }
+  }
   bool const is_partial = params.num_splits > 1;
   if constexpr (kFeatures.sinks) {
     if (params.sinks.data != nullptr &&

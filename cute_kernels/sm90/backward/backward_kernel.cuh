@@ -8,7 +8,8 @@
 //   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups
 //   dV += P^T dO, dK += dS^T Q         A from registers as it is
 //   dQ = dS K                          64 x 64 elements by each warpgroup, over all keys of the tile
-// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them.
+// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them. A variant's scores are f(scale S^T), and
+// its dS^T has a factor f'.
 #pragma once
 
 #include "cute_kernels/device_sm90.h"
@@ -40,8 +41,8 @@ CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
   device::fence_mbarrier_init();
 }
 
-template <class Traits, BackwardFeatures kFeatures>
-CUTE_DEVICE void backward_cta(KernelParams const& params) {
+template <class Traits, BackwardFeatures kFeatures, class Variant = variant::NoVariant>
+CUTE_DEVICE void backward_cta(variant::ParamsOf<KernelParams, Variant> const& params) {
   auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
   int const warp = device::warp_idx();
@@ -56,7 +57,8 @@ CUTE_DEVICE void backward_cta(KernelParams const& params) {
   device::wait_for_previous_kernel();
   device::launch_dependents();
 
-  Tile<kFeatures> const tile = tile_of<Traits, kFeatures>(params, device::block_idx());
+  Tile<kFeatures> tile = tile_of<Traits, kFeatures>(params, device::block_idx());
+  variant::limit_lengths<Variant, Traits::kBlockM>(tile);
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
     if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
@@ -66,11 +68,11 @@ CUTE_DEVICE void backward_cta(KernelParams const& params) {
       }
     }
     if (device::elect_one()) {
-      load_tile<Traits>(params, smem, tile, warp);
+      load_tile<Traits, Variant>(params, smem, tile, warp);
     }
   } else {
     device::registers_claim<Traits::kConsumerRegisters>();
-    Consumer<Traits, kFeatures>(params, smem, tile, warpgroup - 1).run();
+    Consumer<Traits, kFeatures, Variant>(params, smem, tile, warpgroup - 1).run();
   }
 }
 

@@ -16,11 +16,12 @@ namespace pyflash::sm90::backward {
 using namespace cute;
 using device::Site;
 
-template <class Traits, BackwardFeatures kFeatures>
+template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Consumer {
   using Element = typename Traits::Element;
   using SharedStorage = typename Traits::SharedStorage;
-  using Blocks = MBlocks<kFeatures>;
+  using Blocks = variant::BlocksOf<kFeatures, Traits::kBlockN, Variant>;
+  using Params = variant::ParamsOf<KernelParams, Variant>;
   using Position = RingPosition<Traits::kStages>;
   using PositionDS = RingPosition<Traits::kStagesDS>;
   static constexpr int kBlockM = Traits::kBlockM;
@@ -32,11 +33,11 @@ struct Consumer {
   using AccDQ = Acc<Traits::kSlab>;         // (MMA,MMA_M,MMA_N) of (queries, columns)
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
 
-  KernelParams const& params;
+  Params const& params;
   SharedStorage& smem;
   Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
-  Scores<Traits, kFeatures> const scores;
+  Scores<Traits, kFeatures, Variant> const scores;
   Outputs<Traits, kFeatures> outputs;
 
   AccDKV acc_dK;
@@ -46,7 +47,7 @@ struct Consumer {
   Position read;     // the block of Q and dO
   PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
 
-  CUTE_DEVICE Consumer(KernelParams const& params, SharedStorage& smem, Tile<kFeatures> const& tile,
+  CUTE_DEVICE Consumer(Params const& params, SharedStorage& smem, Tile<kFeatures> const& tile,
                        int warpgroup)
       : params(params),
         smem(smem),
@@ -54,14 +55,15 @@ struct Consumer {
         warpgroup(warpgroup),
         scores{params.problem,
                params.problem.softmax_scale * kLog2e,
-               {tile, tile.first_key + Traits::first_key(warpgroup)}},
+               {tile, tile.first_key + Traits::first_key(warpgroup)},
+               variant::Given<Variant>(params)},
         outputs{params, smem, tile, warpgroup} {
     clear(acc_dK);
     clear(acc_dV);
   }
 
   CUTE_DEVICE void run() {
-    Blocks block(tile);
+    Blocks block(tile, scores.given);
     if (block.exists()) {
       smem.pipeline_K.wait({});
       smem.pipeline_V.wait({});
@@ -70,6 +72,12 @@ struct Consumer {
         run_overlapped(block);
       } else {
         run_in_turn(block);
+      }
+    }
+    if constexpr (kFeatures.dropout) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc_dV); ++i) {
+        acc_dV(i) *= params.dropout.factor;
       }
     }
     outputs.store(acc_dK, acc_dV);
@@ -247,7 +255,7 @@ struct Consumer {
 
   // dV += P^T dO
   CUTE_DEVICE void issue_dV(AccS const& acc_P) {
-    if constexpr (!kFeatures.softcap) {
+    if constexpr (!Scores<Traits, kFeatures, Variant>::kMakesOperand && !kFeatures.dropout) {
       convert_P<Element>(acc_P, tdVrP);
     }
     device::at(Site::dV);
@@ -288,12 +296,22 @@ struct Consumer {
 
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
-    scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block.head, block.m_block);
+    scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
+    if constexpr (kFeatures.dropout) {
+      if constexpr (!kFeatures.softcap) {
+        convert_P<Element>(acc_S, tdVrP);
+      }
+      scores.drop(acc_S, tdVrP, params.dropout, block.head, block.m_block);
+    }
   }
 
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
-    scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
+    if constexpr (kFeatures.dropout) {
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta), params.dropout.factor);
+    } else {
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
+    }
     convert_P<Element>(acc_dP, tdKrDS);
   }
 

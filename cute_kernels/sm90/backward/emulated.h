@@ -12,6 +12,7 @@
 #include "cute_kernels/emulator/backward_phases.h"
 #include "cute_kernels/emulator/machine.h"
 #include "cute_kernels/emulator/tensor_map.h"
+#include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm90/backward/backward_kernel.cuh"
 #include "cute_kernels/sm90/backward/host.h"
 #include "cute_kernels/sm90/backward/plan.h"
@@ -19,27 +20,32 @@
 
 namespace pyflash::emulator {
 
-struct Sm90BackwardLaunch {
-  sm90::backward::Plan plan;
-  void (*backward)(sm90::backward::KernelParams const& params);  // of the features that it needs
+template <class Variant>
+struct Sm90BackwardLaunch : VariantLaunch<sm90::backward::KernelParams, Variant> {
+  using Params = variant::ParamsOf<sm90::backward::KernelParams, Variant>;
+  void (*backward)(Params const& params);  // of the features that it needs
 };
 
-template <FlashBackwardSm90Config kConfig, BackwardFeatures... kBuilt>
-Launch launch_sm90_backward(BackwardParams const& params, int n_resident) {
+template <FlashBackwardSm90Config kConfig, class Variant, BackwardFeatures... kBuilt>
+Launch launch_sm90_backward(BackwardParams const& params, variant::Arguments const& captured,
+                            int n_resident) {
   using Traits = sm90::backward::KernelTraits<kConfig>;
-  auto launch = std::make_shared<Sm90BackwardLaunch>();
+  auto launch = std::make_shared<Sm90BackwardLaunch<Variant>>();
   bool const covered = run_first_that_covers<BackwardFeatures, kBuilt...>(
       features_needed(params, kConfig.d_head), [&](auto features) {
-        launch->backward = sm90::backward::backward_cta<Traits, features.value>;
+        launch->backward = sm90::backward::backward_cta<Traits, features.value, Variant>;
       });
   if (!covered) {
     return {.error = "no built combination of features covers the problem"};
   }
-  if (sm90::backward::make_plan(launch->plan, kConfig, params, n_resident, encode_tensor_map) !=
+  sm90::backward::Plan plan;
+  if (sm90::backward::make_plan(plan, kConfig, params, n_resident, encode_tensor_map) !=
       cudaSuccess) {
     return {.error = "the driver would encode no tensor map of q, k, v or grad_out"};
   }
-  return {.n_ctas = launch->plan.n_ctas, .params = launch};
+  static_cast<sm90::backward::KernelParams&>(launch->params) = plan.params;
+  launch->capture(captured, params, kConfig.B_r, kConfig.B_c);
+  return {.n_ctas = plan.n_ctas, .params = launch};
 }
 
 inline char const* role_of_backward_warp(int warp) {
@@ -72,8 +78,8 @@ struct SmemOfBackward {
       ring<Traits::kStages>("dO", offsetof(Storage, pipeline_dO))};
 };
 
-template <FlashBackwardSm90Config kConfig, BackwardFeatures... kBuilt>
-EmulatedKernel const* emulated_kernel() {
+template <FlashBackwardSm90Config kConfig, class Variant, BackwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel_of() {
   using Traits = sm90::backward::KernelTraits<kConfig>;
   using Element = typename Traits::Element;
   using Smem = SmemOfBackward<Traits>;
@@ -90,35 +96,42 @@ EmulatedKernel const* emulated_kernel() {
       .kernels = {kBefore, nullptr, kAfter},
       .refusal =
           [](BackwardParams const& params) { return sm90::backward::refusal(kConfig, params); },
-      .launch = [](int phase, BackwardParams const& params, int n_resident) -> Launch {
+      .launch = [](int phase, BackwardParams const& params, variant::Arguments const& captured,
+                   int n_resident) -> Launch {
         if (phase == 1) {
-          return launch_sm90_backward<kConfig, kBuilt...>(params, n_resident);
+          return launch_sm90_backward<kConfig, Variant, kBuilt...>(params, captured, n_resident);
         }
         return {.n_ctas = backward::n_query_pieces(params),
                 .params = std::make_shared<BackwardParams>(params)};
       }};
-  static EmulatedKernel const kernel{.n_threads = Traits::kNThreads,
-                                     .smem_bytes = sizeof(typename Traits::SharedStorage),
-                                     .access_bytes = 4,
-                                     .starts_early = true,
-                                     .watches_registers = true,
-                                     .registers = sm90::backward::kEntryRegisters,
-                                     .cluster = nullptr,
-                                     .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
-                                     .rings = {Smem::kRings, std::size(Smem::kRings)},
-                                     .refusal = nullptr,
-                                     .launch = nullptr,
-                                     .backward = &backward,
-                                     .attach = [](Machine* m) { machine = m; },
-                                     .run_thread =
-                                         [](void const* params) {
-                                           auto const& launch =
-                                               *static_cast<Sm90BackwardLaunch const*>(params);
-                                           launch.backward(launch.plan.params);
-                                         },
-                                     .role = role_of_backward_warp};
+  static EmulatedKernel const kernel{
+      .n_threads = Traits::kNThreads,
+      .smem_bytes = sizeof(typename Traits::SharedStorage),
+      .access_bytes = 4,
+      .starts_early = true,
+      .watches_registers = true,
+      .registers = sm90::backward::kEntryRegisters,
+      .cluster = nullptr,
+      .tiles = {Smem::kTiles, std::size(Smem::kTiles)},
+      .rings = {Smem::kRings, std::size(Smem::kRings)},
+      .refusal = nullptr,
+      .launch = nullptr,
+      .backward = &backward,
+      .attach = [](Machine* m) { machine = m; },
+      .run_thread =
+          [](void const* params) {
+            auto const& launch = *static_cast<Sm90BackwardLaunch<Variant> const*>(params);
+            launch.backward(launch.params);
+          },
+      .role = role_of_backward_warp,
+      .has_variant = kIsVariant<Variant>};
   backward.kernels[1] = &kernel;
   return &kernel;
+}
+
+template <FlashBackwardSm90Config kConfig, BackwardFeatures... kBuilt>
+EmulatedKernel const* emulated_kernel() {
+  return emulated_kernel_of<kConfig, variant::NoVariant, kBuilt...>();
 }
 
 }  // namespace pyflash::emulator

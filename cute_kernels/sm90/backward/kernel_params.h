@@ -39,8 +39,9 @@ struct KernelParams {
   CUtensorMap do_map;  // (d_head, seqlen_q, heads, batch)
   CUtensorMap k_map;   // (d_head, seqlen_k, heads_kv, batch)
   CUtensorMap v_map;   // (d_head, seqlen_k, heads_kv, batch)
-  BackwardParams problem;
+  BackwardParamsWithoutDropout problem;
   TileOrder order;
+  Dropout dropout;  // NOTE: at the end, so that kernels without stay as they are
 };
 
 }  // namespace pyflash::sm90::backward

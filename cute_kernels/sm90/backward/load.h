@@ -6,6 +6,7 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/backward/traits.h"
+#include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm90::backward {
 
@@ -30,9 +31,9 @@ struct Loads {
 inline constexpr int kLoaders = 2;  // warps
 
 // By one thread.
-template <class Traits, BackwardFeatures kFeatures>
-CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, Loads<Traits> const& loads,
-                             Site keys_site, Site queries_site) {
+template <class Traits, BackwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant> const& given,
+                             Loads<Traits> const& loads, Site keys_site, Site queries_site) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kSlab = Traits::kSlab;
@@ -42,7 +43,7 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, Loads<Traits> const& l
   Tensor sKeys = make_tensor(make_smem_ptr(loads.keys), typename Traits::SmemLayoutKV{});
   Tensor sQueries = make_tensor(make_smem_ptr(loads.queries), typename Traits::SmemLayoutQ{});
 
-  MBlocks<kFeatures> block(tile);
+  variant::BlocksOf<kFeatures, Traits::kBlockN, Variant> block(tile, given);
   if (!block.exists()) {
     return;
   }
@@ -72,16 +73,18 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, Loads<Traits> const& l
 }
 
 // warp: of the CTA.
-template <class Traits, BackwardFeatures kFeatures>
-CUTE_DEVICE void load_tile(KernelParams const& params, typename Traits::SharedStorage& smem,
-                           Tile<kFeatures> const& tile, int warp) {
+template <class Traits, class Variant, BackwardFeatures kFeatures>
+CUTE_DEVICE void load_tile(variant::ParamsOf<KernelParams, Variant> const& params,
+                           typename Traits::SharedStorage& smem, Tile<kFeatures> const& tile,
+                           int warp) {
+  variant::Given<Variant> const given(params);
   if (warp == 0) {
-    load_blocks<Traits>(tile,
+    load_blocks<Traits>(tile, given,
                         {params.k_map, smem.k, smem.pipeline_K, params.q_map, smem.q,
                          params.problem.lse2, smem.lse2, smem.pipeline_Q},
                         Site::K_g2s, Site::Q_g2s);
   } else if (warp == 1) {
-    load_blocks<Traits>(tile,
+    load_blocks<Traits>(tile, given,
                         {params.v_map, smem.v, smem.pipeline_V, params.do_map, smem.grad_o,
                          params.problem.delta, smem.delta, smem.pipeline_dO},
                         Site::V_g2s, Site::dO_g2s);

@@ -92,7 +92,7 @@ struct Outputs {
   // Once, after the last dQ.
   template <class AccDKV>
   CUTE_DEVICE void store(AccDKV& acc_dK, AccDKV& acc_dV) {
-    BackwardParams const& problem = params.problem;
+    BackwardParamsWithoutDropout const& problem = params.problem;
     wait_for_sent_dQ();
     store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
     store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);

@@ -10,7 +10,6 @@
 namespace pyflash::sm90::backward {
 
 using namespace cute;
-using pyflash::backward::MBlocks;
 using pyflash::backward::Tile;
 
 template <class Traits, BackwardFeatures kFeatures>

@@ -5,12 +5,14 @@
 
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/dropout.h"
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm90/backward/mask.h"
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
+#include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm90::backward {
 
@@ -19,24 +21,37 @@ using device::Site;
 
 // Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). lse2, delta: a number for each query, of which this thread's
 // are the first two of every eight from there.
-template <class Traits, BackwardFeatures kFeatures>
+template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
+  // to_P makes the operand: what it leaves in place of P^T is not P^T.
+  static constexpr bool kMakesOperand = kFeatures.softcap || variant::kIsVariant<Variant>;
 
-  BackwardParams const& problem;
+  BackwardParamsWithoutDropout const& problem;
   float const scale_log2;
   ScoreMask<Traits, kFeatures> const mask;
+  variant::Given<Variant> const given;
 
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
   // S^T to P^T = 2^(scale S^T - lse), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T times the
-  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T.
-  template <class Acc, class FragmentP>
-  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, int head,
-                        int m_block) const {
+  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant.
+  template <class Acc, class FragmentP, class Block>
+  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
     Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
+    int const head = block.head, m_block = block.m_block;
+    if constexpr (variant::kIsVariant<Variant>) {
+      Tensor pairs = recast<uint32_t>(operand);
+      bool const is_cut =
+          mask.cuts(m_block) || (m_block + 1) * Traits::kBlockM > mask.tile.queries().length;
+      variant::variant_scores_to_P<Variant>(
+          P, mask.tile, given, {mask.key(0), mask.first_query(m_block), head, block.is_cut, is_cut},
+          [](int c) { return column_of(c); }, [&](int c) { return numbers_at(lse2, c); },
+          [&](int i, float p0, float p1) { pairs(i) = device::pack2(p0, p1, Element{}); });
+      return;
+    }
     if constexpr (kFeatures.softcap) {
       if (problem.softcap.cap != 0) {
         return cap(P, operand, lse2, m_block);
@@ -62,9 +77,22 @@ struct Scores {
     }
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), in place. acc_P: as to_P leaves it.
+  // Marks what is dropped of P^T by its sign, and leaves it out of the operand.
+  template <class Acc, class FragmentP>
+  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, Dropout const& dropout, int head,
+                        int m_block) const {
+    Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
+    Tensor pairs = recast<uint32_t>(operand);
+    drop_of_columns(
+        P, [&](int i) -> uint32_t& { return pairs(i); },
+        load_dropout(dropout, problem.heads, mask.tile.sequence(), head), dropout.largest_kept,
+        mask.key(0), mask.first_query(m_block));
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta), in place. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc>
-  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta) {
+  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta,
+                                float factor = 1.f) {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
@@ -73,6 +101,11 @@ struct Scores {
       float2 const of_queries = numbers_at(delta, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
+        if constexpr (kFeatures.dropout) {
+          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
+          continue;
+        }
         dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
         dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
       }

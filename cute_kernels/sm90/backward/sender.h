@@ -12,13 +12,13 @@ namespace pyflash::sm90::backward {
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void send_in_turn(KernelParams const& params, typename Traits::SharedStorage& smem,
                               Tile<kFeatures> const& tile, int sender, int consumer) {
-  BackwardParams const& problem = params.problem;
+  BackwardParamsWithoutDropout const& problem = params.problem;
   device::at(device::Site::dQ_s2g);
   DQTurns& turns = smem.dq_turns[consumer];
   float const turn = float(problem.turn_of(tile.first_key / Traits::kBlockN));
   int next = sender;
   uint32_t parity = 0;
-  for (MBlocks<kFeatures> block(tile); block.exists(); block.advance()) {
+  for (pyflash::backward::MBlocks<kFeatures> block(tile); block.exists(); block.advance()) {
     if (next-- > 0) {
       continue;
     }

@@ -104,6 +104,12 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
     }
     auto const lse = softmax.finalise(O, sinks, problem.softcap);
+    if constexpr (kFeatures.dropout) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(O); ++i) {
+        O(i) *= params.dropout.factor;
+      }
+    }
     if (is_part) {
       store_part<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
     } else if (may_be_split.value && is_split) {
@@ -383,6 +389,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
 
     // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
     accumulate = false;
+    if constexpr (kFeatures.dropout) {
+      drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
+                   Schedule::walk(params, tile)[blocks.end - 1].number);
+    }
     clear_tail_of_V(tile, blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
       Tensor acc_S = make_tensor<float>(AccS{});
@@ -411,6 +421,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         TileSoftmax::rescale(acc_O, correction);
       }
       convert_P<Element>(acc_S, tOrP);
+      if constexpr (kFeatures.dropout) {
+        drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
+                     Schedule::walk(params, tile)[n_block - 1].number);
+      }
       accumulate = true;
     }
     n_skip = blocks.begin - tile.blocks.begin;

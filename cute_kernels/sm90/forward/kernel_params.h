@@ -47,6 +47,7 @@ struct KernelParams {
   TileOrder order;
   Pages pages;        // NOTE: at the end, so that kernels without pages stay as they are
   ShareOrder shares;  // NOTE: so, too
+  Dropout dropout;    // NOTE: so, too
 
   PYFLASH_HOST_DEVICE KvSource kv() const {
     KvSource source = problem.kv();

@@ -106,6 +106,9 @@ inline char const* refusal(Config const& config, ListedForwardParams const& prob
       return reason;
     }
   }
+  if (problem.dropout.drops() && config.pack_gqa) {
+    return "its rows are of several heads, and dropout is of rows of one";
+  }
   if (rows_per_query(config, problem) > kMmaM) {
     return "its warpgroups pack the query heads of a head of k and v into 64 rows, and there are "
            "more";
@@ -226,6 +229,7 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardPara
   }
   plan.params.problem = problem;
   plan.params.pages = problem.pages;
+  plan.params.dropout = problem.dropout;
   if (problem.kv().is_paged() && problem.pages.number == 0) {
     plan.params.problem.sequence_lengths.longest_k =
         0;  // nothing is loaded: no map has empty extents

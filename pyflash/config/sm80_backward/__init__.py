@@ -5,7 +5,7 @@ from pyflash.config.record import Family
 from pyflash.config.sm80_backward.config import FlashBackwardKernelConfig
 from pyflash.config.sm80_backward.resources import register_demand, resources
 from pyflash.config.sm80_backward.rules import RULES, SUPPORTED
-from pyflash.config.sm80_backward.sets import RANKED, SETS
+from pyflash.config.sm80_backward.sets import DROPPING, RANKED, SETS, built_features
 
 SM80_BACKWARD = Family(
     name="sm80_backward",
@@ -17,7 +17,7 @@ SM80_BACKWARD = Family(
     supported=SUPPORTED,
     explored={},
     sets=SETS,
-    ranked=RANKED,
+    ranked=(*RANKED, *DROPPING),
     host_header="cute_kernels/sm80/backward/host.h",
     launcher_header="cute_kernels/sm80/backward/launcher.h",
     traits_header="cute_kernels/sm80/backward/traits.h",
@@ -34,10 +34,11 @@ SM80_BACKWARD = Family(
     slowdowns={},
     mma_rate=lambda arch: 0.62 if arch.sm == 90 else 1.0,  # beside warpgroup MMAs
     ladder=(),
-    built_features=lambda config: BACKWARD.built,
+    built_features=built_features,
     # Behind those of the SM90 family, which are faster where they run.
     first_rank=1000,
     emulation_header="cute_kernels/sm80/backward/emulated.h",
+    gradient_header="cute_kernels/sm80/backward/variant_launch.h",
 )
 
 __all__ = ["SM80_BACKWARD", "FlashBackwardKernelConfig"]

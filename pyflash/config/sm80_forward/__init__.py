@@ -6,6 +6,7 @@ from pyflash.config.sm80_forward.config import LOAD_COUNTS, FlashForwardKernelCo
 from pyflash.config.sm80_forward.resources import register_demand, resources
 from pyflash.config.sm80_forward.rules import RULES, SUPPORTED
 from pyflash.config.sm80_forward.sets import (
+    DROPPING,
     LADDER,
     RANKED,
     SETS,
@@ -25,7 +26,7 @@ SM80_FORWARD = Family(
     supported=SUPPORTED,
     explored=dict.fromkeys(LOAD_COUNTS, (0, 2, 4, 8)),
     sets=SETS,
-    ranked=RANKED,
+    ranked=(*RANKED, *DROPPING),
     host_header="cute_kernels/sm80/forward/host.h",
     launcher_header="cute_kernels/sm80/forward/launcher.h",
     traits_header="cute_kernels/sm80/forward/tiled.h",

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import FIXED, FORWARD, Features
+from pyflash.config.features import DROPOUT, FIXED, FORWARD, Features
 from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 
 # The optimisation ladder: what each step adds, and its config.
@@ -88,11 +88,24 @@ INVARIANT = [
     for config in {(c.dtype, c.d_head): c for c in reversed(RANKED)}.values()
 ]
 
+# At each d_head, of no other set: with dropout alone, so that a library of these takes nothing from
+# another.
+DROPPING = _of_each_dtype(
+    "(FP16, 32, 128, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 64, 128, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 96, 128, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "(FP16, 192, 64, 64, 4): async+eager+swizzled+load_2_2_0_tiles+opt_softmax",
+    "(FP16, 256, 64, 64, 4): async+eager+swizzled+load_2_2_0_tiles+opt_softmax",
+)
+
 # The best of RANKED at each B_r: with those, all that are built with pages and lists of tiles.
 _FOREMOST = {(c.dtype, c.d_head, c.B_r): c for c in reversed(RANKED)}.values()
 
 
 def built_features(config: FlashForwardKernelConfig) -> Sequence[Features]:
+    if config in DROPPING:
+        return DROPOUT
     if config in INVARIANT:
         return FIXED
     built = tuple(f for f in FORWARD.built if not f.fp8_kv or reads_fp8(config))
@@ -156,6 +169,7 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardKernelConfig]]] = {
     "tune": _tune,
     "head_dims": lambda: HEAD_DIMS,
     "invariant": lambda: INVARIANT,
+    "dropout": lambda: DROPPING,
     "64,32": lambda: _at_block_size(64, 32),
     "64,64": lambda: _at_block_size(64, 64),
     "128,32": lambda: _at_block_size(128, 32),

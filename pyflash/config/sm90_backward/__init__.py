@@ -6,7 +6,7 @@ from pyflash.config.sm90 import RUNS_ON, WARPGROUP
 from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
 from pyflash.config.sm90_backward.resources import register_demand, resources
 from pyflash.config.sm90_backward.rules import RULES, SUPPORTED
-from pyflash.config.sm90_backward.sets import RANKED, SETS
+from pyflash.config.sm90_backward.sets import DROPPING, RANKED, SETS, built_features
 
 SM90_BACKWARD = Family(
     name="sm90_backward",
@@ -18,7 +18,7 @@ SM90_BACKWARD = Family(
     supported=SUPPORTED,
     explored={"B_c": (64, 128)},
     sets=SETS,
-    ranked=RANKED,
+    ranked=(*RANKED, *DROPPING),
     host_header="cute_kernels/sm90/backward/host.h",
     launcher_header="cute_kernels/sm90/backward/launcher.h",
     traits_header="cute_kernels/sm90/backward/traits.h",
@@ -35,8 +35,9 @@ SM90_BACKWARD = Family(
     slowdowns={},
     mma_rate=lambda arch: 1.0,
     ladder=(),
-    built_features=lambda config: BACKWARD.built,
+    built_features=built_features,
     emulation_header="cute_kernels/sm90/backward/emulated.h",
+    gradient_header="cute_kernels/sm90/backward/variant_launch.h",
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),

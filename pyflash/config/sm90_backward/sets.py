@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from pyflash.config import backward
 from pyflash.config.base import DType
 from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
 
@@ -28,7 +29,19 @@ _WIDE = _of_each_dtype("(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red")
 
 RANKED = (*DEFAULTS, *_WIDE)
 
+# Of no other set: with dropout alone.
+DROPPING = _of_each_dtype(
+    "(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap",
+    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
+)
+
+
+def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.BackwardFeatures]:
+    return backward.DROPOUT if config in DROPPING else backward.BACKWARD.built
+
+
 SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {
     "all": lambda: DEFAULTS,
     "backward": lambda: RANKED,
+    "dropout": lambda: DROPPING,
 }

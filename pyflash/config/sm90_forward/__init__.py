@@ -7,6 +7,7 @@ from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 from pyflash.config.sm90_forward.resources import register_demand, resources
 from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
 from pyflash.config.sm90_forward.sets import (
+    DROPPING,
     FIRST_RANK,
     RANKED,
     SETS,
@@ -25,7 +26,7 @@ SM90_FORWARD = Family(
     supported=SUPPORTED,
     explored={"B_c": (64, 96, 128, 160, 176, 192)},
     sets=SETS,
-    ranked=RANKED,
+    ranked=(*RANKED, *DROPPING),
     first_rank=FIRST_RANK,
     host_header="cute_kernels/sm90/forward/host.h",
     launcher_header="cute_kernels/sm90/forward/launcher.h",

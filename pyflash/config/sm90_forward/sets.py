@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import FORWARD, LISTED, SHARED, Features
+from pyflash.config.features import DROPOUT, FORWARD, LISTED, SHARED, Features
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
@@ -70,6 +70,10 @@ INVARIANT = [
     }.values()
 ]
 
+# The best of two consumers at each d_head, of no other set: with dropout alone, so that a library
+# of these takes nothing from another.
+DROPPING = [config.replace(rescale_threshold=True, persistent=False) for config in INVARIANT]
+
 SETTLED = {"stages": (1, 2, 3)}
 
 # At long sequences without a mask: docs/experiments/2026-11-sm90-forward.md, and h200-tune.jsonl
@@ -91,6 +95,7 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
     "sm90": lambda: DEFAULTS,
     "head_dims": lambda: HEAD_DIMS,
     "invariant": lambda: INVARIANT,
+    "dropout": lambda: DROPPING,
 }
 
 
@@ -119,6 +124,8 @@ _PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 
 
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
+    if config in DROPPING:
+        return DROPOUT
     unlisted = _unlisted(config)
     if config in INVARIANT:
         return tuple(dataclasses.replace(f, fixed_splits=True) for f in unlisted)

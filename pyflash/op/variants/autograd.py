@@ -1,9 +1,9 @@
-"""`torch.ops.pyflash.fwd_variant` in torch: shapes, autograd, autocast, and `bwd_variant`, its
-gradients by the formula."""
+"""`torch.ops.pyflash.fwd_variant` in torch: shapes, autograd, autocast, and its gradients: by the
+formula, `bwd_variant`, and by kernels on a GPU, `bwd_variant_kernels`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,11 +15,13 @@ from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refu
 from pyflash.op.fake import check_forward
 from pyflash.op.options import OPTIONS, TENSORS
 from pyflash.op.variants.arguments import Captured
-from pyflash.op.variants.reference import gradients
+from pyflash.op.variants.kernels import bwd_variant_kernels
+from pyflash.op.variants.reference import gradients as gradients_of_formula
 
 _OP = torch.ops.pyflash.fwd_variant.default
 _NAMES = [argument.name for argument in _OP._schema.arguments]
-_INPUTS = _NAMES[: _NAMES.index(next(iter(OPTIONS)))]
+# The last input is the config of kernels that compute gradients, or "" for the formula.
+*_INPUTS, _CONFIG = _NAMES[: _NAMES.index(next(iter(OPTIONS)))]
 # The options on which gradients depend.
 _IN_BACKWARD = [name for name in _NAMES if name in OPTIONS and not OPTIONS[name].chooses]
 # Those of them that are tensors with gradients.
@@ -45,7 +47,9 @@ def _backward(*arguments: Any) -> list[Tensor]:
     inputs = [given[name] for name in ("q", "k", "v")]
     return _above_autograd(
         grad_out,
-        lambda: gradients(grad_out, inputs, captured, cu_seqlens, differentiable, **options),
+        lambda: gradients_of_formula(
+            grad_out, inputs, captured, cu_seqlens, differentiable, **options
+        ),
     )
 
 
@@ -72,47 +76,93 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
     return [torch.empty_like(x) for x in wanted]
 
 
+def _backward_kernels(
+    grad_out: Tensor, out: Tensor, lse: Tensor, config: str, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = dict(zip([*_INPUTS, *_IN_BACKWARD], arguments, strict=True))
+    captured = Captured(given["text"], given["tensors"], given["reals"], given["integers"])
+    options = {name: given[name] for name in _IN_BACKWARD if given[name] is not None}
+    packing = [given[name] for name in _INPUTS[_INPUTS.index("cu_seqlens_q") :]]
+    return bwd_variant_kernels(
+        grad_out, out, lse, given["q"], given["k"], given["v"], captured,
+        packing if packing[0] is not None else (), config, **options,
+    )  # fmt: skip
+
+
+def _fake_backward_kernels(
+    grad_out: Tensor, out: Tensor, lse: Tensor, config: str, *arguments: Any
+) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x) for x in arguments[:3])
+
+
 def _setup(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     given = dict(zip(_NAMES, inputs, strict=True))
+    ctx.config = given[_CONFIG]
     kept = {name: given[name] for name in (*_INPUTS, *_IN_BACKWARD)}
     tensors = [x for x in kept.values() if isinstance(x, Tensor)]
     ctx.n_single = len(tensors)
-    ctx.save_for_backward(*tensors, *kept.pop("tensors"))
+    results = output if ctx.config else ()
+    ctx.save_for_backward(*results, *tensors, *kept.pop("tensors"))
     ctx.others = {name: x for name, x in kept.items() if not isinstance(x, Tensor)}
 
 
 def _gradients(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
-    single = iter(ctx.saved_tensors[: ctx.n_single])
-    captured = list(ctx.saved_tensors[ctx.n_single :])
+    saved = ctx.saved_tensors
+    results, saved = (saved[:2], saved[2:]) if ctx.config else ((), saved)
+    single = iter(saved[: ctx.n_single])
+    captured = list(saved[ctx.n_single :])
     known = {"tensors": captured, **ctx.others}
     kept = {
         name: known[name] if name in known else next(single) for name in (*_INPUTS, *_IN_BACKWARD)
     }
-    found = iter(torch.ops.pyflash.bwd_variant(grad_out, *kept.values()))
     names = ["q", "k", "v", *(name for name in _DIFFERENTIABLE if kept[name] is not None)]
-    results: dict[str, Any] = {name: next(found) for name in names}
+    if ctx.config:
+        found = _by_kernels(ctx, grad_out, results, kept)
+    else:
+        found = iter(torch.ops.pyflash.bwd_variant(grad_out, *kept.values()))
+    gradients: dict[str, Any] = {name: next(found) for name in names}
     rest = zip(captured, found, strict=True)
-    results["tensors"] = [dx if x.is_floating_point() else None for x, dx in rest]
+    gradients["tensors"] = [dx if x.is_floating_point() else None for x, dx in rest]
     # NOTE: torch takes an empty list for one of tensors, and leaves out the last arguments that are
     # at their defaults.
-    results |= {name: [] for name in ("reals", "integers") if not kept[name]}
-    return tuple(results.get(name) for name in _NAMES[: len(ctx.needs_input_grad)])
+    gradients |= {name: [] for name in ("reals", "integers") if not kept[name]}
+    return tuple(gradients.get(name) for name in _NAMES[: len(ctx.needs_input_grad)])
 
 
-def _schema() -> str:
+def _by_kernels(
+    ctx: Any, grad_out: Tensor, results: Sequence[Tensor], kept: Mapping[str, Any]
+) -> Iterator[Tensor | None]:
+    """In the order of `bwd_variant`; of options that are not needed, and of what is captured,
+    None."""
+    yield from torch.ops.pyflash.bwd_variant_kernels(grad_out, *results, ctx.config, *kept.values())
+    for name in _DIFFERENTIABLE:
+        if kept[name] is not None:
+            needed = ctx.needs_input_grad[_NAMES.index(name)]
+            op = getattr(torch.ops.pyflash, str(OPTIONS[name].gradient))
+            yield op(grad_out, *results, None, kept[name]) if needed else None
+    yield from [None] * len(kept["tensors"])
+
+
+def _schema(name: str, first: str, results: str) -> str:
     """Takes the arguments of the forward pass, without the options that it does not use."""
     arguments = str(_OP._schema).partition("(")[2].partition(") -> ")[0].split(", ")
     taken = [a.partition("=")[0] for a in arguments]
     kept = [a for a in taken if a.split(" ")[-1] in {*_INPUTS, *_IN_BACKWARD}]
-    return f"bwd_variant(Tensor grad_out, {', '.join(kept)}) -> Tensor[]"
+    return f"{name}({first}, {', '.join(kept)}) -> {results}"
 
 
 _library = torch.library.Library("pyflash", "FRAGMENT")
-_library.define(_schema(), tags=torch.Tag.pt2_compliant_tag)
-_library.impl("bwd_variant", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("pyflash::bwd_variant", _fake_backward, lib=_library)
-torch.library.register_autograd("pyflash::bwd_variant", refusal(SECOND_DERIVATIVES), lib=_library)
+for _name, _first, _results, _impl, _keys, _of_fakes in (
+    ("bwd_variant", "Tensor grad_out", "Tensor[]",
+     _backward, "CompositeExplicitAutograd", _fake_backward),
+    ("bwd_variant_kernels", "Tensor grad_out, Tensor out, Tensor lse, str config",
+     "(Tensor dq, Tensor dk, Tensor dv)", _backward_kernels, "CUDA", _fake_backward_kernels),
+):  # fmt: skip
+    _library.define(_schema(_name, _first, _results), tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(_name, _impl, _keys)
+    torch.library.register_fake(f"pyflash::{_name}", _of_fakes, lib=_library)
+    torch.library.register_autograd(f"pyflash::{_name}", refusal(SECOND_DERIVATIVES), lib=_library)
 torch.library.register_fake("pyflash::fwd_variant", _fake, lib=_library)
 torch.library.register_autograd(
     "pyflash::fwd_variant", _gradients, setup_context=_setup, lib=_library

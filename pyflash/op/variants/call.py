@@ -14,10 +14,10 @@ from pyflash.op.backward.choice import switch_is_on
 from pyflash.op.errors import call
 from pyflash.op.on_demand import is_asked
 from pyflash.op.variants.arguments import Captured, captured_of
+from pyflash.op.variants.gradients import REFERENCE, config_for
 from pyflash.op.variants.jit import ensure_built
 from pyflash.variant import Bound, Variant
 
-REFERENCE = "reference"
 _NO_PACKING = (None,) * 4
 
 
@@ -34,15 +34,18 @@ def with_variant(
     """`attention`, or `attention_varlen` with its packing, whose options are the op's arguments."""
     if backward not in ("", REFERENCE):
         raise ValueError(f"pyflash: backward is {shown(backward)}: expected {REFERENCE!r} or ''")
-    captured = captured_of(variant, values)
-    if is_asked(inputs[0], compile):
-        ensure_built(captured.text, arguments, inputs[0])
+    captured, q = captured_of(variant, values), inputs[0]
+    compiles = is_asked(q, compile)
+    if compiles:
+        ensure_built(captured.text, arguments, q)
     positional = (*inputs, *captured, *(packing or _NO_PACKING))
     if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
-        if backward != REFERENCE:
-            _refuse_on_gpu(inputs[0])
-        _refuse_sums_in_any_order(inputs, captured, arguments)
-        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+        config = ""  # of kernels of gradients; "": the formula
+        if q.device.type == "cpu" or backward == REFERENCE:
+            _refuse_sums_in_any_order(inputs, captured, arguments)
+        else:
+            config = config_for(q, captured, packing, arguments, compiles)
+        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, config, **arguments)
     else:
         with below_autograd():
             out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
@@ -81,11 +84,3 @@ def _require_gradients(
             if isinstance(x, Tensor) and x.requires_grad:
                 return True
     return False
-
-
-def _refuse_on_gpu(q: Tensor) -> None:
-    if q.device.type != "cpu":
-        raise RuntimeError(
-            "pyflash: variant has no gradients on a GPU: expected tensors that do not require "
-            f"gradients, or backward={REFERENCE!r}, the formula in PyTorch"
-        )

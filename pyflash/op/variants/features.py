@@ -6,18 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyflash.config import Features, KernelConfig
+from pyflash.config.backward import BackwardFeatures
 from pyflash.op.options import given, windows_asked
 
 
 def features_asked(options: Mapping[str, Any], d_head: int, config: KernelConfig) -> Features:
     """What the options of a call may need of a kernel, whatever its lengths are. Raises ValueError
     for an option that no kernel has beside a variant."""
-    asked, (left, right) = given(options), windows_asked(options)
-    if "alibi_slopes" in asked:
-        raise ValueError(
-            "pyflash: alibi_slopes came with a variant: expected one of the two, the variant can "
-            "add the bias"
-        )
+    asked, (left, right) = _checked(options), windows_asked(options)
     chunks = "attention_chunk" in asked
     return Features(
         right_window=right >= 0 or chunks,
@@ -26,3 +22,32 @@ def features_asked(options: Mapping[str, Any], d_head: int, config: KernelConfig
         softcap="softcap" in asked,
         sinks="sinks" in asked,
     )
+
+
+def backward_features_asked(options: Mapping[str, Any], packed: bool) -> BackwardFeatures:
+    """`features_asked` of the gradients of a call."""
+    asked, (left, right) = _checked(options), windows_asked(options)
+    chunks = "attention_chunk" in asked
+    return BackwardFeatures(
+        right_window=right >= 0 or chunks,
+        left_window=left >= 0 or chunks,
+        packed=packed,
+        softcap="softcap" in asked,
+        deterministic="deterministic" in asked,
+    )
+
+
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that are not at their defaults."""
+    asked = given(options)
+    if "alibi_slopes" in asked:
+        raise ValueError(
+            "pyflash: alibi_slopes came with a variant: expected one of the two, the variant can "
+            "add the bias"
+        )
+    if "dropout_p" in asked:
+        raise ValueError(
+            f"pyflash: dropout_p = {asked['dropout_p']} came with a variant: expected one of the "
+            "two"
+        )
+    return asked

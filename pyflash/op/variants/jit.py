@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from pyflash.config import Arch, DType, KernelConfig, named_set, parse, rank
+from pyflash.config import (
+    FAMILIES,
+    Arch,
+    DType,
+    KernelConfig,
+    KernelFeatures,
+    named_set,
+    parse,
+    rank,
+)
 from pyflash.op import library
 from pyflash.op.selection import TORCH_DTYPES
-from pyflash.op.variants.features import features_asked
+from pyflash.op.variants.features import backward_features_asked, features_asked
 from pyflash.variant.parser import normal_of
 
 _lock = threading.Lock()
@@ -22,13 +32,27 @@ def default_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
     that is not below this one, whose threads have registers left for a variant. Raises ValueError
     where there is none."""
     known = [*named_set("all"), *named_set("head_dims")]
+    return _first_fitting(filter(_takes_variant, known), dtype, d_head, arch)
+
+
+def default_gradient_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
+    """The same of gradients."""
+    families = [family for family in FAMILIES if family.gradient_header]
+    known = [config for family in families for config in family.ranked]
+    return _first_fitting(known, dtype, d_head, arch)
+
+
+def _takes_variant(config: KernelConfig) -> bool:
+    return config.family.takes_variant(config)
+
+
+def _first_fitting(
+    known: Iterable[KernelConfig], dtype: DType, d_head: int, arch: Arch
+) -> KernelConfig:
     fitting = [
         config
         for config in known
-        if config.family.takes_variant(config)
-        and config.dtype == dtype
-        and config.d_head >= d_head
-        and config.is_legal(arch)
+        if config.dtype == dtype and config.d_head >= d_head and config.is_legal(arch)
     ]
     if not fitting:
         raise ValueError(f"pyflash: no config is for {dtype.name} with d_head {d_head} on {arch}")
@@ -41,9 +65,23 @@ def ensure_built(text: str, arguments: dict[str, Any], q: torch.Tensor) -> None:
 
     Raises as `pyflash.op.on_demand.ensure_built` does.
     """
-    numbers = tuple((name, x) for name, x in arguments.items() if not isinstance(x, torch.Tensor))
-    tensors = tuple(name for name, x in arguments.items() if isinstance(x, torch.Tensor))
-    arguments["config"] = _ensure(text, numbers, tensors, q.dtype, q.shape[-1], q.device.index)
+    own = _constant(arguments)
+    arguments["config"] = _ensure(text, *own, q.dtype, q.shape[-1], q.device.index)
+
+
+def ensure_gradients_built(
+    text: str, options: Mapping[str, Any], q: torch.Tensor, packed: bool
+) -> str:
+    """Compiles the kernel of the gradients of a variant, as `ensure_built` does, and returns the
+    short form of its config."""
+    arguments = _constant(options)
+    return _ensure_gradients(text, *arguments, q.dtype, q.shape[-1], q.device.index, packed)
+
+
+def _constant(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """The numbers, and the names of the tensors."""
+    numbers = tuple((name, x) for name, x in options.items() if not isinstance(x, torch.Tensor))
+    return numbers, tuple(name for name, x in options.items() if isinstance(x, torch.Tensor))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,17 +94,48 @@ def _ensure(
     device_index: int,
 ) -> str:
     """The short form of the config."""
-    from pyflash.codegen.build import build_with_variants, nearest_archs
-
     options = dict(numbers)
-    major, minor = torch.cuda.get_device_capability(device_index)
-    archs = nearest_archs([10 * major + minor])
     named = options.pop("config", "")
-    of_q = next((known for known, of in TORCH_DTYPES.items() if of is dtype), None)
+    of_q, archs = _asked(dtype, device_index)
     if of_q is None or not archs:
         return named  # the op says what is wrong
     config = parse(named) if named else default_config(of_q, d_head, archs[0])
     features = features_asked(options | dict.fromkeys(tensors, True), d_head, config.canonical())
+    return _load(text, config, archs, features)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ensure_gradients(
+    text: str,
+    numbers: tuple[tuple[str, Any], ...],
+    tensors: tuple[str, ...],
+    dtype: torch.dtype,
+    d_head: int,
+    device_index: int,
+    packed: bool,
+) -> str:
+    """The short form of the config; "" where the op says what is wrong."""
+    of_q, archs = _asked(dtype, device_index)
+    if of_q is None or not archs:
+        return ""
+    config = default_gradient_config(of_q, d_head, archs[0])
+    features = backward_features_asked(dict(numbers) | dict.fromkeys(tensors, True), packed)
+    return _load(text, config, archs, features)
+
+
+def _asked(dtype: torch.dtype, device_index: int) -> tuple[DType | None, list[Arch]]:
+    """The dtype of configs, and what to compile for."""
+    from pyflash.codegen.build import nearest_archs
+
+    major, minor = torch.cuda.get_device_capability(device_index)
+    of_q = next((known for known, of in TORCH_DTYPES.items() if of is dtype), None)
+    return of_q, nearest_archs([10 * major + minor])
+
+
+def _load(text: str, config: KernelConfig, archs: list[Arch], features: KernelFeatures) -> str:
+    """Compiles and loads a kernel. The short form of the config."""
+    from pyflash.codegen.build import build_with_variants
+
     with _lock:
         try:
             library.load(build_with_variants([normal_of(text)], [config], archs, [features]))
@@ -80,3 +149,4 @@ def _ensure(
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
 _ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_ensure_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyflash.op.reference import Expected, Modifier, attention_ref, of_sequences, tolerance
+from pyflash.op.reference import Expected, Modifier, attention_ref, of_sequence, tolerance
 from pyflash.op.variants.arguments import Captured, captured_of
 from pyflash.op.variants.formula import Formula
 from pyflash.variant import Bound, Variant
@@ -81,7 +81,7 @@ def attention_variant_ref(
     for b in range(len(starts_q) - 1):
         rows_q, rows_k = (slice(*starts[b : b + 2]) for starts in (starts_q, starts_k))
         sequence = (x[None] for x in (q[rows_q], k[rows_k], v[rows_k]))
-        own = of_sequences(options, slice(b, b + 1))  # type: ignore[arg-type]
+        own = of_sequence(options, b, q.shape[1])  # type: ignore[arg-type]
         out, lse = attention_ref(*sequence, dtype=dtype, modify=modifier(formula, [b]), **own)
         outs.append(out[0])
         lses.append(lse[0])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from pyflash.config import Arch, parse
+from pyflash.config import Arch, DType, parse
 from pyflash.op.errors import call
+from pyflash.op.options import OPTIONS
 from pyflash.op.selection import (
     Problem,
     Selection,
@@ -13,6 +14,7 @@ from pyflash.op.selection import (
     problem_arguments,
 )
 from pyflash.op.variants.arguments import as_variant
+from pyflash.op.variants.gradients import select as select_gradients
 from pyflash.op.variants.jit import default_config
 from pyflash.variant import Variant
 
@@ -34,9 +36,21 @@ def select(problem: Problem, variant: Variant | str) -> Selection:
             raise
         config = default_config(problem.dtype, problem.d_head, Arch.of(sm_arch))
         raise RuntimeError(f"{error}, which compiles it for '{config}'") from None
-    backward = (
-        "none: a variant has no gradients on a GPU, but for backward='reference'"
-        if sm_arch
-        else "the formula in float32"
-    )
+    backward = _backward(problem, variant, sm_arch) if sm_arch else "the formula in float32"
     return Selection(parse(short_form), num_splits, reason, backward)
+
+
+def _backward(problem: Problem, variant: Variant | str, sm_arch: int) -> str:
+    options = {name: x for name, x in problem.options.items() if OPTIONS[name].in_backward}
+    try:
+        config, reason = select_gradients(
+            as_variant(variant).portable,
+            DType.of(problem.dtype),
+            problem.d_head,
+            divmod(sm_arch, 10),
+            problem.packed,
+            **options,
+        )
+    except RuntimeError as error:
+        return f"none: {str(error).removeprefix('pyflash: ')}"
+    return f"pyflash's own kernels: {config}: {reason}"

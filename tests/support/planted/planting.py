@@ -22,7 +22,7 @@ import torch
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.compilation import ROOT, Compilation
 from pyflash.codegen.emulated import emulated_kernels, link_with_machine
-from pyflash.config import KernelConfig, KernelFeatures
+from pyflash.config import KernelConfig, KernelFeatures, Op
 from pyflash.config.features import EMULATED_PAGED
 from pyflash.emulator import Finding
 from pyflash.op.reference import Expected, expect, expect_varlen
@@ -126,8 +126,9 @@ def build_planted(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toolchain, "ROOT", root)
         if variant:
-            struct = _planted_struct(bugs, variant)
-            patch.setattr(emit, "variant_struct", lambda _: struct)
+            (op,) = {config.family.op for config in configs.values()}
+            struct = _planted_struct(bugs, variant, op)
+            patch.setattr(emit, "variant_struct", lambda *_: struct)
         built = features or (EMULATED_PAGED if paged else None)
         kernels = emulated_kernels(list(configs.values()), variant, built)
         compiler = toolchain.emulator_compiler()
@@ -136,8 +137,8 @@ def build_planted(
     return dict(zip(configs, link_with_machine(kernels, instead), strict=True))
 
 
-def _planted_struct(bugs: Sequence[Bug], variant: Variant) -> str:
-    text = emit.variant_struct(variant)
+def _planted_struct(bugs: Sequence[Bug], variant: Variant, op: Op) -> str:
+    text = emit.variant_struct(variant, op)
     for number, bug in enumerate(bugs, start=1):
         for edit in bug.edits:
             if edit.file == EMITTED:

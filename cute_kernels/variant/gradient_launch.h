@@ -1,0 +1,94 @@
+// What launchers of kernels of gradients with a variant share: launch.h, of op backward.
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/variant/gradient_problem.h"
+#include "cute_kernels/variant/launch.h"
+#include "cute_kernels/variant/query_lists.h"
+
+namespace pyflash::variant {
+
+#if defined(__CUDACC__)
+
+// A warp writes a list.
+template <class Variant>
+__global__ void list_query_blocks(typename Variant::Params const captured,
+                                  ListedProblem const problem, BlockLists const lists) {
+  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
+  if (index < lists.n_lists()) {
+    write_query_list<Variant>(captured, problem, lists, index, WarpLanes{},
+                              [](int const* address) { return *address; });
+  }
+}
+
+// Deterministic kernels walk no lists.
+template <class Variant>
+int64_t query_lists_size(BackwardParams const& params, ListedProblem const& listed) {
+  return Variant::kHasMask && !params.deterministic ? query_lists<Variant>(listed).size() : 0;
+}
+
+// Launches what writes the lists at `memory`, where there are any.
+template <class Variant>
+cudaError_t make_query_lists(BlockLists& lists, typename Variant::Params const& captured,
+                             BackwardParams const& params, ListedProblem const& listed, int* memory,
+                             cudaStream_t stream) {
+  lists = {};
+  if (query_lists_size<Variant>(params, listed) == 0) {
+    return cudaSuccess;
+  }
+  lists = query_lists<Variant>(listed);
+  lists.data = memory;
+  constexpr int kWarps = 4;
+  int64_t const n_blocks = ceil_div(lists.n_lists(), int64_t(kWarps));
+  if (n_blocks > INT32_MAX) {
+    return cudaErrorInvalidConfiguration;
+  }
+  list_query_blocks<Variant>
+      <<<unsigned(n_blocks), kWarps * WarpLanes::kLanes, 0, stream>>>(captured, listed, lists);
+  return cudaGetLastError();
+}
+
+// Runs a config's kernel with a variant, and the kernels of the op before and after it. launch_variant: an overload of the
+// family launches it.
+template <auto kConfig, class Variant>
+int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params,
+                  Arguments const& arguments, int* memory, void* stream) {
+  auto const on = static_cast<cudaStream_t>(stream);
+  auto const captured = Variant::params_of(arguments);
+  ListedProblem const prepared = prepared_problem(params, kConfig.B_r, kConfig.B_c);
+  ListedProblem const listed = gradient_problem(params, kConfig.B_r, kConfig.B_c);
+  Made<Variant> made{{}, prepared_tables<Variant>(prepared, memory)};
+  cudaError_t error = make_prepared<Variant>(captured, prepared, memory, on);
+  if (error == cudaSuccess) {
+    error = make_query_lists<Variant>(made.lists, captured, params, listed,
+                                      memory + prepared_size<Variant>(prepared), on);
+  }
+  if (error != cudaSuccess) {
+    return error;
+  }
+  if (int const failed = preprocess_backward(params, kConfig.dtype, stream)) {
+    return failed;
+  }
+  error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured, made,
+                                  on);
+  return error != cudaSuccess ? error : postprocess_backward(params, kConfig.dtype, stream);
+}
+
+// The row of a config whose plain row is `row`.
+template <auto kConfig, class Variant>
+GradientRow make_gradient_row(char const* key, ConfigMapRow<Backward> const& row) {
+  return {.key = key,
+          .most_positions = Variant::kMostPositions,
+          .row = row,
+          .n_ints = [](BackwardParams const& params) -> int64_t {
+            return prepared_size<Variant>(prepared_problem(params, kConfig.B_r, kConfig.B_c)) +
+                   query_lists_size<Variant>(params,
+                                             gradient_problem(params, kConfig.B_r, kConfig.B_c));
+          },
+          .run = run_gradients<kConfig, Variant>};
+}
+
+#endif
+
+}  // namespace pyflash::variant

@@ -1,0 +1,48 @@
+"""Gradients of attention with a variant on a GPU by pyflash's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyflash.op.backward.choice import switch_is_on
+from pyflash.op.backward.cudnn import readable
+from pyflash.op.options import OPTIONS
+from pyflash.op.variants.arguments import Captured
+
+_PADDED = (None, None, 0, 0)  # in place of packing
+
+
+def options_in_backward(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of kernels of op backward."""
+    asked = {name: x for name, x in arguments.items() if OPTIONS[name].in_backward}
+    if switch_is_on():
+        asked["deterministic"] = True
+    return asked
+
+
+def bwd_variant_kernels(
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    captured: Captured,
+    packing: Sequence[Any],
+    config: str,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v. packing: cu_seqlens and the longest lengths, or ()."""
+    grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
+    # Nothing writes rows behind the last of packed sequences.
+    empty_like = torch.zeros_like if packing else torch.empty_like
+    gradients = tuple(empty_like(x) for x in (q, k, v))
+    torch.ops.pyflash.run_variant_backward(
+        grad_out, out, lse.contiguous(), None, q, k, v, *(packing or _PADDED), *gradients,
+        *captured, **{**options_in_backward(options), "config": config},
+    )  # fmt: skip
+    return gradients
