@@ -35,6 +35,8 @@ PYFLASH_HOST_DEVICE constexpr Random128 philox4x32(Random128 counter, uint64_t k
 
 // The option, as kernels get it.
 struct Dropout {
+  static constexpr char const* kStateName = "dropout_state";
+
   uint64_t const* state;  // seed and offset
   float p;                // 0: nothing is dropped, and the rest means nothing
   float factor;           // of what is kept, 1 / (1 - p)

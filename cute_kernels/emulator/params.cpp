@@ -108,7 +108,7 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
               {{params.has_tile_list() ? params.tile_listing().size() : 0, 1}}, Role::kInput);
   mapping.map("share_list", params.share_list, 4,
               {{params.has_shares() ? params.share_listing().size() : 0, 1}}, Role::kInput);
-  mapping.map("dropout_state", params.dropout.state, 8, {{2, 1}}, Role::kInput);
+  mapping.map(Dropout::kStateName, params.dropout.state, 8, {{2, 1}}, Role::kInput);
   params.set_q_sequences(q_sequences);
   params.set_kv(kv);
   for_each_per_head_option([&](PerHeadOption const& option) {

@@ -127,7 +127,7 @@ class BackwardRun final : public Run {
                      {params.heads, numbers.strides.head}},
                     Role::kInput);
       }
-      mapping.map("dropout_state", params.dropout.state, 8, {{2, 1}}, Role::kInput);
+      mapping.map(Dropout::kStateName, params.dropout.state, 8, {{2, 1}}, Role::kInput);
       rows(params.v, "v", params.v_strides, true, Role::kInput);
       rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
       rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);

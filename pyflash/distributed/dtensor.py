@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from pyflash.op import ops  # noqa: F401  (registers torch.ops.pyflash)
+from pyflash.op import dropout, ops  # noqa: F401  (registers torch.ops.pyflash)
 from pyflash.op.options import TENSORS
 
 # The axes of each argument and result, by name: padded and packed.
@@ -62,10 +62,7 @@ def _register(op: torch._ops.OpOverload, results: tuple[str, ...], packed: bool)
     def rule(*args: Any, **kwargs: Any) -> list[tuple[list[Placement], list[Placement | None]]]:
         given = dict(zip(names, args, strict=False)) | kwargs
         tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
-        if given.get("dropout_p"):
-            raise ValueError(
-                f"pyflash: dropout_p = {given['dropout_p']} came with DTensors: expected 0"
-            )
+        dropout.refuse(given, "DTensors")
         shares = _shares_of_heads(tensors, packed)
 
         def placement(name: str, axis: str | None, replicated: tuple[str, ...]) -> Placement:

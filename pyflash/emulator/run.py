@@ -23,6 +23,7 @@ from pyflash.config.features import (
 )
 from pyflash.emulator.machine import Machine
 from pyflash.emulator.report import Report, parse
+from pyflash.op.dropout import drops, with_zero_state
 from pyflash.op.invariant import AT_FIXED_KEYS
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
 from pyflash.op.schedule import BY_LENGTH
@@ -153,7 +154,7 @@ def _emulate(
     from pyflash.codegen.emulated import build_emulated  # needs a compiler; only emulating does
 
     refuse_unknown(function, options)
-    options = _with_state(options)
+    options = with_zero_state(options)
     named = {**options, **dict(zip(_PAGES, pages, strict=False))}
     _check(inputs, order, num_splits, resident_ctas, named)
     config = as_config(config).canonical()
@@ -167,7 +168,7 @@ def _emulate(
         features = kinds.get(num_splits, (None, EMULATED_PAGED))[bool(pages)]
         if named.get("k_scale") is not None:
             features = EMULATED_FP8
-        elif options.get("dropout_p"):
+        elif drops(options):
             features = EMULATED_DROPOUT
         (library,) = build_emulated([config], features=features).values()
     else:
@@ -329,10 +330,10 @@ def _emulate_backward(
     config = as_config(config).canonical()
     refuse_other_op(config, BACKWARD)
     _check(inputs, order, 1, resident_ctas, options)
-    options = _with_state(options)
+    options = with_zero_state(options)
     captured = None
     if variant is None:
-        features = backward.EMULATED_DROPOUT if options.get("dropout_p") else None
+        features = backward.EMULATED_DROPOUT if drops(options) else None
         (library,) = build_emulated([config], features=features).values()
     else:
         captured = captured_of(variant, tensors)
@@ -373,13 +374,6 @@ def run_backward_library(
         machine.set_outputs(*gradients)
         report = _report(machine, config, problem, order, seed)
     return (*gradients, report)
-
-
-def _with_state(options: dict[str, Any]) -> dict[str, Any]:
-    """Seed 0 and offset 0, where dropout has no state."""
-    if not options.get("dropout_p") or options.get("dropout_state") is not None:
-        return options
-    return {**options, "dropout_state": torch.zeros(2, dtype=torch.int64)}
 
 
 def refuse_other_op(config: KernelConfig, op: Op) -> None:

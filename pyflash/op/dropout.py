@@ -18,6 +18,26 @@ _MAX_GRID = 65535  # of PyTorch's flash attention
 _MASK32 = 0xFFFFFFFF
 
 
+def drops(options: Mapping[str, Any]) -> bool:
+    """Whether a call with these options drops anything."""
+    return bool(options.get("dropout_p"))
+
+
+def refuse(options: Mapping[str, Any], beside: str) -> None:
+    """Raises ValueError for dropout beside something that excludes it."""
+    if drops(options):
+        raise ValueError(
+            f"pyflash: dropout_p = {options['dropout_p']} came with {beside}: expected one of them"
+        )
+
+
+def with_zero_state(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with seed 0 and offset 0, where dropout has no state."""
+    if not drops(options) or options.get("dropout_state") is not None:
+        return dict(options)
+    return {**options, "dropout_state": torch.zeros(2, dtype=torch.int64)}
+
+
 def with_state(
     arguments: dict[str, Any], q: Tensor, cu_seqlens_q: Tensor | None = None
 ) -> dict[str, Any]:

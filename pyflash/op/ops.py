@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from pyflash.op import dropout
 from pyflash.op.arguments import arguments_of
-from pyflash.op.dropout import with_state
 from pyflash.op.errors import call, check_type, check_types
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.on_demand import ensure_built
@@ -150,11 +150,11 @@ def attention(
                 "a variant's positions are those in packed sequences (pyflash.attention_varlen)"
             )
         refuse_values(tensors, backward)
-        _refuse_dropout(arguments, "seqlens_q or seqlens_k")
+        dropout.refuse(arguments, "seqlens_q or seqlens_k")
         arguments = invariant_arguments(batch_invariant, arguments, q)
         return _of_used_rows((q, k, v), seqlens_q, seqlens_k, arguments, return_lse, compile)
     if variant is not None:
-        _refuse_dropout(arguments, "variant")
+        dropout.refuse(arguments, "variant")
         invariant_arguments(batch_invariant, arguments, q, variant)
         return with_variant(
             (q, k, v), (), variant, tensors, backward, arguments, return_lse, compile
@@ -163,7 +163,7 @@ def attention(
     arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, (), compile)
     if arguments:
-        arguments = with_state(arguments, q)
+        arguments = dropout.with_state(arguments, q)
     out, lse = call(torch.ops.pyflash.fwd, q, k, v, **arguments)
     return (out, lse) if return_lse else out
 
@@ -189,14 +189,6 @@ def _of_used_rows(
         row = torch.arange(q.shape[1], device=q.device)
         lse = lse.masked_fill((row >= seqlens_q[:, None])[:, None], -torch.inf)
     return out, lse.contiguous()
-
-
-def _refuse_dropout(arguments: Mapping[str, Any], beside: str) -> None:
-    if "dropout_p" in arguments:
-        raise ValueError(
-            f"pyflash: dropout_p = {arguments['dropout_p']} came with {beside}: expected one of "
-            "them"
-        )
 
 
 def attend_used_rows(
@@ -316,7 +308,7 @@ def attention_varlen(
     check_types(own, {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k})
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if variant is not None:
-        _refuse_dropout(arguments, "variant")
+        dropout.refuse(arguments, "variant")
         invariant_arguments(batch_invariant, arguments, q, variant)
         return with_variant(
             (q, k, v), packing, variant, tensors, backward, arguments, return_lse, compile
@@ -325,6 +317,6 @@ def attention_varlen(
     arguments = invariant_arguments(batch_invariant, arguments, q)
     ensure_built(arguments, q, k, packing, compile)
     if arguments:
-        arguments = with_state(arguments, q, cu_seqlens_q)
+        arguments = dropout.with_state(arguments, q, cu_seqlens_q)
     out, lse = call(torch.ops.pyflash.fwd_varlen, q, k, v, *packing, **arguments)
     return (out, lse) if return_lse else out

@@ -199,6 +199,7 @@ ALLOWED = {
     "pyflash/integrations/": NAMES_OF_OTHERS,
     "pyflash/op/backward/": FORMULAS,
     "pyflash/op/cascade.py": "which options belong to the last level alone",
+    "pyflash/op/dropout.py": "its state, and what it keeps",
     "pyflash/op/flex.py": NAMES_OF_OTHERS,
     "pyflash/op/functional.py": NAMES_OF_OTHERS,
     "pyflash/op/invariant.py": "what rows of a warp vote on",
