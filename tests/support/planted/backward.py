@@ -145,8 +145,8 @@ BUGS = [
     ),
     _bug(
         "dK_stored_where_dQ_still_leaves",
-        condition("BackwardParams const& problem = params.problem; wait_for_sent_dQ();",
-                  "BackwardParams const& problem = params.problem;"
+        condition("const& problem = params.problem; wait_for_sent_dQ();",
+                  "const& problem = params.problem;"
                   " if (!BUG) { wait_for_sent_dQ(); }", _OUTPUTS),
         finds=[found("race or in_flight_read or copy_never_awaited", "dQ_s2g")],
     ),
