@@ -205,9 +205,9 @@ BUGS = [
                     "{q_rows.length, k_rows.length, 0, 0}, acc_coord,"
                     " BUG ? n_block : walk[n_block].number);", _KERNEL_SM80), problem="blocks"),
     _sm80("splits_that_share_blocks",
-          condition("blocks.begin + coord.split * blocks_per_split;",
-                    "blocks.begin + coord.split *"
-                    " (BUG && blocks_per_split > 1 ? blocks_per_split - 1 : blocks_per_split);",
+          condition("(kFeatures.fixed_splits ? 0 : coord.split * blocks_per_split);",
+                    "(kFeatures.fixed_splits ? 0 : coord.split *"
+                    " (BUG && blocks_per_split > 1 ? blocks_per_split - 1 : blocks_per_split));",
                     _KERNEL_SM80), problem="split"),
     # The lists.
     _bug("some_taken_for_all",
