@@ -293,7 +293,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     gemm_wait<0>(acc_S);
     finish_QK(blocks.size() == 1);
     softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
-    // NOTE: without a cap the first block is nobody's but its row's, and there are too few registers for m before it.
+    // NOTE: without a cap each row masks its own first block, and there are too few registers for m before it.
     if constexpr (!kSoftcap) {
       leave_out_missing_rows();
     }
