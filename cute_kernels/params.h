@@ -167,6 +167,10 @@ struct ForwardParamsWithoutPages {
     sequence_lengths.total_k = kv.sequences.total;
     heads_kv = kv.heads;
   }
+  // K and V from a head of a sequence on, or of a page. Elements have 16 bits.
+  constexpr void skip_kv(int batch, int head) {
+    kv_data = {.k = k_at<uint16_t>(batch, head, 0), .v = v_at<uint16_t>(batch, head, 0)};
+  }
 };
 
 // NOTE: the members of the base stay where they are in kernels without pages.

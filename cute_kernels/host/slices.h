@@ -35,8 +35,7 @@ inline Forward::Params slice_of(Forward::Params params, Slice const& slice) {
   params.lse += b * params.lse_strides.batch + head_q * params.lse_strides.head;
   // NOTE: the batches of strides of K and V in pages are pages.
   bool const paged = params.kv().is_paged();
-  moved(params.kv_data.k, params.kv_strides.k, kElementBytes, slice.first_head, paged ? 0 : b);
-  moved(params.kv_data.v, params.kv_strides.v, kElementBytes, slice.first_head, paged ? 0 : b);
+  params.skip_kv(paged ? 0 : b, slice.first_head);
   if (paged) {
     params.pages.table += b * params.pages.table_stride;
     params.pages.lengths += b;

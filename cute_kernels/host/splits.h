@@ -44,7 +44,7 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
                  int measured = 0);
 
 // Splits at fixed keys, of blocks of B_c: of the longest sequence, as far as the host knows.
-inline int count_fixed_splits(ForwardParams const& params, int B_c) {
+inline int count_fixed_splits(Forward::Params const& params, int B_c) {
   // NOTE: who merges splits adds the sinks, so that with sinks there is always something to merge; else one alone is the result.
   int const least = params.sinks.data != nullptr ? 2 : 1;
   int64_t const all = params.kv().sequences.most_blocks(B_c);

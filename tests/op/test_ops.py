@@ -169,7 +169,8 @@ def test_schemas():
     options = (
         "*, float? softmax_scale=None, bool causal=False, int window_left=-1, int window_right=-1, "
         'int attention_chunk=0, float softcap=0., str config="", int num_splits=0, '
-        "Tensor? sinks=None, Tensor? alibi_slopes=None, bool deterministic=False"
+        "Tensor? sinks=None, Tensor? alibi_slopes=None, bool deterministic=False, "
+        "float dropout_p=0., Tensor? dropout_state=None"
     )
     packing = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
     assert str(torch.ops.pyflash.fwd.default._schema) == (

@@ -67,13 +67,13 @@ def test_opcheck_of_gradients():
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     inputs = make_inputs(NON_CONTIGUOUS[3], torch.float16, 16)
     out, lse = attention(*inputs, causal=True, return_lse=True)
-    arguments = (torch.randn_like(out), out, lse, torch.randn_like(lse), None, *inputs)
+    arguments = (torch.randn_like(out), out, lse, torch.randn_like(lse), None, None, *inputs)
     bwd = torch.ops.pyflash.bwd.default
     torch.library.opcheck(bwd, arguments, {"causal": True}, test_utils=tests)
     packed = make_packed(PACKED, torch.float16, 16)
     out, lse = attention_varlen(*packed, return_lse=True)
     bwd_varlen = torch.ops.pyflash.bwd_varlen.default
-    arguments = (torch.randn_like(out), out, lse, None, None, *packed)
+    arguments = (torch.randn_like(out), out, lse, None, None, None, *packed)
     torch.library.opcheck(bwd_varlen, arguments, test_utils=tests)
 
 

@@ -241,8 +241,8 @@ REFUSED_OPTIONS = {
         "softcap = nan: expected a finite number above 0, or 0 for no cap",
     ),
     "negative num_splits": (
-        {"num_splits": -2},
-        "num_splits = -2: expected a number from 1 to 128, 0 to have it chosen, or -1 for as many "
+        {"num_splits": -3},
+        "num_splits = -3: expected a number from 1 to 128, 0 to have it chosen, or -1 for as many "
         "as each sequence's length asks for",
     ),
     "too many num_splits": (
