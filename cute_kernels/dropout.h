@@ -72,7 +72,7 @@ CUTE_DEVICE void drop_of_columns(Rows& P, Pairs&& pairs, DropoutBytes const& byt
   for (int c = 0; c < cute::size<1>(P); c += 4) {  // 16 queries
     Random128 const random =
         bytes.of_lane((query + 4 * c) / 16, key / 32, DropoutBytes::lane_of(query + parity, key));
-    // Of a key and the one eight behind it, for the upper and the lower eight queries.
+    // The bytes of a key and of the one eight behind it, for the upper and the lower eight queries.
     auto const bytes_of = [&](int key_of_pair) {
       uint32_t const first = upper ? random.words[2] : random.words[0];
       uint32_t const second = upper ? random.words[3] : random.words[1];

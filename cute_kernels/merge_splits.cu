@@ -84,7 +84,7 @@ struct SplitWeights {
     }
   }
 
-  // Of this lane's splits.
+  // Whether any of this lane's splits has a weight.
   __device__ bool has_weight() const {
     bool has = false;
     for (float const weight : weights) {

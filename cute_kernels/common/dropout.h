@@ -57,7 +57,7 @@ struct DropoutBytes {
   static PYFLASH_HOST_DEVICE constexpr int lane_of(int query, int key) {
     return query % 8 * 4 + key % 8 / 2;
   }
-  // Of a lane of 16 queries and 32 keys, by their numbers.
+  // The bytes of a lane of 16 queries and 32 keys, by their numbers.
   PYFLASH_HOST_DEVICE constexpr Random128 of_lane(int queries, int keys, int lane) const {
     uint64_t const first = offset + lane;
     return philox4x32<7>(

@@ -131,27 +131,6 @@ PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int co
 #define PYFLASH_ANY_SIDE
 #endif
 
-// The sums of the first n numbers up to each, none above `most`: in `numbers` or in `spare`. Every thread calls it, and sees them
-// after it.
-// NOTE: a step for each bit of n; one CTA makes the list while the forward pass waits for it.
-PYFLASH_ANY_SIDE
-template <class Threads>
-PYFLASH_HOST_DEVICE int const* sums_of_first(int* numbers, int* spare, int n, int most,
-                                             Threads const& threads) {
-  int* from = numbers;
-  int* to = spare;
-  for (int distance = 1; distance < n; distance *= 2) {
-    for (int i = threads.index(); i < n; i += threads.count()) {
-      to[i] = i < distance ? from[i] : smaller(from[i] + from[i - distance], most);
-    }
-    threads.sync();  // the step's sums are visible, and what they were made of is free
-    int* const made = to;
-    to = from;
-    from = made;
-  }
-  return from;
-}
-
 // Every thread calls it.
 PYFLASH_ANY_SIDE
 template <class Threads, class Load>

@@ -94,16 +94,17 @@ struct OneThread {
 #define PYFLASH_ANY_SIDE
 #endif
 
-// Makes each number the sum of those up to it, none above `most`. Every thread calls it; the sums are visible after.
+// The sums of the first n numbers up to each, none above `most`: in `numbers` or in `spare`. Every thread calls it, and sees them
+// after it.
+// NOTE: a step for each bit of n; one CTA makes the list while the forward pass waits for it.
 PYFLASH_ANY_SIDE
-template <int kSize, class Threads>
-PYFLASH_HOST_DEVICE void add_up(int (&numbers)[kSize], int (&spare)[kSize], int most,
-                                Threads const& threads) {
-  static_assert(kSize == 1024, "an even number of steps ends in `numbers`");
+template <class Threads>
+PYFLASH_HOST_DEVICE int const* sums_of_first(int* numbers, int* spare, int n, int most,
+                                             Threads const& threads) {
   int* from = numbers;
   int* to = spare;
-  for (int distance = 1; distance < kSize; distance *= 2) {
-    for (int i = threads.index(); i < kSize; i += threads.count()) {
+  for (int distance = 1; distance < n; distance *= 2) {
+    for (int i = threads.index(); i < n; i += threads.count()) {
       to[i] = i < distance ? from[i] : smaller(from[i] + from[i - distance], most);
     }
     threads.sync();  // the step's sums are visible, and what they were made of is free
@@ -111,6 +112,16 @@ PYFLASH_HOST_DEVICE void add_up(int (&numbers)[kSize], int (&spare)[kSize], int 
     to = from;
     from = made;
   }
+  return from;
+}
+
+// Makes each number the sum of those up to it, none above `most`. Every thread calls it; the sums are visible after.
+PYFLASH_ANY_SIDE
+template <int kSize, class Threads>
+PYFLASH_HOST_DEVICE void add_up(int (&numbers)[kSize], int (&spare)[kSize], int most,
+                                Threads const& threads) {
+  static_assert(kSize == 1024, "an even number of steps ends in `numbers`");
+  sums_of_first(numbers, spare, kSize, most, threads);
 }
 
 // Calls visit(sequence, m_block, blocks of keys) for every tile once, by any of the threads.

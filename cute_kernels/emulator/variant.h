@@ -22,7 +22,7 @@ struct VariantLaunch {
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
 
-  // Of op forward.
+  // For op forward.
   void capture(variant::Arguments const& captured, variant::ListedProblem problem) {
     if constexpr (kIsVariant<Variant>) {
       prepare(captured, problem);
@@ -39,7 +39,7 @@ struct VariantLaunch {
     }
   }
 
-  // Of op backward. B_r, B_c: of the config.
+  // For op backward, with the B_r and B_c of the config.
   void capture(variant::Arguments const& captured, BackwardParams const& problem, int B_r,
                int B_c) {
     if constexpr (kIsVariant<Variant>) {

@@ -12,7 +12,7 @@ namespace pyflash {
 // Refuses a state that is missing, or that kernels cannot read.
 void check_dropout(Call const& call);
 
-// Of options that were checked.
+// options: checked.
 Dropout dropout_of(Options const& options);
 
 // Whether each key of a row is kept. `dropout` has a state in host memory.

@@ -14,7 +14,7 @@ from pyflash.op.dropout import draw_state, kept, largest_kept, philox4x32
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.reference_gradients import expect_gradients
 
-# Of Random123's file kat_vectors: rounds, counter, key, result.
+# Known answers of Random123: rounds, counter, key, result.
 KNOWN = (
     (7, "00000000 00000000 00000000 00000000", "00000000 00000000",
      "5f6fb709 0d893f64 4f121f81 4f730a48"),
@@ -142,7 +142,7 @@ def test_packed_sequences_lose_what_padded_ones_lose():
 
 
 def test_packed_values_and_gradients():
-    """Of different lengths, one empty."""
+    """The lengths differ, and one is 0."""
     torch.manual_seed(2)
     lengths_q, lengths_k = (37, 0, 70, 5), (60, 3, 70, 90)
     starts = [

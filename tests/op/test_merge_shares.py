@@ -3,12 +3,8 @@ for each of a CTA's, beside the host's own."""
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
-from support.headers import ROOT, includes
-
-from pyflash.third_party import cuda
+from support.host_kernels import planted_program, printed
 
 # Shares, heads, heads_kv, d_head, sinks, lengths of q and of k.
 PROBLEMS = {
@@ -33,21 +29,8 @@ ERRORS = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Runs the program with an error, by its number, or with none: 0."""
-    try:
-        folders = cuda.include_dirs()
-    except cuda.CudaError as error:
-        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("merge")
-    text = (ROOT / "cute_kernels/shares.cu").read_text()
-    for right, wrong in ERRORS:
-        assert text.count(right) == 1, right
-        text = text.replace(right, wrong)
-    (folder / "cute_kernels").mkdir()
-    (folder / "cute_kernels/shares.cu").write_text(text)
-    system = [option for of in folders for option in ("-isystem", str(of))]
-    source, program = ROOT / "tests/support/merge_shares.cpp", folder / "merge_shares"
-    command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{folder}", *includes(), *system]
-    subprocess.run([*command, source, "-o", program], check=True)
+    program = planted_program(folder, "shares.cu", "merge_shares.cpp", ERRORS)
 
     def run(names, error: int = 0) -> dict[str, bool]:
         """Whether problems are right."""
@@ -55,16 +38,7 @@ def run(tmp_path_factory):
         for n_shares, heads, heads_kv, d_head, sinks, q, k in map(PROBLEMS.get, names):
             sizes = (n_shares, heads, heads_kv, d_head, sinks, max(q), max(k), len(q))
             lines.append(" ".join(map(str, (*sizes, *q, *k))))
-        done = subprocess.run(
-            [program],
-            input="\n".join(lines),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={"PLANTED": str(error)},
-        )
-        rows = [line.split() for line in done.stdout.splitlines()]
+        rows = [line.split() for line in printed(program, lines, error)]
         return {
             name: same_list == "1" and float(o) < 0.04 and float(lse) < 1e-4 and n_other == "0"
             for name, (same_list, o, lse, n_other) in zip(names, rows, strict=True)

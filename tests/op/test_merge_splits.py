@@ -4,19 +4,15 @@ results, and which of their bits depend on what."""
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.headers import ROOT, includes
+from support.host_kernels import planted_program, printed
 from torch import Tensor
 
-from pyflash.third_party import cuda
-
-# Of what splits at fixed keys ask for: places in the kernel, and what stands there with the error.
+# What splits at fixed keys ask for: places in the kernel, and what stands there with the error.
 ERRORS = {
     "groups follow the number of splits": (
         "!has_fixed_splits && 2 * groups", "(PLANTED(1) || !has_fixed_splits) && 2 * groups"
@@ -34,22 +30,8 @@ ERRORS = {
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory) -> Path:
     """A program; the number of an error is in its environment."""
-    try:
-        folders = cuda.include_dirs()
-    except cuda.CudaError as error:
-        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("merge")
-    text = (ROOT / "cute_kernels/merge_splits.cu").read_text()
-    for right, wrong in ERRORS.values():
-        assert text.count(right) == 1, right
-        text = text.replace(right, wrong)
-    (folder / "cute_kernels").mkdir()
-    (folder / "cute_kernels/merge_splits.cu").write_text(text)
-    system = [option for of in folders for option in ("-isystem", str(of))]
-    program = ROOT / "tests/support/merge_splits.cpp"
-    command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{folder}", *includes(), *system]
-    subprocess.run([*command, program, "-o", folder / "merge"], check=True)
-    return folder / "merge"
+    return planted_program(folder, "merge_splits.cu", "merge_splits.cpp", ERRORS.values())
 
 
 def merged(
@@ -63,17 +45,8 @@ def merged(
         numbers += [] if sinks is None else sinks.tolist()
         sizes = [int(is_fixed), *o.shape, int(sinks is not None)]
         lines.append(" ".join(map(repr, sizes + numbers)))
-    done = subprocess.run(
-        [program],
-        input="\n".join(lines),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PLANTED": str(error)},
-    )
     results = []
-    for line, (_, lse, o, _) in zip(done.stdout.splitlines(), problems, strict=True):
+    for line, (_, lse, o, _) in zip(printed(program, lines, error), problems, strict=True):
         bits = np.array(line.split(), dtype=np.uint32)
         n = o[0].numel()
         out = torch.from_numpy(bits[:n].astype(np.uint16)).view(torch.bfloat16)
@@ -122,7 +95,7 @@ def broken(program: Path, error: int = 0) -> set[str]:
     found = set()
     d_head = 64
     lse, o = parts(7, d_head, seed=d_head)
-    # Of equal weights, sums that are what rounding leaves.
+    # Equal weights: the sums are what rounding leaves.
     lse[:, 1], o[5, 1] = 0.5, 0
     o[6, 1] = -o[:6, 1].sum(0)
     lse[2, 0], lse[5] = -math.inf, -math.inf

@@ -57,8 +57,8 @@ class Listing:
 
 
 # Errors, each on by its number in the environment.
-def _error(name: str, original: str, planted: str) -> Bug:
-    return Bug(name, (condition(original, planted, "common/shares.h"),))
+def _error(name: str, original: str, planted: str, file: str = "common/shares.h") -> Bug:
+    return Bug(name, (condition(original, planted, file),))
 
 
 ERRORS = [
@@ -74,7 +74,7 @@ ERRORS = [
     _error("a chunk of sequences starts at 0", "= total + ends[i]",
            "= (BUG ? 0 : total) + ends[i]"),
     _error("sums are where those of more numbers would be", "    from = made;",
-           "    from = BUG ? from : made;"),
+           "    from = BUG ? from : made;", "common/tile_list.h"),
     _error("the sequence that ends a chunk has no end", "ends[sequence - 1] : starts",
            "ends[sequence - (BUG ? 0 : 1)] : starts"),
     _error("every share merges the tile", "if (first + 1 != share)",
@@ -97,7 +97,7 @@ def lists_of(tmp_path_factory):
     shutil.copytree(ROOT / "cute_kernels/common", common)
     for number, error in enumerate(ERRORS, start=1):
         for edit in error.edits:
-            apply(edit, number, common / "shares.h")
+            apply(edit, number, root / "cute_kernels" / edit.file)
     (common / "planted.h").write_text(_DECLARATION)
     (common / "shares.h").write_text(
         f'#include "cute_kernels/common/planted.h"\n{(common / "shares.h").read_text()}'

@@ -27,7 +27,7 @@ RANKED = _of_each_dtype(
     "(FP16, 256, 32, 32, 4): sm80_bwd+stages_1",
 )
 
-# Of no other set: with dropout alone.
+# Configs of the set `dropout` alone, which are built with dropout alone.
 DROPPING = _of_each_dtype(
     "(FP16, 128, 64, 128, 8): sm80_bwd+stages_1",
     "(FP16, 128, 64, 64, 8): sm80_bwd+stages_1",

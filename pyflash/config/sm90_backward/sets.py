@@ -29,7 +29,7 @@ _WIDE = _of_each_dtype("(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red")
 
 RANKED = (*DEFAULTS, *_WIDE)
 
-# Of no other set: with dropout alone.
+# Configs of the set `dropout` alone, which are built with dropout alone.
 DROPPING = _of_each_dtype(
     "(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap",
     "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
