@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from support.gpu_calls import built_for
 from support.problems import Packed, Shape, make_inputs, make_packed
 
-from pyflash import attention, attention_varlen
-from pyflash.op import library
+from pyflash import Features, attention, attention_varlen
 from pyflash.op.backward import kernels
 from pyflash.op.reference import expect, expect_varlen
 
@@ -31,13 +31,8 @@ def slopes_of(shape, each):
     return torch.rand(size, device="cuda") * 0.5
 
 
-def with_alibi():
-    built = library.built_configs()
-    return [c for c, b in built.items() if any(f.alibi_slopes for f in b.features)]
-
-
 def test_every_config_that_is_built_for_it():
-    configs = with_alibi()
+    configs = built_for(Features(alibi_slopes=True))
     assert {type(c).__name__ for c in configs} >= {"FlashForwardKernelConfig"}
     for config, shape, options in itertools.product(configs, SHAPES, MASKS.values()):
         dtype = torch.float16 if config.dtype.name == "FP16" else torch.bfloat16
@@ -58,7 +53,7 @@ def test_every_config_that_is_built_for_it():
 @pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("d_head", [16, 40, 64, 96, 128, 192, 256])
 def test_every_head_dimension(d_head, options):
-    if d_head > max(c.d_head for c in with_alibi()):
+    if d_head > max(c.d_head for c in built_for(Features(alibi_slopes=True))):
         pytest.skip(f"no config for d_head {d_head} is built")
     for shape in SHAPES:
         inputs = make_inputs(shape, torch.bfloat16, d_head, "cuda")

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.gpu_calls import CONFIGS
 
-from pyflash import built_configs
 from pyflash.config import FAMILIES, KernelConfig
 
 pytestmark = [
@@ -93,7 +93,7 @@ def one_of_each_kind() -> list[KernelConfig]:
     """For each flag of each family and state a built config, as few as that takes."""
     chosen: list[KernelConfig] = []
     for family in FAMILIES:
-        built = [config for config in built_configs() if config.family is family]
+        built = [config for config in CONFIGS if config.family is family]
         flags = [name for name, kind in family.config_type.field_types().items() if kind is bool]
         for flag, state in itertools.product(flags, (False, True)):
             of_kind = [config for config in built if getattr(config, flag) == state]

@@ -6,12 +6,12 @@ from statistics import median
 
 import pytest
 import torch
+from support.gpu_calls import CONFIGS
 from support.headers import ROOT
 
 import pyflash
 from pyflash.config import Arch, Space
 from pyflash.op import tables
-from pyflash.op.library import built_configs
 from pyflash.op.selection import select
 from pyflash.third_party.cuda import CudaError, find_nvcc
 from pyflash.tuner.api import BACKEND, Measuring
@@ -34,7 +34,7 @@ def arch() -> Arch:
 
 def built() -> list:
     """The configs that the process holds, and that run the problem here."""
-    return [k.config for k in kernels_for(parse_problem(PROBLEM), built_configs())]
+    return [k.config for k in kernels_for(parse_problem(PROBLEM), CONFIGS)]
 
 
 def test_the_winner_of_what_is_built_is_what_is_selected_once_installed(tmp_path, monkeypatch):
