@@ -35,7 +35,9 @@ struct BackwardFeatures {
                                         {"alibi_slopes", &BackwardFeatures::alibi_slopes},
                                         {"deterministic", &BackwardFeatures::deterministic},
                                         {"dropout", &BackwardFeatures::dropout}};
-  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::dropout};
+  // Kernels of sums in one order wait for turns, which other problems do not have.
+  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::deterministic,
+                                                        &BackwardFeatures::dropout};
 };
 
 namespace pyflash {

@@ -18,7 +18,7 @@ class BackwardFeatures(KernelFeatures):
     below the config's d_head, and sinks, which are in lse, need nothing."""
 
     struct: ClassVar[str] = "BackwardFeatures"
-    exact: ClassVar[frozenset[str]] = frozenset({"dropout"})
+    exact: ClassVar[frozenset[str]] = frozenset({"deterministic", "dropout"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyflash
 from pyflash.config import DType
+from pyflash.op.options import OPTIONS
 from pyflash.op.variants.arguments import captured_of
 from pyflash.op.variants.gradients import config_for, select
 from pyflash.op.variants.reference import expect
@@ -338,6 +339,47 @@ def test_a_call_for_kernels_of_gradients_differentiates_by_them(packed):
     kernels = [args for name, args in called if name == "pyflash.bwd_variant_kernels.default"]
     assert [args[3] for args in kernels] == [CONFIG]
     assert "pyflash.bwd_variant.default" not in [name for name, _ in called]
+
+
+OF_GRADIENTS = {
+    "softmax_scale": 0.3,
+    "causal": True,
+    "window_left": 5,
+    "window_right": 6,
+    "attention_chunk": 4,
+    "softcap": 2.0,
+    "alibi_slopes": torch.ones(4),
+    "deterministic": True,
+}
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_kernels_of_gradients_get_each_option_of_the_call(name):
+    not_beside_a_variant = {"dropout_p", "dropout_state"}
+    in_backward = {name for name, option in OPTIONS.items() if option.in_backward}
+    assert in_backward - not_beside_a_variant == OF_GRADIENTS.keys()
+    given = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.pyflash.bwd_variant_kernels.default:
+                names = [argument.name for argument in function._schema.arguments]
+                defaults = {a.name: a.default_value for a in function._schema.arguments}
+                given.append(defaults | dict(zip(names, args, strict=False)) | (kwargs or {}))
+            return function(*args, **(kwargs or {}))
+
+    with FakeTensorMode() as mode:
+        q, k, v = torch.empty(3, 2, 9, 4, 64, dtype=torch.half).requires_grad_()
+        value = OF_GRADIENTS[name]
+        if isinstance(value, torch.Tensor):
+            value = mode.from_tensor(value)
+        out, _ = torch.ops.pyflash.fwd_variant(
+            q, k, v, TEXT, [torch.empty(4)], [], [], None, None, None, None, CONFIG, **{name: value}
+        )
+        with Recorder():
+            torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+    (found,) = given
+    assert found[name] is value if isinstance(value, torch.Tensor) else found[name] == value
 
 
 def test_kernels_of_gradients_that_are_not_built_are_missed_in_forward():

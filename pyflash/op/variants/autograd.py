@@ -22,8 +22,12 @@ _OP = torch.ops.pyflash.fwd_variant.default
 _NAMES = [argument.name for argument in _OP._schema.arguments]
 # The last input is the config of kernels that compute gradients, or "" for the formula.
 *_INPUTS, _CONFIG = _NAMES[: _NAMES.index(next(iter(OPTIONS)))]
-# The options on which gradients depend.
-_IN_BACKWARD = [name for name in _NAMES if name in OPTIONS and not OPTIONS[name].chooses]
+# The options on which gradients, or the kernels that compute them, depend.
+_IN_BACKWARD = [
+    name
+    for name in _NAMES
+    if name in OPTIONS and (OPTIONS[name].in_backward or not OPTIONS[name].chooses)
+]
 # Those of them that are tensors with gradients.
 _DIFFERENTIABLE = [name for name in _IN_BACKWARD if name in TENSORS and OPTIONS[name].gradient]
 
@@ -41,7 +45,8 @@ def _backward(*arguments: Any) -> list[Tensor]:
     grad_out, *inputs = arguments
     given = dict(zip([*_INPUTS, *_IN_BACKWARD], inputs, strict=True))
     captured = Captured(given["text"], given["tensors"], given["reals"], given["integers"])
-    options = {name: given[name] for name in _IN_BACKWARD if given[name] is not None}
+    of_formula = [name for name in _IN_BACKWARD if not OPTIONS[name].chooses]
+    options = {name: given[name] for name in of_formula if given[name] is not None}
     differentiable = [name for name in _DIFFERENTIABLE if name in options]
     cu_seqlens = given["cu_seqlens_q"], given["cu_seqlens_k"]
     inputs = [given[name] for name in ("q", "k", "v")]
