@@ -106,6 +106,7 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
                                 .n_slots = n_slots,
                                 .n_key_blocks = tiling.n_key_blocks,
                                 .n_outputs = n_rows * params.d_head,
+                                .least_steps = params.has_fp8_kv() ? 2 : 4,
                                 .B_c = shape.B_c,
                                 .n_sms = n_sms,
                                 .max_cluster = shape.max_cluster});
@@ -116,7 +117,6 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
 }
 
 int choose_num_splits(SplitProblem const& problem) {
-  constexpr int kMinSteps = 4;  // of a split that is merged apart
   constexpr int kMaxRounds = 8;
   bool const has_clusters = problem.max_cluster > 1;
   bool const may_be_full = has_clusters && problem.n_row_blocks == 1;
@@ -134,7 +134,7 @@ int choose_num_splits(SplitProblem const& problem) {
     bool const is_cluster = cluster_of(n, problem.max_cluster, problem.n_ctas, problem.n_slots) > 1;
     // NOTE: from 9 to 15 CTAs of a cluster are placed no better than 16, and were never the fastest.
     bool const is_odd = n > kPortableCluster && n < problem.max_cluster;
-    if (is_cluster ? is_odd : problem.n_key_blocks < n * kMinSteps) {
+    if (is_cluster ? is_odd : problem.n_key_blocks < n * problem.least_steps) {
       continue;
     }
     if (double const of_n = cost(problem, n); of_n < least) {

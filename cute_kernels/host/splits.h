@@ -4,7 +4,8 @@
 // Where no clusters merge them:
 //   cost(n) = waves(n) * (steps(n) + 2) + merge(n),  waves(n) = ceil(CTAs * n / slots),  steps(n) = ceil(blocks / n)
 //   merge(1) = 0,  merge(n) = 3 + 0.35 n + n * elements of O / 375000: a launch, a row's splits in turn, fp32 out and in
-// where the slots are the CTAs that run at a time; n leaves every split kMinSteps blocks or more. A grid that fills four
+// where the slots are the CTAs that run at a time; n leaves every split that is merged apart 4 blocks
+// or more, and 2 of an FP8 cache, whose kernels let the merge start before they end. A grid that fills four
 // slots of five without is not split.
 //
 // Where clusters may, of which two CTAs share an SM, also grids of a few rounds are split if a sequence is a tile:
@@ -58,6 +59,7 @@ struct SplitProblem {
   int64_t n_slots;
   int n_key_blocks;
   int64_t n_outputs;  // elements of O
+  int least_steps = 4;  // of a split that is merged apart
   int B_c = 1;
   int n_sms = 0;
   int max_cluster = 1;  // the most splits of a tile that may be a cluster of CTAs
