@@ -58,7 +58,7 @@ struct SplitProblem {
   int64_t n_row_blocks;  // tiles of a sequence
   int64_t n_slots;
   int n_key_blocks;
-  int64_t n_outputs;  // elements of O
+  int64_t n_outputs;    // elements of O
   int least_steps = 4;  // of a split that is merged apart
   int B_c = 1;
   int n_sms = 0;
