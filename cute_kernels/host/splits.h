@@ -4,9 +4,8 @@
 // Where no clusters merge them:
 //   cost(n) = waves(n) * (steps(n) + 2) + merge(n),  waves(n) = ceil(CTAs * n / slots),  steps(n) = ceil(blocks / n)
 //   merge(1) = 0,  merge(n) = 3 + 0.35 n + n * elements of O / 375000: a launch, a row's splits in turn, fp32 out and in
-// where the slots are the CTAs that run at a time; n leaves every split that is merged apart 4 blocks
-// or more, and 2 of an FP8 cache, whose kernels let the merge start before they end. A grid that fills four
-// slots of five without is not split.
+// where the slots are the CTAs that run at a time; n leaves every split that is merged apart 4 blocks or more, and 2 with an
+// FP8 cache, whose kernels let the merge start before they end. A grid that fills four slots of five without is not split.
 //
 // Where clusters may, of which two CTAs share an SM, also grids of a few rounds are split if a sequence is a tile:
 //   cost(n) = (busy(n)^4 + memory(n)^4)^(1/4) + merge(n)

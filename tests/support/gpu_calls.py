@@ -13,12 +13,13 @@ from torch import Tensor
 
 from pyflash import Features, attention, attention_varlen, built_configs
 from pyflash.config import KernelConfig
+from pyflash.config.op import KernelFeatures
 from pyflash.op.reference import Expected
 
 
-def built_for(features: Features) -> list[KernelConfig]:
-    """The configs of op forward that are built for a problem that needs `features`."""
-    built = built_configs().items()
+def built_for(features: KernelFeatures, op: str = "forward") -> list[KernelConfig]:
+    """The configs of an op that are built for a problem that needs `features`."""
+    built = built_configs(op).items()
     return [config for config, row in built if any(f.covers(features) for f in row.features)]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.gpu_calls import built_for
 
 from pyflash.config.backward import BackwardFeatures
 from pyflash.op.backward import cuda, kernels
-from pyflash.op.built import built_configs
 
 
 def skip_without_kernels() -> None:
@@ -20,11 +20,7 @@ def skip_without_kernels() -> None:
 
 def skip_without_kernels_for(d_head: int) -> None:
     """Where those that are built are narrower."""
-    plain = [
-        config
-        for config, row in built_configs("backward").items()
-        if any(built.covers(BackwardFeatures()) for built in row.features)
-    ]
+    plain = built_for(BackwardFeatures(), "backward")
     if not any(config.d_head >= d_head for config in plain):
         pytest.skip(f"no kernels of op backward with d_head {d_head} are built: --set backward")
 
