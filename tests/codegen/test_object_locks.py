@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,20 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
 
 
-def builder(compiler: Compiler, jobs: int, first: int, last: int) -> subprocess.Popen[str]:
-    words = [compiler.command[0], *map(str, (jobs, first, last))]
-    return subprocess.Popen(
-        [sys.executable, "-c", _BUILDER, *words], stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def builder() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started = []
+
+    def start(compiler: Compiler, jobs: int, first: int, last: int) -> subprocess.Popen[str]:
+        words = [compiler.command[0], *map(str, (jobs, first, last))]
+        command = [sys.executable, "-c", _BUILDER, *words]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def ended(*builders: subprocess.Popen[str]) -> list[str]:
@@ -88,18 +98,18 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_different_objects_are_compiled_at_the_same_time(tmp_path):
+def test_different_objects_are_compiled_at_the_same_time(builder, tmp_path):
     compiler = meeting(tmp_path, 2)
     ended(builder(compiler, 2, 0, 1), builder(compiler, 2, 1, 2))
 
 
-def test_builders_together_run_no_more_compilers_than_one_may(tmp_path):
+def test_builders_together_run_no_more_compilers_than_one_may(builder, tmp_path):
     compiler = meeting(tmp_path, 1)
     ended(builder(compiler, 1, 0, 3), builder(compiler, 1, 3, 6))
     assert list((tmp_path / "at").iterdir()) == []
 
 
-def test_one_object_is_compiled_once_and_others_meanwhile(tmp_path):
+def test_one_object_is_compiled_once_and_others_meanwhile(builder, tmp_path):
     """The second builder's own object does not wait for the first's, which both need."""
     slow, quick = fake_compiler(tmp_path, 600), fake_compiler(tmp_path)
     first = builder(slow, 2, 0, 1)
@@ -118,14 +128,14 @@ def test_one_object_is_compiled_once_and_others_meanwhile(tmp_path):
     assert partials(cache_dir()) == []
 
 
-def test_builders_of_the_same_objects_share_the_work(tmp_path):
+def test_builders_of_the_same_objects_share_the_work(builder, tmp_path):
     compiler = fake_compiler(tmp_path, 0.05)
     ended(*(builder(compiler, 2, 0, 9) for _ in range(3)))
     assert len((tmp_path / "runs").read_text().split()) == 9
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_who_is_killed_at_work_blocks_nobody(tmp_path, number):
+def test_who_is_killed_at_work_blocks_nobody(builder, tmp_path, number):
     """Nor where its guard, which would end its compilers, is killed with it: these are waited for
     while they run."""
     process = builder(fake_compiler(tmp_path, 1), 2, 0, 2)
@@ -141,7 +151,7 @@ def test_who_is_killed_at_work_blocks_nobody(tmp_path, number):
     assert all(object_problem(c.object) is None for c in sources(compiler, 3))
 
 
-def test_what_is_damaged_is_removed_by_one_and_never_while_it_is_compiled(tmp_path):
+def test_what_is_damaged_is_removed_by_one_and_never_while_it_is_compiled(builder, tmp_path):
     """Each found it damaged, and only the first to have its lock finds it so again."""
     compiler = fake_compiler(tmp_path, 0.3)
     objects = sources(compiler, 2)
