@@ -40,7 +40,7 @@ struct BlockLists {
 
   PYFLASH_HOST_DEVICE constexpr int64_t n_lists() const { return int64_t(batches) * heads * tiles; }
   PYFLASH_HOST_DEVICE constexpr int64_t size() const { return n_lists() * (1 + blocks); }
-  // Of list number `index`.
+  // The tile of list number `index`.
   PYFLASH_HOST_DEVICE constexpr ListedTile tile_of(int64_t index) const {
     return {int(index / tiles / heads), int(index / tiles % heads), int(index % tiles)};
   }
