@@ -71,8 +71,7 @@ class ForwardRun final : public Run {
     for (ForwardFeatures const& built : kernel_.features) {
       if (!kernel_.has_variant && covers(built, needed)) {
         params_ = listed;
-        params_.least_listed_rows = listed_rows().begin;
-        params_.most_listed_rows = listed_rows().end;
+        params_.least_listed_rows = least_listed_rows();
         return;
       }
     }
@@ -87,6 +86,7 @@ class ForwardRun final : public Run {
     list_.assign(listing.size(), INT_MAX);
     auto const shared = std::make_unique<TileListStorage>();
     write_tile_list(listing, list_.data(), *shared, OneThread{}, HostLoader{});
+    list_[1] = smaller(list_[1], listed_ctas());
     params_.tile_list = reinterpret_cast<float*>(list_.data());
   }
 
@@ -164,7 +164,7 @@ bool Run::set_integer(char const* name, int64_t value) {
                                        std::pair("max_seqlen_k", &Run::max_seqlen_k_),
                                        std::pair("resident_ctas", &Run::resident_ctas_),
                                        std::pair("least_listed_rows", &Run::least_listed_rows_),
-                                       std::pair("most_listed_rows", &Run::most_listed_rows_)}) {
+                                       std::pair("listed_ctas", &Run::listed_ctas_)}) {
     if (std::string_view(name) == length) {
       this->*member = value;
       return true;
