@@ -50,7 +50,11 @@ Launch launch_sm90(ListedForwardParams const& params, variant::Arguments const& 
   }
   static_cast<sm90::KernelParams&>(launch->params) = plan.params;
   launch->capture(captured, listed_problem(kConfig, params));
-  return {.n_ctas = plan.n_ctas, .cluster = params.cluster, .params = launch, .error = nullptr};
+  return {.n_ctas = plan.n_ctas,
+          .cluster = params.cluster,
+          .params = launch,
+          .error = nullptr,
+          .runs_beside = params.runs_beside};
 }
 
 template <class Traits>
