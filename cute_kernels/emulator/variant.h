@@ -8,6 +8,7 @@
 #include "cute_kernels/variant/gradient_problem.h"
 #include "cute_kernels/variant/kernel_params.h"
 #include "cute_kernels/variant/query_lists.h"
+#include "cute_kernels/variant/tile_order.h"
 
 namespace pyflash::emulator {
 
@@ -18,12 +19,14 @@ struct VariantLaunch {
   variant::ParamsOf<Base, Variant> params{};
   std::vector<int> lists;
   std::vector<int> prepared;
+  std::vector<ListedTile> order;
 
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
 
   // For op forward.
-  void capture(variant::Arguments const& captured, variant::ListedProblem problem) {
+  void capture(variant::Arguments const& captured, variant::ListedProblem problem,
+               bool takes_order) {
     if constexpr (kIsVariant<Variant>) {
       prepare(captured, problem);
       if constexpr (Variant::kHasMask) {
@@ -34,6 +37,9 @@ struct VariantLaunch {
         for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
           variant::write_list<Variant>(params.captured, problem, params.lists, i,
                                        variant::OneLane{}, HostLoader{});
+        }
+        if (variant::kSortsTiles<Variant> && takes_order) {
+          sort(variant::TileSort{params.lists, problem.batch});
         }
       }
     }
@@ -64,6 +70,22 @@ struct VariantLaunch {
     problem.q.starts = captured.host_starts_q;
     problem.k.starts = captured.host_starts_k;
     return problem;
+  }
+
+  void sort(variant::TileSort const& tiles) {
+    if (tiles.size() == 0) {
+      return;
+    }
+    order.resize(tiles.n_tiles() + 1);
+    std::vector<int> lengths(tiles.n_tiles());
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      lengths[i] = tiles.length(int(i));
+    }
+    auto* const list = reinterpret_cast<int*>(order.data());
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      tiles.write(list, int(i), lengths.data());
+    }
+    params.order_of_tiles = list;
   }
 
   void prepare(variant::Arguments const& captured, variant::ListedProblem const& given) {
