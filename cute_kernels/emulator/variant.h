@@ -46,8 +46,8 @@ struct VariantLaunch {
   }
 
   // For op backward, with the B_r and B_c of the config.
-  void capture(variant::Arguments const& captured, BackwardParams const& problem, int B_r,
-               int B_c) {
+  void capture(variant::Arguments const& captured, BackwardParams const& problem, int B_r, int B_c,
+               bool takes_order) {
     if constexpr (kIsVariant<Variant>) {
       prepare(captured, variant::prepared_problem(problem, B_r, B_c));
       if constexpr (Variant::kHasMask) {
@@ -59,6 +59,9 @@ struct VariantLaunch {
         for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
           variant::write_query_list<Variant>(params.captured, listed, params.lists, i,
                                              variant::OneLane{}, HostLoader{});
+        }
+        if (variant::kSortsTiles<Variant> && takes_order) {
+          sort(variant::KeyTileSort{params.lists});
         }
       }
     }
@@ -72,18 +75,21 @@ struct VariantLaunch {
     return problem;
   }
 
-  void sort(variant::TileSort const& tiles) {
+  template <class Sort>
+  void sort(Sort const& tiles) {
     if (tiles.size() == 0) {
       return;
     }
-    order.resize(tiles.n_tiles() + 1);
-    std::vector<int> lengths(tiles.n_tiles());
-    for (size_t i = 0; i < lengths.size(); ++i) {
-      lengths[i] = tiles.length(int(i));
-    }
+    order.resize(pyflash::ceil_div(tiles.size(), int64_t(2)));
     auto* const list = reinterpret_cast<int*>(order.data());
-    for (size_t i = 0; i < lengths.size(); ++i) {
-      tiles.write(list, int(i), lengths.data());
+    std::vector<int> lengths(tiles.group_size());
+    for (int group = 0; group < tiles.n_groups(); ++group) {
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        lengths[i] = tiles.length(group, int(i));
+      }
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        tiles.write(list, group, int(i), lengths.data());
+      }
     }
     params.order_of_tiles = list;
   }

@@ -85,36 +85,34 @@ cudaError_t make_lists(BlockLists& lists, typename Variant::Params const& captur
   return cudaSuccess;
 }
 
-// A thread finds the place of a tile.
-template <int kThreads>
-__global__ void sort_tiles(TileSort const sort, int* const list) {
-  __shared__ int lengths[TileSort::kMostTiles];
-  int const n = int(sort.n_tiles());
+// A thread finds the place of a tile in its group.
+template <class Sort, int kThreads>
+__global__ void sort_tiles(Sort const sort, int* const list) {
+  __shared__ int lengths[kMostSortedTiles];
+  int const n = sort.group_size();
+  int const chunks = ceil_div(n, kThreads);
+  int const group = blockIdx.x / chunks;
   for (int tile = threadIdx.x; tile < n; tile += kThreads) {
-    lengths[tile] = sort.length(tile);
+    lengths[tile] = sort.length(group, tile);
   }
   __syncthreads();  // the lengths are visible
-  int const tile = blockIdx.x * kThreads + threadIdx.x;
+  int const tile = blockIdx.x % chunks * kThreads + threadIdx.x;
   if (tile < n) {
-    sort.write(list, tile, lengths);
+    sort.write(list, group, tile, lengths);
   }
 }
 
-// Launches what writes the order of tiles at `memory`, where there is one.
-template <class Variant>
-cudaError_t make_order(int const*& order, BlockLists const& lists, ListedProblem const& problem,
-                       int* memory, cudaStream_t stream) {
-  if constexpr (kSortsTiles<Variant>) {
-    TileSort const sort{lists, problem.batch};
-    if (sort.size() > 0 && sort.n_tiles() > 0) {
-      constexpr int kThreads = 256;
-      sort_tiles<kThreads>
-          <<<unsigned(ceil_div(sort.n_tiles(), kThreads)), kThreads, 0, stream>>>(sort, memory);
-      order = memory;
-      return cudaGetLastError();
-    }
+// Launches what writes the order of tiles at `memory`, where there are some, and no more than are sorted.
+template <class Sort>
+cudaError_t make_order(int const*& order, Sort const& sort, int* memory, cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  int64_t const n_ctas = int64_t(ceil_div(sort.group_size(), kThreads)) * sort.n_groups();
+  if (n_ctas == 0 || n_ctas > INT32_MAX) {
+    return cudaSuccess;
   }
-  return cudaSuccess;
+  sort_tiles<Sort, kThreads><<<unsigned(n_ctas), kThreads, 0, stream>>>(sort, memory);
+  order = memory;
+  return cudaGetLastError();
 }
 
 // The ints that are made for a kernel of op forward: tables, lists, and the order of tiles where the family takes one.
@@ -150,8 +148,8 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
     error = make_lists<Variant>(made.lists, captured, problem, memory + sizes.prepared, on);
   }
   if (error == cudaSuccess && sizes.order > 0) {
-    error = make_order<Variant>(made.order_of_tiles, made.lists, problem,
-                                memory + sizes.prepared + sizes.lists, on);
+    error = make_order(made.order_of_tiles, TileSort{made.lists, problem.batch},
+                       memory + sizes.prepared + sizes.lists, on);
   }
   if (error == cudaSuccess) {
     error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured,

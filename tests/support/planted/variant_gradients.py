@@ -249,6 +249,16 @@ BUGS = [
         "if (++place < length - BUG) {",
         "blocks",
     ),
+    _bug(
+        "sm90_tiles_of_one_length_in_one_place",
+        condition(
+            "lengths[i] == lengths[tile] && i < tile",
+            "lengths[i] == lengths[tile] && i < tile && !BUG",
+            "variant/tile_order.h",
+        ),
+        "equal_tiles",
+        ("sm90",),
+    ),
     _swapped(
         "a_block_without_its_last_query",
         _LISTS,
