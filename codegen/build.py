@@ -19,7 +19,8 @@ from typing import Any
 
 from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
 from pyflash.codegen.cache import object_problem
-from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.cache_dir import cache_dir
+from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all, waiting
 from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.linking import link, reusable
@@ -92,7 +93,7 @@ def build_kernels(
         more,
         only,
     )
-    with locked(waiting):
+    with locked_for([path], waiting):
         kernels = kernel_compilations(archs_of, features, more_features, line_info)
         what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
         failures = compile_all(list(kernels.values()), what)
@@ -124,7 +125,7 @@ def build_on_demand(
     name = next(iter(kernels.values())).stem if len(kernels) == 1 else f"{len(kernels)}_configs"
     library = kernel_libraries.library_file(cache_dir() / "jit" / key, name)
     if not reusable(library):
-        with locked(waiting):
+        with locked_for([library], waiting):
             if not reusable(library):
                 what = f"config {name}" if len(kernels) == 1 else f"{len(kernels)} configs"
                 what += f" for {', '.join(map(str, _all_archs(archs_of)))}"
@@ -163,7 +164,7 @@ def build_with_variants(
         folder = cache_dir() / "jit" / key[:16]
         library = kernel_libraries.library_file(folder, f"variant_{names[:100]}")
     if not (in_cache and reusable(library)):
-        with locked(waiting):
+        with locked_for([library], waiting):
             if not (in_cache and reusable(library)):
                 what = f"{len(kernels)} kernels with a variant"
                 if failures := compile_all(kernels, what):
