@@ -194,8 +194,12 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
+    # Nothing is exported: a copy of libstdc++, which some linkers take in, would otherwise share
+    # half of its symbols with the one that torch loaded, and crash.
+    exports = ROOT / "cute_kernels" / "op_library.map"
+    options = [*torch, f"-Wl,--version-script={exports}", "-Wl,--no-undefined"]
     record = {"version": VERSION}
-    return link(out_dir / "libpyflash_ops.so", compilations, torch, record)
+    return link(out_dir / "libpyflash_ops.so", compilations, options, record)
 
 
 def _sources_of(room: str, compiler: Compiler) -> list[Compilation]:
