@@ -98,7 +98,7 @@ struct AttentionGradients {
   int d_head;    // a multiple of 8, at most that of the config
   Mask mask;
   float softmax_scale;
-  float inverse_scale_log2;  // as ForwardParams has it
+  float inverse_scale_log2;  // as in the forward pass
   Softcap softcap;
   PerHead alibi_slopes;
 
