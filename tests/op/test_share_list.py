@@ -40,7 +40,7 @@ class Listing:
         return " ".join(map(str, (*numbers, *self.lengths_q, *self.lengths_k)))
 
     def n_blocks(self, sequence: int) -> int:
-        """Of a tile, by its first and its last row."""
+        """The blocks that a tile attends, by its first and its last row."""
         length_q, length_k = self.lengths_q[sequence], self.lengths_k[sequence]
         aligned = length_k - length_q
         last = aligned + min(length_q, self.n_queries) - 1

@@ -11,6 +11,7 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/variant/tile_order.h"
 
 namespace pyflash::sm90 {
 
@@ -75,7 +76,8 @@ struct TileSchedule {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
   CUTE_DEVICE bool is_listed() const {
-    return kFeatures.listed_tiles && params.order.list != nullptr;
+    return (kFeatures.listed_tiles || variant::kSortsTiles<Variant>) &&
+           params.order.list != nullptr;
   }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
 

@@ -108,7 +108,7 @@ BUGS = [
 
 @pytest.fixture(scope="session")
 def shared_library(tmp_path_factory):
-    """Of pages and of packed sequences."""
+    """Shares of pages and of packed sequences."""
     root = tmp_path_factory.mktemp("planted_shares")
     features = (*EMULATED_SHARED, *EMULATED_PAGED_SHARED)
     (library,) = build_planted(
