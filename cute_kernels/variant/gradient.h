@@ -60,8 +60,8 @@ struct ListedMBlocks {
   CUTE_DEVICE ListedMBlocks(backward::Tile<kFeatures> const& tile, Given<Variant> const& given)
       : tile(tile), lists(given.made.lists) {
     if (tile.blocks.size() > 0) {
-      heads_left = tile.problem.heads / tile.problem.heads_kv;
-      head = tile.head_kv * heads_left;
+      heads_left = tile.n_heads;
+      head = tile.first_head;
       open();
     }
   }

@@ -46,7 +46,7 @@ Launch launch_sm90_backward(BackwardParams const& params, variant::Arguments con
   }
   static_cast<sm90::backward::KernelParams&>(launch->params) = plan.params;
   launch->capture(captured, params, kConfig.B_r, kConfig.B_c, takes_order(kConfig, params));
-  return {.n_ctas = plan.n_ctas, .params = launch};
+  return {.n_ctas = plan.n_ctas, .cluster = plan.params.cluster, .params = launch};
 }
 
 inline char const* role_of_backward_warp(int warp) {

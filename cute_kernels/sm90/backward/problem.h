@@ -20,12 +20,13 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
   constexpr int kBlockN = Traits::kBlockN;
   TileOrder const& order = params.order;
   int n_block, head;
-  order.find(n_block, head, index);
+  order.find(n_block, head, index / params.cluster);
   if (kFeatures.deterministic && !params.problem.first_keys_first()) {
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};
   order.by_heads(tile.batch, tile.head_kv, head);
+  tile.take_heads(index % params.cluster, params.cluster);
   if constexpr (variant::kSortsTiles<Variant> && variant::kWalksLists<kFeatures, Variant>) {
     if (params.order_of_tiles != nullptr) {
       n_block = device::load(

@@ -53,7 +53,11 @@ Launch launch_sm90(ListedForwardParams const& params, variant::Arguments const& 
     set_variant_order(plan, kConfig, params, launch->params.order_of_tiles);
   }
   static_cast<sm90::KernelParams&>(launch->params) = plan.params;
-  return {.n_ctas = plan.n_ctas, .cluster = params.cluster, .params = launch, .error = nullptr};
+  return {.n_ctas = plan.n_ctas,
+          .cluster = params.cluster,
+          .params = launch,
+          .error = nullptr,
+          .runs_beside = params.runs_beside};
 }
 
 template <class Traits>

@@ -81,10 +81,19 @@ struct TileSchedule {
   }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
 
+  // Those that take tiles.
+  CUTE_DEVICE int n_ctas() const {
+    return is_listed() ? min(device::load(params.order.list + 1), device::grid_size())
+                       : device::grid_size();
+  }
+
   CUTE_DEVICE int index_of_round() const {
     int const cta = device::block_idx();
     if (has_rounds()) {
-      int const n_ctas = device::grid_size();
+      int const n_ctas = this->n_ctas();
+      if (kFeatures.listed_tiles && cta >= n_ctas) {
+        return n_tiles();
+      }
       return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
     }
     return in_cluster() ? cta / params.problem.cluster : cta;
@@ -237,7 +246,9 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
       this->find_rows(tile);
       tile.blocks = this->attended(tile, 0, Base::queries_per_warpgroup(params));
       int const n_blocks = tile.blocks.size();
-      int const n_units = tile.q_rows.length > 0 ? n_blocks + ShareListing::kTileUnits : 0;
+      bool const is_own =
+          0 < tile.q_rows.length && tile.q_rows.length <= Base::queries_per_warpgroup(params);
+      int const n_units = is_own ? n_blocks + ShareListing::kTileUnits : 0;
       int const first = left.first_unit;
       int const end = min(first + left.n_units, n_units);
       advance(end, n_units);
