@@ -33,7 +33,7 @@ struct Given<NoVariant> {
 template <class Variant, int kBlockM, BackwardFeatures kFeatures>
 CUTE_DEVICE void limit_lengths(backward::Tile<kFeatures>& tile) {
   if constexpr (kIsVariant<Variant> && kFeatures.packed) {
-    BackwardParamsWithoutDropout const& problem = tile.problem;
+    AttentionGradients const& problem = tile.problem;
     tile.queries_found.length = smaller(tile.queries_found.length, problem.q_sequences.longest);
     tile.keys_found.length = smaller(tile.keys_found.length, problem.k_sequences.longest);
     int const most = ceil_div(problem.q_sequences.longest, kQueriesOfPiece) * kQueriesOfPiece;
