@@ -46,8 +46,9 @@ struct Scores {
   // The column of a thread's c-th, counted from its first.
   CUTE_DEVICE static constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
 
-  // S^T to P^T = 2^(scale S^T - lse), in place, and as pairs; with dropout, times its factor. growth: its exponent. Scores that are capped, outer tanh(inner S^T), become P^T times the
-  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. lse2: of the block.
+  // S^T to P^T = 2^(scale S^T - lse + growth), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T
+  // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. growth: of
+  // dropout, whose factor P^T takes. lse2: of the block.
   template <class Acc, class Pairs, class Block>
   CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, Block const& block,
                         float growth = 0.f) const {

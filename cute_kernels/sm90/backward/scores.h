@@ -35,8 +35,9 @@ struct Scores {
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
-  // S^T to P^T = 2^(scale S^T - lse), in place, and as an operand; with dropout, times its factor. growth: its exponent. Scores that are capped, outer tanh(inner S^T), become P^T times the
-  // derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant.
+  // S^T to P^T = 2^(scale S^T - lse + growth), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T
+  // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. growth: of
+  // dropout, whose factor P^T takes.
   template <class Acc, class FragmentP, class Block>
   CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, Block const& block,
                         float growth = 0.f) const {
