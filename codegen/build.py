@@ -19,7 +19,8 @@ from typing import Any
 
 from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
 from pyflash.codegen.cache import object_problem
-from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.cache_dir import cache_dir
+from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all, waiting
 from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.linking import link, reusable
@@ -92,7 +93,7 @@ def build_kernels(
         more,
         only,
     )
-    with locked(waiting):
+    with locked_for([path], waiting):
         kernels = kernel_compilations(archs_of, features, more_features, line_info)
         what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
         failures = compile_all(list(kernels.values()), what)
@@ -124,7 +125,7 @@ def build_on_demand(
     name = next(iter(kernels.values())).stem if len(kernels) == 1 else f"{len(kernels)}_configs"
     library = kernel_libraries.library_file(cache_dir() / "jit" / key, name)
     if not reusable(library):
-        with locked(waiting):
+        with locked_for([library], waiting):
             if not reusable(library):
                 what = f"config {name}" if len(kernels) == 1 else f"{len(kernels)} configs"
                 what += f" for {', '.join(map(str, _all_archs(archs_of)))}"
@@ -163,7 +164,7 @@ def build_with_variants(
         folder = cache_dir() / "jit" / key[:16]
         library = kernel_libraries.library_file(folder, f"variant_{names[:100]}")
     if not (in_cache and reusable(library)):
-        with locked(waiting):
+        with locked_for([library], waiting):
             if not (in_cache and reusable(library)):
                 what = f"{len(kernels)} kernels with a variant"
                 if failures := compile_all(kernels, what):
@@ -193,8 +194,12 @@ def build_ops(out_dir: Path = LIB_DIR) -> Path:
     # By name only: no symbol of one torch version gets into the library, and at run time the name
     # leads to whichever torch the process has loaded.
     torch = ["-L", str(toolchain.torch_dir() / "lib"), "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
+    # Nothing is exported: a copy of libstdc++, which some linkers take in, would otherwise share
+    # half of its symbols with the one that torch loaded, and crash.
+    exports = ROOT / "cute_kernels" / "op_library.map"
+    options = [*torch, f"-Wl,--version-script={exports}", "-Wl,--no-undefined"]
     record = {"version": VERSION}
-    return link(out_dir / "libpyflash_ops.so", compilations, torch, record)
+    return link(out_dir / "libpyflash_ops.so", compilations, options, record)
 
 
 def _sources_of(room: str, compiler: Compiler) -> list[Compilation]:

@@ -32,10 +32,11 @@ from pyflash.codegen.cache_dir import (
     CacheError,
     cache_dir,
     discard,
-    locked,
     opened,
     partials,
+    remove,
 )
+from pyflash.codegen.cache_locks import locked, locks
 from pyflash.codegen.compile_object import content_digest
 
 __all__ = ["KINDS", "CacheError", "Entry", "cache_dir", "entries", "prune", "used"]
@@ -108,7 +109,7 @@ def prune(
         )
     if not cache_dir().is_dir():
         return []
-    with contextlib.nullcontext() if dry_run else locked(sweeps=False):
+    with contextlib.nullcontext() if dry_run else locked():
         left, doomed = keep_bytes, []
         for entry in sorted(entries(verify=bad), key=lambda entry: entry.used, reverse=True):
             if entry.kind not in (kinds or KINDS):
@@ -121,6 +122,7 @@ def prune(
             elif left is not None:
                 left -= entry.bytes
         if not dry_run:
+            remove(locks())
             for entry in doomed:
                 discard(entry.path)
                 if _DEPTHS.get(entry.kind) == 2:

@@ -7,14 +7,12 @@ only where nobody else can have written it (codegen.trust). Imports neither torc
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,8 +23,6 @@ from pyflash.codegen.trust import UntrustedError
 PARTIAL = ".partial-"
 # nvcc passes its arguments to a shell without quoting them, and splits lists at commas.
 _SAFE_PATH = re.compile(r"[\w/.+=@%:~ -]*")
-
-_held = threading.local()  # the locks of this thread: descriptors by folder
 
 
 class CacheError(RuntimeError):
@@ -152,88 +148,9 @@ def create() -> Path:
     return folder
 
 
-@contextmanager
-def locked(waiting: Callable[[Path], None] | None = None, sweeps: bool = True) -> Iterator[int]:
-    """The second of two builders with one cache waits, having called `waiting` with the lock's
-    path, and then reuses what the first made. A thread that holds the lock may enter again.
-
-    Yields the descriptor that holds the lock: a child that inherits it holds the lock, too.
-    """
-    folder = create()
-    if folder in _descriptors():
-        yield _descriptors()[folder]
-        return
-    with _held_lock(folder, fcntl.LOCK_EX, waiting) as lock:
-        if sweeps:
-            sweep(folder)
-        yield lock
-
-
-@contextmanager
-def locked_for(
-    folders: Iterable[Path], waiting: Callable[[Path], None] | None = None
-) -> Iterator[int]:
-    """As `locked`, for a builder that writes what belongs into these folders of the cache alone,
-    and waits for those of the same folders and for those that hold the whole lock."""
-    cache = create()
-    if cache in _descriptors():
-        yield _descriptors()[cache]
-        return
-    with _held_lock(cache, fcntl.LOCK_SH, waiting) as lock, ExitStack() as stack:
-        for folder in sorted(folders):  # in one order, so that no two wait for each other
-            make_folder(folder)
-            stack.callback(_remove_empty, folder)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, descriptor)
-            _flock(descriptor, fcntl.LOCK_EX, folder, waiting)
-        yield lock
-
-
-def _descriptors() -> dict[Path, int]:
-    """The locks that this thread holds, by the cache's folder."""
-    return vars(_held).setdefault("descriptors", {})
-
-
-@contextmanager
-def _held_lock(
-    folder: Path, operation: int, waiting: Callable[[Path], None] | None
-) -> Iterator[int]:
-    try:
-        file = open(folder / "lock", "w", opener=trust.private)  # noqa: SIM115
-    except OSError as error:
-        raise CacheError(
-            f"the cache folder {folder} cannot be written ({error.strerror}): make it writable, or "
-            "set PYFLASH_CACHE_DIR to another"
-        ) from error
-    with file:
-        _flock(file.fileno(), operation, folder / "lock", waiting)
-        _descriptors()[folder] = file.fileno()
-        try:
-            yield file.fileno()
-        finally:
-            del _descriptors()[folder]
-
-
-def _flock(
-    descriptor: int, operation: int, path: Path, waiting: Callable[[Path], None] | None
-) -> None:
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if waiting:
-            waiting(path)
-        fcntl.flock(descriptor, operation)
-
-
-def _remove_empty(folder: Path) -> None:
-    """One of which nothing came."""
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
 def sweep(folder: Path) -> None:
-    """Removes what builders that were killed left half-written below `folder`; with the lock held,
-    which all others hold to write what takes time."""
+    """Removes what builders that were killed left half-written below `folder`; with the cache's
+    lock held alone, which others hold to write what takes time."""
     for path in partials(folder):
         remove(path)
 

@@ -26,10 +26,10 @@ from pyflash.codegen.cache_dir import (
     cache_dir,
     discard,
     is_safe,
-    locked,
     make_folder,
     write_if_changed,
 )
+from pyflash.codegen.cache_locks import lock_file, locked_for
 from pyflash.codegen.compile_object import digest, phases_file
 from pyflash.codegen.guard import guarded
 from pyflash.codegen.progress import BuildProgress
@@ -142,11 +142,12 @@ def compile_all(compilations: Sequence[Compilation], what: str) -> list[Compilat
     """Compiles those whose object is not in the cache, or not as it was written, `what` being their
     name in messages.
 
-    Several at once, as many as cores and memory allow, going on after a failure. Returns the
-    compilations that failed. However this process ends, no compiler outlives it.
+    Several at once, as many as cores and memory allow, going on after a failure. What another
+    builder is compiling is waited for and reused. Returns the compilations that failed. However
+    this process ends, no compiler outlives it.
     """
     _check_paths(compilations)
-    with locked(waiting) as lock:
+    with locked_for((), waiting) as locks:
         missing = [c for c in compilations if not _reusable(c)]
         reused = len(compilations) - len(missing)
         if not missing:
@@ -162,7 +163,7 @@ def compile_all(compilations: Sequence[Compilation], what: str) -> list[Compilat
             make_folder(c.object.parent)
             if c.path is None:
                 write_if_changed(c.source, c.text)
-        _run_ninja(missing, n_jobs, lock, seconds)
+        _run_ninja(missing, n_jobs, locks, seconds)
     return [c for c in missing if not c.object.exists()]
 
 
@@ -172,13 +173,16 @@ def waiting(lock: Path) -> None:
 
 def _reusable(c: Compilation) -> bool:
     """Whether the object is in the cache and as it was written; what is left of another goes."""
-    problem = object_problem(c.object)
-    if problem is None:
+    if object_problem(c.object) is not None and c.object.exists():
+        with locked_for([c.object], waiting):
+            problem = object_problem(c.object)  # another may have compiled it by now
+            if problem and c.object.exists():
+                console.print(f"{c.label}: {c.object}: {problem}; it is compiled again")
+                discard(c.object.parent)
+    found = object_problem(c.object) is None
+    if found:
         used(c.object.parent)
-    elif c.object.exists():
-        console.print(f"{c.label}: {c.object}: {problem}; it is compiled again")
-        discard(c.object.parent)
-    return problem is None
+    return found
 
 
 def _check_paths(compilations: Iterable[Compilation]) -> None:
@@ -195,11 +199,14 @@ def _check_paths(compilations: Iterable[Compilation]) -> None:
 
 def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | None:
     """The expected seconds, if each kernel takes as long as the latest ones did; None without a
-    record. Needs the lock, because others remove records only while they hold it."""
+    record."""
     n_kernels = [c.n_kernels for c in missing]
-    records = sorted(cache_dir().glob("objects/*/*/*.json"), key=os.path.getmtime)[-8:]
+    records = []
+    for record in cache_dir().glob("objects/*/*/*.json"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            records.append((record.stat().st_mtime, record))
     seconds, n_compiled = 0.0, 0
-    for record in records:
+    for _, record in sorted(records)[-8:]:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             values = json.loads(record.read_text())
             if n := len(values["kernels"]):
@@ -267,14 +274,15 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def _run_ninja(
-    missing: Sequence[Compilation], n_jobs: int, lock: int, seconds: float | None
+    missing: Sequence[Compilation], n_jobs: int, locks: Sequence[int], seconds: float | None
 ) -> None:
     """Runs the commands, whether or not some fail. The build file names no inputs: what has to be
     compiled was decided by the keys, never by times."""
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
         lines = ["rule object", "  command = $command", "  description = $number"]
         for i, c in enumerate(missing):
-            command = [sys.executable, compile_object.__file__, str(c.object), c.digest]
+            files = [compile_object.__file__, c.object, lock_file(c.object)]
+            command = [sys.executable, *map(str, files), str(n_jobs), c.digest]
             command += [*map(str, c.files), "--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",
@@ -293,7 +301,7 @@ def _run_ninja(
         }
         broken = []  # what is wrong with no source
         with (
-            guarded(ninja, lock, remove=Path(folder), **options) as process,
+            guarded(ninja, locks, remove=Path(folder), **options) as process,
             BuildProgress(console, len(missing), seconds) as progress,
         ):
             for line in process.stdout:

@@ -1,16 +1,20 @@
 """Compiles one object file and records what the compiler said; ninja runs one of these per object.
 
-    python compile_object.py OBJECT DIGEST FILES... -- COMPILER ARGUMENTS...
+    python compile_object.py OBJECT LOCK JOBS DIGEST FILES... -- COMPILER ARGUMENTS...
 
 The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The
 object appears last and at once, so that one that is there is whole and has its record, with its
 size and hash; it does not appear if FILES, the sources, no longer have the DIGEST that it is kept
 under.
+
+The file LOCK is the object's: who finds it locked waits, and takes the object that another made. Of
+all builders whose locks are in one folder at most JOBS run compilers.
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import json
 import os
@@ -18,21 +22,56 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
+
+_PARTIAL = ".partial-"  # cache_dir.PARTIAL; nothing of this project is imported here
+_POLL_SECONDS = 0.02
 
 
 def main(argv: list[str]) -> int:
     separator = argv.index("--")
-    target, expected, *files = argv[:separator]
-    command = argv[separator + 1 :]
+    target, lock, n_jobs, expected, *files = argv[:separator]
     target = Path(target)
-    partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
+    # NOTE: the compiler inherits both, and what it starts: they are free when all that is gone.
+    with open(lock, "w") as of_object:
+        fcntl.flock(of_object, fcntl.LOCK_EX)
+        if target.exists():
+            return 0
+        with _job(Path(lock).parent, int(n_jobs)) as job:
+            inherited = (of_object.fileno(), job.fileno())
+            return _compile(target, expected, files, argv[separator + 1 :], inherited)
+
+
+def _job(folder: Path, n_jobs: int) -> TextIO:
+    """The lock of one of `n_jobs`, once it is free."""
+    while True:
+        for i in range(n_jobs):
+            file = open(folder / f"job-{i}", "w")  # noqa: SIM115
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+            else:
+                return file
+        time.sleep(_POLL_SECONDS)
+
+
+def _compile(
+    target: Path, expected: str, files: Sequence[str], command: Sequence[str], locks: Sequence[int]
+) -> int:
+    partial = target.with_name(f"{_PARTIAL}{os.getpid()}-{target.name}")
+    for stray in target.parent.glob(f"{_PARTIAL}*-{target.name}"):
+        stray.unlink(missing_ok=True)
     phases = phases_file(target)
     start = time.monotonic()
     result = subprocess.run(
-        [*command, "-o", partial], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "-o", partial],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=locks,
     )
     seconds = time.monotonic() - start
     log = result.stdout

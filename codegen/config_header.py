@@ -14,13 +14,8 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from pyflash.codegen.cache_dir import (
-    CacheError,
-    cache_dir,
-    locked,
-    opened,
-    write_if_changed,
-)
+from pyflash.codegen.cache_dir import CacheError, cache_dir, opened, write_if_changed
+from pyflash.codegen.cache_locks import locked_for
 from pyflash.config import FAMILIES, DType, Family, KernelConfig, Op
 from pyflash.config.fields import Field, Word, cpp_value, describe
 
@@ -173,7 +168,7 @@ def write_header(text: str, path: Path) -> Path:
     missing."""
     folder = cache_dir() / "generated" / _digest(text)
     if not is_whole(folder / path):
-        with locked():
+        with locked_for():
             write_if_changed(folder / path, text)
     return folder
 

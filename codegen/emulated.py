@@ -16,7 +16,8 @@ from pathlib import Path
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache import object_problem
-from pyflash.codegen.cache_dir import cache_dir, locked_for
+from pyflash.codegen.cache_dir import cache_dir
+from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import ROOT, Compilation, compile_all, waiting
 from pyflash.codegen.linking import link, reusable
 from pyflash.codegen.precompiled import headers_for, using
@@ -94,7 +95,7 @@ def link_with_machine(
         made = {h.object: h for h in (*of_machine.values(), *headers.values())}
         _compile_shared([h for path, h in made.items() if not path.exists()])
         _compile_shared([using(c, of_machine) for c in machine])
-        with locked_for([library.parent for library in missing], waiting):
+        with locked_for(missing, waiting):
             missing = [library for library in missing if not reusable(library)]  # by another
             objects = [using(libraries[library], headers) for library in missing]
             if missing and (failures := compile_all(objects, "kernels for the CPU")):

@@ -5,7 +5,7 @@
 In a session of its own, so that all that the command starts can be found: ninja gives each of its
 commands a process group. When COMMAND ends, when the process BUILDER is gone, as after SIGKILL, or
 at SIGTERM, the rest of the session is killed; then, if COMMAND did not succeed, the file or folder
-REMOVE is removed ("": none). Inherited file descriptors, such as that of the cache's lock, stay
+REMOVE is removed ("": none). Inherited file descriptors, such as those of the cache's locks, stay
 open until then.
 """
 
@@ -28,19 +28,19 @@ _POLL_SECONDS = 0.05
 @contextmanager
 def guarded(
     command: Sequence[str],
-    lock: int,
+    locks: Sequence[int],
     remove: Path | None = None,
     is_private: bool = True,
     **options: Any,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Starts `command` with the builder's `lock`, `options` being those of Popen; on leaving, also
+    """Starts `command` with the builder's `locks`, `options` being those of Popen; on leaving, also
     by an exception, it has ended, and everything that it started. `is_private`: what it writes is
     for its user alone."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(remove or ""), *command],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=(lock,),
+        pass_fds=locks,
         text=True,
         errors="replace",
         umask=0o077 if is_private else -1,

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
-from pyflash.codegen.cache_dir import locked, write_if_changed
+from pyflash.codegen.cache_dir import write_if_changed
+from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.config import KernelConfig, KernelFeatures, as_config
 from pyflash.config.arch import Arch
@@ -105,5 +106,5 @@ def _describe(compilation: Compilation, config: KernelConfig, arch: Arch) -> Non
     kernels = {str(config.family.op.features.of_kernel(symbol)): symbol for symbol in symbols}
     row = {"config": config.short_form(), "arch": arch.sm, "kernels": kernels}
     path = compilation.object.with_suffix(".row.json")
-    with locked(sweeps=False):  # else another builder may sweep what is half-written
+    with locked_for():  # else another builder may sweep what is half-written
         write_if_changed(path, json.dumps(row, indent=1) + "\n")

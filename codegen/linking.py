@@ -14,11 +14,11 @@ from pyflash.codegen.cache_dir import (
     cache_dir,
     discard,
     in_cache,
-    locked,
     make_folder,
     replacing,
     write_text,
 )
+from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import Compilation, console, waiting
 from pyflash.codegen.guard import guarded
 
@@ -32,14 +32,14 @@ def link(
     """Links compiled objects into `library`, which is sealed with `record`; returns its path.
 
     Raises RuntimeError with the linker's first complaint."""
-    with locked(waiting) as lock:
+    with locked_for([library], waiting) as locks:
         make_folder(library.parent)
         for stray in library.parent.glob(f"{PARTIAL}*-{library.name}"):
             discard(stray)
         with replacing(library) as partial:
             files = [str(c.object) for c in objects]
             command = [*toolchain.cxx(), "-shared", "-o", str(partial), *files, *options]
-            _run(command, lock, library, partial)
+            _run(command, locks, library, partial)
             seal.seal(partial, record)
     console.print(f"{library.name}: linked {len(objects)} objects into {library.parent}")
     return library
@@ -57,9 +57,9 @@ def reusable(library: Path) -> bool:
     return True
 
 
-def _run(command: Sequence[str], lock: int, library: Path, partial: Path) -> None:
+def _run(command: Sequence[str], locks: Sequence[int], library: Path, partial: Path) -> None:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with guarded(command, lock, partial, in_cache(library) is not None, **options) as process:
+    with guarded(command, locks, partial, in_cache(library) is not None, **options) as process:
         printed, _ = process.communicate()
     if process.returncode == 0 and partial.exists():
         return

@@ -77,8 +77,10 @@ constexpr void list_uneven_tiles(ListedForwardParams& params, TileShape const& s
     int64_t const most = int64_t(sequences.total) + int64_t(params.batch) * (block - 1);
     return int64_t(params.batch) * sequences.most_blocks(block) > most / block;
   };
-  bool const differ = is_uneven(q, listed.tile_queries) || is_uneven(k, listed.tile_keys);
-  if (q.is_packed() && k.is_packed() && differ &&
+  // NOTE: how many keys are in pages, the device alone knows.
+  bool const differ =
+      is_uneven(q, listed.tile_queries) || (k.is_packed() && is_uneven(k, listed.tile_keys));
+  if (q.is_packed() && (k.is_packed() || params.kv().is_paged()) && differ &&
       listed.tile_listing().most_tiles() <= TileListing::kMostTiles) {
     params = listed;
   }

@@ -203,11 +203,11 @@ struct ListedForwardParams : ForwardParams {
   float* tile_list = nullptr;  // ints: common/tile_list.h
   int tile_queries = 0;        // of a tile of the list; 0: there is none
   int tile_keys = 0;           // of a block
-  // Sequences of other lengths are another kernel's.
-  int least_listed_rows = 0;
-  int most_listed_rows = kNoWindow;
+  int least_listed_rows = 0;   // sequences of fewer are another kernel's
 
   KvScales kv_scales = {};
+
+  Beside beside = {};  // of the listed tiles
 
   constexpr bool has_fp8_kv() const { return kv_scales.k != nullptr; }
 
@@ -215,12 +215,13 @@ struct ListedForwardParams : ForwardParams {
   constexpr TileListing tile_listing() const {
     return {.q = q_sequences(),
             .k = kv().sequences,
+            .pages = pages,
             .mask = mask(),
             .batch = batch,
             .n_queries = tile_queries,
             .B_c = tile_keys,
             .least_rows = least_listed_rows,
-            .most_rows = most_listed_rows};
+            .beside = beside};
   }
 
   // Equal shares of the blocks of keys, whose parts are o_partial, (2 * n_shares, rows_of_part(), d_head), and lse_partial,
@@ -231,6 +232,7 @@ struct ListedForwardParams : ForwardParams {
   int share_queries = 0;             // of a tile
   int share_keys = 0;                // of a block
   bool is_share_list_given = false;  // the caller made it
+  bool runs_beside = false;          // the kernel before it, of the sequences of more rows
 
   bool has_fixed_splits =
       false;  // kSplitsAtFixedKeys: parts of rows that attend nothing are not written

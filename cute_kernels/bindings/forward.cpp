@@ -96,6 +96,22 @@ void check_schedule(TensorView const& given, Device const& device) {
           ": expected a contiguous dimension at a multiple of 16 bytes");
 }
 
+// Two kernels, the second of which does not wait for the first.
+void run_beside(GpuSelection const& selection, Forward::Params const& problem, Tensor const& q,
+                void* stream) {
+  Kernel<Forward> const& of_few = *selection.of_few;
+  Forward::Params few =
+      params_of_few(problem, *of_few.row, selection.few_rows, selection.few_shares);
+  // NOTE: both have their memory until both are in the stream: torch would give the first one's to the second.
+  auto const memory_of_few = allocate_workspace<Forward>(q, few);
+  Forward::Params many = params_of_many(selection, problem, few);
+  auto const memory_of_many = allocate_workspace<Forward>(q, many);
+  prepare(of_few, few, stream);
+  few.is_share_list_given = true;
+  run(selection.choice.candidate.kernel, many, stream);
+  run(of_few, few, stream);
+}
+
 Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Outputs const* given,
                    TensorView const* schedule) {
   auto& params = problem.params;
@@ -105,19 +121,23 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Ou
   GpuSelection const selection =
       named.empty() ? select_on_gpu(problem, gpu) : named_on_gpu(problem, gpu, named);
   Outputs outputs = allocate_outputs(q, problem, given);
-  if (params.lse_strides.split > 0) {
-    void* const stream = current_cuda_stream(device_index);
-    for_each_launch(selection, params,
-                    [&](Kernel<Forward> const& kernel, Forward::Params of_kernel) {
-                      if (schedule != nullptr) {
-                        take_schedule(*schedule, of_kernel);
-                      }
-                      for_each_slice(of_kernel, [&](Forward::Params slice) {
-                        auto const workspace = allocate_workspace<Forward>(q, slice);
-                        run(kernel, slice, stream);
-                      });
-                    });
+  if (params.lse_strides.split == 0) {
+    return outputs;
   }
+  void* const stream = current_cuda_stream(device_index);
+  if (selection.of_few) {
+    run_beside(selection, params, q, stream);
+    return outputs;
+  }
+  Kernel<Forward> const& kernel = selection.choice.candidate.kernel;
+  Forward::Params fit = fitted(params, *kernel.row, selection.splits);
+  if (schedule != nullptr) {
+    take_schedule(*schedule, fit);
+  }
+  for_each_slice(fit, [&](Forward::Params slice) {
+    auto const workspace = allocate_workspace<Forward>(q, slice);
+    run(kernel, slice, stream);
+  });
   return outputs;
 }
 
@@ -286,9 +306,7 @@ void fill_schedule(StableIValue* stack) {
     return;
   }
   params.is_share_list_given = false;
-  int const error = kernel->library->of<Forward>().prepare(*kernel->row, params,
-                                                           current_cuda_stream(device_index));
-  require_able(error == 0, "the schedule was not made: ", kernel->library->error_string(error));
+  prepare(*kernel, params, current_cuda_stream(device_index));
 }
 
 void forward_paged(StableIValue* stack, bool into) {

@@ -58,4 +58,9 @@ void run(Kernel<Forward> const& kernel, Forward::Params const& params, void* str
   }
 }
 
+void prepare(Kernel<Forward> const& kernel, Forward::Params const& params, void* stream) {
+  int const error = kernel.library->of<Forward>().prepare(*kernel.row, params, stream);
+  require_able(error == 0, "the schedule was not made: ", kernel.library->error_string(error));
+}
+
 }  // namespace pyflash

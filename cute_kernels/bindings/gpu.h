@@ -16,4 +16,7 @@ void* current_cuda_stream(int32_t device_index);
 // Runs a kernel, and what the op runs before and after it. Refuses what CUDA refuses.
 void run(Kernel<Forward> const& kernel, Forward::Params const& params, void* stream);
 
+// What the op runs before it alone.
+void prepare(Kernel<Forward> const& kernel, Forward::Params const& params, void* stream);
+
 }  // namespace pyflash

@@ -201,45 +201,52 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
               int64_t(selection.splits.number), selection.reason());
 }
 
-// The same of a call with a variant, given its portable text.
+// The same of a call with a variant, given its portable text, or of its gradients.
+struct AskedWithVariant {
+  explicit AskedWithVariant(Arguments& arguments)
+      : asked(arguments),
+        variant(arguments.take<std::string>()),
+        gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
+            .n_sms = static_cast<int>(arguments.take<int64_t>())},
+        options(arguments.take_options()) {
+    refuse_beside_variant(options);
+  }
+  Problem problem() const { return asked.problem_as_asked(options); }
+
+  Asked asked;
+  std::string variant;
+  Gpu gpu;
+  Options options;
+};
+
 void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  Asked const asked(arguments);
-  auto const text = arguments.take<std::string>();
-  Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
-                .n_sms = static_cast<int>(arguments.take<int64_t>())};
-  Options const options = arguments.take_options();
-  refuse_beside_variant(options);
-  Problem const problem = asked.problem_as_asked(options);
-  std::string_view const named = options.config;
-  if (gpu.sm_arch == 0) {
+  AskedWithVariant const call(arguments);
+  Problem const problem = call.problem();
+  std::string_view const named = call.options.config;
+  if (call.gpu.sm_arch == 0) {
     CpuSelection const selection =
         named.empty() ? select_on_cpu(problem) : named_on_cpu(problem, named);
     put_results(stack, short_form(any_config(selection.config)), int64_t(1),
                 std::string(selection.reason));
     return;
   }
-  VariantKernel const kernel = select_variant(problem, gpu, *known_variant(text), named);
+  VariantKernel const kernel =
+      select_variant(problem, call.gpu, *known_variant(call.variant), named);
   put_results(stack, std::string(kernel.row->row.short_form),
               int64_t(std::max(problem.num_splits, 1)),
               std::string(named.empty() ? "the first in rank of the kernels with this variant"
                                         : "asked for"));
 }
 
-// The same of the gradients of such a call.
 void select_gradients_of_variant(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  Asked const asked(arguments);
-  auto const text = arguments.take<std::string>();
-  Gpu const gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
-                .n_sms = static_cast<int>(arguments.take<int64_t>())};
-  Options const options = arguments.take_options();
-  refuse_beside_variant(options);
-  Problem const problem = asked.problem_as_asked(options);
+  AskedWithVariant const call(arguments);
+  Problem const problem = call.problem();
   BackwardParams params = backward_params(problem);
-  params.deterministic = options.deterministic;
-  GradientKernel const kernel =
-      select_gradient(problem.dtype, params, gpu, *known_variant(text), options.config);
+  params.deterministic = call.options.deterministic;
+  GradientKernel const kernel = select_gradient(problem.dtype, params, call.gpu,
+                                                *known_variant(call.variant), call.options.config);
   put_results(stack, std::string(kernel.row->row.short_form),
               std::string("the first in rank of the kernels with gradients of this variant"));
 }

@@ -6,12 +6,14 @@
 
 namespace pyflash::backward {
 
-// The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head of the group.
+// The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head that it goes through.
 template <BackwardFeatures kFeatures>
 struct Tile {
   BackwardParamsWithoutDropout const& problem;
   int first_key = 0;  // of the sequence
   int head_kv = 0;
+  int first_head = 0;  // of q: those of the group that the CTA goes through
+  int n_heads = 0;
   int batch = 0;  // of the tensors
   Interval blocks = {};
 
@@ -32,6 +34,12 @@ struct Tile {
   // A row of the workspace.
   CUTE_DEVICE int workspace_row(int head, int query) const {
     return problem.workspace_row(batch, head, (kFeatures.packed ? first_row_found : 0) + query);
+  }
+
+  // The heads of the group that number `rank` of `n_ctas` goes through.
+  CUTE_DEVICE void take_heads(int rank, int n_ctas) {
+    n_heads = problem.heads / problem.heads_kv / n_ctas;
+    first_head = (head_kv * n_ctas + rank) * n_heads;
   }
 
   // The queries that attend keys of the sequence; row 0 of the band is key `key`.
@@ -61,7 +69,7 @@ struct Tile {
   }
 };
 
-// The blocks of queries of a tile in order: those of each query head of the group. Where the sums of dQ have an order, each
+// The blocks of queries of a tile in order: those of each query head. Where the sums of dQ have an order, each
 // block of all heads: then tiles that begin with the same block stay beside each other, however many blocks they have.
 template <BackwardFeatures kFeatures>
 struct MBlocks {
@@ -74,9 +82,8 @@ struct MBlocks {
   CUTE_DEVICE explicit MBlocks(Tile<kFeatures> const& tile)
       : tile(tile), heads_left(0), head(0), m_block(tile.blocks.begin) {
     if (tile.blocks.size() > 0) {
-      heads_left = tile.problem.heads / tile.problem.heads_kv;
-      head = tile.head_kv * heads_left;
-      group = heads_left;
+      heads_left = group = tile.n_heads;
+      head = tile.first_head;
       if (kFeatures.deterministic && tile.problem.first_keys_first()) {
         m_block = tile.blocks.end - 1;
       }

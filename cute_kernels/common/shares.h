@@ -58,7 +58,7 @@ struct ShareListing {
     return first_start() + ceil_div(int64_t(batch) + 1, 4) * 4;
   }
 
-  // The units of a sequence in each head. Rows beyond a tile's do not count.
+  // The units of a sequence in each head. One of more rows than a tile is another kernel's.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -67,11 +67,11 @@ struct ShareListing {
     int const length_q = q.rows_of(sequence, load).length;
     Rows const keys = pages.table != nullptr ? pages.rows_of(sequence, k.longest, load)
                                              : k.rows_of(sequence, load);
-    if (length_q == 0) {
+    if (length_q == 0 || length_q > n_queries) {
       return 0;
     }
     int const n_blocks = mask.keys_from(aligned_column(0, length_q, keys.length), keys.length)
-                             .of_some(smaller(length_q, n_queries))
+                             .of_some(length_q)
                              .blocks_touched(B_c)
                              .size();
     return n_blocks + kTileUnits;

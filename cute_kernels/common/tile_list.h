@@ -1,15 +1,16 @@
 // The tiles of sequences that have different lengths, as a list that is made where the lengths are, on the device: every tile
 // of every sequence once, those with the most blocks of keys first. A tile stands for itself in each head.
 //
-// Sequences with few rows and those with many may have a list each.
+// Sequences of few rows may be left to another kernel, which runs beside.
 //
-// A list is memory of ints: the number of tiles, one int that means nothing, and the tiles. It has room for the most tiles that
-// sequences of these extents can have, whatever their lengths are.
+// A list is memory of ints: the number of tiles, how many persistent CTAs work through them, and the tiles. It has room for the
+// most tiles that sequences of these extents can have, whatever their lengths are.
 #pragma once
 
 #include <cstdint>
 
 #include "cute_kernels/common/integers.h"
+#include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
 
@@ -21,33 +22,54 @@ struct alignas(8) ListedTile {
   int m_block;
 };
 
+// The kernel of the sequences of few rows, which runs beside that of the listed tiles: each gets multiprocessors by its work.
+struct Beside {
+  int const* list = nullptr;  // of equal shares: common/shares.h; nullptr: there is no such kernel
+  int cost = 0;               // of one of its units
+  int cost_of_block = 0;      // of a listed tile
+  int heads = 0;              // of a listed tile
+  int n_ctas = 0;             // that the listed tiles had alone
+};
+
 // What a list is made of.
 struct TileListing {
   static constexpr int64_t kMostTiles = int64_t(1) << 28;  // so that sums of two numbers are ints
 
   Sequences q;
   Sequences k;
+  Pages pages;  // of K, if there are any
   Mask mask;
   int batch;
   int n_queries;  // of a tile
   int B_c;        // keys of a block
 
-  // The sequences with so many rows are listed.
+  // Sequences of so many rows or more are listed.
   int least_rows = 0;
-  int most_rows = kNoWindow;
+
+  Beside beside = {};
 
   // An upper bound of the tiles, by extents alone.
   PYFLASH_HOST_DEVICE constexpr int64_t most_tiles() const {
-    int64_t const of_longest = int64_t(batch) * count_tiles(smaller(q.longest, most_rows));
+    int64_t const of_longest = int64_t(batch) * count_tiles(q.longest);
     int64_t const of_all = (int64_t(q.total) + int64_t(batch) * (n_queries - 1)) / n_queries;
     return q.is_packed() && of_all < of_longest ? of_all : of_longest;
   }
   // The ints of a list, a multiple of 16 bytes.
   PYFLASH_HOST_DEVICE constexpr int64_t size() const { return ceil_div(most_tiles() + 1, 2) * 4; }
 
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr int keys_of(int sequence, Loader const& load) const {
+    return (pages.table != nullptr ? pages.rows_of(sequence, k.longest, load)
+                                   : k.rows_of(sequence, load))
+        .length;
+  }
+
   // The tiles of a sequence. Rows beyond the longest length do not count, as in kernels that have no list.
   PYFLASH_HOST_DEVICE constexpr int count_tiles(int length_q) const {
-    if (length_q < least_rows || length_q > most_rows) {
+    if (length_q < least_rows) {
       return 0;
     }
     return smaller(int(ceil_div(unsigned(length_q), unsigned(n_queries))),
@@ -136,7 +158,7 @@ PYFLASH_HOST_DEVICE void for_each_tile(TileListing const& listing, TileListStora
     for (int i = threads.index(); i < kChunk; i += threads.count()) {
       bool const exists = first + i < listing.batch;
       shared.lengths_q[i] = exists ? listing.q.rows_of(first + i, load).length : 0;
-      shared.lengths_k[i] = exists ? listing.k.rows_of(first + i, load).length : 0;
+      shared.lengths_k[i] = exists ? listing.keys_of(first + i, load) : 0;
       shared.ends[i] = smaller(listing.count_tiles(shared.lengths_q[i]), left);
     }
     threads.sync();  // the lengths are visible
@@ -154,6 +176,14 @@ PYFLASH_HOST_DEVICE void for_each_tile(TileListing const& listing, TileListStora
     }
     threads.sync();  // the lengths are free
   }
+}
+
+// The CTAs that work through tiles of so many blocks in each head, beside another kernel or alone. At least one, so that tiles
+// are never left.
+PYFLASH_HOST_DEVICE constexpr int ctas_beside(Beside const& beside, int n_blocks, int n_units) {
+  double const own = double(n_blocks) * beside.heads * beside.cost_of_block;
+  double const all = own + double(larger(n_units, 0)) * beside.cost;
+  return all > 0 ? larger(int(beside.n_ctas * (own / all) + 0.5), 1) : 1;
 }
 
 // By a counting sort. Every thread calls it. Which of the tiles with as many blocks comes first depends on the threads.
@@ -176,10 +206,22 @@ PYFLASH_HOST_DEVICE void write_tile_list(TileListing const& listing, int* list,
   threads.sync();  // the bins are empty
   for_each_tile(listing, shared, threads, load,
                 [&](int, int, int n_blocks) { threads.add(shared.bins[bin_of(n_blocks)], 1); });
+  int n_ctas = kNoWindow;
+  if (listing.beside.list != nullptr) {
+    static_assert(kBins == TileListStorage::kChunk, "lengths make room for the bins' blocks");
+    constexpr int kMostBlocks = 1 << 29;
+    for (int i = threads.index(); i < kBins; i += threads.count()) {
+      int64_t const n_blocks = int64_t(shared.bins[i]) * ((kBins - 1 - i) << shift);
+      shared.lengths_k[i] = n_blocks < kMostBlocks ? int(n_blocks) : kMostBlocks;
+    }
+    threads.sync();  // the blocks are visible
+    add_up(shared.lengths_k, shared.spare, kMostBlocks, threads);
+    n_ctas = ctas_beside(listing.beside, shared.lengths_k[kBins - 1], load(listing.beside.list));
+  }
   add_up(shared.bins, shared.spare, int(listing.most_tiles()), threads);
   if (threads.index() == 0) {
     list[0] = shared.bins[kBins - 1];
-    list[1] = 0;
+    list[1] = n_ctas;
   }
   // A bin's tiles take its places from the last one down.
   ListedTile* const tiles = reinterpret_cast<ListedTile*>(list) + 1;

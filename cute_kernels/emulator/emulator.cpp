@@ -72,6 +72,10 @@ void Emulator::end_cluster() {
       mbarrier_names_.push_back(barrier.name);
     }
   }
+  bool const is_last = first_cta_ + launch_->cluster >= launch_->n_ctas;
+  if (is_last && launch_->runs_beside && !has_waited_for_previous_kernel_) {
+    findings_.add({.kind = "ended_before_previous_kernel"});
+  }
   for (Cta& cta : ctas_) {
     counts_.barriers += cta.named[0].n_completed;
     end_barriers(cta);
@@ -178,12 +182,14 @@ std::byte* Emulator::translate(void const* address, int bytes, int alignment, in
 }
 
 void Emulator::check_previous_kernel(Access const& access) {
-  if (kernel_.starts_early && !current().waited_for_previous_kernel) {
+  if (kernel_.starts_early && !launch_->runs_beside && !current().waited_for_previous_kernel) {
     findings_.add({.kind = "before_previous_kernel_ended", .access = access});
   }
 }
 
-void Emulator::wait_for_previous_kernel() { current().waited_for_previous_kernel = true; }
+void Emulator::wait_for_previous_kernel() {
+  current().waited_for_previous_kernel = has_waited_for_previous_kernel_ = true;
+}
 
 void Emulator::async_copy(void const* source, void* destination, int bytes, bool valid) {
   Thread& thread = current();

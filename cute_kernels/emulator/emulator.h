@@ -263,6 +263,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
 
   EmulatedKernel const& kernel_;
   Launch const* launch_ = nullptr;
+  bool has_waited_for_previous_kernel_ = false;  // some thread
   Findings findings_;
   GlobalMemory global_;
   TrafficTable traffic_;

@@ -143,6 +143,7 @@ struct Launch {
   int cluster = 1;                               // CTAs that run together
   std::shared_ptr<void const> params = nullptr;  // of the kernel
   char const* error = nullptr;                   // why there is none
+  bool runs_beside = false;                      // the kernel before it, and ends after that
 };
 
 struct EmulatedBackward;

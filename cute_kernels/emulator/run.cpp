@@ -36,6 +36,9 @@ class ForwardRun final : public Run {
                              ? count_fixed_splits(params_, kernel_.shape.B_c)
                              : problem.num_splits;
     params_.cluster = 1;
+    if (shares_keys && runs_beside()) {
+      leave_rows_to_the_kernel_beside();
+    }
     if (char const* const reason = kernel_.refusal ? kernel_.refusal(params_) : nullptr) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
@@ -63,6 +66,13 @@ class ForwardRun final : public Run {
   }
 
  private:
+  void leave_rows_to_the_kernel_beside() {
+    Sequences q = params_.q_sequences();
+    q.longest = smaller(q.longest, kernel_.shape.n_queries(params_));
+    params_.set_q_sequences(q);
+    params_.runs_beside = true;
+  }
+
   // As selection does, where a kernel is compiled that takes the list.
   void list_uneven_tiles(int d_head) {
     Forward::Params listed = params_;
@@ -71,8 +81,7 @@ class ForwardRun final : public Run {
     for (ForwardFeatures const& built : kernel_.features) {
       if (!kernel_.has_variant && covers(built, needed)) {
         params_ = listed;
-        params_.least_listed_rows = listed_rows().begin;
-        params_.most_listed_rows = listed_rows().end;
+        params_.least_listed_rows = least_listed_rows();
         return;
       }
     }
@@ -87,6 +96,7 @@ class ForwardRun final : public Run {
     list_.assign(listing.size(), INT_MAX);
     auto const shared = std::make_unique<TileListStorage>();
     write_tile_list(listing, list_.data(), *shared, OneThread{}, HostLoader{});
+    list_[1] = smaller(list_[1], listed_ctas());
     params_.tile_list = reinterpret_cast<float*>(list_.data());
   }
 
@@ -164,7 +174,8 @@ bool Run::set_integer(char const* name, int64_t value) {
                                        std::pair("max_seqlen_k", &Run::max_seqlen_k_),
                                        std::pair("resident_ctas", &Run::resident_ctas_),
                                        std::pair("least_listed_rows", &Run::least_listed_rows_),
-                                       std::pair("most_listed_rows", &Run::most_listed_rows_)}) {
+                                       std::pair("runs_beside", &Run::runs_beside_),
+                                       std::pair("listed_ctas", &Run::listed_ctas_)}) {
     if (std::string_view(name) == length) {
       this->*member = value;
       return true;

@@ -66,7 +66,9 @@ class Run {
   Call call() const;
   int n_resident() const;
   // The rows of the sequences that a list of tiles has.
-  Interval listed_rows() const { return {int(least_listed_rows_), int(most_listed_rows_)}; }
+  int least_listed_rows() const { return static_cast<int>(least_listed_rows_); }
+  bool runs_beside() const { return runs_beside_ != 0; }
+  int listed_ctas() const { return static_cast<int>(listed_ctas_); }
 
   EmulatedKernel const& kernel_;
 
@@ -85,7 +87,8 @@ class Run {
   int64_t max_seqlen_k_ = 0;
   int64_t resident_ctas_ = 132;  // of an H100 or H200
   int64_t least_listed_rows_ = 0;
-  int64_t most_listed_rows_ = kNoWindow;
+  int64_t runs_beside_ = 0;
+  int64_t listed_ctas_ = kNoWindow;  // that take listed tiles
   Options options_;
   std::vector<double> reals_;  // of a variant, as the integers
   std::vector<int64_t> integers_;

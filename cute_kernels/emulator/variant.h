@@ -8,6 +8,7 @@
 #include "cute_kernels/variant/gradient_problem.h"
 #include "cute_kernels/variant/kernel_params.h"
 #include "cute_kernels/variant/query_lists.h"
+#include "cute_kernels/variant/tile_order.h"
 
 namespace pyflash::emulator {
 
@@ -18,12 +19,14 @@ struct VariantLaunch {
   variant::ParamsOf<Base, Variant> params{};
   std::vector<int> lists;
   std::vector<int> prepared;
+  std::vector<ListedTile> order;
 
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
 
   // For op forward.
-  void capture(variant::Arguments const& captured, variant::ListedProblem problem) {
+  void capture(variant::Arguments const& captured, variant::ListedProblem problem,
+               bool takes_order) {
     if constexpr (kIsVariant<Variant>) {
       prepare(captured, problem);
       if constexpr (Variant::kHasMask) {
@@ -35,13 +38,16 @@ struct VariantLaunch {
           variant::write_list<Variant>(params.captured, problem, params.lists, i,
                                        variant::OneLane{}, HostLoader{});
         }
+        if (variant::kSortsTiles<Variant> && takes_order) {
+          sort(variant::TileSort{params.lists, problem.batch});
+        }
       }
     }
   }
 
   // For op backward, with the B_r and B_c of the config.
-  void capture(variant::Arguments const& captured, BackwardParams const& problem, int B_r,
-               int B_c) {
+  void capture(variant::Arguments const& captured, BackwardParams const& problem, int B_r, int B_c,
+               bool takes_order) {
     if constexpr (kIsVariant<Variant>) {
       prepare(captured, variant::prepared_problem(problem, B_r, B_c));
       if constexpr (Variant::kHasMask) {
@@ -54,6 +60,9 @@ struct VariantLaunch {
           variant::write_query_list<Variant>(params.captured, listed, params.lists, i,
                                              variant::OneLane{}, HostLoader{});
         }
+        if (variant::kSortsTiles<Variant> && takes_order) {
+          sort(variant::KeyTileSort{params.lists});
+        }
       }
     }
   }
@@ -64,6 +73,25 @@ struct VariantLaunch {
     problem.q.starts = captured.host_starts_q;
     problem.k.starts = captured.host_starts_k;
     return problem;
+  }
+
+  template <class Sort>
+  void sort(Sort const& tiles) {
+    if (tiles.size() == 0) {
+      return;
+    }
+    order.resize(pyflash::ceil_div(tiles.size(), int64_t(2)));
+    auto* const list = reinterpret_cast<int*>(order.data());
+    std::vector<int> lengths(tiles.group_size());
+    for (int group = 0; group < tiles.n_groups(); ++group) {
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        lengths[i] = tiles.length(group, int(i));
+      }
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        tiles.write(list, group, int(i), lengths.data());
+      }
+    }
+    params.order_of_tiles = list;
   }
 
   void prepare(variant::Arguments const& captured, variant::ListedProblem const& given) {

@@ -28,13 +28,13 @@ std::string GpuSelection::reason() const {
                       : splits.number == 1
                           ? std::string("one pass")
                           : sentence(splits.number, " splits, ", n_ctas * splits.number, " CTAs");
-  auto const asked =
-      sentence("; its ", n_key_blocks, " blocks of keys in ", passes,
-               splits_asked_for ? ", as asked for" : "",
-               lists_tiles ? "; its tiles in a list that the device makes" : "",
-               of_few ? sentence("; sequences of at most ", few_rows, " queries by ",
-                                 of_few->row->short_form, " in ", few_splits.number, " splits")
-                      : "");
+  auto const asked = sentence(
+      "; its ", n_key_blocks, " blocks of keys in ", passes,
+      splits_asked_for ? ", as asked for" : "",
+      lists_tiles ? "; its tiles in a list that the device makes" : "",
+      of_few ? sentence("; sequences of at most ", few_rows, " queries by ",
+                        of_few->row->short_form, " beside it, in ", few_shares, " equal shares")
+             : "");
   if (n_candidates == 0) {
     return kNamed + asked;
   }
@@ -80,6 +80,31 @@ Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
   return covers(row, features_needed(listed, row.d_head)) ? listed : params;
 }
 
+Forward::Params params_of_few(Forward::Params params, ConfigMapRow<Forward> const& row, int n_rows,
+                              int n_shares) {
+  Sequences q = params.q_sequences();
+  q.longest = std::min(q.longest, n_rows);
+  params.set_q_sequences(q);
+  share_keys(params, row.shape, n_shares);
+  params.runs_beside = true;
+  return params;
+}
+
+Forward::Params params_of_many(GpuSelection const& selection, Forward::Params const& problem,
+                               Forward::Params const& few) {
+  auto const& [kernel, ctas_per_sm] = selection.choice.candidate;
+  TileShape const& shape = kernel.row->shape;
+  Forward::Params params = fitted(problem, *kernel.row, selection.splits);
+  params.least_listed_rows = selection.few_rows + 1;
+  // Work is what the tensor cores do: rows that are not there count, too.
+  params.beside = {.list = reinterpret_cast<int const*>(few.share_list),
+                   .cost = selection.of_few->row->shape.B_r * few.share_keys,
+                   .cost_of_block = shape.B_r * shape.B_c,
+                   .heads = shape.packs_heads ? params.heads_kv : params.heads,
+                   .n_ctas = ctas_per_sm * selection.gpu.n_sms};
+  return params;
+}
+
 namespace {
 
 GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
@@ -96,43 +121,31 @@ bool are_mostly_few(Forward::Params const& params, int n_rows) {
          of_others <= int64_t(params.batch - 1) * n_rows;
 }
 
-// Splits of the keys of sequences of few rows, which have a tile each: as many as a cluster merges, because another kernel would
-// merge the rows of all sequences.
-Splits few_splits_of(Problem few, Candidate const& candidate, int n_rows, int n_sms) {
-  Sequences q = few.params.q_sequences();
-  q.longest = std::min(q.longest, n_rows);
-  q.total = std::min<int64_t>(q.total, int64_t(few.params.batch) * q.longest);
-  few.params.set_q_sequences(q);
-  Splits splits = splits_of(few, candidate.kernel.row->shape, candidate.ctas_per_sm, n_sms);
-  if (splits.cluster != splits.number) {
-    splits.number = splits.cluster = 1;
-  }
-  return splits;
-}
-
-// Gives sequences of few rows the kernel whose tiles are for these, if there is one. Both kernels need lists, in which they have
-// sequences of their own.
+// Gives sequences of few rows the kernel whose tiles are for these, if there is one that shares keys equally. Who runs the others
+// needs a list of tiles, in which these are not.
 GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
                                 Contenders const& contenders, int n_sms) {
+  // Of each CTA that runs at a time: those that the other kernel has no room for follow when some have ended.
+  constexpr int kSharesOfCta = 2;
   auto const& params = problem.params;
   ConfigMapRow<Forward> const& chosen = *selection.choice.candidate.kernel.row;
   if (!selection.lists_tiles || selection.splits.number > 1) {
     return selection;
   }
-  for (size_t i = 0; i < contenders.candidates.all.size(); ++i) {
-    Candidate const& candidate = contenders.candidates.all[i];
-    Kernel<Forward> const& kernel = candidate.kernel;
+  for (auto const& [kernel, ctas_per_sm] : contenders.candidates.all) {
     TileShape const& shape = kernel.row->shape;
     int const n_rows = shape.n_queries(params);
-    if (contenders.accepts[i] && shape.packs_heads && shape.B_r < chosen.shape.B_r &&
-        are_mostly_few(params, n_rows)) {
-      Splits const splits = few_splits_of(problem, candidate, n_rows, n_sms);
-      if (fitted(params, *kernel.row, splits).has_tile_list()) {
-        selection.of_few = kernel;
-        selection.few_rows = n_rows;
-        selection.few_splits = splits;
-        return selection;
-      }
+    int const n_shares = kSharesOfCta * ctas_per_sm * n_sms;
+    if (!shape.packs_heads || shape.B_r >= chosen.shape.B_r || !are_mostly_few(params, n_rows)) {
+      continue;
+    }
+    Forward::Params const few = params_of_few(params, *kernel.row, n_rows, n_shares);
+    if (covers(*kernel.row, features_needed(few, kernel.row->d_head)) &&
+        kernel.refuses(few) == nullptr) {
+      selection.of_few = kernel;
+      selection.few_rows = n_rows;
+      selection.few_shares = n_shares;
+      return selection;
     }
   }
   return selection;

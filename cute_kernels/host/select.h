@@ -25,11 +25,11 @@ struct GpuSelection {
   bool splits_asked_for;
   bool lists_tiles;  // on the device, before it runs
 
-  // Where packed sequences of few rows are beside some of many: what runs the former, of at most so many rows. The choice runs
-  // the latter.
+  // Where packed sequences of few rows are beside some of many: what runs the former, of at most so many rows, by equal shares of
+  // their keys, beside the choice, which runs the latter.
   std::optional<Kernel<Forward>> of_few;
   int few_rows;
-  Splits few_splits;        // a cluster each, if there are any
+  int few_shares;
   int n_candidates;         // 0: the config was named
   std::string passed_over;  // a config of better rank that refuses this problem, and why
 };
@@ -48,22 +48,13 @@ ForwardFeatures features_needed(Problem const& problem, std::string_view named);
 Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
                        Splits const& splits);
 
-// Calls launch(kernel, params) for each kernel that runs the problem, in the order in which they run.
-template <class Launch>
-void for_each_launch(GpuSelection const& selection, Forward::Params const& problem,
-                     Launch const& launch) {
-  Kernel<Forward> const& chosen = selection.choice.candidate.kernel;
-  Forward::Params params = fitted(problem, *chosen.row, selection.splits);
-  if (!selection.of_few) {
-    launch(chosen, params);
-    return;
-  }
-  params.least_listed_rows = selection.few_rows + 1;
-  launch(chosen, params);
-  params = fitted(problem, *selection.of_few->row, selection.few_splits);
-  params.most_listed_rows = selection.few_rows;
-  launch(*selection.of_few, params);
-}
+// The problem of the sequences of few rows, as of_few gets it.
+Forward::Params params_of_few(Forward::Params params, ConfigMapRow<Forward> const& row, int n_rows,
+                              int n_shares);
+
+// The problem of those of more rows, as the choice gets it; few: what runs beside it, with the list of its shares.
+Forward::Params params_of_many(GpuSelection const& selection, Forward::Params const& problem,
+                               Forward::Params const& few);
 
 // Refuses a problem that no candidate runs, listing what is built.
 GpuSelection select_on_gpu(Problem const& problem, Gpu const& gpu);

@@ -22,6 +22,13 @@ struct ListedBlock {
   PYFLASH_HOST_DEVICE constexpr int entry() const { return number * 2 + (is_cut ? 1 : 0); }
 };
 
+// What a list is of; batch and head are 0 where one list is for all of them.
+struct ListedTile {
+  int batch;
+  int head;
+  int tile;
+};
+
 // (batches, heads, tiles, 1 + blocks): a list has its length, then its blocks, ascending. Where the mask does not depend on
 // the batch or the head, there is one for all of them.
 struct BlockLists {
@@ -33,6 +40,10 @@ struct BlockLists {
 
   PYFLASH_HOST_DEVICE constexpr int64_t n_lists() const { return int64_t(batches) * heads * tiles; }
   PYFLASH_HOST_DEVICE constexpr int64_t size() const { return n_lists() * (1 + blocks); }
+  // The tile of list number `index`.
+  PYFLASH_HOST_DEVICE constexpr ListedTile tile_of(int64_t index) const {
+    return {int(index / tiles / heads), int(index / tiles % heads), int(index % tiles)};
+  }
   PYFLASH_HOST_DEVICE constexpr int* list(int batch, int head, int tile) const {
     int64_t const of_batch = batches == 1 ? 0 : batch;
     int64_t const of_head = heads == 1 ? 0 : head;
@@ -117,13 +128,11 @@ template <class Variant, class Lanes, class Loader>
 PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
                                     ListedProblem const& problem, BlockLists const& lists,
                                     int64_t index, Lanes const& lanes, Loader const& load) {
-  int const tile = int(index % lists.tiles);
-  int const head = int(index / lists.tiles % lists.heads);
-  int const batch = int(index / lists.tiles / lists.heads);
-  Rows const q_rows = problem.q.rows_of(batch, load);
-  Rows const k_rows = problem.k.rows_of(batch, load);
-  int* const list = lists.list(batch, head, tile);
-  int const first = tile * problem.n_queries;
+  ListedTile const at = lists.tile_of(index);
+  Rows const q_rows = problem.q.rows_of(at.batch, load);
+  Rows const k_rows = problem.k.rows_of(at.batch, load);
+  int* const list = lists.list(at.batch, at.head, at.tile);
+  int const first = at.tile * problem.n_queries;
   int const end = smaller(first + problem.n_queries, q_rows.length);
   Interval blocks{0, 0};
   if (first < end) {
@@ -136,7 +145,7 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
   }
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
   write_shown(list, blocks, lanes, [&](int block) {
-    return shown_of_block<Variant>(captured, problem, lengths, batch, head * problem.group,
+    return shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
                                    {first, end - 1}, block);
   });
 }

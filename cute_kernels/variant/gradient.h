@@ -60,8 +60,8 @@ struct ListedMBlocks {
   CUTE_DEVICE ListedMBlocks(backward::Tile<kFeatures> const& tile, Given<Variant> const& given)
       : tile(tile), lists(given.made.lists) {
     if (tile.blocks.size() > 0) {
-      heads_left = tile.problem.heads / tile.problem.heads_kv;
-      head = tile.head_kv * heads_left;
+      heads_left = tile.n_heads;
+      head = tile.first_head;
       open();
     }
   }
@@ -122,88 +122,138 @@ struct Place {
   bool cuts_band;     // windows, or an end of queries or keys
 };
 
-// S^T to P^T times the slope of the score function, in place, and to P^T: pair(i, p0, p1) gets those of queries c and c + 1, where
-// i = c + r for key r. Both are 0 where a score does not count: selected, for slopes may be infinite or NaN there. numbers(c): lse of
-// queries c and c + 1, in base 2. column_of(c): the place of the thread's query c.
-template <class Variant, BackwardFeatures kFeatures, class Rows, class Column, class Numbers,
-          class Pair>
-CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& tile,
-                                     Given<Variant> const& given, Place const& at,
-                                     Column const& column_of, Numbers const& numbers,
-                                     Pair const& pair) {
-  static_assert(!kFeatures.dropout, "what is dropped is marked by the sign, which a slope changes");
-  constexpr int kKeyStep = 8;
-  BackwardParamsWithoutDropout const& problem = tile.problem;
-  auto const& captured = given.captured;
-  Lengths const lengths{tile.queries().length, tile.keys().length, 0, 0};
-  int const batch = tile.sequence();
-  auto const prepared = Variant::prepared(given.made.prepared, batch, at.head);
-  auto const uniform = Variant::uniform(captured, lengths, batch, at.head);
-  bool const is_capped = kFeatures.softcap && problem.softcap.cap != 0.f;
-  float const scale = is_capped ? kLn2 : problem.softmax_scale;
+// Whether what takes the place of S^T is P^T times a slope, and not P^T itself.
+template <class Variant, BackwardFeatures kFeatures>
+inline constexpr bool kHasSlopes = kFeatures.softcap;
+template <class Variant, BackwardFeatures kFeatures>
+  requires kIsVariant<Variant>
+inline constexpr bool kHasSlopes<Variant, kFeatures> = Variant::kHasSlope || kFeatures.softcap;
+
+// A thread's scores of a block: of its two keys, eight apart, and queries that lie `offset` from its first.
+template <class Variant, BackwardFeatures kFeatures>
+struct GradientScores {
+  static constexpr int kKeyStep = 8;
+
+  backward::Tile<kFeatures> const& tile;
+  typename Variant::Params const& captured;
+  Place const& at;
+  Lengths const lengths;
+  int const batch;
+  typename Variant::Prepared const prepared;
+  typename Variant::Uniform const uniform;
+  bool const is_capped;
+  float const scale;  // of a raw score, or of one that is capped
   typename Variant::Column columns[2];
-  Interval shown[2];
-  CUTE_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    columns[r] = Variant::column(captured, lengths, prepared, uniform, batch, at.head, at.first_key,
-                                 kKeyStep * r);
+
+  CUTE_DEVICE GradientScores(backward::Tile<kFeatures> const& tile, Given<Variant> const& given,
+                             Place const& at)
+      : tile(tile),
+        captured(given.captured),
+        at(at),
+        lengths{tile.queries().length, tile.keys().length, 0, 0},
+        batch(tile.sequence()),
+        prepared(Variant::prepared(given.made.prepared, batch, at.head)),
+        uniform(Variant::uniform(captured, lengths, batch, at.head)),
+        is_capped(kFeatures.softcap && tile.problem.softcap.cap != 0.f),
+        scale(is_capped ? kLn2 : tile.problem.softmax_scale) {
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      columns[r] = Variant::column(captured, lengths, prepared, uniform, batch, at.head,
+                                   at.first_key, kKeyStep * r);
+    }
+  }
+
+  CUTE_DEVICE auto row(int offset) const {
+    return Variant::row(captured, lengths, prepared, uniform, batch, at.head,
+                        at.first_query + offset);
+  }
+  CUTE_DEVICE auto distance(int r, int offset) const {
+    return Variant::distance(captured, lengths, prepared, uniform, batch, at.head,
+                             at.first_key - at.first_query, kKeyStep * r - offset);
+  }
+
+  // The exponent of P, in base 2 but for lse, and the slope of the score.
+  CUTE_DEVICE ScoreAndSlope exponent(int r, int offset, typename Variant::Row const& row, float raw,
+                                     float lse) const {
+    if constexpr (!Variant::kHasScore && !kFeatures.softcap) {
+      return {fmaf(raw, scale * kLog2e, -lse), 1.f};
+    }
+    float of_cap = 1.f;
+    if (is_capped) {
+      float const capped = pyflash::tanh(tile.problem.softcap.inner * raw);
+      of_cap = (1.f - capped) * (1.f + capped);
+      raw = tile.problem.softcap.outer * capped;
+    }
+    ScoreAndSlope const made = Variant::template score_and_slope<false>(
+        captured, lengths, uniform, row, columns[r], distance(r, offset), batch, at.head,
+        at.first_query + offset, at.first_key, kKeyStep * r, raw, scale);
+    return {fmaf(made.score, kLog2e, -lse), made.slope * of_cap};
+  }
+
+  // The queries that windows and ends show to a key, by their offsets.
+  CUTE_DEVICE Interval shown(int r) const {
     int const key = at.first_key + kKeyStep * r;
     auto const queries = tile.queries_from(key);
     // NOTE: keys past the end score 0, which may be far above lse.
     int const end = key < tile.keys().length ? queries.end(0) : 0;
-    shown[r] = {queries.begin(0) - at.first_query, end - at.first_query};
+    return {queries.begin(0) - at.first_query, end - at.first_query};
   }
-  auto make = [&](auto cut) {
+  CUTE_DEVICE bool counts(int r, int offset, typename Variant::Row const& row,
+                          Interval const& shown) const {
+    return offset >= shown.begin && offset < shown.end &&
+           Variant::template counts<false>(captured, lengths, uniform, row, columns[r],
+                                           distance(r, offset), batch, at.head,
+                                           at.first_query + offset, at.first_key, kKeyStep * r);
+  }
+};
+
+// S^T to P^T, in place, or where scores have slopes to P^T times the slope, and to P^T as pairs of 16 bits: pairs(c + r) has those
+// of key r and queries c and c + 1. Both are 0 where a score does not count: selected, for slopes may be infinite or NaN
+// there. numbers(c): lse of queries c and c + 1, in base 2. column_of(c): the place of the thread's query c.
+template <class Element, class Variant, BackwardFeatures kFeatures, class Rows, class Column,
+          class Numbers, class Pairs>
+CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& tile,
+                                     Given<Variant> const& given, Place const& at,
+                                     Column const& column_of, Numbers const& numbers,
+                                     Pairs const& pairs) {
+  static_assert(!kFeatures.dropout, "what is dropped is marked by the sign, which a slope changes");
+  constexpr bool kSlopes = kHasSlopes<Variant, kFeatures>;
+  GradientScores<Variant, kFeatures> const scores(tile, given, at);
+  CUTE_UNROLL
+  for (int c = 0; c < size<1>(S); c += 2) {
+    float2 const lse = numbers(c);
+    typename Variant::Row const rows[2] = {scores.row(column_of(c)), scores.row(column_of(c + 1))};
     CUTE_UNROLL
-    for (int c = 0; c < size<1>(S); c += 2) {
-      float2 const lse = numbers(c);
-      typename Variant::Row rows[2];
+    for (int r = 0; r < 2; ++r) {
+      float p[2];
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        rows[i] = Variant::row(captured, lengths, prepared, uniform, batch, at.head,
-                               at.first_query + column_of(c + i));
+        auto const [exponent, slope] =
+            scores.exponent(r, column_of(c + i), rows[i], S(r, c + i), i == 0 ? lse.x : lse.y);
+        p[i] = device::exp2(exponent);
+        S(r, c + i) = kSlopes ? p[i] * slope : p[i];
       }
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        float p[2];
-        CUTE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          int const query = column_of(c + i);
-          auto const distance =
-              Variant::distance(captured, lengths, prepared, uniform, batch, at.head,
-                                at.first_key - at.first_query, kKeyStep * r - query);
-          float raw = S(r, c + i);
-          float of_cap = 1.f;
-          if (is_capped) {
-            float const capped = pyflash::tanh(problem.softcap.inner * raw);
-            of_cap = (1.f - capped) * (1.f + capped);
-            raw = problem.softcap.outer * capped;
-          }
-          ScoreAndSlope const made = Variant::template score_and_slope<false>(
-              captured, lengths, uniform, rows[i], columns[r], distance, batch, at.head,
-              at.first_query + query, at.first_key, kKeyStep * r, raw, scale);
-          p[i] = device::exp2(fmaf(made.score, kLog2e, i == 0 ? -lse.x : -lse.y));
-          S(r, c + i) = p[i];
-          if (Variant::kHasSlope || kFeatures.softcap) {
-            S(r, c + i) *= made.slope * of_cap;
-          }
-          if constexpr (cut.value) {
-            bool const counts = Variant::template counts<false>(
-                captured, lengths, uniform, rows[i], columns[r], distance, batch, at.head,
-                at.first_query + query, at.first_key, kKeyStep * r);
-            if (query < shown[r].begin || query >= shown[r].end || !counts) {
-              p[i] = S(r, c + i) = 0.f;
-            }
-          }
-        }
-        pair(c + r, p[0], p[1]);
+      if constexpr (kSlopes) {
+        pairs(c + r) = device::pack2(p[0], p[1], Element{});
       }
     }
-  };
-  if (at.cuts_variant || at.cuts_band) {
-    make(std::true_type{});
-  } else {
-    make(std::false_type{});
+  }
+  if (!at.cuts_variant && !at.cuts_band) {
+    return;
+  }
+  Interval const shown[2] = {scores.shown(0), scores.shown(1)};
+  CUTE_UNROLL
+  for (int c = 0; c < size<1>(S); ++c) {
+    auto const row = scores.row(column_of(c));
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (!scores.counts(r, column_of(c), row, shown[r])) {
+        S(r, c) = 0.f;
+        if constexpr (kSlopes) {
+          pairs(c / 2 * 2 + r) &= c % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+        }
+      }
+    }
   }
 }
 

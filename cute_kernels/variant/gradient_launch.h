@@ -49,8 +49,16 @@ cudaError_t make_query_lists(BlockLists& lists, typename Variant::Params const& 
   return cudaGetLastError();
 }
 
-// Runs a config's kernel with a variant, and the kernels of the op before and after it. launch_variant: an overload of the
-// family launches it.
+// The ints of the order of tiles, where there is one.
+template <class Variant>
+int64_t order_size(BackwardParams const& params, ListedProblem const& listed, bool takes_order) {
+  return kSortsTiles<Variant> && takes_order && query_lists_size<Variant>(params, listed) > 0
+             ? KeyTileSort{query_lists<Variant>(listed)}.size()
+             : 0;
+}
+
+// Runs a config's kernel with a variant, and the kernels of the op before and after it. Overloads of the family launch it, and
+// say whether it takes an order of tiles.
 template <auto kConfig, class Variant>
 int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params,
                   Arguments const& arguments, int* memory, void* stream) {
@@ -60,9 +68,14 @@ int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params
   ListedProblem const listed = gradient_problem(params, kConfig.B_r, kConfig.B_c);
   Made<Variant> made{{}, prepared_tables<Variant>(prepared, memory)};
   cudaError_t error = make_prepared<Variant>(captured, prepared, memory, on);
+  memory += prepared_size<Variant>(prepared);
   if (error == cudaSuccess) {
-    error = make_query_lists<Variant>(made.lists, captured, params, listed,
-                                      memory + prepared_size<Variant>(prepared), on);
+    error = make_query_lists<Variant>(made.lists, captured, params, listed, memory, on);
+  }
+  if (error == cudaSuccess &&
+      order_size<Variant>(params, listed, takes_order(kConfig, params)) > 0) {
+    error = make_order(made.order_of_tiles, KeyTileSort{made.lists},
+                       memory + query_lists_size<Variant>(params, listed), on);
   }
   if (error != cudaSuccess) {
     return error;
@@ -82,9 +95,10 @@ GradientRow make_gradient_row(char const* key, ConfigMapRow<Backward> const& row
           .most_positions = Variant::kMostPositions,
           .row = row,
           .n_ints = [](BackwardParams const& params) -> int64_t {
+            ListedProblem const listed = gradient_problem(params, kConfig.B_r, kConfig.B_c);
             return prepared_size<Variant>(prepared_problem(params, kConfig.B_r, kConfig.B_c)) +
-                   query_lists_size<Variant>(params,
-                                             gradient_problem(params, kConfig.B_r, kConfig.B_c));
+                   query_lists_size<Variant>(params, listed) +
+                   order_size<Variant>(params, listed, takes_order(kConfig, params));
           },
           .run = run_gradients<kConfig, Variant>};
 }

@@ -15,6 +15,7 @@ template <class Variant>
 struct Made {
   BlockLists lists;
   PreparedTables<Variant::kPrepared> prepared;
+  int const* order_of_tiles = nullptr;  // of tiles (tile_order.h); nullptr: there is none
 };
 
 template <class Base, class Variant>

@@ -8,6 +8,7 @@ namespace pyflash::variant {
 struct NoVariant {
   static constexpr bool kHasMask = false;
   static constexpr bool kHasScore = false;
+  static constexpr bool kMaskReadsTensors = false;
 };
 
 template <class Variant>

@@ -24,12 +24,10 @@ template <class Variant, class Lanes, class Loader>
 PYFLASH_HOST_DEVICE void write_query_list(typename Variant::Params const& captured,
                                           ListedProblem const& problem, BlockLists const& lists,
                                           int64_t index, Lanes const& lanes, Loader const& load) {
-  int const tile = int(index % lists.tiles);
-  int const head = int(index / lists.tiles % lists.heads);
-  int const batch = int(index / lists.tiles / lists.heads);
-  Rows const q_rows = problem.q.rows_of(batch, load);
-  Rows const k_rows = problem.k.rows_of(batch, load);
-  int const first = tile * problem.B_c;
+  ListedTile const at = lists.tile_of(index);
+  Rows const q_rows = problem.q.rows_of(at.batch, load);
+  Rows const k_rows = problem.k.rows_of(at.batch, load);
+  int const first = at.tile * problem.B_c;
   int const end = smaller(first + problem.B_c, k_rows.length);
   Interval blocks{0, 0};
   if (first < end) {
@@ -40,10 +38,10 @@ PYFLASH_HOST_DEVICE void write_query_list(typename Variant::Params const& captur
     blocks.end = smaller(blocks.end, lists.blocks);  // whatever cu_seqlens hold
   }
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-  write_shown(lists.list(batch, head, tile), blocks, lanes, [&](int block) {
+  write_shown(lists.list(at.batch, at.head, at.tile), blocks, lanes, [&](int block) {
     int64_t const query = int64_t(block) * problem.n_queries;
     int64_t const last = minimum(query + problem.n_queries, int64_t(q_rows.length)) - 1;
-    return Variant::tile(captured, lengths, batch, head, {query, last}, {first, end - 1});
+    return Variant::tile(captured, lengths, at.batch, at.head, {query, last}, {first, end - 1});
   });
 }
 

@@ -80,31 +80,64 @@ struct Table {
     if (size > kLargestBox) {
       return whole<T>();
     }
-    Bounds found{};
-    bool is_first = true;
-    join_elements<0>(0, firsts, counts, found, is_first);
-    return found;
+    int64_t first = 0;
+    for (int i = 0; i < Rank; ++i) {
+      first += firsts[i] * strides[i];
+    }
+    auto const one = number(data[first]);
+    Extremes found{one, one};
+    join_elements<0>(0, firsts, counts, found);
+    return {found.low, found.high};
   }
 
  private:
+  // The least and the greatest of some elements.
+  struct Extremes {
+    decltype(number(T{})) low;
+    decltype(number(T{})) high;
+
+    PYFLASH_HOST_DEVICE void join(T value) {
+      low = minimum(low, number(value));
+      high = maximum(high, number(value));
+    }
+  };
+
   static PYFLASH_HOST_DEVICE int64_t grown(int64_t size, int64_t count) {
     return size > kLargestBox ? size : size * minimum(count, kLargestBox + 1);
   }
 
   template <int Axis>
   PYFLASH_HOST_DEVICE void join_elements(int64_t offset, int64_t const* firsts,
-                                         int64_t const* counts, Bounds& found,
-                                         bool& is_first) const {
+                                         int64_t const* counts, Extremes& found) const {
     if constexpr (Axis == Rank) {
-      Bounds const one = only(number(data[offset]));
-      found = is_first ? one : join(found, one);
-      is_first = false;
+      found.join(data[offset]);
     } else {
       offset += firsts[Axis] * strides[Axis];
-      for (int64_t i = 0; i < counts[Axis]; ++i, offset += strides[Axis]) {
-        join_elements<Axis + 1>(offset, firsts, counts, found, is_first);
+      int64_t i = 0;
+      if constexpr (Axis + 1 == Rank) {
+        i = join_vectors(data + offset, strides[Axis] == 1 ? counts[Axis] : 0, found);
+        offset += i;
+      }
+      for (; i < counts[Axis]; ++i, offset += strides[Axis]) {
+        join_elements<Axis + 1>(offset, firsts, counts, found);
       }
     }
+  }
+
+  // Of neighbours in memory from `line` on, as many as are whole vectors: their number.
+  static PYFLASH_HOST_DEVICE int64_t join_vectors(T const* line, int64_t count, Extremes& found) {
+    constexpr int kVector = 16 / sizeof(T);
+    if (reinterpret_cast<uintptr_t>(line) % 16 != 0) {
+      return 0;
+    }
+    int64_t i = 0;
+    for (; i + kVector <= count; i += kVector) {
+      auto const aligned = static_cast<T const*>(__builtin_assume_aligned(line + i, 16));
+      for (int j = 0; j < kVector; ++j) {
+        found.join(aligned[j]);
+      }
+    }
+    return i;
   }
 
   PYFLASH_HOST_DEVICE void open(Bounds box, int axis, int64_t& first, int64_t& count) const {

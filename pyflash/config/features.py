@@ -49,6 +49,8 @@ LISTED = tuple(
             "right_window+listed_tiles",
             "right_window+left_window+listed_tiles",
             "right_window+left_window+predicated_head_dim+softcap+sinks+listed_tiles",
+            "right_window+paged_kv+listed_tiles",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+listed_tiles",
         ),
     )
 )
@@ -59,6 +61,7 @@ SHARED = tuple(
         Features.parse,
         (
             "equal_shares",
+            "right_window+equal_shares",
             "paged_kv+equal_shares",
             "right_window+paged_kv+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+equal_shares",
@@ -138,7 +141,7 @@ EMULATED = tuple(
 
 # The same of pages, of equal shares, and of both, for libraries of their own.
 _EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes"
-EMULATED_PAGED = (Features.parse(f"{_EVERY}+paged_kv"),)
+EMULATED_PAGED = (Features.parse(f"{_EVERY}+paged_kv+listed_tiles"),)
 EMULATED_SHARED = (Features.parse(f"{_EVERY}+equal_shares"),)
 EMULATED_PAGED_SHARED = (Features.parse(f"{_EVERY}+paged_kv+equal_shares"),)
 EMULATED_FIXED = (Features.parse(f"{_EVERY}+fixed_splits"),)

@@ -93,6 +93,7 @@ _SENTENCES = {
     "register_budget": "{access}: {detail}",
     "cta_ended": "{access} of {place}, which may have ended: {detail}",
     "before_previous_kernel_ended": "{access} before the wait for the previous kernel",
+    "ended_before_previous_kernel": "the kernel did not wait for the one that it ran beside",
     "deadlock": "{detail}",
     "unsupported": "{detail} ({access})",
 }

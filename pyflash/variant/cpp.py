@@ -130,12 +130,14 @@ def _struct_of(variant: Variant, name: str, has_slope: bool) -> str:
 
 def _facts(normal: Variant) -> list[str]:
     """What kernels ask of a variant before they are compiled."""
-    read = {node.data for node in postorder(normal.mask) if node.op == "index"}
+    nodes = list(postorder(normal.mask))
+    read = {node.data for node in nodes if node.op == "index"}
     facts = {
         "kHasMask": normal.mask != TRUE,
         "kHasScore": normal.score != SCORE,
         "kMaskReadsBatch": "b" in read,
         "kMaskReadsHead": "h" in read,
+        "kMaskReadsTensors": any(n.op == "load" and n.data.rank is not None for n in nodes),
     }
     return [
         f"  static constexpr bool {name} = {str(fact).lower()};" for name, fact in facts.items()

@@ -13,7 +13,8 @@ import pytest
 from support.other_user import NOBODY
 
 from pyflash.codegen import cache, seal
-from pyflash.codegen.cache_dir import CacheError, cache_dir, locked, locked_for, replacing
+from pyflash.codegen.cache_dir import CacheError, cache_dir, replacing
+from pyflash.codegen.cache_locks import lock_file, locked, locked_for
 from pyflash.codegen.compile_object import content_digest
 
 
@@ -87,17 +88,26 @@ def test_builders_wait_for_those_that_write_the_same(folder, first, second, wait
     assert entered.is_set()
 
 
-def test_a_thread_that_holds_a_lock_enters_the_other(folder):
-    for outer, inner in ((locked, locked_for), (locked_for, locked)):
-        arguments = {locked: (), locked_for: ([folder / "emulated" / "a"],)}
-        with outer(*arguments[outer]) as first, inner(*arguments[inner]) as second:
-            assert first == second
+def test_a_thread_enters_again_unless_it_would_wait_for_itself(folder):
+    a, b = (folder / "emulated" / name for name in "ab")
+    with locked_for([a]) as first, locked_for([a, b]) as second, locked_for([b]) as third:
+        assert second[: len(first)] == first
+        assert (len(first), len(second), third) == (2, 3, second)
+        with pytest.raises(RuntimeError, match="this thread makes something"), locked():
+            pass
+    with locked() as alone, locked() as again, locked_for([a]) as made:
+        assert again == alone == made[:1]
+    with locked():
+        pass
 
 
-def test_a_folder_that_stays_empty_is_removed(folder):
-    with locked_for([folder / "emulated" / name for name in "ab"]):
-        (folder / "emulated" / "a" / "x.so").write_bytes(b"")
-    assert [path.name for path in (folder / "emulated").iterdir()] == ["a"]
+def test_a_thing_has_one_lock_by_whichever_path_and_leaves_no_folder(folder, tmp_path):
+    other = tmp_path / "other"
+    other.symlink_to(folder)
+    with locked_for([folder / "emulated" / "a"]):
+        assert not (folder / "emulated").exists()
+        assert lock_file(other / "emulated" / "a") == lock_file(folder / "emulated" / "a")
+    assert lock_file(tmp_path / "a") != lock_file(folder / "a")
 
 
 # Whose it may be
@@ -231,9 +241,28 @@ def test_half_written_files_go_with_any_pruning_and_at_the_next_build():
     assert names(cache.prune()) == [stray.name]
     assert not stray.exists()
     stray.write_text("half")
-    with locked():
+    with locked_for():
         assert not stray.exists()
     assert cache.object_problem(path) is None
+
+
+def test_pruning_waits_for_builders_and_takes_their_locks_along(folder):
+    """Else the next to come would make what a builder is making, under a new file's lock."""
+    path, pruned = put_object("x"), threading.Event()
+
+    def prune() -> None:
+        cache.prune(everything=True)
+        pruned.set()
+
+    thread = threading.Thread(target=prune)
+    with locked_for([path]):
+        thread.start()
+        assert not pruned.wait(0.2)
+        assert lock_file(path).exists()
+    thread.join(60)
+    assert pruned.is_set()
+    assert cache.entries() == []
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["lock"]
 
 
 def test_threads_that_replace_one_file_do_not_meet(tmp_path):

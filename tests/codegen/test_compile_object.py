@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from pyflash.codegen import compile_object
 
 
+def named(target: Path) -> list[str]:
+    """The object, its lock, and how many compilers may run."""
+    target.parent.mkdir(exist_ok=True)
+    return [str(target), str(target.parents[1] / "lock"), "1"]
+
+
 def test_a_failing_compiler_leaves_no_object(tmp_path):
-    target = tmp_path / "x.o"
+    target = tmp_path / "made" / "x.o"
     script = 'import sys; open(sys.argv[-1], "w").write("half"); sys.exit("error: gone")'
-    arguments = [str(target), compile_object.digest([]), "--", sys.executable, "-c", script]
+    arguments = [*named(target), compile_object.digest([]), "--", sys.executable, "-c", script]
     assert compile_object.main(arguments) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["x.log"]
-    assert "error: gone" in (tmp_path / "x.log").read_text()
+    assert [path.name for path in target.parent.iterdir()] == ["x.log"]
+    assert "error: gone" in target.with_suffix(".log").read_text()
 
 
 def test_a_header_edited_during_the_build_leaves_no_object(tmp_path):
@@ -22,7 +29,7 @@ def test_a_header_edited_during_the_build_leaves_no_object(tmp_path):
     header = tmp_path / "answer.h"
     header.write_text("#define ANSWER 42\n")
     target = tmp_path / "x.o"
-    arguments = [str(target), compile_object.digest([header]), str(header), "--", sys.executable]
+    arguments = [*named(target), compile_object.digest([header]), str(header), "--", sys.executable]
     script = f"import sys; open({str(header)!r}, 'a').write('// edited'); open(sys.argv[-1], 'w')"
     assert compile_object.main([*arguments, "-c", script]) == 1
     assert not target.exists()

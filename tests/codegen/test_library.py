@@ -4,6 +4,7 @@ op library asks no more of torch than every version has. What is no kernel libra
 import hashlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,31 @@ def test_no_symbol_of_one_torch_version_is_needed():
     assert of_torch & (newer | {"aoti_torch_delete_library_object"}) == set()
 
 
+def test_the_op_library_exports_nothing():
+    command = ["nm", "-D", "--defined-only", str(LIB_DIR / "libpyflash_ops.so")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == ""
+
+
+def test_a_copy_of_libstdcxx_in_the_op_library_is_its_own(tmp_path: Path, monkeypatch):
+    """Some linkers find libstdc++ as an archive alone. Numbers then vanished from sentences, or the
+    process ended, since the copy shared some of its symbols with the libstdc++ of torch."""
+    link = build.link
+
+    def link_with_a_copy(library, objects, options, record):
+        return link(library, objects, [*options, "-static-libstdc++"], record)
+
+    monkeypatch.setattr(build, "link", link_with_a_copy)
+    library = build.build_ops(tmp_path)
+    needed = ["readelf", "-d", str(library)]
+    assert "libstdc++" not in subprocess.run(needed, capture_output=True, text=True).stdout
+    code = (
+        f"import torch; torch.ops.load_library({str(library)!r})\n"
+        "print(torch.ops.pyflash.kernel_library_abi())"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.stdout.strip() == build.abi(), child.stderr
+
+
 UNUSABLE = {
     "of another version": (["ABI=999"], "has ABI version 999, expected [0-9]+; build it again"),
     "without the entry": (["ENTRY=other"], "does not export pyflash_kernel_library"),
@@ -99,12 +125,12 @@ def test_the_abi_version_is_of_these_structs():
     """A kernel library that is as old as other structs would read a problem where it is not."""
     code = ""
     names = ("features.h", "forward.h", "op.h", "params.h", "registry.h")
-    common = ("dropout", "kv_source", "mask", "sequence", "shares")
+    common = ("dropout", "kv_source", "mask", "sequence", "shares", "tile_list")
     for name in (*names, *(f"common/{name}.h" for name in common)):
         text = (ROOT / "cute_kernels" / name).read_text()
         code += re.sub(r"//.*|\s+", "", text)
     (version,) = re.findall(r"kKernelLibraryAbi=(\d+);", code)
     digest = hashlib.sha256(code.encode()).hexdigest()[:16]
-    assert (version, digest) == ("19", "f69da5bce6bfa5e2"), (
+    assert (version, digest) == ("20", "d0d6ec1bd3731787"), (
         "structs changed: raise kKernelLibraryAbi in registry.h, and put both here"
     )

@@ -11,7 +11,8 @@ from support.fake_compiler import compiled, fake_compiler, sources
 from support.other_user import NOBODY, as_user, needs_root
 
 from pyflash.codegen import build, kernels
-from pyflash.codegen.cache_dir import cache_dir, locked
+from pyflash.codegen.cache_dir import cache_dir
+from pyflash.codegen.cache_locks import locked
 from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.codegen.config_header import include_dir
 from pyflash.codegen.kernel_libraries import library_file, user_dir, write_record

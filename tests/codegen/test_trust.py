@@ -18,7 +18,8 @@ from support.other_user import NOBODY, as_user, needs_root
 
 import pyflash
 from pyflash.codegen import build, kernel_libraries, seal
-from pyflash.codegen.cache_dir import CacheError, cache_dir, locked
+from pyflash.codegen.cache_dir import CacheError, cache_dir
+from pyflash.codegen.cache_locks import locked
 from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.config_header import include_dir
 from pyflash.codegen.kernel_libraries import library_file, user_dir, write_record

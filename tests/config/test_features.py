@@ -62,7 +62,7 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
     assert len(set(BUILT)) == len(BUILT)
     for needed in ALL:
         found = first_covering(needed)
-        # The options refuse each other; with slopes, and over pages, a problem runs without a list.
+        # The options refuse each other; with slopes a problem runs without a list.
         # Caches of e4m3 are in pages; one combination has all the other features there.
         if needed.dropout:  # built by its own set
             assert found is None
@@ -89,9 +89,6 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
             )
             continue
         if needed.alibi_slopes and (needed.softcap or needed.listed_tiles):
-            assert found is None
-            continue
-        if needed.paged_kv and needed.listed_tiles:
             assert found is None
             continue
         # Keys are shared where a call asks for it, by the kernels of one family.

@@ -10,6 +10,8 @@ import pyflash
 from pyflash.config import DType
 from pyflash.emulator import ORDERS, Report
 
+# CTAs whose parts of dK and dV have room where Q and dO were.
+MAX_CLUSTER = {"wide": 4, "narrow": 4, "in_turn": 2, "narrow_overlap": 4, "widest": 4}
 SHAPES = {
     "whole_blocks": Shape(1, 1, 1, 128, 128),
     "ragged": Shape(1, 2, 1, 200, 150),
@@ -45,6 +47,38 @@ def test_gradients(config: str, name: str) -> None:
     report.check()
     assert report.completed
     assert wrong(key, shape, call, tuple(gradients)) == {}
+
+
+# Heads of q, for one head of k and v; CTAs that run at a time; CTAs of the cluster of a tile, where
+# the config has room for four.
+CLUSTERS = [
+    (2, 1, 1),
+    (2, 132, 2),
+    (6, 132, 2),
+    (6, 1, 2),
+    (4, 7, 2),
+    (4, 132, 4),
+    (8, 1, 2),
+    (12, 132, 4),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_query_heads_of_a_group_divided_among_a_cluster(config: str) -> None:
+    """Where tiles are few, or, under a mask, where each CTA would go through more than four."""
+    key = CONFIGS[config]
+    for at, (heads, resident, cluster) in enumerate(CLUSTERS):
+        options = {"causal": True} if heads != 4 else {"window_right": 200}
+        shape = Shape(1, heads, 1, 110, 140, options=options)
+        call = make_call(key, shape)
+        *gradients, report = pyflash.emulate_backward(
+            *call.inputs, key, order=ORDERS[at % len(ORDERS)], grad_lse=call.grad_lse,
+            resident_ctas=resident, deterministic=at % 2 == 1, **options,
+        )  # fmt: skip
+        report.check()
+        assert wrong(key, shape, call, tuple(gradients)) == {}, (heads, resident)
+        n_tiles = -(-shape.seqlen_k // key.B_c)
+        assert report.n_ctas == n_tiles * min(cluster, MAX_CLUSTER[config]), (heads, resident)
 
 
 def test_strided_inputs_and_no_gradient_of_lse() -> None:

@@ -29,6 +29,7 @@ PROBLEMS = {
     "narrow_heads": Shape(1, 1, 1, 141, 109, 24),
     "causal": Shape(1, 1, 1, 300, 300, options={"causal": True}),
     "far_below": Shape(1, 1, 1, 141, 173, below=128),
+    "cluster": Shape(1, 4, 1, 141, 130, options={"causal": True}),
     "softcap": Shape(1, 1, 1, 150, 150, options={"causal": True, "softcap": 1.0}),
     "slopes": Shape(
         1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}

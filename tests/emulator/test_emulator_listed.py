@@ -115,23 +115,17 @@ def test_the_largest_lengths_are_bounds_that_cost_nothing(libraries):
 
 
 @pytest.mark.parametrize("config", LISTED[:2], ids=str)
-def test_two_kernels_share_the_sequences_by_their_rows(libraries, config):
-    """Each writes rows of its own sequences, and no other."""
+@pytest.mark.parametrize("listed_ctas", [1, 3, 9])
+def test_the_list_says_how_many_ctas_take_tiles_of_many_rows(libraries, config, listed_ctas):
+    """They write rows of sequences of so many, and no other."""
     packed = Packed("", (1, 200, 5, 0, 1), (130, 260, 5, 7, 0), 4, 2)
     inputs = make_packed(packed, TORCH_DTYPES[config.dtype], config.d_head)
-    merged = None
-    for rows in ((0, 5), (6, 1 << 29)):
-        listed = dict(zip(("least_listed_rows", "most_listed_rows"), rows, strict=True))
-        out, lse, report = run_library(
-            libraries[config], inputs, config, causal=True, resident_ctas=2, **listed
-        )
-        assert {f.kind for f in report.findings} == {"not_written"}
-        written = ~lse.isnan()
-        for sequence, (begin, end) in enumerate(zip(inputs[3], inputs[3][1:], strict=False)):
-            mine = rows[0] <= packed.seqlens_q[sequence] <= rows[1]
-            assert (written[:, begin:end] == mine).all()
-        if merged is None:
-            merged = out, lse
-        else:
-            merged = merged[0].where(~merged[0].isnan(), out), lse.where(written, merged[1])
-    expect_varlen(*inputs[:5], causal=True).check(*merged)
+    run = {"least_listed_rows": 6, "listed_ctas": listed_ctas, "resident_ctas": 4}
+    out, lse, report = run_library(libraries[config], inputs, config, causal=True, **run)
+    assert {f.kind for f in report.findings} == {"not_written"}
+    written = ~lse.isnan()
+    for sequence, (begin, end) in enumerate(zip(inputs[3], inputs[3][1:], strict=False)):
+        assert (written[:, begin:end] == (packed.seqlens_q[sequence] >= 6)).all()
+    expected = expect_varlen(*inputs[:5], causal=True)
+    others = expected.out.to(out.dtype), expected.lse.float()
+    expected.check(out.where(~out.isnan(), others[0]), lse.where(written, others[1]))

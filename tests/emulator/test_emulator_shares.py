@@ -78,6 +78,42 @@ def test_more_queries_than_a_tile_has_rows_are_refused(shared_library):
         run_library(shared_library, inputs, CONFIG, **BY_LENGTH)
 
 
+BESIDE = {**BY_LENGTH, "runs_beside": 1}
+
+
+def beside_case():
+    """Decodes, some of them empty, beside a chunk of more rows than a tile; its rows of out, which
+    another kernel writes."""
+    packed = Packed("", (1, 17, 0, 3, 40, 16, 1), (90, 70, 5, 200, 300, 33, 0), 8, 2)
+    inputs = make_packed(packed, torch.bfloat16, 64)
+    starts = inputs[3].tolist()
+    others = torch.zeros(starts[-1], dtype=torch.bool)
+    for begin, end, n in zip(starts, starts[1:], packed.seqlens_q, strict=False):
+        others[begin:end] = n > 16
+    return inputs, others
+
+
+def run_beside(library, **options):
+    """Whether the result is right, and what is found beside the chunk's rows."""
+    inputs, others = beside_case()
+    out, lse, report = run_library(
+        library, inputs, CONFIG, causal=True, resident_ctas=5, **BESIDE, **options
+    )
+    expected = expect_varlen(*inputs[:5], causal=True)
+    right = bool(out[others].isnan().all() and lse[:, others].isnan().all())
+    out[others], lse[:, others] = expected.out[others].to(out), expected.lse[:, others].to(lse)
+    try:
+        expected.check(out, lse)
+    except AssertionError:
+        right = False
+    return right, [finding for finding in report.findings if finding.kind != "not_written"]
+
+
+@pytest.mark.parametrize("order", ["ascending", "random", "descending"])
+def test_few_queries_beside_a_kernel_of_many(shared_library, order):
+    assert run_beside(shared_library, order=order) == (True, [])
+
+
 def planted_case():
     """Sequences that shares cut, and some that they do not, beside empty ones; sinks that weigh."""
     torch.manual_seed(0)
@@ -104,6 +140,8 @@ def run_planted(library):
 def test_a_bug_is_found(shared_library, bug: Bug):
     with switched_on(BUGS, bug, shared_library):
         right, findings = run_planted(shared_library)
+        right_beside, beside = run_beside(shared_library)
+    right, findings = right and right_beside, (*findings, *beside)
     for finding in bug.found:
         assert finding.is_in(findings), f"{finding}:\n" + "\n".join(map(str, findings))
     assert bug.found or not right

@@ -45,6 +45,7 @@ PROBLEMS: dict[str, tuple[str, Extents, dict[str, Any]]] = {
     "cap_of_cap": ("indices", Extents(1, 2, 1, 90, 70), {"softcap": 1.0}),
     "sinks": ("of_row", Extents(1, 2, 1, 70, 90), {"sinks": torch.tensor([1.0, -2.0])}),
     "windows": ("cap", Extents(1, 2, 1, 150, 200), {"window_left": 70, "window_right": 5}),
+    "equal_tiles": ("dilated", Extents(1, 2, 1, 70, 400), {}),
     "chunks": ("root", Extents(1, 2, 1, 150, 150), {"attention_chunk": 48}),
     "scale": ("indices", Extents(1, 2, 1, 70, 70), {"softmax_scale": 0.4, "causal": True}),
     "ordered_lists": ("blocks", Extents(1, 4, 2, 150, 300), {"deterministic": True}),

@@ -147,7 +147,7 @@ def test_gradients_are_those_of_the_formula(problem):
 
 @pytest.mark.parametrize("which", range(3))
 def test_a_nan_stays_in_its_sequence(which):
-    """Of packed sequences, one of which has it in q, k or grad_out."""
+    """One of several packed sequences has it in q, k or grad_out."""
     torch.manual_seed(0)
     starts = torch.tensor([0, 30, 70, 100], dtype=torch.int32)
     q, k, v, grad_out = (torch.randn(100, 2, 16).half() for _ in range(4))

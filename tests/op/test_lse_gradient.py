@@ -225,7 +225,7 @@ def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch, slopes
 def test_a_graph_of_packed_sequences_asks_for_kernels_whatever_it_does_not_know(
     unknown, monkeypatch
 ):
-    """Of a problem that no one extent gives away: 300 rows of 3 sequences."""
+    """The problem is one that no single extent gives away: 300 rows of 3 sequences."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -40,7 +40,7 @@ class Listing:
         return " ".join(map(str, (*numbers, *self.lengths_q, *self.lengths_k)))
 
     def n_blocks(self, sequence: int) -> int:
-        """Of a tile, by its first and its last row."""
+        """The blocks that a tile attends, by its first and its last row."""
         length_q, length_k = self.lengths_q[sequence], self.lengths_k[sequence]
         aligned = length_k - length_q
         last = aligned + min(length_q, self.n_queries) - 1
@@ -51,7 +51,7 @@ class Listing:
         return [
             (sequence, head)
             for sequence, length in enumerate(self.lengths_q)
-            if length > 0
+            if 0 < length <= self.n_queries
             for head in range(self.heads)
         ]
 
@@ -64,8 +64,10 @@ def _error(name: str, original: str, planted: str, file: str = "common/shares.h"
 ERRORS = [
     _error("a share begins a unit late", "int const begin = i * size;",
            "int const begin = i * size + BUG;"),
-    _error("sequences without queries count", "if (length_q == 0) {",
-           "if (length_q < (BUG ? 0 : 1)) {"),
+    _error("sequences without queries count", "if (length_q == 0 ||",
+           "if (length_q < (BUG ? 0 : 1) ||"),
+    _error("sequences of more rows than a tile count", "length_q > n_queries) {",
+           "length_q > n_queries + 1000 * BUG) {"),
     _error("the sequence before", "start <= begin ? sequence : end",
            "start + BUG <= begin ? sequence : end"),
     _error("the heads of a sequence are one tile",
@@ -188,6 +190,7 @@ LISTINGS += [
     Listing((0,) * 3, (5,) * 3),
     Listing((1,), (0,)),
     Listing((1,), (64_000,)),
+    Listing((1, 17, 16, 2048, 3), (300, 900, 70, 8192, 5000), right=0, n_shares=9),
 ]
 
 

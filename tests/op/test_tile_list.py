@@ -26,21 +26,22 @@ class Listing:
     left: int = NO_WINDOW
     right: int = NO_WINDOW
     chunk: int = 0
-    rows: tuple[int, int] = (0, NO_WINDOW)
+    least_rows: int = 0
+    beside: tuple[int, int, int, int, int] = (0, 0, 0, 0, -1)  # see print_tile_list.cpp
     n_threads: int = 3
     slack: int = 0  # of the largest lengths, which are bounds
 
     def line(self) -> str:
         longest = [max(x, default=0) + self.slack for x in (self.lengths_q, self.lengths_k)]
         head = (self.n_threads, self.n_queries, self.B_c, self.left, self.right, self.chunk)
-        numbers = (*head, *self.rows, *longest, len(self.lengths_q))
+        numbers = (*head, self.least_rows, *self.beside, *longest, len(self.lengths_q))
         return " ".join(map(str, (*numbers, *self.lengths_q, *self.lengths_k)))
 
     def tiles(self) -> list[tuple[int, int]]:
         return [
             (sequence, m_block)
             for sequence, length in enumerate(self.lengths_q)
-            if self.rows[0] <= length <= self.rows[1]
+            if self.least_rows <= length
             for m_block in range(-(-length // self.n_queries))
         ]
 
@@ -74,7 +75,7 @@ def lists_of(tmp_path_factory):
 
 
 def check(listing: Listing, printed: list[int]) -> None:
-    size, n_tiles, *numbers = printed
+    size, n_tiles, _, *numbers = printed
     tiles = list(zip(*(numbers[i::3] for i in range(3)), strict=True))
     assert n_tiles == len(tiles), listing
     assert 2 * n_tiles + 2 <= size, listing
@@ -102,7 +103,7 @@ def random_listing(seed: int) -> Listing:
         q if chance.random() < 0.5 else lengths(),
         n_queries=chance.choice((16, 64, 128, 192)),
         B_c=chance.choice((32, 64, 80, 128)),
-        rows=chance.choice(((0, NO_WINDOW), (0, NO_WINDOW), (0, 16), (17, NO_WINDOW))),
+        least_rows=chance.choice((0, 0, 17)),
         n_threads=chance.choice((1, 2, 7)),
         slack=chance.choice((0, 0, 1, 5000)),
         **mask,
@@ -113,7 +114,7 @@ def test_every_tile_once_the_longest_first(lists_of):
     listings = [random_listing(seed) for seed in range(60)]
     for listing, printed in zip(listings, lists_of(listings), strict=True):
         check(listing, printed)
-        seen = list(zip(*(printed[2 + i :: 3] for i in range(3)), strict=True))
+        seen = list(zip(*(printed[3 + i :: 3] for i in range(3)), strict=True))
         for sequence, m_block, n_blocks in random.Random(0).sample(seen, min(len(seen), 5)):
             assert n_blocks == listing.n_blocks(sequence, m_block), listing
 
@@ -134,19 +135,34 @@ def test_sequences_of_more_blocks_than_bins(lists_of):
     """Tiles that share a bin are in any order: of 2 blocks here."""
     listing = Listing((64, 20_000, 3), (64, 40_000, 30_000), n_queries=64, B_c=32, right=0)
     (printed,) = lists_of([listing])
-    blocks = printed[4::3]
-    assert sorted(zip(printed[2::3], printed[3::3], strict=True)) == listing.tiles()
+    blocks = printed[5::3]
+    assert sorted(zip(printed[3::3], printed[4::3], strict=True)) == listing.tiles()
     assert max(blocks) == 1250
     assert all(a // 2 >= b // 2 for a, b in itertools.pairwise(blocks))
 
 
-def test_lists_of_few_and_of_many_rows_share_the_sequences(lists_of):
-    lengths = (1, 2048, 16, 17, 0, 1, 300)
-    keys = (4096, 8192, 1, 900, 5, 0, 300)
-    parts = [Listing(lengths, keys, rows=rows) for rows in ((0, 16), (17, NO_WINDOW))]
-    printed = lists_of(parts)
-    for part, found in zip(parts, printed, strict=True):
-        check(part, found)
-    few, many = (set(found[2::3]) for found in printed)
-    assert (few, many) == ({0, 2, 5}, {1, 3, 6})
-    assert printed[0][0] <= 2 * (len(lengths) + 2)  # a tile each, whatever the longest has
+def test_sequences_of_few_rows_are_left_out(lists_of):
+    lengths, keys = (1, 2048, 16, 17, 0, 1, 300), (4096, 8192, 1, 900, 5, 0, 300)
+    listing = Listing(lengths, keys, least_rows=17)
+    (printed,) = lists_of([listing])
+    check(listing, printed)
+    assert set(printed[3::3]) == {1, 3, 6}
+
+
+def test_ctas_of_two_kernels_are_in_proportion_to_their_work(lists_of):
+    """Those of the listed tiles: never none, and all where nobody runs beside them."""
+    lengths, keys = (*[1] * 63, 2048), (*[4096] * 63, 8192)
+    listing = {"lengths_q": lengths, "lengths_k": keys, "right": 0, "least_rows": 17}
+    work = [
+        sum(Listing(**listing).n_blocks(63, m_block) for m_block in range(16)) * 32 * 128 * 128,
+        63 * 8 * 65 * 64 * 64,
+    ]
+    cells = [(63 * 8 * 65, round(132 * work[0] / sum(work))), (0, 132), (-1, NO_WINDOW)]
+    cells += [(1 << 29, round(132 * work[0] / (work[0] + (64 * 64 << 29))) or 1)]
+    listings = [Listing(**listing, beside=(64 * 64, 128 * 128, 32, 132, n)) for n, _ in cells] + [
+        Listing((3, 0), (0, 5), least_rows=17, beside=(1, 1, 1, 132, 9))
+    ]
+    printed = lists_of(listings)
+    assert [numbers[2] for numbers in printed] == [n_ctas for _, n_ctas in cells] + [1]
+    for of, numbers in zip(listings, printed, strict=True):
+        check(of, numbers)

@@ -78,7 +78,7 @@ def whole_of_gradients() -> Variant:
 
 
 def values(name: str, batch: int, heads: int, q_len: int, k_len: int) -> dict[str, Any]:
-    """Of a part of PARTS or CURVED."""
+    """What a part of PARTS or CURVED captures."""
     generator = torch.Generator().manual_seed(3)
     longest = max(q_len, k_len)
     found: dict[str, Any] = {
@@ -104,8 +104,8 @@ def values(name: str, batch: int, heads: int, q_len: int, k_len: int) -> dict[st
 def all_values(
     which: int, own: Mapping[str, Any], of: Sequence[Variant] | None = None
 ) -> dict[str, Any]:
-    """Of the one that is made of `of`, by default `whole`: those of a part, and some for the
-    others."""
+    """What the variant made of `of`, by default `whole`, captures: those of a part, and some for
+    the others."""
     of = parts() if of is None else of
     found: dict[str, Any] = {}
     for param in (param for variant in of for param in variant.params):

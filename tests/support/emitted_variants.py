@@ -21,7 +21,7 @@ _STORED = {"f16": "Half", "bf16": "BFloat16"} | _C_TYPES
 _INDICES = ("b", "h", "q", "k", "q_len", "k_len", "q0", "k0")
 
 _RUN = """
-// Of each field the one entry that a pair reads.
+// The one entry of each field that a pair reads.
 struct Tables {{
   int values[64];
   int places[64];

@@ -52,6 +52,7 @@ constexpr ForwardFeatures kFeatures[] = {
     {.right_window = true, .left_window = true, .predicated_head_dim = true},
 #ifdef LISTED
     {.right_window = true, .listed_tiles = true},
+    {.right_window = true, .equal_shares = true},
 #endif
 #ifdef SHARED
     {.paged_kv = true},

@@ -1,6 +1,6 @@
 // Makes lists of tiles by any number of threads, and prints them. A line of input is a list:
-//   threads n_queries B_c window_left window_right chunk least_rows most_rows longest_q longest_k batch, lengths of q, of k
-// A line of output is its size in ints, the number of tiles, and sequence, m_block and blocks of keys of each.
+//   threads n_queries B_c window_left window_right chunk least_rows cost cost_of_block heads n_ctas n_units longest_q longest_k batch, lengths of q, of k
+// A line of output is its size in ints, the number of tiles, of CTAs, and sequence, m_block and blocks of keys of each.
 #include <iostream>
 #include <vector>
 
@@ -14,19 +14,22 @@ int main() {
   while (std::cin >> n_threads) {
     TileListing listing{};
     Mask& mask = listing.mask;
+    int n_units = 0;  // of who runs beside; below 0: nobody
+    Beside& beside = listing.beside;
     std::cin >> listing.n_queries >> listing.B_c >> mask.window_left >> mask.window_right >>
-        mask.chunk >> listing.least_rows >> listing.most_rows >> listing.q.longest >>
-        listing.k.longest >> listing.batch;
+        mask.chunk >> listing.least_rows >> beside.cost >> beside.cost_of_block >> beside.heads >>
+        beside.n_ctas >> n_units >> listing.q.longest >> listing.k.longest >> listing.batch;
     Lengths const lengths_q(listing.batch), lengths_k(listing.batch);
     listing.q = lengths_q.packed(listing.q.longest);
     listing.k = lengths_k.packed(listing.k.longest);
 
+    beside.list = n_units < 0 ? nullptr : &n_units;
     std::vector<int> const list = print_size_of_list<TileListStorage>(
         listing.size(), n_threads,
         [&](int* made, TileListStorage& shared, OneOfMany const& thread) {
           write_tile_list(listing, made, shared, thread, HostLoader{});
         });
-    std::cout << ' ' << list[0];
+    std::cout << ' ' << list[0] << ' ' << list[1];
     for (int i = 0; i < list[0]; ++i) {
       int const sequence = list[2 + 2 * i], m_block = list[3 + 2 * i];
       std::cout << ' ' << sequence << ' ' << m_block << ' '

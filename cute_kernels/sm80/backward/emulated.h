@@ -10,6 +10,7 @@
 #include "cute_kernels/sm80/backward/backward_kernel.cuh"
 #include "cute_kernels/sm80/backward/grid.h"
 #include "cute_kernels/sm80/backward/host.h"
+#include "cute_kernels/sm80/backward/listed.h"
 #include "cute_kernels/sm80/backward/postprocess.cuh"
 
 namespace pyflash::emulator {
@@ -30,7 +31,7 @@ void run_sm80_backward(void const* params) {
 template <FlashBackwardKernelConfig kConfig, class Variant>
 Launch launch_sm80_backward(BackwardParams const& params, variant::Arguments const& captured) {
   auto launch = std::make_shared<VariantLaunch<BackwardParams, Variant>>(params);
-  launch->capture(captured, params, kConfig.B_r, kConfig.B_c);
+  launch->capture(captured, params, kConfig.B_r, kConfig.B_c, takes_order(kConfig, params));
   std::shared_ptr<void const> const given(launch, &launch->params);
   return {.n_ctas = sm80::backward::n_ctas(kConfig, params), .params = given, .error = nullptr};
 }

@@ -49,6 +49,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   Tile<kFeatures> tile{.problem = problem};
   tile.head_kv = head % problem.heads_kv;
   tile.batch = head / problem.heads_kv;
+  tile.take_heads(0, 1);
   if constexpr (kFeatures.packed) {
     tile.find_sequence(n_block * kBlockN, kBlockN);
   } else {

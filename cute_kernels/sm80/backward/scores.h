@@ -47,8 +47,8 @@ struct Scores {
   CUTE_DEVICE static constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
 
   // S^T to P^T = 2^(scale S^T - lse + growth), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T
-  // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. growth: of
-  // dropout, whose factor P^T takes. lse2: of the block.
+  // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant that has
+  // slopes. growth: of dropout, whose factor P^T takes. lse2: of the block.
   template <class Acc, class Pairs, class Block>
   CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, Block const& block,
                         float growth = 0.f) const {
@@ -57,12 +57,15 @@ struct Scores {
     int const head = block.head, m_block = block.m_block;
     if constexpr (variant::kIsVariant<Variant>) {
       bool const is_cut = cuts(m_block) || (m_block + 1) * Traits::kBlockM > tile.queries().length;
-      variant::variant_scores_to_P<Variant>(
+      variant::variant_scores_to_P<Element, Variant>(
           P, tile, given,
           {tile.first_key + first.row, m_block * Traits::kBlockM + first.column, head, block.is_cut,
            is_cut},
           column_of, [&](int c) { return lse_at(lse2, c, growth); },
-          [&](int i, float p0, float p1) { pairs.data()[i] = device::pack2(p0, p1, Element{}); });
+          [&](int i) -> uint32_t& { return pairs.data()[i]; });
+      if constexpr (!variant::kHasSlopes<Variant, kFeatures>) {
+        pack(acc, pairs);
+      }
       return;
     }
     bool caps = false;

@@ -3,6 +3,7 @@
 
 #include "cute_kernels/sm80/backward/backward_kernel.cuh"
 #include "cute_kernels/sm80/backward/launcher.h"
+#include "cute_kernels/sm80/backward/listed.h"
 #include "cute_kernels/variant/kernel_params.h"
 
 namespace pyflash {

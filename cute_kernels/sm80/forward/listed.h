@@ -19,4 +19,7 @@ inline variant::ListedProblem listed_problem(FlashForwardKernelConfig const& con
           .group = 1};
 }
 
+// Tiles start in the order of their numbers.
+inline bool takes_order(FlashForwardKernelConfig const&, Forward::Params const&) { return false; }
+
 }  // namespace pyflash

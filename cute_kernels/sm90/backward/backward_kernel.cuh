@@ -57,7 +57,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<KernelParams, Variant> const& pa
   device::wait_for_previous_kernel();
   device::launch_dependents();
 
-  Tile<kFeatures> tile = tile_of<Traits, kFeatures>(params, device::block_idx());
+  Tile<kFeatures> tile = tile_of<Traits, kFeatures, Variant>(params, device::block_idx());
   variant::limit_lengths<Variant, Traits::kBlockM>(tile);
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();

@@ -15,6 +15,7 @@
 #include "cute_kernels/emulator/variant.h"
 #include "cute_kernels/sm90/backward/backward_kernel.cuh"
 #include "cute_kernels/sm90/backward/host.h"
+#include "cute_kernels/sm90/backward/listed.h"
 #include "cute_kernels/sm90/backward/plan.h"
 #include "cute_kernels/sm90/backward/postprocess.cuh"
 
@@ -44,8 +45,8 @@ Launch launch_sm90_backward(BackwardParams const& params, variant::Arguments con
     return {.error = "the driver would encode no tensor map of q, k, v or grad_out"};
   }
   static_cast<sm90::backward::KernelParams&>(launch->params) = plan.params;
-  launch->capture(captured, params, kConfig.B_r, kConfig.B_c);
-  return {.n_ctas = plan.n_ctas, .params = launch};
+  launch->capture(captured, params, kConfig.B_r, kConfig.B_c, takes_order(kConfig, params));
+  return {.n_ctas = plan.n_ctas, .cluster = plan.params.cluster, .params = launch};
 }
 
 inline char const* role_of_backward_warp(int warp) {

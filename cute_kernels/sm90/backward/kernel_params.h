@@ -41,7 +41,8 @@ struct KernelParams {
   CUtensorMap v_map;   // (d_head, seqlen_k, heads_kv, batch)
   BackwardParamsWithoutDropout problem;
   TileOrder order;
-  Dropout dropout;  // NOTE: at the end, so that kernels without stay as they are
+  Dropout dropout;
+  int cluster;  // CTAs of a tile, at most max_cluster(): each goes through some query heads of the group
 };
 
 }  // namespace pyflash::sm90::backward

@@ -34,7 +34,8 @@ inline cudaError_t launch_plan(Plan const& plan, void const* kernel,
   return launch_early({.kernel = kernel,
                        .n_ctas = plan.n_ctas,
                        .n_threads = row.n_threads,
-                       .smem_bytes = row.smem_bytes},
+                       .smem_bytes = row.smem_bytes,
+                       .cluster = plan.params.cluster},
                       given, stream);
 }
 

@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/backward/cluster_sums.h"
 #include "cute_kernels/sm90/backward/epilogue.h"
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/backward/traits.h"
@@ -94,8 +95,20 @@ struct Outputs {
   CUTE_DEVICE void store(AccDKV& acc_dK, AccDKV& acc_dV) {
     BackwardParamsWithoutDropout const& problem = params.problem;
     wait_for_sent_dQ();
-    store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
-    store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);
+    bool stores_dV = true;
+    bool stores_dK = true;
+    if (params.cluster > 1) {
+      ClusterSums<Traits> const sums{smem, warpgroup};
+      sums.run(acc_dV, acc_dK);
+      stores_dV = sums.owns(sums.kDV);
+      stores_dK = sums.owns(sums.kDK);
+    }
+    if (stores_dV) {
+      store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
+    }
+    if (stores_dK) {
+      store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);
+    }
   }
 
  private:

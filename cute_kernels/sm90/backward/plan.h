@@ -94,6 +94,23 @@ inline char const* refusal(Config const& config, BackwardParams const& problem) 
   return nullptr;
 }
 
+// CTAs of a cluster, for each tile: a power of two that divides the heads of a group.
+inline int cluster_of(Config const& config, BackwardParamsWithoutDropout const& problem,
+                      int64_t n_tiles, int64_t n_resident) {
+  // Under a mask, and among sequences of different lengths, CTAs of one head of K and V go through the query heads each at its
+  // own pace. With more heads for each CTA, L2 does not hold what they have of Q, dO and dQ between them.
+  constexpr int kMostHeads = 4;
+  int const group = problem.heads / problem.heads_kv;
+  bool const differ =
+      problem.mask.cuts_right() || problem.mask.cuts_left() || problem.k_sequences.is_packed();
+  int cluster = 1;
+  while (cluster < max_cluster(config) && group % (2 * cluster) == 0 &&
+         ((differ && group / cluster > kMostHeads) || n_tiles * cluster * 2 <= n_resident)) {
+    cluster *= 2;
+  }
+  return cluster;
+}
+
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   BackwardParamsWithoutDropout const& problem = params.problem;
@@ -119,7 +136,7 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
 
 struct Plan {
   KernelParams params;
-  int64_t n_ctas;  // 0: there is nothing to launch
+  int64_t n_ctas;  // a multiple of the cluster; 0: there is nothing to launch
 };
 
 // n_resident: CTAs that run at a time.
@@ -135,8 +152,10 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, BackwardParams co
   }
   plan.params.problem = problem;
   plan.params.dropout = problem.dropout;
-  plan.n_ctas = n_tiles;
-  set_order(plan.params, config, n_resident);
+  int const cluster = cluster_of(config, problem, n_tiles, n_resident);
+  plan.params.cluster = cluster;
+  plan.n_ctas = n_tiles * cluster;
+  set_order(plan.params, config, std::max<int64_t>(n_resident / cluster, 1));
   return set_tensor_maps(plan.params, config, encoder);
 }
 

@@ -6,23 +6,33 @@
 #include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/kernel_params.h"
+#include "cute_kernels/variant/gradient.h"
+#include "cute_kernels/variant/tile_order.h"
 
 namespace pyflash::sm90::backward {
 
 using namespace cute;
 using pyflash::backward::Tile;
 
-template <class Traits, BackwardFeatures kFeatures>
-CUTE_DEVICE Tile<kFeatures> tile_of(KernelParams const& params, int index) {
+template <class Traits, BackwardFeatures kFeatures, class Variant = variant::NoVariant>
+CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> const& params,
+                                    int index) {
   constexpr int kBlockN = Traits::kBlockN;
   TileOrder const& order = params.order;
   int n_block, head;
-  order.find(n_block, head, index);
+  order.find(n_block, head, index / params.cluster);
   if (kFeatures.deterministic && !params.problem.first_keys_first()) {
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};
   order.by_heads(tile.batch, tile.head_kv, head);
+  tile.take_heads(index % params.cluster, params.cluster);
+  if constexpr (variant::kSortsTiles<Variant> && variant::kWalksLists<kFeatures, Variant>) {
+    if (params.order_of_tiles != nullptr) {
+      n_block = device::load(
+          variant::KeyTileSort::entry(params.order_of_tiles, params.lists, tile.batch, n_block));
+    }
+  }
   if constexpr (kFeatures.packed) {
     tile.find_sequence(n_block * kBlockN, kBlockN);
   } else {

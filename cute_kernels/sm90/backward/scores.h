@@ -25,7 +25,7 @@ template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
   // to_P makes the operand: what it leaves in place of P^T is not P^T.
-  static constexpr bool kMakesOperand = kFeatures.softcap || variant::kIsVariant<Variant>;
+  static constexpr bool kMakesOperand = variant::kHasSlopes<Variant, kFeatures>;
 
   BackwardParamsWithoutDropout const& problem;
   float const scale_log2;
@@ -36,8 +36,8 @@ struct Scores {
   static constexpr float kMaskedTanh = -1e18f;
 
   // S^T to P^T = 2^(scale S^T - lse + growth), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T
-  // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant. growth: of
-  // dropout, whose factor P^T takes.
+  // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant that has
+  // slopes. growth: of dropout, whose factor P^T takes.
   template <class Acc, class FragmentP, class Block>
   CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, Block const& block,
                         float growth = 0.f) const {
@@ -48,10 +48,10 @@ struct Scores {
       Tensor pairs = recast<uint32_t>(operand);
       bool const is_cut =
           mask.cuts(m_block) || (m_block + 1) * Traits::kBlockM > mask.tile.queries().length;
-      variant::variant_scores_to_P<Variant>(
+      variant::variant_scores_to_P<Element, Variant>(
           P, mask.tile, given, {mask.key(0), mask.first_query(m_block), head, block.is_cut, is_cut},
           [](int c) { return column_of(c); }, [&](int c) { return lse_at(lse2, c, growth); },
-          [&](int i, float p0, float p1) { pairs(i) = device::pack2(p0, p1, Element{}); });
+          [&](int i) -> uint32_t& { return pairs(i); });
       return;
     }
     if constexpr (kFeatures.softcap) {

@@ -33,6 +33,7 @@ struct KernelTraits {
   // Each consumer owns 64 keys. Where dK and dV of 64 keys have no room in its registers, all own the same keys, compute the same
   // scores, and have a share of the columns each.
   static constexpr bool kSharesKeys = kHeadDim > 128;
+  static constexpr int kMaxCluster = max_cluster(kConfig);
   static constexpr int kColumnsDKV = kSharesKeys ? kHeadDim / kNConsumers : kHeadDim;
   static_assert(kBlockN == (kSharesKeys ? kMmaM : kMmaM * kNConsumers),
                 "each consumer warpgroup has 64 keys");

@@ -48,9 +48,16 @@ Launch launch_sm90(ListedForwardParams const& params, variant::Arguments const& 
             .params = nullptr,
             .error = "the driver would encode no tensor map of q, k or v"};
   }
+  launch->capture(captured, listed_problem(kConfig, params), takes_order(kConfig, params));
+  if constexpr (kIsVariant<Variant>) {
+    set_variant_order(plan, kConfig, params, launch->params.order_of_tiles);
+  }
   static_cast<sm90::KernelParams&>(launch->params) = plan.params;
-  launch->capture(captured, listed_problem(kConfig, params));
-  return {.n_ctas = plan.n_ctas, .cluster = params.cluster, .params = launch, .error = nullptr};
+  return {.n_ctas = plan.n_ctas,
+          .cluster = params.cluster,
+          .params = launch,
+          .error = nullptr,
+          .runs_beside = params.runs_beside};
 }
 
 template <class Traits>

@@ -25,6 +25,7 @@ namespace pyflash::sm90 {
 template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
 CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
   static_assert(!kFeatures.fp8_kv, "the SM90 forward family does not read FP8 caches");
+  constexpr int kIdleWarp = 3;  // of those that load
   auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
   int const warp = device::warp_idx();
@@ -41,11 +42,21 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     device::fence_mbarrier_init();
   }
   device::sync_threads();  // the mbarriers are visible
-  device::wait_for_previous_kernel();
+  if (!kFeatures.equal_shares || !params.shares.runs_beside) {
+    device::wait_for_previous_kernel();
+  }
   device::launch_dependents();
 
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
+    if constexpr (kFeatures.equal_shares) {
+      // What comes after may use what the kernel before reads and writes: this one ends after it. One CTA does, as others make
+      // room for those that have not begun.
+      if (params.shares.runs_beside && warp == kIdleWarp &&
+          device::block_idx() == device::grid_size() - 1) {
+        device::wait_for_previous_kernel();
+      }
+    }
     if constexpr (kFeatures.paged_kv) {
       load_paged_tiles<Traits, kFeatures>(params, smem, warp);
     } else if (device::elect_one()) {

@@ -37,6 +37,7 @@ struct ShareOrder {
   int const* list;  // common/shares.h
   int n_heads;      // of a sequence's tiles
   int rows_of_part;
+  bool runs_beside;  // the kernel before it
 };
 
 struct KernelParams {

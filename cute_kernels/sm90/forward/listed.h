@@ -20,4 +20,16 @@ inline variant::ListedProblem listed_problem(FlashForwardSm90Config const& confi
           .group = group};
 }
 
+// Whether tiles come in an order that is made for a variant.
+inline bool takes_order(FlashForwardSm90Config const&, ListedForwardParams const& problem) {
+  return !problem.has_tile_list() && !problem.has_shares();
+}
+inline void set_variant_order(sm90::Plan& plan, FlashForwardSm90Config const& config,
+                              ListedForwardParams const& problem, int const* order) {
+  if (order != nullptr && plan.n_ctas > 0) {
+    sm90::set_listed_order(plan.params, config, problem, plan.n_ctas);
+    plan.params.order.list = order;
+  }
+}
+
 }  // namespace pyflash

@@ -198,7 +198,8 @@ inline void set_share_order(KernelParams& params, Config const& config,
   params.order.by_group = cutlass::FastDivmod(rows_per_query(config, problem));
   params.shares = {.list = reinterpret_cast<int const*>(problem.share_list),
                    .n_heads = problem.share_heads,
-                   .rows_of_part = problem.rows_of_part()};
+                   .rows_of_part = problem.rows_of_part(),
+                   .runs_beside = problem.runs_beside};
 }
 
 struct Plan {

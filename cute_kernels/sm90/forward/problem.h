@@ -11,6 +11,7 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/variant/tile_order.h"
 
 namespace pyflash::sm90 {
 
@@ -75,14 +76,24 @@ struct TileSchedule {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
   CUTE_DEVICE bool is_listed() const {
-    return kFeatures.listed_tiles && params.order.list != nullptr;
+    return (kFeatures.listed_tiles || variant::kSortsTiles<Variant>) &&
+           params.order.list != nullptr;
   }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
+
+  // Those that take tiles.
+  CUTE_DEVICE int n_ctas() const {
+    return is_listed() ? min(device::load(params.order.list + 1), device::grid_size())
+                       : device::grid_size();
+  }
 
   CUTE_DEVICE int index_of_round() const {
     int const cta = device::block_idx();
     if (has_rounds()) {
-      int const n_ctas = device::grid_size();
+      int const n_ctas = this->n_ctas();
+      if (kFeatures.listed_tiles && cta >= n_ctas) {
+        return n_tiles();
+      }
       return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
     }
     return in_cluster() ? cta / params.problem.cluster : cta;
@@ -235,7 +246,9 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
       this->find_rows(tile);
       tile.blocks = this->attended(tile, 0, Base::queries_per_warpgroup(params));
       int const n_blocks = tile.blocks.size();
-      int const n_units = tile.q_rows.length > 0 ? n_blocks + ShareListing::kTileUnits : 0;
+      bool const is_own =
+          0 < tile.q_rows.length && tile.q_rows.length <= Base::queries_per_warpgroup(params);
+      int const n_units = is_own ? n_blocks + ShareListing::kTileUnits : 0;
       int const first = left.first_unit;
       int const end = min(first + left.n_units, n_units);
       advance(end, n_units);

@@ -18,6 +18,7 @@ cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& con
   if (error != cudaSuccess) {
     return error;
   }
+  set_variant_order(plan, config, params, made.order_of_tiles);
   variant::WithVariant<sm90::KernelParams, Variant> given{plan.params, made, captured};
   return sm90::launch_plan(plan, kernel, row, &given, stream);
 }

@@ -74,8 +74,8 @@ def ensure_gradients_built(
 ) -> str:
     """Compiles the kernel of the gradients of a variant, as `ensure_built` does, and returns the
     short form of its config."""
-    arguments = _constant(options)
-    return _ensure_gradients(text, *arguments, q.dtype, q.shape[-1], q.device.index, packed)
+    own = _constant(options)
+    return _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, packed)
 
 
 def _constant(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
@@ -92,34 +92,21 @@ def _ensure(
     dtype: torch.dtype,
     d_head: int,
     device_index: int,
+    packed_gradients: bool | None = None,
 ) -> str:
-    """The short form of the config."""
-    options = dict(numbers)
+    """The short form of the config; what the call names where the op says what is wrong.
+    packed_gradients: None in a forward pass; in a backward pass, whether sequences are packed."""
+    options = dict(numbers) | dict.fromkeys(tensors, True)
     named = options.pop("config", "")
     of_q, archs = _asked(dtype, device_index)
     if of_q is None or not archs:
-        return named  # the op says what is wrong
-    config = parse(named) if named else default_config(of_q, d_head, archs[0])
-    features = features_asked(options | dict.fromkeys(tensors, True), d_head, config.canonical())
-    return _load(text, config, archs, features)
-
-
-@functools.lru_cache(maxsize=4096)
-def _ensure_gradients(
-    text: str,
-    numbers: tuple[tuple[str, Any], ...],
-    tensors: tuple[str, ...],
-    dtype: torch.dtype,
-    d_head: int,
-    device_index: int,
-    packed: bool,
-) -> str:
-    """The short form of the config; "" where the op says what is wrong."""
-    of_q, archs = _asked(dtype, device_index)
-    if of_q is None or not archs:
-        return ""
-    config = default_gradient_config(of_q, d_head, archs[0])
-    features = backward_features_asked(dict(numbers) | dict.fromkeys(tensors, True), packed)
+        return named
+    if packed_gradients is None:
+        config = parse(named) if named else default_config(of_q, d_head, archs[0])
+        features = features_asked(options, d_head, config.canonical())
+    else:
+        config = default_gradient_config(of_q, d_head, archs[0])
+        features = backward_features_asked(options, packed_gradients)
     return _load(text, config, archs, features)
 
 
@@ -149,4 +136,3 @@ def _load(text: str, config: KernelConfig, archs: list[Arch], features: KernelFe
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
 _ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_ensure_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]

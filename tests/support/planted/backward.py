@@ -13,6 +13,7 @@ from pyflash.config import FlashBackwardSm90Config
 _KERNEL = "sm90/backward/backward_kernel.cuh"
 _CONSUMER = "sm90/backward/consumer.h"
 _OUTPUTS = "sm90/backward/outputs.h"
+_CLUSTER = "sm90/backward/cluster_sums.h"
 _LOAD = "sm90/backward/load.h"
 _MASK = "sm90/backward/mask.h"
 _PROBLEM = "common/backward_tile.h"
@@ -36,6 +37,46 @@ def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=BOTH) -> 
 _UNREAD = "in_flight_read or uninitialised_read or race"
 
 BUGS = [
+    # dK and dV of a cluster.
+    _bug(
+        "parts_left_while_others_read_Q",
+        without(
+            "device::named_barrier_sync(kTailBarrier, Traits::kNConsumers * kWarpgroup);", _CLUSTER
+        ),
+        finds=[found("race", "part_r2s")],
+        problem="cluster",
+    ),
+    _bug(
+        "parts_not_waited_for",
+        without("device::cluster_sync();  // the parts are visible", _CLUSTER),
+        finds=[
+            found("race or uninitialised_read or in_flight_read", "part_s2r", memory=None)
+        ],
+        problem="cluster",
+    ),
+    _bug(
+        "a_CTA_ends_while_others_read",
+        without(
+            "device::cluster_sync();  // no CTA ends while others read its shared memory", _CLUSTER
+        ),
+        finds=[found("cta_ended", "part_s2r", memory="shared of another CTA")],
+        problem="cluster",
+    ),
+    _bug(
+        "a_part_of_the_wrong_slot",
+        instead("(part(sum) < of_rank * n_own ? 0 : n_own)", "n_own * 0", _CLUSTER),
+        problem="cluster",
+    ),
+    _bug(
+        "parts_added_once_too_often",
+        condition("if (other == rank) {", "if (other == rank && !BUG) {", _CLUSTER),
+        problem="cluster",
+    ),
+    _bug(
+        "every_CTA_goes_through_the_same_heads",
+        instead("(head_kv * n_ctas + rank) * n_heads", "head_kv * n_ctas * n_heads", _PROBLEM),
+        problem="cluster",
+    ),
     # Blocks of Q and dO, and who has done with them.
     _bug(
         "Q_not_waited_for",

@@ -9,6 +9,7 @@ from pyflash.config import parse
 from pyflash.config.features import EMULATED_PAGED_SHARED, EMULATED_SHARED
 
 _SCHEDULE = "sm90/forward/problem.h"
+_KERNEL = "sm90/forward/forward_kernel.cuh"
 _CONSUMER = "sm90/forward/consumer.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
 _MERGE = "host/merge_shares.h"
@@ -84,6 +85,17 @@ BUGS = [
                   _MERGE),
     ),
     _bug(
+        "it_ends_before_the_kernel_beside",
+        condition("if (params.shares.runs_beside &&", "if (!BUG && params.shares.runs_beside &&",
+                  _KERNEL),
+        finds=[found("ended_before_previous_kernel", memory=None)],
+    ),
+    _bug(
+        "sequences_of_more_rows_are_done_too",
+        condition("bool const is_own = 0 < tile.q_rows.length &&",
+                  "bool const is_own = BUG || 0 < tile.q_rows.length &&", _SCHEDULE),
+    ),
+    _bug(
         "the_list_is_of_the_lengths_of_another_call",
         condition("write_shares(listing, list_.data(), *shared, OneThread{}, HostLoader{});",
                   """ShareListing other = listing;
@@ -96,7 +108,7 @@ BUGS = [
 
 @pytest.fixture(scope="session")
 def shared_library(tmp_path_factory):
-    """Of pages and of packed sequences."""
+    """Shares of pages and of packed sequences."""
     root = tmp_path_factory.mktemp("planted_shares")
     features = (*EMULATED_SHARED, *EMULATED_PAGED_SHARED)
     (library,) = build_planted(

@@ -157,7 +157,8 @@ BUGS = [
     ),
     _bug(
         "the_previous_kernel_not_waited_for",
-        without("device::wait_for_previous_kernel();", _KERNEL),
+        condition("if (!kFeatures.equal_shares || !params.shares.runs_beside)",
+                  "if (!BUG && (!kFeatures.equal_shares || !params.shares.runs_beside))", _KERNEL),
         finds=[found("before_previous_kernel_ended", "Q_g2s", memory=""),
                found("before_previous_kernel_ended", "O_s2g", memory="")],
     ),

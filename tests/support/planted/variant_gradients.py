@@ -93,15 +93,15 @@ BUGS = [
     _swapped(
         "the_row_of_the_other_query",
         _GRADIENT,
-        "at.first_query + column_of(c + i));",
-        "at.first_query + column_of(c + (BUG ? 0 : i)));",
+        "scores.row(column_of(c + 1))};",
+        "scores.row(column_of(c + !BUG))};",
         "of_row",
     ),
     _swapped(
         "the_distance_of_the_other_key",
         _GRADIENT,
-        "kKeyStep * r - query);",
-        "kKeyStep * (BUG ? 0 : r) - query);",
+        "kKeyStep * r - offset);",
+        "kKeyStep * (BUG ? 0 : r) - offset);",
         "table",
     ),
     _swapped(
@@ -114,8 +114,8 @@ BUGS = [
     _swapped(
         "uniform_of_head_0",
         _GRADIENT,
-        "Variant::uniform(captured, lengths, batch, at.head)",
-        "Variant::uniform(captured, lengths, batch, BUG ? 0 : at.head)",
+        "uniform(Variant::uniform(captured, lengths, batch, at.head))",
+        "uniform(Variant::uniform(captured, lengths, batch, BUG ? 0 : at.head))",
         "alibi",
     ),
     _swapped(
@@ -129,45 +129,52 @@ BUGS = [
     _swapped(
         "the_sequence_is_that_of_the_tensor",
         _GRADIENT,
-        "int const batch = tile.sequence();",
-        "int const batch = BUG ? tile.batch : tile.sequence();",
+        "batch(tile.sequence()),",
+        "batch(BUG ? tile.batch : tile.sequence()),",
         "packed_documents",
     ),
     # P, and P times the slope.
     _swapped(
         "lse_of_the_other_query",
         _GRADIENT,
-        "i == 0 ? -lse.x : -lse.y",
-        "(i == 0) != BUG ? -lse.x : -lse.y",
+        "i == 0 ? lse.x : lse.y",
+        "(i == 0) != BUG ? lse.x : lse.y",
         "bias",
     ),
     _swapped(
         "the_slope_left_out",
         _GRADIENT,
-        "*= made.slope",
-        "*= (BUG ? 1.f : made.slope)",
+        "p[i] * slope :",
+        "p[i] * (BUG ? 1.f : slope) :",
         "cap",
     ),
     _swapped(
         "the_slope_of_softcap_left_out",
         _GRADIENT,
-        "* of_cap;",
-        "* (BUG ? 1.f : of_cap);",
+        "made.slope * of_cap}",
+        "made.slope * (BUG ? 1.f : of_cap)}",
         "cap_of_cap",
     ),
     _swapped(
         "the_slope_in_dV",
         _GRADIENT,
-        "pair(c + r, p[0], p[1]);",
-        "pair(c + r, BUG ? S(r, c) : p[0], p[1]);",
+        "device::pack2(p[0], p[1], Element{});",
+        "device::pack2(BUG ? S(r, c) : p[0], p[1], Element{});",
         "cap",
     ),
     _swapped(
         "a_product_in_place_of_the_selection",
         _GRADIENT,
-        "p[i] = S(r, c + i) = 0.f;",
-        "p[i] = 0.f; S(r, c + i) = BUG ? 0.f * S(r, c + i) : 0.f;",
+        "S(r, c) = 0.f;",
+        "S(r, c) = BUG ? 0.f * S(r, c) : 0.f;",
         "root",
+    ),
+    _swapped(
+        "hidden_scores_in_dV",
+        _GRADIENT,
+        "c % 2 == 0 ? 0xffff0000u : 0x0000ffffu;",
+        "c % 2 == 0 || BUG ? 0xffff0000u : 0x0000ffffu;",
+        "dilated",
     ),
     _swapped(
         "keys_past_the_end",
@@ -200,8 +207,8 @@ BUGS = [
     _swapped(
         "some_taken_for_all",
         _GRADIENT,
-        "at.cuts_variant ||",
-        "(!BUG && at.cuts_variant) ||",
+        "!at.cuts_variant &&",
+        "(BUG || !at.cuts_variant) &&",
         "dilated",
     ),
     _swapped(
@@ -241,6 +248,16 @@ BUGS = [
         "if (++place < length) {",
         "if (++place < length - BUG) {",
         "blocks",
+    ),
+    _bug(
+        "sm90_tiles_of_one_length_in_one_place",
+        condition(
+            "lengths[i] == lengths[tile] && i < tile",
+            "lengths[i] == lengths[tile] && i < tile && !BUG",
+            "variant/tile_order.h",
+        ),
+        "equal_tiles",
+        ("sm90",),
     ),
     _swapped(
         "a_block_without_its_last_query",

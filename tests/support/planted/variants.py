@@ -18,6 +18,7 @@ _SCHEDULE = "sm90/forward/problem.h"
 _SCORES_SM80 = "sm80/forward/variant.h"
 _KERNEL_SM80 = "sm80/forward/forward_kernel.cuh"
 _LISTS = "variant/block_lists.h"
+_ORDER = "variant/tile_order.h"
 _WALK = "variant/kernel_params.h"
 _PREPARED = "variant/prepared_tables.h"
 _TABLE = "variant/table.h"
@@ -165,6 +166,13 @@ BUGS = [
           condition("tile.blocks.begin += tile.split * share;",
                     "tile.blocks.begin += tile.split * (BUG && share > 1 ? share - 1 : share);",
                     _SCHEDULE), problem="split"),
+    _sm90("tiles_of_one_length_in_one_place",
+          condition("lengths[i] == lengths[tile] && i < tile",
+                    "lengths[i] == lengths[tile] && i < tile && !BUG", _ORDER), problem="blocks"),
+    _sm90("tiles_of_the_first_sequence",
+          condition("= {tile / lists.tiles, tile % lists.tiles};",
+                    "= {BUG ? 0 : tile / lists.tiles, tile % lists.tiles};", _ORDER),
+          problem="documents"),
     _sm80("the_column_beside",
           condition("int const offset = Columns{}(c);",
                     "int const offset = Columns{}(c) ^ BUG;", _SCORES_SM80), problem="dilated"),

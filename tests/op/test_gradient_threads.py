@@ -1,0 +1,38 @@
+"""Gradients with variants and with dropout on the CPU in several threads at once, each the thread's
+first call: the same bits as alone, and draws of the generator that no two share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.gradient_calls import CALLS, close, in_threads
+
+import pyflash
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_threads_at_once_compute_what_one_computes(name):
+    call = CALLS[name]
+    inputs = [call.inputs("cpu", seed) for seed in range(3)]
+    results = in_threads([lambda x=x: call.results(*x) for x in inputs])
+    expected = [call.results(*x) for x in inputs]
+    for found, other in zip(results, expected, strict=True):
+        assert all(map(torch.equal, found, other))
+    assert not close(expected[0], expected[1])
+
+
+def test_threads_draw_from_the_generator_one_after_the_other():
+    """Equal scores and V = 1 show what is dropped: each of eight calls drops what one of eight in a
+    row does."""
+    q = torch.zeros(1, 64, 2, 64, dtype=torch.float16)
+    v = torch.eye(64, dtype=torch.float16)[:, None].expand(1, 64, 2, 64).contiguous()
+
+    def mask() -> bytes:
+        return (pyflash.attention(q, q, v, dropout_p=0.5) > 0).numpy().tobytes()
+
+    torch.manual_seed(7)
+    expected = [mask() for _ in range(8)]
+    torch.manual_seed(7)
+    found = in_threads([mask] * 8)
+    assert len(set(expected)) == 8
+    assert sorted(found) == sorted(expected)
