@@ -282,7 +282,7 @@ def _run_ninja(
         lines = ["rule object", "  command = $command", "  description = $number"]
         for i, c in enumerate(missing):
             files = [compile_object.__file__, c.object, lock_file(c.object)]
-            command = [sys.executable, *map(str, files), str(n_jobs), c.digest]
+            command = [sys.executable, "-I", "-S", *map(str, files), str(n_jobs), c.digest]
             command += [*map(str, c.files), "--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",

@@ -59,11 +59,11 @@ inline constexpr int kQueriesOfPiece = 64;
 // Floats of the sums of dQ that one warp adds at a time, which has a turn of its own.
 inline constexpr int kSumsOfTurn = 1024;
 
-// Strides are in elements. k, v, dk and dv have heads_kv heads, the others have heads. Packed sequences are one batch of the
-// tensors: (total, heads, d_head).
+// The gradients of attention without dropout. Strides are in elements. k, v, dk and dv have heads_kv heads, the others have
+// heads. Packed sequences are one batch of the tensors: (total, heads, d_head).
 // NOTE: the order of members is that in which kernels load them; what the SM90 kernel gets of a problem stays as it is where
 // nothing is dropped.
-struct BackwardParamsWithoutDropout {
+struct AttentionGradients {
   void const* q;          // (batch, seqlen_q, heads, d_head)
   void const* k;          // (batch, seqlen_k, heads_kv, d_head)
   void const* v;          // (batch, seqlen_k, heads_kv, d_head)
@@ -98,17 +98,16 @@ struct BackwardParamsWithoutDropout {
   int d_head;    // a multiple of 8, at most that of the config
   Mask mask;
   float softmax_scale;
-  float inverse_scale_log2;  // as ForwardParams has it
+  float inverse_scale_log2;  // as in the forward pass
   Softcap softcap;
   PerHead alibi_slopes;
 
   // A member with a number for each head, and its name in Python. The list has every one.
   struct PerHeadMember {
     char const* name;
-    PerHead BackwardParamsWithoutDropout::* value;
+    PerHead AttentionGradients::* value;
   };
-  static constexpr PerHeadMember kPerHead[] = {
-      {"alibi_slopes", &BackwardParamsWithoutDropout::alibi_slopes}};
+  static constexpr PerHeadMember kPerHead[] = {{"alibi_slopes", &AttentionGradients::alibi_slopes}};
 
   // What follows from the config that runs it.
   int block_q;   // queries of a block
@@ -168,7 +167,7 @@ struct BackwardParamsWithoutDropout {
   }
 };
 
-struct BackwardParams : BackwardParamsWithoutDropout {
+struct BackwardParams : AttentionGradients {
   Dropout dropout;  // of the forward pass
 };
 

@@ -9,7 +9,7 @@ namespace pyflash::backward {
 // The keys that a CTA owns, and the blocks of queries of which some attend some of them: of each query head that it goes through.
 template <BackwardFeatures kFeatures>
 struct Tile {
-  BackwardParamsWithoutDropout const& problem;
+  AttentionGradients const& problem;
   int first_key = 0;  // of the sequence
   int head_kv = 0;
   int first_head = 0;  // of q: those of the group that the CTA goes through

@@ -1,13 +1,6 @@
 // CuTe's own layout algebra for Python, to check pycute against: the offsets of every index, as CuTe computes them. Shapes
 // and strides are known at run time, but for tile_to_shape, which CuTe has of static layouts alone.
-#include <stdexcept>
-#include <utility>
-#include <vector>
-
-#include <cute/tensor.hpp>
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "cute_kernels/native/python_and_cute.h"
 
 namespace {
 

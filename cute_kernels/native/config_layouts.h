@@ -6,15 +6,7 @@
 // keeps to the names.
 #pragma once
 
-#include <cstddef>
-#include <sstream>
-#include <string>
-#include <vector>
-
-#include <cute/tensor.hpp>
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "cute_kernels/native/python_and_cute.h"
 
 namespace pyflash::native {
 

@@ -26,13 +26,18 @@ from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all
 from pyflash.codegen.linking import link, reusable
+from pyflash.codegen.precompiled import headers_for, using
 from pyflash.config import KernelConfig, as_config
 from pyflash.layouts import Layout
 from pyflash.third_party.packages import package_dirs
 
 _MODULE = "pyflash_native"
+# What each unit includes first.
+_HEADER = ROOT / "cute_kernels" / "native" / "python_and_cute.h"
 _UNIT = """\
 // {short_form}
+#include "cute_kernels/native/python_and_cute.h"
+
 #include "{traits_header}"
 
 #include "cute_kernels/native/config_layouts.h"
@@ -161,7 +166,11 @@ def build_module(stem: str, compilations: Sequence[Compilation]) -> Path:
     key = hashlib.sha256("".join(c.key for c in compilations).encode()).hexdigest()[:16]
     path = cache_dir() / "native" / key / f"{stem}.so"
     if not reusable(path):
-        if failures := compile_all(compilations, f"native module {stem}"):
+        headers = headers_for(compilations, _HEADER, "native_")
+        if missing := [h for h in headers.values() if not h.object.exists()]:
+            compile_all(missing, "headers of native modules")
+        quick = [using(c, headers) for c in compilations]
+        if failures := compile_all(quick, f"native module {stem}"):
             raise BuildError(failures, len(compilations))
         link(path, compilations, [])
     return path

@@ -12,7 +12,10 @@ from pyflash.codegen import toolchain
 from pyflash.codegen.cache import entries
 from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all
 from pyflash.codegen.precompiled import headers_for, using
+from pyflash.config import named_set
+from pyflash.inspect import native
 
+NATIVE = ROOT / "cute_kernels" / "native" / "python_and_cute.h"
 EMULATOR = ROOT / "cute_kernels" / "emulator" / "cute.h"
 
 
@@ -101,12 +104,23 @@ def test_other_compilers_than_gcc_get_none(compiler, header):
     assert headers_for(units(clang, header, 9), header, "unit_") == {}
 
 
-def test_the_emulators_header_stands_alone_and_comes_first():
+@pytest.mark.parametrize("header", [EMULATOR, NATIVE], ids=lambda path: path.name)
+def test_a_header_stands_alone(header):
     """A copy of it is what is precompiled: it includes nothing of this project, and a guard keeps
     the two apart."""
-    text = EMULATOR.read_text()
+    text = header.read_text()
     assert not re.search(r'#\s*include\s*"|#\s*pragma\s+once', text)
     assert re.search(r"#ifndef (\w+)\n#define \1\n", text)
+
+
+def first_include(text: str) -> str:
+    return re.findall(r"#include [<\"](c[^>\"]*)", text)[0]
+
+
+def test_units_include_their_header_first():
     for atoms in ("atoms.h", "atoms_sm90.h"):
-        includes = re.findall(r"#include [<\"](c[^>\"]*)", EMULATOR.with_name(atoms).read_text())
-        assert includes[0] == "cute_kernels/emulator/cute.h"
+        text = EMULATOR.with_name(atoms).read_text()
+        assert first_include(text) == "cute_kernels/emulator/cute.h"
+    algebra = NATIVE.with_name("algebra.cpp").read_text()
+    for text in (algebra, *map(native.emit_module, named_set("prog"))):
+        assert first_include(text) == "cute_kernels/native/python_and_cute.h"

@@ -55,7 +55,7 @@ struct Loads {
   }
 
   CUTE_DEVICE void load_keys() const {
-    BackwardParamsWithoutDropout const& problem = tile.problem;
+    AttentionGradients const& problem = tile.problem;
     device::at(Site::K_g2s);
     copy_N.template g2s<true, true>(
         of_keys(static_cast<Element const*>(problem.k), problem.k_strides)(_, _, 0), smem.k,
@@ -68,7 +68,7 @@ struct Loads {
 
   template <class Block>
   CUTE_DEVICE void load_queries(Block const& block, int stage) const {
-    BackwardParamsWithoutDropout const& problem = tile.problem;
+    AttentionGradients const& problem = tile.problem;
     int const query = block.m_block * Traits::kBlockM;
     auto load = [&](void const* tensor, TensorStrides const& strides, Element* to) {
       auto const* const first = strides.at(static_cast<Element const*>(tensor), tile.batch,

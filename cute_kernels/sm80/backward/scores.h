@@ -24,7 +24,7 @@ template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
 
-  BackwardParamsWithoutDropout const& problem;
+  AttentionGradients const& problem;
   Tile<kFeatures> const& tile;
   Coord const first;  // of the thread: key and query, in the tile and the block
   int const warp_key;

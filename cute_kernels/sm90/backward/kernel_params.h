@@ -39,7 +39,7 @@ struct KernelParams {
   CUtensorMap do_map;  // (d_head, seqlen_q, heads, batch)
   CUtensorMap k_map;   // (d_head, seqlen_k, heads_kv, batch)
   CUtensorMap v_map;   // (d_head, seqlen_k, heads_kv, batch)
-  BackwardParamsWithoutDropout problem;
+  AttentionGradients problem;
   TileOrder order;
   Dropout dropout;
   int cluster;  // CTAs of a tile, at most max_cluster(): each goes through some query heads of the group

@@ -93,7 +93,7 @@ struct Outputs {
   // Once, after the last dQ.
   template <class AccDKV>
   CUTE_DEVICE void store(AccDKV& acc_dK, AccDKV& acc_dV) {
-    BackwardParamsWithoutDropout const& problem = params.problem;
+    AttentionGradients const& problem = params.problem;
     wait_for_sent_dQ();
     bool stores_dV = true;
     bool stores_dK = true;

@@ -20,12 +20,12 @@ using Config = FlashBackwardSm90Config;
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
 // The blocks of keys of a head, in each batch of the tensors.
-inline int64_t n_key_blocks(Config const& config, BackwardParamsWithoutDropout const& problem) {
+inline int64_t n_key_blocks(Config const& config, AttentionGradients const& problem) {
   Sequences const& keys = problem.k_sequences;
   return keys.tensor_rows() == 0 ? 0
                                  : BlockedRows{keys, config.B_c}.n_rows(problem.batch) / config.B_c;
 }
-inline int64_t count_tiles(Config const& config, BackwardParamsWithoutDropout const& problem) {
+inline int64_t count_tiles(Config const& config, AttentionGradients const& problem) {
   return n_key_blocks(config, problem) * problem.heads_kv *
          problem.k_sequences.tensor_batches(problem.batch);
 }
@@ -38,14 +38,14 @@ inline std::array<MapDimension, 3> map_dimensions(Sequences const& sequences, in
            {sequences.tensor_batches(batch), strides.batch, 1}}};
 }
 
-inline std::array<MapDimension, 3> map_dimensions_of_queries(
-    Config const& config, BackwardParamsWithoutDropout const& problem,
-    TensorStrides const& strides) {
+inline std::array<MapDimension, 3> map_dimensions_of_queries(Config const& config,
+                                                             AttentionGradients const& problem,
+                                                             TensorStrides const& strides) {
   return map_dimensions(problem.q_sequences, config.B_r, problem.heads, problem.batch, strides);
 }
-inline std::array<MapDimension, 3> map_dimensions_of_keys(
-    Config const& config, BackwardParamsWithoutDropout const& problem,
-    TensorStrides const& strides) {
+inline std::array<MapDimension, 3> map_dimensions_of_keys(Config const& config,
+                                                          AttentionGradients const& problem,
+                                                          TensorStrides const& strides) {
   return map_dimensions(problem.k_sequences, config.B_c, problem.heads_kv, problem.batch, strides);
 }
 
@@ -54,7 +54,7 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
   if (encoder == nullptr) {
     return cudaErrorNotSupported;
   }
-  BackwardParamsWithoutDropout const& problem = params.problem;
+  AttentionGradients const& problem = params.problem;
   auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without queries.
     return encode_tensor_map(encoder, map, base ? base : problem.k,
@@ -95,8 +95,8 @@ inline char const* refusal(Config const& config, BackwardParams const& problem) 
 }
 
 // CTAs of a cluster, for each tile: a power of two that divides the heads of a group.
-inline int cluster_of(Config const& config, BackwardParamsWithoutDropout const& problem,
-                      int64_t n_tiles, int64_t n_resident) {
+inline int cluster_of(Config const& config, AttentionGradients const& problem, int64_t n_tiles,
+                      int64_t n_resident) {
   // Under a mask, and among sequences of different lengths, CTAs of one head of K and V go through the query heads each at its
   // own pace. With more heads for each CTA, L2 does not hold what they have of Q, dO and dQ between them.
   constexpr int kMostHeads = 4;
@@ -113,7 +113,7 @@ inline int cluster_of(Config const& config, BackwardParamsWithoutDropout const& 
 
 // n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
-  BackwardParamsWithoutDropout const& problem = params.problem;
+  AttentionGradients const& problem = params.problem;
   TileOrder& order = params.order;
   int64_t const n_blocks = n_key_blocks(config, problem);
   int64_t const n_heads =

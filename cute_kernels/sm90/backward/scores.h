@@ -27,7 +27,7 @@ struct Scores {
   // to_P makes the operand: what it leaves in place of P^T is not P^T.
   static constexpr bool kMakesOperand = variant::kHasSlopes<Variant, kFeatures>;
 
-  BackwardParamsWithoutDropout const& problem;
+  AttentionGradients const& problem;
   float const scale_log2;
   ScoreMask<Traits, kFeatures> const mask;
   variant::Given<Variant> const given;

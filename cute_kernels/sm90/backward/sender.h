@@ -12,7 +12,7 @@ namespace pyflash::sm90::backward {
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void send_in_turn(KernelParams const& params, typename Traits::SharedStorage& smem,
                               Tile<kFeatures> const& tile, int sender, int consumer) {
-  BackwardParamsWithoutDropout const& problem = params.problem;
+  AttentionGradients const& problem = params.problem;
   device::at(device::Site::dQ_s2g);
   DQTurns& turns = smem.dq_turns[consumer];
   float const turn = float(problem.turn_of(tile.first_key / Traits::kBlockN));
