@@ -64,7 +64,7 @@ BUGS = [
     ),
     _bug(
         "a_part_of_the_wrong_slot",
-        condition("part(sum) < of_rank * n_own ?", "part(sum) < of_rank * n_own || BUG ?", _CLUSTER),
+        condition("< of_rank * n_own ?", "< of_rank * n_own || BUG ?", _CLUSTER),
         problem="cluster",
     ),
     _bug(
