@@ -81,29 +81,16 @@ struct Merged {
   }
 };
 
-// CTA (x, y) merges rows from y * tiling.rows on of the tile that is cut first where share x begins.
+// Rows of a tile from first_row on. merged: (groups,rows,columns). Every thread calls it.
 template <class Element>
-__global__ void __launch_bounds__(kThreads)
-    merge_shares_kernel(__grid_constant__ Forward::Params const params) {
-  __shared__ Merged merged[kThreads];  // (groups,rows,columns)
-  Tiling const tiling(params.d_head);
+__device__ void merge_rows(Forward::Params const& params, Tiling const& tiling, Parts const& parts,
+                           Rows const& q_rows, int first_row, Merged* merged) {
   int const tidx = static_cast<int>(threadIdx.x);
   int const column = tidx % tiling.columns * kVector;
   int const group = tidx / tiling.columns / tiling.rows;
-  int const row = static_cast<int>(blockIdx.y) * tiling.rows + tidx / tiling.columns % tiling.rows;
+  int const row = first_row + tidx / tiling.columns % tiling.rows;
   int const n_rows = params.rows_of_part();
   int const heads_of_tile = params.group_of_share();
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();            // launched while the parts are computed
-  cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
-#endif
-  Parts const parts =
-      parts_of(params.share_listing(), reinterpret_cast<int const*>(params.share_list),
-               static_cast<int>(blockIdx.x));
-  if (parts.count() == 0) {
-    return;
-  }
-  Rows const q_rows = params.q_sequences().rows_of(parts.sequence, GlobalLoader{});
   int const query = row / heads_of_tile;
   bool const exists = row < n_rows && query < q_rows.length && column < params.d_head;
   RowCoord const coord{params.q_sequences().tensor_batch(parts.sequence),
@@ -148,6 +135,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// CTAs (x, y) merge the rows of the tile that is cut first where share x begins, tiling.rows at a time.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    merge_shares_kernel(__grid_constant__ Forward::Params const params) {
+  __shared__ Merged merged[kThreads];  // (groups,rows,columns)
+  Tiling const tiling(params.d_head);
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();            // launched while the parts are computed
+  cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
+#endif
+  Parts const parts =
+      parts_of(params.share_listing(), reinterpret_cast<int const*>(params.share_list),
+               static_cast<int>(blockIdx.x));
+  if (parts.count() == 0) {
+    return;
+  }
+  Rows const q_rows = params.q_sequences().rows_of(parts.sequence, GlobalLoader{});
+  int const n_rows = smaller(q_rows.length * params.group_of_share(), params.rows_of_part());
+  int first_row = static_cast<int>(blockIdx.y) * tiling.rows;
+  // NOTE: the first rows whether they exist or not, so that no load of them waits for lengths.
+  do {
+    merge_rows<Element>(params, tiling, parts, q_rows, first_row, merged);
+    first_row += static_cast<int>(gridDim.y) * tiling.rows;
+    __syncthreads();  // `merged` is free
+  } while (first_row < n_rows);
+}
+
 // Launches a kernel behind the one before it in the stream, early where the device's code waits.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), dim3 const& grid, int n_threads, void* stream,
@@ -182,8 +196,10 @@ int merge_shares(Forward::Params const& params, DType dtype, void* stream) {
   if (params.rows_of_part() == 0) {
     return cudaSuccess;
   }
-  int const rows = Tiling(params.d_head).rows;
-  dim3 const grid(params.n_shares, ceil_div(params.rows_of_part(), rows));
+  // Beside another kernel, whose sequences have more rows, most of a tile's are not there.
+  constexpr int kMostWithoutRows = 2;
+  int const n_ctas = ceil_div(params.rows_of_part(), Tiling(params.d_head).rows);
+  dim3 const grid(params.n_shares, params.runs_beside ? smaller(n_ctas, kMostWithoutRows) : n_ctas);
   return launch(kernel, grid, kThreads, stream, params);
 }
 

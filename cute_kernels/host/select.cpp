@@ -96,10 +96,10 @@ Forward::Params params_of_many(GpuSelection const& selection, Forward::Params co
   TileShape const& shape = kernel.row->shape;
   Forward::Params params = fitted(problem, *kernel.row, selection.splits);
   params.least_listed_rows = selection.few_rows + 1;
-  // Work is what the tensor cores do: rows that are not there count, too.
+  // Work is what the tensor cores do, rows that are not there among it; of few rows they wait for memory, too.
   params.beside = {.list = reinterpret_cast<int const*>(few.share_list),
-                   .cost = selection.of_few->row->shape.B_r * few.share_keys,
-                   .cost_of_block = shape.B_r * shape.B_c,
+                   .cost = 3 * selection.of_few->row->shape.B_r * few.share_keys,
+                   .cost_of_block = 2 * shape.B_r * shape.B_c,
                    .heads = shape.packs_heads ? params.heads_kv : params.heads,
                    .n_ctas = ctas_per_sm * selection.gpu.n_sms};
   return params;
@@ -121,34 +121,49 @@ bool are_mostly_few(Forward::Params const& params, int n_rows) {
          of_others <= int64_t(params.batch - 1) * n_rows;
 }
 
-// Gives sequences of few rows the kernel whose tiles are for these, if there is one that shares keys equally. Who runs the others
-// needs a list of tiles, in which these are not.
-GpuSelection with_kernel_of_few(GpuSelection selection, Problem const& problem,
-                                Contenders const& contenders, int n_sms) {
+// What runs the sequences of few rows.
+struct KernelOfFew {
+  Kernel<Forward> kernel;
+  int n_rows;
+  int n_shares;
+};
+
+// Where most sequences may have so few rows that a kernel is built whose tiles are for these, and that shares keys equally.
+std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders const& contenders,
+                                         int n_sms) {
   // Of each CTA that runs at a time: those that the other kernel has no room for follow when some have ended.
   constexpr int kSharesOfCta = 2;
   auto const& params = problem.params;
-  ConfigMapRow<Forward> const& chosen = *selection.choice.candidate.kernel.row;
-  if (!selection.lists_tiles || selection.splits.number > 1) {
-    return selection;
+  if (problem.num_splits != 0) {
+    return std::nullopt;
   }
   for (auto const& [kernel, ctas_per_sm] : contenders.candidates.all) {
     TileShape const& shape = kernel.row->shape;
     int const n_rows = shape.n_queries(params);
     int const n_shares = kSharesOfCta * ctas_per_sm * n_sms;
-    if (!shape.packs_heads || shape.B_r >= chosen.shape.B_r || !are_mostly_few(params, n_rows)) {
+    if (!shape.packs_heads || !are_mostly_few(params, n_rows)) {
       continue;
     }
     Forward::Params const few = params_of_few(params, *kernel.row, n_rows, n_shares);
     if (covers(*kernel.row, features_needed(few, kernel.row->d_head)) &&
         kernel.refuses(few) == nullptr) {
-      selection.of_few = kernel;
-      selection.few_rows = n_rows;
-      selection.few_shares = n_shares;
-      return selection;
+      return KernelOfFew{kernel, n_rows, n_shares};
     }
   }
-  return selection;
+  return std::nullopt;
+}
+
+// The problem of the longest sequence alone.
+Problem of_longest(Problem problem) {
+  auto& params = problem.params;
+  params.batch = 1;
+  Sequences q = params.q_sequences();
+  q.total = q.longest;
+  params.set_q_sequences(q);
+  KvSource kv = params.kv();
+  kv.sequences.total = kv.sequences.is_packed() ? kv.sequences.longest : 0;
+  params.set_kv(kv);
+  return problem;
 }
 
 // The problem with equal shares of its keys, where these pay for the list that the device makes of them: the device alone knows
@@ -180,18 +195,31 @@ std::optional<Problem> with_shares(Problem const& problem, Gpu const& gpu) {
 }
 
 GpuSelection select_with_splits(Problem const& problem, Gpu const& gpu, bool splits_asked_for) {
-  Contenders contenders = contenders_for(problem, gpu);
-  Choice const choice = choose(contenders, problem, gpu);
-  auto const& [kernel, ctas_per_sm] = choice.candidate;
-  GpuSelection const selection = with_splits(
-      {.choice = choice,
-       .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
-       .gpu = gpu,
-       .splits_asked_for = splits_asked_for,
-       .n_candidates = static_cast<int>(contenders.candidates.all.size()),
-       .passed_over = std::move(contenders.passed_over)},
-      problem);
-  return with_kernel_of_few(selection, problem, contenders, gpu.n_sms);
+  Contenders const contenders = contenders_for(problem, gpu);
+  auto const selection_for = [&](Problem const& chosen_for) {
+    Choice const choice = choose(contenders, chosen_for, gpu);
+    auto const& [kernel, ctas_per_sm] = choice.candidate;
+    return with_splits(
+        {.choice = choice,
+         .splits = splits_of(problem, kernel.row->shape, ctas_per_sm, gpu.n_sms, choice.num_splits),
+         .gpu = gpu,
+         .splits_asked_for = splits_asked_for,
+         .n_candidates = static_cast<int>(contenders.candidates.all.size()),
+         .passed_over = contenders.passed_over},
+        problem);
+  };
+  if (auto const few = kernel_of_few(problem, contenders, gpu.n_sms)) {
+    // Who runs the others needs a list of tiles, in which these are not.
+    GpuSelection of_others = selection_for(of_longest(problem));
+    int const B_r = of_others.choice.candidate.kernel.row->shape.B_r;
+    if (of_others.lists_tiles && of_others.splits.number == 1 && few->kernel.row->shape.B_r < B_r) {
+      of_others.of_few = few->kernel;
+      of_others.few_rows = few->n_rows;
+      of_others.few_shares = few->n_shares;
+      return of_others;
+    }
+  }
+  return selection_for(problem);
 }
 
 }  // namespace

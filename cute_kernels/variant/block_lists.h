@@ -23,7 +23,7 @@ struct ListedBlock {
 };
 
 // What a list is of; batch and head are 0 where one list is for all of them.
-struct TileOfList {
+struct TileOfLists {
   int batch;
   int head;
   int tile;
@@ -41,7 +41,7 @@ struct BlockLists {
   PYFLASH_HOST_DEVICE constexpr int64_t n_lists() const { return int64_t(batches) * heads * tiles; }
   PYFLASH_HOST_DEVICE constexpr int64_t size() const { return n_lists() * (1 + blocks); }
   // The tile of list number `index`.
-  PYFLASH_HOST_DEVICE constexpr TileOfList tile_of(int64_t index) const {
+  PYFLASH_HOST_DEVICE constexpr TileOfLists tile_of(int64_t index) const {
     return {int(index / tiles / heads), int(index / tiles % heads), int(index % tiles)};
   }
   PYFLASH_HOST_DEVICE constexpr int* list(int batch, int head, int tile) const {
@@ -128,7 +128,7 @@ template <class Variant, class Lanes, class Loader>
 PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
                                     ListedProblem const& problem, BlockLists const& lists,
                                     int64_t index, Lanes const& lanes, Loader const& load) {
-  TileOfList const at = lists.tile_of(index);
+  TileOfLists const at = lists.tile_of(index);
   Rows const q_rows = problem.q.rows_of(at.batch, load);
   Rows const k_rows = problem.k.rows_of(at.batch, load);
   int* const list = lists.list(at.batch, at.head, at.tile);

@@ -164,8 +164,8 @@ struct GradientScores {
   }
 
   CUTE_DEVICE auto row(int offset) const {
-    return Variant::row(captured, lengths, prepared, uniform, batch, at.head,
-                        at.first_query + offset);
+    return Variant::row(captured, lengths, prepared, uniform, batch, at.head, at.first_query,
+                        offset);
   }
   CUTE_DEVICE auto distance(int r, int offset) const {
     return Variant::distance(captured, lengths, prepared, uniform, batch, at.head,
@@ -198,10 +198,8 @@ struct GradientScores {
     int const end = key < tile.keys().length ? queries.end(0) : 0;
     return {queries.begin(0) - at.first_query, end - at.first_query};
   }
-  CUTE_DEVICE bool counts(int r, int offset, typename Variant::Row const& row,
-                          Interval const& shown) const {
-    return offset >= shown.begin && offset < shown.end &&
-           Variant::template counts<false>(captured, lengths, uniform, row, columns[r],
+  CUTE_DEVICE bool counts(int r, int offset, typename Variant::Row const& row) const {
+    return Variant::template counts<false>(captured, lengths, uniform, row, columns[r],
                                            distance(r, offset), batch, at.head,
                                            at.first_query + offset, at.first_key, kKeyStep * r);
   }
@@ -238,19 +236,32 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
       }
     }
   }
-  if (!at.cuts_variant && !at.cuts_band) {
-    return;
+  auto const hide = [&](int r, int c) {
+    S(r, c) = 0.f;
+    if constexpr (kSlopes) {
+      pairs(c / 2 * 2 + r) &= c % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+    }
+  };
+  if (at.cuts_variant) {
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(S); ++c) {
+      auto const row = scores.row(column_of(c));
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (!scores.counts(r, column_of(c), row)) {
+          hide(r, c);
+        }
+      }
+    }
   }
-  Interval const shown[2] = {scores.shown(0), scores.shown(1)};
-  CUTE_UNROLL
-  for (int c = 0; c < size<1>(S); ++c) {
-    auto const row = scores.row(column_of(c));
+  if (at.cuts_band) {
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
-      if (!scores.counts(r, column_of(c), row, shown[r])) {
-        S(r, c) = 0.f;
-        if constexpr (kSlopes) {
-          pairs(c / 2 * 2 + r) &= c % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+      Interval const shown = scores.shown(r);
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(S); ++c) {
+        if (column_of(c) < shown.begin || column_of(c) >= shown.end) {
+          hide(r, c);
         }
       }
     }

@@ -24,7 +24,7 @@ template <class Variant, class Lanes, class Loader>
 PYFLASH_HOST_DEVICE void write_query_list(typename Variant::Params const& captured,
                                           ListedProblem const& problem, BlockLists const& lists,
                                           int64_t index, Lanes const& lanes, Loader const& load) {
-  TileOfList const at = lists.tile_of(index);
+  TileOfLists const at = lists.tile_of(index);
   Rows const q_rows = problem.q.rows_of(at.batch, load);
   Rows const k_rows = problem.k.rows_of(at.batch, load);
   int const first = at.tile * problem.B_c;

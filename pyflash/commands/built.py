@@ -44,20 +44,18 @@ class Asked:
         only: list[KernelFeatures] | None,
         with_variant: AskedVariant | None = None,
     ) -> Asked:
-        """Raises BadParameter for a config that takes no variant, where there is one."""
+        """With a variant, a set's configs that have room for it, and those of gradients."""
         from pyflash.codegen.build import default_archs, that_run_on
         from pyflash.config import ARCHS, from_environment, named_set, parse
 
         archs = default_archs() if archs is None else archs
         if named:
             configs = [parse(text) for text in named]
-            if with_variant:
-                with_variant.check_families(configs)
         else:
             found = named_set(set_name) if set_name else from_environment()
             configs = that_run_on(found, archs or ARCHS)
             if with_variant:
-                configs = [c for c in configs if c.family.takes_variant(c)]
+                configs = [c for c in configs if c.family.builds_variant(c)]
         variant = with_variant.variant if with_variant else None
         return cls(configs, named, set_name, archs, features or [], only, variant)
 

@@ -64,7 +64,7 @@ DROPOUT = tuple(
     )
 )
 # The same for the emulator, in a library of its own.
-EMULATED_DROPOUT = DROPOUT[-2:]
+EMULATED_DROPOUT = DROPOUT[1:]
 
 BACKWARD = Op(
     name="backward",

@@ -117,6 +117,10 @@ class Family:
         """Whether kernels of a config of this family take a variant, with registers to spare."""
         return self.variant_header is not None and self.has_room_for_variant(config)
 
+    def builds_variant(self, config: Any) -> bool:
+        """The same, and whether kernels of gradients do."""
+        return self.takes_variant(config) or self.gradient_header is not None
+
     def nvcc_arch(self, arch: Arch | str | int) -> str:
         """The target that nvcc compiles for `arch`: "90", or "90a" where it has to be that."""
         arch = Arch.of(arch)

@@ -67,6 +67,9 @@ _OPENING = {
     Stage.COLUMN: ["int const k = first + offset;"],
     Stage.DISTANCE: ["int const apart = first_apart + offset;"],
 }
+# The same of a thread that has many rows, as for gradients.
+_ROWS = ", int first_query, int offset"
+_OPENING_OF_ROWS = ["int const q = first_query + offset;"]
 # What the score function takes beside what functions of pairs take.
 _SCORED = ", float raw, float scale"
 _ALIGNED = "(apart - lengths.k_len + lengths.q_len)"
@@ -194,6 +197,11 @@ class _Emitter:
         }
         self.lines = {node: f"row.line{i}" for i, node in enumerate(self.stages.streams)}
 
+    @property
+    def has_many_rows(self) -> bool:
+        """Whether a thread has many rows and few columns: where it computes gradients."""
+        return self.stages.slope is not None
+
     def members(self, stage: Stage) -> list[tuple[str, str, str]]:
         found = [
             (_TYPES[node.kind], _member(self.names[node]), "") for node in self.stages.fields[stage]
@@ -225,10 +233,13 @@ class _Emitter:
                 others = ", ".join(next(rest) for arg in node.args if arg != index("k"))
                 axis = node.args.index(index("k"))
                 values.append(f"params.{node.data.name}.template line<{axis}>({others})")
-        opening = [f"    [[maybe_unused]] {line}" for line in _OPENING.get(stage, [])]
+        has_rows = stage is Stage.ROW and self.has_many_rows
+        positions = _ROWS if has_rows else _POSITIONS[stage]
+        opening = _OPENING_OF_ROWS if has_rows else _OPENING.get(stage, [])
+        opening = [f"    [[maybe_unused]] {line}" for line in opening]
         return [
             f"  static PYFLASH_HOST_DEVICE {scope.capitalize()} {scope}(",
-            f"      {_OPERANDS}, {before}int b, int h{_POSITIONS[stage]}) {{",
+            f"      {_OPERANDS}, {before}int b, int h{positions}) {{",
             *(opening if values else []),
             *lines,
             f"    return {{{', '.join(values)}}};",
@@ -240,8 +251,10 @@ class _Emitter:
 
     def _read(self, node: Node, stage: Stage) -> str:
         place, kind = f"prepared.table{self.stages.prepared.index(node)}", _TYPES[node.kind]
-        if stage is Stage.COLUMN and self.stages.slope is None:
+        if stage is Stage.COLUMN and not self.has_many_rows:
             return f"prepared_beside<{kind}>({place} + first, offset)"
+        if stage is Stage.ROW and self.has_many_rows:
+            return f"prepared_beside<{kind}>({place} + first_query, offset)"
         at = {Stage.ROW: "q", Stage.COLUMN: "first + offset"}.get(stage, "first_apart + offset")
         if _along(node) == "aligned":
             at = "(first_apart - lengths.k_len + lengths.q_len) + offset"

@@ -38,8 +38,9 @@ class Stage(IntEnum):
 
 
 # Estimated instructions from which on a field is read from a table. A thread computes those of few
-# rows, but of many columns and distances.
+# rows, but of many columns and distances; for gradients, of many rows.
 _DEAR = {Stage.ROW: 12, Stage.COLUMN: 3, Stage.DISTANCE: 5}
+_DEAR_IN_GRADIENTS = _DEAR | {Stage.ROW: 3}
 _SPECIAL = 4  # instructions that an operation of the special function unit takes the place of
 _CONVERSION = 4
 
@@ -206,7 +207,8 @@ class Stages:
 
     def _is_dear(self, node: Node) -> bool:
         stage = self.of[node]
-        if stage not in _DEAR or node.kind not in (BOOL, I32, F32):
+        dear = _DEAR if self.slope is None else _DEAR_IN_GRADIENTS
+        if stage not in dear or node.kind not in (BOOL, I32, F32):
             return False
         cost = 0
         for part in postorder(node):
@@ -219,7 +221,7 @@ class Stages:
             is_free = is_float_of_distance(part) or is_float_of_key(part)
             is_float = part.op == "f32" and part.args[0].kind.is_integer
             cost += _CONVERSION if is_float and not is_free else 0
-        return cost >= _DEAR[stage]
+        return cost >= dear[stage]
 
     def _is_stream(self, node: Node) -> bool:
         if node.op != "load" or self.of[node] is not Stage.PAIR:

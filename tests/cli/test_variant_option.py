@@ -22,7 +22,7 @@ from pyflash.tuner.tables import choices_of
 
 SM90 = "(BF16, 64, 128, 128, 2): sm90+stages_2+overlap"
 SMALL = "(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles"
-BACKWARD = "(BF16, 64, 64, 128, 2): sm90_bwd+stages_2"
+BACKWARD = "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"
 COMMANDS = {
     "build": ["build", SM90, "--arch", "90"],
     "bench": ["bench", SMALL, "--device", "cpu", "--dtype", "fp16", "--d-head", "64"],
@@ -76,7 +76,6 @@ def test_a_value_is_refused_that_is_none_of_the_variants(command):
 @pytest.mark.parametrize(
     "words",
     [
-        ["build", BACKWARD, "--arch", "90"],
         ["inspect", BACKWARD, "--arch", "sm_90"],
         ["diff", SM90, BACKWARD, "--arch", "sm_90"],
         ["emulate", BACKWARD],
@@ -106,6 +105,16 @@ def test_a_build_names_its_library_by_the_variant(tmp_path):
     assert "variant_rows.cpp" in found["written"]
     rows = (tmp_path / "cpp" / "variant_rows.cpp").read_text()
     assert rows.count(key) >= 2
+
+
+def test_kernels_of_gradients_are_built_beside_those_of_scores(tmp_path):
+    words = ["build", SM90, BACKWARD, "--arch", "90", "--variant", "alibi"]
+    result = invoke([*words, "--emit-to", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    rows = (tmp_path / "variant_rows.cpp").read_text()
+    written = json.loads(result.stdout)["written"]
+    assert len([name for name in written if name.endswith(".cu")]) == 2
+    assert "VariantRowOf<Backward> const rows[]" in rows
 
 
 def test_without_a_kernel_selection_says_what_would_be_compiled(monkeypatch):

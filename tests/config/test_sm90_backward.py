@@ -7,6 +7,7 @@ import pytest
 from pyflash import DType, Space, named_set
 from pyflash.config import BACKWARD, FlashBackwardSm90Config, family_of, parse, rank
 from pyflash.config.arch import ARCHS, Arch
+from pyflash.config.backward import DROPOUT
 from pyflash.config.sm90 import budgets
 from pyflash.config.sm90_backward.resources import register_demand
 from pyflash.config.sm90_backward.rules import RULES
@@ -102,7 +103,8 @@ def test_what_is_built_is_legal_canonical_and_preferred():
         assert config.is_legal(90)
         assert not config.warnings(90)
         assert config.canonical() == config
-        assert config.family.built_features(config) == BACKWARD.built
+        of_set = DROPOUT if config in named_set("dropout") else ()
+        assert config.family.built_features(config) == (*BACKWARD.built, *of_set)
     assert sorted(defaults, key=rank) == defaults
 
 

@@ -1,5 +1,7 @@
 """The named sets, the order of preference, and spaces that users write."""
 
+import itertools
+
 import pytest
 from support.strategies import LADDER_BEST
 
@@ -25,7 +27,7 @@ COUNTS = {
     "invariant": 22,
     "backward": 6,
     "backward_sm80": 10,
-    "dropout": 34,
+    "dropout": 36,
 }
 
 
@@ -77,6 +79,26 @@ def test_sets_are_legal(name, arch):
     """Wherever the GPU has the family's instructions, which a family may limit to one."""
     there = [c for c in named_set(name) if c.family.runs_on in ((), (arch.sm,))]
     assert [config for config in there if config.violations(arch)] == []
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("tag", [family.tag for family in FAMILIES])
+def test_dropout_is_built_for_every_d_head(tag, dtype):
+    """In each family, under any mask."""
+    configs = [c for c in named_set("dropout") if (c.tag, c.dtype) == (tag, dtype)]
+    for d_head, mask in itertools.product(range(8, 257, 8), ("", "+right_window", "+left_window")):
+        assert any(
+            features.covers(features.parse(f"dropout{mask}{_narrower(features, config, d_head)}"))
+            for config in configs
+            if config.d_head >= d_head
+            for features in config.family.built_features(config)
+        ), (d_head, mask)
+
+
+def _narrower(features, config, d_head):
+    """What a config needs for fewer columns than it has."""
+    asks = d_head < config.d_head and "predicated_head_dim" in features.names()
+    return "+predicated_head_dim" if asks else ""
 
 
 def test_what_of_a_set_runs_on_a_gpu():

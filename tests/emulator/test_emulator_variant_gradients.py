@@ -1,6 +1,6 @@
 """Kernels of gradients with a variant that is many in one, in both families, on the emulated
 machine: gradients of named forms and of random programs beside fp64, and each planted bug is found.
-One compilation a family."""
+Two compilations a family."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from support.planted.variant_gradients import BUGS, CONFIGS, planted_libraries
 from support.random_attention import inputs_of, values_of
 from support.variant_gradients import Extents, GradientCall, call_of, errors, make_call
 
+import pyflash
 from pyflash.emulator.run import run_backward_library
 from pyflash.op.variants.arguments import Captured, captured_of
 
@@ -125,6 +126,22 @@ def test_gradients_of_random_programs_are_those_of_float64(planted_libraries, fa
     *found, report = run_backward_library(
         planted_libraries[family], call.inputs, CONFIGS[family], captured=captured,
         grad_lse=call.grad_lse,
+    )  # fmt: skip
+    report.check()
+    assert all(error < LIMIT for error in errors(found, call.exact).values())
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_scores_without_slopes_keep_P_in_place(family):
+    """Of those above some have slopes, so that all are computed as if they had."""
+    text = "both(slope: f32[1], doc: i32[2]): s + slope[h] * (k - q) where doc[b, q] == doc[b, k]"
+    own = values("documents", 2, 2, 150, 200) | {"slope": torch.tensor([0.1, -0.2])}
+    captured = captured_of(text, own)
+    call = make_call(Extents(2, 2, 1, 150, 200), torch.half, captured, {})
+    grad_out, out, lse, *inputs = call.inputs
+    *found, report = pyflash.emulate_backward(
+        grad_out, out, lse, *inputs, CONFIGS[family], grad_lse=call.grad_lse, variant=text,
+        tensors=own,
     )  # fmt: skip
     report.check()
     assert all(error < LIMIT for error in errors(found, call.exact).values())

@@ -34,6 +34,9 @@ thread_local struct {
 struct {
   unsigned x;
 } blockDim;
+struct {
+  unsigned y;
+} gridDim;
 
 // The number of an error in a kernel, or 0.
 int const planted_error = [] {
@@ -64,6 +67,7 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch_on_host(cudaLaunchConfig_t const* launch, void (*kernel)(Parameters...),
                            Arguments const&... arguments) {
   blockDim.x = launch->blockDim.x;
+  gridDim.y = launch->gridDim.y;
   cta = std::make_unique<Cta>(int(launch->blockDim.x));
   std::vector<std::jthread> threads;
   for (unsigned thread = 0; thread < launch->blockDim.x; ++thread) {

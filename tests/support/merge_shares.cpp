@@ -1,5 +1,5 @@
 // Runs the kernels of shares.cu on the CPU: lists shares, and merges parts of random numbers. A line of input is a problem:
-//   n_shares heads heads_kv d_head has_sinks longest_q longest_k batch, lengths of q, of k
+//   n_shares heads heads_kv d_head has_sinks runs_beside longest_q longest_k batch, lengths of q, of k
 // A line of output: whether the list is that of one thread, the largest difference of O and of lse from those of
 // merge_shares_on_host, and how many elements of O these wrote and the kernel did not, or it alone.
 #include <cstdint>
@@ -49,7 +49,7 @@ int main() {
   bool has_sinks = false;
   int n_shares = 0, longest_q = 0, longest_k = 0;
   while (std::cin >> n_shares >> params.heads >> params.heads_kv >> params.d_head >> has_sinks >>
-         longest_q >> longest_k >> params.batch) {
+         params.runs_beside >> longest_q >> longest_k >> params.batch) {
     Lengths const q(params.batch), k(params.batch);
     params.set_q_sequences(q.packed(longest_q));
     params.sequence_starts.k = k.starts.data();

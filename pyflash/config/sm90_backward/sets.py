@@ -29,7 +29,8 @@ _WIDE = _of_each_dtype("(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red")
 
 RANKED = (*DEFAULTS, *_WIDE)
 
-# Configs of the set `dropout` alone, which are built with dropout alone.
+# Configs of the set `dropout` alone, which are built with dropout alone. The set has _WIDE, too: no
+# other config is legal at that d_head.
 DROPPING = _of_each_dtype(
     "(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap",
     "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
@@ -37,11 +38,14 @@ DROPPING = _of_each_dtype(
 
 
 def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.BackwardFeatures]:
-    return backward.DROPOUT if config in DROPPING else backward.BACKWARD.built
+    if config in DROPPING:
+        return backward.DROPOUT
+    built = backward.BACKWARD.built
+    return (*built, *backward.DROPOUT) if config in _WIDE else built
 
 
 SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {
     "all": lambda: DEFAULTS,
     "backward": lambda: RANKED,
-    "dropout": lambda: DROPPING,
+    "dropout": lambda: (*DROPPING, *_WIDE),
 }

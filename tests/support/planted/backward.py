@@ -64,7 +64,7 @@ BUGS = [
     ),
     _bug(
         "a_part_of_the_wrong_slot",
-        instead("(part(sum) < of_rank * n_own ? 0 : n_own)", "n_own * 0", _CLUSTER),
+        condition("< of_rank * n_own ?", "< of_rank * n_own || BUG ?", _CLUSTER),
         problem="cluster",
     ),
     _bug(
@@ -74,7 +74,11 @@ BUGS = [
     ),
     _bug(
         "every_CTA_goes_through_the_same_heads",
-        instead("(head_kv * n_ctas + rank) * n_heads", "head_kv * n_ctas * n_heads", _PROBLEM),
+        condition(
+            "(head_kv * n_ctas + rank) * n_heads",
+            "(head_kv * n_ctas + (BUG ? 0 : rank)) * n_heads",
+            _PROBLEM,
+        ),
         problem="cluster",
     ),
     # Blocks of Q and dO, and who has done with them.

@@ -207,8 +207,8 @@ BUGS = [
     _swapped(
         "some_taken_for_all",
         _GRADIENT,
-        "!at.cuts_variant &&",
-        "(BUG || !at.cuts_variant) &&",
+        "if (at.cuts_variant) {",
+        "if (at.cuts_variant && !BUG) {",
         "dilated",
     ),
     _swapped(
