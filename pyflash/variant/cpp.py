@@ -7,31 +7,25 @@ and `counts` have the rest, of one pair. `tile` judges a tile.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pyflash.variant.affine import Affine
 from pyflash.variant.cpp_bounds import tile_lines
+from pyflash.variant.cpp_expressions import FLOATS, TYPES, enclosed, no_float, statements
 from pyflash.variant.derivative import ONE, derivative
 from pyflash.variant.expr import SCORE, TRUE, Node, Param, index
-from pyflash.variant.interval import MAX_POSITION, Bounds, bounds
-from pyflash.variant.scalars import BOOL, F32, I32, Scalar
+from pyflash.variant.interval import MAX_POSITION
 from pyflash.variant.stages import (
     ALIGNED,
     APART,
     MOST_APART,
     Stage,
     Stages,
-    anywhere_apart,
-    is_float_of_distance,
-    is_float_of_key,
     makes_floats_of_positions,
     with_distances,
     with_inverses,
     with_sums_apart,
 )
-from pyflash.variant.text import float_text
 from pyflash.variant.value import Variant
 from pyflash.variant.walk import postorder
 
@@ -40,14 +34,6 @@ HEADERS = (
     "cute_kernels/variant/prepared.h",
     "cute_kernels/variant/table.h",
 )
-_TYPES = {
-    Scalar.BOOL: "bool",
-    Scalar.I32: "int",
-    Scalar.I64: "int64_t",
-    Scalar.F32: "float",
-    Scalar.F16: "Half",
-    Scalar.BF16: "BFloat16",
-}
 _SCOPES = {
     Stage.UNIFORM: "uniform",
     Stage.ROW: "row",
@@ -152,10 +138,10 @@ def _params_of(params: Iterable[Param]) -> list[str]:
     values = []
     places = {"table": 0, "real": 0, "integer": 0}
     for param in params:
-        kind = _TYPES[param.kind.computed]
+        kind = TYPES[param.kind.computed]
         getter = "table" if param.rank is not None else "real" if kind == "float" else "integer"
         text = {
-            "table": f"template table<{_TYPES[param.kind]}, {param.rank}>",
+            "table": f"template table<{TYPES[param.kind]}, {param.rank}>",
             "real": "real",
             "integer": f"template integer<{kind}>",
         }[getter]
@@ -170,8 +156,8 @@ def _params_of(params: Iterable[Param]) -> list[str]:
 
 
 def _param_type(param: Param) -> str:
-    kind = _TYPES[param.kind]
-    return f"Table<{kind}, {param.rank}>" if param.rank is not None else _TYPES[param.kind.computed]
+    kind = TYPES[param.kind]
+    return f"Table<{kind}, {param.rank}>" if param.rank is not None else TYPES[param.kind.computed]
 
 
 def _struct(name: str, members: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -204,11 +190,11 @@ class _Emitter:
 
     def members(self, stage: Stage) -> list[tuple[str, str, str]]:
         found = [
-            (_TYPES[node.kind], _member(self.names[node]), "") for node in self.stages.fields[stage]
+            (TYPES[node.kind], _member(self.names[node]), "") for node in self.stages.fields[stage]
         ]
         if stage is Stage.ROW:
             found += [
-                (f"{_TYPES[node.data.kind]} const*", _member(name), "")
+                (f"{TYPES[node.data.kind]} const*", _member(name), "")
                 for node, name in self.lines.items()
             ]
         return found
@@ -226,7 +212,7 @@ class _Emitter:
         if stage is Stage.ROW:
             streams = self.stages.streams
             roots += [arg for node in streams for arg in node.args if arg != index("k")]
-        lines, texts = _statements(roots, known, _FLOATS.get(stage, _no_float))
+        lines, texts = statements(roots, known, FLOATS.get(stage, no_float))
         values, rest = texts[: len(wanted)], iter(texts[len(wanted) :])
         if stage is Stage.ROW:
             for node in self.stages.streams:
@@ -250,7 +236,7 @@ class _Emitter:
         return {node: self.names[node] for node in self.stages.fields[stage]}
 
     def _read(self, node: Node, stage: Stage) -> str:
-        place, kind = f"prepared.table{self.stages.prepared.index(node)}", _TYPES[node.kind]
+        place, kind = f"prepared.table{self.stages.prepared.index(node)}", TYPES[node.kind]
         if stage is Stage.COLUMN and not self.has_many_rows:
             return f"prepared_beside<{kind}>({place} + first, offset)"
         if stage is Stage.ROW and self.has_many_rows:
@@ -286,9 +272,9 @@ class _Emitter:
             known = {position[along]: "at"}
             if along == "apart":
                 known[ALIGNED] = "(at - lengths.k_len + lengths.q_len)"
-            statements, (text,) = _statements([node], known)
-            statements = [f"  {line}" for line in statements]
-            lines += [f"    if (i == {i}) {{", *statements, f"      return to_prepared({text});"]
+            before, (text,) = statements([node], known)
+            before = [f"  {line}" for line in before]
+            lines += [f"    if (i == {i}) {{", *before, f"      return to_prepared({text});"]
             lines += ["    }"]
         return [*lines, "    return 0;", "  }"]
 
@@ -327,7 +313,7 @@ class _Emitter:
                 sign = "-" if root.op == "-" else ""
 
                 def fused(text: str, *others: str) -> str:
-                    return result(f"fused(raw, scale, {sign}{_enclosed(text)})", *others)
+                    return result(f"fused(raw, scale, {sign}{enclosed(text)})", *others)
 
                 return self.of_pair(signature, [other, *others], _SCORED, fused)
         opening = ["    [[maybe_unused]] float const s = raw * scale;"]
@@ -342,7 +328,7 @@ class _Emitter:
         opening: Sequence[str] = (),
     ) -> list[str]:
         known = {**self.names, **{node: self._element(node) for node in self.stages.streams}}
-        lines, texts = _statements(roots, known)
+        lines, texts = statements(roots, known)
         return [
             "  template <bool kStreamed>",
             f"  static PYFLASH_HOST_DEVICE {signature}(",
@@ -391,146 +377,3 @@ def _prepared_field(node: Node) -> str:
     )
     facts = (str(fact).lower() for fact in ("b" in read, has_lengths, "h" in read))
     return f"{{Along::{along}, {', '.join(facts)}}}"
-
-
-def _no_float(node: Node) -> str | None:
-    return None
-
-
-def _float_of_key(node: Node) -> str | None:
-    return "(float(first) + float(offset))" if is_float_of_key(node) else None
-
-
-def _float_of_distance(node: Node) -> str | None:
-    if not is_float_of_distance(node):
-        return None
-    total = Affine.of(node.args[0])
-    factor = next(factor for part, factor in total.terms if part in (APART, ALIGNED))
-    places = {APART: "first_apart", ALIGNED: "(first_apart - lengths.k_len + lengths.q_len)"}
-    lines, (text,) = _statements([node.args[0]], places)
-    assert not lines
-    steps = "offset" if factor == 1 else f"{factor} * offset"
-    return f"(float({text}) + float({steps}))"
-
-
-# Floats of positions in functions of a stage, by the place of a thread's first one: what is added
-# is a constant, and the first one is converted once.
-_FLOATS = {Stage.COLUMN: _float_of_key, Stage.DISTANCE: _float_of_distance}
-
-
-def _statements(
-    roots: list[Node],
-    known: Mapping[Node, str],
-    float_of: Callable[[Node], str | None] = _no_float,
-) -> tuple[list[str], list[str]]:
-    """Statements that compute what is used twice, and the expressions of the roots. float_of: of
-    positions, where there is a better one."""
-    floats = {n: text for n in postorder(*roots) if (text := float_of(n)) is not None}
-    known = {**floats, **known}
-    nodes = list(postorder(*roots, operands=lambda node: () if node in known else node.args))
-    uses = Counter([*roots, *(arg for n in nodes if n not in known for arg in n.args)])
-    texts = dict(known)
-    lines: list[str] = []
-    for node in nodes:
-        if node in known:
-            continue
-        text = _expression(node, [texts[arg] for arg in node.args])
-        if uses[node] > 1 and node.args:
-            name = f"t{len(lines)}"
-            lines.append(f"    {_TYPES[node.kind]} const {name} = {text};")
-            text = name
-        texts[node] = text
-    return lines, [texts[root] for root in roots]
-
-
-_CALLS = {
-    "min": "minimum",
-    "max": "maximum",
-    "abs": "absolute",
-    "//": "floor_div",
-    "%": "floor_mod",
-    "<<": "shift_left",
-    ">>": "shift_right",
-    "/": "divided",
-    "over": "divided",
-    "f16": "rounded_to_f16",
-    "bf16": "rounded_to_bf16",
-}
-# NOTE: && and || would be branches, of each pair.
-_LOGIC = {"&": "both", "|": "either"}
-_WRAPPING = {"+": "wrapping_add", "-": "wrapping_sub", "*": "wrapping_mul"}
-
-
-def _expression(node: Node, texts: list[str]) -> str:
-    op = node.op
-    if op == "constant":
-        return literal(node)
-    if op == "index":
-        in_lengths = node.data in ("q_len", "k_len", "q0", "k0")
-        return f"lengths.{node.data}" if in_lengths else node.data
-    if op == "load":
-        name = f"params.{node.data.name}"
-        return name if node.data.rank is None else f"{name}.at({', '.join(texts)})"
-    if op == "where":
-        return f"{_enclosed(texts[0])} ? {_enclosed(texts[1])} : {_enclosed(texts[2])}"
-    if op in ("bool", "i32", "i64", "f32"):
-        return _cast(node, texts[0])
-    if op == "neg":
-        wraps = node.kind.is_integer and _may_wrap("-", node.kind, Bounds(0, 0), node.args[0])
-        zero = f"{_TYPES[node.kind]}(0)"
-        return f"wrapping_sub({zero}, {texts[0]})" if wraps else f"-{_enclosed(texts[0])}"
-    if op == "~":
-        return f"!{_enclosed(texts[0])}" if node.kind is BOOL else f"~{_enclosed(texts[0])}"
-    if op in _WRAPPING and node.kind.is_integer:
-        left = bounds(node.args[0], anywhere_apart)
-        if _may_wrap(op, node.kind, left, node.args[1]):
-            return f"{_WRAPPING[op]}({', '.join(texts)})"
-    if op.isidentifier() or op in _CALLS:
-        return f"{_CALLS.get(op, op)}({', '.join(texts)})"
-    if node.kind is BOOL:
-        if op in _LOGIC:
-            return f"{_LOGIC[op]}({', '.join(texts)})"
-        op = "!=" if op == "^" else op
-    return f"{_enclosed(texts[0])} {op} {_enclosed(texts[1])}"
-
-
-def _may_wrap(op: str, kind: Scalar, a: Bounds, right: Node) -> bool:
-    b = bounds(right, anywhere_apart)
-    ends = {
-        "+": (a.low + b.low, a.high + b.high),
-        "-": (a.low - b.high, a.high - b.low),
-        "*": tuple(x * y for x in (a.low, a.high) for y in (b.low, b.high)),
-    }[op]
-    return not all(map(kind.holds, ends))
-
-
-def _cast(node: Node, text: str) -> str:
-    kind = _TYPES[node.kind]
-    if is_float_of_key(node):  # of each pair, or each key: kernels do it often
-        return f"float_of_position({text})"
-    if node.args[0].kind is F32 and node.kind.is_integer:
-        return f"to_integer<{kind}>({text})"
-    return f"{kind}({text})"
-
-
-def literal(node: Node) -> str:
-    value = node.data
-    if node.kind is BOOL:
-        return "true" if value else "false"
-    if node.kind is F32:
-        if abs(value) == float("inf"):
-            return "kInfinity" if value > 0 else "-kInfinity"
-        return f"{float_text(value)}f"
-    if value == node.kind.least:
-        return f"({_TYPES[node.kind]}({value + 1}) - 1)"
-    return str(value) if node.kind is I32 else f"int64_t({value})"
-
-
-def _enclosed(text: str) -> str:
-    """In parentheses, unless it is a name, a literal or a call."""
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character in " -!~" and depth == 0:
-            return f"({text})"
-    return text
