@@ -54,7 +54,7 @@ struct TileSort {
     reinterpret_cast<ListedTile*>(list)[1 + place] = {tile / lists.tiles, tile % lists.tiles};
     if (tile == 0) {
       list[0] = group_size();
-      list[1] = 0;
+      list[1] = kNoWindow;  // as many CTAs as there are
     }
   }
 };
