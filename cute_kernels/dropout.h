@@ -17,19 +17,6 @@ CUTE_DEVICE DropoutBytes load_dropout(Dropout const& dropout, int heads, int seq
   return {seed, device::load(dropout.state + 1), heads, sequence, head};
 }
 
-// NOTE: the compiler would rather compute what counters share again.
-template <int kShared>
-CUTE_DEVICE void settle(PhiloxOfOneWord<kShared>& random) {
-  for (uint32_t* word : {&random.begin, &random.first0, &random.second0, &random.second2}) {
-    *word = device::settled(*word);
-  }
-  CUTE_UNROLL
-  for (int i = 0; i < random.kKeys; ++i) {
-    random.keys0[i] = device::settled(random.keys0[i]);
-    random.keys1[i] = device::settled(random.keys1[i]);
-  }
-}
-
 // Where queries are rows. A thread's lane is that of its elements.
 // kRowTiles: the 16 rows of MMAs that the thread has a part of. kBlockN: keys of a block.
 template <int kRowTiles, int kBlockN>
@@ -83,20 +70,17 @@ CUTE_DEVICE void drop_pairs(uint32_t& upper_rows, uint32_t& lower_rows, uint32_t
 // bytes, one of every eight queries: two bytes for the pair of queries of the upper key, and two for that of the lower one. Of an even
 // query and an odd one the lanes of an even key and the next one share the calls: each makes one, and they exchange what they need.
 template <int kWords>
-CUTE_DEVICE void draw_for_columns(uint32_t (&words)[kWords], DropoutBytes const& bytes,
-                                  uint32_t key, uint32_t query) {
+CUTE_DEVICE void draw_for_columns(uint32_t (&words)[kWords], DropoutBytes const& bytes, int key,
+                                  int query) {
   constexpr int kNextKey = 4;  // lanes
   // The bytes of an even key, and of an odd one, of the words of eight keys and of the next eight.
   constexpr uint32_t kOfEven = 0x6240, kOfOdd = 0x7351;
-  uint32_t const is_odd = key % 2;
-  bool const is_upper = key / 16 % 2 != 0;
-  PhiloxOfThirdWord random_of =
-      bytes.of_queries(key / 32, DropoutBytes::lane_of(query + is_odd, key));
-  settle(random_of);
+  int const is_odd = key % 2;
   uint32_t const of_own = is_odd ? kOfOdd : kOfEven, of_other = is_odd ? kOfEven : kOfOdd;
   CUTE_UNROLL
   for (int i = 0; i < kWords; i += 2) {  // 16 queries
-    Random64 const random = random_of.half_of(is_upper, query / 16 + i / 2);
+    Random64 const random = bytes.half_of_lane(key / 16 % 2 != 0, (query + 8 * i) / 16, key / 32,
+                                               DropoutBytes::lane_of(query + is_odd, key));
     uint32_t const own = device::permute_bytes(random.words[0], random.words[1], of_own);
     uint32_t const other = device::shfl_xor_bits(
         device::permute_bytes(random.words[0], random.words[1], of_other), kNextKey);

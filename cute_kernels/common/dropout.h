@@ -46,103 +46,72 @@ struct Philox {
     return {{upper(b) ^ counter.words[1] ^ key0, uint32_t(b), upper(a) ^ counter.words[3] ^ key1,
              uint32_t(a)}};
   }
-  static PYFLASH_HOST_DEVICE constexpr Random128 of(Random128 counter, uint64_t seed) {
-    for (int i = 0; i < kRounds; ++i) {
+  static PYFLASH_HOST_DEVICE constexpr Random128 rounds(int n, Random128 counter, uint64_t seed) {
+    for (int i = 0; i < n; ++i) {
       counter = round(counter, key0(seed, i), key1(seed, i));
     }
     return counter;
   }
-  // The first or the last two words of a round, for one product.
-  static PYFLASH_HOST_DEVICE constexpr Random64 half_round(bool is_upper, Random128 const& counter,
-                                                           uint32_t key0, uint32_t key1) {
+  static PYFLASH_HOST_DEVICE constexpr Random128 of(Random128 const& counter, uint64_t seed) {
+    return rounds(kRounds, counter, seed);
+  }
+  // The lower or the upper half of the words: of the last round, one product.
+  static PYFLASH_HOST_DEVICE constexpr Random64 half_of(bool is_upper, Random128 const& counter,
+                                                        uint64_t seed) {
+    constexpr int kLast = kRounds - 1;
+    Random128 const last = rounds(kLast, counter, seed);
     uint64_t const product = uint64_t(is_upper ? uint32_t(times_a(1)) : uint32_t(times_b(1))) *
-                             (is_upper ? counter.words[0] : counter.words[2]);
-    uint32_t const joined = is_upper ? counter.words[3] ^ key1 : counter.words[1] ^ key0;
-    return {{upper(product) ^ joined, uint32_t(product)}};
+                             (is_upper ? last.words[0] : last.words[2]);
+    uint32_t const key = is_upper ? key1(seed, kLast) : key0(seed, kLast);
+    return {{upper(product) ^ (is_upper ? last.words[3] : last.words[1]) ^ key, uint32_t(product)}};
   }
 };
 
-// Philox of counters that share all words but one: what the first kShared rounds have of shared words alone is computed once.
-template <int kShared>
-struct PhiloxOfOneWord {
+// Philox of counters that share all words but the last: a third of its products is computed once.
+struct PhiloxOfLastWord {
+  static constexpr int kShared = 3;  // rounds that know some of their words
   static constexpr int kKeys = Philox::kRounds - kShared;
 
-  uint32_t begin;  // what the word is joined with before its first product
-  uint32_t first0, second0,
-      second2;  // what words after that product and after the next are joined with
+  uint32_t begin;                     // the third word after round 0, but for the last
+  uint32_t first0, second0, second2;  // what is known of words of rounds 1 and 2
   uint32_t keys0[kKeys], keys1[kKeys];
 
-  // The words after the rounds that share something. The second is 0, and in keys0[0] instead.
-  PYFLASH_HOST_DEVICE constexpr Random128 start(uint32_t word) const {
-    uint64_t const b = Philox::times_b(begin ^ word);
-    uint64_t const a = Philox::times_a(Philox::upper(b) ^ first0);
-    return {{second0 ^ uint32_t(b), 0, Philox::upper(a) ^ second2, uint32_t(a)}};
-  }
-  PYFLASH_HOST_DEVICE constexpr Random128 rounds(int n, uint32_t word) const {
-    Random128 counter = start(word);
-    for (int i = 0; i < n; ++i) {
-      counter = Philox::round(counter, keys0[i], keys1[i]);
-    }
-    return counter;
-  }
-  PYFLASH_HOST_DEVICE constexpr Random128 of(uint32_t word) const { return rounds(kKeys, word); }
-  PYFLASH_HOST_DEVICE constexpr Random64 half_of(bool is_upper, uint32_t word) const {
-    constexpr int kLast = kKeys - 1;
-    return Philox::half_round(is_upper, rounds(kLast, word), keys0[kLast], keys1[kLast]);
-  }
-
- protected:
-  PYFLASH_HOST_DEVICE constexpr void set_keys(uint64_t seed, uint32_t second1) {
-    for (int i = 0; i < kKeys; ++i) {
-      keys0[i] = Philox::key0(seed, kShared + i);
-      keys1[i] = Philox::key1(seed, kShared + i);
-    }
-    keys0[0] ^= second1;
-  }
-};
-
-// Of the last word: a third of the products is shared.
-struct PhiloxOfLastWord : PhiloxOfOneWord<3> {
   PhiloxOfLastWord() = default;
-  PYFLASH_HOST_DEVICE constexpr PhiloxOfLastWord(Random128 const& shared, uint64_t seed)
-      : PhiloxOfOneWord() {
-    uint64_t const a = Philox::times_a(shared.words[0]), b = Philox::times_b(shared.words[2]);
+  PYFLASH_HOST_DEVICE constexpr PhiloxOfLastWord(uint32_t word0, uint32_t word1, uint32_t word2,
+                                                 uint64_t seed)
+      : begin(), first0(), second0(), second2(), keys0(), keys1() {
+    uint64_t const a = Philox::times_a(word0), b = Philox::times_b(word2);
     begin = Philox::upper(a) ^ Philox::key1(seed, 0);
     first0 = uint32_t(b) ^ Philox::key0(seed, 1);
-    uint64_t const next_a =
-        Philox::times_a(Philox::upper(b) ^ shared.words[1] ^ Philox::key0(seed, 0));
+    uint64_t const next_a = Philox::times_a(Philox::upper(b) ^ word1 ^ Philox::key0(seed, 0));
     uint64_t const next_b =
         Philox::times_b(Philox::upper(next_a) ^ uint32_t(a) ^ Philox::key1(seed, 1));
     second0 = Philox::upper(next_b) ^ Philox::key0(seed, 2);
     second2 = uint32_t(next_a) ^ Philox::key1(seed, 2);
-    set_keys(seed, uint32_t(next_b));
+    for (int i = 0; i < kKeys; ++i) {
+      keys0[i] = Philox::key0(seed, kShared + i);
+      keys1[i] = Philox::key1(seed, kShared + i);
+    }
+    keys0[0] ^= uint32_t(next_b);  // all of the word that the round's product joins
+  }
+
+  PYFLASH_HOST_DEVICE constexpr Random128 of(uint32_t word3) const {
+    uint64_t const b = Philox::times_b(begin ^ word3);
+    uint64_t const a = Philox::times_a(Philox::upper(b) ^ first0);
+    Random128 counter{{second0 ^ uint32_t(b), 0, Philox::upper(a) ^ second2, uint32_t(a)}};
+    for (int i = 0; i < kKeys; ++i) {
+      counter = Philox::round(counter, keys0[i], keys1[i]);
+    }
+    return counter;
   }
 };
-
-// Of the third word.
-struct PhiloxOfThirdWord : PhiloxOfOneWord<2> {
-  PYFLASH_HOST_DEVICE constexpr PhiloxOfThirdWord(Random128 const& shared, uint64_t seed)
-      : PhiloxOfOneWord() {
-    uint64_t const a = Philox::times_a(shared.words[0]);
-    uint64_t const next_b =
-        Philox::times_b(Philox::upper(a) ^ shared.words[3] ^ Philox::key1(seed, 0));
-    first0 = shared.words[1] ^ Philox::key0(seed, 0);
-    second0 = Philox::upper(next_b) ^ Philox::key0(seed, 1);
-    second2 = uint32_t(a) ^ Philox::key1(seed, 1);
-    set_keys(seed, uint32_t(next_b));
-  }
-};
-
 static_assert([] {
   constexpr uint64_t kSeed = 0x123456789abcdef;
-  constexpr Random128 kCounter{{1, 2, 3, 4}};
-  Random128 const all = Philox::of(kCounter, kSeed);
-  Random128 const of_last = PhiloxOfLastWord(kCounter, kSeed).of(kCounter.words[3]);
-  Random128 const of_third = PhiloxOfThirdWord(kCounter, kSeed).of(kCounter.words[2]);
+  Random128 const all = Philox::of({{1, 2, 3, 4}}, kSeed);
+  Random128 const of_word = PhiloxOfLastWord(1, 2, 3, kSeed).of(4);
   for (int i = 0; i < 4; ++i) {
-    Random64 const half = PhiloxOfThirdWord(kCounter, kSeed).half_of(i / 2 == 1, 3);
-    if (of_last.words[i] != all.words[i] || of_third.words[i] != all.words[i] ||
-        half.words[i % 2] != all.words[i]) {
+    Random64 const half = Philox::half_of(i / 2 == 1, {{1, 2, 3, 4}}, kSeed);
+    if (of_word.words[i] != all.words[i] || half.words[i % 2] != all.words[i]) {
       return false;
     }
   }
@@ -170,19 +139,22 @@ struct DropoutBytes {
                                              int sequence, int head)
       : seed(seed), offset(offset + 32 * (uint64_t(sequence) * heads + head)) {}
 
-  static PYFLASH_HOST_DEVICE constexpr int lane_of(uint32_t query, uint32_t key) {
+  static PYFLASH_HOST_DEVICE constexpr int lane_of(int query, int key) {
     return query % 8 * 4 + key % 8 / 2;
   }
   // The bytes of a lane of 16 queries and 32 keys, by their numbers.
   PYFLASH_HOST_DEVICE constexpr Random128 of_lane(int queries, int keys, int lane) const {
     return Philox::of(counter(queries, keys, lane), seed);
   }
-  // For those of any keys, and of any queries.
-  PYFLASH_HOST_DEVICE constexpr PhiloxOfLastWord of_keys(int queries, int lane) const {
-    return {counter(queries, 0, lane), seed};
+  // Those of the lower or the upper 16 keys.
+  PYFLASH_HOST_DEVICE constexpr Random64 half_of_lane(bool is_upper, int queries, int keys,
+                                                      int lane) const {
+    return Philox::half_of(is_upper, counter(queries, keys, lane), seed);
   }
-  PYFLASH_HOST_DEVICE constexpr PhiloxOfThirdWord of_queries(int keys, int lane) const {
-    return {counter(0, keys, lane), seed};
+  // For those of any keys.
+  PYFLASH_HOST_DEVICE constexpr PhiloxOfLastWord of_keys(int queries, int lane) const {
+    Random128 const shared = counter(queries, 0, lane);
+    return {shared.words[0], shared.words[1], shared.words[2], seed};
   }
   // The byte of a query, 0 or 1 for the upper or the lower eight of 16, and of a key of a pair, given the word of its eight keys.
   static PYFLASH_HOST_DEVICE constexpr uint32_t byte_of(uint32_t word, int query_half,

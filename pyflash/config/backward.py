@@ -64,7 +64,7 @@ DROPOUT = tuple(
     )
 )
 # The same for the emulator, in a library of its own.
-EMULATED_DROPOUT = DROPOUT[1:]
+EMULATED_DROPOUT = DROPOUT[-2:]
 
 BACKWARD = Op(
     name="backward",

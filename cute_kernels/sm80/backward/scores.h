@@ -34,9 +34,6 @@ struct Scores {
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
-  // Whether P^T itself is in place of P^T, and `drop` makes the pairs.
-  static constexpr bool kDropMakesPairs = kFeatures.dropout && !kFeatures.softcap;
-
   CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key,
                      variant::Given<Variant> const& given)
       : problem(tile.problem),
@@ -111,12 +108,10 @@ struct Scores {
     if (cuts(m_block)) {
       mask(P, m_block, 0.f);
     }
-    if constexpr (!kDropMakesPairs) {
-      pack(acc, pairs);
-    }
+    pack(acc, pairs);
   }
 
-  // Marks what is dropped of P^T by its sign, and makes pairs without it, or leaves it out of those that to_P has made.
+  // Marks what is dropped of P^T by its sign, and leaves it out of the pairs.
   template <class Acc, class Pairs>
   CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, Dropout const& dropout, int head,
                         int m_block) const {
@@ -125,9 +120,7 @@ struct Scores {
     draw_for_columns(words, load_dropout(dropout, problem.heads, tile.sequence(), head),
                      tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
     mark_dropped(P, words, dropout.largest_kept, [&](int i, uint32_t marks) {
-      pairs.data()[i] = kDropMakesPairs
-                            ? device::pack2_positive(acc_P(2 * i), acc_P(2 * i + 1), Element{})
-                            : device::leave_out(pairs.data()[i], marks);
+      pairs.data()[i] = device::leave_out(pairs.data()[i], marks);
     });
   }
 

@@ -99,6 +99,18 @@ CUTE_DEVICE void add_alibi_to(AccS& acc_S, KernelParams const& params, Tile cons
   }
 }
 
+// NOTE: the compiler would rather compute what counters share again.
+CUTE_DEVICE void settle(PhiloxOfLastWord& random) {
+  for (uint32_t* word : {&random.begin, &random.first0, &random.second0, &random.second2}) {
+    *word = device::settled(*word);
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < PhiloxOfLastWord::kKeys; ++i) {
+    random.keys0[i] = device::settled(random.keys0[i]);
+    random.keys1[i] = device::settled(random.keys1[i]);
+  }
+}
+
 // What is dropped of P of a tile, in a computing warpgroup: a block of keys at a time, whose random bytes are drawn ahead.
 template <class Traits>
 struct TileDropout {
