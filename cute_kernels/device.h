@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -15,14 +14,6 @@
 #include "cute_kernels/sites.h"
 
 namespace pyflash::device {
-
-// A limit of 1 to 256 for two bytes, as fp16: 0x6400 is 1024, and the next numbers are integers, too.
-CUTE_HOST_DEVICE constexpr uint32_t limits_of_bytes(uint32_t limit) {
-  return 0x00010001u * (0x6400u + limit);
-}
-// What 1 in fp16 is, taken for an element.
-template <class Element>
-inline constexpr float kOneOfFp16 = std::is_same_v<Element, cutlass::half_t> ? 1.f : 0x1p-7f;
 
 #if defined(__CUDACC__)
 
@@ -84,12 +75,6 @@ CUTE_DEVICE float rsqrt(float x) {
   return y;
 }
 
-// x, which the compiler takes for another number: neither is it computed again, nor what follows from it ahead of this place.
-CUTE_DEVICE uint32_t settled(uint32_t x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // x, or the nearer of -limit and limit where that is less; NaN stays NaN. Two instructions.
 CUTE_DEVICE float clamp(float x, float limit) {
   float y;
@@ -106,62 +91,6 @@ CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::half_t) {
 CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
   __nv_bfloat162 const packed = __floats2bfloat162_rn(lo, hi);
   return reinterpret_cast<uint32_t const&>(packed);
-}
-
-// Four bytes of eight, by their numbers, of 4 bits each.
-CUTE_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers) {
-  return __byte_perm(a, b, numbers);
-}
-
-// For each of two bytes of four, the upper or the lower two, 1 in fp16 where it is below the limit, and else 0. Three instructions
-// drop from a pair, where a comparison and a selection for each element take more.
-template <bool kUpper>
-CUTE_DEVICE uint32_t ones_below(uint32_t bytes, uint32_t limits) {
-  uint32_t const numbers = __byte_perm(bytes, 0x64646464u, kUpper ? 0x4342 : 0x4140);
-  __half2 const ones = __hsub2_sat(reinterpret_cast<__half2 const&>(limits),
-                                   reinterpret_cast<__half2 const&>(numbers));
-  return reinterpret_cast<uint32_t const&>(ones);
-}
-
-// A pair whose signs say where bytes of four, the upper or the lower two, are above a limit.
-template <bool kUpper>
-CUTE_DEVICE uint32_t signs_above(uint32_t bytes, uint32_t limits) {
-  uint32_t const numbers = __byte_perm(bytes, 0x64646464u, kUpper ? 0x4342 : 0x4140);
-  __half2 const differences =
-      __hsub2(reinterpret_cast<__half2 const&>(limits), reinterpret_cast<__half2 const&>(numbers));
-  return reinterpret_cast<uint32_t const&>(differences);
-}
-// A pair of elements, with 0 for each whose sign is set in `signs`.
-CUTE_DEVICE uint32_t leave_out(uint32_t pair, uint32_t signs) {
-  return pair & ~__byte_perm(signs, 0, 0xbb99);
-}
-// x >= 0, or -x where the first of these bits is set.
-CUTE_DEVICE float with_sign(float x, uint32_t bits) {
-  return __uint_as_float(__float_as_uint(x) | (bits & 0x80000000u));
-}
-
-// A pair of elements times a pair of ones_below, exactly.
-CUTE_DEVICE uint32_t multiply2(uint32_t pair, uint32_t ones, cutlass::half_t) {
-  __half2 const product =
-      __hmul2(reinterpret_cast<__half2 const&>(pair), reinterpret_cast<__half2 const&>(ones));
-  return reinterpret_cast<uint32_t const&>(product);
-}
-CUTE_DEVICE uint32_t multiply2(uint32_t pair, uint32_t ones, cutlass::bfloat16_t) {
-  __nv_bfloat162 const product = __hmul2(reinterpret_cast<__nv_bfloat162 const&>(pair),
-                                         reinterpret_cast<__nv_bfloat162 const&>(ones));
-  return reinterpret_cast<uint32_t const&>(product);
-}
-
-// pack2, with 0 in place of what is negative.
-CUTE_DEVICE uint32_t pack2_positive(float lo, float hi, cutlass::half_t) {
-  uint32_t pair;
-  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(hi), "f"(lo));
-  return pair;
-}
-CUTE_DEVICE uint32_t pack2_positive(float lo, float hi, cutlass::bfloat16_t) {
-  uint32_t pair;
-  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;\n" : "=r"(pair) : "f"(hi), "f"(lo));
-  return pair;
 }
 
 // Two e4m3 of four in a register, the upper or the lower two, as a pair of elements, exactly; NaN stays NaN.
@@ -290,8 +219,6 @@ float log(float x);
 float rsqrt(float x);
 float clamp(float x, float limit);
 
-inline uint32_t settled(uint32_t x) { return x; }
-
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);
 uint32_t unpack_e4m3(uint32_t pair, cutlass::half_t);
@@ -301,25 +228,6 @@ uint32_t unpack_e4m3(uint32_t bytes, Element) {
   return unpack_e4m3(kUpper ? bytes >> 16 : bytes, Element{});
 }
 uint32_t swap_inner_bytes(uint32_t bytes);
-uint32_t ones_below(uint32_t pair, uint32_t limits);
-template <bool kUpper>
-uint32_t ones_below(uint32_t bytes, uint32_t limits) {
-  return ones_below(kUpper ? bytes >> 16 : bytes, limits);
-}
-uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers);
-uint32_t signs_above(uint32_t pair, uint32_t limits);
-template <bool kUpper>
-uint32_t signs_above(uint32_t bytes, uint32_t limits) {
-  return signs_above(kUpper ? bytes >> 16 : bytes, limits);
-}
-uint32_t leave_out(uint32_t pair, uint32_t signs);
-float with_sign(float x, uint32_t bits);
-template <class Element>
-uint32_t pack2_positive(float lo, float hi, Element element) {
-  return pack2(lo < 0 ? 0.f : lo, hi < 0 ? 0.f : hi, element);
-}
-uint32_t multiply2(uint32_t pair, uint32_t ones, cutlass::half_t);
-uint32_t multiply2(uint32_t pair, uint32_t ones, cutlass::bfloat16_t);
 
 void reduce_add(float* address, float value);
 float wait_until_at_most(float const* address, float bound);

@@ -69,44 +69,6 @@ uint32_t unpack_e4m3(uint32_t pair, cutlass::half_t) {
 uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t) {
   return pack<cutlass::bfloat16_t>(number_of_e4m3(pair), number_of_e4m3(pair >> 8));
 }
-uint32_t ones_below(uint32_t pair, uint32_t limits) {
-  auto const one_if = [](bool is_below) { return is_below ? 0x3c00u : 0u; };
-  return one_if((pair & 0xff) + 0x6400 < (limits & 0xffff)) |
-         one_if((pair >> 8 & 0xff) + 0x6400 < limits >> 16) << 16;
-}
-uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers) {
-  uint64_t const bytes = a | uint64_t(b) << 32;
-  uint32_t permuted = 0;
-  for (int i = 0; i < 4; ++i) {
-    permuted |= uint32_t(bytes >> 8 * (numbers >> 4 * i & 7) & 0xff) << 8 * i;
-  }
-  return permuted;
-}
-uint32_t signs_above(uint32_t pair, uint32_t limits) {
-  auto const sign_if = [](bool is_above) { return is_above ? 0x8000u : 0u; };
-  return sign_if((pair & 0xff) + 0x6400 > (limits & 0xffff)) |
-         sign_if((pair >> 8 & 0xff) + 0x6400 > limits >> 16) << 16;
-}
-uint32_t leave_out(uint32_t pair, uint32_t signs) {
-  return pair & ~((signs >> 15 & 1) * 0xffffu | (signs >> 31) * 0xffff0000u);
-}
-float with_sign(float x, uint32_t bits) {
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) | (bits & 0x80000000u));
-}
-template <class Element>
-uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-  auto const product = [&](int shift) {
-    return float(Element::bitcast(uint16_t(a >> shift))) *
-           float(Element::bitcast(uint16_t(b >> shift)));
-  };
-  return pack<Element>(product(0), product(16));
-}
-uint32_t multiply2(uint32_t pair, uint32_t ones, cutlass::half_t) {
-  return multiply_pairs<cutlass::half_t>(pair, ones);
-}
-uint32_t multiply2(uint32_t pair, uint32_t ones, cutlass::bfloat16_t) {
-  return multiply_pairs<cutlass::bfloat16_t>(pair, ones);
-}
 uint32_t swap_inner_bytes(uint32_t bytes) {
   return (bytes & 0xff0000ff) | (bytes >> 8 & 0xff00) | (bytes << 8 & 0xff0000);
 }

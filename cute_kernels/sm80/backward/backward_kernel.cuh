@@ -229,18 +229,16 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     Tensor tdKrDS = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});        // (MMA,MMA_M,MMA_K)
     multiply_rows(acc_S, smem.k, Site::K_s2r, sQ, Site::Q_s2r);
     multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
+    scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
     if constexpr (kFeatures.dropout) {
-      scores.to_P(acc_S, tdVrP, smem.lse2[stage], block, exponent_of_kept(problem.dropout));
       scores.drop(acc_S, tdVrP, problem.dropout, block.head, block.m_block);
-    } else {
-      scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
     }
     if constexpr (!Traits::kPInRegisters) {
       device::at(Site::P_r2s);
       store_pairs(tdVrP, smem.p);
     }
     if constexpr (kFeatures.dropout) {
-      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage], share_kept(problem.dropout));
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage], problem.dropout.factor);
     } else {
       scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
     }
@@ -288,6 +286,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   CUTE_UNROLL
   for (int i = 0; i < size(acc_dK); ++i) {
     acc_dK(i) *= problem.softmax_scale;
+    if constexpr (kFeatures.dropout) {
+      acc_dV(i) *= problem.dropout.factor;
+    }
   }
   Coord const out = lane_at(typename Traits::AccLanes{}, key, column_dKV);
   device::at(Site::rows_r2s);

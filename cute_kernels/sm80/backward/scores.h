@@ -46,12 +46,11 @@ struct Scores {
   // The column of a thread's c-th, counted from its first.
   CUTE_DEVICE static constexpr int column_of(int c) { return 8 * (c / 2) + c % 2; }
 
-  // S^T to P^T = 2^(scale S^T - lse + growth), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T
+  // S^T to P^T = 2^(scale S^T - lse), in place, and as pairs. Scores that are capped, outer tanh(inner S^T), become P^T
   // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant that has
-  // slopes. growth: of dropout, whose factor P^T takes. lse2: of the block.
+  // slopes. lse2: of the block.
   template <class Acc, class Pairs, class Block>
-  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, Block const& block,
-                        float growth = 0.f) const {
+  CUTE_DEVICE void to_P(Acc& acc, Pairs& pairs, float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
     Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,MMA_N))
     int const head = block.head, m_block = block.m_block;
@@ -61,7 +60,7 @@ struct Scores {
           P, tile, given,
           {tile.first_key + first.row, m_block * Traits::kBlockM + first.column, head, block.is_cut,
            is_cut},
-          column_of, [&](int c) { return lse_at(lse2, c, growth); },
+          column_of, [&](int c) { return numbers_at(lse2, c); },
           [&](int i) -> uint32_t& { return pairs.data()[i]; });
       if constexpr (!variant::kHasSlopes<Variant, kFeatures>) {
         pack(acc, pairs);
@@ -87,7 +86,7 @@ struct Scores {
     }
     CUTE_UNROLL
     for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const lse = lse_at(lse2, c, growth);
+      float2 const lse = numbers_at(lse2, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         float const p0 = device::exp2(fmaf(P(r, c), scale, -lse.x));
@@ -116,18 +115,16 @@ struct Scores {
   CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, Dropout const& dropout, int head,
                         int m_block) const {
     Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,MMA_N))
-    uint32_t words[size<1>(P) / 2];
-    draw_for_columns(words, load_dropout(dropout, problem.heads, tile.sequence(), head),
-                     tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
-    mark_dropped(P, words, dropout.largest_kept, [&](int i, uint32_t marks) {
-      pairs.data()[i] = device::leave_out(pairs.data()[i], marks);
-    });
+    drop_of_columns(
+        P, [&](int i) -> uint32_t& { return pairs.data()[i]; },
+        load_dropout(dropout, problem.heads, tile.sequence(), head), dropout.largest_kept,
+        tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), as pairs. share: of P^T that dropout keeps. acc_P: as to_P leaves it.
+  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc, class Pairs>
   CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta,
-                         float share = 1.f) const {
+                         float factor = 1.f) const {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
@@ -137,8 +134,8 @@ struct Scores {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
-          dS(r, c) = dropped_dS(P(r, c), dS(r, c), of_queries.x * share);
-          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), of_queries.y * share);
+          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
           continue;
         }
         dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
@@ -160,11 +157,6 @@ struct Scores {
   // The numbers of the thread's queries c and c + 1.
   CUTE_DEVICE float2 numbers_at(float const* numbers, int c) const {
     return device::load(reinterpret_cast<float2 const*>(numbers + first.column + 4 * c));
-  }
-
-  CUTE_DEVICE float2 lse_at(float const* lse2, int c, float growth) const {
-    float2 const lse = numbers_at(lse2, c);
-    return kFeatures.dropout ? float2{lse.x - growth, lse.y - growth} : lse;
   }
 
   // Whether some key of the warp is not attended by some query of the block.

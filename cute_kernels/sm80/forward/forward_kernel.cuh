@@ -142,8 +142,8 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
   auto dropout = [&] {
     if constexpr (kFeatures.dropout) {
       return DropoutOfRows<Traits::kTilesM, kBlockN>(
-          load_dropout(params.dropout, params.heads, coord.batch, coord.head),
-          [&](int m) { return (m_block * kBlockM + warp_row + m * Traits::kRowStep) / 16; });
+          params.dropout, load_dropout(params.dropout, params.heads, coord.batch, coord.head),
+          tidx % 32);
     } else {
       return nullptr;
     }
@@ -276,13 +276,14 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
             device::at(Site::V_s2r);
             load_B<LdmatrixTransposed>(tOrVt, sV, v_tiles, k);
             softmax.template exponentiate<two_terms.value>(acc_S, k);
-            pack_step<Element>(acc_S, tOrP, k);
             if constexpr (kFeatures.dropout) {
-              uint32_t const limits = device::limits_of_bytes(params.dropout.largest_kept + 1);
-              dropout.draw(k, n_block, [&](int m, int tile, uint32_t word) {
-                drop_pairs<Element>(tOrP(2 * tile, m, k), tOrP(2 * tile + 1, m, k), word, limits);
-              });
+              Tensor P = rows_by_columns(acc_S);
+              dropout.find(
+                  k, n_block,
+                  [&](int m) { return (m_block * kBlockM + warp_row + m * Traits::kRowStep) / 16; },
+                  [&](int r, int c) { P(r, c) = 0.f; });
             }
+            pack_step<Element>(acc_S, tOrP, k);
           });
     };
     if constexpr (TileSoftmax::template kMayLeaveScores<kFirst, masked.value>) {
@@ -357,7 +358,7 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
   if constexpr (kFeatures.dropout) {
     CUTE_UNROLL
     for (int i = 0; i < size(acc_O); ++i) {
-      acc_O(i) *= params.dropout.factor / device::kOneOfFp16<Element>;
+      acc_O(i) *= params.dropout.factor;
     }
   }
   bool const is_partial = params.num_splits > 1;

@@ -46,7 +46,6 @@ struct Consumer {
   FragmentP tdKrDS;  // (MMA,MMA_M,MMA_K) of (keys, queries)
   Position read;     // the block of Q and dO
   PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
-  uint32_t dropout_words[kFeatures.dropout ? kBlockM / 8 : 1];
 
   CUTE_DEVICE Consumer(Params const& params, SharedStorage& smem, Tile<kFeatures> const& tile,
                        int warpgroup)
@@ -73,6 +72,12 @@ struct Consumer {
         run_overlapped(block);
       } else {
         run_in_turn(block);
+      }
+    }
+    if constexpr (kFeatures.dropout) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc_dV); ++i) {
+        acc_dV(i) *= params.dropout.factor;
       }
     }
     outputs.store(acc_dK, acc_dV);
@@ -113,14 +118,12 @@ struct Consumer {
       issue_dQ(acc_dQ, at_dS, 0);
       PositionDS const of_before = at_dS;
       at_dS.advance();
-      draw(block);
       gemm_wait<1>(acc_S);
       exponentiate(acc_S, block);
       gemm_wait<0>(acc_dQ);
       outputs.send_dQ(acc_dQ, at, 0);
       compute_dQ<1>(of_before, at);
     } else {
-      draw(block);
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block);
     }
@@ -145,7 +148,6 @@ struct Consumer {
     {
       AccS acc_S;
       issue_S(acc_S, block.m_block);
-      draw(block);
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block);
       scores_to_dS(acc_S, block.m_block, [] {});
@@ -162,7 +164,6 @@ struct Consumer {
       issue_dQ(acc_dQ, at_dS, 0);
       issue_dK(before);
       at_dS.advance();
-      draw(block);
       gemm_wait<2>(acc_S);
       exponentiate(acc_S, block);
       gemm_wait<1>(acc_dQ);
@@ -293,27 +294,21 @@ struct Consumer {
   // NOTE: read anew wherever it is needed: the loop has no register for it.
   CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
 
-  // The random bytes of a block, while its S^T is computed.
-  CUTE_DEVICE void draw(Blocks const& block) {
-    if constexpr (kFeatures.dropout) {
-      scores.draw(dropout_words, params.dropout, block.head, block.m_block);
-    }
-  }
-
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
+    scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
     if constexpr (kFeatures.dropout) {
-      scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block, exponent_of_kept(params.dropout));
-      scores.drop(acc_S, tdVrP, dropout_words, params.dropout);
-    } else {
-      scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
+      if constexpr (!kFeatures.softcap) {
+        convert_P<Element>(acc_S, tdVrP);
+      }
+      scores.drop(acc_S, tdVrP, params.dropout, block.head, block.m_block);
     }
   }
 
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
     if constexpr (kFeatures.dropout) {
-      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta), share_kept(params.dropout));
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta), params.dropout.factor);
     } else {
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
     }

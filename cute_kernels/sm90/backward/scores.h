@@ -35,12 +35,11 @@ struct Scores {
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
 
-  // S^T to P^T = 2^(scale S^T - lse + growth), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T
+  // S^T to P^T = 2^(scale S^T - lse), in place, and as an operand. Scores that are capped, outer tanh(inner S^T), become P^T
   // times the derivative by S^T but for the scale, (1 - tanh) (1 + tanh), in place of P^T; so do those of a variant that has
-  // slopes. growth: of dropout, whose factor P^T takes.
+  // slopes.
   template <class Acc, class FragmentP, class Block>
-  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, Block const& block,
-                        float growth = 0.f) const {
+  CUTE_DEVICE void to_P(Acc& acc, FragmentP& operand, float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
     Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
     int const head = block.head, m_block = block.m_block;
@@ -50,13 +49,13 @@ struct Scores {
           mask.cuts(m_block) || (m_block + 1) * Traits::kBlockM > mask.tile.queries().length;
       variant::variant_scores_to_P<Element, Variant>(
           P, mask.tile, given, {mask.key(0), mask.first_query(m_block), head, block.is_cut, is_cut},
-          [](int c) { return column_of(c); }, [&](int c) { return lse_at(lse2, c, growth); },
+          [](int c) { return column_of(c); }, [&](int c) { return numbers_at(lse2, c); },
           [&](int i) -> uint32_t& { return pairs(i); });
       return;
     }
     if constexpr (kFeatures.softcap) {
       if (problem.softcap.cap != 0) {
-        return cap(P, operand, lse2, m_block, growth);
+        return cap(P, operand, lse2, m_block);
       }
     }
     if constexpr (kFeatures.alibi_slopes) {
@@ -64,7 +63,7 @@ struct Scores {
     }
     CUTE_UNROLL
     for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const lse = lse_at(lse2, c, growth);
+      float2 const lse = numbers_at(lse2, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         P(r, c) = device::exp2(fmaf(P(r, c), scale_log2, -lse.x));
@@ -79,29 +78,22 @@ struct Scores {
     }
   }
 
-  // The random bytes of a block of queries.
-  using DropoutWords = uint32_t[Traits::kBlockM / 8];
-  CUTE_DEVICE void draw(DropoutWords& words, Dropout const& dropout, int head, int m_block) const {
-    draw_for_columns(words, load_dropout(dropout, problem.heads, mask.tile.sequence(), head),
-                     mask.key(0), mask.first_query(m_block));
-  }
-
-  // Marks what is dropped of P^T by its sign, and makes the operand without it.
+  // Marks what is dropped of P^T by its sign, and leaves it out of the operand.
   template <class Acc, class FragmentP>
-  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, DropoutWords const& words,
-                        Dropout const& dropout) const {
+  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, Dropout const& dropout, int head,
+                        int m_block) const {
     Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
     Tensor pairs = recast<uint32_t>(operand);
-    mark_dropped(P, words, dropout.largest_kept, [&](int i, uint32_t marks) {
-      pairs(i) = kMakesOperand ? device::leave_out(pairs(i), marks)
-                               : device::pack2_positive(acc_P(2 * i), acc_P(2 * i + 1), Element{});
-    });
+    drop_of_columns(
+        P, [&](int i) -> uint32_t& { return pairs(i); },
+        load_dropout(dropout, problem.heads, mask.tile.sequence(), head), dropout.largest_kept,
+        mask.key(0), mask.first_query(m_block));
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), in place. share: of P^T that dropout keeps. acc_P: as to_P leaves it.
+  // dP^T to dS^T = P^T (dP^T - delta), in place. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc>
   CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta,
-                                float share = 1.f) {
+                                float factor = 1.f) {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
@@ -111,8 +103,8 @@ struct Scores {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
-          dS(r, c) = dropped_dS(P(r, c), dS(r, c), of_queries.x * share);
-          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), of_queries.y * share);
+          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
           continue;
         }
         dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
@@ -125,14 +117,9 @@ struct Scores {
   CUTE_DEVICE static float2 numbers_at(float const* numbers, int c) {
     return device::load(reinterpret_cast<float2 const*>(numbers + 4 * c));
   }
-  CUTE_DEVICE static float2 lse_at(float const* lse2, int c, float growth) {
-    float2 const lse = numbers_at(lse2, c);
-    return kFeatures.dropout ? float2{lse.x - growth, lse.y - growth} : lse;
-  }
 
   template <class Rows, class FragmentP>
-  CUTE_DEVICE void cap(Rows& P, FragmentP& operand, float const* lse2, int m_block,
-                       float growth) const {
+  CUTE_DEVICE void cap(Rows& P, FragmentP& operand, float const* lse2, int m_block) const {
     CUTE_UNROLL
     for (int i = 0; i < size(P); ++i) {
       P(i) = pyflash::tanh(problem.softcap.inner * P(i));
@@ -144,7 +131,7 @@ struct Scores {
     Tensor pairs = recast<uint32_t>(operand);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const lse = lse_at(lse2, c, growth);
+      float2 const lse = numbers_at(lse2, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         float const p0 = device::exp2(fmaf(P(r, c), outer, -lse.x));

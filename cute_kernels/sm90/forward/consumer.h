@@ -107,7 +107,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     if constexpr (kFeatures.dropout) {
       CUTE_UNROLL
       for (int i = 0; i < size(O); ++i) {
-        O(i) *= params.dropout.factor / device::kOneOfFp16<Element>;
+        O(i) *= params.dropout.factor;
       }
     }
     if (is_part) {
@@ -389,25 +389,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
 
     // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
     accumulate = false;
-    auto dropout = [&] {
-      if constexpr (kFeatures.dropout) {
-        return TileDropout<Traits>(params, tile, tile.first_query + first_row_query);
-      } else {
-        return nullptr;
-      }
-    }();
-    auto draw = [&](int n_block) {
-      if constexpr (kFeatures.dropout) {
-        dropout.draw(Schedule::walk(params, tile)[n_block].number);
-      }
-    };
-    auto drop = [&] {
-      if constexpr (kFeatures.dropout) {
-        dropout.drop(tOrP);
-      }
-    };
-    draw(blocks.end - 1);
-    drop();
+    if constexpr (kFeatures.dropout) {
+      drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
+                   Schedule::walk(params, tile)[blocks.end - 1].number);
+    }
     clear_tail_of_V(tile, blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
       Tensor acc_S = make_tensor<float>(AccS{});
@@ -416,13 +401,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         issue_QK(acc_S);
         issue_PV(accumulate);
         pass_turn(warpgroup);
-        draw(n_block - 1);
         gemm_wait<1>(acc_S);
       } else {
         issue_PV(accumulate);
         issue_QK(acc_S);
         pass_turn(warpgroup);
-        draw(n_block - 1);
         gemm_wait<1>(acc_O);
         release_V();
         gemm_wait<0>(acc_S);
@@ -438,7 +421,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         TileSoftmax::rescale(acc_O, correction);
       }
       convert_P<Element>(acc_S, tOrP);
-      drop();
+      if constexpr (kFeatures.dropout) {
+        drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
+                     Schedule::walk(params, tile)[n_block - 1].number);
+      }
       accumulate = true;
     }
     n_skip = blocks.begin - tile.blocks.begin;

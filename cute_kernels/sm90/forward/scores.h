@@ -99,55 +99,24 @@ CUTE_DEVICE void add_alibi_to(AccS& acc_S, KernelParams const& params, Tile cons
   }
 }
 
-// NOTE: the compiler would rather compute what counters share again.
-CUTE_DEVICE void settle(PhiloxOfLastWord& random) {
-  for (uint32_t* word : {&random.begin, &random.first0, &random.second0, &random.second2}) {
-    *word = device::settled(*word);
-  }
+// Sets what is dropped of P of a block of keys, an operand, to 0. first_query: the warpgroup's.
+template <class Traits, class FragmentP, class Params>
+CUTE_DEVICE void drop(FragmentP& operand, Params const& params, Tile const& tile, int first_query,
+                      int n_block) {
+  static_assert(!Traits::kPackGqa, "rows of a tile are of one head");
+  constexpr int kBlockN = Traits::kBlockN;
+  int const thread = device::fresh_thread_idx() % kWarpgroup;
+  DropoutOfRows<1, kBlockN> dropout(
+      params.dropout, load_dropout(params.dropout, params.problem.heads, tile.batch, tile.head),
+      thread % 32);
+  int const row_tile = (first_query + thread / 32 * 16) / 16;
+  Tensor pairs = recast<uint32_t>(operand);  // of columns c and c + 1 of row r at c + r
   CUTE_UNROLL
-  for (int i = 0; i < PhiloxOfLastWord::kKeys; ++i) {
-    random.keys0[i] = device::settled(random.keys0[i]);
-    random.keys1[i] = device::settled(random.keys1[i]);
+  for (int k = 0; k < kBlockN / 16; ++k) {
+    dropout.find(
+        k, n_block, [&](int) { return row_tile; },
+        [&](int r, int c) { pairs(c / 2 * 2 + r) &= c % 2 == 0 ? 0xffff0000u : 0x0000ffffu; });
   }
 }
-
-// What is dropped of P of a tile, in a computing warpgroup: a block of keys at a time, whose random bytes are drawn ahead.
-template <class Traits>
-struct TileDropout {
-  static constexpr int kBlockN = Traits::kBlockN;
-  static_assert(!Traits::kPackGqa, "rows of a tile are of one head");
-
-  DropoutOfRows<1, kBlockN> rows;
-  uint32_t limits;
-  uint32_t words[kBlockN / 8];  // of every 8 keys
-
-  // first_query: the warpgroup's.
-  template <class Params>
-  CUTE_DEVICE TileDropout(Params const& params, Tile const& tile, int first_query)
-      : rows(load_dropout(params.dropout, params.problem.heads, tile.batch, tile.head),
-             [&](int) { return first_query / 16 + device::thread_idx() % kWarpgroup / 32; }),
-        limits(device::limits_of_bytes(params.dropout.largest_kept + 1)) {
-    settle(rows.random[0]);
-  }
-
-  // NOTE: settled, or the compiler would draw some of them where they are used.
-  CUTE_DEVICE void draw(int n_block) {
-    n_block = device::settled(n_block);
-    CUTE_UNROLL
-    for (int k = 0; k < kBlockN / 16; ++k) {
-      rows.draw(k, n_block,
-                [&](int, int tile, uint32_t word) { words[2 * k + tile] = device::settled(word); });
-    }
-  }
-
-  template <class FragmentP>
-  CUTE_DEVICE void drop(FragmentP& operand) const {
-    Tensor pairs = recast<uint32_t>(operand);
-    CUTE_UNROLL
-    for (int i = 0; i < kBlockN / 8; ++i) {
-      drop_pairs<typename Traits::Element>(pairs(2 * i), pairs(2 * i + 1), words[i], limits);
-    }
-  }
-};
 
 }  // namespace pyflash::sm90
