@@ -59,7 +59,7 @@ inline constexpr int kSplitsByLength = -1;
 // on. What a split has does not depend on lengths, nor does a row's result on how many there are: those without a key that it
 // attends change no bit. The last of kMaxSplits has all keys that follow.
 inline constexpr int kSplitsAtFixedKeys = -2;
-inline constexpr int kKeysOfFixedSplit = 2048;
+inline constexpr int kKeysOfFixedSplit = 1024;
 PYFLASH_HOST_DEVICE constexpr int blocks_of_fixed_split(int B_c) {
   return B_c < kKeysOfFixedSplit ? kKeysOfFixedSplit / B_c : 1;
 }

@@ -88,8 +88,9 @@ def test_a_call_compiles_its_config_and_later_processes_load_it(tmp_path, config
     # Each kernel once. As device code alone, where a loaded library launches it: one for causal,
     # in which the plain calls run too, and one for softcap. Else a library with all of them.
     alone = figures[0]["kernels loaded"] > 0 and n_archs == 1
-    n_builds = sum(words.count("compiling 1,") for words in said)
-    assert n_builds == (2 if alone else 1), said
+    # A process may say, too, that it compiles what it then waits for.
+    n_builds = [words.count("compiling 1,") for words in said]
+    assert max(n_builds) == (2 if alone else 1), said
     figures, errors = finish(call(tmp_path / "cache", config))
     assert "compiling" not in errors
     assert figures["seconds"] < 5
