@@ -64,7 +64,7 @@ BUGS = [
     ),
     _bug(
         "a_part_of_the_wrong_slot",
-        condition("< of_rank * n_own ?", "< of_rank * n_own || BUG ?", _CLUSTER),
+        condition("values(sum, other);", "values(sum, BUG ? rank : other);", _CLUSTER),
         problem="cluster",
     ),
     _bug(
