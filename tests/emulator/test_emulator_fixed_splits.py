@@ -77,12 +77,12 @@ def test_bits_of_a_row(libraries, name, options):
         alone.append((out, lse))
         n_splits.append(n)
         expect(q, k, v, **options).check(out, lse)
-    assert n_splits == ([2, 2, 2, 3] if "sinks" in options else [1, 1, 2, 3])
+    assert n_splits == ([2, 2, 3, 5] if "sinks" in options else [1, 2, 3, 5])
     last, last_lse, _ = run(q[:, -1:], [(k[0], v[0])], 128)
     assert torch.equal(last, out[:, -1:])
     assert torch.equal(last_lse, lse[..., -1:])
     out, lse, n = run(torch.cat([q for q, _, _ in every]), [(k[0], v[0]) for _, k, v in every], 16)
-    assert n >= 3
+    assert n >= 5
     for b, (of_one, lse_of_one) in enumerate(alone):
         assert torch.equal(out[b : b + 1], of_one)
         assert torch.equal(lse[b : b + 1], lse_of_one)
