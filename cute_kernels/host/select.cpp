@@ -131,7 +131,7 @@ struct KernelOfFew {
 // Where most sequences may have so few rows that a kernel is built whose tiles are for these, and that shares keys equally.
 std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders const& contenders,
                                          int n_sms) {
-  // Of each CTA that runs at a time: those that the other kernel has no room for follow when some have ended.
+  // CTAs that run at a time have so many: what the other kernel leaves no room for follows when some have ended.
   constexpr int kSharesOfCta = 2;
   auto const& params = problem.params;
   if (problem.num_splits != 0) {

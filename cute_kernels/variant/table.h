@@ -124,7 +124,7 @@ struct Table {
     }
   }
 
-  // Of neighbours in memory from `line` on, as many as are whole vectors: their number.
+  // Joins neighbours in memory from `line` on, as many as are whole vectors; returns how many.
   static PYFLASH_HOST_DEVICE int64_t join_vectors(T const* line, int64_t count, Extremes& found) {
     constexpr int kVector = 16 / sizeof(T);
     if (reinterpret_cast<uintptr_t>(line) % 16 != 0) {

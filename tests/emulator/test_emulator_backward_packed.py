@@ -30,9 +30,11 @@ def test_gradients(config: str, name: str) -> None:
     key = CONFIGS[config]
     order = ORDERS[(list(PROBLEMS).index(name) + list(CONFIGS).index(config)) % len(ORDERS)]
     call = make_packed_call(key, PROBLEMS[name])
+    # A CTA for all heads of a group; below, a cluster that divides them.
     *gradients, report = pyflash.emulate_backward_varlen(
-        *call.inputs, key, grad_lse=call.grad_lse, order=order, **PROBLEMS[name].options
-    )
+        *call.inputs, key, grad_lse=call.grad_lse, order=order, resident_ctas=1,
+        **PROBLEMS[name].options,
+    )  # fmt: skip
     report.check()
     assert report.completed
     assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}

@@ -21,9 +21,11 @@ constexpr int n_threads(FlashBackwardSm90Config const& config) {
   return kWarpgroup * (1 + config.n_consumers);
 }
 
-// Floats of dV, or of dK, that a consumer has.
-constexpr int floats_dKV(FlashBackwardSm90Config const& config) {
-  return kMmaM * (config.d_head > 128 ? config.d_head / config.n_consumers : config.d_head);
+// Each consumer owns 64 keys. Where dK and dV of 64 keys have no room in its registers, all own the same keys, compute the same
+// scores, and have a share of the columns each.
+constexpr bool shares_keys(FlashBackwardSm90Config const& config) { return config.d_head > 128; }
+constexpr int columns_dKV(FlashBackwardSm90Config const& config) {
+  return shares_keys(config) ? config.d_head / config.n_consumers : config.d_head;
 }
 
 // The most CTAs that divide the query heads of a tile, as a cluster. Each leaves what others add up, of what its consumers have of dV
@@ -32,7 +34,7 @@ constexpr int max_cluster(FlashBackwardSm90Config const& config) {
   int const room = 2 * config.stages * config.B_r * config.d_head * kElementBytes;
   int const parts = 2 * config.n_consumers;
   int cluster = 4;
-  while ((parts - parts / cluster) * floats_dKV(config) * int(sizeof(float)) > room) {
+  while ((parts - parts / cluster) * kMmaM * columns_dKV(config) * int(sizeof(float)) > room) {
     cluster /= 2;
   }
   return cluster;

@@ -30,11 +30,9 @@ struct KernelTraits {
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr int kSlab = backward::kSlab;
   static constexpr bool kDQByRed = kConfig.dQ_by_red;
-  // Each consumer owns 64 keys. Where dK and dV of 64 keys have no room in its registers, all own the same keys, compute the same
-  // scores, and have a share of the columns each.
-  static constexpr bool kSharesKeys = kHeadDim > 128;
+  static constexpr bool kSharesKeys = shares_keys(kConfig);
   static constexpr int kMaxCluster = max_cluster(kConfig);
-  static constexpr int kColumnsDKV = kSharesKeys ? kHeadDim / kNConsumers : kHeadDim;
+  static constexpr int kColumnsDKV = columns_dKV(kConfig);
   static_assert(kBlockN == (kSharesKeys ? kMmaM : kMmaM * kNConsumers),
                 "each consumer warpgroup has 64 keys");
   static_assert(kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
