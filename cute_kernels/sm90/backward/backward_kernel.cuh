@@ -1,8 +1,9 @@
 // FlashAttention backward with SM90 atoms (Dao 2023, algorithm 2; Shah et al. 2024): dK, dV, and the sums of dQ.
 //
 // A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
-// query head of the group, or with other CTAs of a cluster, of some (cluster_sums.h). Warpgroup 0 loads Q, dO and a number for each query, lse and delta = rowsum(dO * O) - dlse; where the
-// sums of dQ have one order, it adds to them, too. Each of the other warpgroups has 64 keys as rows of its MMAs:
+// query head of the group, or with other CTAs of a cluster, of some (cluster_sums.h). Warpgroup 0 loads Q, dO and a number for
+// each query, lse and delta = rowsum(dO * O) - dlse; where the sums of dQ have one order, it adds to them, too. Each of the other
+// warpgroups has 64 keys as rows of its MMAs:
 //   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers
 //   P^T = 2^(scale S^T - lse)          in registers; where a mask cuts a block, 0
 //   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups

@@ -14,8 +14,8 @@ namespace pyflash::sm90::backward {
 
 using namespace cute;
 
-// A part is what one consumer has of dV, or of dK. The CTA of rank r adds up the r-th of equal shares of the parts, and leaves the
-// others where Q and dO were.
+// A part is what one consumer has of dV, or of dK. The CTA of rank r adds up the r-th of equal shares of the parts, and leaves
+// the others where Q and dO were.
 template <class Traits>
 struct ClusterSums {
   static constexpr int kParts = 2 * Traits::kNConsumers;

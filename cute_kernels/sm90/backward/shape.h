@@ -28,8 +28,8 @@ constexpr int columns_dKV(FlashBackwardSm90Config const& config) {
   return shares_keys(config) ? config.d_head / config.n_consumers : config.d_head;
 }
 
-// The most CTAs that divide the query heads of a tile, as a cluster. Each leaves what others add up, of what its consumers have of dV
-// and dK, where Q and dO were.
+// The most CTAs that divide the query heads of a tile, as a cluster. Each leaves what others add up of its dV and dK where Q and
+// dO were.
 constexpr int max_cluster(FlashBackwardSm90Config const& config) {
   int const room = 2 * config.stages * config.B_r * config.d_head * kElementBytes;
   int const parts = 2 * config.n_consumers;
