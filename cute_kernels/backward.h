@@ -30,7 +30,7 @@ struct Backward {
     int64_t const n_rows = params.n_workspace_rows();
     return {{{&BackwardParams::dq_sum, n_rows * params.columns},
              {&BackwardParams::lse2, n_rows},
-             {&BackwardParams::delta, n_rows},
+             {&BackwardParams::minus_delta, n_rows},
              {&BackwardParams::turns,
               params.deterministic ? n_rows * params.columns / kSumsOfTurn : 0}}};
   }

@@ -78,7 +78,7 @@ struct AttentionGradients {
   // Workspace: padded_q rows of each head, and of each batch of the tensors.
   float* dq_sum;  // (batch, heads, padded_q * columns), as sums_of says
   float* lse2;    // (batch, heads, padded_q): lse in base 2; +inf: no such query, or no key for it
-  float* delta;   // (batch, heads, padded_q): rowsum(dO * O) - dlse; 0 where there is no query
+  float* minus_delta;  // (batch, heads, padded_q): dlse - rowsum(dO * O); 0 where there is no query
 
   TensorStrides q_strides;
   TensorStrides k_strides;

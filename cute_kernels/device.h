@@ -92,6 +92,13 @@ CUTE_DEVICE uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
   __nv_bfloat162 const packed = __floats2bfloat162_rn(lo, hi);
   return reinterpret_cast<uint32_t const&>(packed);
 }
+// The two of a register, that of the lower half first.
+CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::half_t) {
+  return __half22float2(reinterpret_cast<__half2 const&>(pair));
+}
+CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::bfloat16_t) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
 
 // Two e4m3 of four in a register, the upper or the lower two, as a pair of elements, exactly; NaN stays NaN.
 template <bool kUpper>
@@ -221,6 +228,8 @@ float clamp(float x, float limit);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);
+float2 unpack2(uint32_t pair, cutlass::half_t);
+float2 unpack2(uint32_t pair, cutlass::bfloat16_t);
 uint32_t unpack_e4m3(uint32_t pair, cutlass::half_t);
 uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t);
 template <bool kUpper, class Element>

@@ -100,8 +100,8 @@ CUTE_DEVICE void drop_of_columns(Rows& P, Pairs&& pairs, DropoutBytes const& byt
 }
 
 // dS of an element of P and of dP, where P has the sign of what is dropped.
-CUTE_DEVICE float dropped_dS(float P, float dP, float factor, float delta) {
-  return P >= 0.f ? P * (dP * factor - delta) : P * delta;
+CUTE_DEVICE float dropped_dS(float P, float dP, float factor, float minus_delta) {
+  return P >= 0.f ? P * (dP * factor + minus_delta) : -P * minus_delta;
 }
 
 }  // namespace pyflash

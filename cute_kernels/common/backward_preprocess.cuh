@@ -1,4 +1,4 @@
-// What the main kernel of a backward needs of each query: lse in base 2 and delta = rowsum(dO * O) - dlse, padded to whole
+// What the main kernel of a backward needs of each query: lse in base 2 and -delta = dlse - rowsum(dO * O), padded to whole
 // blocks; sums of dQ that start at 0, and, where they have an order, who adds first. A CTA has a piece of the queries of a head.
 #pragma once
 
@@ -71,22 +71,22 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
   return sum;
 }
 
-// Writes lse and delta of a query; of none, past the end.
+// Writes lse and -delta of a query; of none, past the end.
 CUTE_DEVICE void store_numbers(BackwardParams const& problem, QueryPiece const& piece, int query,
                                int row, float product) {
   float lse2 = INFINITY;
-  float delta = 0.f;
+  float minus_delta = 0.f;
   if (query < piece.queries.length) {
     int64_t const from = piece.batch * problem.lse_strides.batch +
                          piece.head * problem.lse_strides.head + piece.queries.begin + query;
     float const lse = device::load(problem.lse + from);
     if (lse != -INFINITY) {  // else it attends nothing
       lse2 = lse * kLog2e;
-      delta = product - (problem.grad_lse ? device::load(problem.grad_lse + from) : 0.f);
+      minus_delta = (problem.grad_lse ? device::load(problem.grad_lse + from) : 0.f) - product;
     }
   }
   device::store(problem.lse2 + row, lse2);
-  device::store(problem.delta + row, delta);
+  device::store(problem.minus_delta + row, minus_delta);
 }
 
 // Whether no sequence has rows of another. By a warp.

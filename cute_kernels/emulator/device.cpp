@@ -55,6 +55,13 @@ uint32_t pack2(float lo, float hi, cutlass::bfloat16_t) {
   return pack<cutlass::bfloat16_t>(lo, hi);
 }
 
+template <class Element>
+float2 unpack(uint32_t pair) {
+  return {float(Element::bitcast(uint16_t(pair))), float(Element::bitcast(uint16_t(pair >> 16)))};
+}
+float2 unpack2(uint32_t pair, cutlass::half_t) { return unpack<cutlass::half_t>(pair); }
+float2 unpack2(uint32_t pair, cutlass::bfloat16_t) { return unpack<cutlass::bfloat16_t>(pair); }
+
 float number_of_e4m3(uint32_t bits) {
   uint32_t const magnitude = bits & 0x7f;
   float const value = magnitude == 0x7f ? NAN

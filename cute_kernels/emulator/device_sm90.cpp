@@ -68,7 +68,7 @@ void bulk_reduce_add(float const* smem, float* global, int bytes) {
 }
 void tma_store_commit() { machine->tma_store_commit(); }
 void tma_store_wait(int n_pending) { machine->tma_store_wait(n_pending); }
-void tma_store_wait_written() { machine->tma_store_wait(0); }
+void tma_store_wait_written() { machine->tma_store_wait_written(); }
 
 void reduce_add(float4* address, float4 const& values) {
   machine->reduce_add(address, &values, sizeof values);

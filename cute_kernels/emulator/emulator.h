@@ -167,6 +167,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void store_release(float* address, float value) override;
   void tma_store_commit() override;
   void tma_store_wait(int n_pending) override;
+  void tma_store_wait_written() override;
   void warpgroup_mma(WarpgroupMma const& mma) override;
   void mma_fence() override;
   void mma_commit() override;

@@ -211,6 +211,7 @@ void Emulator::bulk_reduce_add(void const* smem, void* global, int bytes) {
   TmaBox box = box_of(contiguous(global, bytes), smem, "bulk reduction");
   box.adds = true;
   begin_store(box);
+  current().unwritten = box.access;
 }
 
 void Emulator::begin_store(TmaBox const& box) {
@@ -253,6 +254,11 @@ void Emulator::tma_store_wait(int n_pending) {
   warp.known.stores[warp.index()] = warp.n_stores - static_cast<uint32_t>(thread.stores.size());
 }
 
+void Emulator::tma_store_wait_written() {
+  tma_store_wait(0);
+  current().unwritten = {};
+}
+
 void Emulator::reduce_add(void* global, void const* values, int bytes) {
   Thread const& thread = current();
   Access const access{thread.site, thread.index, "reduction"};
@@ -283,6 +289,12 @@ float Emulator::wait_until_at_most(float const* address, float bound) {
 void Emulator::store_release(float* address, float value) {
   Thread const& thread = current();
   Access const access{thread.site, thread.index, "write of a turn"};
+  if (thread.unwritten.thread >= 0) {
+    findings_.add({.kind = "unordered_reduction",
+                   .memory = global_.name_at(address),
+                   .access = access,
+                   .other = thread.unwritten});
+  }
   if (auto* to = translate(address, sizeof value, sizeof value, GlobalMemory::kReducer, access)) {
     std::memcpy(to, &value, sizeof value);
   }

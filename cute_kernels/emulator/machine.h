@@ -121,6 +121,7 @@ class Machine {
   virtual void store_release(float* address, float value) = 0;
   virtual void tma_store_commit() = 0;
   virtual void tma_store_wait(int n_pending) = 0;
+  virtual void tma_store_wait_written() = 0;
   virtual void warpgroup_mma(WarpgroupMma const& mma) = 0;
   virtual void mma_fence() = 0;
   virtual void mma_commit() = 0;

@@ -110,7 +110,7 @@ class BackwardRun final : public Run {
     workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? Role::kAccumulator : role(kBefore));
     if (phase != kAfter) {
       workspace(params.lse2, "lse2", 1, role(kBefore));
-      workspace(params.delta, "delta", 2, role(kBefore));
+      workspace(params.minus_delta, "delta", 2, role(kBefore));
       rows(params.grad_o, "grad_out", params.grad_o_strides, false, Role::kInput);
     }
     if (phase == kBefore) {

@@ -114,6 +114,7 @@ struct Thread {
       group_copies;  // of each committed group, oldest first; what is left is not committed
   std::vector<TmaBox> stores;        // that have not read shared memory, oldest first
   std::vector<size_t> group_stores;  // of each committed group
+  Access unwritten;                  // a bulk reduction that may not be complete, if any
   RegisterWatch watch;
   std::unique_ptr<uint32_t[], decltype(&std::free)> written{nullptr, &std::free};  // of the watch
 };

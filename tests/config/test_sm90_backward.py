@@ -14,7 +14,7 @@ from pyflash.config.sm90_backward.rules import RULES
 
 TEXT = "(BF16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap"
 WIDE = FlashBackwardSm90Config.parse(TEXT)
-NARROW = FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2")
+NARROW = FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP")
 
 
 def test_text_of_a_config():
@@ -25,7 +25,7 @@ def test_text_of_a_config():
         assert family_of(text).name == "sm90_backward"
     symbol = (
         "void pyflash::flash_backward_sm90_kernel<FlashBackwardSm90Config{(DType)15, 128, 64, 128, "
-        "2, 3, (bool)1, (bool)0}, BackwardFeatures{...}>(...)"
+        "2, 3, (bool)1, (bool)0, (bool)0}, BackwardFeatures{...}>(...)"
     )
     assert parse(symbol) == WIDE
     with pytest.raises(ValueError, match="stages_N is missing"):
@@ -39,6 +39,8 @@ BROKEN = [
     ("keys_per_warpgroup", {"d_head": 256}, "all warpgroups have the same 64 keys"),
     ("dQ_per_warpgroup", {"d_head": 256, "B_c": 64, "B_r": 128}, "not of B_r = 128: make B_r 64"),
     ("overlap_is_of_one_pass", {"d_head": 256, "B_c": 64}, "at d_head = 256 there are several"),
+    ("early_dP_is_an_order", {"early_dP": True}, "two orders of one loop's steps"),
+    ("early_dP_is_an_order", {"overlap": False, "early_dP": True}, "up to d_head = 64, not at 128"),
     ("overlap_needs_stages", {"stages": 1}, "use stages = 2 or more, or overlap = False"),
     ("smem", {"stages": 4}, "265216 bytes of shared memory, more than the 232448 that sm_90"),
     (
@@ -104,7 +106,12 @@ def test_what_is_built_is_legal_canonical_and_preferred():
         assert not config.warnings(90)
         assert config.canonical() == config
         of_set = DROPOUT if config in named_set("dropout") else ()
-        assert config.family.built_features(config) == (*BACKWARD.built, *of_set)
+        built = {*config.family.built_features(config)}
+        if config.d_head > 64:
+            assert built == {*BACKWARD.built, *of_set}
+        else:  # a config for each way to add dQ
+            by_tma = {f for f in BACKWARD.built if f.deterministic or f.softcap}
+            assert built == ({*BACKWARD.built} - by_tma if config.dQ_by_red else by_tma)
     assert sorted(defaults, key=rank) == defaults
 
 

@@ -11,7 +11,14 @@ from pyflash.config import DType
 from pyflash.emulator import ORDERS, Report
 
 # CTAs whose parts of dK and dV have room where Q and dO were.
-MAX_CLUSTER = {"wide": 4, "narrow": 4, "in_turn": 2, "narrow_overlap": 4, "widest": 4}
+MAX_CLUSTER = {
+    "wide": 4,
+    "narrow": 4,
+    "narrow_in_order": 4,
+    "in_turn": 2,
+    "narrow_overlap": 4,
+    "widest": 4,
+}
 SHAPES = {
     "whole_blocks": Shape(1, 1, 1, 128, 128),
     "ragged": Shape(1, 2, 1, 200, 150),

@@ -16,7 +16,8 @@ CONFIGS = {
     name: parse(text)
     for name, text in {
         "wide": "(FP16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap",
-        "narrow": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2",
+        "narrow": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red+early_dP",
+        "narrow_in_order": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP",
         "in_turn": "(BF16, 128, 64, 128, 2): sm90_bwd+stages_2",
         "narrow_overlap": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
         "widest": "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red",

@@ -89,8 +89,8 @@ struct Loads {
     if (vector < 2 * kVectors) {
       bool const is_lse = vector < kVectors;
       int const i = kNumbers * (is_lse ? vector : vector - kVectors);
-      float const* const from = (is_lse ? problem.lse2 : problem.delta) + row + i;
-      float* const to = (is_lse ? smem.lse2[stage] : smem.delta[stage]) + i;
+      float const* const from = (is_lse ? problem.lse2 : problem.minus_delta) + row + i;
+      float* const to = (is_lse ? smem.lse2[stage] : smem.minus_delta[stage]) + i;
       issue<typename Traits::AsyncCopyAtom>(as<Vector>(*from), as<Vector>(*to));
     } else {
       device::leave_out();
@@ -238,9 +238,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       store_pairs(tdVrP, smem.p);
     }
     if constexpr (kFeatures.dropout) {
-      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage], problem.dropout.factor);
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage], problem.dropout.factor);
     } else {
-      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.delta[stage]);
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage]);
     }
     device::at(Site::dS_r2s);
     store_pairs(tdKrDS, smem.ds);

@@ -123,14 +123,14 @@ struct Scores {
 
   // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc, class Pairs>
-  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* delta,
+  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* minus_delta,
                          float factor = 1.f) const {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
     CUTE_UNROLL
     for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const of_queries = numbers_at(delta, c);
+      float2 const of_queries = numbers_at(minus_delta, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
@@ -138,8 +138,8 @@ struct Scores {
           dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
           continue;
         }
-        dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
-        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
+        dS(r, c) = P(r, c) * (dS(r, c) + of_queries.x);
+        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) + of_queries.y);
       }
     }
     pack(acc_dP, pairs);

@@ -104,7 +104,7 @@ struct KernelTraits {
     alignas(1024) Element ds[kBlockN * kBlockM];
     alignas(1024) Element p[kPInRegisters ? 1 : kBlockN * kBlockM];
     alignas(16) float lse2[kStages][kBlockM];
-    alignas(16) float delta[kStages][kBlockM];
+    alignas(16) float minus_delta[kStages][kBlockM];
   };
 
   // Global <-> shared: 16 bytes a thread, kSwizzleColumns columns a row of threads.

@@ -2,7 +2,7 @@
 //
 // A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
 // query head of the group, or with other CTAs of a cluster, of some (cluster_sums.h). Warpgroup 0 loads Q, dO and a number for
-// each query, lse and delta = rowsum(dO * O) - dlse; where the sums of dQ have one order, it adds to them, too. Each of the other
+// each query, lse and -delta = dlse - rowsum(dO * O); where the sums of dQ have one order, it adds to them, too. Each of the other
 // warpgroups has 64 keys as rows of its MMAs:
 //   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers
 //   P^T = 2^(scale S^T - lse)          in registers; where a mask cuts a block, 0
@@ -63,9 +63,8 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<KernelParams, Variant> const& pa
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
     if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
-      int const consumer = device::thread_idx() % 32;
-      if (warp >= kLoaders && consumer < Traits::kNConsumers) {
-        send_in_turn<Traits>(params, smem, tile, warp - kLoaders, consumer);
+      if (warp >= kLoaders && device::elect_one()) {
+        send_in_turn<Traits>(params, smem, tile, warp - kLoaders);
       }
     }
     if (device::elect_one()) {

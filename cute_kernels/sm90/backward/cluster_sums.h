@@ -9,6 +9,7 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/backward/tails.h"
+#include "cute_kernels/sm90/backward/threads.h"
 
 namespace pyflash::sm90::backward {
 
@@ -59,7 +60,7 @@ struct ClusterSums {
     int const n_own = kParts / n_ctas;
     int const slot = part(sum) - (part(sum) < of_rank * n_own ? 0 : n_own);
     return reinterpret_cast<float4*>(reinterpret_cast<float*>(smem.q) + slot * kPartFloats) +
-           device::fresh_thread_idx() % kWarpgroup;
+           fresh_thread();
   }
   template <class Acc>
   CUTE_DEVICE void leave(Acc const& acc, Sum sum) const {

@@ -8,6 +8,7 @@
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/backward/scores.h"
 #include "cute_kernels/sm90/backward/tails.h"
+#include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/backward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -32,6 +33,9 @@ struct Consumer {
   using AccDKV = Acc<Traits::kColumnsDKV>;  // (MMA,MMA_M,MMA_N) of (keys, columns)
   using AccDQ = Acc<Traits::kSlab>;         // (MMA,MMA_M,MMA_N) of (queries, columns)
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
+  // dS is computed from the operand P, which is not always P^T.
+  static constexpr bool kEarlyDP = Traits::kEarlyDP && !kFeatures.softcap && !kFeatures.dropout &&
+                                   !Scores<Traits, kFeatures, Variant>::kMakesOperand;
 
   Params const& params;
   SharedStorage& smem;
@@ -68,7 +72,9 @@ struct Consumer {
       smem.pipeline_K.wait({});
       smem.pipeline_V.wait({});
       drop_tails_of_keys();
-      if constexpr (Traits::kOverlap) {
+      if constexpr (kEarlyDP) {
+        run_with_early_dP(block);
+      } else if constexpr (Traits::kOverlap) {
         run_overlapped(block);
       } else {
         run_in_turn(block);
@@ -128,14 +134,77 @@ struct Consumer {
       exponentiate(acc_S, block);
     }
     AccS acc_dP;
-    issue_dP(acc_dP, block.m_block);
+    wait_for_dO(block.m_block);
+    issue_dP(acc_dP);
     issue_dV(acc_S);
     gemm_wait<1>(acc_dP);
     compute_dS(acc_S, acc_dP);
     outputs.store_dS(tdKrDS, at_dS.stage);
+    outputs.announce_dS(at_dS.stage);
     issue_dK(read);
     gemm_wait<1>(acc_dV);
     smem.pipeline_dO.release(read);
+    finish_block();
+  }
+
+  // S and dP of a block are issued together: P is computed beside dP, dS beside dV and dQ of the block before, which leaves
+  // beside dK.
+  CUTE_DEVICE void run_with_early_dP(Blocks& block) {
+    step_with_early_dP(false_type{}, block, 0);
+    int at = row_of_dQ(block);
+    for (block.advance(); block.exists(); block.advance()) {
+      step_with_early_dP(true_type{}, block, at);
+      at = row_of_dQ(block);
+    }
+    compute_dQ<0>(at_dS, at);
+  }
+
+  // at: of the dQ of the block before, where there is one.
+  // NOTE: ptxas serialises MMAs where something is in flight from one step to the next, or where dP is seeded beside S.
+  template <class HasBefore>
+  CUTE_DEVICE void step_with_early_dP(HasBefore, Blocks const& block, int at) {
+    AccS acc_dP;
+    wait_for_dO(block.m_block);
+    scores.seed_dP(acc_dP, numbers_of(smem.minus_delta));
+    {
+      AccS acc_S;
+      issue_S(acc_S, block.m_block);
+      issue_dP(acc_dP);
+      gemm_wait<1>(acc_S);
+      exponentiate(acc_S, block);
+      issue_dV(acc_S);
+    }
+    if constexpr (HasBefore::value) {
+      AccDQ acc_dQ;
+      issue_dQ(acc_dQ, at_dS, 0);
+      at_dS.advance();
+      gemm_wait<2>(acc_dP);
+      store_dS(acc_dP);
+      gemm_wait<1>(acc_dV);
+      smem.pipeline_dO.release(read);
+      issue_dK(read);
+      gemm_wait<1>(acc_dQ);
+      outputs.announce_dS(at_dS.stage);
+      outputs.send_dQ(acc_dQ, at, 0);
+    } else {
+      gemm_wait<1>(acc_dP);
+      store_dS(acc_dP);
+      gemm_wait<0>(acc_dV);
+      smem.pipeline_dO.release(read);
+      issue_dK(read);
+      outputs.announce_dS(at_dS.stage);
+    }
+    finish_block();
+  }
+
+  // dS^T of dP^T - delta and of the operand P^T, which dV may be reading.
+  CUTE_DEVICE void store_dS(AccS& acc_dP) {
+    scores.seeded_to_dS(tdVrP, acc_dP);
+    convert_P<Element>(acc_dP, tdKrDS);
+    outputs.store_dS(tdKrDS, at_dS.stage);
+  }
+
+  CUTE_DEVICE void finish_block() {
     gemm_wait<0>(acc_dK);
     smem.pipeline_Q.release(read);
     read.advance();
@@ -189,18 +258,20 @@ struct Consumer {
   template <class BesideDP>
   CUTE_DEVICE void scores_to_dS(AccS& acc_P, int m_block, BesideDP const& beside_dP) {
     AccS acc_dP;
-    issue_dP(acc_dP, m_block);
+    wait_for_dO(m_block);
+    issue_dP(acc_dP);
     beside_dP();
     issue_dV(acc_P);
     gemm_wait<1>(acc_dP);
     compute_dS(acc_P, acc_dP);
     outputs.store_dS(tdKrDS, at_dS.stage);
+    outputs.announce_dS(at_dS.stage);
   }
 
   // What operands of all blocks begin with. NOTE: these loops have no registers for their descriptors, which the
   // compiler would compute ahead of it.
   CUTE_DEVICE static Element* of_all_blocks(Element* data) {
-    return Traits::kOverlap || Traits::kSharesKeys ? device::fresh(data) : data;
+    return Traits::kOverlap || Traits::kSharesKeys || kEarlyDP ? device::fresh(data) : data;
   }
 
   // What the tiles hold of the next sequence.
@@ -236,16 +307,21 @@ struct Consumer {
     gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
   }
 
-  // dP^T = V dO^T
-  CUTE_DEVICE void issue_dP(AccS& acc_dP, int m_block) {
+  // Of the block and its -delta.
+  CUTE_DEVICE void wait_for_dO(int m_block) {
     device::at(Site::dP);
     smem.pipeline_dO.wait(read);
     drop_tail(smem.grad_o, m_block);
+  }
+
+  // dP^T = V dO^T, or with early_dP acc_dP += V dO^T
+  CUTE_DEVICE void issue_dP(AccS& acc_dP) {
+    device::at(Site::dP);
     Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
         of_all_blocks(smem.v + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tdPrDO =
         descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, false);
+    gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, kEarlyDP);
   }
 
   // Where this warpgroup's columns begin in a block of Q or dO.
@@ -291,9 +367,6 @@ struct Consumer {
     gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
   }
 
-  // NOTE: read anew wherever it is needed: the loop has no register for it.
-  CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
-
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
     scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
@@ -308,16 +381,16 @@ struct Consumer {
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
     if constexpr (kFeatures.dropout) {
-      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta), params.dropout.factor);
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta), params.dropout.factor);
     } else {
-      scores.to_dS(acc_P, acc_dP, numbers_of(smem.delta));
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta));
     }
     convert_P<Element>(acc_dP, tdKrDS);
   }
 
   // A number for each query of the block: this thread's columns of an accumulator are the first two of every eight from here.
   CUTE_DEVICE float const* numbers_of(float const* numbers) const {
-    return numbers + read.stage * kBlockM + lane() % 4 * 2;
+    return numbers + read.stage * kBlockM + fresh_lane() % 4 * 2;
   }
 
   CUTE_DEVICE int row_of_dQ(Blocks const& block) const {

@@ -5,6 +5,7 @@
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/shape.h"
+#include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/row_stores.h"
 
@@ -26,7 +27,7 @@ template <class Element, class Acc>
 CUTE_DEVICE void store_slab(Acc const& acc, int first_column, float scale, Element* memory,
                             SlabOut<Element> const& out) {
   using Stores = SlabStores<Element, kSlab>;
-  int const lane = device::fresh_thread_idx() % 32;
+  int const lane = fresh_lane();
   int const column = Stores::column_of(lane);
   Tensor rows = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
   Stores::run(

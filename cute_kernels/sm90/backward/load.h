@@ -1,4 +1,4 @@
-// The loading warpgroup: one warp for K and Q, with lse, one for V and dO, with delta.
+// The loading warpgroup: one warp for K and Q, with lse, one for V and dO, with -delta.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -86,7 +86,7 @@ CUTE_DEVICE void load_tile(variant::ParamsOf<KernelParams, Variant> const& param
   } else if (warp == 1) {
     load_blocks<Traits>(tile, given,
                         {params.v_map, smem.v, smem.pipeline_V, params.do_map, smem.grad_o,
-                         params.problem.delta, smem.delta, smem.pipeline_dO},
+                         params.problem.minus_delta, smem.minus_delta, smem.pipeline_dO},
                         Site::V_g2s, Site::dO_g2s);
   }
 }

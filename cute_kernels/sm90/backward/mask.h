@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/shape.h"
@@ -30,10 +31,10 @@ struct ScoreMask {
 
   // Those of a thread.
   CUTE_DEVICE int first_query(int m_block) const {
-    return m_block * Traits::kBlockM + device::fresh_thread_idx() % 4 * 2;
+    return m_block * Traits::kBlockM + fresh_lane() % 4 * 2;
   }
   CUTE_DEVICE int key(int r) const {
-    int const thread = device::fresh_thread_idx() % kWarpgroup;
+    int const thread = fresh_thread();
     return first_key + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
   }
 

@@ -7,6 +7,7 @@
 #include "cute_kernels/sm90/backward/cluster_sums.h"
 #include "cute_kernels/sm90/backward/epilogue.h"
 #include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/backward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -28,14 +29,15 @@ struct Outputs {
   int n_staged = 0;  // blocks of dQ that senders are to add
   int turn_at = -1;  // of the turn that this warp has taken and not yet given on; -1: none
 
-  // dS^T to shared memory, where both consumers read it for dQ.
+  // dS^T to shared memory, where both consumers read it for dQ once it is announced.
   template <class FragmentP>
   CUTE_DEVICE void store_dS(FragmentP const& rDS, int stage) {
     device::at(Site::dS_r2s);
-    int const lane = this->lane();
-    int const key = Traits::first_key(warpgroup) + thread() / 32 * 16 + lane % 16;
+    int const lane = fresh_lane();
+    int const key = Traits::first_key(warpgroup) + fresh_thread() / 32 * 16 + lane % 16;
     Tensor sDSt = make_tensor(make_smem_ptr(smem.ds),
                               typename Traits::SmemLayoutDSt{});  // (kBlockN,kBlockM,kStagesDS)
+    Element* const first = &sDSt(key, lane / 16 * 8, stage);
     Tensor pairs = recast<uint32_t>(rDS);
     CUTE_UNROLL
     for (int c = 0; c < Traits::kBlockM; c += 16) {
@@ -45,9 +47,13 @@ struct Outputs {
       }
       uint32_t const words[4] = {pairs(c / 4), pairs(c / 4 + 1), pairs(c / 4 + 2),
                                  pairs(c / 4 + 3)};
-      device::store_matrices(words, &sDSt(key, c + lane / 16 * 8, stage));
+      device::store_matrices(words, columns_on(first, c));
     }
     device::fence_async_proxy();
+  }
+
+  // Says, too, that this warp has read all of the stage before, where the next dS is stored.
+  CUTE_DEVICE void announce_dS(int stage) {
     device::sync_warp();
     if (device::elect_one()) {
       device::mbarrier_arrive(smem.ds_ready[stage]);
@@ -57,16 +63,16 @@ struct Outputs {
   // Adds this warp's 16 rows of dQ to the sums of the block, whose first row in the workspace is `row`.
   template <class AccDQ>
   CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row, int pass) {
-    int64_t const part = int64_t(row) * Traits::kHeadDim / kWarpDQ +
+    int64_t const part = int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ +
                          Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer +
-                         thread() / 32;
+                         fresh_thread() / 32;
     if constexpr (Traits::kDQByRed) {
       reduce_dQ(acc_dQ, part);
       return;
     }
     device::at(Site::dQ_r2s);
     float* const staged = staged_dQ();
-    float4* const staged4 = reinterpret_cast<float4*>(staged) + lane();
+    float4* const staged4 = reinterpret_cast<float4*>(staged) + fresh_lane();
     wait_for_sent_dQ();
     CUTE_UNROLL
     for (int i = 0; i < kValuesDQ; i += 4) {
@@ -76,14 +82,14 @@ struct Outputs {
     device::fence_async_proxy();
     device::sync_warp();
     if constexpr (kSendersAdd) {
-      if (lane() == 0) {
+      if (fresh_lane() == 0) {
         device::mbarrier_arrive(smem.dq_turns[warpgroup].staged[n_staged % kSenders]);
       }
       ++n_staged;
       return;
     }
     device::at(Site::dQ_s2g);
-    if (lane() == 0) {
+    if (fresh_lane() == 0) {
       device::bulk_reduce_add(staged, params.problem.dq_sum + part * kWarpDQ,
                               kWarpDQ * sizeof(float));
       device::tma_store_commit();
@@ -112,18 +118,28 @@ struct Outputs {
   }
 
  private:
+  // That many columns of dS^T, a multiple of 16, behind an element of the first 16. NOTE: the swizzle of a slab makes it an
+  // exclusive or; the compiler would compute each address anew.
+  CUTE_DEVICE static Element* columns_on(Element* first, int n) {
+    constexpr int kBytes = sizeof(Element);
+    auto const in_slab = reinterpret_cast<uintptr_t>(first) ^ (n % Traits::kSlab * kBytes);
+    return reinterpret_cast<Element*>(in_slab) +
+           n / Traits::kSlab * Traits::kSlab * Traits::kBlockN;
+  }
+
   // From registers.
   template <class AccDQ>
   CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part) {
     device::at(Site::dQ_s2g);
     if constexpr (kFeatures.deterministic) {
       wait_for_sent_dQ();
-      if (lane() == 0) {
+      if (fresh_lane() == 0) {
         take_turn(part);
       }
       device::sync_warp();
     }
-    auto* const sums = reinterpret_cast<float4*>(params.problem.dq_sum + part * kWarpDQ) + lane();
+    auto* const sums =
+        reinterpret_cast<float4*>(params.problem.dq_sum + part * kWarpDQ) + fresh_lane();
     CUTE_UNROLL
     for (int i = 0; i < kValuesDQ; i += 4) {
       device::reduce_add(sums + i / 4 * 32,
@@ -139,14 +155,10 @@ struct Outputs {
     }
   }
 
-  // NOTE: read anew wherever it is needed: the loop has no register for it.
-  CUTE_DEVICE static int thread() { return device::fresh_thread_idx() % kWarpgroup; }
-  CUTE_DEVICE static int lane() { return device::fresh_thread_idx() % 32; }
-
   // This warp's part of the sums of dQ, on its way out.
   CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpStaged; }
   CUTE_DEVICE int warp_of_tile() const {
-    return warpgroup * Traits::kWarpsPerConsumer + thread() / 32;
+    return warpgroup * Traits::kWarpsPerConsumer + fresh_thread() / 32;
   }
 
   // That of the block of keys.
@@ -166,7 +178,7 @@ struct Outputs {
     if (kFeatures.deterministic) {
       device::sync_warp();  // all lanes have added
     }
-    if (lane() == 0) {
+    if (fresh_lane() == 0) {
       if constexpr (!kFeatures.deterministic) {
         device::tma_store_wait<0>();
       } else if (turn_at >= 0) {
@@ -179,7 +191,7 @@ struct Outputs {
   template <class AccDKV>
   CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
                               TensorStrides const& strides) {
-    int const first_key = tile.first_key + Traits::first_key(warpgroup) + thread() / 32 * 16;
+    int const first_key = tile.first_key + Traits::first_key(warpgroup) + fresh_thread() / 32 * 16;
     int const first_column = Traits::first_column_dKV(warpgroup);
     Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
                          tile.head_kv * strides.head +

@@ -19,7 +19,7 @@ namespace pyflash::sm90::backward {
 using namespace cute;
 using device::Site;
 
-// Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). lse2, delta: a number for each query, of which this thread's
+// Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). lse2, minus_delta: a number for each query, of which this thread's
 // are the first two of every eight from there.
 template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
@@ -92,14 +92,14 @@ struct Scores {
 
   // dP^T to dS^T = P^T (dP^T - delta), in place. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
   template <class Acc>
-  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* delta,
+  CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* minus_delta,
                                 float factor = 1.f) {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,V,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
     CUTE_UNROLL
     for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const of_queries = numbers_at(delta, c);
+      float2 const of_queries = numbers_at(minus_delta, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
@@ -107,9 +107,38 @@ struct Scores {
           dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
           continue;
         }
-        dS(r, c) = P(r, c) * (dS(r, c) - of_queries.x);
-        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) - of_queries.y);
+        dS(r, c) = P(r, c) * (dS(r, c) + of_queries.x);
+        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) + of_queries.y);
       }
+    }
+  }
+
+  // -delta of each query, where dP^T is to be added to it.
+  template <class Acc>
+  CUTE_DEVICE static void seed_dP(Acc& acc_dP, float const* minus_delta) {
+    device::at(Site::lse_s2r);
+    Tensor dP = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(dP); c += 2) {
+      float2 const of_queries = numbers_at(minus_delta, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        dP(r, c) = of_queries.x;
+        dP(r, c + 1) = of_queries.y;
+      }
+    }
+  }
+
+  // dP^T - delta to dS^T, in place, from P^T as an operand.
+  template <class FragmentP, class Acc>
+  CUTE_DEVICE static void seeded_to_dS(FragmentP const& operand, Acc& acc_dP) {
+    device::at(Site::dS);
+    Tensor pairs = recast<uint32_t>(operand);  // in the order of the accumulator
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) {
+      float2 const P = device::unpack2(pairs(i), Element{});
+      acc_dP(2 * i) *= P.x;
+      acc_dP(2 * i + 1) *= P.y;
     }
   }
 

@@ -8,13 +8,14 @@
 
 namespace pyflash::sm90::backward {
 
-// By one thread, for a consumer.
+// By one thread of a sender's warp.
+// NOTE: one thread for all consumers: two of a warp would wait for each other wherever one of them waits.
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void send_in_turn(KernelParams const& params, typename Traits::SharedStorage& smem,
-                              Tile<kFeatures> const& tile, int sender, int consumer) {
+                              Tile<kFeatures> const& tile, int sender) {
+  constexpr int kValues = Traits::kWarpsPerConsumer * kWarpDQ;  // of a consumer
   AttentionGradients const& problem = params.problem;
   device::at(device::Site::dQ_s2g);
-  DQTurns& turns = smem.dq_turns[consumer];
   float const turn = float(problem.turn_of(tile.first_key / Traits::kBlockN));
   int next = sender;
   uint32_t parity = 0;
@@ -23,21 +24,27 @@ CUTE_DEVICE void send_in_turn(KernelParams const& params, typename Traits::Share
       continue;
     }
     next = kSenders - 1;
-    int const row = tile.workspace_row(block.head, block.m_block * Traits::kBlockM);
-    int64_t const part = int64_t(row) * Traits::kHeadDim / kWarpDQ +
-                         Traits::piece_dQ(consumer, 0) * Traits::kWarpsPerConsumer;
-    float const found = device::wait_until_at_most(problem.turns + part, turn);
-    device::mbarrier_wait(turns.staged[sender], parity);
+    int64_t const row = tile.workspace_row(block.head, block.m_block * Traits::kBlockM);
+    float* const sums = problem.dq_sum + row * Traits::kHeadDim;
+    float* const turn_of_block = problem.turns + row * Traits::kHeadDim / kSumsOfTurn;
+    float const found = device::wait_until_at_most(turn_of_block, turn);
+    CUTE_UNROLL
+    for (int consumer = 0; consumer < Traits::kNConsumers; ++consumer) {
+      device::mbarrier_wait(smem.dq_turns[consumer].staged[sender], parity);
+      device::bulk_reduce_add(smem.dq + consumer * kValues,
+                              sums + Traits::piece_dQ(consumer, 0) * kValues,
+                              kValues * sizeof(float));
+      device::tma_store_commit();
+    }
     parity ^= 1;
-    constexpr int kValues = Traits::kWarpsPerConsumer * kWarpDQ;
-    device::bulk_reduce_add(smem.dq + consumer * kValues, problem.dq_sum + part * kWarpDQ,
-                            kValues * sizeof(float));
-    device::tma_store_commit();
     device::tma_store_wait<0>();
-    device::mbarrier_arrive(turns.sent[sender]);
+    CUTE_UNROLL
+    for (int consumer = 0; consumer < Traits::kNConsumers; ++consumer) {
+      device::mbarrier_arrive(smem.dq_turns[consumer].sent[sender]);
+    }
     device::tma_store_wait_written();
     if (found == turn) {
-      device::store_release(problem.turns + part, turn - 1);
+      device::store_release(turn_of_block, turn - 1);
     }
   }
 }

@@ -27,6 +27,7 @@ struct KernelTraits {
   static constexpr int kNConsumers = kConfig.n_consumers;
   static constexpr int kStages = kConfig.stages;
   static constexpr bool kOverlap = kConfig.overlap;
+  static constexpr bool kEarlyDP = kConfig.early_dP;
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr int kSlab = backward::kSlab;
   static constexpr bool kDQByRed = kConfig.dQ_by_red;
@@ -39,7 +40,8 @@ struct KernelTraits {
   // Blocks of 64 x 64 elements of dQ that a consumer computes, one after another.
   static constexpr int kPassesDQ = kBlockM * kHeadDim / (kNConsumers * kMmaM * kSlab);
   static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kSlab * kPassesDQ);
-  static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap));
+  static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap && !kEarlyDP));
+  static_assert(!kEarlyDP || !kOverlap);
 
   using Element =
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
@@ -115,11 +117,11 @@ struct KernelTraits {
     alignas(1024) Element ds[cosize_v<SmemLayoutDSt>];
     alignas(1024) float dq[kNConsumerWarps * kWarpStaged];
     alignas(128) float lse2[kStages * kBlockM];
-    alignas(128) float delta[kStages * kBlockM];
+    alignas(128) float minus_delta[kStages * kBlockM];
     Pipeline<1> pipeline_K;
     Pipeline<1> pipeline_V;
     Pipeline<kStages> pipeline_Q;          // with lse2
-    Pipeline<kStages> pipeline_dO;         // with delta
+    Pipeline<kStages> pipeline_dO;         // with -delta
     device::Mbarrier ds_ready[kStagesDS];  // every consumer warp has stored dS
     DQTurns dq_turns[kNConsumers];         // of deterministic kernels
   };

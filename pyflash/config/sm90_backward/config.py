@@ -42,6 +42,9 @@ class FlashBackwardSm90Config(KernelConfig):
     overlap: bool = flag("overlap")
     # dQ is added to its sums from registers, not by TMA from smem.
     dQ_by_red: bool = flag("dQ_by_red")
+    # P of a block is computed beside its dP, which starts at -delta, and dS from P in 16 bits; not
+    # under softcap, nor for a variant that has slopes of its own.
+    early_dP: bool = flag("early_dP")
 
     @property
     def n_threads(self) -> int:

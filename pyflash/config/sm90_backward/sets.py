@@ -17,10 +17,13 @@ def _of_each_dtype(*texts: str) -> tuple[FlashBackwardSm90Config, ...]:
     )
 
 
-# At each d_head the best on one H200 first: docs/experiments/2026-11-backward.md.
-DEFAULTS = _of_each_dtype(
-    "(FP16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap",
-    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2",
+# At each d_head the best on one GPU first: docs/experiments/2026-11-backward.md.
+_FROM_REGISTERS = _of_each_dtype("(FP16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red+early_dP")
+_BY_TMA = _of_each_dtype("(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP")
+DEFAULTS = (
+    *_of_each_dtype("(FP16, 128, 64, 128, 2): sm90_bwd+stages_3+overlap"),
+    *_FROM_REGISTERS,
+    *_BY_TMA,
 )
 
 # Built by its own set alone. On one H200 it is 1.07 to 2.0 times as fast as PyTorch's flash
@@ -37,10 +40,18 @@ DROPPING = _of_each_dtype(
 )
 
 
+def _sums_from_registers(features: backward.BackwardFeatures) -> bool:
+    """Whether that is faster at d_head 64: one order of the sums takes longer then, and a softcap
+    leaves no registers for it."""
+    return not (features.deterministic or features.softcap)
+
+
 def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.BackwardFeatures]:
     if config in DROPPING:
         return backward.DROPOUT
     built = backward.BACKWARD.built
+    if config in (*_FROM_REGISTERS, *_BY_TMA):
+        return [f for f in built if _sums_from_registers(f) == (config in _FROM_REGISTERS)]
     return (*built, *backward.DROPOUT) if config in _WIDE else built
 
 

@@ -32,10 +32,20 @@ class Measured(NamedTuple):
 
 
 # Where own kernels were measured to be faster than cuDNN's: docs/experiments/2026-11-backward.md.
-OWN_BEFORE_CUDNN: tuple[Measured, ...] = tuple(
-    Measured(causal, d_head, range(1024, 16385), range(1, 2))
-    for causal in (False, True)
-    for d_head in (range(64, 65), range(128, 129))
+_LONGEST = 16384
+_D_64, _D_128 = range(64, 65), range(128, 129)
+
+
+def _from(shortest: int) -> range:
+    return range(shortest, _LONGEST + 1)
+
+
+OWN_BEFORE_CUDNN: tuple[Measured, ...] = (
+    *(Measured(True, d_head, _from(1024), range(1, 9)) for d_head in (_D_64, _D_128)),
+    *(Measured(True, d_head, _from(_LONGEST), range(9, 17)) for d_head in (_D_64, _D_128)),
+    *(Measured(False, d_head, _from(1024), range(2, 17)) for d_head in (_D_64, _D_128)),
+    Measured(False, _D_64, _from(1536), range(1, 2)),
+    Measured(False, _D_128, _from(2048), range(1, 2)),
 )
 
 

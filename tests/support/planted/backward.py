@@ -15,6 +15,7 @@ _CONSUMER = "sm90/backward/consumer.h"
 _OUTPUTS = "sm90/backward/outputs.h"
 _CLUSTER = "sm90/backward/cluster_sums.h"
 _LOAD = "sm90/backward/load.h"
+_SCORES = "sm90/backward/scores.h"
 _MASK = "sm90/backward/mask.h"
 _PROBLEM = "common/backward_tile.h"
 _BEFORE = "common/backward_preprocess.cuh"
@@ -26,11 +27,12 @@ _ROW_STORES = "sm90/row_stores.h"
 CONFIGS = {
     "overlap": FlashBackwardSm90Config.parse("(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap"),
     "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
+    "early": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP"),
 }
-BOTH = tuple(CONFIGS)
+ALL = tuple(CONFIGS)
 
 
-def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=BOTH) -> Bug:
+def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=ALL) -> Bug:
     return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
 
 
@@ -109,7 +111,7 @@ BUGS = [
                   " gemm_wait<0>(acc_dK); smem.pipeline_Q.release(read); } read.advance();",
                   _CONSUMER),
         finds=[found("race", "Q_g2s", "dK")],
-        configs=("in_turn",),
+        configs=("in_turn", "early"),
         problem="many_blocks",
     ),
     _bug(
@@ -142,8 +144,8 @@ BUGS = [
     ),
     _bug(
         "dS_without_a_proxy_fence",
-        condition("c + lane / 16 * 8, stage)); } device::fence_async_proxy();",
-                  "c + lane / 16 * 8, stage)); } if (!BUG) { device::fence_async_proxy(); }",
+        condition("columns_on(first, c)); } device::fence_async_proxy();",
+                  "columns_on(first, c)); } if (!BUG) { device::fence_async_proxy(); }",
                   _OUTPUTS),
         finds=[found("missing_proxy_fence", "dS_r2s")],
     ),
@@ -156,10 +158,59 @@ BUGS = [
     ),
     _bug(
         "one_stage_of_dS",
-        condition("outputs.store_dS(tdKrDS, at_dS.stage); issue_dK(read);",
-                  "outputs.store_dS(tdKrDS, BUG ? 0 : at_dS.stage); issue_dK(read);", _CONSUMER),
+        condition("outputs.announce_dS(at_dS.stage); issue_dK(read);",
+                  "outputs.announce_dS(BUG ? 0 : at_dS.stage); issue_dK(read);", _CONSUMER),
         finds=[found("race or deadlock or too_many_arrivals or wrong_phase", memory=None)],
         configs=("in_turn",),
+        problem="many_blocks",
+    ),
+    # dP that starts at -delta.
+    _bug(
+        "minus_delta_not_waited_for",
+        condition("wait_for_dO(block.m_block); scores.seed_dP(acc_dP,"
+                  " numbers_of(smem.minus_delta));",
+                  "if (BUG) { scores.seed_dP(acc_dP, numbers_of(smem.minus_delta));"
+                  " wait_for_dO(block.m_block); } else { wait_for_dO(block.m_block);"
+                  " scores.seed_dP(acc_dP, numbers_of(smem.minus_delta)); }", _CONSUMER),
+        finds=[found(_UNREAD, "lse_s2r")],
+        configs=("early",),
+    ),
+    _bug(
+        "minus_delta_of_the_wrong_query",
+        condition("dP(r, c + 1) = of_queries.y;",
+                  "dP(r, c + 1) = BUG ? of_queries.x : of_queries.y;", _SCORES),
+        configs=("early",),
+    ),
+    _bug(
+        "dS_before_dP_is_waited_for",
+        condition("gemm_wait<2>(acc_dP); store_dS(acc_dP);",
+                  "if (!BUG) { gemm_wait<2>(acc_dP); } store_dS(acc_dP);", _CONSUMER),
+        finds=[found("register_in_flight", memory=None)],
+        configs=("early",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "P_of_another_query",
+        condition("acc_dP(2 * i) *= P.x;", "acc_dP(2 * i) *= BUG ? P.y : P.x;", _SCORES),
+        configs=("early",),
+    ),
+    _bug(
+        "dS_announced_before_the_stage_before_is_read",
+        condition("gemm_wait<1>(acc_dQ); outputs.announce_dS(at_dS.stage);",
+                  "if (BUG) { outputs.announce_dS(at_dS.stage); gemm_wait<1>(acc_dQ); } else {"
+                  " gemm_wait<1>(acc_dQ); outputs.announce_dS(at_dS.stage); }", _CONSUMER),
+        finds=[found("race", "dS_r2s", "dQ")],
+        configs=("early",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "dO_released_before_dV_of_the_same_block_is_waited_for",
+        condition("store_dS(acc_dP); gemm_wait<1>(acc_dV); smem.pipeline_dO.release(read);",
+                  "store_dS(acc_dP); if (BUG) { smem.pipeline_dO.release(read);"
+                  " gemm_wait<1>(acc_dV); } else { gemm_wait<1>(acc_dV);"
+                  " smem.pipeline_dO.release(read); }", _CONSUMER),
+        finds=[found("race", "dO_g2s", "dV")],
+        configs=("early",),
         problem="many_blocks",
     ),
     # dQ on its way to the sums.
@@ -183,8 +234,8 @@ BUGS = [
     ),
     _bug(
         "dQ_to_the_next_block",
-        condition("int64_t(row) * Traits::kHeadDim / kWarpDQ +",
-                  "int64_t(row + BUG * Traits::kBlockM) * Traits::kHeadDim / kWarpDQ +",
+        condition("int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ +",
+                  "int64_t(uint32_t(row + BUG * Traits::kBlockM)) * Traits::kHeadDim / kWarpDQ +",
                   _OUTPUTS),
         finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
     ),

@@ -116,18 +116,27 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     ),
     (
         "dQ_added_before_it_is_staged",
-        without("device::mbarrier_wait(turns.staged[sender], parity);", _SENDER),
+        without("device::mbarrier_wait(smem.dq_turns[consumer].staged[sender], parity);", _SENDER),
         [found("race or uninitialised_read or in_flight_read", "dQ_s2g", memory=None)],
         "deterministic",
     ),
     (
         "dQ_staged_while_it_is_sent",
-        condition("device::tma_store_wait<0>(); device::mbarrier_arrive(turns.sent[sender]);"
-                  " device::tma_store_wait_written();",
-                  "if (!BUG) { device::tma_store_wait<0>(); }"
-                  " device::mbarrier_arrive(turns.sent[sender]);"
-                  " device::tma_store_wait_written();", _SENDER),
+        without("device::tma_store_wait<0>();", _SENDER),
         [found("race or in_flight_read", "dQ_r2s", memory=None)],
+        "deterministic",
+    ),
+    (
+        "a_turn_given_on_before_the_sums_are_written",
+        without("device::tma_store_wait_written();", _SENDER),
+        [found("unordered_reduction", "dQ_s2g", memory="turns")],
+        "deterministic",
+    ),
+    (
+        "a_consumers_dQ_added_twice",
+        condition("sums + Traits::piece_dQ(consumer, 0) * kValues",
+                  "sums + Traits::piece_dQ(BUG ? 0 : consumer, 0) * kValues", _SENDER),
+        [],
         "deterministic",
     ),
     (
