@@ -196,7 +196,6 @@ struct KvScales {
   int v_stride = 0;
 };
 
-// A problem, and the list of its tiles where the device makes one.
 // A problem, and the list of its tiles, or of equal shares of its keys, where the device makes one.
 // NOTE: kernels without lists get ForwardParams alone, in which members have their places.
 struct ListedForwardParams : ForwardParams {
@@ -221,7 +220,8 @@ struct ListedForwardParams : ForwardParams {
             .n_queries = tile_queries,
             .B_c = tile_keys,
             .least_rows = least_listed_rows,
-            .beside = beside};
+            .beside = beside,
+            .shares = shares_beside};
   }
 
   // Equal shares of the blocks of keys, whose parts are o_partial, (2 * n_shares, rows_of_part(), d_head), and lse_partial,
@@ -247,7 +247,8 @@ struct ListedForwardParams : ForwardParams {
             .heads = share_heads,
             .n_queries = share_queries,
             .B_c = share_keys,
-            .n_shares = n_shares};
+            .n_shares = n_shares,
+            .n_small = n_small_shares};
   }
   // Row r of a part is query r / group, head r % group of those that the tile packs.
   constexpr int group_of_share() const { return share_heads > 0 ? heads / share_heads : 1; }
@@ -256,6 +257,9 @@ struct ListedForwardParams : ForwardParams {
   }
 
   Dropout dropout = {};
+
+  int n_small_shares = 0;           // of n_shares, the last ones
+  ShareListing shares_beside = {};  // that beside.list has
 };
 
 }  // namespace pyflash

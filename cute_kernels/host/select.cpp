@@ -33,7 +33,7 @@ std::string GpuSelection::reason() const {
       splits_asked_for ? ", as asked for" : "",
       lists_tiles ? "; its tiles in a list that the device makes" : "",
       of_few ? sentence("; sequences of at most ", few_rows, " queries by ",
-                        of_few->row->short_form, " beside it, in ", few_shares, " equal shares")
+                        of_few->row->short_form, " beside it, in ", few_shares.n, " shares")
              : "");
   if (n_candidates == 0) {
     return kNamed + asked;
@@ -81,11 +81,11 @@ Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
 }
 
 Forward::Params params_of_few(Forward::Params params, ConfigMapRow<Forward> const& row, int n_rows,
-                              int n_shares) {
+                              SharesOfFew const& shares) {
   Sequences q = params.q_sequences();
   q.longest = std::min(q.longest, n_rows);
   params.set_q_sequences(q);
-  share_keys(params, row.shape, n_shares);
+  share_keys(params, row.shape, shares.n, shares.n_small);
   params.runs_beside = true;
   return params;
 }
@@ -97,7 +97,8 @@ Forward::Params params_of_many(GpuSelection const& selection, Forward::Params co
   Forward::Params params = fitted(problem, *kernel.row, selection.splits);
   params.least_listed_rows = selection.few_rows + 1;
   // Work is what the tensor cores do, rows that are not there among it; of few rows they wait for memory, too.
-  params.beside = {.list = reinterpret_cast<int const*>(few.share_list),
+  params.shares_beside = few.share_listing();
+  params.beside = {.list = reinterpret_cast<int*>(few.share_list),
                    .cost = 3 * selection.of_few->row->shape.B_r * few.share_keys,
                    .cost_of_block = 2 * shape.B_r * shape.B_c,
                    .heads = shape.packs_heads ? params.heads_kv : params.heads,
@@ -113,26 +114,38 @@ GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
   return selection;
 }
 
-// Whether most sequences may have so few rows, beside a longer one, as far as the host knows.
-bool are_mostly_few(Forward::Params const& params, int n_rows) {
-  Sequences const q = params.q_sequences();
-  int64_t const of_others = q.total - q.longest;
-  return q.is_packed() && params.batch > 1 && q.longest > n_rows &&
-         of_others <= int64_t(params.batch - 1) * n_rows;
+// Whether most sequences may have so few rows, beside longer ones, as far as the host knows.
+bool are_mostly_few(Forward::Params const& params, int n_rows, int n_sms) {
+  Sequences const q = params.q_sequences(), k = params.kv().sequences;
+  int64_t const batch = params.batch;
+  if (!q.is_packed() || batch <= 1 || q.longest <= n_rows) {
+    return false;
+  }
+  if (q.total - q.longest <= (batch - 1) * n_rows) {
+    return true;
+  }
+  // Decodes beside several chunks: if these are as long as the longest, they are a quarter of the batch at most. Others may have
+  // the same sums. For these a second kernel does nothing, and takes little beside the keys that there have to be.
+  constexpr int kOfBatch = 4, kKeysOfQuery = 4;
+  constexpr int64_t kKeysOfSm = 4000;  // of a head
+  int64_t const n_keys = k.is_packed() ? k.total : batch * k.longest;
+  int64_t const n_chunks = ceil_div(q.total - batch, int64_t(q.longest) - 1);
+  return kOfBatch * n_chunks <= batch && n_keys >= int64_t(kKeysOfQuery) * q.total &&
+         n_keys * params.heads_kv >= kKeysOfSm * n_sms;
 }
 
 // What runs the sequences of few rows.
 struct KernelOfFew {
   Kernel<Forward> kernel;
   int n_rows;
-  int n_shares;
+  SharesOfFew shares;
 };
 
-// Where most sequences may have so few rows that a kernel is built whose tiles are for these, and that shares keys equally.
+// Where most sequences may have so few rows that a kernel is built whose tiles are for these, and that shares keys.
 std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders const& contenders,
                                          int n_sms) {
-  // CTAs that run at a time have so many: what the other kernel leaves no room for follows when some have ended.
-  constexpr int kSharesOfCta = 2;
+  // Of each CTA that runs at a time: what the other kernel leaves no room for follows when some have ended.
+  constexpr int kLargeShares = 1, kSmallShares = 2;
   auto const& params = problem.params;
   if (problem.num_splits != 0) {
     return std::nullopt;
@@ -140,14 +153,16 @@ std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders cons
   for (auto const& [kernel, ctas_per_sm] : contenders.candidates.all) {
     TileShape const& shape = kernel.row->shape;
     int const n_rows = shape.n_queries(params);
-    int const n_shares = kSharesOfCta * ctas_per_sm * n_sms;
-    if (!shape.packs_heads || !are_mostly_few(params, n_rows)) {
+    int const n_resident = ctas_per_sm * n_sms;
+    SharesOfFew const shares{.n = (kLargeShares + kSmallShares) * n_resident,
+                             .n_small = kSmallShares * n_resident};
+    if (!shape.packs_heads || !are_mostly_few(params, n_rows, n_sms)) {
       continue;
     }
-    Forward::Params const few = params_of_few(params, *kernel.row, n_rows, n_shares);
+    Forward::Params const few = params_of_few(params, *kernel.row, n_rows, shares);
     if (covers(*kernel.row, features_needed(few, kernel.row->d_head)) &&
         kernel.refuses(few) == nullptr) {
-      return KernelOfFew{kernel, n_rows, n_shares};
+      return KernelOfFew{kernel, n_rows, shares};
     }
   }
   return std::nullopt;
@@ -215,7 +230,7 @@ GpuSelection select_with_splits(Problem const& problem, Gpu const& gpu, bool spl
     if (of_others.lists_tiles && of_others.splits.number == 1 && few->kernel.row->shape.B_r < B_r) {
       of_others.of_few = few->kernel;
       of_others.few_rows = few->n_rows;
-      of_others.few_shares = few->n_shares;
+      of_others.few_shares = few->shares;
       return of_others;
     }
   }

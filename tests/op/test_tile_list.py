@@ -157,12 +157,13 @@ def test_ctas_of_two_kernels_are_in_proportion_to_their_work(lists_of):
         sum(Listing(**listing).n_blocks(63, m_block) for m_block in range(16)) * 32 * 128 * 128,
         63 * 8 * 65 * 64 * 64,
     ]
-    cells = [(63 * 8 * 65, round(132 * work[0] / sum(work))), (0, 132), (-1, NO_WINDOW)]
-    cells += [(1 << 29, round(132 * work[0] / (work[0] + (64 * 64 << 29))) or 1)]
-    listings = [Listing(**listing, beside=(64 * 64, 128 * 128, 32, 132, n)) for n, _ in cells] + [
-        Listing((3, 0), (0, 5), least_rows=17, beside=(1, 1, 1, 132, 9))
+    cells = [(64 * 64, 8, round(132 * work[0] / sum(work)))]
+    cells += [(1, 0, 132), (1, -1, NO_WINDOW), (1 << 30, 8, 1)]
+    listings = [
+        Listing(**listing, beside=(cost, 128 * 128, 32, 132, heads)) for cost, heads, _ in cells
     ]
+    listings += [Listing((3, 0), (0, 5), least_rows=17, beside=(1, 1, 1, 132, 9))]
     printed = lists_of(listings)
-    assert [numbers[2] for numbers in printed] == [n_ctas for _, n_ctas in cells] + [1]
+    assert [numbers[2] for numbers in printed] == [n_ctas for *_, n_ctas in cells] + [1]
     for of, numbers in zip(listings, printed, strict=True):
         check(of, numbers)
