@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <cstdlib>
@@ -61,6 +62,10 @@ int const planted_error = [] {
     any = std::fmax(any, __shfl_xor_sync(all, any, lanes));
   }
   return any > 0;
+}
+
+[[maybe_unused]] int atomicAdd(int* number, int n) {
+  return std::atomic_ref(*number).fetch_add(n);
 }
 
 template <class... Parameters, class... Arguments>
