@@ -96,11 +96,12 @@ Forward::Params params_of_many(GpuSelection const& selection, Forward::Params co
   TileShape const& shape = kernel.row->shape;
   Forward::Params params = fitted(problem, *kernel.row, selection.splits);
   params.least_listed_rows = selection.few_rows + 1;
-  // Work is what the tensor cores do, rows that are not there among it; of few rows they wait for memory, too.
+  // A listed block waits for the tensor cores; one of few rows for memory, which takes so many rows' time.
+  constexpr int kRowsOfKey = 240;  // docs/experiments/2026-11-uneven.md
   params.shares_beside = few.share_listing();
   params.beside = {.list = reinterpret_cast<int*>(few.share_list),
-                   .cost = 3 * selection.of_few->row->shape.B_r * few.share_keys,
-                   .cost_of_block = 2 * shape.B_r * shape.B_c,
+                   .cost = kRowsOfKey * few.share_keys,
+                   .cost_of_block = shape.B_r * shape.B_c,
                    .heads = shape.packs_heads ? params.heads_kv : params.heads,
                    .n_ctas = ctas_per_sm * selection.gpu.n_sms};
   return params;

@@ -149,21 +149,57 @@ def test_sequences_of_few_rows_are_left_out(lists_of):
     assert set(printed[3::3]) == {1, 3, 6}
 
 
-def test_ctas_of_two_kernels_are_in_proportion_to_their_work(lists_of):
-    """Those of the listed tiles: never none, and all where nobody runs beside them."""
-    lengths, keys = (*[1] * 63, 2048), (*[4096] * 63, 8192)
-    listing = {"lengths_q": lengths, "lengths_k": keys, "right": 0, "least_rows": 17}
-    work = [
-        sum(Listing(**listing).n_blocks(63, m_block) for m_block in range(16)) * 32 * 128 * 128,
-        63 * 8 * 65 * 64 * 64,
-    ]
-    cells = [(64 * 64, 8, round(132 * work[0] / sum(work)))]
-    cells += [(1, 0, 132), (1, -1, NO_WINDOW), (1 << 30, 8, 1)]
+HEADS, HEADS_KV, N_CTAS = 32, 8, 132
+
+
+def time_beside(listing: Listing, n_ctas: int) -> float:
+    """What both kernels take, by the model of tile_list.h."""
+    cost, cost_of_block = listing.beside[:2]
+    n_tiles = len(listing.tiles()) * HEADS
+    blocks = sum(listing.n_blocks(*tile) for tile in listing.tiles()) * HEADS * cost_of_block
+    units = cost * HEADS_KV * sum(
+        -(-keys // 64) + 1
+        for rows, keys in zip(listing.lengths_q, listing.lengths_k, strict=True)
+        if 0 < rows < listing.least_rows
+    )
+    n_rounds = -(-n_tiles // n_ctas)
+    of_tiles = n_rounds * blocks / n_tiles
+    done = of_tiles * (N_CTAS * (N_CTAS - n_tiles / n_rounds)) ** 0.5
+    return of_tiles + max(units - done, 0) / N_CTAS
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 7])
+def test_two_kernels_have_the_ctas_that_both_take_least_with(lists_of, n_threads):
+    costs = (240 * 64, 128 * 128, HEADS, N_CTAS, HEADS_KV)
+    cells = (
+        ([2048], [8192], 63, 4096),
+        ([512], [8192], 63, 4096),
+        ([8192], [8192], 63, 4096),
+        ([2048], [8192], 8, 4096),
+        ([1024, 700], [4096, 700], 30, 8192),
+        ([300], [300], 1, 64),
+    )
     listings = [
-        Listing(**listing, beside=(cost, 128 * 128, 32, 132, heads)) for cost, heads, _ in cells
-    ]
+        Listing(
+            (*q, *[1] * n), (*k, *[keys] * n), right=0, least_rows=17, beside=costs,
+            n_threads=n_threads,
+        )
+        for q, k, n, keys in cells
+    ]  # fmt: skip
+    for listing, numbers in zip(listings, lists_of(listings), strict=True):
+        check(listing, numbers)
+        least = min(time_beside(listing, n) for n in range(1, N_CTAS + 1))
+        assert 1 <= numbers[2] <= N_CTAS
+        assert time_beside(listing, numbers[2]) <= 1.001 * least, listing
+
+
+def test_all_ctas_have_the_tiles_where_nobody_runs_beside(lists_of):
+    """One for each tile where the other kernel has nothing to do, and one where there is none."""
+    listing = {"lengths_q": (1, 2048), "lengths_k": (4096, 8192), "right": 0, "least_rows": 17}
+    cells = {(1, 1, 1, 132, 0): 16, (1, 1, 1, 132, -1): NO_WINDOW}
+    listings = [Listing(**listing, beside=beside) for beside in cells]
     listings += [Listing((3, 0), (0, 5), least_rows=17, beside=(1, 1, 1, 132, 9))]
     printed = lists_of(listings)
-    assert [numbers[2] for numbers in printed] == [n_ctas for *_, n_ctas in cells] + [1]
+    assert [numbers[2] for numbers in printed] == [*cells.values(), 1]
     for of, numbers in zip(listings, printed, strict=True):
         check(of, numbers)

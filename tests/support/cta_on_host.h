@@ -68,6 +68,14 @@ int const planted_error = [] {
   return std::atomic_ref(*number).fetch_add(n);
 }
 
+[[maybe_unused]] int atomicMin(int* number, int n) {
+  std::atomic_ref const shared(*number);
+  int before = shared.load();
+  while (n < before && !shared.compare_exchange_weak(before, n)) {
+  }
+  return before;
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t launch_on_host(cudaLaunchConfig_t const* launch, void (*kernel)(Parameters...),
                            Arguments const&... arguments) {

@@ -52,8 +52,8 @@ int main() {
     // NOTE: tiles of as many blocks are in any order.
     auto const sorted = [](std::vector<int> const& list) {
       std::vector<std::pair<int, int>> pairs;
-      for (size_t i = 2; i + 1 < list.size(); i += 2) {
-        pairs.emplace_back(list[i], list[i + 1]);
+      for (int i = 1; i <= list[0]; ++i) {
+        pairs.emplace_back(list[2 * i], list[2 * i + 1]);
       }
       std::sort(pairs.begin(), pairs.end());
       return pairs;
