@@ -23,7 +23,7 @@ struct GlobalLoader {
   __device__ int operator()(int const* address) const { return *address; }
 };
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     list_tiles_kernel(__grid_constant__ TileListing const listing, int* list) {
   __shared__ TileListStorage shared;
   __shared__ ShareListStorage shared_by_shares;

@@ -112,5 +112,5 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 #undef __shared__
 #undef __launch_bounds__
 #define __shared__ static
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define cudaLaunchKernelEx launch_on_host
