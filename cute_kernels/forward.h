@@ -31,12 +31,10 @@ constexpr bool leaves_parts(ListedForwardParams const& params) {
   return params.num_splits > params.cluster;
 }
 
-// Gives each of n CTAs an equal share of the blocks of keys, and each of the last n_small a smaller one.
-constexpr void share_keys(ListedForwardParams& params, TileShape const& shape, int n,
-                          int n_small = 0) {
+// Gives each of n CTAs an equal share of the blocks of keys.
+constexpr void share_keys(ListedForwardParams& params, TileShape const& shape, int n) {
   params.num_splits = params.cluster = 1;
   params.n_shares = n;
-  params.n_small_shares = n_small;
   params.share_heads = shape.packs_heads ? params.heads_kv : params.heads;
   params.share_queries = shape.n_queries(params);
   params.share_keys = shape.B_c;
@@ -88,7 +86,8 @@ constexpr void list_uneven_tiles(ListedForwardParams& params, TileShape const& s
   }
 }
 
-// Makes the list of tiles, and that of the shares of the kernel that runs beside. Returns a cudaError_t. In kernel libraries alone: list_tiles.cu.
+// Makes the list of tiles, and that of the shares of the kernel that runs beside. Returns a cudaError_t. In kernel libraries
+// alone: list_tiles.cu.
 int list_tiles(ListedForwardParams const& params, DType dtype, void* stream);
 
 constexpr bool has_tile_list(ListedForwardParams const& params) { return params.has_tile_list(); }

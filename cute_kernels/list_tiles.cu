@@ -16,7 +16,6 @@ struct CtaThreads {
   __device__ int count() const { return kThreads; }
   __device__ void sync() const { __syncthreads(); }
   __device__ int add(int& number, int n) const { return atomicAdd(&number, n); }
-  __device__ void least(int& number, int n) const { atomicMin(&number, n); }
 };
 
 struct GlobalLoader {

@@ -247,8 +247,7 @@ struct ListedForwardParams : ForwardParams {
             .heads = share_heads,
             .n_queries = share_queries,
             .B_c = share_keys,
-            .n_shares = n_shares,
-            .n_small = n_small_shares};
+            .n_shares = n_shares};
   }
   // Row r of a part is query r / group, head r % group of those that the tile packs.
   constexpr int group_of_share() const { return share_heads > 0 ? heads / share_heads : 1; }
@@ -258,7 +257,6 @@ struct ListedForwardParams : ForwardParams {
 
   Dropout dropout = {};
 
-  int n_small_shares = 0;           // of n_shares, the last ones
   ShareListing shares_beside = {};  // that beside.list has
 };
 

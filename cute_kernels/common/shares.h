@@ -1,15 +1,12 @@
 // Equal shares of the blocks of keys of sequences that have different lengths, made where the lengths are, on the device.
 //
 // The tiles of all sequences and heads lie one behind the other, each of as many units as it has blocks of keys, and one more
-// for what a tile costs by itself. Shares are pieces of that line; a CTA works through one, in whichever tiles that is. What a
+// for what a tile costs by itself. Share i is the units from i * size on; a CTA works through it, in whichever tiles that is. What a
 // share has of a tile that is not all of its blocks is a part, and the tile's parts are merged in the order of the shares.
 // A tile has all rows of a sequence in one head.
 //
-// Where all CTAs run at a time, shares are equal. Where they follow each other, the last ones are smaller, so that CTAs end
-// together.
-//
-// The list is memory of ints, of a size that follows from extents: the number of all units and the sizes of shares, the shares,
-// and where each sequence starts, in units.
+// The list is memory of ints, of a size that follows from extents: the number of all units and the size of a share, two ints that
+// mean nothing, the shares, and where each sequence starts, in units.
 #pragma once
 
 #include <cstdint>
@@ -30,33 +27,11 @@ struct alignas(16) Share {
   int n_units;     // 0: there is nothing to do
 };
 
-// How the line of all units is cut. As a list begins with it.
-struct alignas(16) ShareSizes {
-  int n_units;  // in all
-  int size;     // of a share
-  int n_large;  // shares of that size; `small` is that of those that follow
-  int small;
-
-  PYFLASH_HOST_DEVICE constexpr int begin(int share) const {
-    int const n = smaller(share, n_large);
-    return n * size + (share - n) * small;
-  }
-  PYFLASH_HOST_DEVICE constexpr int size_of(int share) const {
-    return share < n_large ? size : small;
-  }
-  // The share that has a unit.
-  PYFLASH_HOST_DEVICE constexpr int at(int unit) const {
-    int const of_large = n_large * size;
-    return unit < of_large ? unit / size : n_large + (unit - of_large) / small;
-  }
-};
-
 // What a list of shares is made of.
 struct ShareListing {
   static constexpr int kTileUnits = 1;                     // before those of a tile's blocks
   static constexpr int kLeastUnits = 4;                    // of a share, if there are so many
-  static constexpr int kSmallOfLarge = 4;                  // small ones are as much as one other
-  static constexpr int kHeader = sizeof(ShareSizes) / sizeof(int);
+  static constexpr int kHeader = 4;                        // ints
   static constexpr int64_t kMostUnits = int64_t(1) << 29;  // so that sums of two numbers are ints
 
   Sequences q;
@@ -68,18 +43,6 @@ struct ShareListing {
   int n_queries;  // of a tile
   int B_c;        // keys of a block
   int n_shares;
-  int n_small;  // of these, the last ones
-
-  // n_units: of all tiles.
-  PYFLASH_HOST_DEVICE constexpr ShareSizes sizes(int n_units) const {
-    int64_t const n_large = n_shares - n_small;
-    int64_t const n_small_ones = n_large * kSmallOfLarge + n_small;
-    int const size = larger(int(ceil_div(int64_t(n_units) * kSmallOfLarge, n_small_ones)), kLeastUnits);
-    return {.n_units = n_units,
-            .size = size,
-            .n_large = int(n_large),
-            .small = larger(ceil_div(size, kSmallOfLarge), kLeastUnits)};
-  }
 
   // Whether the numbers of units are ints, whatever the lengths are.
   PYFLASH_HOST_DEVICE constexpr bool is_countable() const {
@@ -147,7 +110,7 @@ PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int co
                                              int share) {
   constexpr Parts kNone{0, 0, 0, -1};
   Share const begin = reinterpret_cast<Share const*>(list + ShareListing::kHeader)[share];
-  ShareSizes const sizes = *reinterpret_cast<ShareSizes const*>(list);  // NOTE: both loads at once
+  int const size = list[1];  // NOTE: both loads at once
   if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
     return kNone;
   }
@@ -155,11 +118,11 @@ PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int co
   int const n_units = (starts[1] - starts[0]) / listing.heads;
   int const first_block = starts[0] + begin.head * n_units + ShareListing::kTileUnits;
   int const last_block = first_block + n_units - ShareListing::kTileUnits - 1;
-  int const first = sizes.at(first_block);
+  int const first = first_block / size;
   if (first + 1 != share) {
     return kNone;
   }
-  return {begin.sequence, begin.head, first, smaller(sizes.at(last_block), listing.n_shares - 1)};
+  return {begin.sequence, begin.head, first, smaller(last_block / size, listing.n_shares - 1)};
 }
 
 // Every thread calls it.
@@ -193,14 +156,16 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
   auto const start_of = [&](int sequence) {
     return sequence == 0 ? 0 : is_one_chunk ? ends[sequence - 1] : starts[sequence];
   };
-  ShareSizes const sizes = listing.sizes(total);
+  int const size = larger(ceil_div(total, listing.n_shares), ShareListing::kLeastUnits);
   if (threads.index() == 0) {
-    *reinterpret_cast<ShareSizes*>(list) = sizes;
+    list[0] = total;
+    list[1] = size;
+    list[2] = list[3] = 0;
     starts[0] = 0;
   }
   Share* const shares = reinterpret_cast<Share*>(list + ShareListing::kHeader);
   for (int i = threads.index(); i < listing.n_shares; i += threads.count()) {
-    int const begin = sizes.begin(i);
+    int const begin = i * size;
     Share share{};
     if (begin < total) {
       // The last sequence that starts at or before the share.
@@ -215,7 +180,7 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
       share = {.sequence = sequence,
                .head = (begin - start) / n_units,
                .first_unit = (begin - start) % n_units,
-               .n_units = smaller(sizes.size_of(i), total - begin)};
+               .n_units = smaller(size, total - begin)};
     }
     shares[i] = share;
   }

@@ -24,8 +24,6 @@ struct OneThread {
     number += n;
     return before;
   }
-  // Makes it the smaller of both.
-  void least(int& number, int n) const { number = smaller(number, n); }
 };
 
 // The sums of the first n numbers up to each, none above `most`: in `numbers` or in `spare`. Every thread calls it, and sees them

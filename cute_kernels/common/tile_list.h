@@ -7,8 +7,6 @@
 // most tiles that sequences of these extents can have, whatever their lengths are.
 #pragma once
 
-#include <climits>
-#include <cmath>
 #include <cstdint>
 
 #include "cute_kernels/common/integers.h"
@@ -28,7 +26,7 @@ struct alignas(8) ListedTile {
 
 // The kernel of the sequences of few rows, which runs beside that of the listed tiles: each gets multiprocessors by its work.
 struct Beside {
-  int* list = nullptr;    // of its shares, made beside that of the tiles; nullptr: there is no such kernel
+  int* list = nullptr;    // of its shares, made beside that of the tiles
   int cost = 0;           // of one of its units
   int cost_of_block = 0;  // of a listed tile
   int heads = 0;          // of a listed tile
@@ -103,7 +101,6 @@ struct TileListStorage {
   int spare_bins[kBins];
   int n_blocks;  // of all tiles, in one head
   int n_units;   // that beside.list has
-  int best;      // see ctas_beside
 };
 
 // The tiles of the sequences of a chunk.
@@ -150,42 +147,19 @@ PYFLASH_HOST_DEVICE void for_each_tile(TileListing const& listing, TileListStora
   }
 }
 
-// What two kernels have to do beside each other.
-struct WorkBeside {
-  int64_t n_tiles;  // listed, of all heads
-  double blocks;    // of these, in their costs
-  double units;     // of the other kernel, in theirs
-};
-
-// How long both take, in what a block costs one CTA of many, where n_ctas work through the listed tiles in rounds. The other CTAs,
-// and those that a last round leaves, have the units, which wait for memory: of four times as many CTAs they get twice as much.
-// From the end of the tiles on all have them.
-PYFLASH_HOST_DEVICE float time_beside(WorkBeside const& work, int n_ctas, int most_ctas) {
-  int64_t const n_rounds = ceil_div(work.n_tiles, int64_t(n_ctas));
-  float const of_tiles = float(n_rounds) * float(work.blocks / double(work.n_tiles));
-  float const n_busy = float(work.n_tiles) / float(n_rounds);
-  float const done = of_tiles * sqrtf(float(most_ctas) * (float(most_ctas) - n_busy));
-  float const left = float(work.units) - done;
-  return of_tiles + (left > 0 ? left : 0) / float(most_ctas);
-}
-
-// The CTAs that work through the listed tiles beside another kernel, or alone: of those that take about as long the fewest. Every
-// thread calls it. best: shared, INT_MAX.
-PYFLASH_ANY_SIDE
-template <class Threads>
-PYFLASH_HOST_DEVICE int ctas_beside(WorkBeside const& work, int most_ctas, int& best,
-                                    Threads const& threads) {
-  constexpr int kMostCtas = 1 << 10;
-  constexpr float kSteps = 1 << 13, kMostTimes = 1 << 8;  // of the time that perfect balance takes
-  int const n = smaller(most_ctas, kMostCtas - 1);
-  float const balanced = float(work.blocks + work.units) / float(n);
-  for (int i = threads.index(); i < n && work.n_tiles > 0; i += threads.count()) {
-    float const times = time_beside(work, i + 1, n) / balanced;
-    int const steps = int((times < kMostTimes ? times : kMostTimes - 1) * kSteps);
-    threads.least(best, steps * kMostCtas + i);
+// The CTAs that work through the listed tiles beside another kernel, so many that both take as long, in whole rounds: CTAs
+// without a tile in the last one would wait. A tile costs as much as a block more. At least one, so that tiles are never left.
+PYFLASH_HOST_DEVICE constexpr int ctas_beside(Beside const& beside, int n_tiles, int n_blocks,
+                                              int n_units) {
+  if (n_tiles == 0) {
+    return 1;
   }
-  threads.sync();  // the best is known
-  return work.n_tiles > 0 ? best % kMostCtas + 1 : 1;
+  double const own = (double(n_blocks) + n_tiles) * beside.heads * beside.cost_of_block;
+  double const all = own + double(n_units) * beside.cost;
+  int64_t const n_all_tiles = int64_t(n_tiles) * beside.heads;
+  int64_t const least_rounds = ceil_div(n_all_tiles, int64_t(beside.n_ctas));
+  int64_t const n_rounds = int64_t(double(n_all_tiles) / beside.n_ctas * (all / own) + 0.5);
+  return int(ceil_div(n_all_tiles, n_rounds < least_rounds ? least_rounds : n_rounds));
 }
 
 // By a counting sort. Every thread calls it. Which of the tiles with as many blocks comes first depends on the threads.
@@ -210,7 +184,6 @@ PYFLASH_HOST_DEVICE void write_tile_list(TileListing const& listing, int* list,
   }
   if (threads.index() == 0) {
     shared.n_blocks = shared.n_units = 0;
-    shared.best = INT_MAX;
   }
   threads.sync();  // the bins are empty
   // Calls visit for every tile of every sequence. NOTE: one chunk is read once.
@@ -246,17 +219,10 @@ PYFLASH_HOST_DEVICE void write_tile_list(TileListing const& listing, int* list,
       sums_of_first(shared.bins, shared.spare_bins, n_bins, int(listing.most_tiles()), threads);
   int const n_tiles = places[n_bins - 1];
   threads.sync();  // the number is read
-  int n_ctas = kNoWindow;
-  if (runs_beside) {
-    Beside const& beside = listing.beside;
-    WorkBeside const work{.n_tiles = int64_t(n_tiles) * beside.heads,
-                          .blocks = double(shared.n_blocks) * beside.heads * beside.cost_of_block,
-                          .units = double(shared.n_units) * beside.cost};
-    n_ctas = ctas_beside(work, beside.n_ctas, shared.best, threads);
-  }
   if (threads.index() == 0) {
     list[0] = n_tiles;
-    list[1] = n_ctas;
+    list[1] = runs_beside ? ctas_beside(listing.beside, n_tiles, shared.n_blocks, shared.n_units)
+                          : kNoWindow;
   }
   // A bin's tiles take its places from the last one down.
   ListedTile* const tiles = reinterpret_cast<ListedTile*>(list) + 1;

@@ -43,7 +43,7 @@ class ForwardRun final : public Run {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
     if (shares_keys) {
-      share_keys(params_, kernel_.shape, resident, params_.runs_beside ? resident / 2 : 0);
+      share_keys(params_, kernel_.shape, resident);
       return;
     }
     if (kernel_.cluster != nullptr && !params_.has_fixed_splits) {

@@ -33,7 +33,7 @@ std::string GpuSelection::reason() const {
       splits_asked_for ? ", as asked for" : "",
       lists_tiles ? "; its tiles in a list that the device makes" : "",
       of_few ? sentence("; sequences of at most ", few_rows, " queries by ",
-                        of_few->row->short_form, " beside it, in ", few_shares.n, " shares")
+                        of_few->row->short_form, " beside it, in ", few_shares, " equal shares")
              : "");
   if (n_candidates == 0) {
     return kNamed + asked;
@@ -81,11 +81,11 @@ Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
 }
 
 Forward::Params params_of_few(Forward::Params params, ConfigMapRow<Forward> const& row, int n_rows,
-                              SharesOfFew const& shares) {
+                              int n_shares) {
   Sequences q = params.q_sequences();
   q.longest = std::min(q.longest, n_rows);
   params.set_q_sequences(q);
-  share_keys(params, row.shape, shares.n, shares.n_small);
+  share_keys(params, row.shape, n_shares);
   params.runs_beside = true;
   return params;
 }
@@ -96,11 +96,11 @@ Forward::Params params_of_many(GpuSelection const& selection, Forward::Params co
   TileShape const& shape = kernel.row->shape;
   Forward::Params params = fitted(problem, *kernel.row, selection.splits);
   params.least_listed_rows = selection.few_rows + 1;
-  // A listed block waits for the tensor cores; one of few rows for memory, which takes so many rows' time.
-  constexpr int kRowsOfKey = 240;  // docs/experiments/2026-11-uneven.md
+  // A listed block waits for the tensor cores; one of few rows for memory, and counts as one of so many rows.
+  constexpr int kRowsOfFew = 72;  // docs/experiments/2026-11-uneven.md
   params.shares_beside = few.share_listing();
   params.beside = {.list = reinterpret_cast<int*>(few.share_list),
-                   .cost = kRowsOfKey * few.share_keys,
+                   .cost = kRowsOfFew * few.share_keys,
                    .cost_of_block = shape.B_r * shape.B_c,
                    .heads = shape.packs_heads ? params.heads_kv : params.heads,
                    .n_ctas = ctas_per_sm * selection.gpu.n_sms};
@@ -139,14 +139,14 @@ bool are_mostly_few(Forward::Params const& params, int n_rows, int n_sms) {
 struct KernelOfFew {
   Kernel<Forward> kernel;
   int n_rows;
-  SharesOfFew shares;
+  int n_shares;
 };
 
-// Where most sequences may have so few rows that a kernel is built whose tiles are for these, and that shares keys.
+// Where most sequences may have so few rows that a kernel is built whose tiles are for these, and that shares keys equally.
 std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders const& contenders,
                                          int n_sms) {
-  // Of each CTA that runs at a time: what the other kernel leaves no room for follows when some have ended.
-  constexpr int kLargeShares = 1, kSmallShares = 2;
+  // CTAs that run at a time have so many: what the other kernel leaves no room for follows when some have ended.
+  constexpr int kSharesOfCta = 2;
   auto const& params = problem.params;
   if (problem.num_splits != 0) {
     return std::nullopt;
@@ -154,16 +154,14 @@ std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders cons
   for (auto const& [kernel, ctas_per_sm] : contenders.candidates.all) {
     TileShape const& shape = kernel.row->shape;
     int const n_rows = shape.n_queries(params);
-    int const n_resident = ctas_per_sm * n_sms;
-    SharesOfFew const shares{.n = (kLargeShares + kSmallShares) * n_resident,
-                             .n_small = kSmallShares * n_resident};
+    int const n_shares = kSharesOfCta * ctas_per_sm * n_sms;
     if (!shape.packs_heads || !are_mostly_few(params, n_rows, n_sms)) {
       continue;
     }
-    Forward::Params const few = params_of_few(params, *kernel.row, n_rows, shares);
+    Forward::Params const few = params_of_few(params, *kernel.row, n_rows, n_shares);
     if (covers(*kernel.row, features_needed(few, kernel.row->d_head)) &&
         kernel.refuses(few) == nullptr) {
-      return KernelOfFew{kernel, n_rows, shares};
+      return KernelOfFew{kernel, n_rows, n_shares};
     }
   }
   return std::nullopt;
@@ -231,7 +229,7 @@ GpuSelection select_with_splits(Problem const& problem, Gpu const& gpu, bool spl
     if (of_others.lists_tiles && of_others.splits.number == 1 && few->kernel.row->shape.B_r < B_r) {
       of_others.of_few = few->kernel;
       of_others.few_rows = few->n_rows;
-      of_others.few_shares = few->shares;
+      of_others.few_shares = few->n_shares;
       return of_others;
     }
   }

@@ -15,12 +15,6 @@
 
 namespace pyflash {
 
-// Into how many shares the keys of sequences of few rows are cut; the last ones are small.
-struct SharesOfFew {
-  int n;
-  int n_small;
-};
-
 struct GpuSelection {
   Choice choice;
   Splits splits;
@@ -31,11 +25,11 @@ struct GpuSelection {
   bool splits_asked_for;
   bool lists_tiles;  // on the device, before it runs
 
-  // Where packed sequences of few rows are beside some of many: what runs the former, of at most so many rows, by shares of
+  // Where packed sequences of few rows are beside some of many: what runs the former, of at most so many rows, by equal shares of
   // their keys, beside the choice, which runs the latter.
   std::optional<Kernel<Forward>> of_few;
   int few_rows;
-  SharesOfFew few_shares;
+  int few_shares;
   int n_candidates;         // 0: the config was named
   std::string passed_over;  // a config of better rank that refuses this problem, and why
 };
@@ -56,9 +50,9 @@ Forward::Params fitted(Forward::Params params, ConfigMapRow<Forward> const& row,
 
 // The problem of the sequences of few rows, as of_few gets it.
 Forward::Params params_of_few(Forward::Params params, ConfigMapRow<Forward> const& row, int n_rows,
-                              SharesOfFew const& shares);
+                              int n_shares);
 
-// The problem of those of more rows, as the choice gets it; few: what runs beside it, with memory for the list of its shares.
+// The problem of those of more rows, as the choice gets it; few: what runs beside it, with the list of its shares.
 Forward::Params params_of_many(GpuSelection const& selection, Forward::Params const& problem,
                                Forward::Params const& few);
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 from support.host_kernels import planted_program, printed
 
-# Heads of K and V, shares, small ones among them, lengths of q and of k.
+# Heads of K and V, shares, lengths of q and of k.
 BATCHES = {
-    "decodes beside a chunk": (8, 60, 40, (1, 1, 700, 1, 4, 0), (900, 5000, 900, 64, 70, 9)),
-    "several chunks": (2, 33, 0, (1, 300, 17, 1, 2000), (9000, 300, 40, 1, 3000)),
-    "more sequences than are read at a time": (1, 9, 6, (*[1] * 1100, 40), (130,) * 1101),
-    "no chunk": (2, 12, 8, (1, 1, 2), (500, 70, 800)),
-    "no decode": (2, 12, 8, (100, 200), (500, 200)),
-    "nothing beside": (2, 0, 0, (100, 1, 200), (500, 70, 200)),
+    "decodes beside a chunk": (8, 60, (1, 1, 700, 1, 4, 0), (900, 5000, 900, 64, 70, 9)),
+    "several chunks": (2, 33, (1, 300, 17, 1, 2000), (9000, 300, 40, 1, 3000)),
+    "more sequences than are read at a time": (1, 9, (*[1] * 1100, 40), (130,) * 1101),
+    "no chunk": (2, 12, (1, 1, 2), (500, 70, 800)),
+    "no decode": (2, 12, (100, 200), (500, 200)),
+    "nothing beside": (2, 0, (100, 1, 200), (500, 70, 200)),
 }
 FEWER_THREADS = ("constexpr int kThreads = 1024;", "constexpr int kThreads = 64;")
 ERRORS = (

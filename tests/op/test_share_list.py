@@ -1,10 +1,9 @@
-"""The list of shares of the keys, by the code that the device runs, on several threads: every block
-of keys of every tile in one share, none with more than the others, but for small ones at the end;
-parts in the order of the shares, each in a place of its own. A planted error in the code shows."""
+"""The list of equal shares of the keys, by the code that the device runs, on several threads: every
+block of keys of every tile in one share, none with more than the others; parts in the order of the
+shares, each in a place of its own. A planted error in the code shows."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -18,7 +17,6 @@ from pyflash.codegen.compilation import ROOT
 
 NO_WINDOW = 1 << 30
 LEAST = 4  # units of a share: kLeastUnits
-SMALL_OF_LARGE = 4  # kSmallOfLarge
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,6 @@ class Listing:
     n_queries: int = 16
     B_c: int = 64
     n_shares: int = 264
-    n_small: int = 0
     left: int = NO_WINDOW
     right: int = NO_WINDOW
     paged: bool = False
@@ -38,7 +35,7 @@ class Listing:
 
     def line(self) -> str:
         longest = [max(x, default=0) + self.slack for x in (self.lengths_q, self.lengths_k)]
-        head = (self.n_threads, self.heads, self.n_queries, self.B_c, self.n_shares, self.n_small)
+        head = (self.n_threads, self.heads, self.n_queries, self.B_c, self.n_shares)
         numbers = (*head, self.left, self.right, 0, *longest, int(self.paged), len(self.lengths_q))
         return " ".join(map(str, (*numbers, *self.lengths_q, *self.lengths_k)))
 
@@ -65,14 +62,8 @@ def _error(name: str, original: str, planted: str, file: str = "common/shares.h"
 
 
 ERRORS = [
-    _error("a share begins a unit late", "int const begin = sizes.begin(i);",
-           "int const begin = sizes.begin(i) + BUG;"),
-    _error("small shares have as much as others", "return share < n_large ? size : small;",
-           "return share < n_large + BUG ? size : small;"),
-    _error("small shares lie where others would", "n * size + (share - n) * small;",
-           "n * size + (share - n) * (BUG ? size : small);"),
-    _error("a unit of a small share is of one before", "n_large + (unit - of_large) / small;",
-           "n_large + (unit - of_large) / (BUG ? size : small);"),
+    _error("a share begins a unit late", "int const begin = i * size;",
+           "int const begin = i * size + BUG;"),
     _error("sequences without queries count", "if (length_q == 0 ||",
            "if (length_q < (BUG ? 0 : 1) ||"),
     _error("sequences of more rows than a tile count", "length_q > n_queries) {",
@@ -139,23 +130,19 @@ def check_all(printed: list[list[int]]) -> None:
 
 
 def check(listing: Listing, printed: list[int]) -> None:
-    size, total, share_size, n_large, small, *rest = printed
+    size, total, share_size, *rest = printed
     assert size % 4 == 0
     assert size >= 4 + 4 * listing.n_shares + len(listing.lengths_q) + 1
     tiles = listing.tiles()
     units = {tile: listing.n_blocks(tile[0]) + 1 for tile in tiles}
     assert total == sum(units.values())
-    assert n_large == listing.n_shares - listing.n_small
-    n_as_small = SMALL_OF_LARGE * n_large + listing.n_small
-    assert share_size == max(-(-total * SMALL_OF_LARGE // n_as_small), LEAST)
-    assert small == max(-(-share_size // SMALL_OF_LARGE), LEAST)
+    assert share_size == max(-(-total // listing.n_shares), LEAST)
     # A walk through the tiles in order meets each share where its predecessor ended.
     line = [(*tile, unit) for tile in tiles for unit in range(units[tile])]
     shares = [rest[4 * i : 4 * i + 4] for i in range(listing.n_shares)]
     owners: dict[tuple[int, int], list[int]] = {}
-    ends = itertools.accumulate([share_size] * n_large + [small] * listing.n_small)
-    for i, ((sequence, head, first, n_units), end) in enumerate(zip(shares, ends, strict=True)):
-        mine = line[end - (share_size if i < n_large else small) : end]
+    for i, (sequence, head, first, n_units) in enumerate(shares):
+        mine = line[i * share_size : (i + 1) * share_size]
         assert n_units == len(mine)
         if mine:
             assert (sequence, head, first) == mine[0]
@@ -185,8 +172,7 @@ def random_listing(seed: int) -> Listing:
         tuple(chance.choice((0, 1, chance.randint(0, longest))) for _ in range(batch)),
         heads=chance.choice((1, 2, 8)),
         B_c=chance.choice((32, 64, 128)),
-        n_shares=(n_shares := chance.choice((1, 2, 7, 264))),
-        n_small=n_shares * chance.choice((0, 0, 1, 2)) // 3,
+        n_shares=chance.choice((1, 2, 7, 264)),
         paged=chance.random() < 0.5,
         n_threads=chance.choice((1, 2, 7)),
         slack=chance.choice((0, 1, 5000)),
@@ -205,7 +191,6 @@ LISTINGS += [
     Listing((1,), (0,)),
     Listing((1,), (64_000,)),
     Listing((1, 17, 16, 2048, 3), (300, 900, 70, 8192, 5000), right=0, n_shares=9),
-    *(Listing((1,) * 6, (5000, 64, 9000, 1, 7000, 3000), n_shares=60, n_small=n) for n in (20, 40)),
 ]
 
 

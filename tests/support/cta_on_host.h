@@ -64,17 +64,7 @@ int const planted_error = [] {
   return any > 0;
 }
 
-[[maybe_unused]] int atomicAdd(int* number, int n) {
-  return std::atomic_ref(*number).fetch_add(n);
-}
-
-[[maybe_unused]] int atomicMin(int* number, int n) {
-  std::atomic_ref const shared(*number);
-  int before = shared.load();
-  while (n < before && !shared.compare_exchange_weak(before, n)) {
-  }
-  return before;
-}
+[[maybe_unused]] int atomicAdd(int* number, int n) { return std::atomic_ref(*number).fetch_add(n); }
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch_on_host(cudaLaunchConfig_t const* launch, void (*kernel)(Parameters...),

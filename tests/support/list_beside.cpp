@@ -1,5 +1,5 @@
 // Runs the kernel of list_tiles.cu on the CPU, where another kernel runs beside or none does. A line of input is a batch:
-//   heads_kv n_shares n_small longest_q longest_k batch, lengths of q, of k
+//   heads_kv n_shares longest_q longest_k batch, lengths of q, of k
 // where n_shares 0 means that none does. A line of output: whether each list is that of one thread, and the ints of the other's that
 // were written.
 #include <algorithm>
@@ -15,10 +15,9 @@
 using namespace pyflash;
 
 int main() {
-  int n_shares = 0, n_small = 0, longest_q = 0, longest_k = 0;
+  int n_shares = 0, longest_q = 0, longest_k = 0;
   Forward::Params params{};
-  while (std::cin >> params.heads_kv >> n_shares >> n_small >> longest_q >> longest_k >>
-         params.batch) {
+  while (std::cin >> params.heads_kv >> n_shares >> longest_q >> longest_k >> params.batch) {
     constexpr int kUnwritten = -7, kFewRows = 16;
     Lengths const q(params.batch), k(params.batch);
     params.heads = 4 * params.heads_kv;
@@ -29,7 +28,7 @@ int main() {
     params.set_mask({.window_left = kNoWindow, .window_right = 0, .chunk = 0});
     Forward::Params few = params;
     few.set_q_sequences(q.packed(std::min(longest_q, kFewRows)));
-    share_keys(few, {.B_r = 64, .B_c = 64, .packs_heads = true}, std::max(n_shares, 1), n_small);
+    share_keys(few, {.B_r = 64, .B_c = 64, .packs_heads = true}, std::max(n_shares, 1));
     params.tile_queries = params.tile_keys = 128;
     params.least_listed_rows = kFewRows + 1;
     params.shares_beside = few.share_listing();

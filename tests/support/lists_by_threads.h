@@ -23,12 +23,6 @@ struct OneOfMany {
   int count() const { return n_threads; }
   void sync() const { barrier->arrive_and_wait(); }
   int add(int& value, int n) const { return std::atomic_ref(value).fetch_add(n); }
-  void least(int& value, int n) const {
-    std::atomic_ref const shared(value);
-    int before = shared.load();
-    while (n < before && !shared.compare_exchange_weak(before, n)) {
-    }
-  }
 };
 
 struct Lengths {

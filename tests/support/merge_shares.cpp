@@ -56,8 +56,7 @@ int main() {
     params.sequence_lengths.longest_k = longest_k;
     params.sequence_lengths.total_k = k.starts.back();
     params.set_mask({.window_left = kNoWindow, .window_right = 0, .chunk = 0});
-    share_keys(params, {.B_r = 64, .B_c = 64, .packs_heads = true}, n_shares,
-               params.runs_beside ? n_shares / 2 : 0);
+    share_keys(params, {.B_r = 64, .B_c = 64, .packs_heads = true}, n_shares);
     int64_t const total = q.starts.back();
     params.o_strides = {.batch = 0, .row = params.heads * params.d_head, .head = params.d_head};
     params.lse_strides = {.batch = 0, .head = total, .split = total * params.heads};

@@ -1,6 +1,6 @@
 // Makes lists of equal shares by any number of threads, and prints them. A line of input is a list:
-//   threads heads n_queries B_c n_shares n_small window_left window_right chunk longest_q longest_k is_paged batch, lengths of q, of k
-// A line of output is its size in ints, the number of units, the size of a share, how many have it, and that of the others; sequence, head, first unit and units of each share;
+//   threads heads n_queries B_c n_shares window_left window_right chunk longest_q longest_k is_paged batch, lengths of q, of k
+// A line of output is its size in ints, the number of units and the size of a share; sequence, head, first unit and units of each share;
 // and of each share the parts of the tile that is cut first where it begins: sequence, head, first and last share, and their
 // places.
 #include <iostream>
@@ -18,7 +18,7 @@ int main() {
     Mask& mask = listing.mask;
     bool is_paged = false;
     std::cin >> listing.heads >> listing.n_queries >> listing.B_c >> listing.n_shares >>
-        listing.n_small >> mask.window_left >> mask.window_right >> mask.chunk >> listing.q.longest >>
+        mask.window_left >> mask.window_right >> mask.chunk >> listing.q.longest >>
         listing.k.longest >> is_paged >> listing.batch;
     Lengths const lengths_q(listing.batch), lengths_k(listing.batch);
     listing.q = lengths_q.packed(listing.q.longest);
@@ -35,9 +35,7 @@ int main() {
         [&](int* made, ShareListStorage& shared, OneOfMany const& thread) {
           write_shares(listing, made, shared, thread, HostLoader{});
         });
-    for (int i = 0; i < ShareListing::kHeader; ++i) {
-      std::cout << ' ' << list[i];
-    }
+    std::cout << ' ' << list[0] << ' ' << list[1];
     for (int i = 0; i < 4 * listing.n_shares; ++i) {
       std::cout << ' ' << list[ShareListing::kHeader + i];
     }
