@@ -86,7 +86,8 @@ constexpr void list_uneven_tiles(ListedForwardParams& params, TileShape const& s
   }
 }
 
-// Makes the list of tiles. Returns a cudaError_t. In kernel libraries alone: list_tiles.cu.
+// Makes the list of tiles, and that of the shares of the kernel that runs beside. Returns a cudaError_t. In kernel libraries
+// alone: list_tiles.cu.
 int list_tiles(ListedForwardParams const& params, DType dtype, void* stream);
 
 constexpr bool has_tile_list(ListedForwardParams const& params) { return params.has_tile_list(); }

@@ -1,4 +1,5 @@
-// Makes the list of the tiles of packed sequences before the forward pass: common/tile_list.h, by one CTA.
+// Makes the list of the tiles of packed sequences before the forward pass, by one CTA (common/tile_list.h), and that of the shares
+// of the kernel that runs beside it, by another (common/shares.h).
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/common/tile_list.h"
@@ -21,16 +22,22 @@ struct GlobalLoader {
   __device__ int operator()(int const* address) const { return *address; }
 };
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     list_tiles_kernel(__grid_constant__ TileListing const listing, int* list) {
   __shared__ TileListStorage shared;
+  __shared__ ShareListStorage shared_by_shares;
 #if __CUDA_ARCH__ >= 900
   // The kernel of the tiles starts while they are listed, and waits for the list itself. This one waits for whoever wrote the
   // lengths, or reads what memory the list takes.
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
 #endif
-  write_tile_list(listing, list, shared, CtaThreads{}, GlobalLoader{});
+  if (blockIdx.x == 0) {
+    write_tile_list(listing, list, shared, CtaThreads{}, GlobalLoader{});
+  } else {
+    write_shares(listing.shares, listing.beside.list, shared_by_shares, CtaThreads{},
+                 GlobalLoader{});
+  }
 }
 
 }  // namespace
@@ -42,7 +49,7 @@ int list_tiles(ListedForwardParams const& params, DType, void* stream) {
   }
   cudaLaunchAttribute attribute = programmatic_launch();
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(1);
+  launch.gridDim = dim3(params.beside.list != nullptr ? 2 : 1);
   launch.blockDim = dim3(kThreads);
   launch.stream = static_cast<cudaStream_t>(stream);
   launch.attrs = &attribute;

@@ -196,7 +196,6 @@ struct KvScales {
   int v_stride = 0;
 };
 
-// A problem, and the list of its tiles where the device makes one.
 // A problem, and the list of its tiles, or of equal shares of its keys, where the device makes one.
 // NOTE: kernels without lists get ForwardParams alone, in which members have their places.
 struct ListedForwardParams : ForwardParams {
@@ -221,7 +220,8 @@ struct ListedForwardParams : ForwardParams {
             .n_queries = tile_queries,
             .B_c = tile_keys,
             .least_rows = least_listed_rows,
-            .beside = beside};
+            .beside = beside,
+            .shares = shares_beside};
   }
 
   // Equal shares of the blocks of keys, whose parts are o_partial, (2 * n_shares, rows_of_part(), d_head), and lse_partial,
@@ -256,6 +256,8 @@ struct ListedForwardParams : ForwardParams {
   }
 
   Dropout dropout = {};
+
+  ShareListing shares_beside = {};  // that beside.list has
 };
 
 }  // namespace pyflash

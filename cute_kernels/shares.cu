@@ -39,15 +39,16 @@ __global__ void __launch_bounds__(kListThreads)
 
 // How a CTA's threads share the rows, parts and columns of a tile: kThreads is the product of the three.
 struct Tiling {
-  static constexpr int kMostGroups = 4;  // a CTA for each row of a tile would mostly find nothing
+  // A CTA for each row of a tile would mostly find nothing. Beside another kernel tiles are of few parts.
+  static constexpr int kMostGroups = 4, kMostGroupsBeside = 2;
 
   int columns;  // threads along a row
   int groups;   // of parts: part p is of group p % groups
   int rows;
 
-  __host__ __device__ explicit Tiling(int d_head)
-      : columns(columns_of(d_head)),
-        groups(smaller(kMostGroups, kThreads / columns)),
+  __host__ __device__ explicit Tiling(Forward::Params const& params)
+      : columns(columns_of(params.d_head)),
+        groups(smaller(params.runs_beside ? kMostGroupsBeside : kMostGroups, kThreads / columns)),
         rows(kThreads / columns / groups) {}
 };
 
@@ -140,18 +141,24 @@ template <class Element>
 __global__ void __launch_bounds__(kThreads)
     merge_shares_kernel(__grid_constant__ Forward::Params const params) {
   __shared__ Merged merged[kThreads];  // (groups,rows,columns)
-  Tiling const tiling(params.d_head);
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();            // launched while the parts are computed
-  cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
-#endif
+  Tiling const tiling(params);
+  // NOTE: the list and the lengths are there since before the kernel that this one follows has begun.
   Parts const parts =
       parts_of(params.share_listing(), reinterpret_cast<int const*>(params.share_list),
                static_cast<int>(blockIdx.x));
-  if (parts.count() == 0) {
+  if (parts.count() == 0 && blockIdx.x > 0) {
     return;
   }
   Rows const q_rows = params.q_sequences().rows_of(parts.sequence, GlobalLoader{});
+#if __CUDA_ARCH__ >= 900
+  // Launched while the parts are computed. The first share begins no part, and waits, so that this kernel ends after that one
+  // always.
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
+#endif
+  if (parts.count() == 0) {
+    return;
+  }
   int const n_rows = smaller(q_rows.length * params.group_of_share(), params.rows_of_part());
   int first_row = static_cast<int>(blockIdx.y) * tiling.rows;
   // NOTE: the first rows whether they exist or not, so that no load of them waits for lengths.
@@ -196,10 +203,9 @@ int merge_shares(Forward::Params const& params, DType dtype, void* stream) {
   if (params.rows_of_part() == 0) {
     return cudaSuccess;
   }
-  // Beside another kernel, whose sequences have more rows, most of a tile's are not there.
-  constexpr int kMostWithoutRows = 2;
-  int const n_ctas = ceil_div(params.rows_of_part(), Tiling(params.d_head).rows);
-  dim3 const grid(params.n_shares, params.runs_beside ? smaller(n_ctas, kMostWithoutRows) : n_ctas);
+  // Beside another kernel, whose sequences have more rows, most of a tile's are not there, but for those of one query.
+  int const n_rows = params.runs_beside ? params.group_of_share() : params.rows_of_part();
+  dim3 const grid(params.n_shares, ceil_div(n_rows, Tiling(params).rows));
   return launch(kernel, grid, kThreads, stream, params);
 }
 

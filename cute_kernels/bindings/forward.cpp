@@ -106,8 +106,7 @@ void run_beside(GpuSelection const& selection, Forward::Params const& problem, T
   auto const memory_of_few = allocate_workspace<Forward>(q, few);
   Forward::Params many = params_of_many(selection, problem, few);
   auto const memory_of_many = allocate_workspace<Forward>(q, many);
-  prepare(of_few, few, stream);
-  few.is_share_list_given = true;
+  few.is_share_list_given = true;  // made with the list of tiles
   run(selection.choice.candidate.kernel, many, stream);
   run(of_few, few, stream);
 }

@@ -15,7 +15,7 @@
 #include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
-#include "cute_kernels/common/tile_list.h"
+#include "cute_kernels/common/sums.h"
 
 namespace pyflash {
 
@@ -125,12 +125,6 @@ PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int co
   return {begin.sequence, begin.head, first, smaller(last_block / size, listing.n_shares - 1)};
 }
 
-#if defined(__CUDACC__)
-#define PYFLASH_ANY_SIDE _Pragma("nv_exec_check_disable")
-#else
-#define PYFLASH_ANY_SIDE
-#endif
-
 // Every thread calls it.
 PYFLASH_ANY_SIDE
 template <class Threads, class Load>
@@ -191,7 +185,5 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
     shares[i] = share;
   }
 }
-
-#undef PYFLASH_ANY_SIDE
 
 }  // namespace pyflash

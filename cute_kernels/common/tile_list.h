@@ -13,6 +13,8 @@
 #include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
+#include "cute_kernels/common/shares.h"
+#include "cute_kernels/common/sums.h"
 
 namespace pyflash {
 
@@ -24,11 +26,11 @@ struct alignas(8) ListedTile {
 
 // The kernel of the sequences of few rows, which runs beside that of the listed tiles: each gets multiprocessors by its work.
 struct Beside {
-  int const* list = nullptr;  // of equal shares: common/shares.h; nullptr: there is no such kernel
-  int cost = 0;               // of one of its units
-  int cost_of_block = 0;      // of a listed tile
-  int heads = 0;              // of a listed tile
-  int n_ctas = 0;             // that the listed tiles had alone
+  int* list = nullptr;    // of its shares, made beside that of the tiles
+  int cost = 0;           // of one of its units
+  int cost_of_block = 0;  // of a listed tile
+  int heads = 0;          // of a listed tile
+  int n_ctas = 0;         // that the listed tiles had alone
 };
 
 // What a list is made of.
@@ -47,6 +49,7 @@ struct TileListing {
   int least_rows = 0;
 
   Beside beside = {};
+  ShareListing shares = {};  // that beside.list has
 
   // An upper bound of the tiles, by extents alone.
   PYFLASH_HOST_DEVICE constexpr int64_t most_tiles() const {
@@ -93,97 +96,70 @@ struct TileListStorage {
   int lengths_q[kChunk];
   int lengths_k[kChunk];
   int ends[kChunk];  // of the sequences' tiles in the chunk's
-  int bins[kBins];   // tiles, then the place of each bin's next tile
   int spare[kChunk];
+  int bins[kBins];  // tiles
+  int spare_bins[kBins];
+  int n_blocks;  // of all tiles, in one head
+  int n_units;   // that beside.list has
 };
 
-// One thread makes it alone.
-struct OneThread {
-  constexpr int index() const { return 0; }
-  constexpr int count() const { return 1; }
-  void sync() const {}
-  // Adds to a number in shared memory; returns what was there.
-  int add(int& number, int n) const {
-    int const before = number;
-    number += n;
-    return before;
-  }
+// The tiles of the sequences of a chunk.
+struct ChunkOfTiles {
+  int n_sequences;
+  int n_tiles;
+  int const* ends;  // of the sequences' tiles
 };
 
-#if defined(__CUDACC__)
-#define PYFLASH_ANY_SIDE _Pragma("nv_exec_check_disable")
-#else
-#define PYFLASH_ANY_SIDE
-#endif
-
-// The sums of the first n numbers up to each, none above `most`: in `numbers` or in `spare`. Every thread calls it, and sees them
-// after it.
-// NOTE: a step for each bit of n; one CTA makes the list while the forward pass waits for it.
+// Reads the lengths of the sequences from `first` on, of whose tiles `most` count at most. Every thread calls it.
 PYFLASH_ANY_SIDE
-template <class Threads>
-PYFLASH_HOST_DEVICE int const* sums_of_first(int* numbers, int* spare, int n, int most,
-                                             Threads const& threads) {
-  int* from = numbers;
-  int* to = spare;
-  for (int distance = 1; distance < n; distance *= 2) {
-    for (int i = threads.index(); i < n; i += threads.count()) {
-      to[i] = i < distance ? from[i] : smaller(from[i] + from[i - distance], most);
-    }
-    threads.sync();  // the step's sums are visible, and what they were made of is free
-    int* const made = to;
-    to = from;
-    from = made;
+template <class Threads, class Load>
+PYFLASH_HOST_DEVICE ChunkOfTiles read_chunk(TileListing const& listing, TileListStorage& shared,
+                                            int first, int most, Threads const& threads,
+                                            Load const& load) {
+  int const n = smaller(listing.batch - first, TileListStorage::kChunk);
+  for (int i = threads.index(); i < n; i += threads.count()) {
+    shared.lengths_q[i] = listing.q.rows_of(first + i, load).length;
+    shared.lengths_k[i] = listing.keys_of(first + i, load);
+    shared.ends[i] = smaller(listing.count_tiles(shared.lengths_q[i]), most);
   }
-  return from;
+  threads.sync();  // the lengths are visible
+  int const* const ends = sums_of_first(shared.ends, shared.spare, n, most, threads);
+  return {.n_sequences = n, .n_tiles = ends[n - 1], .ends = ends};
 }
 
-// Makes each number the sum of those up to it, none above `most`. Every thread calls it; the sums are visible after.
+// Calls visit(sequence, m_block, blocks of keys) for every tile of a chunk once, by any of the threads.
 PYFLASH_ANY_SIDE
-template <int kSize, class Threads>
-PYFLASH_HOST_DEVICE void add_up(int (&numbers)[kSize], int (&spare)[kSize], int most,
-                                Threads const& threads) {
-  static_assert(kSize == 1024, "an even number of steps ends in `numbers`");
-  sums_of_first(numbers, spare, kSize, most, threads);
-}
-
-// Calls visit(sequence, m_block, blocks of keys) for every tile once, by any of the threads.
-PYFLASH_ANY_SIDE
-template <class Threads, class Load, class Visit>
-PYFLASH_HOST_DEVICE void for_each_tile(TileListing const& listing, TileListStorage& shared,
-                                       Threads const& threads, Load const& load,
+template <class Threads, class Visit>
+PYFLASH_HOST_DEVICE void for_each_tile(TileListing const& listing, TileListStorage const& shared,
+                                       int first, ChunkOfTiles const& chunk, Threads const& threads,
                                        Visit const& visit) {
-  constexpr int kChunk = TileListStorage::kChunk;
-  int left = int(listing.most_tiles());  // NOTE: so that wrong lengths end, too
-  for (int first = 0; first < listing.batch; first += kChunk) {
-    for (int i = threads.index(); i < kChunk; i += threads.count()) {
-      bool const exists = first + i < listing.batch;
-      shared.lengths_q[i] = exists ? listing.q.rows_of(first + i, load).length : 0;
-      shared.lengths_k[i] = exists ? listing.keys_of(first + i, load) : 0;
-      shared.ends[i] = smaller(listing.count_tiles(shared.lengths_q[i]), left);
+  for (int tile = threads.index(); tile < chunk.n_tiles; tile += threads.count()) {
+    int i = 0;  // the sequences that end at or before the tile
+    for (int end = chunk.n_sequences; i < end;) {
+      int const middle = (i + end) / 2;
+      bool const is_before = chunk.ends[middle] <= tile;
+      i = is_before ? middle + 1 : i;
+      end = is_before ? end : middle;
     }
-    threads.sync();  // the lengths are visible
-    add_up(shared.ends, shared.spare, left, threads);
-    int const n_tiles = shared.ends[kChunk - 1];
-    left -= n_tiles;
-    for (int tile = threads.index(); tile < n_tiles; tile += threads.count()) {
-      int i = 0;  // the sequences that end at or before the tile
-      for (int step = kChunk / 2; step > 0; step /= 2) {
-        i += shared.ends[i + step - 1] <= tile ? step : 0;
-      }
-      int const m_block = tile - (i > 0 ? shared.ends[i - 1] : 0);
-      visit(first + i, m_block,
-            listing.count_blocks(m_block, shared.lengths_q[i], shared.lengths_k[i]));
-    }
-    threads.sync();  // the lengths are free
+    int const m_block = tile - (i > 0 ? chunk.ends[i - 1] : 0);
+    visit(first + i, m_block,
+          listing.count_blocks(m_block, shared.lengths_q[i], shared.lengths_k[i]));
   }
 }
 
-// The CTAs that work through tiles of so many blocks in each head, beside another kernel or alone. At least one, so that tiles
-// are never left.
-PYFLASH_HOST_DEVICE constexpr int ctas_beside(Beside const& beside, int n_blocks, int n_units) {
-  double const own = double(n_blocks) * beside.heads * beside.cost_of_block;
-  double const all = own + double(larger(n_units, 0)) * beside.cost;
-  return all > 0 ? larger(int(beside.n_ctas * (own / all) + 0.5), 1) : 1;
+// The CTAs that work through the listed tiles beside another kernel, so many that both take as long, in whole rounds: CTAs
+// without a tile in the last one would wait. A tile costs as much as a block more. At least one, so that tiles are never left.
+PYFLASH_HOST_DEVICE constexpr int ctas_beside(Beside const& beside, int n_tiles, int n_blocks,
+                                              int n_units) {
+  if (n_tiles == 0) {
+    return 1;
+  }
+  double const own = (double(n_blocks) + n_tiles) * beside.heads * beside.cost_of_block;
+  double const all = own + double(n_units) * beside.cost;
+  int64_t const n_all_tiles = int64_t(n_tiles) * beside.heads;
+  int64_t const least_rounds = ceil_div(n_all_tiles, int64_t(beside.n_ctas));
+  int64_t const n_rounds = int64_t(double(n_all_tiles) / beside.n_ctas * (all / own) + 0.5);
+  return int(ceil_div(n_all_tiles, n_rounds < least_rounds ? least_rounds : n_rounds));
 }
 
 // By a counting sort. Every thread calls it. Which of the tiles with as many blocks comes first depends on the threads.
@@ -192,45 +168,68 @@ template <class Threads, class Load>
 PYFLASH_HOST_DEVICE void write_tile_list(TileListing const& listing, int* list,
                                          TileListStorage& shared, Threads const& threads,
                                          Load const& load) {
+  constexpr int kChunk = TileListStorage::kChunk;
   constexpr int kBins = TileListStorage::kBins;
+  bool const runs_beside = listing.beside.list != nullptr;
   int shift = 0;  // blocks of a bin, as a power of two
   while (listing.k.most_blocks(listing.B_c) >> shift >= kBins) {
     ++shift;
   }
+  int const n_bins = (listing.k.most_blocks(listing.B_c) >> shift) + 1;
   auto const bin_of = [&](int n_blocks) {
-    return kBins - 1 - smaller(n_blocks >> shift, kBins - 1);
+    return n_bins - 1 - smaller(n_blocks >> shift, n_bins - 1);
   };
-  for (int i = threads.index(); i < kBins; i += threads.count()) {
+  for (int i = threads.index(); i < n_bins; i += threads.count()) {
     shared.bins[i] = 0;
   }
-  threads.sync();  // the bins are empty
-  for_each_tile(listing, shared, threads, load,
-                [&](int, int, int n_blocks) { threads.add(shared.bins[bin_of(n_blocks)], 1); });
-  int n_ctas = kNoWindow;
-  if (listing.beside.list != nullptr) {
-    static_assert(kBins == TileListStorage::kChunk, "lengths make room for the bins' blocks");
-    constexpr int kMostBlocks = 1 << 29;
-    for (int i = threads.index(); i < kBins; i += threads.count()) {
-      int64_t const n_blocks = int64_t(shared.bins[i]) * ((kBins - 1 - i) << shift);
-      shared.lengths_k[i] = n_blocks < kMostBlocks ? int(n_blocks) : kMostBlocks;
-    }
-    threads.sync();  // the blocks are visible
-    add_up(shared.lengths_k, shared.spare, kMostBlocks, threads);
-    n_ctas = ctas_beside(listing.beside, shared.lengths_k[kBins - 1], load(listing.beside.list));
-  }
-  add_up(shared.bins, shared.spare, int(listing.most_tiles()), threads);
   if (threads.index() == 0) {
-    list[0] = shared.bins[kBins - 1];
-    list[1] = n_ctas;
+    shared.n_blocks = shared.n_units = 0;
+  }
+  threads.sync();  // the bins are empty
+  // Calls visit for every tile of every sequence. NOTE: one chunk is read once.
+  ChunkOfTiles chunk{};
+  auto const for_each = [&](auto const& visit) {
+    int left = int(listing.most_tiles());  // NOTE: so that wrong lengths end, too
+    for (int first = 0; first < listing.batch; first += kChunk) {
+      if (chunk.ends == nullptr || listing.batch > kChunk) {
+        chunk = read_chunk(listing, shared, first, left, threads, load);
+      }
+      for_each_tile(listing, shared, first, chunk, threads, visit);
+      left -= chunk.n_tiles;
+      threads.sync();  // what was visited is visible, and the lengths are free
+    }
+  };
+  if (runs_beside) {
+    for (int i = threads.index(); i < listing.batch; i += threads.count()) {
+      threads.add(shared.n_units, listing.shares.units_of(i, load) * listing.shares.heads);
+    }
+  }
+  for_each([&](int, int, int n_blocks) { threads.add(shared.bins[bin_of(n_blocks)], 1); });
+  if (runs_beside) {
+    constexpr int kMostOfBin = 1 << 20;  // so that the sum is an int
+    for (int i = threads.index(); i < n_bins; i += threads.count()) {
+      int64_t const n_blocks = int64_t(shared.bins[i]) * ((n_bins - 1 - i) << shift);
+      if (n_blocks > 0) {
+        threads.add(shared.n_blocks, n_blocks < kMostOfBin ? int(n_blocks) : kMostOfBin);
+      }
+    }
+  }
+  // Where the tiles of each bin end.
+  int* const places =
+      sums_of_first(shared.bins, shared.spare_bins, n_bins, int(listing.most_tiles()), threads);
+  int const n_tiles = places[n_bins - 1];
+  threads.sync();  // the number is read
+  if (threads.index() == 0) {
+    list[0] = n_tiles;
+    list[1] = runs_beside ? ctas_beside(listing.beside, n_tiles, shared.n_blocks, shared.n_units)
+                          : kNoWindow;
   }
   // A bin's tiles take its places from the last one down.
   ListedTile* const tiles = reinterpret_cast<ListedTile*>(list) + 1;
-  for_each_tile(listing, shared, threads, load, [&](int sequence, int m_block, int n_blocks) {
-    int const place = threads.add(shared.bins[bin_of(n_blocks)], -1) - 1;
+  for_each([&](int sequence, int m_block, int n_blocks) {
+    int const place = threads.add(places[bin_of(n_blocks)], -1) - 1;
     tiles[place] = {sequence, m_block};
   });
 }
-
-#undef PYFLASH_ANY_SIDE
 
 }  // namespace pyflash

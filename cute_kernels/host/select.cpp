@@ -96,10 +96,12 @@ Forward::Params params_of_many(GpuSelection const& selection, Forward::Params co
   TileShape const& shape = kernel.row->shape;
   Forward::Params params = fitted(problem, *kernel.row, selection.splits);
   params.least_listed_rows = selection.few_rows + 1;
-  // Work is what the tensor cores do, rows that are not there among it; of few rows they wait for memory, too.
-  params.beside = {.list = reinterpret_cast<int const*>(few.share_list),
-                   .cost = 3 * selection.of_few->row->shape.B_r * few.share_keys,
-                   .cost_of_block = 2 * shape.B_r * shape.B_c,
+  // A listed block waits for the tensor cores; one of few rows for memory, and counts as one of so many rows.
+  constexpr int kRowsOfFew = 72;  // docs/experiments/2026-11-uneven.md
+  params.shares_beside = few.share_listing();
+  params.beside = {.list = reinterpret_cast<int*>(few.share_list),
+                   .cost = kRowsOfFew * few.share_keys,
+                   .cost_of_block = shape.B_r * shape.B_c,
                    .heads = shape.packs_heads ? params.heads_kv : params.heads,
                    .n_ctas = ctas_per_sm * selection.gpu.n_sms};
   return params;
@@ -113,12 +115,24 @@ GpuSelection with_splits(GpuSelection selection, Problem const& problem) {
   return selection;
 }
 
-// Whether most sequences may have so few rows, beside a longer one, as far as the host knows.
-bool are_mostly_few(Forward::Params const& params, int n_rows) {
-  Sequences const q = params.q_sequences();
-  int64_t const of_others = q.total - q.longest;
-  return q.is_packed() && params.batch > 1 && q.longest > n_rows &&
-         of_others <= int64_t(params.batch - 1) * n_rows;
+// Whether most sequences may have so few rows, beside longer ones, as far as the host knows.
+bool are_mostly_few(Forward::Params const& params, int n_rows, int n_sms) {
+  Sequences const q = params.q_sequences(), k = params.kv().sequences;
+  int64_t const batch = params.batch;
+  if (!q.is_packed() || batch <= 1 || q.longest <= n_rows) {
+    return false;
+  }
+  if (q.total - q.longest <= (batch - 1) * n_rows) {
+    return true;
+  }
+  // Decodes beside several chunks: if these are as long as the longest, they are a quarter of the batch at most. Others may have
+  // the same sums. For these a second kernel does nothing, and takes little beside the keys that there have to be.
+  constexpr int kOfBatch = 4, kKeysOfQuery = 4;
+  constexpr int64_t kKeysOfSm = 4000;  // of a head
+  int64_t const n_keys = k.is_packed() ? k.total : batch * k.longest;
+  int64_t const n_chunks = ceil_div(q.total - batch, int64_t(q.longest) - 1);
+  return kOfBatch * n_chunks <= batch && n_keys >= int64_t(kKeysOfQuery) * q.total &&
+         n_keys * params.heads_kv >= kKeysOfSm * n_sms;
 }
 
 // What runs the sequences of few rows.
@@ -141,7 +155,7 @@ std::optional<KernelOfFew> kernel_of_few(Problem const& problem, Contenders cons
     TileShape const& shape = kernel.row->shape;
     int const n_rows = shape.n_queries(params);
     int const n_shares = kSharesOfCta * ctas_per_sm * n_sms;
-    if (!shape.packs_heads || !are_mostly_few(params, n_rows)) {
+    if (!shape.packs_heads || !are_mostly_few(params, n_rows, n_sms)) {
       continue;
     }
     Forward::Params const few = params_of_few(params, *kernel.row, n_rows, n_shares);

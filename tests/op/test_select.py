@@ -264,17 +264,22 @@ def test_uneven_sequences_have_their_tiles_listed_and_few_rows_a_kernel_of_their
         import sys, torch, pyflash
         pyflash.load({str(library)!r})
         from pyflash.op.selection import Problem, select_on
-        def reason(seqlen, total, batch=64, causal=True, config=""):
+        def reason(seqlen, total, batch=64, causal=True, config="", keys=8192):
             options = dict(causal=causal, config=config)
             problem = Problem(batch=batch, heads_q=32, heads_kv=8, seqlen_q=seqlen, total_q=total,
-                              seqlen_k=8192, total_k=batch * 8192, d_head=512, dtype="FP16",
+                              seqlen_k=8192, total_k=batch * keys, d_head=512, dtype="FP16",
                               packed=True, options=options)
             return select_on(problem, 90, 132).reason
         listed, few = "in a list that the device makes", "sequences of at most 16 queries by (FP16"
         for text, *expected in (
             (reason(2048, 2111), True, True),  # 63 decodes beside a chunk
             (reason(2048, 2048 + 63 * 16), True, True),
-            (reason(2048, 2048 + 63 * 17), True, False),
+            (reason(2048, 2048 + 63 * 17), True, True),  # perhaps a chunk and 62 decodes beside it
+            (reason(2048, 16 * 2047 + 64), True, True),  # as 16 chunks and 48 decodes have
+            (reason(2048, 16 * 2047 + 65), True, False),
+            (reason(1024, 1024 + 700 + 30, batch=32), True, True),
+            (reason(2048, 2048 + 63 * 17, keys=1024), True, False),  # few keys
+            (reason(2048, 20_000, keys=1200), True, False),  # as many as queries, about
             (reason(2048, 64 * 1000), True, False),  # documents
             (reason(2048, 64 * 2048), False, False),  # all are as long as the longest
             (reason(2048, 2111, causal=False), True, True),

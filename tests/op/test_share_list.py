@@ -76,7 +76,7 @@ ERRORS = [
     _error("a chunk of sequences starts at 0", "= total + ends[i]",
            "= (BUG ? 0 : total) + ends[i]"),
     _error("sums are where those of more numbers would be", "    from = made;",
-           "    from = BUG ? from : made;", "common/tile_list.h"),
+           "    from = BUG ? from : made;", "common/sums.h"),
     _error("the sequence that ends a chunk has no end", "ends[sequence - 1] : starts",
            "ends[sequence - (BUG ? 0 : 1)] : starts"),
     _error("every share merges the tile", "if (first + 1 != share)",

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <cstdlib>
@@ -63,6 +64,8 @@ int const planted_error = [] {
   return any > 0;
 }
 
+[[maybe_unused]] int atomicAdd(int* number, int n) { return std::atomic_ref(*number).fetch_add(n); }
+
 template <class... Parameters, class... Arguments>
 cudaError_t launch_on_host(cudaLaunchConfig_t const* launch, void (*kernel)(Parameters...),
                            Arguments const&... arguments) {
@@ -99,5 +102,5 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 #undef __shared__
 #undef __launch_bounds__
 #define __shared__ static
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define cudaLaunchKernelEx launch_on_host
