@@ -54,8 +54,7 @@ BUGS = [
     ),
     _bug(
         "a_tile_is_not_listed",
-        condition("list[0] = places[n_bins - 1];",
-                  "list[0] = places[n_bins - 1] - (BUG ? 1 : 0);", _LIST),
+        condition("list[0] = n_tiles;", "list[0] = n_tiles - (BUG ? 1 : 0);", _LIST),
         finds=[found("not_written", memory=None)],
         problem="uneven",
     ),
