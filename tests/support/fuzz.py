@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from support.gpu_calls import built_for
 from support.memory_layout import Layout, draw_layout
 from support.problems import Mask, make_sinks, new_memory_is_nan
 from support.refused import call_or_fall_back
 from torch import Tensor
 
-from pyflash import attention, attention_varlen, built_configs, named_set
+from pyflash import Features, attention, attention_varlen, built_configs, named_set
 from pyflash.config import ARCHS, FAMILIES, FORWARD, DType, KernelConfig, family_of
 from pyflash.op.reference import expect, expect_varlen
 from pyflash.op.selection import TORCH_DTYPES
@@ -125,7 +126,7 @@ def failures(seeds: Iterable[int], device: str, family: str | None = None) -> li
 
 def configs_for(case: Case) -> list[KernelConfig]:
     """The configs that can run it. On the CPU a config need not be built."""
-    able = built_configs() if case.device == "cuda" else ON_CPU
+    able = built_for(Features()) if case.device == "cuda" else ON_CPU
     return [
         c
         for c in able

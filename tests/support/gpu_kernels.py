@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.gpu_calls import built_for
 
+from pyflash import Features
 from pyflash.config.backward import BackwardFeatures
 from pyflash.op.backward import cuda, kernels
 
@@ -19,10 +20,10 @@ def skip_without_kernels() -> None:
 
 
 def skip_without_kernels_for(d_head: int) -> None:
-    """Where those that are built are narrower."""
-    plain = built_for(BackwardFeatures(), "backward")
-    if not any(config.d_head >= d_head for config in plain):
-        pytest.skip(f"no kernels of op backward with d_head {d_head} are built: --set backward")
+    """Where those that are built are narrower, or those of forward are."""
+    for features, name in ((BackwardFeatures(), "backward"), (Features(), "forward")):
+        if not any(config.d_head >= d_head for config in built_for(features, name)):
+            pytest.skip(f"no kernels of op {name} with d_head {d_head} are built")
 
 
 def forbid_borrowed(monkeypatch: pytest.MonkeyPatch) -> None:
