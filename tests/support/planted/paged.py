@@ -88,7 +88,7 @@ BUGS = [
     ),
     _bug(
         "the_tail_of_a_page_not_cleared",
-        condition("(kFeatures.paged_kv || problem.kv().sequences.is_packed()) && n_rows < kBlockN",
+        condition("(kFeatures.paged_kv || params.problem.kv().sequences.is_packed()) && n_rows < kBlockN",
                   "!BUG && n_rows < kBlockN", _CONSUMER),
     ),
     _bug(

@@ -11,6 +11,8 @@ from pyflash import FlashForwardSm90Config
 
 _KERNEL = "sm90/forward/forward_kernel.cuh"
 _CONSUMER = "sm90/forward/consumer.h"
+_SOFTMAX = "sm90/forward/block_softmax.h"
+_TAILS = "sm90/forward/tails.h"
 _LOAD = "sm90/forward/load.h"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
@@ -29,10 +31,11 @@ CONFIGS = {
     "cluster": FlashForwardSm90Config.parse("(FP16, 128, 64, 64, 1): sm90+stages_3"),
 }
 
-_WAIT_IN_LOOP = """issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);
+_WAIT_IN_LOOP = """issue_QK(acc_S); issue_PV(); pass_turn();
     gemm_wait<1>(acc_S); } else { issue_PV"""
-_QK = "gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
-_PV = "gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
+_QK = "gemm_async(typename Traits::MmaQK{}, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
+_PV = """gemm_async(typename Traits::MmaPV{}, tOrP, tOrV(_, _, _, read_V.stage), acc_O,
+    accumulate);"""
 
 
 def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=("overlap",)) -> Bug:
@@ -124,10 +127,8 @@ BUGS = [
     ),
     _bug(
         "Q_not_waited_for",
-        condition("pipeline_Q.wait(read_Q); wait_for_turn(); issue_QK(acc_S); pass_turn(warpgroup);"
-                  " first_softmax",
-                  "if (!BUG) { pipeline_Q.wait(read_Q); } wait_for_turn(); issue_QK(acc_S);"
-                  " pass_turn(warpgroup); first_softmax", _CONSUMER),
+        condition("pipeline_Q.wait(read_Q); wait_for_turn();",
+                  "if (!BUG) { pipeline_Q.wait(read_Q); } wait_for_turn();", _CONSUMER),
         finds=[found("in_flight_read or uninitialised_read", "QK")],
     ),
     _bug(
@@ -206,13 +207,13 @@ BUGS = [
     # Proxies: stores that TMA and the tensor cores do not see.
     _bug(
         "zeros_without_a_proxy_fence",
-        without("device::fence_async_proxy();", _CONSUMER),
+        without("device::fence_async_proxy();", _TAILS),
         finds=[found("missing_proxy_fence", "PV", "V_r2s")],
         problem="packed",
     ),
     _bug(
         "zeros_without_a_barrier",
-        without("device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);", _CONSUMER),
+        without("device::named_barrier_sync(barrier, kWarpgroup);", _TAILS),
         finds=[found("race", "PV", "V_r2s")],
         problem="packed",
         configs=("one_consumer",),  # taking turns orders the warps, too
@@ -229,7 +230,7 @@ BUGS = [
     _bug(
         "S_read_before_its_MMAs_are_done",
         condition(_WAIT_IN_LOOP,
-                  "issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);"
+                  "issue_QK(acc_S); issue_PV(); pass_turn();"
                   " if (!BUG) { gemm_wait<1>(acc_S); } } else { issue_PV", _CONSUMER),
         finds=[found("register_in_flight", "softmax", "QK", memory="accumulators")],
     ),
@@ -245,9 +246,9 @@ BUGS = [
         "O_scaled_while_MMAs_write_it",
         condition("if (rescale) { device::at(Site::O_rescale);",
                   "if (rescale || BUG) { device::at(Site::O_rescale);", _CONSUMER),
-        condition("bool const rescale = softmax_block(",
+        condition("bool const rescale = rows.to_P(",
                   "if (BUG) { device::at(Site::O_rescale);"
-                  " TileSoftmax::rescale(acc_O, correction); } bool const rescale = softmax_block(",
+                  " TileSoftmax::rescale(acc_O, rows.correction); } bool const rescale = rows.to_P(",
                   _CONSUMER),
         finds=[found("register_in_flight", "O_rescale", "PV", memory="accumulators")],
     ),
@@ -336,8 +337,12 @@ BUGS = [
     ),
     _bug(
         "scores_computed_again_into_MMAs_in_flight",
+        condition("typename TileSoftmax::PerRow correction;", "{original} float* in_flight = nullptr;",
+                  _SOFTMAX),
+        condition("bool const rescale = rows.to_P(",
+                  "rows.in_flight = BUG ? &acc_O(0) : nullptr; {original}", _CONSUMER),
         condition("device::at(Site::softmax); mask.cut_all();",
-                  "if (BUG) { acc_O(0) = acc_S(0); } {original}", _CONSUMER),
+                  "if (BUG) { *in_flight = acc_S(0); } {original}", _SOFTMAX),
         finds=[found("register_in_flight", "QK_g2r", "PV", memory="accumulators")],
         problem="leaping",
     ),
@@ -380,7 +385,7 @@ BUGS = [
     ),
     _bug(
         "a_turn_that_is_not_passed",
-        condition("int const next = from + 1 == kNConsumers ? 0 : from + 1;",
+        condition("int const next = warpgroup + 1 == kNConsumers ? 0 : warpgroup + 1;",
                   "if (BUG) { return; } {original}", _CONSUMER),
         finds=[found("deadlock", memory="", detail="named barrier")],
     ),
