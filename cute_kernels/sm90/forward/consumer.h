@@ -6,12 +6,12 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/forward/block_softmax.h"
+#include "cute_kernels/sm90/forward/gemms.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/scores.h"
 #include "cute_kernels/sm90/forward/shares.h"
 #include "cute_kernels/sm90/forward/store.h"
-#include "cute_kernels/sm90/forward/tails.h"
 #include "cute_kernels/sm90/forward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -20,39 +20,21 @@ namespace pyflash::sm90 {
 using namespace cute;
 using device::Site;
 
-enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 4 };  // of each consumer warpgroup
-
 template <class Traits, ForwardFeatures kFeatures, class Variant>
 struct Consumer {
-  using Element = typename Traits::Element;
-  using SharedStorage = typename Traits::SharedStorage;
   using Params = ParamsWith<Variant>;
+  using SharedStorage = typename Traits::SharedStorage;
   using Schedule = ScheduleOf<Traits, kFeatures, Variant>;
   using RowSoftmax = BlockSoftmax<Traits, kFeatures, Variant>;
   using TileSoftmax = typename RowSoftmax::TileSoftmax;
+  using AccS = typename Gemms<Traits>::AccS;
   static constexpr int kBlockN = Traits::kBlockN;
-  static constexpr int kMmaM = Traits::kMmaM;
-  static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr int kNConsumers = Traits::kNConsumers;
-  template <int kColumns>
-  using Acc = decltype(make_tensor<float>(Accumulator<kColumns>{}));
-  using AccS = Acc<kBlockN>;   // (MMA,MMA_M,MMA_N)
-  using AccO = Acc<kHeadDim>;  // (MMA,MMA_M,MMA_K)
-  using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockN>{}));
 
   Params const& params;
-  SharedStorage& smem;
-  int const warpgroup;        // of the consumers
   int const first_row_query;  // the warpgroup's first query, from the tile's
-  Pipeline<1>& pipeline_Q;    // of this warpgroup's rows
   bool const is_split;
 
-  FragmentP tOrP;  // (MMA,MMA_M,MMA_K)
-  AccO acc_O;
-  RingPosition<1> read_Q;
-  RingPosition<Traits::kStages> read_K;
-  RingPosition<Traits::kStages> read_V;
-
+  Gemms<Traits> gemms;
   Schedule schedule;
   Tile tile{};
   Interval blocks{};        // of the tile, that this warpgroup attends something of
@@ -66,17 +48,15 @@ struct Consumer {
 
   CUTE_DEVICE Consumer(Params const& params, SharedStorage& smem, int warpgroup)
       : params(params),
-        smem(smem),
-        warpgroup(warpgroup),
         first_row_query(warpgroup * Schedule::queries_per_warpgroup(params)),
-        pipeline_Q(smem.pipeline_Q[warpgroup]),
         is_split(sm90::is_split<kFeatures>(params)),
+        gemms(smem, warpgroup),
         schedule(params),
         rows(params) {}
 
   CUTE_DEVICE void run() {
-    if (warpgroup + 1 == kNConsumers) {
-      pass_turn();
+    if (gemms.warpgroup + 1 == Traits::kNConsumers) {
+      gemms.pass_turn();
     }
     while (true) {
       bool has_begun = false;
@@ -99,15 +79,15 @@ struct Consumer {
       }
       attend_blocks();
     }
-    if (warpgroup == 0) {
-      wait_for_turn();  // the last turn that was passed
+    if (gemms.warpgroup == 0) {
+      gemms.wait_for_turn();  // the last turn that was passed
     }
   }
 
  private:
   CUTE_DEVICE void next_tile() {
     tile = schedule.next();
-    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    blocks = schedule.blocks_of_warpgroup(tile, gemms.warpgroup);
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     rows.begin(tile, first_query(tile));
@@ -116,19 +96,19 @@ struct Consumer {
   // Of a tile of which this warpgroup attends nothing, O is 0.
   CUTE_DEVICE void attend_nothing() {
     done = tile;
-    clear(acc_O);
+    clear(gemms.acc_O);
     rows.softmax.reset();
     is_unstored = true;
     if (tile.blocks.size() > 0) {
-      pipeline_Q.wait(read_Q);
-      release_Q();
+      gemms.pipeline_Q.wait(gemms.read_Q);
+      gemms.release_Q();
     }
   }
 
   // The tile's first block, to P.
   CUTE_DEVICE void begin_tile() {
     AccS acc_S;
-    issue_first_QK(acc_S);
+    gemms.issue_first_QK(acc_S);
     first_softmax(acc_S);
   }
 
@@ -139,31 +119,31 @@ struct Consumer {
     clear_tail_of_V(blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
       AccS acc_S;
-      wait_for_turn();
+      gemms.wait_for_turn();
       if constexpr (Traits::kOverlap) {
-        issue_QK(acc_S);
-        issue_PV();
-        pass_turn();
+        gemms.issue_QK(acc_S);
+        gemms.issue_PV(accumulate);
+        gemms.pass_turn();
         gemm_wait<1>(acc_S);
       } else {
-        issue_PV();
-        issue_QK(acc_S);
-        pass_turn();
-        gemm_wait<1>(acc_O);
-        release_V();
+        gemms.issue_PV(accumulate);
+        gemms.issue_QK(acc_S);
+        gemms.pass_turn();
+        gemm_wait<1>(gemms.acc_O);
+        gemms.release_V();
         gemm_wait<0>(acc_S);
       }
-      finish_QK(n_block - 1 == blocks.begin);
+      gemms.finish_QK(n_block - 1 == blocks.begin);
       bool const rescale = rows.to_P(false_type{}, acc_S, tile, first_query(tile), n_block - 1);
       if constexpr (Traits::kOverlap) {
-        gemm_wait<0>(acc_O);
-        release_V();
+        gemm_wait<0>(gemms.acc_O);
+        gemms.release_V();
       }
       if (rescale) {
         device::at(Site::O_rescale);
-        TileSoftmax::rescale(acc_O, rows.correction);
+        TileSoftmax::rescale(gemms.acc_O, rows.correction);
       }
-      convert_P<Element>(acc_S, tOrP);
+      convert_P<typename Traits::Element>(acc_S, gemms.tOrP);
       drop_P(n_block - 1);
       accumulate = true;
     }
@@ -176,23 +156,23 @@ struct Consumer {
     done = tile;
     TileSoftmax const done_softmax = rows.softmax;
     clear_head_of_V(blocks.begin);
-    issue_PV();
+    gemms.issue_PV(accumulate);
     next_tile();
     // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
     if (!has_P || n_skip >= Traits::kStages || is_split) {
-      gemm_wait<0>(acc_O);
-      release_V();
+      gemm_wait<0>(gemms.acc_O);
+      gemms.release_V();
       is_unstored = true;
       return false;
     }
     AccS acc_S;
     CUTE_NO_UNROLL
     for (int i = 0; i < n_skip; ++i) {
-      skip_K();
+      gemms.skip_K();
     }
-    issue_first_QK(acc_S);
+    gemms.issue_first_QK(acc_S);
     if constexpr (Traits::kStoresDuringQK) {
-      gemm_wait<1>(acc_O);
+      gemm_wait<1>(gemms.acc_O);
       store_done(done_softmax);
       first_softmax(acc_S);
     } else {
@@ -204,10 +184,10 @@ struct Consumer {
 
   // Stores O of the tile before, whose PV has been waited for, while QK^T of this one is in flight.
   CUTE_DEVICE void store_done(TileSoftmax const& done_softmax) {
-    release_V();
+    gemms.release_V();
     CUTE_NO_UNROLL
     for (; n_skip > 0; --n_skip) {
-      skip_V();
+      gemms.skip_V();
     }
     store(false_type{}, done_softmax);
   }
@@ -219,101 +199,33 @@ struct Consumer {
   }
   template <class MayBeSplit>
   CUTE_DEVICE void store(MayBeSplit may_be_split, TileSoftmax const& done_softmax) {
-    finalise_and_store<Traits, kFeatures>(may_be_split, params, smem, warpgroup, done,
-                                          first_query(done), done_softmax, acc_O,
-                                          kWarpgroupSync + warpgroup);
+    finalise_and_store<Traits, kFeatures>(may_be_split, params, gemms.smem, gemms.warpgroup, done,
+                                          first_query(done), done_softmax, gemms.acc_O,
+                                          kWarpgroupSync + gemms.warpgroup);
   }
 
   // Blocks that this warpgroup attends nothing of, but another of the tile does.
   CUTE_DEVICE void skip_blocks() {
     CUTE_NO_UNROLL
     for (; n_skip > 0; --n_skip) {
-      skip_K();
-      skip_V();
+      gemms.skip_K();
+      gemms.skip_V();
     }
-  }
-  CUTE_DEVICE void skip_K() {
-    smem.pipeline_K.wait(read_K);
-    wait_for_turn();
-    pass_turn();
-    release_K();
-  }
-  CUTE_DEVICE void skip_V() {
-    smem.pipeline_V.wait(read_V);
-    release_V();
-  }
-
-  // Warpgroups take turns to issue MMAs, so that the softmax of one runs during the MMAs of another.
-  CUTE_DEVICE void wait_for_turn() const {
-    if constexpr (Traits::kPingpong) {
-      device::named_barrier_sync(kTurn + warpgroup, 2 * kWarpgroup);
-    }
-  }
-  CUTE_DEVICE void pass_turn() const {
-    if constexpr (Traits::kPingpong) {
-      int const next = warpgroup + 1 == kNConsumers ? 0 : warpgroup + 1;
-      device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);
-    }
-  }
-
-  // S = Q K^T of the tile's first block.
-  CUTE_DEVICE void issue_first_QK(AccS& acc_S) {
-    pipeline_Q.wait(read_Q);
-    wait_for_turn();
-    issue_QK(acc_S);
-    pass_turn();
-  }
-  CUTE_DEVICE void issue_QK(AccS& acc_S) {
-    device::at(Site::QK);
-    Tensor tSrQ = descriptors<Traits, typename Traits::OperandQ>(
-        smem.q + warpgroup * kMmaM * kHeadDim);  // (MMA,MMA_M,MMA_K)
-    Tensor tSrK =
-        descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
-    smem.pipeline_K.wait(read_K);
-    gemm_async(typename Traits::MmaQK{}, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
-  }
-  // After a QK^T, which may be the tile's last.
-  CUTE_DEVICE void finish_QK(bool last) {
-    release_K();
-    if (last) {
-      release_Q();
-    }
-  }
-  // O += P V
-  CUTE_DEVICE void issue_PV() {
-    device::at(Site::PV);
-    Tensor tOrV =
-        descriptors<Traits, typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
-    smem.pipeline_V.wait(read_V);
-    gemm_async(typename Traits::MmaPV{}, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
-  }
-
-  CUTE_DEVICE void release_Q() {
-    pipeline_Q.release(read_Q);
-    read_Q.advance();
-  }
-  CUTE_DEVICE void release_K() {
-    smem.pipeline_K.release(read_K);
-    read_K.advance();
-  }
-  CUTE_DEVICE void release_V() {
-    smem.pipeline_V.release(read_V);
-    read_V.advance();
   }
 
   // The tile's first block, from its QK^T in flight to P.
   CUTE_DEVICE void first_softmax(AccS& acc_S) {
     rows.first_to_P(acc_S, tile, first_query(tile), blocks.end - 1, [&] {
       gemm_wait<0>(acc_S);
-      finish_QK(blocks.size() == 1);
+      gemms.finish_QK(blocks.size() == 1);
     });
-    convert_P<Element>(acc_S, tOrP);
+    convert_P<typename Traits::Element>(acc_S, gemms.tOrP);
   }
 
   // P of the block at a place, an operand, without what dropout takes.
   CUTE_DEVICE void drop_P(int place) {
     if constexpr (kFeatures.dropout) {
-      drop<Traits>(tOrP, params, tile, first_query(tile),
+      drop<Traits>(gemms.tOrP, params, tile, first_query(tile),
                    Schedule::walk(params, tile)[place].number);
     }
   }
@@ -323,7 +235,7 @@ struct Consumer {
     int const n_block = Schedule::walk(params, tile)[place].number;
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
     if ((kFeatures.paged_kv || params.problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
-      clear_rows_of_V(n_rows, kBlockN);
+      gemms.clear_rows_of_V(n_rows, kBlockN);
     }
   }
   // Rows of a page hold anything where no query attends them any more, too.
@@ -331,17 +243,9 @@ struct Consumer {
     if constexpr (kFeatures.paged_kv && kFeatures.left_window) {
       int const n_rows = first_key<kFeatures>(params, tile) - n_block * kBlockN;
       if (n_rows > 0) {
-        clear_rows_of_V(0, n_rows);
+        gemms.clear_rows_of_V(0, n_rows);
       }
     }
-  }
-  // Of the block of V that is next to be read.
-  CUTE_DEVICE void clear_rows_of_V(int begin, int end) {
-    Tensor sV = make_tensor(make_smem_ptr(smem.v),
-                            typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
-    device::at(Site::V_r2s);
-    smem.pipeline_V.wait(read_V);
-    clear_rows<Traits>(sV(_, _, read_V.stage), begin, end, kWarpgroupSync + warpgroup);
   }
 
   CUTE_DEVICE int first_query(Tile const& tile) const { return tile.first_query + first_row_query; }
