@@ -1,0 +1,133 @@
+// The MMAs of a computing warpgroup, S = Q K^T and O += P V, and its side of the stages that they read.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/forward/traits.h"
+#include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/sm90/pipeline.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+using device::Site;
+
+enum NamedBarrier : int { kTurn = 1, kWarpgroupSync = 1 + 4 };  // of each consumer warpgroup
+
+template <class Traits>
+struct Gemms {
+  using Element = typename Traits::Element;
+  static constexpr int kMmaM = Traits::kMmaM;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr int kNConsumers = Traits::kNConsumers;
+  template <int kColumns>
+  using Acc = decltype(make_tensor<float>(Accumulator<kColumns>{}));
+  using AccS = Acc<Traits::kBlockN>;  // (MMA,MMA_M,MMA_N)
+  using AccO = Acc<kHeadDim>;         // (MMA,MMA_M,MMA_K)
+  using FragmentP = decltype(make_tensor<Element>(FragmentA<Traits::kBlockN>{}));
+
+  typename Traits::SharedStorage& smem;
+  int const warpgroup;      // of the consumers
+  Pipeline<1>& pipeline_Q;  // of this warpgroup's rows
+
+  FragmentP tOrP;  // (MMA,MMA_M,MMA_K)
+  AccO acc_O;
+  RingPosition<1> read_Q;
+  RingPosition<Traits::kStages> read_K;
+  RingPosition<Traits::kStages> read_V;
+
+  CUTE_DEVICE Gemms(typename Traits::SharedStorage& smem, int warpgroup)
+      : smem(smem), warpgroup(warpgroup), pipeline_Q(smem.pipeline_Q[warpgroup]) {}
+
+  // Warpgroups take turns to issue MMAs, so that the softmax of one runs during the MMAs of another.
+  CUTE_DEVICE void wait_for_turn() const {
+    if constexpr (Traits::kPingpong) {
+      device::named_barrier_sync(kTurn + warpgroup, 2 * kWarpgroup);
+    }
+  }
+  CUTE_DEVICE void pass_turn() const {
+    if constexpr (Traits::kPingpong) {
+      int const next = warpgroup + 1 == kNConsumers ? 0 : warpgroup + 1;
+      device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);
+    }
+  }
+
+  // S = Q K^T of the tile's first block.
+  CUTE_DEVICE void issue_first_QK(AccS& acc_S) {
+    pipeline_Q.wait(read_Q);
+    wait_for_turn();
+    issue_QK(acc_S);
+    pass_turn();
+  }
+  CUTE_DEVICE void issue_QK(AccS& acc_S) {
+    device::at(Site::QK);
+    Tensor tSrQ = descriptors<Traits, typename Traits::OperandQ>(
+        smem.q + warpgroup * kMmaM * kHeadDim);  // (MMA,MMA_M,MMA_K)
+    Tensor tSrK =
+        descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
+    smem.pipeline_K.wait(read_K);
+    gemm_async(typename Traits::MmaQK{}, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
+  }
+  // After a QK^T, which may be the tile's last.
+  CUTE_DEVICE void finish_QK(bool last) {
+    release_K();
+    if (last) {
+      release_Q();
+    }
+  }
+  // O = P V, or O += P V
+  CUTE_DEVICE void issue_PV(bool accumulate) {
+    device::at(Site::PV);
+    Tensor tOrV =
+        descriptors<Traits, typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
+    smem.pipeline_V.wait(read_V);
+    gemm_async(typename Traits::MmaPV{}, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
+  }
+
+  CUTE_DEVICE void release_Q() {
+    pipeline_Q.release(read_Q);
+    read_Q.advance();
+  }
+  CUTE_DEVICE void release_K() {
+    smem.pipeline_K.release(read_K);
+    read_K.advance();
+  }
+  CUTE_DEVICE void release_V() {
+    smem.pipeline_V.release(read_V);
+    read_V.advance();
+  }
+
+  // Blocks of which this warpgroup attends nothing.
+  CUTE_DEVICE void skip_K() {
+    smem.pipeline_K.wait(read_K);
+    wait_for_turn();
+    pass_turn();
+    release_K();
+  }
+  CUTE_DEVICE void skip_V() {
+    smem.pipeline_V.wait(read_V);
+    release_V();
+  }
+
+  // Rows [begin, end) of the block of V that is next to be read become 0. P is 0 there, but 0 * NaN is not.
+  CUTE_DEVICE void clear_rows_of_V(int begin, int end) const {
+    device::at(Site::V_r2s);
+    smem.pipeline_V.wait(read_V);
+    Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{})(
+        _, _, read_V.stage);  // (kBlockN,kHeadDim)
+    constexpr int kVector = 8;
+    constexpr int kVectorsOfRow = kHeadDim / kVector;
+    CUTE_NO_UNROLL
+    for (int i = device::fresh_thread_idx() % kWarpgroup; i < (end - begin) * kVectorsOfRow;
+         i += kWarpgroup) {
+      int const row = begin + i / kVectorsOfRow;
+      int const column = i % kVectorsOfRow * kVector;
+      device::store(reinterpret_cast<uint4*>(raw_pointer_cast(&sV(row, column))), uint4{});
+    }
+    device::fence_async_proxy();
+    device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
+  }
+};
+
+}  // namespace pyflash::sm90
