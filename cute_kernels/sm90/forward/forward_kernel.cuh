@@ -64,7 +64,7 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     }
   } else {
     device::registers_claim<Traits::kConsumerRegisters>();
-    Consumer<Traits, kFeatures, Variant>(params, smem, warpgroup - 1).run();
+    compute_tiles<Traits, kFeatures, Variant>(params, smem, warpgroup - 1);
   }
 }
 

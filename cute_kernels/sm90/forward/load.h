@@ -7,7 +7,6 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/problem.h"
-#include "cute_kernels/sm90/forward/shares.h"
 #include "cute_kernels/sm90/pipeline.h"
 
 namespace pyflash::sm90 {

@@ -8,9 +8,9 @@ from support.planted.planting import Bug, build_planted, condition, found
 from pyflash.config import parse
 from pyflash.config.features import EMULATED_PAGED_SHARED, EMULATED_SHARED
 
-_SCHEDULE = "sm90/forward/shares.h"
+_SCHEDULE = "sm90/forward/problem.h"
 _KERNEL = "sm90/forward/forward_kernel.cuh"
-_STORE = "sm90/forward/store.h"
+_CONSUMER = "sm90/forward/consumer.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
 _MERGE = "host/merge_shares.h"
 _RUN = "emulator/run.cpp"
@@ -60,13 +60,13 @@ BUGS = [
     _bug(
         "a_part_is_stored_as_the_whole",
         condition("bool const is_part = kFeatures.equal_shares &&",
-                  "bool const is_part = !BUG && kFeatures.equal_shares &&", _STORE),
+                  "bool const is_part = !BUG && kFeatures.equal_shares &&", _CONSUMER),
         finds=[found("written_twice", memory="o")],
     ),
     _bug(
         "sinks_join_in_every_part",
         condition("!is_split &&\n          !is_part)", "!is_split && (BUG || !is_part))",
-                  _STORE),
+                  _CONSUMER),
     ),
     _bug(
         "a_row_of_a_part_is_that_of_another",

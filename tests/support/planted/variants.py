@@ -13,7 +13,6 @@ from pyflash.config import Features, parse
 
 _SCORES = "sm90/forward/variant.h"
 _CONSUMER = "sm90/forward/consumer.h"
-_SOFTMAX = "sm90/forward/block_softmax.h"
 _LOAD = "sm90/forward/load.h"
 _SCHEDULE = "sm90/forward/problem.h"
 _SCORES_SM80 = "sm80/forward/variant.h"
@@ -133,23 +132,21 @@ BUGS = [
           problem="dilated"),
     # The softmax of those.
     _sm90("not_made_again_after_an_overflow",
-          condition("make_scores(acc_S, tile, first_query, n_block, is_cut);"
-                    " device::at(Site::softmax); mask.cut_all();",
-                    "if (!BUG) { make_scores(acc_S, tile, first_query, n_block, is_cut); }"
-                    " device::at(Site::softmax); mask.cut_all();", _SOFTMAX), problem="of_column"),
+          condition("make_scores(); device::at(Site::softmax); mask.cut_all();",
+                    "if (!BUG) { make_scores(); } device::at(Site::softmax); mask.cut_all();",
+                    _CONSUMER), problem="of_column"),
     _sm90("scaled_twice",
-          condition("softmax(Variant::kHasScore ? 1.f : params.problem.softmax_scale,",
-                    "softmax(Variant::kHasScore && !BUG ? 1.f : params.problem.softmax_scale,",
-                    _SOFTMAX), problem="of_row"),
+          condition("TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,",
+                    "TileSoftmax softmax(Variant::kHasScore && !BUG ? 1.f : problem.softmax_scale,",
+                    _CONSUMER), problem="of_row"),
     _sm90("powers_of_2_of_natural_scores",
-          condition("Variant::kHasScore ? kLn2 : params.problem.inverse_scale_log2)",
-                    "Variant::kHasScore && !BUG ? kLn2 : params.problem.inverse_scale_log2)",
-                    _SOFTMAX),
+          condition("Variant::kHasScore ? kLn2 : problem.inverse_scale_log2);",
+                    "Variant::kHasScore && !BUG ? kLn2 : problem.inverse_scale_log2);", _CONSUMER),
           problem="sinks"),
     _sm90("the_mask_of_the_block_before",
           condition("auto const [n_block, is_cut] = walk[place];",
                     "auto const [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
-                    _SOFTMAX), problem="documents"),
+                    _CONSUMER), problem="documents"),
     _sm90("a_tail_of_V_by_its_place",
           condition("Schedule::walk(params, tile)[place].number; int const n_rows",
                     "BUG ? place : Schedule::walk(params, tile)[place].number; int const n_rows",
