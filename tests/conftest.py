@@ -8,6 +8,7 @@ libraries. With `-m "not gpu"` only the others are.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -68,6 +69,13 @@ def pytest_configure() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if "torch" in sys.modules:  # it has read the variable
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: the collector of garbage need not look through it again and again,
+    which takes a tenth of what Python does."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
