@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,6 +77,18 @@ def pytest_collection_finish() -> None:
     which takes a tenth of what Python does."""
     gc.collect()
     gc.freeze()
+    if "torch" in sys.modules and not sys.modules["torch"].cuda.is_available():
+        _seed_the_cpu_alone(sys.modules["torch"])
+
+
+def _seed_the_cpu_alone(torch: ModuleType) -> None:
+    """Without a GPU torch.manual_seed puts down, for three kinds of devices that may come, where it
+    was called from, which takes milliseconds."""
+
+    def manual_seed(seed: int) -> torch.Generator:
+        return torch.default_generator.manual_seed(int(seed))
+
+    torch.manual_seed = torch.random.manual_seed = manual_seed
 
 
 def pytest_unconfigure() -> None:
