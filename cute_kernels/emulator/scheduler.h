@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -115,7 +114,6 @@ struct Thread {
   std::vector<TmaBox> stores;        // that have not read shared memory, oldest first
   std::vector<size_t> group_stores;  // of each committed group
   RegisterWatch watch;
-  std::unique_ptr<uint32_t[], decltype(&std::free)> written{nullptr, &std::free};  // of the watch
 };
 
 struct Warp {
@@ -192,6 +190,7 @@ class Scheduler {
   uint64_t random_;
   int const no_site_;
   std::unique_ptr<Stacks> stacks_;
+  std::unique_ptr<Zeros> written_;  // of the threads' watches
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;
