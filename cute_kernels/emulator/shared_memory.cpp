@@ -117,9 +117,8 @@ void SharedMemory::begin_async_read(int64_t offset, Reader reader, uint32_t numb
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, kAsyncReadBytes); ++i) {
     Cell const& cell = cells_[i];
-    bool const is_right = cell.write.thread == kNobody
-                              ? may_be_unwritten
-                              : cell.by == By::kTma && complete(cell, who);
+    bool const is_right = cell.write.thread == kNobody ? may_be_unwritten
+                                                       : cell.by == By::kTma && complete(cell, who);
     if (problem.kind == nullptr && !is_right) {
       problem = check_async_read(i, who);
     }

@@ -163,8 +163,8 @@ class SharedMemory {
   std::unique_ptr<std::byte[]> data_;
   std::vector<Cell> cells_;
   std::unordered_map<size_t, std::vector<EqualWriter>> equal_;  // by cell
-  std::vector<AsyncReads> async_reads_;        // by warp and reader
-  std::vector<std::vector<uint32_t>> fences_;  // by thread
+  std::vector<AsyncReads> async_reads_;                         // by warp and reader
+  std::vector<std::vector<uint32_t>> fences_;                   // by thread
 };
 
 }  // namespace pyflash::emulator
