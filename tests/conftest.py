@@ -26,7 +26,7 @@ from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.config.arch import Arch
 
 if TYPE_CHECKING:
-    from pyflash.codegen.compilation import Compilation
+    from support.machine_code import PlainKernel
 
 # Where Python writes no bytecode, each process that a test starts would compile torch anew, for
 # seconds: those of one session share a folder instead.
@@ -215,8 +215,8 @@ def built_library(
 @pytest.fixture(scope="session")
 def plain_kernels(
     built_arch: Arch, uncaptured: Callable[[], AbstractContextManager]
-) -> dict[FlashForwardKernelConfig, Compilation]:
-    """Objects of the plain kernels of `machine_code.CONFIGS`."""
+) -> dict[FlashForwardKernelConfig, PlainKernel]:
+    """The plain kernels of `machine_code.CONFIGS`."""
     from support.machine_code import compile_plain_kernels
 
     with uncaptured():

@@ -132,7 +132,9 @@ def test_each_config_has_its_own_module_in_one_process(description, uncaptured):
 @pytest.mark.usefixtures("sm90_description")  # there is what compiles it
 def test_layouts_that_sm90_traits_state_are_what_cute_computes(uncaptured):
     """It does not compile where sm90/forward/tiled.h finds a difference."""
-    text = f'#include "{native._HEADER.relative_to(ROOT)}"\n#include "{SM90.family.traits_header}"\n'
+    text = (
+        f'#include "{native._HEADER.relative_to(ROOT)}"\n#include "{SM90.family.traits_header}"\n'
+    )
     for number, config in enumerate(OTHERS):
         traits = f"pyflash::sm90::{SM90.family.traits}<{config.to_cpp_struct()}>"
         text += f"constexpr auto kTiled{number} = sizeof(typename {traits}::Tiled);\n"

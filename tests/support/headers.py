@@ -19,6 +19,7 @@ APART = {
     "host": ("cpu_forward", "grid", "tuned", "variant_program"),
 }
 
+
 def unite(room: str, root: Path, apart: Collection[str] = ()) -> None:
     """Makes one source of those of a folder of cute_kernels in a copy of the repository, but for
     those of APART and `apart`."""
