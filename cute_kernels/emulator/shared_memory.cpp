@@ -245,7 +245,18 @@ SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who, b
       return {"race", {read.site, read.thread, "read"}};
     }
   }
-  return check_async_reads(i, who);
+  return {};
+}
+
+// Whether all of them are known to be complete, wherever they read.
+bool SharedMemory::knows_async_reads(Accessor const& who) const {
+  AsyncReads const* reads = async_reads_.data();
+  for (int warp = first_warp_; warp < first_warp_ + n_warps_; ++warp, reads += kReaders) {
+    if (reads[0].latest > who.known->mmas[warp] || reads[1].latest > who.known->stores[warp]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& who) const {
@@ -300,10 +311,16 @@ void SharedMemory::note_write(size_t i, Accessor const& who, By by, bool changes
 void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, By by,
                                bool changes) {
   Problem problem;
+  bool const knows_reads = knows_async_reads(who);
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell const& cell = cells_[i];
     if (problem.kind == nullptr) {
       problem = check_write(i, who, changes);
+      // What changes no byte disturbs no reader.
+      bool const disturbs = changes || cell.write.thread == kNobody || cell.by != By::kThread;
+      if (problem.kind == nullptr && disturbs && !knows_reads) {
+        problem = check_async_reads(i, who);
+      }
       bool const by_generic_proxy = cell.write.thread != kNobody && cell.by != By::kTma;
       if (problem.kind == nullptr && by == By::kTma && by_generic_proxy &&
           !fenced(cell.write, cell.detail, who)) {

@@ -138,6 +138,7 @@ class SharedMemory {
   Problem check_read(size_t i, Accessor const& who) const;
   Problem check_async_read(size_t i, Accessor const& who) const;
   Problem check_write(size_t i, Accessor const& who, bool changes) const;
+  bool knows_async_reads(Accessor const& who) const;
   Problem check_async_reads(size_t i, Accessor const& who) const;
   AsyncReads& async_reads_of(int warp, Reader reader) {
     return async_reads_[(warp - first_warp_) * kReaders + static_cast<int>(reader)];
