@@ -73,13 +73,15 @@ def link_with_machine(
     kernels: Sequence[Compilation], instead: Sequence[Compilation] = ()
 ) -> list[Path]:
     """A library of each translation unit that defines pyflash_emulated_kernel(), with the machine
-    that runs it; what is not in the cache is compiled. `instead` take the places of the machine's
-    objects of the same stems.
+    that runs it; what is not in the cache is compiled. `instead` take the places of those of the
+    machine's objects that are sources by themselves.
 
     Raises BuildError with each source that did not compile.
     """
     others = {c.stem: c for c in instead}
-    machine = [others.get(c.stem, c) for c in _machine()]
+    machine = [others.pop(c.stem, c) for c in _machine()]
+    if others:
+        raise ValueError(f"{', '.join(others)}: expected some of {', '.join(_APART)}")
     libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
     missing = [library for library in libraries if not reusable(library)]
     if missing:
