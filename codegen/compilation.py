@@ -82,15 +82,18 @@ class Compilation:
     def of_file(cls, path: Path, compiler: Compiler) -> Compilation:
         return cls(path.name, path.stem, path.read_text(), compiler, path)
 
-    @cached_property
-    def files(self) -> list[Path]:
+    @property
+    def files(self) -> Sequence[Path]:
         """The project's files that the object is made of, but for an emitted source."""
-        headers = included_headers(self.text, self.path, self.compiler.include_dirs)
-        return [*filter(None, [self.path]), *headers]
+        return self._sources.files
+
+    @property
+    def digest(self) -> str:
+        return self._sources.digest
 
     @cached_property
-    def digest(self) -> str:
-        return digest(self.files)
+    def _sources(self) -> _Sources:
+        return _sources_of(self.text, self.path, tuple(self.compiler.include_dirs))
 
     @cached_property
     def key(self) -> str:
@@ -246,13 +249,22 @@ def included_headers(
     They are looked for beside the file that includes them, in `include_dirs` and below ROOT. Every
     `#include "..."` counts, also one that the preprocessor would skip.
     """
+    return _headers_and_places(_INCLUDE.findall(text), path, include_dirs)[0]
+
+
+def _headers_and_places(
+    names: Sequence[str], path: Path | None, include_dirs: Sequence[Path]
+) -> tuple[list[Path], set[str]]:
+    """The headers that these names lead to, and the folders that were looked into."""
     found: dict[str, str] = {}
+    places: set[str] = set()
     roots = [os.path.realpath(folder) for folder in (*include_dirs, ROOT)]
-    pending = [(_INCLUDE.findall(text), str(path.parent) if path else roots[0])]
+    pending = [(names, str(path.parent) if path else roots[0])]
     while pending:
         names, folder = pending.pop()
         for name in names:
-            candidates = (os.path.join(at, name) for at in (folder, *roots))
+            candidates = [os.path.join(at, name) for at in (folder, *roots)]
+            places.update(map(os.path.dirname, candidates))
             header = next((_real_path(c) for c in candidates if os.path.isfile(c)), None)
             if header and header not in found:
                 parent = os.path.dirname(header)
@@ -260,7 +272,41 @@ def included_headers(
                 found[header] = header[len(root) + 1 :]
                 status = os.stat(header)
                 pending.append((_includes(header, status.st_mtime_ns, status.st_size), parent))
-    return sorted(map(Path, found), key=lambda header: (found[str(header)], header))
+    return sorted(map(Path, found), key=lambda header: (found[str(header)], header)), places
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The files of an object, as long as none of `stamps` is another."""
+
+    files: tuple[Path, ...]
+    digest: str
+    stamps: dict[str, tuple[int, int] | None]  # of the files, and of the folders of their names
+
+
+_known: dict[tuple[Any, ...], _Sources] = {}
+
+
+def _sources_of(text: str, path: Path | None, include_dirs: tuple[Path, ...]) -> _Sources:
+    """Found and read again where a file has changed, or a folder where one might be."""
+    names = tuple(_INCLUDE.findall(text))
+    key = (names, path, include_dirs, ROOT)
+    known = _known.get(key)
+    if known is None or any(_stamp(p) != stamp for p, stamp in known.stamps.items()):
+        headers, places = _headers_and_places(names, path, include_dirs)
+        files = (*filter(None, [path]), *headers)
+        # NOTE: before they are read: what changes meanwhile is read again.
+        stamps = {p: _stamp(p) for p in (*map(str, files), *places)}
+        known = _known[key] = _Sources(files, digest(files), stamps)
+    return known
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 @functools.cache

@@ -9,6 +9,7 @@ it from a folder of the cache that is named by its contents.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -125,16 +126,17 @@ struct ConfigDescription<{struct}> {{
 
 def emit_config_header(families: Sequence[Family] = FAMILIES) -> str:
     """The header's text. Pure: the same families give the same bytes."""
-    text = _text(families)
+    text = _text(tuple(families))
     return text + _DIGEST.format(digest=_digest(text))
 
 
 def configs_digest(families: Sequence[Family] = FAMILIES) -> str:
     """kConfigsDigest of the header."""
-    return _digest(_text(families))
+    return _digest(_text(tuple(families)))
 
 
-def _text(families: Sequence[Family]) -> str:
+@functools.cache
+def _text(families: tuple[Family, ...]) -> str:
     return _HEADER.format(
         enums="\n\n".join(map(_enum, _enums(families))),
         structs="\n\n".join(map(_struct, families)),

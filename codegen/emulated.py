@@ -28,9 +28,9 @@ from pyflash.variant import Variant
 # kernel's params.
 _HOST = ("call", "checks", "dropout", "gradients", "names", "options", "problem", "tensor_view")
 
-# Sources of the machine that precompiling CuTe's headers takes less time than it saves: most of
-# them include but the standard library's.
-_PAYS_FROM = 16
+# The machine is one unit, because most of what a source takes the compiler is its headers; but for
+# those that have a name in common with another, or that tests replace.
+_APART = ("fiber", "report", "run", "traffic", "window")
 
 
 def build_emulated(
@@ -73,28 +73,20 @@ def link_with_machine(
     kernels: Sequence[Compilation], instead: Sequence[Compilation] = ()
 ) -> list[Path]:
     """A library of each translation unit that defines pyflash_emulated_kernel(), with the machine
-    that runs it; what is not in the cache is compiled. `instead` take the places of the machine's
-    objects of the same stems.
+    that runs it; what is not in the cache is compiled. `instead` take the places of those of the
+    machine's objects that are sources by themselves.
 
     Raises BuildError with each source that did not compile.
     """
-    rooms = ROOT / "cute_kernels"
-    compiler, shared = toolchain.emulator_compiler(), toolchain.cpp_compiler()
-    machine = [
-        *(Compilation.of_file(p, compiler) for p in sorted((rooms / "emulator").glob("*.cpp"))),
-        *(Compilation.of_file(rooms / "host" / f"{name}.cpp", shared) for name in _HOST),
-    ]
     others = {c.stem: c for c in instead}
-    machine = [others.get(c.stem, c) for c in machine]
+    machine = [others.pop(c.stem, c) for c in _machine()]
+    if others:
+        raise ValueError(f"{', '.join(others)}: expected some of {', '.join(_APART)}")
     libraries = {_library([kernel, *machine]): kernel for kernel in kernels}
     missing = [library for library in libraries if not reusable(library)]
     if missing:
-        unmade = [c for c in machine if c.compiler == compiler and object_problem(c.object)]
-        of_machine = headers_for(unmade, _header(), pays_from=_PAYS_FROM)
         headers = headers_for([libraries[library] for library in missing], _header(), "emulated_")
-        made = {h.object: h for h in (*of_machine.values(), *headers.values())}
-        _compile_shared([h for path, h in made.items() if not path.exists()])
-        _compile_shared([using(c, of_machine) for c in machine])
+        _compile_shared([*machine, *(h for h in headers.values() if not h.object.exists())])
         with locked_for(missing, waiting):
             missing = [library for library in missing if not reusable(library)]  # by another
             objects = [using(libraries[library], headers) for library in missing]
@@ -103,6 +95,21 @@ def link_with_machine(
             for library in missing:
                 link(library, [libraries[library], *machine], ["-Wl,--no-undefined"])
     return list(libraries)
+
+
+def _machine() -> list[Compilation]:
+    """What runs kernels, and makes a kernel's params of the arguments of a call."""
+    room, host = ROOT / "cute_kernels/emulator", ROOT / "cute_kernels/host"
+    compiler, shared = toolchain.machine_compiler(), toolchain.cpp_compiler()
+    names = sorted({path.stem for path in room.glob("*.cpp")} - {*_APART})
+    # NOTE: CUTLASS's headers make warnings errors, so that what includes them comes last.
+    names.sort(key=lambda name: name.startswith("device"))
+    text = "".join(f'#include "cute_kernels/emulator/{name}.cpp"\n' for name in names)
+    return [
+        Compilation("the emulated machine", "machine", text, compiler),
+        *(Compilation.of_file(room / f"{name}.cpp", compiler) for name in _APART),
+        *(Compilation.of_file(host / f"{name}.cpp", shared) for name in _HOST),
+    ]
 
 
 def _header() -> Path:

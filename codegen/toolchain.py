@@ -7,7 +7,9 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyflash.codegen import config_header, mma_header, ops_header
@@ -33,16 +35,17 @@ _NVCC_FLAGS = (
 # fused into sums, so that every CPU gives the same bits.
 _EMULATOR_FLAGS = (
     "-std=c++20",
-    "-O2",
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
 )
+_MACHINE_FLAGS = (*_EMULATOR_FLAGS, "-O2")
+# With -O2 kernels run no faster, and take a third as long again to compile.
+_KERNEL_FLAGS = (*_EMULATOR_FLAGS, "-O1")
 # A call before each access to a variable whose address is known elsewhere, which the emulator
-# answers in place of the sanitizer's library; and no two variables in one place. With these calls
-# -O2 makes nothing faster, and takes half as long again to compile.
-_WATCH_FLAGS = ("-fsanitize=thread", "-fstack-reuse=none", "-O1")
+# answers in place of the sanitizer's library; and no two variables in one place.
+_WATCH_FLAGS = ("-fsanitize=thread", "-fstack-reuse=none")
 
 
 def cxx() -> tuple[str, ...]:
@@ -74,32 +77,48 @@ def kernel_compiler(targets: Targets, cutlass_identity: str, line_info: bool = T
 
 
 def emulator_compiler(watch_registers: bool = False) -> Compiler:
-    """For kernels that run on the CPU and for what runs them: host code with CuTe and CUDA's types.
+    """For kernels that run on the CPU: host code with CuTe and CUDA's types.
 
     `watch_registers`: the machine learns of each access to a kernel's local variables.
 
     Raises CutlassError or CudaError where the headers of either are missing.
     """
+    return _with_cute((*_KERNEL_FLAGS, *(_WATCH_FLAGS if watch_registers else ())))
+
+
+def machine_compiler() -> Compiler:
+    """For what runs these kernels. Raises as `emulator_compiler` does."""
+    return _with_cute(_MACHINE_FLAGS)
+
+
+def _with_cute(flags: tuple[str, ...]) -> Compiler:
     cuda = cuda_include_dirs()
-    (version,) = re.findall(
-        r"^#define CUDART_VERSION +(\d+)",
-        (cuda[0] / "cuda_runtime_api.h").read_text(),
-        re.MULTILINE,
-    )
+    header = cuda[0] / "cuda_runtime_api.h"
+    version = _cudart_version(header, header.stat().st_mtime_ns)
     includes = [*_headers_of_kernels()]
     for folder in (include_dir(), *cuda):
         includes += ["-isystem", str(folder)]
     identity = f"{_cxx_version()}\n{cutlass_identity()}\nCUDA {version}"
-    flags = (*_EMULATOR_FLAGS, *(_WATCH_FLAGS if watch_registers else ()))
     return Compiler(cxx(), flags, tuple(includes), identity, ".cpp")
 
 
 def cutlass_identity() -> str:
     """A digest of the CUTLASS headers' names and contents: CUTLASS_PATH may hold edited ones."""
     include = include_dir()
-    paths = (os.path.join(at, name) for at, _, names in os.walk(include) for name in names)
-    statuses = ((path, os.stat(path)) for path in paths if os.path.isfile(path))
-    return _identity(include, frozenset((p, s.st_mtime_ns, s.st_size) for p, s in statuses))
+    return _identity(include, frozenset(_statuses(include)))
+
+
+def _statuses(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Of the files below it: path, time, size."""
+    pending = [str(folder)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif entry.is_file():
+                    status = entry.stat()
+                    yield entry.path, status.st_mtime_ns, status.st_size
 
 
 @functools.cache
@@ -110,6 +129,13 @@ def _identity(include: Path, files: frozenset[tuple[str, int, int]]) -> str:
         digest.update(f"{path.relative_to(include)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@functools.cache
+def _cudart_version(header: Path, modified: int) -> str:
+    """CUDART_VERSION of the header, read again when it has changed."""
+    (version,) = re.findall(r"^#define CUDART_VERSION +(\d+)", header.read_text(), re.MULTILINE)
+    return version
 
 
 def torch_dir() -> Path:
@@ -161,7 +187,14 @@ def _nvcc_version() -> str:
 
 
 def _cxx_version() -> str:
-    command = [*cxx(), "--version"]
+    command = (*cxx(), "--version")
+    path = shutil.which(command[0])
+    return _said_by(command, path and (path, os.stat(path).st_mtime_ns))
+
+
+@functools.cache
+def _said_by(command: tuple[str, ...], _compiler: tuple[str, int] | None) -> str:
+    """What the command prints, asked again when the compiler is another."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -8,6 +8,7 @@ libraries. With `-m "not gpu"` only the others are.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +26,7 @@ from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.config.arch import Arch
 
 if TYPE_CHECKING:
-    from pyflash.codegen.compilation import Compilation
+    from support.machine_code import PlainKernel
 
 # Where Python writes no bytecode, each process that a test starts would compile torch anew, for
 # seconds: those of one session share a folder instead.
@@ -70,6 +72,26 @@ def pytest_configure() -> None:
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def pytest_collection_finish() -> None:
+    """What was collected stays: the collector of garbage need not look through it again, nor at
+    what is new after each 700 objects, which takes a tenth of what Python does."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    if "torch" in sys.modules and not sys.modules["torch"].cuda.is_available():
+        _seed_the_cpu_alone(sys.modules["torch"])
+
+
+def _seed_the_cpu_alone(torch: ModuleType) -> None:
+    """Without a GPU torch.manual_seed puts down, for three kinds of devices that may come, where it
+    was called from, which takes milliseconds."""
+
+    def manual_seed(seed: int) -> torch.Generator:
+        return torch.default_generator.manual_seed(int(seed))
+
+    torch.manual_seed = torch.random.manual_seed = manual_seed
+
+
 def pytest_unconfigure() -> None:
     if BYTECODE:
         shutil.rmtree(BYTECODE, ignore_errors=True)
@@ -86,23 +108,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 # for. The rest follows in the order of names.
 LONG = (
     "test_every_command.py",
-    "test_build.py",
-    "test_only.py",
-    "test_new_option.py",
-    "test_emulator_variants.py",
     "test_transformers_sweep.py",
-    "test_examples.py",
-    "test_packaging.py",
+    "test_build.py",
+    "test_compile.py",
+    "test_ptxas.py",
     "test_native.py",
-    "test_emulator_sm90.py",
-    "test_emulator_backward.py",
-    "test_emulator_paged.py",
     "test_emulator_problems.py",
-    "test_emulator_backward_packed.py",
-    "test_emulator_backward_planted.py",
+    "test_emulator_variant_gradients.py",
+    "test_examples.py",
+    "test_only.py",
+    "test_ptxas_backward.py",
+    "test_emulator_backward.py",
+    "test_emulator_keyless.py",
+    "test_packaging.py",
+    "test_explore.py",
+    "test_emulator_variants.py",
     "test_emulator_clusters.py",
+    "test_emulator_paged.py",
+    "test_escaping.py",
+    "test_emulator_sm90.py",
+    "test_emulator_backward_planted.py",
+    "test_tuning.py",
+    "test_emulator_sm90_planted.py",
+    "test_registration.py",
     "test_new_op.py",
     "test_continuous_batching.py",
+    "test_emulator_backward_packed.py",
+    "test_killed_builders.py",
+    "test_new_option.py",
+    "test_exhaustive.py",
+    "test_select.py",
+    "test_kernels.py",
     "test_markdown.py",
 )
 
@@ -158,10 +194,9 @@ def uncaptured(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManag
 
 @pytest.fixture(scope="session")
 def library_configs() -> list[FlashForwardKernelConfig]:
-    """What `built_library` holds: the ladder's last config, and another d_head and dtype. Plain
-    kernels of the others are in `plain_kernels`."""
-    last = named_set("prog")[-1]
-    return [last, last.replace(dtype=DType.BF16, d_head=64)]
+    """What `built_library` holds, with every combination of features, each of which takes nvcc
+    seconds. Plain kernels of others are in `plain_kernels`."""
+    return [named_set("prog")[-1].replace(dtype=DType.BF16, d_head=64)]
 
 
 @pytest.fixture(scope="session")
@@ -181,8 +216,8 @@ def built_library(
 @pytest.fixture(scope="session")
 def plain_kernels(
     built_arch: Arch, uncaptured: Callable[[], AbstractContextManager]
-) -> dict[FlashForwardKernelConfig, Compilation]:
-    """Objects of the plain kernels of `machine_code.CONFIGS`."""
+) -> dict[FlashForwardKernelConfig, PlainKernel]:
+    """The plain kernels of `machine_code.CONFIGS`."""
     from support.machine_code import compile_plain_kernels
 
     with uncaptured():

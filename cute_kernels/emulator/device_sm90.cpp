@@ -114,7 +114,7 @@ namespace {
 
 using pyflash::emulator::machine;
 
-inline void on_access(void* address, int bytes, bool write) {
+__attribute__((always_inline)) inline void on_access(void* address, int bytes, bool write) {
   auto* const watch = machine == nullptr ? nullptr : machine->watch;
   if (watch == nullptr) {
     return;  // no thread of a kernel runs

@@ -16,6 +16,15 @@ constexpr size_t kStackDistance = kStackBytes + 3 * kPage;
 constexpr size_t kColourBytes = 320;
 constexpr size_t kColours = 12;
 
+std::byte* map_pages(size_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw std::bad_alloc();
+  }
+  return static_cast<std::byte*>(memory);
+}
+
 }  // namespace
 
 #if defined(__x86_64__)
@@ -75,13 +84,11 @@ void Fiber::switch_to(Fiber& from, Fiber& to) { swapcontext(&from.context_, &to.
 
 #endif
 
-Stacks::Stacks(int n) : size_(n * kStackDistance) {
-  void* const memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw std::bad_alloc();
-  }
-  memory_ = static_cast<std::byte*>(memory);
+Zeros::Zeros(size_t bytes) : memory_(map_pages(bytes)), size_(bytes) {}
+
+Zeros::~Zeros() { munmap(memory_, size_); }
+
+Stacks::Stacks(int n) : memory_(map_pages(n * kStackDistance)), size_(n * kStackDistance) {
   for (int i = 0; i < n; ++i) {
     mprotect(memory_ + i * kStackDistance, kPage, PROT_NONE);
   }

@@ -43,4 +43,19 @@ class Stacks {
   size_t size_;
 };
 
+// Zeros: a page of them takes memory from when something is written there.
+class Zeros {
+ public:
+  explicit Zeros(size_t bytes);
+  ~Zeros();
+  Zeros(Zeros const&) = delete;
+  Zeros& operator=(Zeros const&) = delete;
+
+  std::byte* data() const { return memory_; }
+
+ private:
+  std::byte* memory_;
+  size_t size_;
+};
+
 }  // namespace pyflash::emulator

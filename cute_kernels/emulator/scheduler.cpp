@@ -63,6 +63,7 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
     threads_ = std::vector<Thread>(n_threads);
     warps_ = std::vector<Warp>(n_threads / kLanes);
     stacks_ = std::make_unique<Stacks>(n_threads);
+    written_.reset();
   }
   for (int i = 0; i < n_threads; ++i) {
     Thread& thread = threads_[i];
@@ -99,13 +100,14 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
 // NOTE: fences are counted on from CTA to CTA, so that what is known of the stack need not be forgotten.
 void Scheduler::start_watch(Thread& thread) {
   RegisterWatch& watch = thread.watch;
-  if (thread.written == nullptr) {
+  if (watch.written == nullptr) {
     watch.stack = stacks_->bottom(thread.index);
     watch.stack_bytes = stacks_->top(thread.index) - watch.stack;
-    // Pages that no thread writes to stay without memory.
-    thread.written.reset(
-        static_cast<uint32_t*>(std::calloc(watch.stack_bytes / 4 + 1, sizeof(uint32_t))));
-    watch.written = thread.written.get();
+    size_t const n_words = (stacks_->top(0) - stacks_->bottom(0)) / sizeof(uint32_t) + 1;
+    if (written_ == nullptr) {
+      written_ = std::make_unique<Zeros>(threads_.size() * n_words * sizeof(uint32_t));
+    }
+    watch.written = reinterpret_cast<uint32_t*>(written_->data()) + thread.index * n_words;
   }
   watch.n_ranges = 0;
   ++watch.n_fences;

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -116,7 +115,6 @@ struct Thread {
   std::vector<size_t> group_stores;  // of each committed group
   Access unwritten;                  // a bulk reduction that may not be complete, if any
   RegisterWatch watch;
-  std::unique_ptr<uint32_t[], decltype(&std::free)> written{nullptr, &std::free};  // of the watch
 };
 
 struct Warp {
@@ -193,6 +191,7 @@ class Scheduler {
   uint64_t random_;
   int const no_site_;
   std::unique_ptr<Stacks> stacks_;
+  std::unique_ptr<Zeros> written_;  // of the threads' watches
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;

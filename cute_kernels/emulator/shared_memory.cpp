@@ -25,6 +25,7 @@ SharedMemory::SharedMemory(int bytes, int cell_bytes, int first_thread, int n_th
       window_(bytes),
       data_(new std::byte[bytes]),
       cells_((bytes + cell_bytes - 1) / cell_bytes),
+      async_reads_(n_warps_ * kReaders),
       fences_(n_threads) {}
 
 void SharedMemory::reset(uint64_t unwritten) {
@@ -32,7 +33,12 @@ void SharedMemory::reset(uint64_t unwritten) {
     std::memcpy(data_.get() + i, &unwritten, std::min(int{sizeof unwritten}, bytes_ - i));
   }
   std::fill(cells_.begin(), cells_.end(), Cell{});
-  std::fill(async_reads_.begin(), async_reads_.end(), AsyncRead{});
+  for (AsyncReads& reads : async_reads_) {
+    if (reads.latest > 0) {
+      std::fill(reads.last.begin(), reads.last.end(), AsyncRead{});
+      reads.latest = 0;
+    }
+  }
   equal_.clear();
   for (auto& fences : fences_) {
     fences.clear();
@@ -45,7 +51,7 @@ std::byte const* SharedMemory::read(int64_t offset, int bytes, Accessor const& w
   }
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
-    if (problem.kind == nullptr) {
+    if (problem.kind == nullptr && !is_known(cells_[i], who)) {
       problem = check_read(i, who);
     }
     note_read(cells_[i], who);
@@ -103,15 +109,20 @@ std::byte* SharedMemory::end_tma_write(int64_t offset, int bytes) {
 
 void SharedMemory::begin_async_read(int64_t offset, Reader reader, uint32_t number,
                                     bool may_be_unwritten, Accessor const& who) {
-  if (async_reads_.empty()) {
-    async_reads_.resize(cells_.size() * n_warps_ * kReaders);
+  AsyncReads& reads = async_reads_of(warp_of(who.thread), reader);
+  if (reads.last.empty()) {
+    reads.last.resize(cells_.size());
   }
+  reads.latest = number;
   Problem problem;
   for (size_t i = first_cell(offset); i < end_cell(offset, kAsyncReadBytes); ++i) {
-    if (problem.kind == nullptr && !(may_be_unwritten && cells_[i].write.thread == kNobody)) {
+    Cell const& cell = cells_[i];
+    bool const is_right = cell.write.thread == kNobody ? may_be_unwritten
+                                                       : cell.by == By::kTma && complete(cell, who);
+    if (problem.kind == nullptr && !is_right) {
       problem = check_async_read(i, who);
     }
-    async_read(i, warp_of(who.thread), reader) = {number, static_cast<int8_t>(who.site)};
+    reads.last[i] = {number, static_cast<int8_t>(who.site)};
   }
   report(problem, offset, kAsyncReadBytes, who, kReaderNames[static_cast<int>(reader)]);
 }
@@ -146,6 +157,12 @@ bool SharedMemory::ordered(Event const& before, Accessor const& now) {
 // Whether the bytes of an asynchronous write are known to have come.
 bool SharedMemory::complete(Cell const& cell, Accessor const& who) {
   return !cell.in_flight && (cell.by != By::kTma || who.known->phases[cell.mbarrier] > cell.detail);
+}
+
+// Whether what was written there last is known to have been.
+bool SharedMemory::is_known(Cell const& cell, Accessor const& who) {
+  return cell.write.thread != kNobody && complete(cell, who) &&
+         (cell.by == By::kTma || ordered(cell.write, who));
 }
 
 Access SharedMemory::writer(Cell const& cell) {
@@ -228,21 +245,29 @@ SharedMemory::Problem SharedMemory::check_write(size_t i, Accessor const& who, b
       return {"race", {read.site, read.thread, "read"}};
     }
   }
-  return check_async_reads(i, who);
+  return {};
+}
+
+// Whether all of them are known to be complete, wherever they read.
+bool SharedMemory::knows_async_reads(Accessor const& who) const {
+  AsyncReads const* reads = async_reads_.data();
+  for (int warp = first_warp_; warp < first_warp_ + n_warps_; ++warp, reads += kReaders) {
+    if (reads[0].latest > who.known->mmas[warp] || reads[1].latest > who.known->stores[warp]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& who) const {
-  if (async_reads_.empty()) {
-    return {};
-  }
-  AsyncRead const* read = &async_reads_[i * n_warps_ * kReaders];
+  AsyncReads const* reads = async_reads_.data();
   for (int warp = first_warp_; warp < first_warp_ + n_warps_; ++warp) {
     for (uint32_t const complete : {who.known->mmas[warp], who.known->stores[warp]}) {
-      if (read->number > complete) {
-        auto const reader = (read - async_reads_.data()) % kReaders;
-        return {"race", {read->site, 32 * warp, kReaderNames[reader]}};
+      if (reads->latest > complete && reads->last[i].number > complete) {
+        auto const reader = (reads - async_reads_.data()) % kReaders;
+        return {"race", {reads->last[i].site, 32 * warp, kReaderNames[reader]}};
       }
-      ++read;
+      ++reads;
     }
   }
   return {};
@@ -286,10 +311,16 @@ void SharedMemory::note_write(size_t i, Accessor const& who, By by, bool changes
 void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, By by,
                                bool changes) {
   Problem problem;
+  bool const knows_reads = knows_async_reads(who);
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell const& cell = cells_[i];
     if (problem.kind == nullptr) {
       problem = check_write(i, who, changes);
+      // What changes no byte disturbs no reader.
+      bool const disturbs = changes || cell.write.thread == kNobody || cell.by != By::kThread;
+      if (problem.kind == nullptr && disturbs && !knows_reads) {
+        problem = check_async_reads(i, who);
+      }
       bool const by_generic_proxy = cell.write.thread != kNobody && cell.by != By::kTma;
       if (problem.kind == nullptr && by == By::kTma && by_generic_proxy &&
           !fenced(cell.write, cell.detail, who)) {

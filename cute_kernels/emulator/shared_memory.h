@@ -112,6 +112,11 @@ class SharedMemory {
     int8_t site = -1;
   };
 
+  struct AsyncReads {
+    uint32_t latest = 0;          // number of any cell
+    std::vector<AsyncRead> last;  // by cell; empty before the first
+  };
+
   // The fault of an access to a cell, and the other access; no kind: no fault.
   struct Problem {
     char const* kind = nullptr;
@@ -126,15 +131,17 @@ class SharedMemory {
   static Event event(Accessor const& who);
   static bool ordered(Event const& before, Accessor const& now);
   static bool complete(Cell const& cell, Accessor const& who);
+  static bool is_known(Cell const& cell, Accessor const& who);
   static Access writer(Cell const& cell);
   bool fenced(Event const& write, uint32_t n_fences, Accessor const& who) const;
   bool knows_equal(size_t i, Accessor const& who, bool async) const;
   Problem check_read(size_t i, Accessor const& who) const;
   Problem check_async_read(size_t i, Accessor const& who) const;
   Problem check_write(size_t i, Accessor const& who, bool changes) const;
+  bool knows_async_reads(Accessor const& who) const;
   Problem check_async_reads(size_t i, Accessor const& who) const;
-  AsyncRead& async_read(size_t i, int warp, Reader reader) {
-    return async_reads_[(i * n_warps_ + warp - first_warp_) * kReaders + static_cast<int>(reader)];
+  AsyncReads& async_reads_of(int warp, Reader reader) {
+    return async_reads_[(warp - first_warp_) * kReaders + static_cast<int>(reader)];
   }
   // The epochs of the fences of a thread of the CTA.
   std::vector<uint32_t>& fences_of(int thread) { return fences_[thread - first_thread_]; }
@@ -157,8 +164,8 @@ class SharedMemory {
   std::unique_ptr<std::byte[]> data_;
   std::vector<Cell> cells_;
   std::unordered_map<size_t, std::vector<EqualWriter>> equal_;  // by cell
-  std::vector<AsyncRead> async_reads_;         // by cell, warp and reader; empty before the first
-  std::vector<std::vector<uint32_t>> fences_;  // by thread
+  std::vector<AsyncReads> async_reads_;                         // by warp and reader
+  std::vector<std::vector<uint32_t>> fences_;                   // by thread
 };
 
 }  // namespace pyflash::emulator

@@ -33,20 +33,18 @@ struct Description {
   size_t smem_bytes = 0;
 };
 
-template <class Shape>
-std::vector<int> extents_of(Shape const& shape) {
-  std::vector<int> extents;
-  for_each(product_each(shape), [&](auto extent) { extents.push_back(int(extent)); });
-  return extents;
-}
-
-template <class Layout_, class Extents>
-NamedLayout describe(std::string name, std::string kind, Layout_ const& layout,
-                     Extents const& shape) {
+// NOTE: a layout is given by its type, as decltype has it: no code is generated for what computes it, which is most of what
+// a module would take to compile.
+template <class Layout_, class Shape>
+NamedLayout describe(std::string name, std::string kind) {
+  constexpr Layout_ layout{};
+  constexpr int kSize = decltype(size(layout))::value;
   std::ostringstream text;
   text << layout;
-  NamedLayout described{std::move(name), std::move(kind), text.str(), extents_of(shape), {}};
-  for (int i = 0; i < int(size(layout)); ++i) {
+  NamedLayout described{std::move(name), std::move(kind), text.str(), {}, {}};
+  for_each(decltype(product_each(Shape{})){},
+           [&](auto extent) { described.extents.push_back(int(extent)); });
+  for (int i = 0; i < kSize; ++i) {
     described.offsets.push_back(int(layout(i)));
   }
   return described;
@@ -65,24 +63,25 @@ auto in_elements(Layout_ const& layout) {
 // The operands of an MMA, each over the tile that all its threads compute at once.
 template <class TiledMma>
 void describe_mma(std::vector<NamedLayout>& layouts, std::string const& name) {
-  TiledMma mma;
-  auto add = [&](char const* operand, auto layout, auto rows, auto columns) {
-    layouts.push_back(describe(name + " " + operand, "threads", layout, make_shape(rows, columns)));
-  };
-  add("A", mma.get_layoutA_TV(), tile_size<0>(mma), tile_size<2>(mma));
-  add("B", mma.get_layoutB_TV(), tile_size<1>(mma), tile_size<2>(mma));
-  add("C", mma.get_layoutC_TV(), tile_size<0>(mma), tile_size<1>(mma));
+  using M = decltype(tile_size<0>(TiledMma{}));
+  using N = decltype(tile_size<1>(TiledMma{}));
+  using K = decltype(tile_size<2>(TiledMma{}));
+  using A = decltype(TiledMma{}.get_layoutA_TV());
+  using B = decltype(TiledMma{}.get_layoutB_TV());
+  using C = decltype(TiledMma{}.get_layoutC_TV());
+  layouts.push_back(describe<A, Shape<M, K>>(name + " A", "threads"));
+  layouts.push_back(describe<B, Shape<N, K>>(name + " B", "threads"));
+  layouts.push_back(describe<C, Shape<M, N>>(name + " C", "threads"));
 }
 
 // Source and destination of a copy over its tile.
 template <class TiledCopy>
-void describe_copy(std::vector<NamedLayout>& layouts, std::string const& name,
-                   TiledCopy const& copy) {
-  auto const tile = typename TiledCopy::Tiler_MN{};
-  layouts.push_back(
-      describe(name + " source", "threads", copy.get_layoutS_TV(), product_each(shape(tile))));
-  layouts.push_back(
-      describe(name + " destination", "threads", copy.get_layoutD_TV(), product_each(shape(tile))));
+void describe_copy(std::vector<NamedLayout>& layouts, std::string const& name) {
+  using Extents = decltype(shape(typename TiledCopy::Tiler_MN{}));
+  using Source = decltype(TiledCopy{}.get_layoutS_TV());
+  using Destination = decltype(TiledCopy{}.get_layoutD_TV());
+  layouts.push_back(describe<Source, Extents>(name + " source", "threads"));
+  layouts.push_back(describe<Destination, Extents>(name + " destination", "threads"));
 }
 
 // Where the traits have their TiledMMAs and TiledCopies.
@@ -106,12 +105,12 @@ void describe_tiled(std::vector<NamedLayout>& layouts) {
     describe_mma<typename Tiled::TiledMmaPV>(layouts, "MMA PV");
   }
   if constexpr (requires { typename Tiled::TiledCopyG2S; }) {
-    describe_copy(layouts, "copy g2s", typename Tiled::TiledCopyG2S{});
+    describe_copy<typename Tiled::TiledCopyG2S>(layouts, "copy g2s");
   }
   if constexpr (requires { typename Tiled::TiledCopyQ; }) {
-    describe_copy(layouts, "copy s2r Q", typename Tiled::TiledCopyQ{});
-    describe_copy(layouts, "copy s2r K", typename Tiled::TiledCopyK{});
-    describe_copy(layouts, "copy s2r V", typename Tiled::TiledCopyV{});
+    describe_copy<typename Tiled::TiledCopyQ>(layouts, "copy s2r Q");
+    describe_copy<typename Tiled::TiledCopyK>(layouts, "copy s2r K");
+    describe_copy<typename Tiled::TiledCopyV>(layouts, "copy s2r V");
   }
 }
 
@@ -119,8 +118,9 @@ template <class Traits>
 Description describe() {
   Description result;
   auto& layouts = result.layouts;
-  auto smem = [&](char const* name, auto layout) {
-    layouts.push_back(describe(name, "smem", in_elements(layout), shape(layout)));
+  auto const smem = [&]<class Layout_>(char const* name, Layout_) {
+    using InElements = decltype(in_elements(Layout_{}));
+    layouts.push_back(describe<InElements, decltype(shape(Layout_{}))>(name, "smem"));
   };
   if constexpr (requires { typename Traits::SmemLayoutQ; }) {
     smem("Q", typename Traits::SmemLayoutQ{});

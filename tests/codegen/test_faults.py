@@ -107,7 +107,7 @@ def test_threads_that_build_the_same_kernels_for_the_cpu_build_them_once(
     compiler, tmp_path, monkeypatch
 ):
     """They raced for the name under which a library is linked."""
-    for name in ("emulator_compiler", "cpp_compiler"):
+    for name in ("emulator_compiler", "machine_compiler", "cpp_compiler"):
         monkeypatch.setattr(toolchain, name, lambda *_: compiler)
     linked, results, errors = [], [], []
     monkeypatch.setattr(emulated, "link", lambda *a: (linked.append(a[0]), link(*a))[1])

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from support.fake_library import build_fake_library
 
-from pyflash import Features, FlashForwardKernelConfig, named_set
+from pyflash import Features, FlashForwardKernelConfig
 from pyflash.codegen import cache_dir, emit, kernels
 from pyflash.codegen.build import BuildError
 from pyflash.codegen.kernels import Request, compile_kernel, cubin_compilation
@@ -33,10 +33,10 @@ FAKE = "(FP16, 640, 64, 64, 4): async+load_0_0_0_tiles"
 
 
 def test_a_cubin_has_the_machine_code_of_a_library(
-    built_library: Path, built_arch: Arch, uncaptured
+    built_library: Path, built_arch: Arch, library_configs, uncaptured
 ):
     """One kernel of one config: as without host code, so with it."""
-    config = named_set("prog")[-1]
+    config = library_configs[0]
     with uncaptured():
         path = compile_kernel(config, "right_window", built_arch)
     try:

@@ -16,7 +16,7 @@ from support.killed_builders import MARK, processes_of
 from pyflash.codegen import cache
 from pyflash.codegen.compilation import ROOT
 
-N_KILLS = 50
+N_KILLS = 30
 
 
 def run(arguments: list[str], folder: Path, mark: str) -> subprocess.Popen[str]:

@@ -28,9 +28,9 @@ def cuobjdump() -> str:
 @pytest.fixture(scope="module")
 def sass(cuobjdump, plain_kernels) -> dict[FlashForwardKernelConfig, list[str]]:
     """The instructions of each config's plain kernel, without what only names or places them."""
-    return {
-        config: _kernels(cuobjdump, c.object)[Features()] for config, c in plain_kernels.items()
-    }
+    objects = {kernel.object for kernel in plain_kernels.values()}
+    code = {name: text for path in objects for name, text in _functions(cuobjdump, path).items()}
+    return {config: _instructions(code[k.function]) for config, k in plain_kernels.items()}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,12 @@ def combinations(
 
 
 def _kernels(cuobjdump: Path, object_file: Path) -> dict[Features, list[str]]:
+    functions = _functions(cuobjdump, object_file)
+    return {Features.of_kernel(name): _instructions(text) for name, text in functions.items()}
+
+
+def _functions(cuobjdump: Path, object_file: Path) -> dict[str, str]:
+    """The listing of each function, by its mangled name."""
     listing = subprocess.run(
         [cuobjdump, "-sass", object_file],
         capture_output=True,
@@ -50,7 +56,7 @@ def _kernels(cuobjdump: Path, object_file: Path) -> dict[Features, list[str]]:
         check=True,
     ).stdout
     _, *functions = re.split(r"^\s+Function : ", listing, flags=re.MULTILINE)
-    return {Features.of_kernel(f.partition("\n")[0]): _instructions(f) for f in functions}
+    return {f.partition("\n")[0].strip(): f for f in functions}
 
 
 def _instructions(function: str) -> list[str]:

@@ -11,7 +11,12 @@ from support.variants import values_of
 from torch import Tensor
 
 import pyflash
+from pyflash.codegen.emulated import build_emulated
+from pyflash.config import Features, parse
+from pyflash.emulator.run import run_library
+from pyflash.op.variants.arguments import captured_of
 from pyflash.op.variants.reference import expect
+from pyflash.variant.library import named
 from pyflash.variant.tiles import Problem
 
 CONFIGS = {
@@ -42,26 +47,41 @@ def make(at: Problem) -> list[Tensor]:
     return [torch.randn(at.batch, *size, 64, generator=generator).half() for size in sizes]
 
 
-def check(name: str, family: str, at: Problem, **options) -> None:
-    inputs, tensors = make(at), values_of(name, at)
-    out, lse, report = pyflash.emulate(
-        *inputs, CONFIGS[family], variant=name, tensors=tensors, **options
-    )
-    report.check()
-    options.pop("num_splits", None)
-    expect(*inputs, variant=name, tensors=tensors, **options).check(out, lse)
-
-
 @pytest.mark.parametrize("at", PROBLEMS, ids=range(len(PROBLEMS)))
 @pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, NAMES)))
 def test_it_is_its_formula(family, name, at):
-    check(name, family, at)
+    inputs, tensors = make(at), values_of(name, at)
+    out, lse, report = pyflash.emulate(*inputs, CONFIGS[family], variant=name, tensors=tensors)
+    report.check()
+    expect(*inputs, variant=name, tensors=tensors).check(out, lse)
+
+
+# One kernel has what all options need, one neither a cap nor sinks: `emulate` would compile one for
+# each option.
+COMBINATIONS = [
+    Features.parse(text)
+    for text in ("right_window+left_window", "right_window+left_window+softcap+sinks")
+]
+
+
+@pytest.fixture(scope="module", params=product(CONFIGS, ("alibi", "documents")), ids="-".join)
+def composed(request):
+    """A config, its library with a variant, and the variant's name."""
+    family, name = request.param
+    config = parse(CONFIGS[family])
+    (library,) = build_emulated([config], named(name).variant.normal, COMBINATIONS).values()
+    return config.canonical(), library, name
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "none")
-@pytest.mark.parametrize(("family", "name"), list(product(CONFIGS, ("alibi", "documents"))))
-def test_it_composes_with_options(family, name, options):
-    check(name, family, PROBLEMS[0], **options)
+def test_it_composes_with_options(composed, options):
+    (config, library, name), at = composed, PROBLEMS[0]
+    inputs, tensors = make(at), values_of(name, at)
+    captured = captured_of(name, tensors)
+    out, lse, report = run_library(library, inputs, config, captured=captured, **options)
+    report.check()
+    of_problem = {n: x for n, x in options.items() if n != "num_splits"}
+    expect(*inputs, variant=name, tensors=tensors, **of_problem).check(out, lse)
 
 
 _PACKED = ("documents", "alibi", "t5_bias", "chunked")

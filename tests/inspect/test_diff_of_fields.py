@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 from support.machine_code import CONFIGS
 
 from pyflash.config import FlashForwardKernelConfig
+from pyflash.inspect import sass
 from pyflash.inspect.compiled import kernels_of
 from pyflash.inspect.diff import diff_of
 from pyflash.third_party.cuda import CudaError, find_tool
@@ -20,8 +22,14 @@ PAIRS = {
 }
 
 
+_disassembled = functools.cache(sass.disassemble)
+
+
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_diff_names_the_instructions_that_a_field_changes(field, plain_kernels, built_arch):
+def test_a_diff_names_the_instructions_that_a_field_changes(
+    field, plain_kernels, built_arch, monkeypatch
+):
+    monkeypatch.setattr(sass, "disassemble", _disassembled)  # an object has several kernels
     try:
         find_tool("cuobjdump")
     except CudaError as error:

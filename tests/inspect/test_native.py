@@ -7,9 +7,12 @@ import itertools
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.command_lines import config_of
 from support.listings import BASE, BEST
 
 from pyflash import FlashForwardSm90Config
+from pyflash.codegen.compilation import ROOT, Compilation, compile_all
+from pyflash.codegen.precompiled import headers_for, using
 from pyflash.inspect import native
 from pyflash.inspect.native import NativeError, describe, emit_module
 from pyflash.layouts import (
@@ -23,7 +26,16 @@ from pyflash.layouts import (
 from pyflash.third_party.cuda import CudaError
 from pyflash.third_party.cutlass import CutlassError
 
-SM90 = FlashForwardSm90Config.parse("(FP16, 64, 64, 96, 1): sm90+stages_2")
+SM90 = config_of(FlashForwardSm90Config.family)
+# Whose layouts are compared with CuTe's alone.
+OTHERS = [
+    FlashForwardSm90Config.parse(text)
+    for text in (
+        "(FP16, 64, 64, 96, 1): sm90+stages_2",
+        "(BF16, 96, 192, 96, 3): sm90+stages_3",
+        "(FP16, 256, 128, 64, 2): sm90+stages_2+persistent",
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +129,19 @@ def test_each_config_has_its_own_module_in_one_process(description, uncaptured):
     assert describe(BEST).layouts["K"].text == description.layouts["K"].text
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        "(BF16, 96, 192, 96, 3): sm90+stages_3",
-        "(FP16, 256, 128, 64, 2): sm90+stages_2+persistent",
-    ],
-)
 @pytest.mark.usefixtures("sm90_description")  # there is what compiles it
-def test_layouts_that_sm90_traits_state_are_what_cute_computes(uncaptured, config):
-    """A module does not compile where sm90/forward/tiled.h finds a difference."""
+def test_layouts_that_sm90_traits_state_are_what_cute_computes(uncaptured):
+    """It does not compile where sm90/forward/tiled.h finds a difference."""
+    text = (
+        f'#include "{native._HEADER.relative_to(ROOT)}"\n#include "{SM90.family.traits_header}"\n'
+    )
+    for number, config in enumerate(OTHERS):
+        traits = f"pyflash::sm90::{SM90.family.traits}<{config.to_cpp_struct()}>"
+        text += f"constexpr auto kTiled{number} = sizeof(typename {traits}::Tiled);\n"
+    unit = Compilation("layouts", "native_tiled", text, native.native_compiler())
     with uncaptured():
-        described = describe(FlashForwardSm90Config.parse(config))
-    assert "MMA PV B" in described.layouts
+        unit = using(unit, headers_for([unit], native._HEADER, "native_"))
+        assert compile_all([unit], "layouts of SM90 traits") == []
 
 
 def test_a_module_is_emitted_for_the_canonical_config():

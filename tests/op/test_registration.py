@@ -57,10 +57,14 @@ def environments(tmp_path_factory) -> dict[str, tuple[Path, dict[str, str]]]:
     def without_site(folder: Path) -> dict[str, str]:
         return {"PYTHONPATH": os.pathsep.join((str(others), str(folder))), "-S": ""}
 
-    others = tmp_path_factory.mktemp("others")
-    for package in Path(torch.__file__).parents[1].iterdir():
+    site, others = Path(torch.__file__).parents[1], tmp_path_factory.mktemp("others")
+    for package in site.iterdir():
         if "pyflash" not in package.name:
             (others / package.name).symlink_to(package)
+    if prefix := sys.pycache_prefix:  # else torch would be compiled once more, at its other path
+        bytecode = Path(prefix, *others.parts[1:])
+        bytecode.parent.mkdir(parents=True, exist_ok=True)
+        bytecode.symlink_to(Path(prefix, *site.parts[1:]))
     installed, on_the_path, left_over = map(checkout, ("installed", "checkout", "left"))
     leave_metadata(installed, "pyflash-1.dist-info", "METADATA")
     leave_metadata(left_over, "pyflash.egg-info", "PKG-INFO")

@@ -45,7 +45,6 @@ def compile_quickly(root: Path) -> None:
     assert [text.count(flag) for flag in ('"-O1"', '"-O2"', '"-O3"')] == [1, 1, 2]
     path.write_text(re.sub('"-O[123]"', '"-O0"', text))
     unite("bindings", root)
-    unite("emulator", root)
     unite("host", root, apart=emulated._HOST)
 
 

@@ -16,11 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The sources that have a name in common with others of their folder of cute_kernels.
 APART = {
     "bindings": (),
-    "emulator": ("fiber", "report", "traffic", "window"),
     "host": ("cpu_forward", "grid", "tuned", "variant_program"),
 }
-# CUTLASS's headers make warnings errors, so that what includes them comes last.
-_LAST = ("device", "device_sm90")
 
 
 def unite(room: str, root: Path, apart: Collection[str] = ()) -> None:
@@ -31,7 +28,6 @@ def unite(room: str, root: Path, apart: Collection[str] = ()) -> None:
     sources = [path for path in sorted(folder.glob("*.cpp")) if path.stem not in kept]
     for path in sources:
         path.rename(path.with_suffix(".inc"))
-    sources.sort(key=lambda path: path.stem in _LAST)
     lines = [f'#include "cute_kernels/{room}/{path.stem}.inc"' for path in sources]
     (folder / f"all_{room}.cpp").write_text("\n".join(lines) + "\n")
 

@@ -1,12 +1,19 @@
-"""What nvcc makes of configs: the plain kernels of some, by themselves, which takes a fraction of
-the time that all combinations of features take."""
+"""What nvcc makes of configs: the plain kernels of some, several in a unit, which takes a fraction
+of the time that all combinations of features take."""
 
 from __future__ import annotations
 
-from pyflash import DType, FlashForwardKernelConfig, named_set
-from pyflash.codegen import toolchain
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyflash import DType, Features, FlashForwardKernelConfig, named_set
+from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
-from pyflash.codegen.compilation import Compilation, compile_all
+from pyflash.codegen.compilation import compile_all
 from pyflash.codegen.kernels import Request, cubin_compilation
 from pyflash.config.arch import Arch
 
@@ -38,10 +45,65 @@ CONFIGS = sorted(
 )
 
 
-def compile_plain_kernels(arch: Arch) -> dict[FlashForwardKernelConfig, Compilation]:
-    """The objects, of the cache where they are in it."""
+# In one unit, whose headers nvcc parses once; the units keep all cores busy.
+TOGETHER = 5
+
+
+@dataclass(frozen=True)
+class PlainKernel:
+    """A kernel in an object that has others, too: what is asked of a `Compilation`."""
+
+    object: Path
+    record: dict[str, list[dict[str, Any]]]  # of this kernel
+
+    @property
+    def function(self) -> str:
+        (kernel,) = self.record["kernels"]
+        return kernel["function"]
+
+
+def compile_plain_kernels(arch: Arch) -> dict[FlashForwardKernelConfig, PlainKernel]:
+    """In objects, of the cache where they are in it."""
     cutlass = toolchain.cutlass_identity()
-    compilations = {c: cubin_compilation(Request(c), arch, cutlass) for c in CONFIGS}
-    if failures := compile_all(list(compilations.values()), f"plain kernels for {arch}"):
+    groups = [CONFIGS[i : i + TOGETHER] for i in range(0, len(CONFIGS), TOGETHER)]
+    compilations = [
+        dataclasses.replace(
+            cubin_compilation(Request(group[0]), arch, cutlass),
+            label=f"{len(group)} plain kernels from {group[0]} on",
+            stem=f"cubin_of_{len(group)}_{emit.file_stem(group[0])}",
+            text=_unit(group),
+        )
+        for group in groups
+    ]
+    if failures := compile_all(compilations, f"plain kernels for {arch}"):
         raise BuildError(failures, len(compilations))
-    return compilations
+    found = {}
+    for group, compilation in zip(groups, compilations, strict=True):
+        for config in group:
+            (kernel,) = (
+                kernel
+                for kernel in compilation.record["kernels"]
+                if _mangled(config) in kernel["function"]
+            )
+            found[config] = PlainKernel(compilation.object, {"kernels": [kernel]})
+    return found
+
+
+def _unit(configs: Sequence[FlashForwardKernelConfig]) -> str:
+    """The units of these configs in one: each has the same head, and names of its own behind it."""
+    texts = [emit.emit_device_code(config, [Features()]) for config in configs]
+    head = texts[0].partition("namespace pyflash {")[0]
+    bodies = [text[text.index("namespace pyflash {") :] for text in texts]
+    numbered = (
+        re.sub(r"\b(kConfig|kTable|kernels)\b", rf"\g<1>_{number}", body)
+        for number, body in enumerate(bodies)
+    )
+    return head + "\n".join(numbered)
+
+
+def _mangled(config: FlashForwardKernelConfig) -> str:
+    """As a template argument of a kernel's symbol."""
+    letters = {bool: "b", int: "i", DType: "5DType"}
+    values = [getattr(config, name) for name in config.field_types()]
+    literals = "".join(f"L{letters[type(value)]}{int(value)}E" for value in values)
+    return f"24FlashForwardKernelConfig{literals}E"

@@ -89,8 +89,30 @@ _HALF_MROPE = {
     "rope_parameters": _ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 }
 
+# Codecs and encoders of sounds and images, whose channels are lists or powers of two.
+_FEW_CHANNELS = {"conv_dim": [32] * 7}
+_FEW_FILTERS = {"num_filters": 4, "depths": [1] * 7}
+_WIDTHS = {"depths": [1] * 4, "embed_dim": [32, 64, 128, 256], "num_heads": [2, 4, 8, 16]}
+
 # By the name of a config class.
 _OVERRIDES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            "Data2VecAudioConfig",
+            "HubertConfig",
+            "UniSpeechConfig",
+            "UniSpeechSatConfig",
+            "Wav2Vec2Config",
+        ),
+        _FEW_CHANNELS,
+    ),
+    "VibeVoiceAcousticTokenizerConfig": _FEW_FILTERS,
+    "VibeVoiceAcousticTokenizerEncoderConfig": _FEW_FILTERS,
+    "DacConfig": {"encoder_hidden_size": 8, "decoder_hidden_size": 64},
+    "Emu3VQVAEConfig": {"base_channels": 32},
+    "Florence2VisionConfig": _WIDTHS | {"num_groups": [2, 4, 8, 16]},
+    "JanusVQVAEConfig": {"base_channels": 32},
+    "Qwen2_5OmniBigVGANConfig": {"upsample_initial_channel": 64},
     "CohereCompassTextConfig": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
@@ -118,7 +140,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "LongcatFlashConfig": {"head_dim": 8, "zero_expert_num": 2, "moe_topk": 4},
     "LwDetrViTConfig": {"num_windows": 4},
-    "MimiConfig": {"upsample_groups": 64},
+    "MimiConfig": {"upsample_groups": 64, "num_filters": 8},
     "Mistral4Config": {"qk_rope_head_dim": 16, "qk_head_dim": 32},
     "MoonshineConfig": {
         "encoder_num_key_value_heads": 4,

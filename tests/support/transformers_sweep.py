@@ -57,7 +57,8 @@ def sweep(model_class: type[PreTrainedModel], dtype: torch.dtype = torch.float16
     for keep_types in (True, False):
         try:
             config = tiny_config(model_class.config_class, keep_types)
-            reference = _make(model_class, config, "eager", torch.float32)
+            with _without_initial_weights():
+                reference = _make(model_class, config, "eager", torch.float32)
             break
         except Exception as error:
             outcome = Outcome("not made", _words(error))
@@ -111,7 +112,7 @@ def _make(
 
 @contextlib.contextmanager
 def _without_initial_weights() -> Iterator[None]:
-    """For models that load others: drawing takes longer than running them."""
+    """For models that load others: to draw these takes longer than to run them."""
     drawing = {name: getattr(Tensor, name) for name in ("normal_", "uniform_")}
 
     def zeros_or(draw: Any) -> Any:

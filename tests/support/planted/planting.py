@@ -131,7 +131,7 @@ def build_planted(
             patch.setattr(emit, "variant_struct", lambda *_: struct)
         built = features or (EMULATED_PAGED if paged else None)
         kernels = emulated_kernels(list(configs.values()), variant, built)
-        compiler = toolchain.emulator_compiler()
+        compiler = toolchain.machine_compiler()
     folder = root / "cute_kernels" / "emulator"
     instead = [Compilation.of_file(folder / f"{name}.cpp", compiler) for name in machine]
     return dict(zip(configs, link_with_machine(kernels, instead), strict=True))
