@@ -84,7 +84,7 @@ def pytest_collection_finish() -> None:
 
 def _seed_the_cpu_alone(torch: ModuleType) -> None:
     """Without a GPU torch.manual_seed puts down, for three kinds of devices that may come, where it
-    was called from, which takes milliseconds."""
+    was called from, which takes longer than many a small problem."""
 
     def manual_seed(seed: int) -> torch.Generator:
         return torch.default_generator.manual_seed(int(seed))
