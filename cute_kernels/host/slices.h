@@ -1,5 +1,5 @@
 // Cuts a problem whose keys are split at fixed places into slices of sequences and heads, one after the other, so that partial
-// results, of which a long prefill has one for each 2048 keys, take no more memory than one slice's. Bits depend on no slice.
+// results, of which a long prefill has one for each 1024 keys, take no more memory than one slice's. Bits depend on no slice.
 #pragma once
 
 #include <algorithm>

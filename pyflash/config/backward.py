@@ -28,6 +28,11 @@ class BackwardFeatures(KernelFeatures):
     deterministic: bool = False  # sums of dq in one order
     dropout: bool = False
 
+    @property
+    def changes_P(self) -> bool:
+        """Whether dS is computed of something else than P, which takes registers of its own."""
+        return self.softcap or self.dropout
+
 
 _EVERYTHING = "right_window+left_window+packed+softcap+alibi_slopes"
 # The combinations that are built by default, smallest first. A problem runs in the first that

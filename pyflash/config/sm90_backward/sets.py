@@ -41,9 +41,9 @@ DROPPING = _of_each_dtype(
 
 
 def _sums_from_registers(features: backward.BackwardFeatures) -> bool:
-    """Whether that is faster at d_head 64: one order of the sums takes longer then, and a softcap
-    leaves no registers for it."""
-    return not (features.deterministic or features.softcap)
+    """Whether that is faster at d_head 64: one order of the sums takes longer then, and there may
+    be no registers left for it."""
+    return not (features.deterministic or features.changes_P)
 
 
 def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.BackwardFeatures]:

@@ -167,7 +167,11 @@ BUGS = [
     ),
     _bug(
         "tiles_against_the_order_of_turns",
-        condition("n_block = n_blocks - 1 - n_block;", "if (!BUG) { {original} }", _PROBLEM),
+        condition(
+            "if (kFeatures.deterministic && !problem.first_keys_first()) {",
+            "if (kFeatures.deterministic && problem.first_keys_first() == bool(BUG)) {",
+            _PROBLEM,
+        ),
         finds=[found("deadlock", "dQ_s2g", memory="turns")],
         problem="deterministic",
     ),

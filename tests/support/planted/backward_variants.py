@@ -141,14 +141,17 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     ),
     (
         "tiles_against_the_order_of_turns",
-        condition("n_block = order.n_blocks - 1 - n_block;", "if (!BUG) { {original} }",
+        condition("if (kFeatures.deterministic && !params.problem.first_keys_first()) {",
+                  "if (kFeatures.deterministic &&"
+                  " params.problem.first_keys_first() == bool(BUG)) {",
                   "sm90/backward/problem.h"),
         [found("deadlock", "dQ_s2g", memory="turns")],
         "deterministic",
     ),
     (
         "the_first_turn_is_of_no_block",
-        condition("blocks.begin : blocks.end - 1);", "blocks.begin : blocks.end - 1 + BUG);",
+        condition("blocks.begin : blocks.end - 1);",
+                  "blocks.begin - BUG : blocks.end - 1 + BUG);",
                   _PARAMS),
         [found("deadlock", "dQ_s2g", memory="turns")],
         "deterministic",
