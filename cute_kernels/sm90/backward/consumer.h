@@ -307,7 +307,7 @@ struct Consumer {
     gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
   }
 
-  // Of the block and its -delta.
+  // For the block, with its -delta.
   CUTE_DEVICE void wait_for_dO(int m_block) {
     device::at(Site::dP);
     smem.pipeline_dO.wait(read);
