@@ -30,7 +30,7 @@ class BackwardFeatures(KernelFeatures):
 
     @property
     def changes_P(self) -> bool:
-        """Whether dS is computed of something else than P, which takes registers of its own."""
+        """Whether dS is computed from something other than P, which takes more registers."""
         return self.softcap or self.dropout
 
 

@@ -307,7 +307,7 @@ struct Consumer {
     gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
   }
 
-  // For the block, with its -delta.
+  // Waits for dO and -delta of the block.
   CUTE_DEVICE void wait_for_dO(int m_block) {
     device::at(Site::dP);
     smem.pipeline_dO.wait(read);
