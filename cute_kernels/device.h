@@ -68,6 +68,11 @@ CUTE_DEVICE float exp2(float x) {
 CUTE_DEVICE float exp(float x) { return __expf(x); }
 CUTE_DEVICE float log(float x) { return __logf(x); }
 
+// a * b and a + b, each rounded by itself. The compiler may round a product and the sum that takes it once, and chooses
+// anew in each kernel.
+CUTE_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+CUTE_DEVICE float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+
 // 1 / sqrt(x), one instruction.
 CUTE_DEVICE float rsqrt(float x) {
   float y;
@@ -223,6 +228,8 @@ void async_wait() {
 float exp2(float x);
 float exp(float x);
 float log(float x);
+float rounded_product(float a, float b);
+float rounded_sum(float a, float b);
 float rsqrt(float x);
 float clamp(float x, float limit);
 

@@ -39,6 +39,8 @@ float exp(float x) {
   return std::exp(x);
 }
 float log(float x) { return std::log(x); }
+float rounded_product(float a, float b) { return a * b; }
+float rounded_sum(float a, float b) { return a + b; }
 float rsqrt(float x) {
   machine->count_reciprocal();
   return 1.f / std::sqrt(x);

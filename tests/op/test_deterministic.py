@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pyflash
 from pyflash.compat import flash_attn
 from pyflash.op.backward import cuda, kernels, refuse_what_has_no_gradients
-from pyflash.op.backward.choice import By, Choice, choose
+from pyflash.op.backward.choice import By, Choice, choose, switch_is_on
 
 STARTS = torch.tensor([0, 5, 16], dtype=torch.int32)
 USED = torch.tensor([7, 16], dtype=torch.int32)
@@ -143,6 +143,23 @@ def test_gradients_of_what_a_variant_captures_are_refused():
         pyflash.attention(*inputs, **call)
     with switch():
         assert pyflash.attention(*inputs, **call).requires_grad
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("of_pytorch", [None, False, True])
+def test_a_compiled_variant_reads_pytorchs_switch(of_pytorch, asked):
+    """of_pytorch: whether the switch only warns; None: it is off."""
+    inputs = leaves()
+    given = {"variant": TABLE, "tensors": {"table": torch.ones(2)}, "deterministic": asked}
+
+    def call(q, k, v):
+        return switch_is_on(), pyflash.attention(q, k, v, **given)
+
+    with contextlib.nullcontext() if of_pytorch is None else switch(of_pytorch):
+        is_on, out = torch.compile(call, fullgraph=True, backend="aot_eager")(*inputs)
+        assert is_on is (of_pytorch is False)
+        assert torch.equal(out, call(*inputs)[1])
+        assert len(torch.autograd.grad(out.sum(), inputs)) == 3
 
 
 def test_it_is_in_the_compiled_graph_of_the_backward():

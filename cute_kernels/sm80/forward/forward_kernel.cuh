@@ -354,7 +354,7 @@ CUTE_DEVICE void forward_cta(variant::ParamsOf<ListedForwardParams, Variant> con
   }
 
   // Finalise.
-  auto lse = softmax.finalise(acc_O);  // of each row
+  auto lse = softmax.template finalise<kFeatures.fixed_splits>(acc_O);  // of each row
   if constexpr (kFeatures.dropout) {
     CUTE_UNROLL
     for (int i = 0; i < size(acc_O); ++i) {

@@ -352,7 +352,7 @@ CUTE_DEVICE void fp8_cta(ListedForwardParams const& params) {
   }
 
   // Finalise.
-  auto lse = softmax.finalise(acc_O);  // of each row
+  auto lse = softmax.template finalise<kFeatures.fixed_splits>(acc_O);  // of each row
   bool const is_partial = params.num_splits > 1;
   cute::array<float, Traits::kRowsPerThread> weights[kNWarps];  // of the warps that share keys
   auto* const parts = reinterpret_cast<float*>(smem.k);         // (kHeadDim,16,kNWarps)

@@ -202,7 +202,8 @@ struct Softmax {
   CUTE_DEVICE float scale_log2() const { return softmax_scale * kLog2e; }
 
   // O /= l; returns the rows' lse = m + ln(l). A row that attended nothing gets O = 0, lse = -inf.
-  template <class AccO>
+  // kSameBits: as every kernel with the same config does.
+  template <bool kSameBits, class AccO>
   CUTE_DEVICE auto finalise(AccO& acc_O) {
     Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,MMA_K))
     cute::array<float, kRows> lse;
@@ -210,8 +211,13 @@ struct Softmax {
     for (int r = 0; r < kRows; ++r) {
       float const sum = reduce_quad(row_sum[r], [](float a, float b) { return a + b; });
       float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      float const scaled_max = kScalesFirst ? m(r) : m(r) * kLn2;
-      lse[r] = sum == 0.f ? -INFINITY : scaled_max + device::log(sum);
+      float const scaled_max = kScalesFirst ? m(r)
+                               : kSameBits  ? device::rounded_product(m(r), kLn2)
+                                            : m(r) * kLn2;
+      float const log_sum = device::log(sum);
+      lse[r] = sum == 0.f  ? -INFINITY
+               : kSameBits ? device::rounded_sum(scaled_max, log_sum)
+                           : scaled_max + log_sum;
       CUTE_UNROLL
       for (int c = 0; c < size<1>(O); ++c) {
         O(r, c) *= inverse;

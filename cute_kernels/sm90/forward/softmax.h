@@ -246,14 +246,15 @@ struct Softmax {
   }
 
   // O /= l; returns the rows' lse = m + ln(l). sinks: per row, a logit that enters l alone, or -inf. A row that attended
-  // nothing gets O = 0 and its sink as lse.
-  template <class AccO>
+  // nothing gets O = 0 and its sink as lse. kSameBits: as every kernel with the same config does.
+  template <bool kSameBits, class AccO>
   CUTE_DEVICE PerRow finalise(AccO& acc_O, PerRow const& sinks, Softcap const& softcap) const {
     PerRow lse, inverse;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
-      float maximum = m(r, softcap) * kLn2;
+      float maximum = kSameBits ? device::rounded_product(m(r, softcap), kLn2)
+                                : m(r, softcap) * kLn2;
       float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
       if (sinks(r) != -INFINITY) {
         // NOTE: a row that attended nothing has some m. A sink far below it would vanish beside it.
@@ -264,7 +265,10 @@ struct Softmax {
         maximum = new_max;
       }
       inverse(r) = sum == 0.f ? 0.f : shrink / sum;
-      lse(r) = sum == 0.f ? -INFINITY : maximum + device::log(sum);
+      float const log_sum = device::log(sum);
+      lse(r) = sum == 0.f  ? -INFINITY
+               : kSameBits ? device::rounded_sum(maximum, log_sum)
+                           : maximum + log_sum;
     }
     rescale(acc_O, inverse);
     return lse;

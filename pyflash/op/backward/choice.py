@@ -157,3 +157,7 @@ def switch_is_on() -> bool:
     call."""
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     return torch.are_deterministic_algorithms_enabled() and not warn_only
+
+
+# NOTE: torch.compile cannot trace what reads the switch; each graph is guarded by it.
+switch_is_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
