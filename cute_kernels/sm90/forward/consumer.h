@@ -103,8 +103,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
-    auto const lse =
-        softmax.template finalise<kFeatures.fixed_splits>(O, sinks, problem.softcap);
+    auto const lse = softmax.template finalise<kFeatures.fixed_splits>(O, sinks, problem.softcap);
     if constexpr (kFeatures.dropout) {
       CUTE_UNROLL
       for (int i = 0; i < size(O); ++i) {

@@ -253,8 +253,8 @@ struct Softmax {
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float sum = reduce_quad(row_sum(r), [](float a, float b) { return a + b; });
-      float maximum = kSameBits ? device::rounded_product(m(r, softcap), kLn2)
-                                : m(r, softcap) * kLn2;
+      float maximum =
+          kSameBits ? device::rounded_product(m(r, softcap), kLn2) : m(r, softcap) * kLn2;
       float shrink = 1.f;  // of the terms of sum, when the sink becomes the maximum
       if (sinks(r) != -INFINITY) {
         // NOTE: a row that attended nothing has some m. A sink far below it would vanish beside it.
