@@ -175,7 +175,9 @@ class Seats:
 
     def send(self) -> None:
         """Puts what is noted where `receive` finds it."""
-        if len(notes := self.notes) > len(self.nowhere):  # long sequences moved
+        if not (notes := self.notes) and self.n_sent == 0:
+            return
+        if len(notes) > len(self.nowhere):  # long sequences moved
             self.receive_now(*torch.tensor([list(notes), list(notes.values())]))
             notes.clear()
         n = len(notes)
@@ -201,13 +203,13 @@ class Group(NamedTuple):  # sequences that one call of attention serves
 
 COUNTS = ("steps", "tokens", "prefill_tokens", "prefix_hit_tokens", "finished", "cancelled")
 COUNTS += ("preempted", "drafted", "accepted", "graph_replays")
+TIMES = ("first_token", "between_tokens", "step", "host")
 
 
 class Metrics:
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
-        names = ("first_token", "between_tokens", "step", "host")
-        self.times: dict[str, deque[float]] = {name: deque(maxlen=4096) for name in names}
+        self.times: dict[str, deque[float]] = {name: deque(maxlen=4096) for name in TIMES}
 
     def page(self, pages: Pages) -> str:
         lines = [f"pyflash_{name}_total {n}" for name, n in self.counts.items()]
@@ -398,14 +400,12 @@ class Engine:
             self.seats.receive_now(*new)
             n_keys, n_new = self.seats.n_keys[seats_], starts_.diff()
             shift = (n_keys - starts_[:-1]).repeat_interleave(n_new, output_size=starts[-1])
-            positions = shift + torch.arange(starts[-1], device=shift.device)
-            groups = []
+            positions, groups = shift + torch.arange(starts[-1], device=shift.device), []
             for begin, end in ((0, n_few), (n_few, len(work))):
-                if end > begin:
+                if lengths[own := slice(begin, end)]:
                     of_rows = slice(starts[begin], starts[end])
-                    longest = max(lengths[begin:end])
                     of_group = starts_[begin : end + 1] - starts[begin]
-                    groups.append(Group(of_rows, slice(begin, end), of_group, longest))
+                    groups.append(Group(of_rows, own, of_group, max(lengths[own])))
             table = self.seats.table[:, :width][seats_]
             inputs = (tokens_, positions, starts_, n_keys + n_new, table)
             return self._run(inputs, groups, rows_)

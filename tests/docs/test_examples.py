@@ -12,7 +12,7 @@ from support import notebooks
 from support.markdown import ON_THE_CPU, ROOT
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-LONGEST = {"serve.py": 600}  # a whole engine
+LONGEST = {"serve.py": 600, "serve_compare.py": 160}  # a whole engine, and another attention for it
 TESTED_IN = ("test_examples.py", "test_serve.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support import serving_load
 from support.markdown import ON_THE_CPU, ROOT
-from support.serving_load import Simulation, serve
+from support.serving_load import Simulation, serve, serve_compare
 from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = int(os.environ.get("PYFLASH_SERVING_STEPS", "300"))
@@ -39,6 +39,40 @@ def test_a_simulated_load():
     assert never == ["graph_replays"]
     assert counts["finished"] + counts["cancelled"] > STEPS // 5
     assert counts["tokens"] >= simulation.n_tokens > 3 * STEPS
+
+
+def test_a_simulated_load_on_sdpa():
+    """The engine that the other is measured beside is right, too."""
+    simulation = Simulation(seed=0, kind=serve_compare.SdpaEngine)
+    assert simulation.run(100) == 100
+    assert simulation.n_tokens > 300
+    assert simulation.engine.metrics.counts["accepted"] > 0
+
+
+def test_the_load_finds_a_key_that_sdpa_does_not_see(monkeypatch):
+    padded = serve_compare.SdpaEngine._padded
+    monkeypatch.setattr(
+        serve_compare.SdpaEngine,
+        "_padded",
+        lambda self, group, table, lengths: padded(self, group, table, lengths - 1),
+    )
+    with pytest.raises(AssertionError):
+        Simulation(seed=0, kind=serve_compare.SdpaEngine).run(100)
+
+
+def test_sdpa_gathers_as_much_as_the_longest_needs():
+    """And no more than a part of the context beyond it; a graph would be one for that width."""
+    model = serve.Model(serve.SHAPES["tiny"], torch.device("cpu"))
+    engine = serve_compare.SdpaEngine(model, 64, 16, max_draft=0)
+    widths = []
+    for n, limit in ((5, 30), (60, 3)):
+        engine.submit(serve.Request([1] * n, limit))
+    with torch.inference_mode():
+        while engine.step():
+            widths.append(engine.width)
+    # The prompts; two steps with 62 keys; the other sequence alone, with up to 16 keys and more.
+    assert widths == [32] + [4] * 2 + [1] * 9 + [2] * 16 + [3] * 2
+    assert list(engine.graphs_of_width) == [4, 1, 2, 3]
 
 
 def give_no_page_back(monkeypatch):
@@ -291,6 +325,23 @@ def test_clients_and_servers_that_are_killed():
         server.kill()
         server.wait()
         server.stdout.close()
+
+
+def test_serve_compare():
+    ran = subprocess.run(
+        [sys.executable, "examples/serve_compare.py", "--users", "1,3", "--seconds", "0.5"],
+        cwd=ROOT,
+        env={**os.environ, **ON_THE_CPU, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.split() for line in ran.stdout.splitlines()[2:]]
+    each = [["pyflash", "1"], ["pyflash", "3"], ["SDPA", "1"], ["SDPA", "3"]]
+    assert [line[:2] for line in lines] == each
+    assert all(float(x) > 0 for line in lines for x in line[2:] if x != "/")
 
 
 def test_serve_load():

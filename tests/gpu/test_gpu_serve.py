@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.serving_load import Simulation
+from support.serving_load import Simulation, serve_compare
 
 pytestmark = pytest.mark.gpu
 
@@ -21,3 +21,10 @@ def test_a_simulated_load(seed):
     assert counts["graph_replays"] > 20
     assert counts["finished"] > 20
     assert len(engine.graphs) > 1
+
+
+def test_a_simulated_load_on_sdpa():
+    simulation = Simulation(0, page_size=8, device="cuda", kind=serve_compare.SdpaEngine)
+    assert simulation.run(150) == 150
+    assert simulation.engine.metrics.counts["graph_replays"] > 10
+    assert len(simulation.engine.graphs_of_width) > 1

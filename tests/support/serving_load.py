@@ -1,4 +1,4 @@
-"""The engine of examples/serve.py under a simulated load: requests come, end, are cancelled, and
+"""The engine of examples/serve.py, or that on SDPA, under a simulated load: requests come, end, are cancelled, and
 run out of pages. After each step the accounts of pages are checked, and the tokens of each request
 that ended against a reference run without pages.
 
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import serve
+import serve_compare
 
 # Logits are of size 1; attention in 16 bit and in another order of sums changes them by this much,
 # and a model in bfloat16, as on a GPU, by more.
@@ -78,10 +79,17 @@ def check_seats(engine: serve.Engine) -> None:
 
 
 class Simulation:
-    def __init__(self, seed: int, num_pages: int = 40, page_size: int = 4, device: str = "cpu"):
+    def __init__(
+        self,
+        seed: int,
+        num_pages: int = 40,
+        page_size: int = 4,
+        device: str = "cpu",
+        kind: type[serve.Engine] = serve.Engine,
+    ):
         self.rng = random.Random(seed)
         self.model = serve.Model(serve.SHAPES["tiny"], torch.device(device))
-        self.engine = serve.Engine(self.model, num_pages, page_size, max_running=12, max_tokens=24)
+        self.engine = kind(self.model, num_pages, page_size, max_running=12, max_tokens=24)
         self.engine.use_schedule = seed % 2 == 0
         self.common = [self.rng.randrange(97) for _ in range(24)]
         self.asked: list[serve.Request] = []
@@ -148,9 +156,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--sdpa", action="store_true", help="the engine of serve_compare.py")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    simulation = Simulation(asked.seed)
+    kind = serve_compare.SdpaEngine if asked.sdpa else serve.Engine
+    simulation = Simulation(asked.seed, kind=kind)
     simulation.run(200)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps = simulation.run(asked.steps, asked.seconds)
