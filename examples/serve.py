@@ -279,22 +279,21 @@ class Engine:
         for request in [r for r in (*self.running, *self.waiting) if r.is_cancelled]:
             (self.running if request in self.running else self.waiting).remove(request)
             self._end(request, "cancelled")
-        work, n_tokens = self._plan()
+        work, longer = self._plan()
         if not work:
             return False
         planned = time.perf_counter()
-        decodes = n_tokens == len(work)  # a token of each that runs
-        run = self._decoding(n_tokens) if decodes else self._mixed(work)
+        run = self._mixed(longer) if longer else self._decoding(len(work))
         self.metrics.times["host"].append(time.perf_counter() - planned)
         following = run().tolist()
         self.metrics.counts["steps"] += 1
-        first = 0
-        for w in work:
-            first = w.request.seat if decodes else first
-            new = following[first : first + 1 + w.n_drafted] if w.is_last else []
+        first = len(work)  # the first of the longer, behind a row of each seat
+        for w in (*(w for w in work if len(w.tokens) == 1), *longer):
+            at, is_longer = (first, True) if len(w.tokens) > 1 else (w.request.seat, False)
+            new = following[at : at + 1 + w.n_drafted] if w.is_last else []
             self._accept(w, new)
-            first += len(new)
-            if not (decodes and new):
+            if is_longer or not new:
+                first += len(new)
                 self.seats.note(w.request)
         # When all others are as they are on the device.
         for request in [w.request for w in work if w.request.n_left == 0]:
@@ -315,8 +314,8 @@ class Engine:
             self.pages.give_back(page)
         request.pages, request.digests, request.n_keys = [], [], 0
 
-    def _plan(self) -> tuple[list[Work], int]:
-        """What to run, and how many tokens these are."""
+    def _plan(self) -> tuple[list[Work], list[Work]]:
+        """What to run, one token or more of each that has a seat, and what of that is more."""
         work, budget = [], self.max_tokens
         for i, request in enumerate(self.running):  # the last ones may leave it meanwhile
             others = len(self.running) - i - 1  # each may have a token
@@ -334,7 +333,7 @@ class Engine:
             self.seats.take(request)
             work += self._work_of(request, budget)
             budget -= len(work[-1].tokens)
-        return work, self.max_tokens - budget
+        return work, [w for w in work if len(w.tokens) > 1]
 
     def _work_of(self, request: Request, budget: int) -> list[Work]:
         n_keys, n_drafted = request.n_keys, 0
@@ -378,37 +377,42 @@ class Engine:
         return True
 
     def _mixed(self, work: list[Work]) -> Any:
-        """A step of many tokens of some. Tokens, whose they are and what is noted are one copy."""
+        """A step of many tokens of some, behind one of each seat, by one copy of what is new."""
         # Few queries of many sequences, and many queries of few: a kernel for each.
         most = 1 + self.max_draft
         work.sort(key=lambda w: len(w.tokens) > most)
-        lengths, requests = [len(w.tokens) for w in work], [w.request for w in work]
-        n_few, starts, rows = sum(map(most.__ge__, lengths)), [0, *accumulate(lengths)], []
+        lengths, of, m = [len(w.tokens) for w in work], self.seats, len(self.seats.taken)
+        n_few, starts, rows = sum(map(most.__ge__, lengths)), [*accumulate(lengths, initial=m)], []
         for (_, _, n_drafted, is_last), end in zip(work, starts[1:], strict=True):
-            if is_last:
-                rows += (end - 1,) if n_drafted == 0 else range(end - 1 - n_drafted, end)
-        notes, seats = self.seats.notes, [r.seat for r in requests]
-        parts = (starts, rows, seats, list(notes), list(notes.values()))
+            rows += range(end - 1 - n_drafted, end) if is_last else ()
+        parts = (starts, rows, [w.request.seat for w in work], [*of.notes], [*of.notes.values()])
         sent = b"".join([*[w.tokens for w in work], *map(ints, parts)])
         self.staging[: len(sent)] = sent
         whole = self.host[: len(sent) // 4].to(self.model.device, non_blocking=True)
-        notes.clear()
-        width = max([len(r.pages) for r in requests])
+        of.notes.clear()
+        width = max([len(r.pages) for r in of.taken])
 
         def run() -> Tensor:
-            tokens_, starts_, rows_, seats_, *new = whole.split([starts[-1], *map(len, parts)])
-            self.seats.receive_now(*new)
-            n_keys, n_new = self.seats.n_keys[seats_], starts_.diff()
+            tokens_, starts_, rows_, seats_, *new = whole.split([starts[-1] - m, *map(len, parts)])
+            of.receive_now(*new)
+            every = torch.arange(starts[-1], dtype=torch.int32, device=whole.device)
+            alone = of.n_keys[:m].index_fill(0, seats_.long(), -1)  # as if theirs were empty
+            n_keys = torch.cat([alone, of.n_keys[seats_]])
+            n_new = (starts_ := torch.cat([every[:m], starts_])).diff()
             shift = (n_keys - starts_[:-1]).repeat_interleave(n_new, output_size=starts[-1])
-            positions, groups = shift + torch.arange(starts[-1], device=shift.device), []
-            for begin, end in ((0, n_few), (n_few, len(work))):
-                if lengths[own := slice(begin, end)]:
-                    of_rows = slice(starts[begin], starts[end])
-                    of_group = starts_[begin : end + 1] - starts[begin]
-                    groups.append(Group(of_rows, own, of_group, max(lengths[own])))
-            table = self.seats.table[:, :width][seats_]
-            inputs = (tokens_, positions, starts_, n_keys + n_new, table)
-            return self._run(inputs, groups, rows_)
+            n, end = m + n_few, starts[n_few]
+            longest = max(lengths[:n_few], default=1)
+            groups = [Group(slice(0, end), slice(0, n), starts_[: n + 1], longest)]
+            if many := lengths[n_few:]:
+                own = (slice(end, starts[-1]), slice(n, m + len(work)))
+                groups.append(Group(*own, starts_[n:] - end, max(many)))
+            table = torch.cat([of.table[:m, :width], of.table[:, :width][seats_]])
+            tokens, rows_ = torch.cat([of.tokens[:m], tokens_]), torch.cat([every[:m], rows_])
+            inputs = (tokens, (shift + every).clamp(min=0), starts_, n_keys + n_new, table)
+            following = self._run(inputs, groups, rows_)
+            of.tokens[:m] = following[:m]  # of the longer ones, too, but those are noted
+            of.n_keys[:m] += alone >= 0
+            return following
 
         return run
 
@@ -431,9 +435,8 @@ class Engine:
         seats.receive()
         tokens, n_keys, table = (x[:bucket] for x in (seats.tokens, seats.n_keys, seats.table))
         starts = torch.arange(bucket + 1, dtype=torch.int32, device=table.device)
-        group = Group(slice(0, bucket), slice(0, bucket), starts, 1)
         inputs = (tokens, n_keys.clamp(min=0), starts, n_keys + 1, table)
-        following = self._run(inputs, [group])
+        following = self._run(inputs, [Group(slice(0, bucket), slice(0, bucket), starts, 1)])
         tokens.copy_(following)
         n_keys += n_keys >= 0
         return following
@@ -484,9 +487,8 @@ class Engine:
         # NOTE: keys of guesses that were wrong stay in pages until others are written there.
         request.n_keys = len(request.tokens) + len(new) - 1
         request.tokens.extend(new)
-        times, is_first = self.metrics.times, request.last == 0.0
-        gap = now - (request.came if is_first else request.last)
-        times["first_token" if is_first else "between_tokens"].append(gap)
+        gap = now - (request.last or request.came)
+        self.metrics.times["between_tokens" if request.last else "first_token"].append(gap)
         request.last = now
         for token in new:
             request.sent.put(token)
@@ -495,10 +497,9 @@ class Engine:
     def _publish(self, request: Request) -> None:
         size = self.pages.size
         for i in range(len(request.digests), request.n_keys // size):
-            before = request.digests[-1] if request.digests else b""
-            digest = digest_of(before, request.tokens[i * size : (i + 1) * size])
-            request.digests.append(digest)
-            self.pages.publish(request.pages[i], digest)
+            before, tokens = request.digests[-1:], request.tokens[i * size : (i + 1) * size]
+            request.digests.append(digest_of(b"".join(before), tokens))
+            self.pages.publish(request.pages[i], request.digests[-1])
 
 
 class Server(ThreadingHTTPServer):
@@ -576,8 +577,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def engine_of(shape: str | None, num_pages: int | None) -> Engine:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shape = shape or ("8b" if device.type == "cuda" else "tiny")
-    large = shape != "tiny"
+    large = (shape := shape or ("8b" if device.type == "cuda" else "tiny")) != "tiny"
     sizes = {"max_running": 256, "max_tokens": 2048} if large else {}
     return Engine(Model(SHAPES[shape], device), num_pages or (16384 if large else 256), **sizes)
 

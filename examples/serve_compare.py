@@ -7,6 +7,7 @@ each ask again when they have their answer, with lognormal lengths of prompts an
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from collections import deque
@@ -109,7 +110,7 @@ def measured(engine: Engine, users: int, seconds: float, longest: int) -> list[f
     for request in asked:
         request.is_cancelled = True
     engine.step()
-    times = {name: list(of) for name, of in engine.metrics.times.items()}
+    times = {name: list(of) or [math.nan] for name, of in engine.metrics.times.items()}
     found = [engine.metrics.counts["tokens"] / spent]
     for name, unit in (("first_token", 1e3), ("between_tokens", 1e3), ("host", 1e6)):
         found += [unit * quantile(times[name], part) for part in (0.5, 0.99)]

@@ -220,16 +220,43 @@ def test_a_step_with_prompts_is_one_copy_of_one_buffer():
         engine.submit(serve.Request(list(range(n)), 3))
     while not engine.inbox.empty():
         engine.waiting.append(engine.inbox.get())
-    work, n_tokens = engine._plan()
+    work, longer = engine._plan()
+    assert [len(w.tokens) for w in work] == [30, 1, 7]
     with Ops() as ops:
-        engine._mixed(work)
-    assert n_tokens == 38
+        engine._mixed(longer)
     assert ops.n == 1  # a slice, which a GPU copies
-    tokens = [*range(1), *range(30), *range(7)]
-    starts, rows, seats = [0, 1, 31, 38], [0, 30, 37], [1, 0, 2]
+    tokens = [*range(30), *range(7)]
+    starts, rows, seats = [3, 33, 40], [32, 39], [0, 2]  # behind a row of each seat
     sent = [*tokens, *starts, *rows, *seats]
     assert engine.host[: len(sent)].tolist() == sent
     assert not engine.seats.notes
+
+
+def test_a_step_with_an_arrival_sends_what_is_new_alone():
+    """As much beside a few sequences that run as beside many; who runs is where the device has
+    it."""
+
+    class Counted:
+        def __init__(self, staging):
+            self.staging, self.sizes = staging, []
+
+        def __setitem__(self, where, sent):
+            self.staging[where] = sent
+            self.sizes.append(len(sent) // 4)
+
+    model = serve.Model(serve.SHAPES["tiny"], torch.device("cpu"))
+    for n in (3, 30):
+        engine = serve.Engine(model, 128, 16, max_draft=0)
+        for _ in range(n):
+            engine.submit(serve.Request([1, 2, 3], 40))
+        with torch.inference_mode():
+            engine.step()
+            engine.step()
+            engine.submit(serve.Request([5] * 20, 2))
+            engine.staging = counted = Counted(engine.staging)
+            engine.step()
+        # Tokens, two starts, one row, one seat; then where and what: token, keys, and two pages.
+        assert counted.sizes == [20 + 2 + 1 + 1 + 2 * (2 + 2)]
 
 
 def test_requests_that_can_never_be_served_are_refused():
@@ -329,7 +356,16 @@ def test_clients_and_servers_that_are_killed():
 
 def test_serve_compare():
     ran = subprocess.run(
-        [sys.executable, "examples/serve_compare.py", "--users", "1,3", "--seconds", "0.5"],
+        [
+            sys.executable,
+            "examples/serve_compare.py",
+            "--users",
+            "1,3",
+            "--seconds",
+            "1",
+            "--longest",
+            "16",
+        ],
         cwd=ROOT,
         env={**os.environ, **ON_THE_CPU, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,

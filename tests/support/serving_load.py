@@ -1,6 +1,6 @@
-"""The engine of examples/serve.py, or that on SDPA, under a simulated load: requests come, end, are cancelled, and
-run out of pages. After each step the accounts of pages are checked, and the tokens of each request
-that ended against a reference run without pages.
+"""The engine of examples/serve.py, or that on SDPA, under a simulated load: requests come, end, are
+cancelled, and run out of pages. After each step the accounts of pages are checked, and the tokens
+of each request that ended against a reference run without pages.
 
     PYTHONPATH=.:tests python -m support.serving_load --steps 100000
 """
