@@ -31,6 +31,7 @@ from pyflash.config.op import PLAIN, KernelFeatures, combinations
 from pyflash.installation import VERSION
 from pyflash.third_party.cuda import find_nvcc, machine_archs
 from pyflash.variant import Variant
+from pyflash.variant.summed import Summed
 
 # Sources that precompiling the standard library's headers takes less time than it saves.
 _STANDARD_PAYS_FROM = 8
@@ -136,7 +137,7 @@ def build_on_demand(
 
 
 def build_with_variants(
-    variants: Sequence[Variant],
+    variants: Sequence[Variant | Summed],
     configs: Iterable[KernelConfig | str],
     archs: Iterable[Arch | str | int] | None = None,
     features: Iterable[KernelFeatures | str] = (PLAIN,),
@@ -297,10 +298,10 @@ def kernel_compilations(
 
 
 def variant_compilations(
-    variants: Iterable[Variant],
+    variants: Iterable[Variant | Summed],
     archs_of: ArchsOf,
     features: Iterable[KernelFeatures | str] = (PLAIN,),
-) -> dict[tuple[KernelConfig, Variant], Compilation]:
+) -> dict[tuple[KernelConfig, Variant | Summed], Compilation]:
     """The object of each config with each variant, with these combinations of features; compiled
     already or not. Raises ValueError for a config whose kernels take no variant."""
     features = combinations(features)

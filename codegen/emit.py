@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyflash.config import BACKWARD, FORWARD, OPS, Arch, KernelConfig, KernelFeatures, Op, rank
 from pyflash.variant import Variant, cpp
+from pyflash.variant.summed import Summed
 
 _UNIT = """\
 // {short_form}
@@ -189,7 +190,7 @@ def emit_device_code(config: KernelConfig, features: Sequence[KernelFeatures]) -
 
 
 def emit_with_variant(
-    config: KernelConfig, variant: Variant, features: Sequence[KernelFeatures]
+    config: KernelConfig, variant: Variant | Summed, features: Sequence[KernelFeatures]
 ) -> str:
     """The translation unit of one config with a variant, an instantiation for each of `features`.
 
@@ -217,12 +218,14 @@ def emit_with_variant(
     )
 
 
-def variant_stem(config: KernelConfig, variant: Variant) -> str:
+def variant_stem(config: KernelConfig, variant: Variant | Summed) -> str:
     """`file_stem` of a config with a variant."""
     return f"{file_stem(config)}_{variant.key}"
 
 
-def emit_variant_rows(rows: Iterable[tuple[KernelConfig, Variant, Sequence[Arch]]]) -> str:
+def emit_variant_rows(
+    rows: Iterable[tuple[KernelConfig, Variant | Summed, Sequence[Arch]]],
+) -> str:
     """The translation unit of a library's rows with variants: configs, variants, and the
     architectures that their objects were compiled for."""
     rows = list(rows)
@@ -252,7 +255,7 @@ def emit_variant_rows(rows: Iterable[tuple[KernelConfig, Variant, Sequence[Arch]
 def emit_emulated(
     config: KernelConfig,
     features: Sequence[KernelFeatures] | None = None,
-    variant: Variant | None = None,
+    variant: Variant | Summed | None = None,
 ) -> str:
     """The translation unit of one config for the emulator: the same template, for the host, with
     `features`, by default those that the emulator runs of its op, and with a variant.
@@ -275,18 +278,23 @@ def emit_emulated(
     )
 
 
-def variant_struct(variant: Variant, op: Op) -> str:
+def variant_struct(variant: Variant | Summed, op: Op) -> str:
     """A variant's struct for kernels of an op, for a translation unit."""
     includes = "\n".join(f'#include "{name}"' for name in cpp.HEADERS)
-    struct = cpp.gradient_struct_of(variant) if op is BACKWARD else cpp.struct_of(variant)
+    if isinstance(variant, Summed) or op is BACKWARD:
+        struct = cpp.gradient_struct_of(variant)
+    else:
+        struct = cpp.struct_of(variant)
     return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct}\n\n}}\n"
 
 
-def _struct_name(variant: Variant, op: Op) -> str:
-    return cpp.gradient_struct_name(variant) if op is BACKWARD else cpp.struct_name(variant)
+def _struct_name(variant: Variant | Summed, op: Op) -> str:
+    if isinstance(variant, Summed) or op is BACKWARD:
+        return cpp.gradient_struct_name(variant)
+    return cpp.struct_name(variant)
 
 
-def _type_of(variant: Variant | None, op: Op) -> list[str]:
+def _type_of(variant: Variant | Summed | None, op: Op) -> list[str]:
     return [f"pyflash::variant::{_struct_name(variant, op)}"] if variant else []
 
 

@@ -23,6 +23,7 @@ from pyflash.codegen.linking import link, reusable
 from pyflash.codegen.precompiled import headers_for, using
 from pyflash.config import ARCHS, KernelConfig, KernelFeatures, as_config
 from pyflash.variant import Variant
+from pyflash.variant.summed import Summed
 
 # The objects that the emulator shares with the op library: from the arguments of a call to a
 # kernel's params.
@@ -35,7 +36,7 @@ _APART = ("fiber", "report", "run", "traffic", "window")
 
 def build_emulated(
     configs: Iterable[KernelConfig | str],
-    variant: Variant | None = None,
+    variant: Variant | Summed | None = None,
     features: Sequence[KernelFeatures] | None = None,
 ) -> dict[KernelConfig, Path]:
     """The libraries of the canonical configs that stand for `configs`; what is not in the cache is
@@ -53,7 +54,7 @@ def build_emulated(
 
 def emulated_kernels(
     configs: Sequence[KernelConfig],
-    variant: Variant | None = None,
+    variant: Variant | Summed | None = None,
     features: Sequence[KernelFeatures] | None = None,
 ) -> list[Compilation]:
     """The translation units of canonical configs. Raises ValueError as `build_emulated` does."""

@@ -154,6 +154,7 @@ bool Run::set_tensor(char const* name, void const* data, int rank, int64_t const
 namespace {
 
 constexpr std::string_view kVariant = "variant ";
+constexpr std::string_view kSums = "sums of variant ";
 
 }  // namespace
 
@@ -196,7 +197,7 @@ bool Run::takes_tensor(std::string_view name) const {
       "q",           "k",         "v",       "cu_seqlens_q", "cu_seqlens_k",
       "block_table", "seqlens_k", "k_scale", "v_scale"};
   bool found = std::find(std::begin(kInputs), std::end(kInputs), name) != std::end(kInputs) ||
-               name.starts_with(kVariant);
+               name.starts_with(kVariant) || name.starts_with(kSums);
   for_each_option([&]<class Row>(Row const& option) {
     found = found || (kIsTensor<Row> && name == option.name);
   });
@@ -215,6 +216,10 @@ variant::Arguments Run::captured() const {
     std::copy(tensor.shape.begin(), tensor.shape.end(), argument.extents);
     std::copy(tensor.strides.begin(), tensor.strides.end(), argument.strides);
     captured.tensors.push_back(argument);
+    auto const sums = tensors_.find(std::string(kSums) + std::to_string(i));
+    bool const has_sums = sums != tensors_.end();
+    captured.sums_of.push_back(has_sums ? static_cast<float*>(const_cast<void*>(sums->second.data))
+                                        : nullptr);
   }
 }
 

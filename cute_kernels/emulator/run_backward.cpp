@@ -1,4 +1,6 @@
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -131,6 +133,12 @@ class BackwardRun final : public Run {
       rows(params.v, "v", params.v_strides, true, Role::kInput);
       rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
       rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);
+      for (size_t i = 0; i < arguments.sums_of.size(); ++i) {
+        variant::TensorArgument const& tensor = arguments.tensors[i];
+        int64_t const size = std::accumulate(tensor.extents, tensor.extents + tensor.rank,
+                                             int64_t(1), std::multiplies<>());
+        mapping.map("captured", arguments.sums_of[i], 4, {{size, 1}}, Role::kAccumulator);
+      }
     } else {
       rows(params.dq, "dq", params.dq_strides, false, Role::kOutput);
     }

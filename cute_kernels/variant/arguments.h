@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cute_kernels/variant/sums.h"
 #include "cute_kernels/variant/table.h"
 
 namespace pyflash::variant {
@@ -25,6 +26,8 @@ struct Arguments {
   // The starts of packed sequences, where the kernel's are not addresses of the host.
   int const* host_starts_q = nullptr;
   int const* host_starts_k = nullptr;
+  // Of gradients: where those of each tensor are summed, nullptr for those that are not; or empty.
+  std::vector<float*> sums_of;
 
   template <class T, int Rank>
   Table<T, Rank> table(int i) const {
@@ -34,6 +37,13 @@ struct Arguments {
                    [](int64_t extent) { return static_cast<int>(extent); });
     std::copy(tensor.strides, tensor.strides + Rank, table.strides);
     return table;
+  }
+  template <int Rank>
+  Sums<Rank> sums(int i) const {
+    Sums<Rank> sums{sums_of[i], {1}};
+    std::transform(tensors[i].extents, tensors[i].extents + Rank, sums.extents,
+                   [](int64_t extent) { return static_cast<int>(extent); });
+    return sums;
   }
   float real(int i) const { return static_cast<float>(reals[i]); }
   template <class T>

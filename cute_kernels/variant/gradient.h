@@ -9,8 +9,10 @@
 #include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device.h"
 #include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sites.h"
 #include "cute_kernels/softcap.h"
 #include "cute_kernels/variant/kernel_params.h"
+#include "cute_kernels/variant/sums.h"
 
 namespace pyflash::variant {
 
@@ -129,6 +131,21 @@ template <class Variant, BackwardFeatures kFeatures>
   requires kIsVariant<Variant>
 inline constexpr bool kHasSlopes<Variant, kFeatures> = Variant::kHasSlope || kFeatures.softcap;
 
+// Whether gradients of captured tensors are summed, too.
+template <class Variant>
+inline constexpr bool kHasSums = requires { Variant::kSums; };
+// Whether these, or the slopes, are computed of the scores when dP is known: then S^T stays where it is.
+template <class Variant, BackwardFeatures kFeatures>
+inline constexpr bool kKeepsScores = false;
+template <class Variant, BackwardFeatures kFeatures>
+  requires kHasSums<Variant>
+inline constexpr bool kKeepsScores<Variant, kFeatures> =
+    Variant::kSumsReadScore || kHasSlopes<Variant, kFeatures>;
+// Whether P^T is left as pairs of 16 bits alone.
+template <class Variant, BackwardFeatures kFeatures>
+inline constexpr bool kMakesPairs =
+    kHasSlopes<Variant, kFeatures> || kKeepsScores<Variant, kFeatures>;
+
 // A thread's scores of a block: of its two keys, eight apart, and queries that lie `offset` from its first.
 template <class Variant, BackwardFeatures kFeatures>
 struct GradientScores {
@@ -190,6 +207,36 @@ struct GradientScores {
     return {fmaf(made.score, kLog2e, -lse), made.slope * of_cap};
   }
 
+  // A raw score, capped where scores are, and the derivative of that.
+  CUTE_DEVICE ScoreAndSlope capped(float raw) const {
+    if (!is_capped) {
+      return {raw, 1.f};
+    }
+    float const capped = pyflash::tanh(tile.problem.softcap.inner * raw);
+    return {tile.problem.softcap.outer * capped, (1.f - capped) * (1.f + capped)};
+  }
+  // Of a raw score that is capped.
+  CUTE_DEVICE float slope(int r, int offset, typename Variant::Row const& row, float raw) const {
+    return Variant::template score_and_slope<false>(
+               captured, lengths, uniform, row, columns[r], distance(r, offset), batch, at.head,
+               at.first_query + offset, at.first_key, kKeyStep * r, raw, scale)
+        .slope;
+  }
+  template <int kSum>
+  CUTE_DEVICE float derivative(int r, int offset, typename Variant::Row const& row,
+                               float raw) const {
+    return Variant::template derivative<kSum>(
+        captured, lengths, uniform, row, columns[r], distance(r, offset), batch, at.head,
+        at.first_query + offset, at.first_key, kKeyStep * r, raw, scale);
+  }
+  // Where the sum is that a pair's gradient is added to.
+  template <int kSum>
+  CUTE_DEVICE float* place(int r, int offset, typename Variant::Row const& row) const {
+    return Variant::template place<kSum>(captured, lengths, uniform, row, columns[r],
+                                         distance(r, offset), batch, at.head,
+                                         at.first_query + offset, at.first_key, kKeyStep * r);
+  }
+
   // The queries that windows and ends show to a key, by their offsets.
   CUTE_DEVICE Interval shown(int r) const {
     int const key = at.first_key + kKeyStep * r;
@@ -207,7 +254,7 @@ struct GradientScores {
 
 // S^T to P^T, in place, or where scores have slopes to P^T times the slope, and to P^T as pairs of 16 bits: pairs(c + r) has those
 // of key r and queries c and c + 1. Both are 0 where a score does not count: selected, for slopes may be infinite or NaN
-// there. numbers(c): lse of queries c and c + 1, in base 2. column_of(c): the place of the thread's query c.
+// there. Where scores are kept, S^T stays, and the pairs alone are made. numbers(c): lse of queries c and c + 1, in base 2. column_of(c): the place of the thread's query c.
 template <class Element, class Variant, BackwardFeatures kFeatures, class Rows, class Column,
           class Numbers, class Pairs>
 CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& tile,
@@ -216,6 +263,8 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
                                      Pairs const& pairs) {
   static_assert(!kFeatures.dropout, "what is dropped is marked by the sign, which a slope changes");
   constexpr bool kSlopes = kHasSlopes<Variant, kFeatures>;
+  constexpr bool kKeeps = kKeepsScores<Variant, kFeatures>;
+  constexpr bool kPairs = kMakesPairs<Variant, kFeatures>;
   GradientScores<Variant, kFeatures> const scores(tile, given, at);
   CUTE_UNROLL
   for (int c = 0; c < size<1>(S); c += 2) {
@@ -229,16 +278,20 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
         auto const [exponent, slope] =
             scores.exponent(r, column_of(c + i), rows[i], S(r, c + i), i == 0 ? lse.x : lse.y);
         p[i] = device::exp2(exponent);
-        S(r, c + i) = kSlopes ? p[i] * slope : p[i];
+        if constexpr (!kKeeps) {
+          S(r, c + i) = kSlopes ? p[i] * slope : p[i];
+        }
       }
-      if constexpr (kSlopes) {
+      if constexpr (kPairs) {
         pairs(c + r) = device::pack2(p[0], p[1], Element{});
       }
     }
   }
   auto const hide = [&](int r, int c) {
-    S(r, c) = 0.f;
-    if constexpr (kSlopes) {
+    if constexpr (!kKeeps) {
+      S(r, c) = 0.f;
+    }
+    if constexpr (kPairs) {
       pairs(c / 2 * 2 + r) &= c % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
   };
@@ -263,6 +316,149 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
         if (column_of(c) < shown.begin || column_of(c) >= shown.end) {
           hide(r, c);
         }
+      }
+    }
+  }
+}
+
+// Adds a thread's values to the sums one after another: those of one place together.
+class RunOfSums {
+ public:
+  CUTE_DEVICE void add(float* place, float value) {
+    if (place != at_) {
+      flush();
+      at_ = place;
+    }
+    sum_ += value;
+  }
+  // Where the lanes of the warp have got to one place, they add together.
+  CUTE_DEVICE void finish() {
+    auto const bits = reinterpret_cast<uint64_t>(at_);
+    uint32_t const words[] = {uint32_t(bits), uint32_t(bits >> 32)};
+    uint32_t differ = 0;
+    CUTE_UNROLL
+    for (int step = 1; step < 32; step *= 2) {
+      differ |= device::shfl_xor_bits(words[0], step) ^ words[0];
+      differ |= device::shfl_xor_bits(words[1], step) ^ words[1];
+    }
+    if (device::any_lane(differ != 0)) {
+      flush();
+      return;
+    }
+    CUTE_UNROLL
+    for (int step = 1; step < 32; step *= 2) {
+      sum_ += device::shfl_xor(sum_, step);
+    }
+    if (device::thread_idx() % 32 == 0) {
+      flush();
+    }
+  }
+
+ private:
+  CUTE_DEVICE void flush() {
+    if (sum_ != 0.f) {
+      device::reduce_add(at_, sum_);
+    }
+    sum_ = 0.f;
+  }
+
+  float* at_ = nullptr;
+  float sum_ = 0.f;
+};
+
+// The sum over the lanes whose numbers differ in the bits from kFirst on, below kEnd.
+template <int kFirst, int kEnd>
+CUTE_DEVICE float sum_of_lanes(float value) {
+  CUTE_UNROLL
+  for (int step = kFirst; step < kEnd; step *= 2) {
+    value += device::shfl_xor(value, step);
+  }
+  return value;
+}
+
+// Adds the gradients of load kSum. A lane has the keys lane / 4 and kKeyStep after it, and the queries lane % 4 * 2 and
+// its neighbour of every eight.
+// NOTE: pairs that do not count have G = 0: their derivatives may be infinite or NaN.
+template <int kSum, class Variant, class Scores, class Kept, class Rows, class Column>
+CUTE_DEVICE void add_gradients_of(Scores const& scores, Kept const& S, Rows const& G,
+                                  Column const& column_of) {
+  constexpr SummedOver kOver = Variant::summed_over(kSum);
+  int const lane = device::thread_idx() % 32;
+  float of_keys[2] = {0.f, 0.f};
+  RunOfSums run;
+  CUTE_UNROLL
+  for (int c = 0; c < size<1>(G); ++c) {
+    auto const row = scores.row(column_of(c));
+    float of_query = 0.f;
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float value = 0.f;
+      if (G(r, c) != 0.f) {
+        float raw = 0.f;
+        if constexpr (Variant::kSumsReadScore) {
+          raw = scores.capped(S(r, c)).score;
+        }
+        value = G(r, c) * scores.template derivative<kSum>(r, column_of(c), row, raw);
+        if constexpr (kOver == SummedOver::runs) {
+          run.add(scores.template place<kSum>(r, column_of(c), row), value);
+        } else if constexpr (kOver == SummedOver::nothing) {
+          device::reduce_add(scores.template place<kSum>(r, column_of(c), row), value);
+        }
+      }
+      of_query += value;
+      of_keys[r] += value;
+    }
+    if constexpr (kOver == SummedOver::keys) {
+      float const sum = sum_of_lanes<4, 32>(of_query);
+      if (lane < 4 && sum != 0.f) {
+        device::reduce_add(scores.template place<kSum>(0, column_of(c), row), sum);
+      }
+    }
+  }
+  if constexpr (kOver == SummedOver::runs) {
+    run.finish();
+  } else if constexpr (kOver == SummedOver::queries) {
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float const sum = sum_of_lanes<1, 4>(of_keys[r]);
+      if (lane % 4 == 0 && sum != 0.f) {
+        device::reduce_add(scores.template place<kSum>(r, 0, scores.row(0)), sum);
+      }
+    }
+  } else if constexpr (kOver == SummedOver::block) {
+    float const sum = sum_of_lanes<1, 32>(of_keys[0] + of_keys[1]);
+    if (lane == 0 && sum != 0.f) {
+      device::reduce_add(scores.template place<kSum>(0, 0, scores.row(0)), sum);
+    }
+  }
+}
+template <class Variant, int kSum = 0, class Scores, class Kept, class Rows, class Column>
+CUTE_DEVICE void add_all_gradients(Scores const& scores, Kept const& S, Rows const& G,
+                                   Column const& column_of) {
+  if constexpr (kSum < Variant::kSums) {
+    add_gradients_of<kSum, Variant>(scores, S, G, column_of);
+    add_all_gradients<Variant, kSum + 1>(scores, S, G, column_of);
+  }
+}
+
+// Adds the gradients of what is captured to their sums, of G^T = P^T (dP^T - delta). Where scores are kept, in S, G^T becomes
+// dS^T.
+template <class Variant, BackwardFeatures kFeatures, class Kept, class Rows, class Column>
+CUTE_DEVICE void sum_captured(Kept const& S, Rows& G, backward::Tile<kFeatures> const& tile,
+                              Given<Variant> const& given, Place const& at,
+                              Column const& column_of) {
+  GradientScores<Variant, kFeatures> const scores(tile, given, at);
+  device::at(device::Site::captured_r2g);
+  add_all_gradients<Variant>(scores, S, G, column_of);
+  if constexpr (kHasSlopes<Variant, kFeatures>) {
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(G); ++c) {
+      auto const row = scores.row(column_of(c));
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        auto const [raw, of_cap] = scores.capped(S(r, c));
+        float const slope = scores.slope(r, column_of(c), row, raw) * of_cap;
+        G(r, c) = G(r, c) != 0.f ? G(r, c) * slope : 0.f;
       }
     }
   }

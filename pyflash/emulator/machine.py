@@ -104,11 +104,18 @@ class Machine:
         return json.loads(self._call("problem"))
 
     def capture(
-        self, tensors: Sequence[Tensor], reals: Sequence[float], integers: Sequence[int]
+        self,
+        tensors: Sequence[Tensor],
+        reals: Sequence[float],
+        integers: Sequence[int],
+        sums: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """Before `prepare`: what a variant captures. The tensors must outlive the run."""
+        """Before `prepare`: what a variant captures, and by the place of a tensor where its
+        gradient is summed. The tensors must outlive the run."""
         for i, value in enumerate(tensors):
             self._set_argument(f"variant {i}", value)
+        for i, value in (sums or {}).items():
+            self._set_argument(f"sums of variant {i}", value)
         for value in (*map(float, reals), *map(int, integers)):
             self._set_argument("variant", value)
 

@@ -360,16 +360,18 @@ def run_backward_library(
     order: str = ORDERS[0],
     seed: int = 0,
     captured: Captured | None = None,
+    sums: Mapping[int, Tensor] | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Report]:
     """`emulate_backward`, or `emulate_backward_varlen`, with a library that was built, of a
     canonical config and, where there is one, of the variant that `captured` is of. `inputs` are the
-    positional arguments but for the config."""
+    positional arguments but for the config. `sums`: to which the gradients of captured tensors are
+    added, contiguous, in float32, by their places; those that the variant is summed of."""
     names = ("grad_out", "out", "lse", *_INPUTS)
     gradients = tuple(torch.full(x.shape, torch.nan, dtype=x.dtype) for x in inputs[3:6])
     with Machine(library, order, seed) as machine:
         if captured is not None:
-            machine.capture(captured.tensors, captured.reals, captured.integers)
+            machine.capture(captured.tensors, captured.reals, captured.integers, sums)
         problem = machine.prepare({**dict(zip(names, inputs, strict=False)), **arguments}, config)
         machine.set_outputs(*gradients)
         report = _report(machine, config, problem, order, seed)

@@ -7,7 +7,7 @@ and `counts` have the rest, of one pair. `tile` judges a tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyflash.variant.cpp_bounds import tile_lines
@@ -26,12 +26,14 @@ from pyflash.variant.stages import (
     with_inverses,
     with_sums_apart,
 )
+from pyflash.variant.summed import Summed, loads_of
 from pyflash.variant.value import Variant
 from pyflash.variant.walk import postorder
 
 HEADERS = (
     "cute_kernels/variant/arithmetic.h",
     "cute_kernels/variant/prepared.h",
+    "cute_kernels/variant/sums.h",
     "cute_kernels/variant/table.h",
 )
 _SCOPES = {
@@ -79,31 +81,48 @@ def struct_of(variant: Variant) -> str:
     return _struct_of(variant, struct_name(variant), has_slope=False)
 
 
-def gradient_struct_name(variant: Variant) -> str:
+def gradient_struct_name(variant: Variant | Summed) -> str:
     return f"Gradient_{variant.key}"
 
 
-def gradient_struct_of(variant: Variant) -> str:
+def gradient_struct_of(variant: Variant | Summed) -> str:
     """The struct of the normal form for kernels of gradients, which have keys as rows: with the
-    slope of the score function beside it. Raises ValueError where that has too many nodes."""
-    return _struct_of(variant, gradient_struct_name(variant), has_slope=True)
+    slope of the score function beside it, and with its derivatives by what is summed. Raises
+    ValueError where these have too many nodes."""
+    name = gradient_struct_name(variant)
+    if isinstance(variant, Summed):
+        return _struct_of(variant.variant, name, has_slope=True, places=variant.places)
+    return _struct_of(variant, name, has_slope=True)
 
 
-def _struct_of(variant: Variant, name: str, has_slope: bool) -> str:
+def _struct_of(variant: Variant, name: str, has_slope: bool, places: tuple[int, ...] = ()) -> str:
     normal = variant.normal
-    scores = [normal.score, *([derivative(normal.score)] if has_slope else [])]
+    own = [param for param in normal.params if param.rank is not None]
+    summed = {own[place]: place for place in places}
+    loads = loads_of(normal.score, list(summed))
+    scores = [normal.score, *([derivative(normal.score)] if has_slope else []), *loads.values()]
+    scores += [arg for load in loads for arg in load.args]
     by_distances = [with_distances(root) for root in scores]
     apart = [with_sums_apart(root) for root in by_distances]
-    score, *slope = (with_inverses(root) for root in apart)
+    score, *rest = (with_inverses(root) for root in apart)
+    slope = rest.pop(0) if has_slope else None
     mask = with_inverses(with_distances(normal.mask))
-    emitter = _Emitter(Stages(score, mask, *slope))
+    emitter = _Emitter(Stages(score, mask, slope, tuple(rest)))
+    parts = iter(rest)
+    derivatives = [next(parts) for _ in loads]
+    sums = [
+        _Sum(load.data, summed[load.data], by_load, tuple(next(parts) for _ in load.args))
+        for load, by_load in zip(loads, derivatives, strict=True)
+    ]
     lines = [f"// {variant}", f"struct {name} {{", *_facts(normal)]
     has_floats = apart != by_distances or makes_floats_of_positions(*apart, mask)
     most = MOST_APART if has_floats else MAX_POSITION
     lines += [f"  static constexpr int kMostPositions = {most};  // of a sequence"]
     captured = zip(normal.params, variant.captured, strict=True)
-    lines += _struct("Params", [(_param_type(p), p.name, own.name) for p, own in captured])
-    lines += ["", *_params_of(normal.params)]
+    members = [(_param_type(p), p.name, own.name) for p, own in captured]
+    members += [(f"Sums<{p.rank}>", _sums(p), "") for p in summed]
+    lines += _struct("Params", members)
+    lines += ["", *_params_of(normal.params, summed)]
     lines += ["", *emitter.preparation()]
     for stage, scope in _SCOPES.items():
         lines += ["", *_struct(scope.capitalize(), emitter.members(stage))]
@@ -111,6 +130,7 @@ def _struct_of(variant: Variant, name: str, has_slope: bool) -> str:
         lines += ["", *emitter.stage(stage)]
     lines += ["", *emitter.streaming()]
     lines += ["", *(emitter.score_and_slope() if has_slope else emitter.score())]
+    lines += emitter.sums(sums)
     lines += ["", "  // Whether the mask shows a pair."]
     lines += [*emitter.of_pair("bool counts", [emitter.stages.mask], "", _only)]
     lines += ["", *tile_lines(normal.mask)]
@@ -133,7 +153,7 @@ def _facts(normal: Variant) -> list[str]:
     ]
 
 
-def _params_of(params: Iterable[Param]) -> list[str]:
+def _params_of(params: Iterable[Param], summed: Mapping[Param, int]) -> list[str]:
     """The function that makes Params, for host code: of cute_kernels/variant/arguments.h."""
     values = []
     places = {"table": 0, "real": 0, "integer": 0}
@@ -147,6 +167,7 @@ def _params_of(params: Iterable[Param]) -> list[str]:
         }[getter]
         values.append(f"arguments.{text}({places[getter]})")
         places[getter] += 1
+    values += [f"arguments.template sums<{p.rank}>({place})" for p, place in summed.items()]
     return [
         "  template <class Arguments>",
         "  static Params params_of([[maybe_unused]] Arguments const& arguments) {",
@@ -158,6 +179,20 @@ def _params_of(params: Iterable[Param]) -> list[str]:
 def _param_type(param: Param) -> str:
     kind = TYPES[param.kind]
     return f"Table<{kind}, {param.rank}>" if param.rank is not None else TYPES[param.kind.computed]
+
+
+def _sums(param: Param) -> str:
+    return f"{param.name}_sums"
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What gradients of a load are made of."""
+
+    param: Param
+    place: int  # among the tensors
+    derivative: Node
+    indices: tuple[Node, ...]
 
 
 def _struct(name: str, members: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -303,6 +338,58 @@ class _Emitter:
         facts = f"  static constexpr bool kHasSlope = {str(slope != ONE).lower()};"
         both = self._score("ScoreAndSlope score_and_slope", [slope], "{{{}, {}}}".format)
         return [facts, *both]
+
+    def sums(self, sums: Sequence[_Sum]) -> list[str]:
+        """Of each load, the derivative of the score function by it, and where its gradient is
+        summed."""
+        if not sums:
+            return []
+        reads_score = any(SCORE in postorder(one.derivative) for one in sums)
+        lines = [
+            "",
+            f"  static constexpr int kSums = {len(sums)};",
+            f"  static constexpr bool kSumsReadScore = {str(reads_score).lower()};",
+            "  static PYFLASH_HOST_DEVICE constexpr SummedOver summed_over(int i) {",
+            *(f"    if (i == {i}) return {self._summed_over(x)};" for i, x in enumerate(sums)),
+            "    return SummedOver::nothing;",
+            "  }",
+        ]
+        opening = ["    [[maybe_unused]] float const s = raw * scale;"]
+        for i, one in enumerate(sums):
+            name = f"params.{_sums(one.param)}"
+            lines += self.of_pair(
+                f"float derivative_{i}", [one.derivative], _SCORED, _only, opening
+            )
+            lines += self.of_pair(
+                f"float* place_{i}",
+                list(one.indices),
+                "",
+                lambda *t, n=name: f"{n}.at({', '.join(t)})",
+            )
+        for kind, name in (("float", "derivative"), ("float*", "place")):
+            lines += [
+                "  template <int kSum, class... Given>",
+                f"  static PYFLASH_HOST_DEVICE {kind} {name}(Given const&... given) {{",
+                *(
+                    f"    if constexpr (kSum == {i}) return {name}_{i}<false>(given...);"
+                    for i in range(len(sums))
+                ),
+                "  }",
+            ]
+        return lines
+
+    def _summed_over(self, one: _Sum) -> str:
+        """What shares the place of a pair."""
+        stages = {self.stages.of[node] for node in one.indices} - {Stage.UNIFORM}
+        if not stages:
+            name = "block"
+        elif stages == {Stage.ROW}:
+            name = "keys"
+        elif stages == {Stage.COLUMN}:
+            name = "queries"
+        else:
+            name = "nothing" if {Stage.ROW, Stage.COLUMN} <= stages else "runs"
+        return f"SummedOver::{name}"
 
     def _score(self, signature: str, others: list[Node], result: Callable[..., str]) -> list[str]:
         """`result` of the texts of the score and of other roots."""

@@ -159,12 +159,13 @@ def makes_floats_of_positions(*roots: Node) -> bool:
 
 @dataclass
 class Stages:
-    """The parts of a score function, of its slope where kernels compute gradients, and of a mask,
-    by stage."""
+    """The parts of a score function, of its slope where kernels compute gradients, of a mask, and
+    of others, by stage."""
 
     score: Node
     mask: Node
     slope: Node | None = None
+    others: tuple[Node, ...] = ()
     of: dict[Node, Stage] = field(init=False)
     # What other stages read of a stage, in order: fields.
     fields: dict[Stage, list[Node]] = field(init=False)
@@ -173,7 +174,8 @@ class Stages:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        return (self.score, self.mask) + (() if self.slope is None else (self.slope,))
+        slope = () if self.slope is None else (self.slope,)
+        return (self.score, self.mask, *slope, *self.others)
 
     def __post_init__(self) -> None:
         self.of = {}

@@ -237,7 +237,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       device::at(Site::P_r2s);
       store_pairs(tdVrP, smem.p);
     }
-    if constexpr (kFeatures.dropout) {
+    if constexpr (variant::kHasSums<Variant>) {
+      scores.to_dS_and_sums(acc_S, tdVrP, acc_dP, tdKrDS, smem.minus_delta[stage], block);
+    } else if constexpr (kFeatures.dropout) {
       scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage], problem.dropout.factor);
     } else {
       scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage]);

@@ -62,7 +62,7 @@ struct Scores {
            is_cut},
           column_of, [&](int c) { return numbers_at(lse2, c); },
           [&](int i) -> uint32_t& { return pairs.data()[i]; });
-      if constexpr (!variant::kHasSlopes<Variant, kFeatures>) {
+      if constexpr (!variant::kMakesPairs<Variant, kFeatures>) {
         pack(acc, pairs);
       }
       return;
@@ -142,6 +142,33 @@ struct Scores {
         dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) + of_queries.y);
       }
     }
+    pack(acc_dP, pairs);
+  }
+
+  // The same where gradients of captured tensors are summed, with these. of_P: the pairs of P^T.
+  template <class Acc, class Pairs, class Block>
+  CUTE_DEVICE void to_dS_and_sums(Acc& acc_P, Pairs const& of_P, Acc& acc_dP, Pairs& pairs,
+                                  float const* minus_delta, Block const& block) const {
+    Tensor S = rows_by_columns(acc_P);   // ((2,MMA_M),(2,MMA_N))
+    Tensor G = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(G); c += 2) {
+      float2 const of_queries = numbers_at(minus_delta, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float2 P = {S(r, c), S(r, c + 1)};
+        if constexpr (variant::kKeepsScores<Variant, kFeatures>) {
+          P = device::unpack2(of_P.data()[c + r], Element{});
+        }
+        G(r, c) = P.x * (G(r, c) + of_queries.x);
+        G(r, c + 1) = P.y * (G(r, c + 1) + of_queries.y);
+      }
+    }
+    variant::sum_captured<Variant>(
+        S, G, tile, given,
+        {tile.first_key + first.row, block.m_block * Traits::kBlockM + first.column, block.head,
+         false, false},
+        column_of);
     pack(acc_dP, pairs);
   }
 

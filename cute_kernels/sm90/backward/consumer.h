@@ -138,7 +138,7 @@ struct Consumer {
     issue_dP(acc_dP);
     issue_dV(acc_S);
     gemm_wait<1>(acc_dP);
-    compute_dS(acc_S, acc_dP);
+    compute_dS(acc_S, acc_dP, block);
     outputs.store_dS(tdKrDS, at_dS.stage);
     outputs.announce_dS(at_dS.stage);
     issue_dK(read);
@@ -179,7 +179,7 @@ struct Consumer {
       issue_dQ(acc_dQ, at_dS, 0);
       at_dS.advance();
       gemm_wait<2>(acc_dP);
-      store_dS(acc_dP);
+      store_dS(acc_dP, block);
       gemm_wait<1>(acc_dV);
       smem.pipeline_dO.release(read);
       issue_dK(read);
@@ -188,7 +188,7 @@ struct Consumer {
       outputs.send_dQ(acc_dQ, at, 0);
     } else {
       gemm_wait<1>(acc_dP);
-      store_dS(acc_dP);
+      store_dS(acc_dP, block);
       gemm_wait<0>(acc_dV);
       smem.pipeline_dO.release(read);
       issue_dK(read);
@@ -198,8 +198,11 @@ struct Consumer {
   }
 
   // dS^T of dP^T - delta and of the operand P^T, which dV may be reading.
-  CUTE_DEVICE void store_dS(AccS& acc_dP) {
+  CUTE_DEVICE void store_dS(AccS& acc_dP, Blocks const& block) {
     scores.seeded_to_dS(tdVrP, acc_dP);
+    if constexpr (variant::kHasSums<Variant>) {
+      scores.sum_captured(acc_dP, acc_dP, block);  // of no score that is kept
+    }
     convert_P<Element>(acc_dP, tdKrDS);
     outputs.store_dS(tdKrDS, at_dS.stage);
   }
@@ -219,7 +222,7 @@ struct Consumer {
       issue_S(acc_S, block.m_block);
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block);
-      scores_to_dS(acc_S, block.m_block, [] {});
+      scores_to_dS(acc_S, block, [] {});
     }
     int at = row_of_dQ(block);
     for (block.advance(); block.exists(); block.advance()) {
@@ -238,7 +241,7 @@ struct Consumer {
       gemm_wait<1>(acc_dQ);
       outputs.send_dQ(acc_dQ, at, 0);
       at = row_of_dQ(block);
-      scores_to_dS(acc_S, block.m_block, [&] {
+      scores_to_dS(acc_S, block, [&] {
         gemm_wait<1>(acc_dK);
         smem.pipeline_Q.release(before);
       });
@@ -256,14 +259,14 @@ struct Consumer {
 
   // P of a block to dS in shared memory, and dV, which is in flight. beside_dP(): once dP is issued.
   template <class BesideDP>
-  CUTE_DEVICE void scores_to_dS(AccS& acc_P, int m_block, BesideDP const& beside_dP) {
+  CUTE_DEVICE void scores_to_dS(AccS& acc_P, Blocks const& block, BesideDP const& beside_dP) {
     AccS acc_dP;
-    wait_for_dO(m_block);
+    wait_for_dO(block.m_block);
     issue_dP(acc_dP);
     beside_dP();
     issue_dV(acc_P);
     gemm_wait<1>(acc_dP);
-    compute_dS(acc_P, acc_dP);
+    compute_dS(acc_P, acc_dP, block);
     outputs.store_dS(tdKrDS, at_dS.stage);
     outputs.announce_dS(at_dS.stage);
   }
@@ -379,8 +382,10 @@ struct Consumer {
   }
 
   // dP^T to dS^T, in place, and as an operand
-  CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP) {
-    if constexpr (kFeatures.dropout) {
+  CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP, Blocks const& block) {
+    if constexpr (variant::kHasSums<Variant>) {
+      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block);
+    } else if constexpr (kFeatures.dropout) {
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta), params.dropout.factor);
     } else {
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta));

@@ -25,7 +25,7 @@ template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
   // to_P makes the operand: what it leaves in place of P^T is not P^T.
-  static constexpr bool kMakesOperand = variant::kHasSlopes<Variant, kFeatures>;
+  static constexpr bool kMakesOperand = variant::kMakesPairs<Variant, kFeatures>;
 
   AttentionGradients const& problem;
   float const scale_log2;
@@ -111,6 +111,38 @@ struct Scores {
         dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) + of_queries.y);
       }
     }
+  }
+
+  // The same where gradients of captured tensors are summed, with these. operand: P^T.
+  template <class Acc, class FragmentP, class Block>
+  CUTE_DEVICE void to_dS_and_sums(Acc const& acc_P, FragmentP const& operand, Acc& acc_dP,
+                                  float const* minus_delta, Block const& block) const {
+    if constexpr (variant::kKeepsScores<Variant, kFeatures>) {
+      Tensor dP = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(dP); c += 2) {
+        float2 const of_queries = numbers_at(minus_delta, c);
+        CUTE_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          dP(r, c) += of_queries.x;
+          dP(r, c + 1) += of_queries.y;
+        }
+      }
+      seeded_to_dS(operand, acc_dP);
+    } else {
+      to_dS(acc_P, acc_dP, minus_delta);
+    }
+    sum_captured(acc_P, acc_dP, block);
+  }
+  // acc_dS: P^T (dP^T - delta). It becomes dS^T.
+  template <class Acc, class Block>
+  CUTE_DEVICE void sum_captured(Acc const& acc_S, Acc& acc_dS, Block const& block) const {
+    Tensor S = rows_by_columns(acc_S);   // ((2,MMA_M),(2,V,MMA_N))
+    Tensor G = rows_by_columns(acc_dS);  // ((2,MMA_M),(2,V,MMA_N))
+    variant::sum_captured<Variant>(
+        S, G, mask.tile, given,
+        {mask.key(0), mask.first_query(block.m_block), block.head, false, false},
+        [](int c) { return column_of(c); });
   }
 
   // -delta of each query, where dP^T is to be added to it.
