@@ -3,6 +3,7 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
@@ -61,14 +62,15 @@ void run_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor co
 }
 
 void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor const& q,
-                        VariantCall const& variant, Options const& options) {
+                        VariantCall const& variant, std::vector<TensorView> const& sums,
+                        std::vector<int64_t> const& summed, Options const& options) {
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
   auto const program = known_variant(variant.text);
-  variant::Arguments const captured =
-      check_variant(variant, *program, view_of("q", q).device, options);
-  GradientKernel const kernel =
-      select_gradient(problem.dtype, params, current_gpu(device_index), *program, options.config);
+  variant::Arguments captured = check_variant(variant, *program, view_of("q", q).device, options);
+  set_sums(captured, sums, summed);
+  GradientKernel const kernel = select_gradient(problem.dtype, params, current_gpu(device_index),
+                                                *program, summed, options.config);
   params.set_shape(kernel.row->row.shape);
   auto const workspace = allocate_workspace<Backward>(q, params);
   std::optional<Tensor> memory;
@@ -112,11 +114,15 @@ void run_with(StableIValue* stack, bool has_variant) {
   Gradient const dk{arguments.take<Tensor>(), "dk"};
   Gradient const dv{arguments.take<Tensor>(), "dv"};
   std::optional<VariantCall> variant;
+  std::vector<TensorView> sums;
+  std::vector<int64_t> summed;
   if (has_variant) {
     variant = VariantCall{.text = arguments.take<std::string>(),
                           .tensors = arguments.take_tensors("a tensor of the variant"),
                           .reals = arguments.take<std::vector<double>>(),
                           .integers = arguments.take<std::vector<int64_t>>()};
+    sums = arguments.take_tensors("sums of a captured tensor");
+    summed = arguments.take<std::vector<int64_t>>();
   }
   call.forward.options = arguments.take_options();
   BackwardProblem const problem = backward_problem_of(call);
@@ -128,7 +134,7 @@ void run_with(StableIValue* stack, bool has_variant) {
   Tensor const& q = arguments.tensor(first);
   Options const& options = call.forward.options;
   if (variant) {
-    run_variant_on_gpu(problem, params, q, *variant, options);
+    run_variant_on_gpu(problem, params, q, *variant, sums, summed, options);
   } else if (call.forward.q.device.kind == Device::Kind::kCpu) {
     run_on_cpu(params, problem.dtype, q);
   } else {

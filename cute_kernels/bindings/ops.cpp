@@ -203,9 +203,10 @@ void select(StableIValue* stack, uint64_t, uint64_t) {
 
 // The same of a call with a variant, given its portable text, or of its gradients.
 struct AskedWithVariant {
-  explicit AskedWithVariant(Arguments& arguments)
+  explicit AskedWithVariant(Arguments& arguments, bool of_gradients)
       : asked(arguments),
         variant(arguments.take<std::string>()),
+        summed(of_gradients ? arguments.take<std::vector<int64_t>>() : std::vector<int64_t>{}),
         gpu{.sm_arch = static_cast<int>(arguments.take<int64_t>()),
             .n_sms = static_cast<int>(arguments.take<int64_t>())},
         options(arguments.take_options()) {
@@ -215,13 +216,14 @@ struct AskedWithVariant {
 
   Asked asked;
   std::string variant;
+  std::vector<int64_t> summed;  // of gradients: the places of captured tensors that have them
   Gpu gpu;
   Options options;
 };
 
 void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  AskedWithVariant const call(arguments);
+  AskedWithVariant const call(arguments, false);
   Problem const problem = call.problem();
   std::string_view const named = call.options.config;
   if (call.gpu.sm_arch == 0) {
@@ -241,12 +243,13 @@ void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
 
 void select_gradients_of_variant(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  AskedWithVariant const call(arguments);
+  AskedWithVariant const call(arguments, true);
   Problem const problem = call.problem();
   BackwardParams params = backward_params(problem);
   params.deterministic = call.options.deterministic;
-  GradientKernel const kernel = select_gradient(problem.dtype, params, call.gpu,
-                                                *known_variant(call.variant), call.options.config);
+  GradientKernel const kernel =
+      select_gradient(problem.dtype, params, call.gpu, *known_variant(call.variant), call.summed,
+                      call.options.config);
   put_results(stack, std::string(kernel.row->row.short_form),
               std::string("the first in rank of the kernels with gradients of this variant"));
 }
@@ -332,8 +335,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(problem_schema("select_variant", "str text, int sm_arch, int n_sms, ",
                        "str config, int num_splits, str reason")
             .c_str());
-  m.def(problem_schema("select_variant_backward", "str text, int sm_arch, int n_sms, ",
-                       "str config, str reason")
+  m.def(problem_schema("select_variant_backward",
+                       "str text, int[] summed, int sm_arch, int n_sms, ", "str config, str reason")
             .c_str());
   m.def(problem_schema("select_backward", "int sm_arch, int n_sms, ", "str config, str reason")
             .c_str());
@@ -343,8 +346,9 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
       "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, ";
   m.def(("run_backward(" + gradients + "*, " + options_schema() + ") -> ()").c_str());
   m.def(("run_variant_backward(" + gradients +
-         "str text, Tensor[] tensors, float[] reals, SymInt[] integers, *, " + options_schema() +
-         ") -> ()")
+         "str text, Tensor[] tensors, float[] reals, SymInt[] integers, Tensor(d!)[] sums, "
+         "int[] summed, *, " +
+         options_schema() + ") -> ()")
             .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());

@@ -88,4 +88,30 @@ variant::Arguments check_variant(VariantCall const& call, VariantProgram const& 
   return arguments;
 }
 
+void set_sums(variant::Arguments& arguments, std::vector<TensorView> const& sums,
+              std::vector<int64_t> const& places) {
+  require(sums.size() == places.size(), "there are ", sums.size(), " sums of ", places.size(),
+          " captured tensors: expected one for each");
+  arguments.sums_of.assign(arguments.tensors.size(), nullptr);
+  int64_t before = -1;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    int64_t const place = places[i];
+    require(place > before && place < int64_t(arguments.tensors.size()), "captured tensor ", place,
+            " is summed: expected one of ", arguments.tensors.size(), ", ascending");
+    before = place;
+    TensorView const& found = sums[i];
+    variant::TensorArgument const& tensor = arguments.tensors[place];
+    bool is_like = found.dtype == ElementType::kFloat32 && found.rank == tensor.rank;
+    int64_t stride = 1;
+    for (int axis = tensor.rank - 1; is_like && axis >= 0; --axis) {
+      int64_t const extent = tensor.extents[axis];
+      is_like = found.sizes[axis] == extent && (extent == 1 || found.strides[axis] == stride);
+      stride *= extent;
+    }
+    require(is_like, "the sums of captured tensor ", place, " have shape ", ShapeOf{found},
+            ": expected those of the tensor, in float32, contiguous");
+    arguments.sums_of[place] = static_cast<float*>(const_cast<void*>(found.data));
+  }
+}
+
 }  // namespace pyflash

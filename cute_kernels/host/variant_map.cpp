@@ -49,11 +49,11 @@ std::optional<size_t> combination_for(ConfigMapRow<Op> const& row, DType dtype,
                                      : std::optional<size_t>(found - row.features.begin());
 }
 
-// longest: of the sequences. what: the kernel's, in words.
+// longest: of the sequences. key: of the row. what: the kernel's, in words.
 template <class Op>
 VariantKernelOf<Op> select_of(DType dtype, typename Op::Params const& params, int longest,
-                              Gpu const& gpu, VariantProgram const& variant, std::string_view named,
-                              char const* what) {
+                              Gpu const& gpu, VariantProgram const& variant, std::string const& key,
+                              std::string_view named, char const* what) {
   std::optional<ConfigOf<Op>> const wanted =
       named.empty() ? std::nullopt : std::optional(parse_short_form_of<Op>(std::string(named)));
   std::optional<VariantKernelOf<Op>> best;
@@ -62,7 +62,7 @@ VariantKernelOf<Op> select_of(DType dtype, typename Op::Params const& params, in
     ConfigMapRow<Op> const& row = kernel.row->row;
     auto const combination = combination_for<Op>(row, dtype, params);
     kernel.ctas_per_sm = ctas_per_sm(row, gpu.sm_arch);
-    if (variant.key != kernel.row->key || !combination || kernel.ctas_per_sm == 0 ||
+    if (key != kernel.row->key || !combination || kernel.ctas_per_sm == 0 ||
         (wanted && row.config != *wanted)) {
       continue;
     }
@@ -74,7 +74,7 @@ VariantKernelOf<Op> select_of(DType dtype, typename Op::Params const& params, in
       best = kernel;
     }
   }
-  require_able(best.has_value(), "no kernel of ", what, " '", variant.text, "' (", variant.key,
+  require_able(best.has_value(), "no kernel of ", what, " '", variant.text, "' (", key,
                ") is built for ", name(dtype), " with d_head ", params.d_head,
                named.empty() ? "" : sentence(" and config '", named, "'"), ", features ",
                name(features_needed(params, params.d_head)), " on sm_", gpu.sm_arch,
@@ -97,14 +97,22 @@ void add_variant_rows(Span<GradientRow> const& rows, KernelLibrary const& librar
 VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
                              std::string_view named) {
   int const longest = larger(problem.params.q_sequences().longest, problem.kv().sequences.longest);
-  return select_of<Forward>(problem.dtype, problem.params, longest, gpu, variant, named, "variant");
+  return select_of<Forward>(problem.dtype, problem.params, longest, gpu, variant, variant.key,
+                            named, "variant");
 }
 
 GradientKernel select_gradient(DType dtype, BackwardParams const& params, Gpu const& gpu,
-                               VariantProgram const& variant, std::string_view named) {
+                               VariantProgram const& variant, std::vector<int64_t> const& summed,
+                               std::string_view named) {
+  std::string key = variant.key;  // as pyflash/variant/summed.py has it
+  for (int64_t const place : summed) {
+    key += "_" + std::to_string(place);
+  }
   int const longest = larger(params.q_sequences.longest, params.k_sequences.longest);
-  return select_of<Backward>(dtype, params, longest, gpu, variant, named,
-                             "the gradients of variant");
+  return select_of<Backward>(dtype, params, longest, gpu, variant, key, named,
+                             summed.empty()
+                                 ? "the gradients of variant"
+                                 : "the gradients, with those of what is captured, of variant");
 }
 
 }  // namespace pyflash

@@ -1,6 +1,7 @@
 // The kernels with variants of the process, of both ops: the rows of every library loaded so far.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,9 @@ void add_variant_rows(Span<GradientRow> const& rows, KernelLibrary const& librar
 // where there is none, saying how to build one.
 VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
                              std::string_view named);
-// The same of its gradients.
+// The same of its gradients, and those of captured tensors, by their places, ascending.
 GradientKernel select_gradient(DType dtype, BackwardParams const& params, Gpu const& gpu,
-                               VariantProgram const& variant, std::string_view named);
+                               VariantProgram const& variant, std::vector<int64_t> const& summed,
+                               std::string_view named);
 
 }  // namespace pyflash

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pyflash
 from pyflash.config import DType
 from pyflash.op.options import OPTIONS
-from pyflash.op.variants.arguments import captured_of
-from pyflash.op.variants.gradients import config_for, select
+from pyflash.op.variants.arguments import Captured, captured_of
+from pyflash.op.variants.gradients import config_for, select, summed_of
 from pyflash.op.variants.reference import expect
 from pyflash.variant import bind, parse
 from pyflash.variant.library import named, names
@@ -390,7 +390,67 @@ def test_kernels_of_gradients_that_are_not_built_are_missed_in_forward():
         select(TEXT, DType.BF16, 64, (9, 0), packed=False, dropout_p=0.5)
 
 
-def test_what_is_captured_has_no_gradients_by_kernels():
-    captured = captured_of(ALIBI, {"slope": SLOPES.clone().requires_grad_()})
-    with pytest.raises(RuntimeError, match="what a variant captures has no gradients on a GPU"):
-        config_for(torch.empty(1), captured, (), {}, compiles=False)
+SUMMED = "summed(slope: f32[1], doc: i32[1], cut: f32[0]): s + slope[h] * (k - q) + floor(cut)" \
+    " where doc[k] == doc[q]"  # fmt: skip
+
+
+def captured_with_gradients(*needed: str) -> Captured:
+    given = {"slope": torch.ones(4), "doc": torch.ones(9).int(), "cut": torch.ones(())}
+    for name in needed:
+        given[name].requires_grad_()
+    return captured_of(SUMMED, given)
+
+
+def places_of(captured: Captured) -> tuple[int, ...]:
+    return summed_of(captured, [x.requires_grad for x in captured.tensors])
+
+
+def test_kernels_sum_gradients_of_floats_that_have_some_and_need_them():
+    (slope,) = (
+        place for place, x in enumerate(captured_with_gradients("slope").tensors) if x.shape == (4,)
+    )
+    assert places_of(captured_with_gradients("slope", "cut")) == (slope,)
+    assert places_of(captured_with_gradients("cut")) == ()
+    assert places_of(captured_with_gradients()) == ()
+
+
+@pytest.mark.parametrize("by_switch", [False, True])
+def test_gradients_of_what_is_captured_are_not_deterministic_by_kernels(by_switch):
+    captured = captured_with_gradients("slope")
+    torch.use_deterministic_algorithms(by_switch)
+    try:
+        with pytest.raises(RuntimeError, match=r"^pyflash: deterministic came with gradients of "
+                           r"what a variant captures, which kernels sum in any order on a GPU: "
+                           r"expected .*, or torch\.use_deterministic_algorithms\(True\) with "
+                           r"backward='reference'"):  # fmt: skip
+            config_for(torch.empty(1), captured, (), {"deterministic": not by_switch}, False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_kernel_without_the_gradients_of_what_is_captured_is_another():
+    with pytest.raises(RuntimeError, match=r"the gradients, with those of what is captured, of "
+                       r"variant .*_0'?\) is built .*compile=True"):  # fmt: skip
+        select(TEXT, DType.BF16, 64, (9, 0), packed=False, summed=(0,))
+
+
+def test_a_call_for_kernels_of_gradients_has_those_of_what_is_captured():
+    """In tensors without data: of the places that need them, in their types and shapes."""
+    called = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.pyflash.bwd_variant_kernels.default:
+                called.append(args[4])
+            return function(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, 9, 4, 64, dtype=torch.half) for _ in range(3))
+        captured = captured_with_gradients("slope", "cut")
+        packing = (None,) * 4
+        out, _ = torch.ops.pyflash.fwd_variant(q, k, v, *captured, *packing, CONFIG)
+        wanted = [x for x in captured.tensors if x.requires_grad]
+        with Recorder():
+            found = torch.autograd.grad(out, wanted, torch.empty_like(out))
+    assert [list(places) for places in called] == [list(places_of(captured))]
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]

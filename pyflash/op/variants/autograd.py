@@ -15,6 +15,7 @@ from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refu
 from pyflash.op.fake import check_forward
 from pyflash.op.options import OPTIONS, TENSORS
 from pyflash.op.variants.arguments import Captured
+from pyflash.op.variants.gradients import summed_of
 from pyflash.op.variants.kernels import bwd_variant_kernels
 from pyflash.op.variants.reference import gradients as gradients_of_formula
 
@@ -82,22 +83,34 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _backward_kernels(
-    grad_out: Tensor, out: Tensor, lse: Tensor, config: str, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    config: str,
+    summed: Sequence[int],
+    *arguments: Any,
+) -> list[Tensor]:
     given = dict(zip([*_INPUTS, *_IN_BACKWARD], arguments, strict=True))
     captured = Captured(given["text"], given["tensors"], given["reals"], given["integers"])
     options = {name: given[name] for name in _IN_BACKWARD if given[name] is not None}
     packing = [given[name] for name in _INPUTS[_INPUTS.index("cu_seqlens_q") :]]
     return bwd_variant_kernels(
         grad_out, out, lse, given["q"], given["k"], given["v"], captured,
-        packing if packing[0] is not None else (), config, **options,
+        packing if packing[0] is not None else (), config, summed, **options,
     )  # fmt: skip
 
 
 def _fake_backward_kernels(
-    grad_out: Tensor, out: Tensor, lse: Tensor, config: str, *arguments: Any
-) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x) for x in arguments[:3])
+    grad_out: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    config: str,
+    summed: Sequence[int],
+    *arguments: Any,
+) -> list[Tensor]:
+    tensors = arguments[_INPUTS.index("tensors")]
+    wanted = [*arguments[:3], *(tensors[place] for place in summed)]
+    return [torch.empty_like(x) for x in wanted]
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
@@ -138,15 +151,21 @@ def _gradients(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
 def _by_kernels(
     ctx: Any, grad_out: Tensor, results: Sequence[Tensor], kept: Mapping[str, Any]
 ) -> Iterator[Tensor | None]:
-    """In the order of `bwd_variant`; of options that are not needed, and of what is captured,
-    None."""
-    yield from torch.ops.pyflash.bwd_variant_kernels(grad_out, *results, ctx.config, *kept.values())
+    """In the order of `bwd_variant`; of options and captured tensors that are not needed, None."""
+    tensors, needed_of = kept["tensors"], ctx.needs_input_grad[_NAMES.index("tensors")]
+    summed = summed_of(Captured(kept["text"], tensors, [], []), needed_of)
+    dq, dk, dv, *sums = torch.ops.pyflash.bwd_variant_kernels(
+        grad_out, *results, ctx.config, summed, *kept.values()
+    )
+    yield from (dq, dk, dv)
     for name in _DIFFERENTIABLE:
         if kept[name] is not None:
             needed = ctx.needs_input_grad[_NAMES.index(name)]
             op = getattr(torch.ops.pyflash, str(OPTIONS[name].gradient))
             yield op(grad_out, *results, None, kept[name]) if needed else None
-    yield from [None] * len(kept["tensors"])
+    of_place = dict(zip(summed, sums, strict=True))
+    for place, (x, needed) in enumerate(zip(tensors, needed_of, strict=True)):
+        yield of_place[place] if place in of_place else torch.zeros_like(x) if needed else None
 
 
 def _schema(name: str, first: str, results: str) -> str:
@@ -161,8 +180,8 @@ _library = torch.library.Library("pyflash", "FRAGMENT")
 for _name, _first, _results, _impl, _keys, _of_fakes in (
     ("bwd_variant", "Tensor grad_out", "Tensor[]",
      _backward, "CompositeExplicitAutograd", _fake_backward),
-    ("bwd_variant_kernels", "Tensor grad_out, Tensor out, Tensor lse, str config",
-     "(Tensor dq, Tensor dk, Tensor dv)", _backward_kernels, "CUDA", _fake_backward_kernels),
+    ("bwd_variant_kernels", "Tensor grad_out, Tensor out, Tensor lse, str config, int[] summed",
+     "Tensor[]", _backward_kernels, "CUDA", _fake_backward_kernels),
 ):  # fmt: skip
     _library.define(_schema(_name, _first, _results), tags=torch.Tag.pt2_compliant_tag)
     _library.impl(_name, _impl, _keys)

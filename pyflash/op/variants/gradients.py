@@ -1,5 +1,5 @@
-"""Which config of op backward computes the gradients of attention with a variant on a GPU. What a
-variant captures has no gradients there."""
+"""Which config of op backward computes the gradients of attention with a variant on a GPU, and of
+which captured tensors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.arguments import Captured
 from pyflash.op.variants.jit import ensure_gradients_built
 from pyflash.op.variants.kernels import options_in_backward
+from pyflash.variant.parser import normal_of
+from pyflash.variant.summed import differentiable
 
 REFERENCE = "reference"
 _ADVICE = f"backward={REFERENCE!r}, the formula in PyTorch"
@@ -35,16 +37,31 @@ def config_for(
     """The short form of the config of op backward that computes the gradients of a call, which is
     compiled where `compiles`. Raises RuntimeError for gradients that no kernel computes, and where
     none is built."""
-    if any(x.requires_grad for x in captured.tensors):
-        raise RuntimeError(
-            "pyflash: what a variant captures has no gradients on a GPU: expected captured tensors "
-            f"that do not require gradients, or {_ADVICE}"
-        )
+    summed = summed_of(captured, [x.requires_grad for x in captured.tensors])
     options = options_in_backward(arguments)
+    if summed and options.get("deterministic"):
+        raise RuntimeError(
+            "pyflash: deterministic came with gradients of what a variant captures, which kernels "
+            "sum in any order on a GPU: expected calls that need not be deterministic, captured "
+            "tensors that do not require gradients, or torch.use_deterministic_algorithms(True) "
+            f"with {_ADVICE}"
+        )
     if compiles:
-        return ensure_gradients_built(captured.text, options, q, bool(packing))
+        return ensure_gradients_built(captured.text, options, q, bool(packing), summed)
     numbers = tuple((name, x) for name, x in options.items() if not isinstance(x, Tensor))
-    return _built(captured.text, numbers, q.dtype, q.shape[-1], q.device.index, bool(packing))
+    problem = (q.dtype, q.shape[-1], q.device.index, bool(packing))
+    return _built(captured.text, numbers, *problem, summed)
+
+
+def summed_of(captured: Captured, needed: Sequence[bool]) -> tuple[int, ...]:
+    """The places of captured tensors whose gradients kernels sum, of those that are needed. Others
+    are 0 everywhere."""
+    return tuple(place for place in _differentiable(captured.text) if needed[place])
+
+
+@functools.lru_cache(maxsize=4096)
+def _differentiable(text: str) -> tuple[int, ...]:
+    return differentiable(normal_of(text))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,24 +72,33 @@ def _built(
     d_head: int,
     device_index: int,
     packed: bool,
+    summed: tuple[int, ...],
 ) -> str:
     """The first in rank of those that are built."""
     capability = torch.cuda.get_device_capability(device_index)
     of_q = next((known for known, of in TORCH_DTYPES.items() if of is dtype), None)
     if of_q is None:
         return ""  # the op says what is wrong
-    return select(text, of_q, d_head, capability, packed, **dict(numbers))[0]
+    return select(text, of_q, d_head, capability, packed, summed, **dict(numbers))[0]
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
-_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _constant in (_built, _differentiable):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def select(
-    text: str, dtype: DType, d_head: int, capability: tuple[int, int], packed: bool, **options: Any
+    text: str,
+    dtype: DType,
+    d_head: int,
+    capability: tuple[int, int],
+    packed: bool,
+    summed: Sequence[int] = (),
+    **options: Any,
 ) -> tuple[str, str]:
     """The config that computes the gradients of calls of any lengths, of those that are built, and
-    why it does. Raises RuntimeError where there is none."""
+    why it does; those of the captured tensors `summed`, by their places, too. Raises RuntimeError
+    where there is none."""
     extents = dict.fromkeys(("batch", "heads", "heads_kv"), 1) | (_LONG_PACKED if packed else _LONG)
     try:
         with _disable_current_modes():
@@ -82,6 +108,7 @@ def select(
                 packed=packed,
                 d_head=d_head,
                 text=text,
+                summed=list(summed),
                 sm_arch=10 * capability[0] + capability[1],
                 n_sms=1,
                 **extents,

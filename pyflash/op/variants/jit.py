@@ -23,6 +23,7 @@ from pyflash.op import library
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.features import backward_features_asked, features_asked
 from pyflash.variant.parser import normal_of
+from pyflash.variant.summed import Summed
 
 _lock = threading.Lock()
 
@@ -70,12 +71,16 @@ def ensure_built(text: str, arguments: dict[str, Any], q: torch.Tensor) -> None:
 
 
 def ensure_gradients_built(
-    text: str, options: Mapping[str, Any], q: torch.Tensor, packed: bool
+    text: str,
+    options: Mapping[str, Any],
+    q: torch.Tensor,
+    packed: bool,
+    summed: tuple[int, ...] = (),
 ) -> str:
-    """Compiles the kernel of the gradients of a variant, as `ensure_built` does, and returns the
-    short form of its config."""
+    """Compiles the kernel of the gradients of a variant, and of the captured tensors `summed`, by
+    their places, as `ensure_built` does, and returns the short form of its config."""
     own = _constant(options)
-    return _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, packed)
+    return _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, packed, summed)
 
 
 def _constant(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
@@ -93,6 +98,7 @@ def _ensure(
     d_head: int,
     device_index: int,
     packed_gradients: bool | None = None,
+    summed: tuple[int, ...] = (),
 ) -> str:
     """The short form of the config; what the call names where the op says what is wrong.
     packed_gradients: None in a forward pass; in a backward pass, whether sequences are packed."""
@@ -107,7 +113,7 @@ def _ensure(
     else:
         config = default_gradient_config(of_q, d_head, archs[0])
         features = backward_features_asked(options, packed_gradients)
-    return _load(text, config, archs, features)
+    return _load(text, config, archs, features, summed)
 
 
 def _asked(dtype: torch.dtype, device_index: int) -> tuple[DType | None, list[Arch]]:
@@ -119,13 +125,21 @@ def _asked(dtype: torch.dtype, device_index: int) -> tuple[DType | None, list[Ar
     return of_q, nearest_archs([10 * major + minor])
 
 
-def _load(text: str, config: KernelConfig, archs: list[Arch], features: KernelFeatures) -> str:
+def _load(
+    text: str,
+    config: KernelConfig,
+    archs: list[Arch],
+    features: KernelFeatures,
+    summed: tuple[int, ...],
+) -> str:
     """Compiles and loads a kernel. The short form of the config."""
     from pyflash.codegen.build import build_with_variants
 
+    normal = normal_of(text)
+    variant = Summed(normal, summed) if summed else normal
     with _lock:
         try:
-            library.load(build_with_variants([normal_of(text)], [config], archs, [features]))
+            library.load(build_with_variants([variant], [config], archs, [features]))
         except RuntimeError as error:
             raise RuntimeError(
                 f"pyflash: the variant is not built for config '{config}', and cannot be compiled: "

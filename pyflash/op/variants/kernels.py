@@ -34,15 +34,26 @@ def bwd_variant_kernels(
     captured: Captured,
     packing: Sequence[Any],
     config: str,
+    summed: Sequence[int],
     **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v. packing: cu_seqlens and the longest lengths, or ()."""
+) -> list[Tensor]:
+    """The gradients of q, k and v, and of the captured tensors `summed`, by their places. packing:
+    cu_seqlens and the longest lengths, or ()."""
     grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
     # Nothing writes rows behind the last of packed sequences.
     empty_like = torch.zeros_like if packing else torch.empty_like
-    gradients = tuple(empty_like(x) for x in (q, k, v))
+    gradients = [empty_like(x) for x in (q, k, v)]
+    tensors = [captured.tensors[place] for place in summed]
+    sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in tensors]
     torch.ops.pyflash.run_variant_backward(
         grad_out, out, lse.contiguous(), None, q, k, v, *(packing or _PADDED), *gradients,
-        *captured, **{**options_in_backward(options), "config": config},
+        *captured, sums, list(summed), **{**options_in_backward(options), "config": config},
     )  # fmt: skip
-    return gradients
+    return [*gradients, *map(_like, sums, tensors)]
+
+
+def _like(total: Tensor, x: Tensor) -> Tensor:
+    """In the type of x, and as an empty one like it lies."""
+    if x.dtype == total.dtype and x.is_contiguous():
+        return total
+    return torch.empty_like(x).copy_(total)
