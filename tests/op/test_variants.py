@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pyflash
 from pyflash.config import DType
 from pyflash.op.options import OPTIONS
-from pyflash.op.variants.arguments import Captured, captured_of
-from pyflash.op.variants.gradients import config_for, select, summed_of
+from pyflash.op.variants.arguments import Captured, captured_of, summed_of
+from pyflash.op.variants.gradients import config_for, select
 from pyflash.op.variants.reference import expect
 from pyflash.variant import bind, parse
 from pyflash.variant.library import named, names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,9 @@ from pyflash.config.words import type_name
 from pyflash.variant import Bound, Variant, bind, parse
 from pyflash.variant.bound import is_symbol
 from pyflash.variant.library import named
+from pyflash.variant.parser import normal_of
 from pyflash.variant.scalars import F32
+from pyflash.variant.summed import differentiable
 
 
 class Captured(NamedTuple):
@@ -124,3 +126,17 @@ def _check_names(given: Mapping[str, Any], places: tuple[tuple[str, str], ...]) 
             f"pyflash: the variant got {', '.join(given) or 'no values'}: expected "
             f"{', '.join(expected) or 'none'}"
         )
+
+
+def summed_of(captured: Captured, needed: Sequence[bool]) -> tuple[int, ...]:
+    """The places of captured tensors whose gradients kernels sum, of those that are needed. Others
+    are 0 everywhere."""
+    return tuple(place for place in _differentiable(captured.text) if needed[place])
+
+
+@functools.lru_cache(maxsize=4096)
+def _differentiable(text: str) -> tuple[int, ...]:
+    return differentiable(normal_of(text))
+
+
+_differentiable._dynamo_marked_constant = True  # type: ignore[attr-defined]

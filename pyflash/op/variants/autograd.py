@@ -14,8 +14,7 @@ from pyflash.op.autograd import autocast
 from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refusal
 from pyflash.op.fake import check_forward
 from pyflash.op.options import OPTIONS, TENSORS
-from pyflash.op.variants.arguments import Captured
-from pyflash.op.variants.gradients import summed_of
+from pyflash.op.variants.arguments import Captured, summed_of
 from pyflash.op.variants.kernels import bwd_variant_kernels
 from pyflash.op.variants.reference import gradients as gradients_of_formula
 

@@ -14,11 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyflash.config import DType
 from pyflash.op.errors import call
 from pyflash.op.selection import TORCH_DTYPES
-from pyflash.op.variants.arguments import Captured
+from pyflash.op.variants.arguments import Captured, summed_of
 from pyflash.op.variants.jit import ensure_gradients_built
 from pyflash.op.variants.kernels import options_in_backward
-from pyflash.variant.parser import normal_of
-from pyflash.variant.summed import differentiable
 
 REFERENCE = "reference"
 _ADVICE = f"backward={REFERENCE!r}, the formula in PyTorch"
@@ -53,17 +51,6 @@ def config_for(
     return _built(captured.text, numbers, *problem, summed)
 
 
-def summed_of(captured: Captured, needed: Sequence[bool]) -> tuple[int, ...]:
-    """The places of captured tensors whose gradients kernels sum, of those that are needed. Others
-    are 0 everywhere."""
-    return tuple(place for place in _differentiable(captured.text) if needed[place])
-
-
-@functools.lru_cache(maxsize=4096)
-def _differentiable(text: str) -> tuple[int, ...]:
-    return differentiable(normal_of(text))
-
-
 @functools.lru_cache(maxsize=4096)
 def _built(
     text: str,
@@ -83,8 +70,7 @@ def _built(
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
-for _constant in (_built, _differentiable):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def select(
