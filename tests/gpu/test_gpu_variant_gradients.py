@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.captured import GROUPS, values
 from support.gpu_kernels import forbid_borrowed
+from support.variant_gradients import Extents
 from support.variants import values_of
 
 import pyflash
@@ -15,6 +17,7 @@ from pyflash.codegen.build import build_with_variants, nearest_archs
 from pyflash.config import DType, parse
 from pyflash.op import library
 from pyflash.op.variants import call as variant_call
+from pyflash.op.variants import jit
 from pyflash.op.variants.arguments import captured_of
 from pyflash.op.variants.jit import default_config, default_gradient_config
 from pyflash.op.variants.reference import attention_variant_ref
@@ -31,7 +34,10 @@ PROBLEMS = {
     "fewer keys": Problem(390, 140, 2, 2),
     "one query": Problem(1, 700, 3, 4),
 }
-LIMIT = 2e-3  # of an error, as a share of the norm of a gradient
+# Of an error, as a share of the norm of a gradient. Sums over many pairs, of either sign, are small
+# beside what rounding of the output adds to each.
+LIMIT, LIMIT_OF_SUMS = 2e-3, 1e-2
+CURVED_PARTS = GROUPS["curved"]
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +162,110 @@ def test_sinks_have_gradients_too():
     torch.testing.assert_close(gradient(""), gradient("reference"), rtol=2e-2, atol=2e-2)
 
 
-def test_what_is_captured_has_none_but_by_the_formula():
-    inputs = inputs_of(PROBLEMS["square"], 5)
-    tensors = {"gain": torch.linspace(1, 4, 4, device="cuda", requires_grad=True)}
-    with pytest.raises(RuntimeError, match="what a variant captures has no gradients on a GPU"):
-        pyflash.attention(*inputs, variant=CURVED, tensors=tensors, compile=True)
-    out = pyflash.attention(
-        *inputs, variant=CURVED, tensors=tensors, backward="reference", compile=True
+def captured_on_gpu(group, name, at):
+    """What a part of a group captures, its floats with gradients."""
+    given = on_gpu(values(name, Extents(at.batch, at.heads, at.heads // 2, at.q_len, at.k_len)))
+    for x in given.values():
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            x.requires_grad_()
+    return given
+
+
+def check_captured(inputs, given, variant, packing=(), call=None, **options):
+    """The gradients of the inputs and of all floats that are captured, beside fp64."""
+    floats = [x for x in given.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    function = pyflash.attention_varlen if packing else pyflash.attention
+    call = call or (lambda *tensors: function(*tensors, variant=variant, tensors=given, **options))
+    out = call(*inputs, *packing)
+    grad_out = torch.randn(out.shape, device="cuda").half()
+    found = torch.autograd.grad(out, [*inputs, *floats], grad_out)
+    captured = captured_of(variant, given)
+    leaves = [x.detach().double().requires_grad_() for x in inputs]
+    exact_of = [
+        x.detach().double().requires_grad_() if x.is_floating_point() else x
+        for x in captured.tensors
+    ]
+    options.pop("compile", None)
+    expected, _ = attention_variant_ref(
+        *leaves, captured._replace(tensors=exact_of), *packing[:2], dtype=torch.float64, **options
     )
-    out.sum().backward()
-    assert tensors["gain"].grad is not None
+    order = {id(x): y for x, y in zip(captured.tensors, exact_of, strict=True)}
+    exact = torch.autograd.grad(expected, [*leaves, *(order[id(x)] for x in floats)],
+                                grad_out.double())  # fmt: skip
+    for place, (one, other) in enumerate(zip(found, exact, strict=True)):
+        limit = LIMIT if place < 3 else LIMIT_OF_SUMS
+        error = ((one.double() - other).norm() / other.norm().clamp(min=1e-6)).item()
+        assert error < limit, f"gradient {place}: {error}"
+
+
+CAPTURED = [(group, name) for group, of in GROUPS.items() for name in of]
+
+
+@pytest.mark.parametrize("family", ["sm80_backward", "sm90_backward"])
+@pytest.mark.parametrize(("group", "name"), CAPTURED)
+def test_what_is_captured_has_gradients(monkeypatch, group, name, family):
+    major, minor = torch.cuda.get_device_capability()
+    config = default_gradient_config(DType.FP16, 64, nearest_archs([10 * major + minor])[0])
+    if family == "sm80_backward":
+        config = parse(SM80)
+    elif str(config.family) != family:
+        pytest.skip(f"no default config is of {family} here")
+    monkeypatch.setattr(jit, "default_gradient_config", lambda *_: config)
+    forbid_borrowed(monkeypatch)
+    at = Problem(300, 300, 2, 4)
+    given = captured_on_gpu(group, name, at)
+    check_captured(inputs_of(at, 7), given, GROUPS[group][name], compile=True)
+
+
+@pytest.mark.parametrize("options", ["causal", "window", "softcap"])
+@pytest.mark.parametrize("name", ["gain", "mixed"])
+def test_what_is_captured_composes_with_options(name, options):
+    at = Problem(300, 300, 2, 4)
+    given = captured_on_gpu("curved", name, at)
+    check_captured(inputs_of(at, 8), given, CURVED_PARTS[name], compile=True, **OPTIONS[options])
+
+
+def test_what_is_captured_of_packed_sequences():
+    lengths = (100, 0, 31, 165)
+    starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).cuda()
+    torch.manual_seed(2)
+    inputs = [
+        torch.randn(sum(lengths), n, 64, device="cuda").half().requires_grad_() for n in (4, 2, 2)
+    ]
+    given = captured_on_gpu("added", "alibi", Problem(300, 300, 4, 4))
+    check_captured(
+        inputs, given, GROUPS["added"]["alibi"], (starts, starts, 165, 165), compile=True
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_captured_in_a_graph(dtype):
+    """The gradient has the type of what is captured."""
+    at = Problem(300, 300, 2, 4)
+    inputs, slope = inputs_of(at, 9), torch.rand(4, device="cuda", dtype=dtype, requires_grad=True)
+
+    def loss(q, k, v, slope):
+        return (
+            pyflash.attention(
+                q, k, v, variant=GROUPS["added"]["alibi"], tensors={"slope": slope}, compile=True
+            )
+            .float()
+            .square()
+            .sum()
+        )
+
+    (expected,) = torch.autograd.grad(loss(*inputs, slope), slope)
+    (found,) = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*inputs, slope), slope)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_what_is_captured_is_not_deterministic():
+    inputs = inputs_of(PROBLEMS["square"], 5)
+    call = {"variant": CURVED, "compile": True, "deterministic": True}
+    gain = torch.linspace(1, 4, 4, device="cuda", requires_grad=True)
+    with pytest.raises(RuntimeError, match="deterministic came with gradients of what a variant"):
+        pyflash.attention(*inputs, tensors={"gain": gain}, **call)
 
 
 def test_a_graph_has_the_kernels_of_gradients():
