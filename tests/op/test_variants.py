@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import product
 
 import pytest
@@ -454,3 +455,16 @@ def test_a_call_for_kernels_of_gradients_has_those_of_what_is_captured():
             found = torch.autograd.grad(out, wanted, torch.empty_like(out))
     assert [list(places) for places in called] == [list(places_of(captured))]
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]
+
+
+def test_what_graphs_take_for_constant_is_not_cached_itself():
+    """torch.compile traces what functools.lru_cache wraps, whatever mark the cache has."""
+    marked = [
+        value
+        for name, module in sys.modules.items()
+        if name.startswith("pyflash.op")
+        for value in vars(module).values()
+        if getattr(value, "_dynamo_marked_constant", False)
+    ]
+    assert len(marked) > 5
+    assert not [value for value in marked if hasattr(value, "cache_info")]

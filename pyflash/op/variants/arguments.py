@@ -134,9 +134,14 @@ def summed_of(captured: Captured, needed: Sequence[bool]) -> tuple[int, ...]:
     return tuple(place for place in _differentiable(captured.text) if needed[place])
 
 
-@functools.lru_cache(maxsize=4096)
 def _differentiable(text: str) -> tuple[int, ...]:
+    return _differentiable_once(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _differentiable_once(text: str) -> tuple[int, ...]:
     return differentiable(normal_of(text))
 
 
+# NOTE: torch.compile looks through what is cached for what it wraps, which has no mark.
 _differentiable._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -51,8 +51,12 @@ def config_for(
     return _built(captured.text, numbers, *problem, summed)
 
 
+def _built(*problem: Any) -> str:
+    return _built_once(*problem)
+
+
 @functools.lru_cache(maxsize=4096)
-def _built(
+def _built_once(
     text: str,
     numbers: tuple[tuple[str, Any], ...],
     dtype: torch.dtype,
@@ -69,7 +73,8 @@ def _built(
     return select(text, of_q, d_head, capability, packed, summed, **dict(numbers))[0]
 
 
-# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import; torch.compile
+# looks through what is cached for what it wraps, which has no mark.
 _built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -89,8 +89,12 @@ def _constant(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], 
     return numbers, tuple(name for name, x in options.items() if isinstance(x, torch.Tensor))
 
 
+def _ensure(*problem: Any) -> str:
+    return _ensure_once(*problem)
+
+
 @functools.lru_cache(maxsize=4096)
-def _ensure(
+def _ensure_once(
     text: str,
     numbers: tuple[tuple[str, Any], ...],
     tensors: tuple[str, ...],
@@ -148,5 +152,6 @@ def _load(
     return config.canonical().short_form()
 
 
-# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import; torch.compile
+# looks through what is cached for what it wraps, which has no mark.
 _ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
