@@ -73,8 +73,8 @@ def _built_once(
     return select(text, of_q, d_head, capability, packed, summed, **dict(numbers))[0]
 
 
-# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import; torch.compile
-# looks through what is cached for what it wraps, which has no mark.
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+# torch.compile looks through what is cached for what it wraps, which has no mark.
 _built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -152,6 +152,6 @@ def _load(
     return config.canonical().short_form()
 
 
-# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import; torch.compile
-# looks through what is cached for what it wraps, which has no mark.
+# NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
+# torch.compile looks through what is cached for what it wraps, which has no mark.
 _ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]
