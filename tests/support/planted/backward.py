@@ -183,8 +183,8 @@ BUGS = [
     ),
     _bug(
         "dS_before_dP_is_waited_for",
-        condition("gemm_wait<2>(acc_dP); store_dS(acc_dP);",
-                  "if (!BUG) { gemm_wait<2>(acc_dP); } store_dS(acc_dP);", _CONSUMER),
+        condition("gemm_wait<2>(acc_dP); store_dS(acc_dP, block);",
+                  "if (!BUG) { gemm_wait<2>(acc_dP); } store_dS(acc_dP, block);", _CONSUMER),
         finds=[found("register_in_flight", memory=None)],
         configs=("early",),
         problem="many_blocks",
@@ -205,8 +205,8 @@ BUGS = [
     ),
     _bug(
         "dO_released_before_dV_of_the_same_block_is_waited_for",
-        condition("store_dS(acc_dP); gemm_wait<1>(acc_dV); smem.pipeline_dO.release(read);",
-                  "store_dS(acc_dP); if (BUG) { smem.pipeline_dO.release(read);"
+        condition("store_dS(acc_dP, block); gemm_wait<1>(acc_dV); smem.pipeline_dO.release(read);",
+                  "store_dS(acc_dP, block); if (BUG) { smem.pipeline_dO.release(read);"
                   " gemm_wait<1>(acc_dV); } else { gemm_wait<1>(acc_dV);"
                   " smem.pipeline_dO.release(read); }", _CONSUMER),
         finds=[found("race", "dO_g2s", "dV")],
