@@ -31,8 +31,8 @@ void refuse_beside_variant(Options const& options);
 variant::Arguments check_variant(VariantCall const& call, VariantProgram const& program,
                                  Device device, Options const& options);
 
-// Takes where gradients of captured tensors are summed: for each of `places`, which ascend, float32, contiguous and of the
-// tensor's shape. Refuses others.
+// Sets where gradients of captured tensors are summed: a float32 tensor for each of `places`, which ascend, contiguous
+// and of the captured tensor's shape. Refuses others.
 void set_sums(variant::Arguments& arguments, std::vector<TensorView> const& sums,
               std::vector<int64_t> const& places);
 

@@ -195,33 +195,29 @@ struct GradientScores {
     if constexpr (!Variant::kHasScore && !kFeatures.softcap) {
       return {fmaf(raw, scale * kLog2e, -lse), 1.f};
     }
-    float of_cap = 1.f;
-    if (is_capped) {
-      float const capped = pyflash::tanh(tile.problem.softcap.inner * raw);
-      of_cap = (1.f - capped) * (1.f + capped);
-      raw = tile.problem.softcap.outer * capped;
-    }
-    ScoreAndSlope const made = Variant::template score_and_slope<false>(
-        captured, lengths, uniform, row, columns[r], distance(r, offset), batch, at.head,
-        at.first_query + offset, at.first_key, kKeyStep * r, raw, scale);
+    auto const [score, of_cap] = capped(raw);
+    ScoreAndSlope const made = score_and_slope(r, offset, row, score);
     return {fmaf(made.score, kLog2e, -lse), made.slope * of_cap};
   }
 
   // A raw score, capped where scores are, and the derivative of that.
   CUTE_DEVICE ScoreAndSlope capped(float raw) const {
-    if (!is_capped) {
-      return {raw, 1.f};
+    float slope = 1.f;
+    if (is_capped) {
+      float const capped = pyflash::tanh(tile.problem.softcap.inner * raw);
+      slope = (1.f - capped) * (1.f + capped);
+      raw = tile.problem.softcap.outer * capped;
     }
-    float const capped = pyflash::tanh(tile.problem.softcap.inner * raw);
-    return {tile.problem.softcap.outer * capped, (1.f - capped) * (1.f + capped)};
+    return {raw, slope};
   }
-  // Of a raw score that is capped.
-  CUTE_DEVICE float slope(int r, int offset, typename Variant::Row const& row, float raw) const {
+  // The variant's score, and its slope. raw: as `capped` returns it.
+  CUTE_DEVICE ScoreAndSlope score_and_slope(int r, int offset, typename Variant::Row const& row,
+                                            float raw) const {
     return Variant::template score_and_slope<false>(
-               captured, lengths, uniform, row, columns[r], distance(r, offset), batch, at.head,
-               at.first_query + offset, at.first_key, kKeyStep * r, raw, scale)
-        .slope;
+        captured, lengths, uniform, row, columns[r], distance(r, offset), batch, at.head,
+        at.first_query + offset, at.first_key, kKeyStep * r, raw, scale);
   }
+  // The derivative of the score by load kSum. raw: as `capped` returns it.
   template <int kSum>
   CUTE_DEVICE float derivative(int r, int offset, typename Variant::Row const& row,
                                float raw) const {
@@ -252,9 +248,10 @@ struct GradientScores {
   }
 };
 
-// S^T to P^T, in place, or where scores have slopes to P^T times the slope, and to P^T as pairs of 16 bits: pairs(c + r) has those
-// of key r and queries c and c + 1. Both are 0 where a score does not count: selected, for slopes may be infinite or NaN
-// there. Where scores are kept, S^T stays, and the pairs alone are made. numbers(c): lse of queries c and c + 1, in base 2. column_of(c): the place of the thread's query c.
+// S^T to P^T, in place, or where scores have slopes to P^T times the slope, and to P^T as pairs of 16 bits:
+// pairs(c + r) has those of key r and queries c and c + 1. Both are 0 where a score does not count: selected, for slopes
+// may be infinite or NaN there. Where scores are kept, S^T stays, and the pairs alone are made. numbers(c): lse of
+// queries c and c + 1, in base 2. column_of(c): the place of the thread's query c.
 template <class Element, class Variant, BackwardFeatures kFeatures, class Rows, class Column,
           class Numbers, class Pairs>
 CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& tile,
@@ -441,8 +438,8 @@ CUTE_DEVICE void add_all_gradients(Scores const& scores, Kept const& S, Rows con
   }
 }
 
-// Adds the gradients of what is captured to their sums, of G^T = P^T (dP^T - delta). Where scores are kept, in S, G^T becomes
-// dS^T.
+// Adds the gradients of what is captured to their sums, given G^T = P^T (dP^T - delta). Where scores are kept, in S,
+// G^T becomes dS^T.
 template <class Variant, BackwardFeatures kFeatures, class Kept, class Rows, class Column>
 CUTE_DEVICE void sum_captured(Kept const& S, Rows& G, backward::Tile<kFeatures> const& tile,
                               Given<Variant> const& given, Place const& at,
@@ -457,7 +454,7 @@ CUTE_DEVICE void sum_captured(Kept const& S, Rows& G, backward::Tile<kFeatures> 
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         auto const [raw, of_cap] = scores.capped(S(r, c));
-        float const slope = scores.slope(r, column_of(c), row, raw) * of_cap;
+        float const slope = scores.score_and_slope(r, column_of(c), row, raw).slope * of_cap;
         G(r, c) = G(r, c) != 0.f ? G(r, c) * slope : 0.f;
       }
     }

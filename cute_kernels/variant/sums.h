@@ -4,15 +4,15 @@
 #include <cstdint>
 
 #include "cute_kernels/common/integers.h"
-#include "cute_kernels/variant/arithmetic.h"
+#include "cute_kernels/variant/table.h"
 
 namespace pyflash::variant {
 
-// Which pairs of a block have one place in the sums: all, those of a query, those of a key; or by chance runs of neighbours,
-// such as those of distant keys in a table of distances; or no two.
+// Which pairs of a block have one place in the sums: all, those of a query, those of a key; or by chance runs of
+// neighbours, such as those of distant keys in a table of distances; or no two.
 enum class SummedOver { block, keys, queries, runs, nothing };
 
-// Floats of the tensor's shape, contiguous. They are addressed as Table does.
+// Floats of the tensor's shape, contiguous. Indices are those of Table.
 template <int Rank>
 struct Sums {
   static constexpr int kAxes = Rank > 0 ? Rank : 1;
@@ -25,16 +25,8 @@ struct Sums {
     static_assert(sizeof...(Index) == Rank);
     int64_t offset = 0;
     [[maybe_unused]] int axis = 0;
-    ((offset = offset * extents[axis] + inside(indices, axis), ++axis), ...);
+    ((offset = offset * extents[axis] + place_in_axis(indices, extents[axis]), ++axis), ...);
     return data + offset;
-  }
-
- private:
-  // Counted from the end where it is negative, clamped to the axis.
-  template <class Index>
-  PYFLASH_HOST_DEVICE int inside(Index index, int axis) const {
-    Index const place = index < 0 ? index + extents[axis] : index;
-    return int(clamp(place, Index(0), Index(extents[axis] - 1)));
   }
 };
 

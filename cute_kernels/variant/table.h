@@ -9,6 +9,13 @@
 
 namespace pyflash::variant {
 
+// The place in an axis of an index, which counts from the end where it is negative; clamped to the axis.
+template <class Index>
+PYFLASH_HOST_DEVICE unsigned place_in_axis(Index index, int extent) {
+  Index const place = index < 0 ? index + extent : index;
+  return unsigned(clamp(place, Index(0), Index(extent - 1)));
+}
+
 template <class T, int Rank>
 struct Table {
   static constexpr int kAxes = Rank > 0 ? Rank : 1;
@@ -18,11 +25,9 @@ struct Table {
   int extents[kAxes];
   int64_t strides[kAxes];  // elements
 
-  // Counted from the end where it is negative, clamped to the axis.
   template <class Index>
   PYFLASH_HOST_DEVICE unsigned inside(Index index, int axis) const {
-    Index const place = index < 0 ? index + extents[axis] : index;
-    return unsigned(clamp(place, Index(0), Index(extents[axis] - 1)));
+    return place_in_axis(index, extents[axis]);
   }
 
   template <class... Index>

@@ -340,8 +340,8 @@ class _Emitter:
         return [facts, *both]
 
     def sums(self, sums: Sequence[_Sum]) -> list[str]:
-        """Of each load, the derivative of the score function by it, and where its gradient is
-        summed."""
+        """The functions `derivative`, of the score by each load, and `place`, where the sum of its
+        gradients is."""
         if not sums:
             return []
         reads_score = any(SCORE in postorder(one.derivative) for one in sums)

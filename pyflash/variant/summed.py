@@ -35,22 +35,12 @@ class Summed:
     @property
     def key(self) -> str:
         """The variant's, and the places: of rows of a kernel library."""
-        return self.variant.key + suffix(self.places)
+        return self.variant.key + "".join(f"_{place}" for place in self.places)
 
     def __str__(self) -> str:
-        own = tensors_of(self.variant)
+        own = [param for param in self.variant.captured if param.rank is not None]
         names = ", ".join(own[place].name for place in self.places)
         return f"{self.variant}, and gradients of {names}"
-
-
-def suffix(places: tuple[int, ...]) -> str:
-    """What the key of a variant has behind it where gradients of captured tensors are summed."""
-    return "".join(f"_{place}" for place in places)
-
-
-def tensors_of(variant: Variant) -> tuple[Param, ...]:
-    """The tensors of the normal form, in its order, under their own names."""
-    return tuple(param for param in variant.captured if param.rank is not None)
 
 
 def differentiable(variant: Variant) -> tuple[int, ...]:

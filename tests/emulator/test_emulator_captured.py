@@ -36,8 +36,8 @@ from pyflash.variant.summed import Summed
 
 __all__ = ["captured_libraries"]
 
-# Of an error, as a share of the norm of a gradient. Sums over many pairs, of either sign, are small
-# beside what rounding of the output adds to each.
+# The largest errors, as shares of the norm of a gradient. Sums over many pairs, of either sign, are
+# small beside what rounding of out adds by delta.
 LIMIT, LIMIT_OF_SUMS = 1e-3, 5e-3
 AT = Extents(2, 4, 2, 70, 90)
 PACKED = ((33, 0, 41, 20), (50, 12, 64, 7))

@@ -69,8 +69,8 @@ BUGS = [
     ),
     _bug(
         "the_slope_of_softcap_left_out",
-        "scores.slope(r, column_of(c), row, raw) * of_cap;",
-        "scores.slope(r, column_of(c), row, raw) * (BUG ? 1.f : of_cap);",
+        "scores.score_and_slope(r, column_of(c), row, raw).slope * of_cap;",
+        "scores.score_and_slope(r, column_of(c), row, raw).slope * (BUG ? 1.f : of_cap);",
         "softcap",
         group="curved",
     ),
@@ -116,17 +116,17 @@ BUGS = [
     ),
     _bug(
         "the_extent_of_the_axis_before",
-        "offset = offset * extents[axis] + inside(indices, axis)",
-        "offset = offset * extents[BUG && axis > 0 ? axis - 1 : axis] + inside(indices, axis)",
+        "offset = offset * extents[axis] +",
+        "offset = offset * extents[BUG && axis > 0 ? axis - 1 : axis] +",
         "of_pair",
         _SUMS,
     ),
     _bug(
         "indices_from_the_end_taken_for_the_first",
-        "index < 0 ? index + extents[axis] : index",
-        "index < 0 && !BUG ? index + extents[axis] : index",
+        "index < 0 ? index + extent : index",
+        "index < 0 && !BUG ? index + extent : index",
         "from_the_end",
-        _SUMS,
+        "variant/table.h",
     ),
     # The steps of sums.
     _bug(
