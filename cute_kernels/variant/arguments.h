@@ -26,7 +26,7 @@ struct Arguments {
   // The starts of packed sequences, where the kernel's are not addresses of the host.
   int const* host_starts_q = nullptr;
   int const* host_starts_k = nullptr;
-  // Of gradients: where those of each tensor are summed, nullptr for those that are not; or empty.
+  // Where the gradients of each tensor are summed, nullptr for one whose gradients are not; or empty.
   std::vector<float*> sums_of;
 
   template <class T, int Rank>
