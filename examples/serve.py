@@ -258,7 +258,7 @@ class Engine:
         self.use_graphs = on_gpu if use_graphs is None else use_graphs
         # One a step, for all layers; kernels of Hopper alone take it.
         self.use_schedule = not on_gpu or torch.cuda.get_device_capability(model.device)[0] == 9
-        self.graphs: dict[int, tuple[Any, Tensor]] = {}
+        self.graphs, self.pool = dict[int, tuple[Any, Tensor]](), None  # None: each has its own
 
     def submit(self, request: Request) -> None:
         """From any thread. Raises ValueError for a request that can never be served."""
@@ -443,7 +443,7 @@ class Engine:
 
     def _captured(self, bucket: int) -> Tensor:
         following = self._decode(bucket)  # this step; libraries load, and allocate
-        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph(), pool=self.pool):
             self.graphs[bucket] = (graph, self._decode(bucket))
         return following
 

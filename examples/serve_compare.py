@@ -30,7 +30,8 @@ class SdpaEngine(Engine):
         super().__init__(*args, **options)
         self.width = self.seats.width
         self.graphs_of_width: dict[int, dict[int, tuple[Any, Tensor]]] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.use_graphs else None
+        if self.use_graphs:  # what they gather is large, and no two of them run at once
+            self.pool = torch.cuda.graph_pool_handle()
 
     def _mixed(self, work: list[Work]) -> Any:
         self.width = self.seats.width
@@ -42,13 +43,6 @@ class SdpaEngine(Engine):
         self.width = -(-longest // some) * some
         self.graphs = self.graphs_of_width.setdefault(self.width, {})
         return super()._decoding(n)
-
-    def _captured(self, bucket: int) -> Tensor:
-        following = self._decode(bucket)
-        # What graphs gather is large, and no two of them run at once.
-        with torch.cuda.graph(graph := torch.cuda.CUDAGraph(), pool=self.pool):
-            self.graphs[bucket] = (graph, self._decode(bucket))
-        return following
 
     def _run(
         self, inputs: tuple[Tensor, ...], groups: list[Group], rows_asked: Tensor | None = None
