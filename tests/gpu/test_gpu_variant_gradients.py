@@ -34,8 +34,8 @@ PROBLEMS = {
     "fewer keys": Problem(390, 140, 2, 2),
     "one query": Problem(1, 700, 3, 4),
 }
-# Of an error, as a share of the norm of a gradient. Sums over many pairs, of either sign, are small
-# beside what rounding of out adds by delta, which alone makes up to 0.014 of that of `mixed`.
+# The largest errors, as shares of the norm of a gradient. Sums over many pairs, of either sign, are
+# small beside what rounding of out adds by delta.
 LIMIT, LIMIT_OF_SUMS = 2e-3, 3e-2
 CURVED_PARTS = GROUPS["curved"]
 
