@@ -51,6 +51,7 @@ struct BackwardShape {
   int B_c;                            // keys per CTA
   int d_head;                         // columns of a tile
   bool lanes_are_neighbours = false;  // in the sums of dQ
+  bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
 };
 
 // Queries of a part of the workspace: blocks have a multiple of it.
@@ -58,6 +59,11 @@ inline constexpr int kQueriesOfPiece = 64;
 
 // Floats of the sums of dQ that one warp adds at a time, which has a turn of its own.
 inline constexpr int kSumsOfTurn = 1024;
+
+// What recycled sums of dQ may take, to stay in L2 beside Q and dO, and the CTAs that run at a time on the largest device; on
+// others they wait a little, or not.
+inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
+inline constexpr int kCtasAtATime = 132;
 
 // The gradients of attention without dropout. Strides are in elements. k, v, dk and dv have heads_kv heads, the others have
 // heads. Packed sequences are one batch of the tensors: (total, heads, d_head).
@@ -76,8 +82,9 @@ struct AttentionGradients {
   void* dv;               // (batch, seqlen_k, heads_kv, d_head)
 
   // Workspace: padded_q rows of each head, and of each batch of the tensors.
-  float* dq_sum;  // (batch, heads, padded_q * columns), as sums_of says
-  float* lse2;    // (batch, heads, padded_q): lse in base 2; +inf: no such query, or no key for it
+  float*
+      dq_sum;  // (batch, heads, padded_q * columns), as sums_of says; (heads_with_sums, group, ...)
+  float* lse2;  // (batch, heads, padded_q): lse in base 2; +inf: no such query, or no key for it
   float* minus_delta;  // (batch, heads, padded_q): dlse - rowsum(dO * O); 0 where there is no query
 
   TensorStrides q_strides;
@@ -122,6 +129,13 @@ struct AttentionGradients {
   // sequence that is next to add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
   float* turns;
 
+  // Heads of k and v, of all batches, whose sums of dQ have room at a time: n_sums(). Head i and head i + n_sums() have the same
+  // memory, one after the other: the last CTA to add to a head's sums rounds and clears them.
+  int heads_with_sums;
+  // Workspace if sums are recycled, else of no element: for each of heads_with_sums, minus how many CTAs have added all that they add
+  // to them, have rounded them and have cleared a share, of all heads that had them. A number below 2^24.
+  float* added;
+
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
     return {q_sequences, block_q};
   }
@@ -131,11 +145,52 @@ struct AttentionGradients {
     columns = shape.d_head;
     block_k = shape.B_c;
     lanes_are_neighbours = shape.lanes_are_neighbours;
+    set_heads_with_sums(shape.recycles_sums && !deterministic ? kCtasAtATime : 0);
+  }
+  // n_ctas: that run at a time; 0: no sums are recycled.
+  // NOTE: a section of heads, whose tiles are dealt out together, has at most half of them (sm90/backward/plan.h): so a CTA waits
+  // only for CTAs that start before it. CTAs at a time have tiles of so many heads that the others have been added up by then.
+  constexpr void set_heads_with_sums(int64_t n_ctas, int64_t bytes = kBytesOfRecycledSums) {
+    int64_t const all = n_heads_of_keys();
+    int64_t const n_blocks = n_key_blocks();
+    heads_with_sums = int(all);
+    if (n_ctas > 0 && all > 0 && n_blocks > 0 && padded_q > 0) {
+      int64_t const bytes_of_head = int64_t(group()) * padded_q * columns * int(sizeof(float));
+      int64_t const n = larger(bytes / bytes_of_head / 2, ceil_div(n_ctas, n_blocks)) * 2;
+      constexpr int64_t kMostAdded = 1 << 24;
+      int64_t const most_added = (2 * n_blocks * group() + 1) * ceil_div(all, n);
+      heads_with_sums = int(n < all && most_added < kMostAdded ? n : all);
+    }
   }
 
-  // The rows of the workspace.
+  PYFLASH_HOST_DEVICE constexpr int group() const { return heads / heads_kv; }
+  // Blocks of keys of a head of k and v, and these heads of all batches.
+  constexpr int64_t n_key_blocks() const {
+    return k_sequences.tensor_rows() == 0
+               ? 0
+               : BlockedRows{k_sequences, block_k}.n_rows(batch) / block_k;
+  }
+  PYFLASH_HOST_DEVICE constexpr int64_t n_heads_of_keys() const {
+    return int64_t(heads_kv) * k_sequences.tensor_batches(batch);
+  }
+
+  // The rows of the workspace, and those of the sums of dQ.
   constexpr int64_t n_workspace_rows() const {
     return int64_t(q_sequences.tensor_batches(batch)) * heads * blocked_queries().n_rows(batch);
+  }
+  PYFLASH_HOST_DEVICE constexpr int64_t n_sum_rows() const {
+    return int64_t(heads_with_sums) * group() * padded_q;
+  }
+  PYFLASH_HOST_DEVICE constexpr bool recycles_sums() const {
+    return heads_with_sums < n_heads_of_keys();
+  }
+  // The last head to use the n-th of recycled sums.
+  PYFLASH_HOST_DEVICE constexpr int last_head_in(int n) const {
+    return n + (int(n_heads_of_keys()) - 1 - n) / heads_with_sums * heads_with_sums;
+  }
+  // How far the sums of a head of k and v, counted through all batches, are before its rows of the workspace.
+  PYFLASH_HOST_DEVICE constexpr int rows_before_sums(int head) const {
+    return head / heads_with_sums * heads_with_sums * group() * padded_q;
   }
   // One of them. tensor_batch: 0 where sequences are packed. NOTE: memory has no room for 2^31 of them.
   PYFLASH_HOST_DEVICE constexpr int workspace_row(int tensor_batch, int head, int row) const {

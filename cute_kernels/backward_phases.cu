@@ -44,14 +44,14 @@ struct PhaseKernel {
   int smem_bytes;
 };
 
-// A CTA for each piece of queries of each head.
-int launch(PhaseKernel const& kernel, BackwardParams params, void* stream) {
+// A CTA for each piece of queries of each head that it has.
+int launch(PhaseKernel const& kernel, int64_t n_pieces, BackwardParams params, void* stream) {
   bool waits = false;
   if (cudaError_t const error = waits_for_previous_kernel(waits); error != cudaSuccess) {
     return error;
   }
   sm90::Grid const grid{.kernel = kernel.function,
-                        .n_ctas = backward::n_query_pieces(params),
+                        .n_ctas = n_pieces,
                         .n_threads = kernel.n_threads,
                         .smem_bytes = kernel.smem_bytes};
   if (waits || grid.n_ctas == 0) {
@@ -102,13 +102,15 @@ int with_types(BackwardParams const& params, DType dtype, Run const& run) {
 
 int preprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
   return with_types(params, dtype, [&]<class Element, int kColumns>() {
-    return launch(preprocess<Element, kColumns>(), params, stream);
+    return launch(preprocess<Element, kColumns>(), backward::n_query_pieces(params), params,
+                  stream);
   });
 }
 
 int postprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
   return with_types(params, dtype, [&]<class Element, int kColumns>() {
-    return launch(postprocess<Element, kColumns>(params), params, stream);
+    return launch(postprocess<Element, kColumns>(params), backward::n_sum_pieces(params), params,
+                  stream);
   });
 }
 

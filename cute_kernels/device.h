@@ -169,6 +169,20 @@ CUTE_DEVICE float wait_until_at_most(float const* address, float bound) {
 CUTE_DEVICE void store_release(float* address, float value) {
   asm volatile("st.release.gpu.global.f32 [%0], %1;\n" ::"l"(address), "f"(value) : "memory");
 }
+// Adds to a global number and returns what it was: behind everything that this thread has written or waited for, and before what it
+// reads next.
+CUTE_DEVICE float add_release(float* address, float value) {
+  float before;
+  asm volatile("atom.acq_rel.gpu.global.add.f32 %0, [%1], %2;\n"
+               : "=f"(before)
+               : "l"(address), "f"(value)
+               : "memory");
+  return before;
+}
+// The same behind what all threads of the CTA have added, of which this one was told.
+CUTE_DEVICE float add_release_of_cta(float* address, float value) {
+  return add_release(address, value);
+}
 
 // Programmatic dependent launch, of devices that have it. A kernel that is launched while the one before it in the stream
 // still runs waits here until that one has ended and what it wrote is visible; it touches no global memory before.
@@ -248,6 +262,8 @@ uint32_t swap_inner_bytes(uint32_t bytes);
 void reduce_add(float* address, float value);
 float wait_until_at_most(float const* address, float bound);
 void store_release(float* address, float value);
+float add_release(float* address, float value);
+float add_release_of_cta(float* address, float value);
 
 void wait_for_previous_kernel();
 void launch_dependents();

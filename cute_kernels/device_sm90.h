@@ -150,6 +150,10 @@ template <class T>
 CUTE_DEVICE void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
   cute::SM90_BULK_COPY_G2S::copy(global, &barrier, smem, bytes);
 }
+// Stores contiguous bytes of shared memory. A store to the groups of tma_store. Addresses and `bytes` are multiples of 16.
+CUTE_DEVICE void bulk_store(float const* smem, float* global, int bytes) {
+  cute::SM90_BULK_COPY_S2G::copy(smem, global, bytes);
+}
 // Adds contiguous floats of shared memory to global ones, each atomically, in any order. A store to the groups of tma_store.
 CUTE_DEVICE void bulk_reduce_add(float const* smem, float* global, int bytes) {
   asm volatile(
@@ -289,6 +293,7 @@ template <class T>
 void bulk_load(T const* global, Mbarrier& barrier, T* smem, int bytes) {
   bulk_load_bytes(global, barrier, smem, bytes);
 }
+void bulk_store(float const* smem, float* global, int bytes);
 void bulk_reduce_add(float const* smem, float* global, int bytes);
 
 void reduce_add(float4* address, float4 const& values);

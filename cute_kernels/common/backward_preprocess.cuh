@@ -1,5 +1,6 @@
 // What the main kernel of a backward needs of each query: lse in base 2 and -delta = dlse - rowsum(dO * O), padded to whole
-// blocks; sums of dQ that start at 0, and, where they have an order, who adds first. A CTA has a piece of the queries of a head.
+// blocks; sums of dQ that start at 0, and, where they have an order, who adds first, or where they are recycled, that none has
+// added. A CTA has a piece of the queries of a head.
 #pragma once
 
 #include <cmath>
@@ -19,6 +20,9 @@ inline constexpr int kPreprocessThreads = 256;
 constexpr int64_t n_query_pieces(BackwardParams const& problem) {
   return problem.n_workspace_rows() / kQueriesOfPiece;
 }
+constexpr int64_t n_sum_pieces(BackwardParams const& problem) {
+  return problem.n_sum_rows() / kQueriesOfPiece;
+}
 
 // The piece of queries that a CTA of a kernel before or after the main one has.
 struct QueryPiece {
@@ -29,15 +33,21 @@ struct QueryPiece {
   Rows queries;  // of the sequence
   int sequence;
 
-  CUTE_DEVICE static QueryPiece of(BackwardParams const& problem, int index) {
+  CUTE_DEVICE static QueryPiece of(AttentionGradients const& problem, int index) {
     int const n_pieces = problem.padded_q / kQueriesOfPiece;
     int const rest = index / n_pieces;
-    QueryPiece piece{index % n_pieces * kQueriesOfPiece,
-                     rest % problem.heads,
-                     rest / problem.heads,
-                     index * kQueriesOfPiece,
+    return of(problem, rest / problem.heads, rest % problem.heads,
+              index % n_pieces * kQueriesOfPiece);
+  }
+  // row: of the workspace of a head, a multiple of kQueriesOfPiece.
+  CUTE_DEVICE static QueryPiece of(AttentionGradients const& problem, int batch, int head,
+                                   int row) {
+    QueryPiece piece{row,
+                     head,
+                     batch,
+                     problem.workspace_row(batch, head, row),
                      {0, problem.q_sequences.longest},
-                     rest / problem.heads};
+                     batch};
     if (problem.q_sequences.is_packed()) {
       device::Loader const load;
       BlockedRows const blocks = problem.blocked_queries();
@@ -153,6 +163,16 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   }
   if (problem.deterministic && thread < 32) {
     store_turns<kColumns>(problem, piece, thread);
+  }
+  if (problem.recycles_sums()) {
+    if (piece.row == 0) {
+      for (int i = thread; i < problem.heads_with_sums; i += kPreprocessThreads) {
+        device::store(problem.added + i, 0.f);
+      }
+    }
+    if (piece.row >= problem.n_sum_rows()) {
+      return;
+    }
   }
   auto* const sums = reinterpret_cast<float4*>(problem.sums_of(piece.row));
   CUTE_UNROLL

@@ -16,6 +16,7 @@ struct Tile {
   int n_heads = 0;
   int batch = 0;  // of the tensors
   Interval blocks = {};
+  int rows_before_sums = 0;  // as AttentionGradients says
 
   // Where sequences may be packed.
   Rows queries_found = {};
@@ -34,6 +35,11 @@ struct Tile {
   // A row of the workspace.
   CUTE_DEVICE int workspace_row(int head, int query) const {
     return problem.workspace_row(batch, head, (kFeatures.packed ? first_row_found : 0) + query);
+  }
+
+  // Of the sums of dQ.
+  CUTE_DEVICE int sums_row(int head, int query) const {
+    return workspace_row(head, query) - rows_before_sums;
   }
 
   // The heads of the group that number `rank` of `n_ctas` goes through.

@@ -63,6 +63,9 @@ void tma_store_box(TensorMap const& map, void const* smem, int const* coords, in
 void bulk_load_bytes(void const* global, Mbarrier& barrier, void* smem, int bytes) {
   machine->bulk_load(global, &barrier, smem, bytes);
 }
+void bulk_store(float const* smem, float* global, int bytes) {
+  machine->bulk_store(smem, global, bytes);
+}
 void bulk_reduce_add(float const* smem, float* global, int bytes) {
   machine->bulk_reduce_add(smem, global, bytes);
 }
@@ -78,6 +81,12 @@ float wait_until_at_most(float const* address, float bound) {
   return machine->wait_until_at_most(address, bound);
 }
 void store_release(float* address, float value) { machine->store_release(address, value); }
+float add_release(float* address, float value) {
+  return machine->add_release(address, value, false);
+}
+float add_release_of_cta(float* address, float value) {
+  return machine->add_release(address, value, true);
+}
 
 int cluster_size() { return machine->cluster_size(); }
 int cluster_rank() { return machine->cluster_rank(); }

@@ -161,10 +161,12 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void stmatrix(uint32_t const* words, void* row) override;
   void tma_store(void const* map, void const* smem, int const* coords, int n_coords) override;
   void bulk_load(void const* global, void* barrier, void* smem, int bytes) override;
+  void bulk_store(void const* smem, void* global, int bytes) override;
   void bulk_reduce_add(void const* smem, void* global, int bytes) override;
   void reduce_add(void* global, void const* values, int bytes) override;
   float wait_until_at_most(float const* address, float bound) override;
   void store_release(float* address, float value) override;
+  float add_release(float* address, float value, bool of_cta) override;
   void tma_store_commit() override;
   void tma_store_wait(int n_pending) override;
   void tma_store_wait_written() override;

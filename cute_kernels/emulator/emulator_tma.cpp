@@ -207,6 +207,12 @@ void Emulator::tma_store(void const* map, void const* smem, int const* coords, i
   begin_store(box_of(map, smem, coords, n_coords, "TMA store"));
 }
 
+void Emulator::bulk_store(void const* smem, void* global, int bytes) {
+  TmaBox const box = box_of(contiguous(global, bytes), smem, "bulk store");
+  begin_store(box);
+  current().unwritten = box.access;
+}
+
 void Emulator::bulk_reduce_add(void const* smem, void* global, int bytes) {
   TmaBox box = box_of(contiguous(global, bytes), smem, "bulk reduction");
   box.adds = true;
@@ -298,6 +304,27 @@ void Emulator::store_release(float* address, float value) {
   if (auto* to = translate(address, sizeof value, sizeof value, GlobalMemory::kReducer, access)) {
     std::memcpy(to, &value, sizeof value);
   }
+}
+
+float Emulator::add_release(float* address, float value, bool of_cta) {
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "count of what is added"};
+  for (Thread const& other : threads()) {
+    bool const is_behind = &other == &thread || (of_cta && &cta_of(other) == &cta());
+    if (is_behind && other.unwritten.thread >= 0) {
+      findings_.add({.kind = "unordered_reduction",
+                     .memory = global_.name_at(address),
+                     .access = access,
+                     .other = other.unwritten});
+    }
+  }
+  float before = 0;
+  if (auto* to = translate(address, sizeof value, sizeof value, GlobalMemory::kReducer, access)) {
+    std::memcpy(&before, to, sizeof before);
+    float const after = before + value;
+    std::memcpy(to, &after, sizeof after);
+  }
+  return before;
 }
 
 // What lies outside the map's extents is left out.

@@ -106,7 +106,7 @@ std::byte* GlobalMemory::translate(void const* address, int bytes, int alignment
                   .access = access,
                   .detail = "a reduction into what is no accumulator"});
   }
-  if (writer >= 0) {
+  if (writer >= 0 && !tensor->description.is_recycled) {
     check_writers(*tensor, first, last, writer, access, findings);
   }
   return tensor->description.data + offset;

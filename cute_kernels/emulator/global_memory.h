@@ -22,6 +22,7 @@ struct GlobalTensor {
   bool output;           // written by the kernel, each element by one thread; others are only read
   bool is_partial = false;   // an output of which some elements may stay unwritten
   bool accumulator = false;  // reductions of any threads add to it
+  bool is_recycled = false;  // an accumulator that threads clear
 };
 
 class GlobalMemory {

@@ -112,6 +112,7 @@ class Machine {
   virtual void stmatrix(uint32_t const* words, void* row) = 0;
   virtual void tma_store(void const* map, void const* smem, int const* coords, int n_coords) = 0;
   virtual void bulk_load(void const* global, void* barrier, void* smem, int bytes) = 0;
+  virtual void bulk_store(void const* smem, void* global, int bytes) = 0;
   // A reduction of floats.
   virtual void bulk_reduce_add(void const* smem, void* global, int bytes) = 0;
   // Adds floats from registers.
@@ -119,6 +120,8 @@ class Machine {
   // Turns, which CTAs take one after another: a number that is above `bound` stays so.
   virtual float wait_until_at_most(float const* address, float bound) = 0;
   virtual void store_release(float* address, float value) = 0;
+  // of_cta: what all threads of the CTA have added is complete, not only what this one has.
+  virtual float add_release(float* address, float value, bool of_cta) = 0;
   virtual void tma_store_commit() = 0;
   virtual void tma_store_wait(int n_pending) = 0;
   virtual void tma_store_wait_written() = 0;

@@ -16,7 +16,7 @@ struct Dim {
 
 // What a kernel does with a tensor. Of an output each element is written once, of a partial one at most once; reductions add to an
 // accumulator.
-enum class Role { kInput, kOutput, kPartialOutput, kAccumulator };
+enum class Role { kInput, kOutput, kPartialOutput, kAccumulator, kRecycledAccumulator };
 
 class Mapping {
  public:
@@ -40,7 +40,8 @@ class Mapping {
         .misalignment = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) % kAlignment),
         .output = role == Role::kOutput || role == Role::kPartialOutput,
         .is_partial = role == Role::kPartialOutput,
-        .accumulator = role == Role::kAccumulator};
+        .accumulator = role == Role::kAccumulator || role == Role::kRecycledAccumulator,
+        .is_recycled = role == Role::kRecycledAccumulator};
     for (Dim const& dim : dims) {
       tensor.shape.push_back(dim.extent);
       tensor.strides.push_back(dim.stride);

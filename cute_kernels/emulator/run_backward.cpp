@@ -40,7 +40,10 @@ class BackwardRun final : public Run {
     check_config_fits(config, dtype, d_head, problem_as_asked(asked.forward));
     params_ = problem.params;
     params_.set_shape(kernel_.backward->shape);
-    n_resident();
+    // NOTE: problems are small here: no memory is too much for L2.
+    if (kernel_.backward->shape.recycles_sums && !params_.deterministic) {
+      params_.set_heads_with_sums(n_resident(), 0);
+    }
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
@@ -109,7 +112,16 @@ class BackwardRun final : public Run {
     if (params.deterministic && phase != kAfter) {
       workspace(params.turns, "turns", 3, phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
-    workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? Role::kAccumulator : role(kBefore));
+    bool const recycles = params.recycles_sums();
+    Role const of_sums = recycles ? Role::kRecycledAccumulator : Role::kAccumulator;
+    workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? of_sums : role(kBefore));
+    if (recycles && phase != kAfter) {
+      workspace(params.added, "added", 4, phase == kOwn ? Role::kAccumulator : Role::kOutput);
+    }
+    if (phase == kAfter || (recycles && phase == kOwn)) {
+      rows(params.dq, "dq", params.dq_strides, false,
+           recycles ? Role::kPartialOutput : Role::kOutput);
+    }
     if (phase != kAfter) {
       workspace(params.lse2, "lse2", 1, role(kBefore));
       workspace(params.minus_delta, "delta", 2, role(kBefore));
@@ -139,8 +151,6 @@ class BackwardRun final : public Run {
                                              int64_t(1), std::multiplies<>());
         mapping.map("captured", arguments.sums_of[i], 4, {{size, 1}}, Role::kAccumulator);
       }
-    } else {
-      rows(params.dq, "dq", params.dq_strides, false, Role::kOutput);
     }
     return kernel_.backward->launch(phase, params, arguments, n_resident());
   }

@@ -13,8 +13,10 @@ struct Sections {
 };
 
 // n_ctas: that run at a time. n_rest: heads, batches and splits. heads_per_kv: of Q. bytes_of_kv: of one head's keys and values.
+// most_heads: of a section.
 inline Sections divide_into_sections(bool persistent, int64_t n_ctas, int64_t n_m_blocks,
-                                     int64_t n_rest, int heads_per_kv, int64_t bytes_of_kv) {
+                                     int64_t n_rest, int heads_per_kv, int64_t bytes_of_kv,
+                                     int64_t most_heads = INT64_MAX) {
   constexpr int64_t kL2Bytes = 36 << 20;
   int64_t heads = std::max<int64_t>(kL2Bytes / std::max<int64_t>(bytes_of_kv, 1) * heads_per_kv, 1);
   if (persistent) {
@@ -25,9 +27,10 @@ inline Sections divide_into_sections(bool persistent, int64_t n_ctas, int64_t n_
     // Too many heads in a section cost less than CTAs that wait for others, up to twice what L2 holds.
     heads = 2 * heads >= unit ? unit : n_rest;
   }
-  heads = std::min(heads, n_rest);
+  heads = std::min({heads, n_rest, most_heads});
   // What is left of a round would be one tile for some CTAs and none for others, and goes with the section before.
-  bool const joins = n_rest % heads * n_m_blocks < n_ctas;
+  int64_t const left = n_rest % heads;
+  bool const joins = left * n_m_blocks < n_ctas && heads + left <= most_heads;
   return {.heads = heads, .last = n_rest / heads - (joins ? 1 : 0)};
 }
 

@@ -88,6 +88,37 @@ def test_query_heads_of_a_group_divided_among_a_cluster(config: str) -> None:
         assert report.n_ctas == n_tiles * min(cluster, MAX_CLUSTER[config]), (heads, resident)
 
 
+# Batches, heads of q and of k and v, and options. With one CTA at a time two heads have sums of dQ
+# at a time, and the others wait for these.
+RECYCLING = {
+    "full": Shape(1, 5, 5, 150, 140),
+    "batches": Shape(3, 2, 2, 70, 200),
+    "causal": Shape(2, 3, 3, 260, 270, options={"causal": True}),
+    "groups": Shape(3, 6, 2, 110, 140, 8, {"causal": True}),
+    "clusters": Shape(1, 30, 5, 110, 140, options={"causal": True}),
+    "window": Shape(1, 7, 7, 260, 280, 8, {"window_left": 40, "window_right": 0}),
+    "rows_without_keys": Shape(1, 5, 5, 300, 130, options={"causal": True}),
+    "keys_without_rows": Shape(1, 5, 5, 70, 290, options={"window_left": 10}),
+    "softcap": Shape(3, 3, 3, 70, 90, options={"softcap": 2.0}),
+    "slopes": Shape(5, 1, 1, 70, 90, options={"alibi_slopes": torch.tensor([0.3])}),
+    "one_block": Shape(9, 1, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", RECYCLING)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_sums_that_one_head_has_after_another(config: str, name: str) -> None:
+    key, shape = CONFIGS[config], RECYCLING[name]
+    call = make_call(key, shape)
+    for order in ORDERS:
+        *gradients, report = pyflash.emulate_backward(
+            *call.inputs, key, grad_lse=call.grad_lse, order=order, resident_ctas=1,
+            **shape.options,
+        )  # fmt: skip
+        report.check()
+        assert wrong(key, shape, call, tuple(gradients)) == {}
+
+
 def test_strided_inputs_and_no_gradient_of_lse() -> None:
     key, shape = CONFIGS["narrow"], SHAPES["ragged"]
     call = make_call(key, shape)

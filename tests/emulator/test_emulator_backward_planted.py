@@ -30,6 +30,7 @@ PROBLEMS = {
     "causal": Shape(1, 1, 1, 300, 300, options={"causal": True}),
     "far_below": Shape(1, 1, 1, 141, 173, below=128),
     "cluster": Shape(1, 4, 1, 141, 130, options={"causal": True}),
+    "recycled": Shape(4, 2, 1, 141, 173),
     "softcap": Shape(1, 1, 1, 150, 150, options={"causal": True, "softcap": 1.0}),
     "slopes": Shape(
         1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}
@@ -50,7 +51,8 @@ def run(library, config, problem, order):
     call, options = call_of(config, problem), PROBLEMS[problem].options
     *gradients, report = run_backward_library(
         library, call.inputs, CONFIGS[config], order=order, seed=1, grad_lse=call.grad_lse,
-        deterministic=int(problem == "deterministic"), **options,
+        deterministic=int(problem == "deterministic"),
+        resident_ctas=1 if problem == "recycled" else 132, **options,
     )  # fmt: skip
     if isinstance(call, PackedCall):
         return wrong_packed(call, tuple(gradients), LIMITS[CONFIGS[config].dtype]), report

@@ -9,7 +9,8 @@
 //   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups
 //   dV += P^T dO, dK += dS^T Q         A from registers as it is
 //   dQ = dS K                          64 x 64 elements by each warpgroup, over all keys of the tile
-// dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them. A variant's scores are f(scale S^T), and
+// dQ of a block is added to fp32 sums in global memory; the last CTA to add to a head's scales and rounds them (recycled_sums.h), or
+// `postprocess`. A variant's scores are f(scale S^T), and
 // its dS^T has a factor f'.
 #pragma once
 
@@ -39,6 +40,9 @@ CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
       smem.dq_turns[consumer].init(Traits::kWarpsPerConsumer);
     }
   }
+  if constexpr (RecycledSums<Traits, kFeatures>::kMayBe) {
+    smem.sums.init(Traits::kNConsumerWarps);
+  }
   device::fence_mbarrier_init();
 }
 
@@ -62,13 +66,19 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<KernelParams, Variant> const& pa
   variant::limit_lengths<Variant, Traits::kBlockM>(tile);
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();
-    if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
-      if (warp >= kLoaders && device::elect_one()) {
+    if (warp < kLoaders) {
+      if (device::elect_one()) {
+        load_tile<Traits, Variant>(params, smem, tile, warp);
+      }
+    } else if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
+      if (device::elect_one()) {
         send_in_turn<Traits>(params, smem, tile, warp - kLoaders);
       }
-    }
-    if (device::elect_one()) {
-      load_tile<Traits, Variant>(params, smem, tile, warp);
+    } else if constexpr (RecycledSums<Traits, kFeatures>::kMayBe) {
+      if (params.problem.recycles_sums()) {
+        RecycledSums<Traits, kFeatures> const sums{params, smem, tile};
+        warp == kLoaders ? sums.keep_count() : sums.clear_others();
+      }
     }
   } else {
     device::registers_claim<Traits::kConsumerRegisters>();

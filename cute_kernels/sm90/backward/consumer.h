@@ -71,6 +71,7 @@ struct Consumer {
     if (block.exists()) {
       smem.pipeline_K.wait({});
       smem.pipeline_V.wait({});
+      RecycledSums<Traits, kFeatures>{params, smem, tile}.wait_until_cleared();
       drop_tails_of_keys();
       if constexpr (kEarlyDP) {
         run_with_early_dP(block);
@@ -399,7 +400,7 @@ struct Consumer {
   }
 
   CUTE_DEVICE int row_of_dQ(Blocks const& block) const {
-    return tile.workspace_row(block.head, block.m_block * kBlockM);
+    return tile.sums_row(block.head, block.m_block * kBlockM);
   }
 };
 

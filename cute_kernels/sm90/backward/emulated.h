@@ -102,7 +102,8 @@ EmulatedKernel const* emulated_kernel_of() {
         if (phase == 1) {
           return launch_sm90_backward<kConfig, Variant, kBuilt...>(params, captured, n_resident);
         }
-        return {.n_ctas = backward::n_query_pieces(params),
+        return {.n_ctas =
+                    phase == 0 ? backward::n_query_pieces(params) : backward::n_sum_pieces(params),
                 .params = std::make_shared<BackwardParams>(params)};
       }};
   static EmulatedKernel const kernel{

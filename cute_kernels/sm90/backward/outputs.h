@@ -7,6 +7,7 @@
 #include "cute_kernels/sm90/backward/cluster_sums.h"
 #include "cute_kernels/sm90/backward/epilogue.h"
 #include "cute_kernels/sm90/backward/problem.h"
+#include "cute_kernels/sm90/backward/recycled_sums.h"
 #include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/backward/traits.h"
 #include "cute_kernels/sm90/gemm.h"
@@ -100,14 +101,16 @@ struct Outputs {
   template <class AccDKV>
   CUTE_DEVICE void store(AccDKV& acc_dK, AccDKV& acc_dV) {
     AttentionGradients const& problem = params.problem;
+    RecycledSums<Traits, kFeatures> const sums{params, smem, tile};
+    sums.announce_added();
     wait_for_sent_dQ();
     bool stores_dV = true;
     bool stores_dK = true;
     if (params.cluster > 1) {
-      ClusterSums<Traits> const sums{smem, warpgroup};
-      sums.run(acc_dV, acc_dK);
-      stores_dV = sums.owns(sums.kDV);
-      stores_dK = sums.owns(sums.kDK);
+      ClusterSums<Traits> const parts{smem, warpgroup};
+      parts.run(acc_dV, acc_dK);
+      stores_dV = parts.owns(parts.kDV);
+      stores_dK = parts.owns(parts.kDK);
     }
     if (stores_dV) {
       store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
@@ -115,6 +118,7 @@ struct Outputs {
     if (stores_dK) {
       store_rows(acc_dK, problem.softmax_scale, problem.dk, problem.dk_strides);
     }
+    sums.round_if_last(warpgroup, reinterpret_cast<Element*>(staged_dQ()));
   }
 
  private:

@@ -19,15 +19,9 @@ using Config = FlashBackwardSm90Config;
 // Tiles are counted in ints.
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
-// The blocks of keys of a head, in each batch of the tensors.
-inline int64_t n_key_blocks(Config const& config, AttentionGradients const& problem) {
-  Sequences const& keys = problem.k_sequences;
-  return keys.tensor_rows() == 0 ? 0
-                                 : BlockedRows{keys, config.B_c}.n_rows(problem.batch) / config.B_c;
-}
-inline int64_t count_tiles(Config const& config, AttentionGradients const& problem) {
-  return n_key_blocks(config, problem) * problem.heads_kv *
-         problem.k_sequences.tensor_batches(problem.batch);
+// problem: with the shape of the config.
+inline int64_t count_tiles(AttentionGradients const& problem) {
+  return problem.n_key_blocks() * problem.n_heads_of_keys();
 }
 
 // (rows, heads, batch). NOTE: a map has no empty extents; what has no rows is not loaded.
@@ -74,7 +68,7 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
 }
 
 inline char const* refusal(Config const& config, BackwardParams const& problem) {
-  if (count_tiles(config, problem) > kMaxTiles) {
+  if (count_tiles(problem) > kMaxTiles) {
     return "it has more than 2^30 tiles of keys";
   }
   constexpr int64_t kMaxRows = (int64_t(1) << 31) - 1;
@@ -115,16 +109,19 @@ inline int cluster_of(Config const& config, AttentionGradients const& problem, i
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   AttentionGradients const& problem = params.problem;
   TileOrder& order = params.order;
-  int64_t const n_blocks = n_key_blocks(config, problem);
-  int64_t const n_heads =
-      int64_t(problem.heads_kv) * problem.k_sequences.tensor_batches(problem.batch);
+  int64_t const n_blocks = problem.n_key_blocks();
+  int64_t const n_heads = problem.n_heads_of_keys();
   // CTAs go through the query heads of a group one after the other: those of one head of K and V are at about two at a time. A
   // section of fewer heads would hold too few tiles, and its longest ones start when those of the section before have ended.
   int const heads_at_a_time = std::min(problem.heads / problem.heads_kv, 2);
   // Q, dO and the sums of dQ, of a head of K and V.
   int64_t const bytes = int64_t(problem.q_sequences.tensor_rows()) * heads_at_a_time *
                         config.d_head * (2 * kElementBytes + int(sizeof(float)));
-  Sections const sections = divide_into_sections(false, n_ctas, n_blocks, n_heads, 1, bytes);
+  // A head whose sums are those of one before it is in a later section, all of whose tiles start later.
+  int64_t const most_heads =
+      problem.recycles_sums() ? problem.heads_with_sums / 2 : std::max<int64_t>(n_heads, 1);
+  Sections const sections =
+      divide_into_sections(false, n_ctas, n_blocks, n_heads, 1, bytes, most_heads);
   order.n_tiles = int(n_blocks * n_heads);
   order.n_blocks = int(n_blocks);
   order.last_section = int(sections.last);
@@ -143,7 +140,7 @@ struct Plan {
 inline cudaError_t make_plan(Plan& plan, Config const& config, BackwardParams const& problem,
                              int64_t n_resident, TensorMapEncoder encoder) {
   plan = {};
-  int64_t const n_tiles = count_tiles(config, problem);
+  int64_t const n_tiles = count_tiles(problem);
   if (n_tiles == 0) {
     return cudaSuccess;
   }

@@ -27,6 +27,9 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
   Tile<kFeatures> tile{.problem = params.problem};
   order.by_heads(tile.batch, tile.head_kv, head);
   tile.take_heads(index % params.cluster, params.cluster);
+  if constexpr (!kFeatures.deterministic) {
+    tile.rows_before_sums = params.problem.rows_before_sums(head);
+  }
   if constexpr (variant::kSortsTiles<Variant> && variant::kWalksLists<kFeatures, Variant>) {
     if (params.order_of_tiles != nullptr) {
       n_block = device::load(

@@ -10,6 +10,7 @@
 #include "cute_kernels/generated/mma_sm90.h"
 #include "cute_kernels/sm90/backward/dq_turns.h"
 #include "cute_kernels/sm90/backward/shape.h"
+#include "cute_kernels/sm90/backward/sums_count.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
 #include "cute_kernels/sm90/shape.h"
@@ -116,6 +117,7 @@ struct KernelTraits {
     alignas(1024) Element grad_o[cosize_v<SmemLayoutDO>];
     alignas(1024) Element ds[cosize_v<SmemLayoutDSt>];
     alignas(1024) float dq[kNConsumerWarps * kWarpStaged];
+    alignas(128) float zeros[kZeros];  // that recycled sums of dQ begin with
     alignas(128) float lse2[kStages * kBlockM];
     alignas(128) float minus_delta[kStages * kBlockM];
     Pipeline<1> pipeline_K;
@@ -124,6 +126,7 @@ struct KernelTraits {
     Pipeline<kStages> pipeline_dO;         // with -delta
     device::Mbarrier ds_ready[kStagesDS];  // every consumer warp has stored dS
     DQTurns dq_turns[kNConsumers];         // of deterministic kernels
+    SumsCount sums;                        // of the others
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024);
 };

@@ -15,6 +15,8 @@ from pyflash.config.fields import flag, number, tile
 from pyflash.config.sm90 import MMA_ROWS, PIPELINE_STAGE, WARPGROUP, whole_smem
 
 DS_STAGES = 2  # blocks of dS in smem
+SUMS_COUNT = 32  # bytes: three mbarriers and what the count said
+ZEROS = 256 * 4  # bytes
 SENDERS = 2  # warps that add dQ in deterministic kernels
 
 
@@ -60,12 +62,12 @@ class FlashBackwardSm90Config(KernelConfig):
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
         query, dS of two blocks, 64 x 64 elements of dQ in fp32 of each consumer, or without them 64
-        rows of 64 columns of dK, and the mbarriers of pipelines for K, V, Q and dO, of dS and of
-        what senders add of dQ."""
+        rows of 64 columns of dK, and the mbarriers of pipelines for K, V, Q and dO, of dS, of what
+        senders add of dQ and of who counts what is added."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
         of_dS = DS_STAGES * self.B_c * self.B_r * 2
         of_dQ = self.n_consumers * MMA_ROWS * MMA_ROWS * (2 if self.dQ_by_red else 4)
         numbers = 2 * self.stages * self.B_r * 4
         barriers = (2 + 2 * self.stages + self.n_consumers * SENDERS) * PIPELINE_STAGE
-        barriers += DS_STAGES * 8
+        barriers += DS_STAGES * 8 + SUMS_COUNT + ZEROS
         return whole_smem(tiles + of_dS + of_dQ + numbers + barriers)

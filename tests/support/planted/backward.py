@@ -23,6 +23,9 @@ _AFTER = "sm90/backward/postprocess.cuh"
 _PIPELINE = "sm90/pipeline.h"
 _EPILOGUE = "sm90/backward/epilogue.h"
 _ROW_STORES = "sm90/row_stores.h"
+_ROUND = "sm90/backward/round_sums.h"
+_RECYCLED = "sm90/backward/recycled_sums.h"
+_TILES = "sm90/backward/problem.h"
 
 CONFIGS = {
     "overlap": FlashBackwardSm90Config.parse("(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap"),
@@ -82,6 +85,69 @@ BUGS = [
             _PROBLEM,
         ),
         problem="cluster",
+    ),
+    # Sums of dQ that one head has after another.
+    _bug(
+        "sums_not_cleared",
+        condition("clear_share(other);", "if (!BUG) { {original} }", _RECYCLED),
+        problem="recycled",
+    ),
+    _bug(
+        "a_part_of_the_sums_not_cleared",
+        condition("int(share * n_parts / n_ctas())", "int(share * n_parts / n_ctas()) + BUG",
+                  _RECYCLED),
+        problem="recycled",
+    ),
+    _bug(
+        "rounded_before_all_have_added",
+        condition("float(n_ctas() - 1)", "float(n_ctas() - 1 - BUG)", _RECYCLED),
+        problem="recycled",
+    ),
+    _bug(
+        "counted_before_the_sums_are_complete",
+        condition("if (fresh_lane() == 0) { device::tma_store_wait_written(); }",
+                  "if (fresh_lane() == 0 && !BUG) { device::tma_store_wait_written(); }",
+                  _RECYCLED),
+        finds=[found("unordered_reduction", "dQ_s2g", memory="added")],
+        problem="recycled",
+    ),
+    _bug(
+        "the_count_not_waited_for",
+        without("device::mbarrier_wait(smem.sums.counted, 0);", _RECYCLED),
+        finds=[found("uninitialised_read or race", memory=None)],
+        problem="recycled",
+    ),
+    _bug(
+        "the_count_not_reset",
+        condition("device::store(problem.added + i, 0.f);",
+                  "device::store(problem.added + i, BUG ? -1.f : 0.f);", _BEFORE),
+        problem="recycled",
+    ),
+    _bug(
+        "rounded_into_the_head_before",
+        condition("row - row_of_query_head >= problem.padded_q",
+                  "row - row_of_query_head >= problem.padded_q + BUG * kStep", _RECYCLED),
+        problem="recycled",
+    ),
+    _bug(
+        "rounded_before_it_has_come",
+        condition("device::async_wait<kStages - kAtATime>();",
+                  "if (BUG) { device::async_wait<kStages>(); } else { {original} }", _RECYCLED),
+        finds=[found("in_flight_read or uninitialised_read or race", memory=None)],
+        problem="recycled",
+    ),
+    _bug(
+        "sums_of_the_next_head",
+        condition("params.problem.rows_before_sums(head)",
+                  "params.problem.rows_before_sums(head - BUG)", _TILES),
+        finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
+        problem="recycled",
+    ),
+    _bug(
+        "the_last_heads_rounded_as_the_first",
+        condition("problem.last_head_in(row / rows_of_head)",
+                  "(BUG ? row / rows_of_head : problem.last_head_in(row / rows_of_head))", _AFTER),
+        problem="recycled",
     ),
     # Blocks of Q and dO, and who has done with them.
     _bug(
@@ -241,9 +307,8 @@ BUGS = [
     ),
     _bug(
         "dK_stored_where_dQ_still_leaves",
-        condition("const& problem = params.problem; wait_for_sent_dQ();",
-                  "const& problem = params.problem;"
-                  " if (!BUG) { wait_for_sent_dQ(); }", _OUTPUTS),
+        condition("sums.announce_added(); wait_for_sent_dQ();",
+                  "sums.announce_added(); if (!BUG) { wait_for_sent_dQ(); }", _OUTPUTS),
         finds=[found("race or in_flight_read or copy_never_awaited", "dQ_s2g")],
     ),
     # Rows that exist, and what is computed of them.
@@ -318,7 +383,7 @@ BUGS = [
     ),
     _bug(
         "a_sum_of_dQ_left_out",
-        instead("acc_dQ(i + 3) = values.w;", "acc_dQ(i + 3) = values.z;", _AFTER),
+        instead("acc_dQ(4 * i + 3) = values.w;", "acc_dQ(4 * i + 3) = values.z;", _ROUND),
     ),
 ]  # fmt: skip
 BUGS += [

@@ -1,0 +1,48 @@
+// The sums of dQ of a piece of queries, scaled and in 16 bits: a slab of their columns by a warpgroup.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "cute_kernels/common/backward_preprocess.cuh"
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/backward/epilogue.h"
+#include "cute_kernels/sm90/backward/shape.h"
+#include "cute_kernels/sm90/backward/threads.h"
+#include "cute_kernels/sm90/gemm.h"
+
+namespace pyflash::sm90::backward {
+
+using pyflash::backward::QueryPiece;
+
+inline constexpr int kVectorsDQ = kValuesDQ / 4;  // of a thread, in sums of a slab
+
+// The first of this thread's vectors, which are 32 apart. sums: of the piece.
+CUTE_DEVICE float4* vectors_of(float* sums, int slab) {
+  constexpr int kWarps = kWarpgroup / 32;
+  return reinterpret_cast<float4*>(sums + (slab * kWarps + fresh_thread() / 32) * kWarpDQ) +
+         fresh_lane();
+}
+
+// vector(i): a float4. memory: shared, of the warp, for 16 rows of a slab.
+template <class Element, class Vector>
+CUTE_DEVICE void store_rounded(AttentionGradients const& problem, QueryPiece const& piece, int slab,
+                               Element* memory, Vector const& vector) {
+  Tensor acc_dQ = make_tensor<float>(Accumulator<kSlab>{});  // (MMA,MMA_M,MMA_N)
+  CUTE_UNROLL
+  for (int i = 0; i < kVectorsDQ; ++i) {
+    float4 const values = vector(i);
+    acc_dQ(4 * i) = values.x;
+    acc_dQ(4 * i + 1) = values.y;
+    acc_dQ(4 * i + 2) = values.z;
+    acc_dQ(4 * i + 3) = values.w;
+  }
+  int const first_query = piece.first_query + fresh_thread() / 32 * kWarpRows;
+  int const column = slab * kSlab;
+  Element* const out =
+      piece.row_of(static_cast<Element*>(problem.dq), problem.dq_strides, first_query) + column;
+  store_slab<Element>(
+      acc_dQ, 0, problem.softmax_scale, memory,
+      {out, problem.dq_strides.row, piece.queries.length - first_query, problem.d_head - column});
+}
+
+}  // namespace pyflash::sm90::backward
