@@ -12,6 +12,7 @@ namespace pyflash {
 namespace {
 
 constexpr std::string_view kHead = "pyflash variant 1";
+constexpr char kSeparator = ';';
 // As expr.MEANINGS has them.
 constexpr std::string_view kIndices[] = {"s", "b", "h", "q", "k", "q_len", "k_len", "q0", "k0"};
 constexpr std::pair<std::string_view, ElementType> kTypes[] = {
@@ -145,20 +146,20 @@ Program program_of(std::string_view line, VariantProgram const& variant) {
 }  // namespace
 
 VariantProgram parse_variant(std::string_view portable) {
-  require(take(portable, '\n') == kHead, "the text of the variant is not portable: expected ", "'",
-          kHead, "' as its first line, as Variant.portable has it");
+  require(take(portable, kSeparator) == kHead, "the text of the variant is not portable: expected ", "'",
+          kHead, "' at first, as Variant.portable has it");
   VariantProgram variant;
-  variant.text = take(portable, '\n');
-  variant.key = take(portable, '\n');
-  std::string_view params = take(portable, '\n');
+  variant.text = take(portable, kSeparator);
+  variant.key = take(portable, kSeparator);
+  std::string_view params = take(portable, kSeparator);
   std::array<int, 3> places{};  // of tensors, reals and integers
   while (!params.empty()) {
     VariantParam param = param_of(take(params, ' '));
     param.place = places[param.is_tensor ? 0 : param.is_real() ? 1 : 2]++;
     variant.params.push_back(param);
   }
-  variant.mask = program_of(take(portable, '\n'), variant);
-  variant.score = program_of(take(portable, '\n'), variant);
+  variant.mask = program_of(take(portable, kSeparator), variant);
+  variant.score = program_of(take(portable, kSeparator), variant);
   return variant;
 }
 

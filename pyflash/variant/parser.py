@@ -10,7 +10,7 @@ import tokenize
 from pyflash.config.words import shown
 from pyflash.variant.dsl import param_of
 from pyflash.variant.expr import MEANINGS, TRUE, Node, Param, constant, index, load, operation
-from pyflash.variant.portable import HEAD
+from pyflash.variant.portable import HEAD, SEPARATOR
 from pyflash.variant.scalars import ARITY
 from pyflash.variant.value import Variant, as_score
 
@@ -258,10 +258,10 @@ class _Parser:
 
 def normal_of(portable: str) -> Variant:
     """The normal form that a portable text is of. Raises ValueError for any other text."""
-    head, _, rest = portable.partition("\n")
+    head, _, rest = portable.partition(SEPARATOR)
     if head != HEAD:
         raise ValueError(f"the text of the variant is not portable: expected {HEAD!r} first")
-    return parse(rest.partition("\n")[0])
+    return parse(rest.partition(SEPARATOR)[0])
 
 
 def _word(op: ast.boolop) -> str:

@@ -1,12 +1,13 @@
 """The portable text of a variant: what the op takes in place of the value. It has all that runs the
 variant without Python: the text and the key of the normal form, its parameters under their own
-names, and a program of the mask and one of the score function.
+names, and a program of the mask and one of the score function, in one line, since compilers put what
+an op takes into comments:
 
-    pyflash variant 1
-    v(p0: f32[1]): s + p0[h] * f32(k - q)
-    0123456789abcdef
-    slope:f32[1]
-    1 0 constant:bool:1
+    pyflash variant 1;
+    v(p0: f32[1]): s + p0[h] * f32(k - q);
+    0123456789abcdef;
+    slope:f32[1];
+    1 0 constant:bool:1;
     3 0 index:s index:h load:0 ...
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyflash.variant.value import Variant
 
 HEAD = "pyflash variant 1"
+SEPARATOR = ";"  # no variant has it
 _INDICES = tuple(MEANINGS)
 
 
@@ -30,7 +32,7 @@ def text_of(variant: Variant) -> str:
     captured = zip(normal.params, variant.captured, strict=True)
     params = " ".join(f"{own.name}:{param.type_text}" for param, own in captured)
     programs = [_line(program_of(root, normal.params)) for root in (normal.mask, normal.score)]
-    return "\n".join([HEAD, str(normal), variant.key, params, *programs])
+    return SEPARATOR.join([HEAD, str(normal), variant.key, params, *programs])
 
 
 def _line(program: Program) -> str:

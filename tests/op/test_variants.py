@@ -215,6 +215,31 @@ def test_the_op_is_as_torch_expects_ops():
         torch.library.opcheck(torch.ops.pyflash.fwd_variant.default, call)
 
 
+def test_gradients_are_laid_out_as_graphs_expect():
+    inputs, bound = make(Problem(9, 7, 1, 2), 1), torch.tensor([0, 5, 9], dtype=torch.int32)
+    slopes = SLOPES.clone().requires_grad_()
+    of_gradients = torch.ops.pyflash.bwd_variant.default
+    schema = torch.ops.pyflash.fwd_variant.default._schema
+    defaults = {x.name: x.default_value for x in schema.arguments}
+    names_taken = [x.name for x in of_gradients._schema.arguments][1:]
+    padded = (*inputs, TEXT, [slopes], [], [])
+    packed = (*(x[0, :7] for x in inputs), TEXT, [slopes], [], [], bound, bound, 5, 5)
+    for call in (padded, packed):
+        q = call[0]
+        for grad_out in (torch.randn_like(q), torch.ones(()).half().expand(q.shape)):
+            rest = [defaults[name] for name in names_taken[len(call) :]]
+            torch.library.opcheck(
+                of_gradients,
+                (grad_out, *call, *rest),
+                test_utils=("test_schema", "test_faketensor"),
+            )
+
+
+def test_an_op_takes_a_variant_in_one_line():
+    """Compilers put what an op takes into comments."""
+    assert all(len(named(name).variant.portable.splitlines()) == 1 for name in names())
+
+
 def test_a_graph_has_the_text_as_a_constant():
     q, k, v = make(Problem(20, 24, 1, 2), 2)
     calls = []

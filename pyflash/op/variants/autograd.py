@@ -50,12 +50,14 @@ def _backward(*arguments: Any) -> list[Tensor]:
     differentiable = [name for name in _DIFFERENTIABLE if name in options]
     cu_seqlens = given["cu_seqlens_q"], given["cu_seqlens_k"]
     inputs = [given[name] for name in ("q", "k", "v")]
-    return _above_autograd(
+    found = _above_autograd(
         grad_out,
         lambda: gradients_of_formula(
             grad_out, inputs, captured, cu_seqlens, differentiable, **options
         ),
     )
+    # In the layouts that graphs expect.
+    return [out.copy_(dx) for out, dx in zip(_fake_backward(*arguments), found, strict=True)]
 
 
 def _above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
