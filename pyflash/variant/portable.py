@@ -1,7 +1,7 @@
 """The portable text of a variant: what the op takes in place of the value. It has all that runs the
 variant without Python: the text and the key of the normal form, its parameters under their own
-names, and a program of the mask and one of the score function, in one line, since compilers put what
-an op takes into comments:
+names, and a program of the mask and one of the score function. It is one line, since compilers put
+what an op takes into comments:
 
     pyflash variant 1;
     v(p0: f32[1]): s + p0[h] * f32(k - q);
