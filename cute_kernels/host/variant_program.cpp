@@ -146,8 +146,8 @@ Program program_of(std::string_view line, VariantProgram const& variant) {
 }  // namespace
 
 VariantProgram parse_variant(std::string_view portable) {
-  require(take(portable, kSeparator) == kHead, "the text of the variant is not portable: expected ", "'",
-          kHead, "' at first, as Variant.portable has it");
+  require(take(portable, kSeparator) == kHead, "the text of the variant is not portable: expected ",
+          "'", kHead, "' at first, as Variant.portable has it");
   VariantProgram variant;
   variant.text = take(portable, kSeparator);
   variant.key = take(portable, kSeparator);
