@@ -41,11 +41,12 @@ def _from(shortest: int) -> range:
 
 
 OWN_BEFORE_CUDNN: tuple[Measured, ...] = (
-    *(Measured(True, d_head, _from(1024), range(1, 9)) for d_head in (_D_64, _D_128)),
+    *(Measured(True, d_head, _from(512), range(1, 2)) for d_head in (_D_64, _D_128)),
+    *(Measured(True, d_head, _from(1024), range(2, 9)) for d_head in (_D_64, _D_128)),
     *(Measured(True, d_head, _from(_LONGEST), range(9, 17)) for d_head in (_D_64, _D_128)),
     *(Measured(False, d_head, _from(1024), range(2, 17)) for d_head in (_D_64, _D_128)),
-    Measured(False, _D_64, _from(1536), range(1, 2)),
-    Measured(False, _D_128, _from(2048), range(1, 2)),
+    Measured(False, _D_64, _from(1024), range(1, 2)),
+    Measured(False, _D_128, _from(1536), range(1, 2)),
 )
 
 
