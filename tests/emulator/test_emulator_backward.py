@@ -109,14 +109,13 @@ RECYCLING = {
 @pytest.mark.parametrize("config", CONFIGS)
 def test_sums_that_one_head_has_after_another(config: str, name: str) -> None:
     key, shape = CONFIGS[config], RECYCLING[name]
+    order = ORDERS[(list(RECYCLING).index(name) + list(CONFIGS).index(config)) % len(ORDERS)]
     call = make_call(key, shape)
-    for order in ORDERS:
-        *gradients, report = pyflash.emulate_backward(
-            *call.inputs, key, grad_lse=call.grad_lse, order=order, resident_ctas=1,
-            **shape.options,
-        )  # fmt: skip
-        report.check()
-        assert wrong(key, shape, call, tuple(gradients)) == {}
+    *gradients, report = pyflash.emulate_backward(
+        *call.inputs, key, grad_lse=call.grad_lse, order=order, resident_ctas=1, **shape.options
+    )
+    report.check()
+    assert wrong(key, shape, call, tuple(gradients)) == {}
 
 
 def test_strided_inputs_and_no_gradient_of_lse() -> None:
