@@ -18,6 +18,9 @@ PROBLEMS = {
     "narrow_windows": Packed(2, 2, (100, 90), (140, 90), 8, {"window_left": 30, "window_right": 4}),
     "chunks": Packed(1, 1, (100, 90), (140, 90), options={"attention_chunk": 48}),
     "softcap": Packed(2, 1, (100, 90), (140, 90), options={"softcap": 1.5, "causal": True}),
+    # More heads than have sums of dQ at a time.
+    "many_heads": Packed(5, 5, (70, 0, 133), (150, 40, 129)),
+    "many_groups": Packed(10, 5, (70, 1, 133), (150, 40, 129), options={"causal": True}),
     "slopes_of_sequences": Packed(
         2, 2, (100, 90), (140, 90), options={"alibi_slopes": torch.tensor([[0.5, 0.1], [0.2, 0.7]])}
     ),
@@ -62,14 +65,16 @@ def test_deterministic_gradients(name: str) -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_neighbour_of_nan_changes_nothing(config: str, causal: bool, nan_sequence: int) -> None:
-    """Its rows lie in the same blocks of memory, before and behind."""
+    """Its rows lie in the same blocks of memory, before and behind; sums of the next heads in those
+    of the ones before."""
     key = CONFIGS[config]
+    heads = (2, 1) if causal else (3, 3)
     packed = Packed(
-        2, 1, (70, 90, 133), (150, 70, 133), 0, {"causal": causal}, nan_sequence=nan_sequence
+        *heads, (70, 90, 133), (150, 70, 133), 0, {"causal": causal}, nan_sequence=nan_sequence
     )
     call = make_packed_call(key, packed)
     *gradients, report = pyflash.emulate_backward_varlen(
-        *call.inputs, key, grad_lse=call.grad_lse, causal=causal
+        *call.inputs, key, grad_lse=call.grad_lse, resident_ctas=1, causal=causal
     )
     report.check()
     assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}

@@ -97,7 +97,10 @@ def errors(libraries, config: str, group: str, problem: Problem, order="ascendin
 def test_gradients_are_those_of_float64(captured_libraries, config, name):
     group, *_, options = PROBLEMS[name]
     problem = problem_of(name)
-    found, report = errors(captured_libraries, config, group, problem, "random", **options)
+    # Heads have their sums of dQ in the same memory, one after another.
+    found, report = errors(
+        captured_libraries, config, group, problem, "random", resident_ctas=1, **options
+    )
     report.check()
     assert any(exact.abs().sum() > 0 for exact in problem.of_places.values())
     assert all(error < 1 for error in found), found

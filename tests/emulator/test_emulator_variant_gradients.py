@@ -39,6 +39,9 @@ PROBLEMS: dict[str, tuple[str, Extents, dict[str, Any]]] = {
     **{name: (name, Extents(2, 2, 1, 150, 200), {}) for name in NAMES},
     "heads": ("of_heads", Extents(1, 4, 2, 70, 300), {}),
     "no_groups": ("bias", Extents(1, 2, 2, 65, 130), {}),
+    # More than have sums of dQ at a time.
+    "many_heads": ("alibi", Extents(3, 2, 1, 70, 150), {}),
+    "many_lists": ("documents", Extents(2, 4, 2, 150, 200), {"causal": True}),
     "narrow_heads": ("table", Extents(1, 2, 1, 97, 130, 40), {}),
     "one_query": ("cap", Extents(1, 2, 1, 1, 97), {}),
     "one_key": ("indices", Extents(1, 2, 1, 97, 1), {}),
@@ -98,6 +101,7 @@ def run(libraries, family: str, name: str, order: str = "ascending"):
         call, captured, options = problem_of(name)
     *found, report = run_backward_library(
         libraries[family], call.inputs, CONFIGS[family], captured=captured, order=order, seed=1,
+        resident_ctas=1 if name.startswith("many") else 132,
         grad_lse=call.grad_lse, **{n: x for n, x in options.items() if n != "sinks"},
     )  # fmt: skip
     return errors(found, call.exact), report
