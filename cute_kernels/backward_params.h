@@ -129,8 +129,8 @@ struct AttentionGradients {
   // sequence that is next to add to them. Blocks are numbers below 2^24. -inf: in any order, since starts of sequences do not ascend.
   float* turns;
 
-  // Heads of k and v, of all batches, whose sums of dQ have room at a time: n_sums(). Head i and head i + n_sums() have the same
-  // memory, one after the other: the last CTA to add to a head's sums rounds and clears them.
+  // Heads of k and v, of all batches, whose sums of dQ have room at a time. Head i and head i + heads_with_sums have the same memory,
+  // one after the other (sm90/backward/recycled_sums.h).
   int heads_with_sums;
   // Workspace if sums are recycled, else of no element: for each of heads_with_sums, minus how many CTAs have added all that they add
   // to them, have rounded them and have cleared a share, of all heads that had them. A number below 2^24.
@@ -156,7 +156,8 @@ struct AttentionGradients {
     heads_with_sums = int(all);
     if (n_ctas > 0 && all > 0 && n_blocks > 0 && padded_q > 0) {
       int64_t const bytes_of_head = int64_t(group()) * padded_q * columns * int(sizeof(float));
-      int64_t const n = larger(bytes / bytes_of_head / 2, ceil_div(n_ctas, n_blocks)) * 2;
+      int64_t const n =
+          2 * int64_t(larger(int(bytes / bytes_of_head / 2), int(ceil_div(n_ctas, n_blocks))));
       constexpr int64_t kMostAdded = 1 << 24;
       int64_t const most_added = (2 * n_blocks * group() + 1) * ceil_div(all, n);
       heads_with_sums = int(n < all && most_added < kMostAdded ? n : all);

@@ -1,5 +1,6 @@
 // Sums of dQ in memory that one head after another uses, few enough at a time to stay in L2. The CTA that is last to add to those
-// of a head rounds and clears them for the next head; `postprocess` has those of the last heads.
+// of a head rounds them, and CTAs of a later head clear them for the head that has them next. `postprocess` has those of the last
+// heads.
 #pragma once
 
 #include <cstddef>

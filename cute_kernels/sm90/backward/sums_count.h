@@ -12,7 +12,7 @@ struct SumsCount {
   device::Mbarrier cleared;  // the sums are this head's
   device::Mbarrier added;    // every consumer warp's sums are complete
   device::Mbarrier counted;  // is_last is known
-  int is_last;               // whether this CTA rounds and clears
+  int is_last;               // whether this CTA rounds them
 
   // By one thread, before a fence and a barrier.
   CUTE_DEVICE void init(int n_consumer_warps) {
