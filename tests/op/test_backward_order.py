@@ -17,7 +17,8 @@ L2 = 36 << 20
 
 @pytest.fixture(scope="module")
 def orders_of(tmp_path_factory):
-    """Gives for each problem the heads of a section, and the tiles in the order of their starts."""
+    """Gives for each problem the heads of a section, those that have sums of dQ at a time, and the
+    tiles in the order of their starts."""
     program = tmp_path_factory.mktemp("order") / "print_backward_order"
     source = ROOT / "tests/support/print_backward_order.cpp"
     try:
@@ -27,12 +28,14 @@ def orders_of(tmp_path_factory):
     command = ["g++", "-std=c++20", *compiler.includes, source, "-o", program]
     subprocess.run(command, check=True)
 
-    def run(problems):
-        lines = "".join(" ".join(map(str, (D_HEAD, B_C, *p, CTAS))) + "\n" for p in problems)
+    def run(problems, recycles=False):
+        lines = "".join(
+            " ".join(map(str, (D_HEAD, B_C, *p, CTAS, int(recycles)))) + "\n" for p in problems
+        )
         done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
         for line in done.stdout.splitlines():
-            section, *numbers = map(int, line.split())
-            yield section, list(zip(numbers[::2], numbers[1::2], strict=True))
+            section, n_sums, *numbers = map(int, line.split())
+            yield section, n_sums, list(zip(numbers[::2], numbers[1::2], strict=True))
 
     return run
 
@@ -48,7 +51,7 @@ def test_every_tile_starts_once_and_the_longest_of_a_section_first(orders_of):
         for group in (1, 2, 4, 8, 32)
         for batch, heads_kv in ((1, 1), (1, 2), (4, 3))
     ]
-    for problem, (_, tiles) in zip(problems, orders_of(problems), strict=True):
+    for problem, (_, _, tiles) in zip(problems, orders_of(problems), strict=True):
         seqlen, _, batch, _, heads_kv = problem
         n_blocks, n_heads = -(-seqlen // B_C), batch * heads_kv
         assert sorted(tiles) == list(itertools.product(range(n_blocks), range(n_heads))), problem
@@ -61,7 +64,32 @@ def test_a_section_has_the_heads_whose_queries_fit_l2_of_two_heads_of_a_group(or
     """Those of Q, dO and the sums of dQ."""
     groups = (1, 2, 4, 8, 32)
     problems = [sections_of(4096, group) for group in groups]
-    sections = {g: section for g, (section, _) in zip(groups, orders_of(problems), strict=True)}
+    sections = {g: section for g, (section, *_) in zip(groups, orders_of(problems), strict=True)}
     bytes_of_head = 4096 * D_HEAD * (2 + 2 + 4)
     assert sections == {g: L2 // (bytes_of_head * min(g, 2)) for g in groups}
     assert sections == {1: 9, 2: 4, 4: 4, 8: 4, 32: 4}
+
+
+def test_a_head_whose_sums_were_others_starts_after_those(orders_of):
+    """And after those that clear them, half as many heads before: a CTA waits for CTAs that start
+    before it alone."""
+    problems = [
+        sections_of(seqlen, group, batch, heads_kv)
+        for seqlen in (1, 128, 300, 1000, 4096, 16384)
+        for group in (1, 2, 8)
+        for batch, heads_kv in ((1, 1), (1, 16), (3, 7), (16, 16), (37, 5), (300, 16))
+        if seqlen * batch * heads_kv <= 1 << 21
+    ]
+    recycling = 0
+    for problem, (_, n_sums, tiles) in zip(problems, orders_of(problems, True), strict=True):
+        n_heads = problem[2] * problem[4]
+        assert n_sums == n_heads or n_sums % 2 == 0 < n_sums < n_heads, problem
+        starts = {}
+        for index, (_, head) in enumerate(tiles):
+            starts.setdefault(head, []).append(index)
+        for before in (n_sums, n_sums // 2):
+            if n_sums < n_heads:
+                for head in range(before, n_heads):
+                    assert max(starts[head - before]) < min(starts[head]), (problem, head)
+        recycling += n_sums < n_heads
+    assert recycling > 20

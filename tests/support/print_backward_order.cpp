@@ -1,15 +1,15 @@
 // The order of the tiles of an SM90 backward. A line of input is a problem:
-//   d_head B_c seqlen_q seqlen_k batch heads heads_kv CTAs
-// A line of output is the heads of a section, and block of keys and head of each tile.
+//   d_head B_c seqlen_q seqlen_k batch heads heads_kv CTAs, and whether heads may have their sums of dQ in the same memory
+// A line of output is the heads of a section, those that have sums at a time, and block of keys and head of each tile.
 #include <iostream>
 
 #include "cute_kernels/sm90/backward/plan.h"
 
 int main() {
   using namespace pyflash;
-  int d_head, B_c, seqlen_q, seqlen_k, batch, heads, heads_kv, n_ctas;
+  int d_head, B_c, seqlen_q, seqlen_k, batch, heads, heads_kv, n_ctas, recycles;
   while (std::cin >> d_head >> B_c >> seqlen_q >> seqlen_k >> batch >> heads >> heads_kv >>
-         n_ctas) {
+         n_ctas >> recycles) {
     FlashBackwardSm90Config config{};
     config.d_head = d_head;
     config.B_c = B_c;
@@ -19,8 +19,10 @@ int main() {
     params.problem.batch = batch;
     params.problem.heads = heads;
     params.problem.heads_kv = heads_kv;
+    params.problem.set_shape(
+        {.B_r = 64, .B_c = B_c, .d_head = d_head, .recycles_sums = recycles != 0});
     sm90::backward::set_order(params, config, n_ctas);
-    std::cout << params.order.by_section.divisor;
+    std::cout << params.order.by_section.divisor << ' ' << params.problem.heads_with_sums;
     for (int index = 0; index < params.order.n_tiles; ++index) {
       int n_block, head;
       params.order.find(n_block, head, index);
