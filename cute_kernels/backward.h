@@ -36,9 +36,8 @@ struct Backward {
          {&BackwardParams::added, params.recycles_sums() ? params.heads_with_sums : 0}}};
   }
   static constexpr char const* kWorkspace =
-      "the sums of dq, lse and delta of each query, and whose turn it is to add to the sums, or "
-      "how "
-      "many have";
+      "the sums of dq, lse and delta of each query, and whose turn it is to add to the "
+      "sums, or how many have";
 };
 
 }  // namespace pyflash

@@ -82,8 +82,8 @@ struct AttentionGradients {
   void* dv;               // (batch, seqlen_k, heads_kv, d_head)
 
   // Workspace: padded_q rows of each head, and of each batch of the tensors.
-  float*
-      dq_sum;  // (batch, heads, padded_q * columns), as sums_of says; (heads_with_sums, group, ...)
+  // (heads_with_sums, group, padded_q * columns), as sums_of says
+  float* dq_sum;
   float* lse2;  // (batch, heads, padded_q): lse in base 2; +inf: no such query, or no key for it
   float* minus_delta;  // (batch, heads, padded_q): dlse - rowsum(dO * O); 0 where there is no query
 

@@ -37,7 +37,7 @@ struct Tile {
     return problem.workspace_row(batch, head, (kFeatures.packed ? first_row_found : 0) + query);
   }
 
-  // Of the sums of dQ.
+  // A row of the sums of dQ.
   CUTE_DEVICE int sums_row(int head, int query) const {
     return workspace_row(head, query) - rows_before_sums;
   }

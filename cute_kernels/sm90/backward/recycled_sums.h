@@ -57,7 +57,6 @@ struct RecycledSums {
       device::store(&smem.sums.is_last, int(before == at_first - float(n_ctas() - 1)));
       device::mbarrier_arrive(smem.sums.counted);
     }
-    join_clusters();
   }
 
   // By another such warp: clears a share of the sums of the head that is half as many before this one as there are sums.
@@ -76,9 +75,6 @@ struct RecycledSums {
         clear_share(other);
         device::add_release(count(other), -1.f);
       }
-    }
-    if (are_used_again(head())) {
-      join_clusters();
     }
   }
 
@@ -126,7 +122,7 @@ struct RecycledSums {
 
  private:
   CUTE_DEVICE static int consumer_thread() { return device::fresh_thread_idx() - kWarpgroup; }
-  // Of k and v, counted through all batches, as are all heads here.
+  // The head of k and v. All heads here are counted through all batches.
   CUTE_DEVICE int head() const { return tile.batch * params.problem.heads_kv + tile.head_kv; }
   CUTE_DEVICE bool were_used(int head) const { return head >= params.problem.heads_with_sums; }
   CUTE_DEVICE bool are_used_again(int head) const {
@@ -159,15 +155,6 @@ struct RecycledSums {
     }
     device::tma_store_commit();
     device::tma_store_wait_written();
-  }
-
-  // What consumers wait for in ClusterSums.
-  CUTE_DEVICE void join_clusters() const {
-    if (params.cluster > 1) {
-      device::sync_warp();
-      device::cluster_sync();
-      device::cluster_sync();
-    }
   }
 
   // The slab of sums that a consumer asks for next.

@@ -63,7 +63,7 @@ class FlashBackwardSm90Config(KernelConfig):
         """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
         query, dS of two blocks, 64 x 64 elements of dQ in fp32 of each consumer, or without them 64
         rows of 64 columns of dK, and the mbarriers of pipelines for K, V, Q and dO, of dS, of what
-        senders add of dQ and of who counts what is added."""
+        senders add of dQ and of who counts what is added, and zeros."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
         of_dS = DS_STAGES * self.B_c * self.B_r * 2
         of_dQ = self.n_consumers * MMA_ROWS * MMA_ROWS * (2 if self.dQ_by_red else 4)

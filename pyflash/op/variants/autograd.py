@@ -56,7 +56,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
             grad_out, inputs, captured, cu_seqlens, differentiable, **options
         ),
     )
-    # In the layouts that graphs expect.
+    # Graphs expect the layouts of the fake.
     return [out.copy_(dx) for out, dx in zip(_fake_backward(*arguments), found, strict=True)]
 
 
