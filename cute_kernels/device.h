@@ -12,6 +12,7 @@
 #include <cute/config.hpp>
 
 #include "cute_kernels/sites.h"
+#include "cute_kernels/tagged.h"
 
 namespace pyflash::device {
 
@@ -184,6 +185,53 @@ CUTE_DEVICE float add_release_of_cta(float* address, float value) {
   return add_release(address, value);
 }
 
+// Tagged numbers in global memory.
+CUTE_DEVICE void store_tagged(Tagged* address, Tagged const& value) {
+  asm volatile(
+      "{\n"
+      ".reg .b128 value;\n"
+      ".reg .b64 numbers;\n"
+      "mov.b64 numbers, {%2, %3};\n"
+      "mov.b128 value, {%1, numbers};\n"
+      "st.relaxed.gpu.global.b128 [%0], value;\n"
+      "}\n" ::"l"(address),
+      "l"(value.tag), "f"(value.x), "f"(value.y)
+      : "memory");
+}
+CUTE_DEVICE Tagged load_tagged(Tagged const* address) {
+  Tagged value;
+  asm volatile(
+      "{\n"
+      ".reg .b128 value;\n"
+      ".reg .b64 numbers;\n"
+      "ld.relaxed.gpu.global.b128 value, [%3];\n"
+      "mov.b128 {%0, numbers}, value;\n"
+      "mov.b64 {%1, %2}, numbers;\n"
+      "}\n"
+      : "=l"(value.tag), "=f"(value.x), "=f"(value.y)
+      : "l"(address)
+      : "memory");
+  return value;
+}
+// Reads some until all have the tag.
+template <int kN>
+CUTE_DEVICE void load_when_tagged(Tagged (&values)[kN], Tagged const* const (&addresses)[kN],
+                                  uint64_t tag) {
+  bool all;
+  do {
+    CUTE_UNROLL
+    for (int i = 0; i < kN; ++i) {
+      values[i] = load_tagged(addresses[i]);
+    }
+    uint64_t different = 0;
+    CUTE_UNROLL
+    for (Tagged const& value : values) {
+      different |= value.tag ^ tag;
+    }
+    all = different == 0;
+  } while (!all);
+}
+
 // Programmatic dependent launch, of devices that have it. A kernel that is launched while the one before it in the stream
 // still runs waits here until that one has ended and what it wrote is visible; it touches no global memory before.
 CUTE_DEVICE void wait_for_previous_kernel() {
@@ -264,6 +312,14 @@ float wait_until_at_most(float const* address, float bound);
 void store_release(float* address, float value);
 float add_release(float* address, float value);
 float add_release_of_cta(float* address, float value);
+void store_tagged(Tagged* address, Tagged const& value);
+Tagged load_when_tagged(Tagged const* address, uint64_t tag);
+template <int kN>
+void load_when_tagged(Tagged (&values)[kN], Tagged const* const (&addresses)[kN], uint64_t tag) {
+  for (int i = 0; i < kN; ++i) {
+    values[i] = load_when_tagged(addresses[i], tag);
+  }
+}
 
 void wait_for_previous_kernel();
 void launch_dependents();

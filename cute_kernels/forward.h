@@ -13,11 +13,12 @@ namespace pyflash {
 
 // How a config cuts a problem into tiles: what selection, splits and the model of time ask of it.
 struct TileShape {
-  int B_r;                   // Q rows per CTA
-  int B_c;                   // K/V rows per block
-  int n_warpgroups = 1;      // that skip blocks of keys each for itself
-  bool packs_heads = false;  // the query heads of a head of K and V are rows of one tile
-  int max_cluster = 1;       // up to so many splits of a tile may be a cluster of CTAs
+  int B_r;                     // Q rows per CTA
+  int B_c;                     // K/V rows per block
+  int n_warpgroups = 1;        // that skip blocks of keys each for itself
+  bool packs_heads = false;    // the query heads of a head of K and V are rows of one tile
+  int max_cluster = 1;         // up to so many splits of a tile may be a cluster of CTAs
+  bool merges_shares = false;  // its CTAs can find their shares of the keys and merge the parts
 
   // The queries of a tile, whose rows may be of several heads.
   constexpr int n_queries(ForwardParams const& params) const {
@@ -31,13 +32,31 @@ constexpr bool leaves_parts(ListedForwardParams const& params) {
   return params.num_splits > params.cluster;
 }
 
+// So many heads abreast that their rows of a key are a piece of memory that is long enough, and few of n CTAs are left out.
+constexpr int heads_abreast(int heads, int n) {
+  constexpr int kMost = 8, kOfCtas = 50;
+  int abreast = kMost;
+  while (abreast > 1 && (heads % abreast != 0 || n % abreast * kOfCtas > n)) {
+    --abreast;
+  }
+  return abreast;
+}
+
+// CTAs that find their shares themselves do so in every kernel, and a CTA alone merges a tile: of more sequences, and of more rows, a
+// list and another kernel take less time.
+inline constexpr int kMostSequencesToFind = 256;
+inline constexpr int kMostRowsToMerge = 16;
+
 // Gives each of n CTAs an equal share of the blocks of keys.
 constexpr void share_keys(ListedForwardParams& params, TileShape const& shape, int n) {
   params.num_splits = params.cluster = 1;
-  params.n_shares = n;
   params.share_heads = shape.packs_heads ? params.heads_kv : params.heads;
+  params.heads_abreast = heads_abreast(params.share_heads, n);
+  params.n_shares = n - n % params.heads_abreast;
   params.share_queries = shape.n_queries(params);
   params.share_keys = shape.B_c;
+  params.merges_shares = shape.merges_shares && params.batch <= kMostSequencesToFind &&
+                         params.rows_of_part() <= kMostRowsToMerge;
 }
 
 // Why a problem cannot have equal shares in tiles of this shape; nullptr: it can.
@@ -55,7 +74,10 @@ constexpr char const* refusal_of_shares(ListedForwardParams params, TileShape co
 
 constexpr bool has_shares(ListedForwardParams const& params) { return params.has_shares(); }
 constexpr bool lists_shares(ListedForwardParams const& params) {
-  return params.has_shares() && !params.is_share_list_given;
+  return params.has_shares() && !params.is_share_list_given && !params.merges_shares;
+}
+constexpr bool leaves_shares_to_merge(ListedForwardParams const& params) {
+  return params.has_shares() && !params.merges_shares;
 }
 
 // Makes the list of shares; merges the parts that they left into o and lse. Return a cudaError_t. In kernel libraries alone:
@@ -102,17 +124,18 @@ struct Forward {
       Phase<Params>{.is_needed = has_tile_list, .launch = list_tiles},
       Phase<Params>{.is_needed = lists_shares, .launch = list_shares}, Phase<Params>{},
       Phase<Params>{.is_needed = leaves_parts, .launch = merge_splits},
-      Phase<Params>{.is_needed = has_shares, .launch = merge_shares}};
+      Phase<Params>{.is_needed = leaves_shares_to_merge, .launch = merge_shares}};
 
   static constexpr std::array<Buffer<Params>, 4> workspace(Params const& params) {
     int64_t const n_rows = params.has_shares()
                                ? int64_t(2) * params.n_shares * params.rows_of_part()
                            : leaves_parts(params) ? params.num_splits * params.lse_strides.split
                                                   : 0;
+    bool const are_tagged = params.merges_shares;
     return {{{&Params::tile_list, params.has_tile_list() ? params.tile_listing().size() : 0},
              {&Params::share_list, lists_shares(params) ? params.share_listing().size() : 0},
-             {&Params::o_partial, n_rows * params.d_head},
-             {&Params::lse_partial, n_rows}}};
+             {&Params::o_partial, n_rows * params.d_head * (are_tagged ? 2 : 1)},
+             {&Params::lse_partial, n_rows * (are_tagged ? 4 : 1)}}};
   }
   static constexpr char const* kWorkspace =
       "the partial results of num_splits, and lists of tiles or shares";

@@ -225,14 +225,18 @@ struct ListedForwardParams : ForwardParams {
   }
 
   // Equal shares of the blocks of keys, whose parts are o_partial, (2 * n_shares, rows_of_part(), d_head), and lse_partial,
-  // (2 * n_shares, rows_of_part()).
+  // (2 * n_shares, rows_of_part()). Where the attention kernel merges them, two columns of O, and a row's lse, are 16 bytes with the
+  // launch's tag.
   float* share_list = nullptr;       // ints: common/shares.h
-  int n_shares = 0;                  // 0: there are none
+  int n_shares = 0;                  // one for each CTA; 0: there are none
   int share_heads = 0;               // of a sequence's tiles
+  int heads_abreast = 1;             // of them
   int share_queries = 0;             // of a tile
   int share_keys = 0;                // of a block
   bool is_share_list_given = false;  // the caller made it
   bool runs_beside = false;          // the kernel before it, of the sequences of more rows
+  bool merges_shares = false;        // the attention kernel does, whose CTAs find their shares
+  uint64_t tag = 0;                  // of the launch, where it does: host/launch_tag.h
 
   bool has_fixed_splits =
       false;  // kSplitsAtFixedKeys: parts of rows that attend nothing are not written
@@ -245,9 +249,10 @@ struct ListedForwardParams : ForwardParams {
             .mask = mask(),
             .batch = batch,
             .heads = share_heads,
+            .abreast = heads_abreast,
             .n_queries = share_queries,
             .B_c = share_keys,
-            .n_shares = n_shares};
+            .n_shares = n_shares / heads_abreast};
   }
   // Row r of a part is query r / group, head r % group of those that the tile packs.
   constexpr int group_of_share() const { return share_heads > 0 ? heads / share_heads : 1; }

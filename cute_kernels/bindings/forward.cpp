@@ -15,6 +15,7 @@
 #include "cute_kernels/host/call.h"
 #include "cute_kernels/host/cpu_forward.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/launch_tag.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/slices.h"
 #include "cute_kernels/host/variant_call.h"
@@ -75,7 +76,8 @@ Outputs allocate_outputs(Tensor const& q, Problem& problem, Outputs const* given
   return outputs;
 }
 
-// Points params at a list of shares that was made before. Refuses one of another size.
+// Points params at a list of shares that was made before, which kernels that find shares themselves do not read. Refuses one of another
+// size.
 void take_schedule(TensorView const& given, Forward::Params& params) {
   int64_t const size = params.share_listing().size();
   require(given.rank == 1 && given.sizes[0] == size, given.name, " has shape ", ShapeOf{given},
@@ -134,6 +136,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Ou
     take_schedule(*schedule, fit);
   }
   for_each_slice(fit, [&](Forward::Params slice) {
+    slice.tag = new_launch_tag();
     auto const workspace = allocate_workspace<Forward>(q, slice);
     run(kernel, slice, stream);
   });

@@ -5,6 +5,9 @@
 // share has of a tile that is not all of its blocks is a part, and the tile's parts are merged in the order of the shares.
 // A tile has all rows of a sequence in one head.
 //
+// Several heads go abreast: they lie in one line, and a share is one for a CTA of each. These read the same keys at a time, whose rows
+// of neighbouring heads are one piece of memory.
+//
 // The list is memory of ints, of a size that follows from extents: the number of all units and the size of a share, two ints that
 // mean nothing, the shares, and where each sequence starts, in units.
 #pragma once
@@ -22,7 +25,7 @@ namespace pyflash {
 // Where a share begins, and its size.
 struct alignas(16) Share {
   int sequence;
-  int head;
+  int head;        // the first of those abreast
   int first_unit;  // of the tile
   int n_units;     // 0: there is nothing to do
 };
@@ -40,14 +43,18 @@ struct ShareListing {
   Mask mask;
   int batch;
   int heads;      // of a sequence's tiles
+  int abreast;    // of them
   int n_queries;  // of a tile
   int B_c;        // keys of a block
-  int n_shares;
+  int n_shares;   // that are listed
+
+  // The tiles of a sequence that lie one behind the other.
+  PYFLASH_HOST_DEVICE constexpr int tiles() const { return heads / abreast; }
 
   // Whether the numbers of units are ints, whatever the lengths are.
   PYFLASH_HOST_DEVICE constexpr bool is_countable() const {
     int64_t const of_tile = k.most_blocks(B_c) + kTileUnits;
-    return int64_t(batch) * heads <= kMostUnits / of_tile && n_shares <= kMostUnits / kLeastUnits;
+    return int64_t(batch) * tiles() <= kMostUnits / of_tile && n_shares <= kMostUnits / kLeastUnits;
   }
   // Where the sequences' starts are in the list.
   PYFLASH_HOST_DEVICE constexpr int64_t first_start() const {
@@ -58,7 +65,7 @@ struct ShareListing {
     return first_start() + ceil_div(int64_t(batch) + 1, 4) * 4;
   }
 
-  // The units of a sequence in each head. One of more rows than a tile is another kernel's.
+  // The units of a tile of a sequence. One of more rows than a tile is another kernel's.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -86,43 +93,57 @@ struct ShareListStorage {
   int spare[kChunk];
 };
 
-// The parts of a tile, of share first to share last.
+// The parts of a tile, of CTAs `first`, first + abreast and so on.
 struct Parts {
-  int sequence;
-  int head;
-  int first;
-  int last;
+  int sequence = 0;
+  int head = 0;
+  int first = 0;
+  int abreast = 1;
+  int n = 0;
 
-  PYFLASH_HOST_DEVICE constexpr int count() const { return last - first + 1; }
-  // Where a part is in the memory of parts: a share has one that begins within a tile at most, and one that ends within one.
+  PYFLASH_HOST_DEVICE constexpr int count() const { return n; }
+  // Where a part is in the memory of parts: a CTA has one that begins within a tile at most, and one that ends within one.
   PYFLASH_HOST_DEVICE constexpr int place(int part) const {
-    int const share = first + part;
-    return place_of(share, /*begins_tile=*/part == 0);
+    return place_of(first + part * abreast, /*begins_tile=*/part == 0);
   }
-  static PYFLASH_HOST_DEVICE constexpr int place_of(int share, bool begins_tile) {
-    return 2 * share + (begins_tile ? 1 : 0);
+  static PYFLASH_HOST_DEVICE constexpr int place_of(int cta, bool begins_tile) {
+    return 2 * cta + (begins_tile ? 1 : 0);
   }
 };
 
-// The parts of the tile that is cut first where a share begins; none, where none is. So each tile that is cut belongs to one
-// share.
-PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int const* list,
-                                             int share) {
-  constexpr Parts kNone{0, 0, 0, -1};
-  Share const begin = reinterpret_cast<Share const*>(list + ShareListing::kHeader)[share];
+// Those of the tile that begins at unit `start`, where shares have `size`. index: of its head among those abreast.
+PYFLASH_HOST_DEVICE constexpr Parts parts_of_tile(ShareListing const& listing, Share const& in_tile,
+                                                  int index, int start, int n_units, int size) {
+  int const first = (start + ShareListing::kTileUnits) / size;
+  int const last = smaller((start + n_units - 1) / size, listing.n_shares - 1);
+  return {.sequence = in_tile.sequence,
+          .head = in_tile.head + index,
+          .first = first * listing.abreast + index,
+          .abreast = listing.abreast,
+          .n = last - first + 1};
+}
+
+// Those of the tile that is cut where the share of a CTA begins; none, where none is.
+PYFLASH_HOST_DEVICE constexpr Parts parts_at(ShareListing const& listing, int const* list,
+                                             int cta) {
+  Share const* const shares = reinterpret_cast<Share const*>(list + ShareListing::kHeader);
+  Share const begin = shares[cta / listing.abreast];
   int const size = list[1];  // NOTE: both loads at once
   if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
-    return kNone;
+    return Parts{};
   }
   int const* const starts = list + listing.first_start() + begin.sequence;
-  int const n_units = (starts[1] - starts[0]) / listing.heads;
-  int const first_block = starts[0] + begin.head * n_units + ShareListing::kTileUnits;
-  int const last_block = first_block + n_units - ShareListing::kTileUnits - 1;
-  int const first = first_block / size;
-  if (first + 1 != share) {
-    return kNone;
-  }
-  return {begin.sequence, begin.head, first, smaller(last_block / size, listing.n_shares - 1)};
+  int const n_units = (starts[1] - starts[0]) / listing.tiles();
+  int const start = starts[0] + begin.head / listing.abreast * n_units;
+  return parts_of_tile(listing, begin, cta % listing.abreast, start, n_units, size);
+}
+
+// The parts of the tile that is cut first where the share of a CTA begins; none, where none is. So each tile that is cut belongs to
+// one CTA.
+PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int const* list,
+                                             int cta) {
+  Parts const parts = parts_at(listing, list, cta);
+  return parts.first + parts.abreast == cta ? parts : Parts{};
 }
 
 // Every thread calls it.
@@ -140,7 +161,7 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
   for (int first = 0; first < batch; first += kChunk) {
     int const n = smaller(batch - first, kChunk);
     for (int i = threads.index(); i < n; i += threads.count()) {
-      shared.ends[i] = listing.units_of(first + i, load) * listing.heads;
+      shared.ends[i] = listing.units_of(first + i, load) * listing.tiles();
     }
     threads.sync();  // the units are visible
     ends = sums_of_first(shared.ends, shared.spare, n, ShareListing::kMostUnits, threads);
@@ -176,9 +197,9 @@ PYFLASH_HOST_DEVICE void write_shares(ShareListing const& listing, int* list,
         (start <= begin ? sequence : end) = middle;
       }
       int const start = start_of(sequence);
-      int const n_units = (start_of(sequence + 1) - start) / listing.heads;
+      int const n_units = (start_of(sequence + 1) - start) / listing.tiles();
       share = {.sequence = sequence,
-               .head = (begin - start) / n_units,
+               .head = (begin - start) / n_units * listing.abreast,
                .first_unit = (begin - start) % n_units,
                .n_units = smaller(size, total - begin)};
     }

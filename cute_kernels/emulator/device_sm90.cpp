@@ -87,6 +87,12 @@ float add_release(float* address, float value) {
 float add_release_of_cta(float* address, float value) {
   return machine->add_release(address, value, true);
 }
+void store_tagged(Tagged* address, Tagged const& value) { machine->store_tagged(address, &value); }
+Tagged load_when_tagged(Tagged const* address, uint64_t tag) {
+  Tagged value;
+  machine->load_when_tagged(address, tag, &value);
+  return value;
+}
 
 int cluster_size() { return machine->cluster_size(); }
 int cluster_rank() { return machine->cluster_rank(); }

@@ -51,6 +51,17 @@ bool Emulator::run_cluster(Launch const& launch, int64_t first) {
   return ended;
 }
 
+void Emulator::finish() {
+  global_.check_written(findings_);
+  if (!tagged_.empty()) {
+    auto const& [address, access] = *tagged_.begin();
+    findings_.add({.kind = "tag_left",
+                   .memory = global_.name_at(address),
+                   .access = access,
+                   .detail = std::to_string(tagged_.size()) + " places, this the first"});
+  }
+}
+
 void Emulator::begin_cluster(int size) {
   int const n_warps = kernel_.n_threads / kLanes;
   timeline_.set_on(kernel_.rings.size > 0 && timeline_.events().empty(), n_warps);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -114,7 +115,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // From the CTA `first` on. False: it could not go on, and no other can be run.
   bool run_cluster(Launch const& launch, int64_t first);
   // After the last cluster.
-  void finish() { global_.check_written(findings_); }
+  void finish();
 
   Findings const& findings() const { return findings_; }
   TrafficTable const& traffic() const { return traffic_; }
@@ -167,6 +168,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   float wait_until_at_most(float const* address, float bound) override;
   void store_release(float* address, float value) override;
   float add_release(float* address, float value, bool of_cta) override;
+  void store_tagged(void* address, void const* value) override;
+  void load_when_tagged(void const* address, uint64_t tag, void* value) override;
   void tma_store_commit() override;
   void tma_store_wait(int n_pending) override;
   void tma_store_wait_written() override;
@@ -279,6 +282,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   std::deque<TmaLoad> loads_;  // in flight, oldest first
   // By warpgroup, the instructions that its first warp to come there issued, and where.
   std::vector<std::vector<std::pair<WarpgroupMma, int>>> issued_;
+  std::map<void const*, Access> tagged_;  // what holds a tag, and who stored it
   Timeline timeline_;
   std::vector<std::string> mbarrier_names_;  // of the first CTA
 };

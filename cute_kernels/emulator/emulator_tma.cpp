@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cute_kernels/emulator/emulator.h"
+#include "cute_kernels/tagged.h"
 
 namespace pyflash::emulator {
 
@@ -325,6 +326,46 @@ float Emulator::add_release(float* address, float value, bool of_cta) {
     std::memcpy(to, &after, sizeof after);
   }
   return before;
+}
+
+void Emulator::store_tagged(void* address, void const* value) {
+  constexpr int kBytes = sizeof(device::Tagged);
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "store of tagged numbers"};
+  count_traffic(Path::kGlobalStore, address, kBytes);
+  auto* const to = translate(address, kBytes, kBytes, GlobalMemory::kReducer, access);
+  if (to == nullptr) {
+    return;
+  }
+  std::memcpy(to, value, kBytes);
+  bool const is_stored = static_cast<device::Tagged const*>(value)->tag != 0;
+  if (is_stored && !tagged_.emplace(address, access).second) {
+    findings_.add({.kind = "written_twice",
+                   .memory = global_.name_at(address),
+                   .access = access,
+                   .other = tagged_.at(address)});
+  } else if (!is_stored) {
+    tagged_.erase(address);
+  }
+}
+
+void Emulator::load_when_tagged(void const* address, uint64_t tag, void* value) {
+  constexpr int kBytes = sizeof(device::Tagged);
+  Thread const& thread = current();
+  Access const access{thread.site, thread.index, "read of tagged numbers"};
+  count_traffic(Path::kGlobalLoad, address, kBytes);
+  auto const* const from = translate(address, kBytes, kBytes, -1, access);
+  if (from == nullptr) {
+    return;
+  }
+  std::memcpy(value, from, kBytes);
+  if (static_cast<device::Tagged const*>(value)->tag != tag) {
+    findings_.add({.kind = "deadlock",
+                   .memory = global_.name_at(address),
+                   .access = access,
+                   .detail = "a CTA waits for numbers that no CTA before it stored"});
+    abort();
+  }
 }
 
 // What lies outside the map's extents is left out.

@@ -122,6 +122,9 @@ class Machine {
   virtual void store_release(float* address, float value) = 0;
   // of_cta: what all threads of the CTA have added is complete, not only what this one has.
   virtual float add_release(float* address, float value, bool of_cta) = 0;
+  // device::Tagged. A CTA waits for those of CTAs before it alone; a tag that is stored is taken away in the end: by one of 0.
+  virtual void store_tagged(void* address, void const* value) = 0;
+  virtual void load_when_tagged(void const* address, uint64_t tag, void* value) = 0;
   virtual void tma_store_commit() = 0;
   virtual void tma_store_wait(int n_pending) = 0;
   virtual void tma_store_wait_written() = 0;

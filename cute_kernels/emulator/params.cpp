@@ -91,11 +91,18 @@ void map_memory(ListedForwardParams& params, Emulator& emulator) {
     dims_lse_partial = {{n_rows, 1}};
     dims_o_partial = {{n_rows, params.d_head}, {params.d_head, 1}};
   }
-  mapping.map("o", params.o, 2, dims_o, role);
-  mapping.map("lse", params.lse, 4, dims_lse, role);
+  if (params.merges_shares) {
+    dims_lse_partial = {{dims_lse_partial[0].extent * 4, 1}};
+    dims_o_partial = {{dims_o_partial[0].extent * params.d_head * 2, 1}};
+  }
+  Role const role_of_outputs = params.merges_shares ? Role::kOutput : role;
+  mapping.map("o", params.o, 2, dims_o, role_of_outputs);
+  mapping.map("lse", params.lse, 4, dims_lse, role_of_outputs);
   Role const role_of_parts = params.has_fixed_splits ? Role::kPartialOutput : role;
-  mapping.map("o_partial", params.o_partial, 4, dims_o_partial, role_of_parts);
-  mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial, role);
+  mapping.map("o_partial", params.o_partial, 4, dims_o_partial,
+              params.merges_shares ? Role::kAccumulator : role_of_parts);
+  mapping.map("lse_partial", params.lse_partial, 4, dims_lse_partial,
+              params.merges_shares ? Role::kAccumulator : role);
   mapping.map("cu_seqlens_q", q_sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   mapping.map("cu_seqlens_k", kv.sequences.starts, 4, dims_cu_seqlens, Role::kInput);
   if (kv.is_paged()) {

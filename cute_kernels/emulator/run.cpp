@@ -18,6 +18,7 @@ namespace {
 
 // NOTE: they stand for tensors of a GPU, where the values of cu_seqlens are not checked.
 constexpr Device kDevice{Device::Kind::kCuda, 0};
+constexpr uint64_t kTag = 0x9e3779b97f4a7c15;
 
 class ForwardRun final : public Run {
  public:
@@ -44,6 +45,7 @@ class ForwardRun final : public Run {
     }
     if (shares_keys) {
       share_keys(params_, kernel_.shape, resident);
+      params_.merges_shares = params_.merges_shares && !params_.runs_beside;
       return;
     }
     if (kernel_.cluster != nullptr && !params_.has_fixed_splits) {
@@ -100,18 +102,21 @@ class ForwardRun final : public Run {
     params_.tile_list = reinterpret_cast<float*>(list_.data());
   }
 
-  void write_list_of_shares() {
+  void prepare_shares() {
     if (!params_.has_shares()) {
       return;
     }
-    ShareListing const listing = params_.share_listing();
-    list_.assign(listing.size(), INT_MAX);
-    auto const shared = std::make_unique<ShareListStorage>();
-    write_shares(listing, list_.data(), *shared, OneThread{}, HostLoader{});
-    params_.share_list = reinterpret_cast<float*>(list_.data());
+    if (!params_.merges_shares) {
+      ShareListing const listing = params_.share_listing();
+      list_.assign(listing.size(), INT_MAX);
+      auto const shared = std::make_unique<ShareListStorage>();
+      write_shares(listing, list_.data(), *shared, OneThread{}, HostLoader{});
+      params_.share_list = reinterpret_cast<float*>(list_.data());
+    }
+    params_.tag = kTag;
     size_t const n_rows = size_t(2) * params_.n_shares * params_.rows_of_part();
-    lse_parts_.assign(n_rows, NAN);
-    o_parts_.assign(n_rows * params_.d_head, NAN);
+    lse_parts_.assign(n_rows * (params_.merges_shares ? 4 : 1), NAN);
+    o_parts_.assign(n_rows * params_.d_head * (params_.merges_shares ? 2 : 1), NAN);
     params_.lse_partial = lse_parts_.data();
     params_.o_partial = o_parts_.data();
   }
@@ -121,14 +126,14 @@ class ForwardRun final : public Run {
     arguments.host_starts_q = params_.q_sequences().starts;
     arguments.host_starts_k = params_.kv().sequences.starts;
     write_list();
-    write_list_of_shares();
+    prepare_shares();
     Forward::Params mapped = params_;
     map_memory(mapped, emulator);
     return kernel_.launch(mapped, arguments, n_resident());
   }
 
   void after_phase(int) override {
-    if (params_.has_shares()) {
+    if (leaves_shares_to_merge(params_)) {
       merge_shares_on_host(params_, kernel_dtype_);
     }
   }

@@ -87,6 +87,7 @@ Forward::Params params_of_few(Forward::Params params, ConfigMapRow<Forward> cons
   params.set_q_sequences(q);
   share_keys(params, row.shape, n_shares);
   params.runs_beside = true;
+  params.merges_shares = false;
   return params;
 }
 
@@ -180,15 +181,23 @@ Problem of_longest(Problem problem) {
   return problem;
 }
 
-// The problem with equal shares of its keys, where these pay for the list that the device makes of them: the device alone knows
-// how long the sequences are, it reads their lengths at once, and each CTA has much to do. nullopt elsewhere, and where no
-// kernel runs it so.
+// Whether equal shares pay for what they cost, where the device alone knows how long the sequences are. fit: with shares.
+bool shares_pay(Forward::Params const& fit, Gpu const& gpu) {
+  int64_t const longest = fit.kv().sequences.longest;
+  int64_t const n_tiles = int64_t(fit.batch) * fit.share_heads;
+  if (fit.merges_shares) {
+    // Of fewer tiles each has many parts, which one CTA merges: docs/experiments/2026-11-uneven.md.
+    constexpr int kFewestTiles = 48, kFewestKeys = 512;
+    return n_tiles >= kFewestTiles && longest >= kFewestKeys;
+  }
+  constexpr int64_t kKeysOfSm = 25000;  // about: docs/experiments/2026-11-shares.md
+  return n_tiles * longest >= kKeysOfSm * gpu.n_sms && fit.batch <= ShareListStorage::kChunk;
+}
+
+// The problem with equal shares of its keys, where these pay. nullopt elsewhere, and where no kernel runs it so.
 std::optional<Problem> with_shares(Problem const& problem, Gpu const& gpu) {
-  constexpr int64_t kKeysOfSm = 25000;  // of a head, about: docs/experiments/2026-11-shares.md
   auto const& params = problem.params;
-  int64_t const n_keys = int64_t(params.batch) * params.heads_kv * params.kv().sequences.longest;
-  if (problem.num_splits != 0 || params.pages.table == nullptr || params.batch == 1 ||
-      params.batch > ShareListStorage::kChunk || n_keys < kKeysOfSm * gpu.n_sms) {
+  if (problem.num_splits != 0 || params.pages.table == nullptr || params.batch == 1) {
     return std::nullopt;
   }
   Problem shared = problem;
@@ -200,7 +209,9 @@ std::optional<Problem> with_shares(Problem const& problem, Gpu const& gpu) {
     // NOTE: a kernel with more features than it needs takes longer than shares save.
     auto const needed = in_config(key.features, key.d_head, kernel.row->d_head);
     auto const& built = kernel.row->features;
-    return kernel.refuses(shared.params) == nullptr &&
+    Forward::Params fit = shared.params;
+    share_keys(fit, kernel.row->shape, ctas_per_sm * gpu.n_sms);
+    return kernel.refuses(shared.params) == nullptr && shares_pay(fit, gpu) &&
            std::find(built.begin(), built.end(), needed) != built.end();
   };
   auto const& candidates = candidates_for(key).all;

@@ -91,6 +91,7 @@ _SENTENCES = {
     "arrivals_left": "{detail} when the CTA ends ({access})",
     "outside_tile": "{access} of {place}: {detail}",
     "register_budget": "{access}: {detail}",
+    "tag_left": "{access} in {memory} that the next launch would take for its own: {detail}",
     "unordered_reduction": "{access} in {memory} before {other} is known to be complete",
     "cta_ended": "{access} of {place}, which may have ended: {detail}",
     "before_previous_kernel_ended": "{access} before the wait for the previous kernel",

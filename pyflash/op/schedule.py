@@ -78,7 +78,8 @@ def schedule(
     Each CTA gets an equal number of blocks of keys, whatever the lengths of sequences are; where
     that cuts a sequence, its parts are merged in order. A kernel makes the list of lengths that it
     reads on the device: nothing waits for the GPU. Without a schedule, calls with num_splits = -1
-    make one each.
+    make one each. Calls of at most 256 sequences whose heads that share a head of the caches have
+    16 queries or fewer do not read the list: there CTAs find their share of lengths themselves.
 
     k_cache is (num_pages, page_size, heads_kv, d_head), of any layer. block_table, (batch,
     max_pages), seqlens_k, (batch,), and cu_seqlens_q, (batch + 1,), are those of the calls.

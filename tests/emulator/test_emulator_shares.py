@@ -58,6 +58,22 @@ def test_pages(shared_library, seed):
         cache.check_padded(q, out, lse, **options)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_pages_of_sequences_of_one_length(shared_library, seed):
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    lengths = (chance.choice((0, 1, 32, 95, 300, 800)),) * chance.choice((1, 2, 3, 7, 34))
+    options = options_of(seed)
+    cache = Cache(lengths, 16, 2, 64, torch.bfloat16)
+    q = torch.randn(len(lengths), chance.choice((1, 3)), 8, 64).bfloat16()
+    out, lse, report = run_library(
+        shared_library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:], seed=seed,
+        resident_ctas=chance.choice((1, 5, 12, 40)), **BY_LENGTH, **options,
+    )  # fmt: skip
+    report.check()
+    cache.check_padded(q, out, lse, **options)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_packed_sequences(shared_library, seed):
     chance = random.Random(seed)
@@ -114,20 +130,31 @@ def test_few_queries_beside_a_kernel_of_many(shared_library, order):
     assert run_beside(shared_library, order=order) == (True, [])
 
 
-def planted_case():
-    """Sequences that shares cut, and some that they do not, beside empty ones; sinks that weigh."""
+PLANTED_CASES = ("found", "many", "listed", "alike, whole", "alike, in parts")
+
+
+def planted_case(name: str):
+    """Sequences that shares cut, and some that they do not, beside empty ones; sinks that weigh.
+    CTAs find shares of sequences, of some in each lane, or read them from a list. Sequences of one
+    length are left whole, or cut alike."""
     torch.manual_seed(0)
-    cache = Cache((40, 0, 300, 9, 64), 16, 2, 64, torch.bfloat16)
-    q = torch.randn(5, 3, 8, 64).bfloat16()
+    lengths = (40, 0, 300, 9, 64)
+    if name == "many":
+        lengths = (*lengths, *(i * 37 % 50 for i in range(35)))
+    lengths = {"alike, whole": (100,) * 7, "alike, in parts": (400,)}.get(name, lengths)
+    n_queries = {"found": 3, "listed": 8}.get(name, 1)
+    cache = Cache(lengths, 16, 2, 64, torch.bfloat16)
+    q = torch.randn(len(lengths), n_queries, 8, 64).bfloat16()
     return cache, q, {"causal": True, "sinks": torch.linspace(2, 5, 8)}
 
 
-def run_planted(library):
+def run_planted(library, name: str):
     """Whether the result is right, and what is found."""
-    cache, q, options = planted_case()
+    cache, q, options = planted_case(name)
+    resident_ctas = 5 if "alike" in name else 6  # with 6, both heads go abreast
     out, lse, report = run_library(
-        library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:], resident_ctas=6,
-        **BY_LENGTH, **options,
+        library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:],
+        resident_ctas=resident_ctas, **BY_LENGTH, **options,
     )  # fmt: skip
     try:
         cache.check_padded(q, out, lse, **options)
@@ -139,28 +166,31 @@ def run_planted(library):
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_bug_is_found(shared_library, bug: Bug):
     with switched_on(BUGS, bug, shared_library):
-        right, findings = run_planted(shared_library)
-        right_beside, beside = run_beside(shared_library)
-    right, findings = right and right_beside, (*findings, *beside)
+        runs = [run_planted(shared_library, name) for name in PLANTED_CASES]
+        runs.append(run_beside(shared_library))
+    right = all(is_right for is_right, _ in runs)
+    findings = [finding for _, found in runs for finding in found]
     for finding in bug.found:
         assert finding.is_in(findings), f"{finding}:\n" + "\n".join(map(str, findings))
     assert bug.found or not right
 
 
-def test_nothing_is_found_while_no_bug_is_on(shared_library):
-    assert run_planted(shared_library) == (True, ())
+@pytest.mark.parametrize("name", PLANTED_CASES)
+def test_nothing_is_found_while_no_bug_is_on(shared_library, name):
+    assert run_planted(shared_library, name) == (True, ())
 
 
 def test_a_stale_list_reads_and_writes_nothing_outside(shared_library):
     (bug,) = (bug for bug in BUGS if "another_call" in bug.name)
     with switched_on(BUGS, bug, shared_library):
-        _, findings = run_planted(shared_library)
+        _, findings = run_planted(shared_library, "listed")
     assert "out_of_bounds" not in {finding.kind for finding in findings}
 
 
-def test_bits_are_those_of_the_shares_alone(shared_library):
+@pytest.mark.parametrize("name", PLANTED_CASES)
+def test_bits_are_those_of_the_shares_alone(shared_library, name):
     """Whatever order warps run in, and twice."""
-    cache, q, options = planted_case()
+    cache, q, options = planted_case(name)
     inputs, pages = (q, cache.k, cache.v), cache.tensors[2:]
     runs = [
         run_library(

@@ -290,9 +290,14 @@ def test_uneven_sequences_have_their_tiles_listed_and_few_rows_a_kernel_of_their
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_keys_of_many_pages_are_in_equal_shares_where_a_kernel_has_just_what_they_need(tmp_path):
+@pytest.mark.parametrize("merges", [False, True])
+def test_keys_of_many_pages_are_in_equal_shares_where_a_kernel_has_just_what_they_need(
+    tmp_path, merges
+):
     """Where no number of splits is asked for; in a process of its own."""
-    library = build_fake_library(tmp_path, "shared", "SHARED")
+    library = build_fake_library(
+        tmp_path, "shared", "SHARED", *(["MERGES_SHARES"] if merges else [])
+    )
     script = f"""if True:
         import sys, torch, pyflash
         pyflash.load({str(library)!r})
@@ -304,10 +309,12 @@ def test_keys_of_many_pages_are_in_equal_shares_where_a_kernel_has_just_what_the
             reason = select_on(problem, 90, 132).reason
             assert "as asked for" not in reason or "num_splits" in options
             return "in equal shares for 264 CTAs" in reason
-        for seqlen_k in (1, 1000, 6400, 6500, 8192, 100_000):
-            for batch in (1, 8, 64, 1024, 1025):
-                for heads_kv in (1, 8, 32):
+        for seqlen_k in (1, 496, 512, 1000, 6400, 6500, 8192, 100_000):
+            for batch in (1, 5, 6, 8, 64, 256, 257, 1024, 1025):
+                for heads_kv in (1, 2, 8, 32):
                     expected = 1 < batch <= 1024 and batch * heads_kv * seqlen_k >= 25_000 * 132
+                    if {merges} and batch <= 256 and 32 // heads_kv <= 16:  # rows of a part
+                        expected = batch > 1 and batch * heads_kv >= 48 and seqlen_k >= 512
                     found = is_shared(batch, 1, seqlen_k, 16, heads_kv)
                     assert found == expected, (seqlen_k, batch, heads_kv)
         assert is_shared(causal=True)  # the only query attends all keys

@@ -24,6 +24,7 @@ class Listing:
     lengths_q: tuple[int, ...]
     lengths_k: tuple[int, ...]
     heads: int = 2
+    abreast: int = 1  # heads
     n_queries: int = 16
     B_c: int = 64
     n_shares: int = 264
@@ -35,7 +36,7 @@ class Listing:
 
     def line(self) -> str:
         longest = [max(x, default=0) + self.slack for x in (self.lengths_q, self.lengths_k)]
-        head = (self.n_threads, self.heads, self.n_queries, self.B_c, self.n_shares)
+        head = (self.n_threads, self.heads, self.abreast, self.n_queries, self.B_c, self.n_shares)
         numbers = (*head, self.left, self.right, 0, *longest, int(self.paged), len(self.lengths_q))
         return " ".join(map(str, (*numbers, *self.lengths_q, *self.lengths_k)))
 
@@ -48,11 +49,12 @@ class Listing:
         return max(-(-end // self.B_c) - begin // self.B_c, 0)
 
     def tiles(self) -> list[tuple[int, int]]:
+        """Of the first heads of those abreast."""
         return [
             (sequence, head)
             for sequence, length in enumerate(self.lengths_q)
             if 0 < length <= self.n_queries
-            for head in range(self.heads)
+            for head in range(0, self.heads, self.abreast)
         ]
 
 
@@ -71,19 +73,25 @@ ERRORS = [
     _error("the sequence before", "start <= begin ? sequence : end",
            "start + BUG <= begin ? sequence : end"),
     _error("the heads of a sequence are one tile",
-           "listing.units_of(first + i, load) * listing.heads",
-           "listing.units_of(first + i, load) * (BUG ? 1 : listing.heads)"),
+           "listing.units_of(first + i, load) * listing.tiles()",
+           "listing.units_of(first + i, load) * (BUG ? 1 : listing.tiles())"),
     _error("a chunk of sequences starts at 0", "= total + ends[i]",
            "= (BUG ? 0 : total) + ends[i]"),
     _error("sums are where those of more numbers would be", "    from = made;",
            "    from = BUG ? from : made;", "common/sums.h"),
     _error("the sequence that ends a chunk has no end", "ends[sequence - 1] : starts",
            "ends[sequence - (BUG ? 0 : 1)] : starts"),
-    _error("every share merges the tile", "if (first + 1 != share)",
-           "if (BUG ? first + 1 > share : first + 1 != share)"),
+    _error("every CTA merges the tile", "return parts.first + parts.abreast == cta ?",
+           "return BUG || parts.first + parts.abreast == cta ?"),
+    _error("heads abreast have one place", "first * listing.abreast + index,",
+           "first * listing.abreast + (BUG ? 0 : index),"),
+    _error("heads abreast are one", ".head = in_tile.head + index,",
+           ".head = in_tile.head + (BUG ? 0 : index),"),
+    _error("the head after is the next of those abreast", "/ n_units * listing.abreast,",
+           "/ n_units * (BUG ? 1 : listing.abreast),"),
     _error("two parts have one place", "(begins_tile ? 1 : 0)", "(begins_tile && !BUG ? 1 : 0)"),
-    _error("a tile ends a block early", "n_units - ShareListing::kTileUnits - 1;",
-           "n_units - ShareListing::kTileUnits - 1 - BUG;"),
+    _error("a tile ends a block early", "(start + n_units - 1) / size,",
+           "(start + n_units - 1 - BUG) / size,"),
 ]  # fmt: skip
 _DECLARATION = f"""#pragma once
 #include <cstdlib>
@@ -149,28 +157,32 @@ def check(listing: Listing, printed: list[int]) -> None:
         for s, h, unit in mine:
             if unit >= 1 and i not in owners.setdefault((s, h), []):
                 owners[s, h].append(i)
-    # Those that are cut, each at the share that begins within it first.
+    # Those that are cut, each at the CTA whose share begins within it first. Heads abreast have CTAs beside each other.
+    n = listing.abreast
     expected = []
     for (sequence, head), found in owners.items():
-        if len(found) > 1:
-            places = [2 * found[0] + 1, *(2 * share for share in found[1:])]
-            expected.append((found[1], [sequence, head, found[0], found[-1], *places]))
+        for index in range(n) if len(found) > 1 else ():
+            ctas = [share * n + index for share in found]
+            places = [2 * ctas[0] + 1, *(2 * cta for cta in ctas[1:])]
+            expected.append((ctas[1], [sequence, head + index, ctas[0], *places]))
     flat = [x for _, numbers in sorted(expected) for x in numbers]
     assert rest[4 * listing.n_shares :] == flat
-    places = [x for _, numbers in expected for x in numbers[4:]]
+    places = [x for _, numbers in expected for x in numbers[3:]]
     assert len(set(places)) == len(places)
-    assert all(0 <= place < 2 * listing.n_shares for place in places)
+    assert all(0 <= place < 2 * listing.n_shares * n for place in places)
 
 
 def random_listing(seed: int) -> Listing:
     chance = random.Random(seed)
     batch = chance.choice((1, 2, 5, 31, 67))
     longest = chance.choice((1, 64, 3000))
+    heads = chance.choice((1, 2, 8))
     mask = chance.choice(({}, {"right": 0}, {"left": 700, "right": 0}, {"left": 40}))
     return Listing(
         tuple(chance.choice((0, 1, 1, 1, 4, 16)) for _ in range(batch)),
         tuple(chance.choice((0, 1, chance.randint(0, longest))) for _ in range(batch)),
-        heads=chance.choice((1, 2, 8)),
+        heads=heads,
+        abreast=chance.choice([n for n in (1, 2, 4, 8) if heads % n == 0]),
         B_c=chance.choice((32, 64, 128)),
         n_shares=chance.choice((1, 2, 7, 264)),
         paged=chance.random() < 0.5,

@@ -184,6 +184,9 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
                                              .pack_gqa = true},
                       "(FP16, 512, 64, 64, 1): sm90+stages_2+pack_gqa", "90a", 0, 9);
         few.shape.packs_heads = true;
+#ifdef MERGES_SHARES
+        few.shape.merges_shares = true;
+#endif
         return few;
       }(),
 #endif

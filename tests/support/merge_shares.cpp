@@ -70,7 +70,7 @@ int main() {
 
     std::minstd_rand random(params.batch + n_shares);
     std::normal_distribution<float> normal;
-    int64_t const n_rows = int64_t(2) * n_shares * params.rows_of_part();
+    int64_t const n_rows = int64_t(2) * params.n_shares * params.rows_of_part();
     std::vector<float> lse_parts(n_rows), o_parts(n_rows * params.d_head), sinks(params.heads);
     for (auto* const values : {&lse_parts, &o_parts, &sinks}) {
       for (float& value : *values) {

@@ -9,8 +9,10 @@
 #include "cute_kernels/sm90/forward/epilogue.h"
 #include "cute_kernels/sm90/forward/mask.h"
 #include "cute_kernels/sm90/forward/merge.h"
+#include "cute_kernels/sm90/forward/merge_parts.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/scores.h"
+#include "cute_kernels/sm90/forward/share_schedule.h"
 #include "cute_kernels/sm90/forward/softmax.h"
 #include "cute_kernels/sm90/forward/traits.h"
 #include "cute_kernels/sm90/forward/variant.h"
@@ -202,7 +204,13 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     release_V();
   };
 
-  Schedule schedule(params);
+  Schedule schedule(params, smem.share);
+  Parts parts_to_merge;
+  if constexpr (kFeatures.equal_shares) {
+    if (params.shares.tag != 0) {
+      parts_to_merge = schedule.parts_to_merge(smem.share);
+    }
+  }
   Tile tile{};
 
   // S of the block at a place to P, in place. Returns whether O is to be rescaled.
@@ -431,6 +439,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   }
   if (warpgroup == 0) {
     wait_for_turn();  // the last turn that was passed
+  }
+  if constexpr (kFeatures.equal_shares) {
+    if (warpgroup == 0) {
+      merge_parts<Traits, kFeatures>(params, parts_to_merge, kWarpgroupSync);
+    }
   }
 }
 

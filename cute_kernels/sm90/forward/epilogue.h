@@ -101,9 +101,12 @@ CUTE_DEVICE void store_partial(KernelParams const& params, Tile const& tile, int
 }
 
 // Where keys are shared: a part of a tile, O and lse in fp32, a row for each of the tile's.
-template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
-CUTE_DEVICE void store_part(KernelParams const& params, Tile const& tile, int first_query,
-                            AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
+// store_lse(row of all parts, lse), store_pair(pair of columns of all parts, number, number)
+template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor,
+          class StoreLse, class StorePair>
+CUTE_DEVICE void store_part_by(KernelParams const& params, Tile const& tile, int first_query,
+                               AccO const& acc_O, Lse const& lse, CoordTensor const& coords,
+                               StoreLse const& store_lse, StorePair const& store_pair) {
   auto const& problem = params.problem;
   Tensor O = rows_by_columns(acc_O);         // ((2,MMA_M),(2,V,MMA_K))
   Tensor by_rows = rows_by_columns(coords);  // ((2,MMA_M),(2,V,MMA_K)) of (row, column)
@@ -115,17 +118,44 @@ CUTE_DEVICE void store_part(KernelParams const& params, Tile const& tile, int fi
     int64_t const part = int64_t(tile.split) * params.shares.rows_of_part + row;
     if (exists && get<1>(by_rows(0, 0)) == 0) {
       device::at(device::Site::lse_r2g);
-      device::store(problem.lse_partial + part, lse(r));
+      store_lse(part, lse(r));
     }
     device::at(device::Site::O_r2g);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(O); c += 2) {
       int const column = get<1>(by_rows(0, c));
       if (exists && (!kFeatures.predicated_head_dim || column < problem.d_head)) {
-        device::store(reinterpret_cast<float2*>(problem.o_partial + part * problem.d_head + column),
-                      float2{O(r, c), O(r, c + 1)});
+        store_pair((part * problem.d_head + column) / 2, O(r, c), O(r, c + 1));
       }
     }
+  }
+}
+// With a tag, where a CTA of this launch merges it.
+template <class Traits, ForwardFeatures kFeatures, class AccO, class Lse, class CoordTensor>
+CUTE_DEVICE void store_part(KernelParams const& params, Tile const& tile, int first_query,
+                            AccO const& acc_O, Lse const& lse, CoordTensor const& coords) {
+  using device::Tagged;
+  auto const& problem = params.problem;
+  auto const store_by = [&](auto const& store_lse, auto const& store_pair) {
+    store_part_by<Traits, kFeatures>(params, tile, first_query, acc_O, lse, coords, store_lse,
+                                     store_pair);
+  };
+  if (uint64_t const tag = params.shares.tag; tag != 0) {
+    store_by(
+        [&](int64_t row, float value) {
+          device::store_tagged(reinterpret_cast<Tagged*>(problem.lse_partial) + row,
+                               {tag, value, 0});
+        },
+        [&](int64_t pair, float low, float high) {
+          device::store_tagged(reinterpret_cast<Tagged*>(problem.o_partial) + pair,
+                               {tag, low, high});
+        });
+  } else {
+    store_by([&](int64_t row, float value) { device::store(problem.lse_partial + row, value); },
+             [&](int64_t pair, float low, float high) {
+               device::store(reinterpret_cast<float2*>(problem.o_partial) + pair,
+                             float2{low, high});
+             });
   }
 }
 

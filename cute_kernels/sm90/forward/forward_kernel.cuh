@@ -10,7 +10,8 @@
 // last block first. The loop is a software pipeline: a step issues QK^T of the next block, then PV of this one, and works on
 // the softmax of the next block while PV runs. At the end of a tile, PV runs while the next tile is found, and QK^T of its
 // first block while O / l and lse = m + ln(l) are stored. Where the keys are split, a tile has a share of the blocks, and
-// stores its O and lse in fp32, to be merged by merge_splits, or, where its splits are a cluster of CTAs, by these.
+// stores its O and lse in fp32, to be merged by merge_splits, or, where its splits are a cluster of CTAs, by these. Where CTAs have
+// equal shares of the keys of all sequences, one of them merges the parts of a tile, or merge_shares does.
 #pragma once
 
 #include "cute_kernels/device_sm90.h"
@@ -18,6 +19,7 @@
 #include "cute_kernels/sm90/forward/consumer.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/load.h"
+#include "cute_kernels/sm90/forward/share_schedule.h"
 #include "cute_kernels/sm90/forward/traits.h"
 
 namespace pyflash::sm90 {
@@ -46,6 +48,18 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     device::wait_for_previous_kernel();
   }
   device::launch_dependents();
+  if constexpr (kFeatures.equal_shares) {
+    using Schedule = ScheduleOf<Traits, kFeatures, Variant>;
+    if (warp == 0) {
+      device::at(Site::Q_g2s);
+      if (params.shares.tag != 0) {
+        Schedule::find(params, smem.share);
+      } else if (device::elect_one()) {
+        Schedule::read(params, smem.share);
+      }
+    }
+    device::sync_threads();  // the share is visible
+  }
 
   if (warpgroup == 0) {
     device::registers_release<Traits::kProducerRegisters>();

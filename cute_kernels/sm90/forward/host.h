@@ -11,7 +11,8 @@ constexpr TileShape tile_shape(FlashForwardSm90Config const& config) {
           .B_c = config.B_c,
           .n_warpgroups = config.n_consumers,
           .packs_heads = config.pack_gqa,
-          .max_cluster = sm90::max_cluster(config)};
+          .max_cluster = sm90::max_cluster(config),
+          .merges_shares = config.persistent};
 }
 
 constexpr bool optimized_softmax(FlashForwardSm90Config const&) { return true; }

@@ -34,10 +34,20 @@ struct TileOrder {
 
 // Where each CTA has an equal share of the keys.
 struct ShareOrder {
-  int const* list;  // common/shares.h
-  int n_heads;      // of a sequence's tiles
+  int const* list;                 // common/shares.h
+  int n_heads;                     // of a sequence's tiles
+  cutlass::FastDivmod by_tiles;    // of a sequence, in a line of heads abreast
+  cutlass::FastDivmod by_abreast;  // heads
+  cutlass::FastDivmod by_shares;   // of a line
+  // Where all tiles are alike: into how many parts there is room to cut each, and how many a CTA has that are whole.
+  cutlass::FastDivmod by_parts;
+  int whole_tiles;
   int rows_of_part;
   bool runs_beside;  // the kernel before it
+
+  // The tag of this launch, which nothing else has stored, of parts that the CTA of a tile's last part merges. 0: another kernel
+  // merges, and there is a list.
+  uint64_t tag;
 };
 
 struct KernelParams {

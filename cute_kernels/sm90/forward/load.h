@@ -7,6 +7,7 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/share_schedule.h"
 #include "cute_kernels/sm90/pipeline.h"
 
 namespace pyflash::sm90 {
@@ -58,7 +59,7 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   KvSource const kv = params.problem.kv();
-  ScheduleOf<Traits, kFeatures, Variant> schedule(params);
+  ScheduleOf<Traits, kFeatures, Variant> schedule(params, smem.share);
 
   // The blocks of K, or of V, last block first.
   // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
@@ -109,7 +110,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
 
   Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
   Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
-  ScheduleOf<Traits, kFeatures> schedule(params);
+  ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
 
   auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
     Pages const& pages = params.pages;

@@ -195,11 +195,19 @@ inline void set_listed_order(KernelParams& params, Config const& config,
 // The same of tiles whose keys are shared.
 inline void set_share_order(KernelParams& params, Config const& config,
                             ListedForwardParams const& problem) {
+  ShareListing const listing = problem.share_listing();
+  int const n_tiles = std::max(listing.batch * listing.tiles(), 1);
   params.order.by_group = cutlass::FastDivmod(rows_per_query(config, problem));
   params.shares = {.list = reinterpret_cast<int const*>(problem.share_list),
                    .n_heads = problem.share_heads,
+                   .by_tiles = cutlass::FastDivmod(std::max(listing.tiles(), 1)),
+                   .by_abreast = cutlass::FastDivmod(listing.abreast),
+                   .by_shares = cutlass::FastDivmod(listing.n_shares),
+                   .by_parts = cutlass::FastDivmod(std::max(listing.n_shares / n_tiles, 1)),
+                   .whole_tiles = ceil_div(n_tiles, listing.n_shares),
                    .rows_of_part = problem.rows_of_part(),
-                   .runs_beside = problem.runs_beside};
+                   .runs_beside = problem.runs_beside,
+                   .tag = problem.merges_shares ? problem.tag : 0};
 }
 
 struct Plan {

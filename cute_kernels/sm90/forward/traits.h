@@ -11,6 +11,7 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/generated/mma_sm90.h"
+#include "cute_kernels/sm90/forward/cta_share.h"
 #include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
@@ -94,6 +95,7 @@ struct KernelTraits {
     Pipeline<1> pipeline_Q[kNConsumers];  // each warpgroup's rows
     Pipeline<kStages> pipeline_K;
     Pipeline<kStages> pipeline_V;
+    CtaShare share;  // where keys are shared
 
     // A warpgroup's: a SmemLayoutO for each warp.
     CUTE_DEVICE Element* epilogue(int warpgroup) {

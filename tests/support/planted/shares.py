@@ -8,7 +8,8 @@ from support.planted.planting import Bug, build_planted, condition, found
 from pyflash.config import parse
 from pyflash.config.features import EMULATED_PAGED_SHARED, EMULATED_SHARED
 
-_SCHEDULE = "sm90/forward/problem.h"
+_SCHEDULE = "sm90/forward/share_schedule.h"
+_PARTS = "sm90/forward/merge_parts.h"
 _KERNEL = "sm90/forward/forward_kernel.cuh"
 _CONSUMER = "sm90/forward/consumer.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
@@ -24,7 +25,7 @@ def _bug(name: str, *edits, finds=()) -> Bug:
 
 # A bug that finds nothing shows in the result.
 BUGS = [
-    _bug("a_tile_is_done_twice", condition("++left.head;", "left.head += BUG ? 0 : 1;", _SCHEDULE)),
+    _bug("a_tile_is_done_twice", condition("left.head += this->params", "left.head += BUG ? 0 : this->params", _SCHEDULE)),
     _bug(
         "a_tile_is_never_done",
         condition("left.head = 0;\n        ++left.sequence;",
@@ -83,6 +84,116 @@ BUGS = [
         condition("for (int part = 0; part < parts.count(); ++part) {\n    float const weight",
                   "for (int part = 0; part < parts.count() - BUG; ++part) { float const weight",
                   _MERGE),
+    ),
+    _bug(
+        "a_share_begins_a_unit_late",
+        condition("schedule.number() * size;", "schedule.number() * size + 2 * BUG;", _SCHEDULE),
+    ),
+    _bug(
+        "sums_of_lanes_lack_those_before",
+        condition("before += (lane & mask) != 0 ? other : 0;",
+                  "before += (lane & mask) != 0 && !(BUG && mask > 1) ? other : 0;", _SCHEDULE),
+    ),
+    _bug(
+        "a_lane_leaves_out_its_last_sequence",
+        condition("for (int sequence = first; sequence < end; ++sequence) {",
+                  "for (int sequence = first; sequence < end - BUG; ++sequence) {", _SCHEDULE),
+    ),
+    _bug(
+        "the_sequence_after_is_never_asked_for",
+        condition("++sequence;\n          n_units = schedule.find_tile(tile, sequence);",
+                  "++sequence; n_units = schedule.find_tile(tile, sequence - BUG);", _SCHEDULE),
+    ),
+    _bug(
+        "tiles_that_differ_count_as_alike",
+        condition("all.most * batch == all.sum &&", "(BUG || all.most * batch == all.sum) &&",
+                  _SCHEDULE),
+        finds=[found("written_twice", memory="o")],
+    ),
+    _bug(
+        "the_last_of_the_whole_tiles_are_done_again",
+        condition("tile *= shares.whole_tiles;", "tile *= shares.whole_tiles - BUG;", _SCHEDULE),
+        finds=[found("written_twice", memory="o")],
+    ),
+    _bug(
+        "a_part_of_like_tiles_begins_a_unit_late",
+        condition("share.first_unit = part * size;",
+                  "share.first_unit = part * size + (BUG && part == 1 ? 2 : 0);", _SCHEDULE),
+    ),
+    _bug(
+        "a_head_of_like_tiles_is_another",
+        condition("share.head = i_tile * shares.by_abreast.divisor;",
+                  "share.head = (i_tile & ~BUG) * shares.by_abreast.divisor;", _SCHEDULE),
+        finds=[found("written_twice", memory="o")],
+    ),
+    _bug(
+        "nobody_merges",
+        condition("if (start + place.n_units_of_tile >", "if (BUG || start + place.n_units_of_tile >",
+                  _SCHEDULE),
+        finds=[found("tag_left", memory=None)],
+    ),
+    _bug(
+        "a_cta_of_a_middle_part_merges",
+        condition("place.begin + place.size) {", "place.begin + place.size * (BUG ? 99 : 1)) {",
+                  _SCHEDULE),
+    ),
+    _bug(
+        "the_first_part_is_another_tiles",
+        condition(".first = device::block_idx() - n_before * abreast,",
+                  ".first = device::block_idx() - (n_before + BUG) * abreast,", _SCHEDULE),
+        finds=[found("deadlock", memory=None)],
+    ),
+    _bug(
+        "the_last_part_is_left_out_of_the_sum",
+        condition("merged.add(first + p < n ?", "merged.add(first + p < n - BUG ?",
+                  _PARTS),
+    ),
+    _bug(
+        "parts_that_are_not_there_count",
+        condition("values[3 * p].x : -INFINITY,", "values[3 * p].x : BUG ? values[3 * p].x : -INFINITY,",
+                  _PARTS),
+    ),
+    _bug(
+        "sums_stay_of_the_maximum_before",
+        condition("sum *= scale;", "sum *= BUG ? 1.f : scale;", _PARTS),
+    ),
+    _bug(
+        "sinks_do_not_join_the_parts",
+        condition("if (problem.sinks.data != nullptr) {\n        merged.maximum",
+                  "if (!BUG && problem.sinks.data != nullptr) { merged.maximum", _PARTS),
+    ),
+    _bug(
+        "a_merged_row_is_that_of_another_head",
+        condition("head = parts.head * group +", "head = (parts.head & ~BUG) * group +", _PARTS),
+        finds=[found("written_twice", memory="o")],
+    ),
+    _bug(
+        "tags_stay_with_the_first_part",
+        condition("for (int p = 0; p < n_parts; ++p) {", "for (int p = BUG; p < n_parts; ++p) {",
+                  _PARTS),
+        finds=[found("tag_left", memory="o_partial")],
+    ),
+    _bug(
+        "tags_stay_with_lse",
+        condition("i < n_rows * n_parts;", "i < n_rows * (n_parts - BUG);", _PARTS),
+        finds=[found("tag_left", memory="lse_partial")],
+    ),
+    _bug(
+        "tags_go_while_others_read_lse",
+        condition("device::named_barrier_sync(barrier, kWarpgroup);  // all have read lse",
+                  "if (!BUG) device::named_barrier_sync(barrier, kWarpgroup);", _PARTS),
+        finds=[found("deadlock", memory="lse_partial")],
+    ),
+    _bug(
+        "a_part_has_no_tag",
+        condition("{tag, low, high});", "{tag + BUG, low, high});", _EPILOGUE),
+        finds=[found("deadlock", memory="o_partial")],
+    ),
+    _bug(
+        "a_cta_reads_its_share_before_it_is_found",
+        condition("device::sync_threads();  // the share is visible",
+                  "if (!BUG) device::sync_threads();", _KERNEL),
+        finds=[found("race", memory="shared")],
     ),
     _bug(
         "it_ends_before_the_kernel_beside",

@@ -1,0 +1,235 @@
+// The tiles of a CTA that has an equal share of the keys of all sequences.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cute_kernels/common/shares.h"
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/features.h"
+#include "cute_kernels/sm90/forward/cta_share.h"
+#include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/sm90/forward/problem.h"
+
+namespace pyflash::sm90 {
+
+// The tiles, and parts of tiles, in a CTA's share of the keys. NOTE: sequences of other lengths than those that a list was made
+// of have other results, and no access outside.
+template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
+struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
+  using Base = TileSchedule<Traits, kFeatures, Variant>;
+
+  CUTE_DEVICE ShareSchedule(ParamsWith<Variant> const& params, CtaShare const& own)
+      : ShareSchedule(params, device::load(&own.share)) {}
+
+  // By a warp: the share of this CTA, as write_shares lists it, or, where all tiles are alike and it takes less time, as many
+  // whole tiles, or as many parts of a tile, as all others have.
+  // NOTE: nothing is loaded before, so that each instruction counts.
+  CUTE_DEVICE static void find(ParamsWith<Variant> const& params, CtaShare& own) {
+    ShareOrder const& shares = params.shares;
+    ShareSchedule const schedule(params, Share{});
+    int const batch = params.problem.batch;
+    int const lane = device::thread_idx() % 32;
+    int const n_of_lane = (batch + 31) / 32;
+    int const first = min(lane * n_of_lane, batch);
+    int const end = min(first + n_of_lane, batch);
+    Tile tile;
+    Units units{};
+#pragma unroll 4  // so that a lane asks for several lengths at a time
+    for (int sequence = first; sequence < end; ++sequence) {
+      int const n_units = schedule.find_tile(tile, sequence);
+      units.sum += n_units;
+      units.most = max(units.most, n_units);
+    }
+    Units all = units;
+    int start = add_lanes(all, lane);
+    if (all.most * batch == all.sum && schedule.find_among_like(own, all.most, lane)) {
+      return;
+    }
+    int const n_tiles = shares.by_tiles.divisor;
+    int const total = all.sum * n_tiles;
+    int const size =
+        max(shares.by_shares.div(total + shares.by_shares.divisor - 1), ShareListing::kLeastUnits);
+    int const begin = schedule.number() * size;
+    start *= n_tiles;
+    if (lane == 0 && begin >= total) {
+      device::store(&own.share, Share{});
+    }
+    if (start <= begin && begin < start + units.sum * n_tiles) {
+      int sequence = first;
+      int n_units = units.most;
+      if (n_of_lane > 1) {
+        n_units = schedule.find_tile(tile, sequence);
+        while (begin - start >= n_units * n_tiles) {
+          start += n_units * n_tiles;
+          ++sequence;
+          n_units = schedule.find_tile(tile, sequence);
+        }
+      }
+      int const i_tile = n_tiles == 1 ? 0 : (begin - start) / n_units;
+      device::store(&own.share, Share{.sequence = sequence,
+                                      .head = i_tile * shares.by_abreast.divisor,
+                                      .first_unit = begin - start - i_tile * n_units,
+                                      .n_units = min(size, total - begin)});
+      device::store(&own.place, CtaShare::Place{begin, size, n_units, 0});
+    }
+  }
+  // By a thread: from the list.
+  CUTE_DEVICE static void read(ParamsWith<Variant> const& params, CtaShare& own) {
+    auto const* const listed =
+        reinterpret_cast<Share const*>(params.shares.list + ShareListing::kHeader);
+    device::store(&own.share,
+                  device::load(listed + params.shares.by_abreast.div(device::block_idx())));
+  }
+
+  CUTE_DEVICE Tile next() {
+    auto const& params = this->params;
+    while (left.n_units > 0 && left.sequence < params.problem.batch) {
+      Tile tile;
+      tile.exists = true;
+      tile.first_query = 0;
+      tile.head = left.head + index_of_head();
+      int const n_units = find_tile(tile, left.sequence);
+      int const n_blocks = tile.blocks.size();
+      int const first = left.first_unit;
+      int const end = min(first + left.n_units, n_units);
+      advance(end, n_units);
+      // Blocks, counted from the tile's first.
+      int const begin_block = max(first - ShareListing::kTileUnits, 0);
+      int const end_block = end - ShareListing::kTileUnits;
+      tile.blocks.end = tile.blocks.begin + end_block;
+      tile.blocks.begin += begin_block;
+      bool const is_whole = begin_block == 0 && end_block == n_blocks;
+      tile.split = is_whole
+                       ? Tile::kWhole
+                       : Parts::place_of(device::block_idx(), /*begins_tile=*/begin_block == 0);
+      if (begin_block < end_block || (n_blocks == 0 && first == 0 && n_units > 0)) {
+        return tile;
+      }
+    }
+    return Tile{};
+  }
+
+  // The parts of the tile that this CTA has the last part of; none, where it has none. own: that was found.
+  CUTE_DEVICE Parts parts_to_merge(CtaShare const& own) const {
+    Share const share = device::load(&own.share);
+    if (share.n_units == 0 || share.first_unit <= ShareListing::kTileUnits) {
+      return Parts{};
+    }
+    CtaShare::Place const place = device::load(&own.place);
+    int const start = place.begin - share.first_unit;
+    if (start + place.n_units_of_tile > place.begin + place.size) {
+      return Parts{};
+    }
+    int const n_before = place.begin / place.size - (start + ShareListing::kTileUnits) / place.size;
+    int const abreast = this->params.shares.by_abreast.divisor;
+    return {.sequence = share.sequence,
+            .head = share.head + index_of_head(),
+            .first = device::block_idx() - n_before * abreast,
+            .abreast = abreast,
+            .n = n_before + 1};
+  }
+
+ private:
+  CUTE_DEVICE ShareSchedule(ParamsWith<Variant> const& params, Share const& share)
+      : Base(params, CtaShare{}), left(share) {}
+
+  // Of tiles of some sequences, one of each.
+  struct Units {
+    int sum;
+    int most;
+  };
+  // Makes them those of all lanes, and returns the sum of the lanes before this one.
+  CUTE_DEVICE static int add_lanes(Units& units, int lane) {
+    int before = 0;
+    CUTE_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+      int const other = int(device::shfl_xor_bits(uint32_t(units.sum), mask));
+      units.most = max(units.most, int(device::shfl_xor_bits(uint32_t(units.most), mask)));
+      before += (lane & mask) != 0 ? other : 0;
+      units.sum += other;
+    }
+    return before;
+  }
+
+  // The same where every tile has n_units. Returns whether equal shares would not take less time. By a warp.
+  CUTE_DEVICE bool find_among_like(CtaShare& own, int n_units, int lane) const {
+    // What a tile takes longer that is cut, and one more that is merged.
+    constexpr int kCut = 1, kMerge = 2;
+    ShareOrder const& shares = this->params.shares;
+    int const n_shares = shares.by_shares.divisor;
+    int const n_tiles = this->params.problem.batch * shares.by_tiles.divisor;
+    int const n_parts = shares.by_parts.divisor;
+    int const of_equal = shares.by_shares.div(n_tiles * n_units + n_shares - 1) + kCut;
+    int tile = number();
+    Share share{};
+    CtaShare::Place place{};
+    if (n_parts > 1) {
+      int const size = shares.by_parts.div(n_units + n_parts - 1);
+      if (size < ShareListing::kLeastUnits || size > of_equal) {
+        return false;
+      }
+      int part;
+      shares.by_parts(tile, part, number());
+      share.first_unit = part * size;
+      share.n_units = max(min(size, n_units - share.first_unit), 0);
+      place = {share.first_unit, size, n_units, 0};
+    } else {
+      if (shares.whole_tiles * n_units > of_equal + kMerge) {
+        return false;
+      }
+      tile *= shares.whole_tiles;
+      share.n_units = min(shares.whole_tiles, n_tiles - tile) * n_units;
+    }
+    int i_tile;
+    shares.by_tiles(share.sequence, i_tile, tile);
+    share.head = i_tile * shares.by_abreast.divisor;
+    if (lane == 0) {
+      device::store(&own.share, tile < n_tiles ? share : Share{});
+      device::store(&own.place, place);
+    }
+    return true;
+  }
+
+  // Of its share among those of a head.
+  CUTE_DEVICE int number() const { return this->params.shares.by_abreast.div(device::block_idx()); }
+  // Its head among those abreast.
+  CUTE_DEVICE int index_of_head() const {
+    int number, index;
+    this->params.shares.by_abreast(number, index, device::block_idx());
+    return index;
+  }
+
+  // The rows and blocks of a sequence's tile. Returns its units: none, where it is another kernel's.
+  CUTE_DEVICE int find_tile(Tile& tile, int sequence) const {
+    int const n_queries = Base::queries_per_warpgroup(this->params);
+    tile.batch = sequence;
+    this->find_rows(tile);
+    tile.blocks = this->attended(tile, 0, n_queries);
+    bool const is_own = 0 < tile.q_rows.length && tile.q_rows.length <= n_queries;
+    return is_own ? tile.blocks.size() + ShareListing::kTileUnits : 0;
+  }
+
+  // Past the units of a tile, up to `end`, of n_units.
+  CUTE_DEVICE void advance(int end, int n_units) {
+    left.n_units -= max(end - left.first_unit, 0);
+    left.first_unit = end;
+    if (end >= n_units) {
+      left.first_unit = 0;
+      left.head += this->params.shares.by_abreast.divisor;
+      if (left.head >= this->params.shares.n_heads || n_units == 0) {
+        left.head = 0;
+        ++left.sequence;
+      }
+    }
+  }
+
+  Share left;  // what is not done of the share
+};
+
+template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
+using ScheduleOf =
+    std::conditional_t<kFeatures.equal_shares, ShareSchedule<Traits, kFeatures, Variant>,
+                       TileSchedule<Traits, kFeatures, Variant>>;
+
+}  // namespace pyflash::sm90
