@@ -183,15 +183,14 @@ Problem of_longest(Problem problem) {
 
 // Whether equal shares pay for what they cost, where the device alone knows how long the sequences are. fit: with shares.
 bool shares_pay(Forward::Params const& fit, Gpu const& gpu) {
+  // Of fewer tiles each has many parts, which one CTA merges: docs/experiments/2026-11-uneven.md.
+  constexpr int kFewestTiles = 48, kFewestKeys = 512;
+  constexpr int64_t kKeysOfSm = 25000;  // about: docs/experiments/2026-11-shares.md
   int64_t const longest = fit.kv().sequences.longest;
   int64_t const n_tiles = int64_t(fit.batch) * fit.share_heads;
-  if (fit.merges_shares) {
-    // Of fewer tiles each has many parts, which one CTA merges: docs/experiments/2026-11-uneven.md.
-    constexpr int kFewestTiles = 48, kFewestKeys = 512;
-    return n_tiles >= kFewestTiles && longest >= kFewestKeys;
-  }
-  constexpr int64_t kKeysOfSm = 25000;  // about: docs/experiments/2026-11-shares.md
-  return n_tiles * longest >= kKeysOfSm * gpu.n_sms && fit.batch <= ShareListStorage::kChunk;
+  return fit.batch <= ShareListStorage::kChunk &&
+         ((fit.merges_shares && n_tiles >= kFewestTiles && longest >= kFewestKeys) ||
+          n_tiles * longest >= kKeysOfSm * gpu.n_sms);
 }
 
 // The problem with equal shares of its keys, where these pay. nullopt elsewhere, and where no kernel runs it so.
