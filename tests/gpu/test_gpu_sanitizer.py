@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD = """
 import sys
 import torch
-from pyflash import attention, attention_varlen
+from pyflash import attention, attention_paged, attention_varlen
 from pyflash.config import parse
 from pyflash.op.reference import check, expect_varlen
 def randn(*size):
@@ -86,7 +86,32 @@ for config in configs():
                 torch.cuda.synchronize()
 print("checked", len(sys.argv) - 1, "configs")
 """
-PROGRAMS = {"padded": PADDED, "masked_and_split": MASKED_AND_SPLIT, "packed": PACKED}
+# Parts of tiles that CTAs hand each other, or leave to a kernel; lengths that lie, too.
+SHARES = """
+from support.paged import Cache
+for config in configs():
+    if not getattr(config, "pack_gqa", False):
+        continue
+    for lengths in ((700, 0, 1, 64, 3000), (500,) * 3, (70,) * 300):
+        for n_queries in (1, 8):
+            cache = Cache(lengths, 16, 2, config.d_head, dtype, device="cuda")
+            q = randn(len(lengths), n_queries, 8, config.d_head)
+            options = {"config": config, "causal": True, "num_splits": -1}
+            for _ in range(2):
+                out, lse = attention_paged(q, *cache.tensors, return_lse=True, **options)
+                cache.check_padded(q, out, lse, causal=True)
+            for lie in (-5, 2**31 - 1):
+                cache.seqlens[0] = lie
+                attention_paged(q, *cache.tensors, **options)
+                torch.cuda.synchronize()
+print("checked", len(sys.argv) - 1, "configs")
+"""
+PROGRAMS = {
+    "padded": PADDED,
+    "masked_and_split": MASKED_AND_SPLIT,
+    "packed": PACKED,
+    "shares": SHARES,
+}
 
 
 def one_of_each_kind() -> list[KernelConfig]:
@@ -108,6 +133,9 @@ def one_of_each_kind() -> list[KernelConfig]:
         ("memcheck", "padded"),
         ("memcheck", "masked_and_split"),
         ("memcheck", "packed"),
+        ("memcheck", "shares"),
+        ("racecheck", "shares"),
+        ("synccheck", "shares"),
         ("racecheck", "padded"),
         ("synccheck", "padded"),
         ("synccheck", "masked_and_split"),
@@ -124,7 +152,11 @@ def test_compute_sanitizer_finds_nothing(tool, program):
         ],
         cwd=ROOT,
         # Without torch's cache every tensor is an allocation of its own, with its own bounds.
-        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        env={
+            **os.environ,
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+            "PYTHONPATH": f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
+        },
         capture_output=True,
         text=True,
     )

@@ -58,7 +58,8 @@ def make(seed: int, n_queries: int = 1):
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_lengths(first):
     for seed in range(first, first + 20):
-        cache, q, starts, lengths, options = make(seed, n_queries=1 + seed % 4)
+        n_queries = (1, 2, 3, 4, 8)[seed % 5]  # with 8, a list is made, and a kernel merges
+        cache, q, starts, lengths, options = make(seed, n_queries)
         cache.expire([lengths["max_seqlen_q"]] * len(cache.lengths), **options)
         made = pyflash.schedule(HEADS, *cache.tensors[::2], cache.seqlens, **lengths, **options)
         call = {**lengths, **options, "return_lse": True}
@@ -127,6 +128,76 @@ def test_a_graph_serves_any_lengths():
         plain = pyflash.attention_paged(q, *cache.tensors, causal=True)
         plain = pyflash.attention_paged(plain, *cache.tensors, causal=True)
         assert torch.allclose(found.float(), plain.float(), atol=2e-2, rtol=2e-2)
+
+
+def captured(call):
+    """A CUDA graph of a call, and what it returns."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
+
+
+@pytest.mark.parametrize("batch", [6, 40, 200])
+def test_a_launch_that_a_graph_repeats_takes_no_part_of_the_launch_before(batch):
+    """CTAs hand each other parts in the same memory, with the same tag, in every replay."""
+    cache = Cache([LONGEST] * batch, PAGE, HEADS_KV, 128, BF16, device="cuda")
+    q = torch.randn(batch, 1, HEADS, 128, device="cuda").bfloat16()
+
+    def call():
+        return pyflash.attention_paged(q, *cache.tensors, num_splits=-1, return_lse=True)
+
+    graph, found = captured(call)
+    rng = random.Random(batch)
+    for i in range(200):
+        lengths = [rng.randint(0, LONGEST)] * batch if i % 4 == 0 else lengths_of(rng, batch)
+        cache.seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        q.normal_()
+        for tensor in found:
+            tensor.fill_(float("nan"))
+        graph.replay()
+        assert all(map(torch.equal, found, call())), lengths
+
+
+def test_streams_at_the_same_time():
+    """Graphs and calls whose CTAs wait for each other, on four streams."""
+    problems = []
+    for seed in range(4):
+        cache, q, _, lengths, options = make(seed, n_queries=1 + seed % 2)
+
+        def call(q=q, cache=cache, lengths=lengths, options=options):
+            return pyflash.attention_paged(q, *cache.tensors, num_splits=-1, **lengths, **options)
+
+        problems.append((torch.cuda.Stream(), call, call(), captured(call)))
+    torch.cuda.synchronize()
+    for i in range(100):
+        results = []
+        for stream, call, _, (graph, found) in problems:
+            with torch.cuda.stream(stream):
+                if i % 2:
+                    graph.replay()
+                results.append(found if i % 2 else call())
+        torch.cuda.synchronize()
+        for result, (_, _, expected, _) in zip(results, problems, strict=True):
+            assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 1000, LONGEST])
+@pytest.mark.parametrize("batch", [2, 7, 33, 70, 256, 257])
+def test_sequences_of_one_length(length, batch):
+    """Whole tiles, parts of a tile alike, or equal shares."""
+    torch.manual_seed(length)
+    cache = Cache([length] * batch, PAGE, HEADS_KV, 128, BF16, device="cuda")
+    starts = list(range(batch + 1))
+    q = torch.randn(batch, HEADS, 128, device="cuda").bfloat16()
+    lengths = {"cu_seqlens_q": torch.tensor(starts, dtype=torch.int32).cuda(), "max_seqlen_q": 1}
+    call = {**lengths, "return_lse": True, "num_splits": -1}
+    cache.check_packed(starts, q, *pyflash.attention_paged(q, *cache.tensors, **call))
 
 
 def test_more_sequences_than_are_read_at_a_time():

@@ -157,7 +157,8 @@ def check(listing: Listing, printed: list[int]) -> None:
         for s, h, unit in mine:
             if unit >= 1 and i not in owners.setdefault((s, h), []):
                 owners[s, h].append(i)
-    # Those that are cut, each at the CTA whose share begins within it first. Heads abreast have CTAs beside each other.
+    # Those that are cut, each at the CTA whose share begins within it first. Heads abreast have
+    # CTAs beside each other.
     n = listing.abreast
     expected = []
     for (sequence, head), found in owners.items():

@@ -25,7 +25,10 @@ def _bug(name: str, *edits, finds=()) -> Bug:
 
 # A bug that finds nothing shows in the result.
 BUGS = [
-    _bug("a_tile_is_done_twice", condition("left.head += this->params", "left.head += BUG ? 0 : this->params", _SCHEDULE)),
+    _bug(
+        "a_tile_is_done_twice",
+        condition("left.head += this->params", "left.head += BUG ? 0 : this->params", _SCHEDULE),
+    ),
     _bug(
         "a_tile_is_never_done",
         condition("left.head = 0;\n        ++left.sequence;",
@@ -128,8 +131,8 @@ BUGS = [
     ),
     _bug(
         "nobody_merges",
-        condition("if (start + place.n_units_of_tile >", "if (BUG || start + place.n_units_of_tile >",
-                  _SCHEDULE),
+        condition("if (start + place.n_units_of_tile >",
+                  "if (BUG || start + place.n_units_of_tile >", _SCHEDULE),
         finds=[found("tag_left", memory=None)],
     ),
     _bug(
@@ -150,8 +153,8 @@ BUGS = [
     ),
     _bug(
         "parts_that_are_not_there_count",
-        condition("values[3 * p].x : -INFINITY,", "values[3 * p].x : BUG ? values[3 * p].x : -INFINITY,",
-                  _PARTS),
+        condition("values[3 * p].x : -INFINITY,",
+                  "values[3 * p].x : BUG ? values[3 * p].x : -INFINITY,", _PARTS),
     ),
     _bug(
         "sums_stay_of_the_maximum_before",
