@@ -205,10 +205,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   };
 
   Schedule schedule(params, smem.share);
-  Parts parts_to_merge;
+  Merge merge;  // of parts, in the end
   if constexpr (kFeatures.equal_shares) {
     if (params.shares.tag != 0) {
-      parts_to_merge = schedule.parts_to_merge(smem.share);
+      merge = schedule.merge_of(smem.share);
     }
   }
   Tile tile{};
@@ -442,7 +442,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   }
   if constexpr (kFeatures.equal_shares) {
     if (warpgroup == 0) {
-      merge_parts<Traits, kFeatures>(params, parts_to_merge, kWarpgroupSync);
+      merge_parts<Traits, kFeatures>(params, merge, kWarpgroupSync);
     }
   }
 }

@@ -1,6 +1,6 @@
-// The parts of a tile that equal shares of the keys left, merged by the CTA that has the last of them:
+// The parts of a tile that equal shares of the keys left, merged by CTAs that have some of them:
 //   lse = ln(sum_p exp(lse_p) + exp(sink)),  O = sum_p exp(lse_p - lse) O_p
-// It waits for CTAs of lower indices alone, which have begun before it. Parts are summed in order, so that the result is the same every
+// They wait for CTAs of lower indices alone, which have begun before them. Parts are summed in order, so that the result is the same every
 // time.
 #pragma once
 
@@ -47,27 +47,56 @@ struct MergedParts {
   }
 };
 
-// Where the parts of a tile are.
+// What a CTA merges of a tile whose parts others left, and it one. The CTA of every eighth part merges these eight into one, and
+// that of the last part what is then left.
+struct Merge {
+  static constexpr int kTogether = 8;
+
+  Parts parts;
+  int part = 0;  // of this CTA
+
+  CUTE_DEVICE bool is_last() const { return part + 1 == parts.count(); }
+  CUTE_DEVICE bool is_any() const {
+    return parts.count() > 0 && (is_last() || part % kTogether == kTogether - 1);
+  }
+  // That have been merged into one each, before the last.
+  CUTE_DEVICE int n_merged() const { return is_last() ? part / kTogether : 0; }
+  // The first of the others.
+  CUTE_DEVICE int first() const { return part / kTogether * kTogether; }
+  CUTE_DEVICE int count() const { return n_merged() + part - first() + 1; }
+};
+
+// Where these are.
 struct TaggedParts {
   device::Tagged* lse;  // of the first row of the first part
   device::Tagged* o;
   int rows_of_part;
-  int stride;  // rows from a part to the next, but from the first
+  int stride;  // rows from a part to the next
   int pairs;   // of columns, of a row
+  int n_merged;
+  int first;
 
-  CUTE_DEVICE TaggedParts(KernelParams const& params, Parts const& parts)
+  CUTE_DEVICE TaggedParts(KernelParams const& params, Merge const& merge)
       : rows_of_part(params.shares.rows_of_part),
-        stride(2 * parts.abreast * params.shares.rows_of_part),
-        pairs(params.problem.d_head / 2) {
-    int64_t const first_row = int64_t(parts.place(0)) * rows_of_part;
+        stride(2 * merge.parts.abreast * params.shares.rows_of_part),
+        pairs(params.problem.d_head / 2),
+        n_merged(merge.n_merged()),
+        first(merge.first()) {
+    int64_t const first_row = int64_t(merge.parts.place(0)) * rows_of_part;
     lse = reinterpret_cast<device::Tagged*>(params.problem.lse_partial) + first_row;
     o = reinterpret_cast<device::Tagged*>(params.problem.o_partial) + first_row * pairs;
   }
-  // The first row of a part, from that of the first on.
-  CUTE_DEVICE int row_of(int part) const { return part == 0 ? 0 : part * stride - rows_of_part; }
-  CUTE_DEVICE device::Tagged* lse_at(int part, int row) const { return lse + row_of(part) + row; }
-  CUTE_DEVICE device::Tagged* o_at(int part, int row, int column) const {
-    return o + (row_of(part) + row) * pairs + column / 2;
+  // The first row, from that of the tile's first part on. NOTE: a CTA that merges eight parts has none that begins a tile, and puts
+  // what they come to in its place.
+  CUTE_DEVICE int row_of_merged(int part) const { return part * stride; }
+  CUTE_DEVICE int row_of(int i) const {
+    int const part =
+        i < n_merged ? i * Merge::kTogether + Merge::kTogether - 1 : first + i - n_merged;
+    return row_of_merged(part) - (i < n_merged || part == 0 ? 0 : rows_of_part);
+  }
+  CUTE_DEVICE device::Tagged* lse_at(int row) const { return lse + row; }
+  CUTE_DEVICE device::Tagged* o_at(int row, int column) const {
+    return o + row * pairs + column / 2;
   }
 };
 
@@ -81,10 +110,10 @@ CUTE_DEVICE void add_parts(MergedParts& merged, TaggedParts const& from, int n, 
     CUTE_UNROLL
     for (int p = 0; p < kAtATime; ++p) {
       // NOTE: the last stands for those that are not there, so that no load waits for a branch.
-      int const part = min(first + p, n - 1);
-      addresses[3 * p] = from.lse_at(part, row);
-      addresses[3 * p + 1] = from.o_at(part, row, column);
-      addresses[3 * p + 2] = from.o_at(part, row, column) + 1;
+      int const row_of_part = from.row_of(min(first + p, n - 1)) + row;
+      addresses[3 * p] = from.lse_at(row_of_part);
+      addresses[3 * p + 1] = from.o_at(row_of_part, column);
+      addresses[3 * p + 2] = from.o_at(row_of_part, column) + 1;
     }
     device::load_when_tagged(values, addresses, tag);
     float maximum = -INFINITY;
@@ -102,18 +131,20 @@ CUTE_DEVICE void add_parts(MergedParts& merged, TaggedParts const& from, int n, 
 
 // By a warpgroup, after all that it stores. barrier: a named one of it.
 template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void merge_parts(KernelParams const& params, Parts const& parts, int barrier) {
+CUTE_DEVICE void merge_parts(KernelParams const& params, Merge const& merge, int barrier) {
   using Element = typename Traits::Element;
   constexpr int kColumns = 4;  // of a thread
   constexpr int kVectors = Traits::kHeadDim / kColumns;
-  int const n_parts = parts.count();
-  if (n_parts == 0) {
+  if (!merge.is_any()) {
     return;
   }
   device::named_barrier_sync(barrier, kWarpgroup);  // this CTA's part is stored
   auto const& problem = params.problem;
+  Parts const& parts = merge.parts;
   uint64_t const tag = params.shares.tag;
-  TaggedParts const from(params, parts);
+  TaggedParts const from(params, merge);
+  bool const is_last = merge.is_last();
+  int const n = merge.count();
   Rows const q_rows = problem.q_sequences().rows_of(parts.sequence, device::Loader{});
   int const batch = problem.q_sequences().tensor_batch(parts.sequence);
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
@@ -129,41 +160,55 @@ CUTE_DEVICE void merge_parts(KernelParams const& params, Parts const& parts, int
     MergedParts merged;
     if constexpr (kFeatures.sinks) {
       device::at(Site::sinks_g2r);
-      if (problem.sinks.data != nullptr) {
+      if (problem.sinks.data != nullptr && is_last) {
         merged.maximum = load_sink<Element>(problem.sinks, head, unpacked.query);
         merged.sum = merged.maximum == -INFINITY ? 0.f : 1.f;
       }
     }
     device::at(Site::O_r2g);
     // NOTE: most tiles are of two or three; each load more makes all that wait slower.
-    if (n_parts <= 2) {
-      add_parts<2>(merged, from, n_parts, row, column, tag);
-    } else if (n_parts <= 4) {
-      add_parts<4>(merged, from, n_parts, row, column, tag);
+    if (n <= 2) {
+      add_parts<2>(merged, from, n, row, column, tag);
+    } else if (n <= 4) {
+      add_parts<4>(merged, from, n, row, column, tag);
     } else {
-      add_parts<8>(merged, from, n_parts, row, column, tag);
+      add_parts<8>(merged, from, n, row, column, tag);
     }
     float const inverse = merged.sum == 0.f ? 0.f : 1.f / merged.sum;
-    int64_t const at = batch * problem.o_strides.batch + head * problem.o_strides.head +
-                       (q_rows.begin + unpacked.query) * problem.o_strides.row + column;
-    device::store(reinterpret_cast<uint2*>(static_cast<Element*>(problem.o) + at),
-                  uint2{device::pack2(merged.o[0] * inverse, merged.o[1] * inverse, Element{}),
-                        device::pack2(merged.o[2] * inverse, merged.o[3] * inverse, Element{})});
-    if (column == 0) {
+    float const lse = merged.sum == 0.f ? -INFINITY : merged.maximum + device::log(merged.sum);
+    CUTE_UNROLL
+    for (float& value : merged.o) {
+      value *= inverse;
+    }
+    if (is_last) {
+      int64_t const at = batch * problem.o_strides.batch + head * problem.o_strides.head +
+                         (q_rows.begin + unpacked.query) * problem.o_strides.row + column;
+      device::store(reinterpret_cast<uint2*>(static_cast<Element*>(problem.o) + at),
+                    uint2{device::pack2(merged.o[0], merged.o[1], Element{}),
+                          device::pack2(merged.o[2], merged.o[3], Element{})});
+    } else {
+      int const row_of_merged = from.row_of_merged(merge.part) + row;
+      device::store_tagged(from.o_at(row_of_merged, column), {tag, merged.o[0], merged.o[1]});
+      device::store_tagged(from.o_at(row_of_merged, column) + 1, {tag, merged.o[2], merged.o[3]});
+      if (column == 0) {
+        device::store_tagged(from.lse_at(row_of_merged), {tag, lse, 0});
+      }
+    }
+    if (is_last && column == 0) {
       device::at(Site::lse_r2g);
       device::store(problem.lse + batch * problem.lse_strides.batch +
                         head * problem.lse_strides.head + q_rows.begin + unpacked.query,
-                    merged.sum == 0.f ? -INFINITY : merged.maximum + device::log(merged.sum));
+                    lse);
     }
     // So that a launch that a graph repeats finds its tag nowhere.
-    for (int p = 0; p < n_parts; ++p) {
-      device::store_tagged(from.o_at(p, row, column), {});
-      device::store_tagged(from.o_at(p, row, column) + 1, {});
+    for (int p = 0; p < n; ++p) {
+      device::store_tagged(from.o_at(from.row_of(p) + row, column), {});
+      device::store_tagged(from.o_at(from.row_of(p) + row, column) + 1, {});
     }
   }
   device::named_barrier_sync(barrier, kWarpgroup);  // all have read lse
-  for (int i = device::fresh_thread_idx() % kWarpgroup; i < n_rows * n_parts; i += kWarpgroup) {
-    device::store_tagged(from.lse_at(i / n_rows, i % n_rows), {});
+  for (int i = device::fresh_thread_idx() % kWarpgroup; i < n_rows * n; i += kWarpgroup) {
+    device::store_tagged(from.lse_at(from.row_of(i / n_rows) + i % n_rows), {});
   }
 }
 

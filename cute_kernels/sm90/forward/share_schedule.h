@@ -9,6 +9,7 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/forward/cta_share.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/sm90/forward/merge_parts.h"
 #include "cute_kernels/sm90/forward/problem.h"
 
 namespace pyflash::sm90 {
@@ -110,24 +111,24 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     return Tile{};
   }
 
-  // The parts of the tile that this CTA has the last part of; none, where it has none. own: that was found.
-  CUTE_DEVICE Parts parts_to_merge(CtaShare const& own) const {
+  // What this CTA merges. own: that was found.
+  CUTE_DEVICE Merge merge_of(CtaShare const& own) const {
     Share const share = device::load(&own.share);
     if (share.n_units == 0 || share.first_unit <= ShareListing::kTileUnits) {
-      return Parts{};
+      return Merge{};  // it continues no tile
     }
     CtaShare::Place const place = device::load(&own.place);
     int const start = place.begin - share.first_unit;
-    if (start + place.n_units_of_tile > place.begin + place.size) {
-      return Parts{};
-    }
-    int const n_before = place.begin / place.size - (start + ShareListing::kTileUnits) / place.size;
+    int const first = (start + ShareListing::kTileUnits) / place.size;
+    int const part = place.begin / place.size - first;
+    int const last = (start + place.n_units_of_tile - 1) / place.size - first;
     int const abreast = this->params.shares.by_abreast.divisor;
-    return {.sequence = share.sequence,
-            .head = share.head + index_of_head(),
-            .first = device::block_idx() - n_before * abreast,
-            .abreast = abreast,
-            .n = n_before + 1};
+    return {.parts = {.sequence = share.sequence,
+                      .head = share.head + index_of_head(),
+                      .first = device::block_idx() - part * abreast,
+                      .abreast = abreast,
+                      .n = last + 1},
+            .part = part};
   }
 
  private:

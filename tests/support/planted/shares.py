@@ -131,20 +131,47 @@ BUGS = [
     ),
     _bug(
         "nobody_merges",
-        condition("if (start + place.n_units_of_tile >",
-                  "if (BUG || start + place.n_units_of_tile >", _SCHEDULE),
+        condition("return parts.count() > 0 &&", "return !BUG && parts.count() > 0 &&", _PARTS),
         finds=[found("tag_left", memory=None)],
     ),
     _bug(
-        "a_cta_of_a_middle_part_merges",
-        condition("place.begin + place.size) {", "place.begin + place.size * (BUG ? 99 : 1)) {",
-                  _SCHEDULE),
+        "the_cta_before_the_last_part_merges",
+        condition("return part + 1 == parts.count();", "return part + 1 + BUG == parts.count();",
+                  _PARTS),
     ),
     _bug(
         "the_first_part_is_another_tiles",
-        condition(".first = device::block_idx() - n_before * abreast,",
-                  ".first = device::block_idx() - (n_before + BUG) * abreast,", _SCHEDULE),
+        condition(".first = device::block_idx() - part * abreast,",
+                  ".first = device::block_idx() - (part + BUG) * abreast,", _SCHEDULE),
         finds=[found("deadlock", memory=None)],
+    ),
+    _bug(
+        "no_eight_parts_become_one",
+        condition("part % kTogether == kTogether - 1)",
+                  "!BUG && part % kTogether == kTogether - 1)", _PARTS),
+        finds=[found("deadlock", memory=None)],
+    ),
+    _bug(
+        "the_last_leaves_out_what_has_been_merged",
+        condition("return is_last() ? part / kTogether : 0;",
+                  "return is_last() ? part / kTogether - (BUG && part >= kTogether) : 0;", _PARTS),
+        finds=[found("tag_left", memory=None)],
+    ),
+    _bug(
+        "eight_parts_lack_the_first",
+        condition("return part / kTogether * kTogether;",
+                  "return part / kTogether * kTogether + (BUG && !is_last());", _PARTS),
+        finds=[found("tag_left", memory=None)],
+    ),
+    _bug(
+        "what_has_been_merged_lies_where_a_part_does",
+        condition("return part * stride; }", "return part * stride - BUG * rows_of_part; }",
+                  _PARTS),
+    ),
+    _bug(
+        "sinks_join_where_eight_parts_become_one",
+        condition("problem.sinks.data != nullptr && is_last)",
+                  "problem.sinks.data != nullptr && (BUG || is_last))", _PARTS),
     ),
     _bug(
         "the_last_part_is_left_out_of_the_sum",
@@ -162,8 +189,8 @@ BUGS = [
     ),
     _bug(
         "sinks_do_not_join_the_parts",
-        condition("if (problem.sinks.data != nullptr) {\n        merged.maximum",
-                  "if (!BUG && problem.sinks.data != nullptr) { merged.maximum", _PARTS),
+        condition("merged.sum = merged.maximum == -INFINITY ? 0.f : 1.f;",
+                  "merged.sum = BUG || merged.maximum == -INFINITY ? 0.f : 1.f;", _PARTS),
     ),
     _bug(
         "a_merged_row_is_that_of_another_head",
@@ -172,13 +199,12 @@ BUGS = [
     ),
     _bug(
         "tags_stay_with_the_first_part",
-        condition("for (int p = 0; p < n_parts; ++p) {", "for (int p = BUG; p < n_parts; ++p) {",
-                  _PARTS),
+        condition("for (int p = 0; p < n; ++p) {", "for (int p = BUG; p < n; ++p) {", _PARTS),
         finds=[found("tag_left", memory="o_partial")],
     ),
     _bug(
         "tags_stay_with_lse",
-        condition("i < n_rows * n_parts;", "i < n_rows * (n_parts - BUG);", _PARTS),
+        condition("i < n_rows * n;", "i < n_rows * (n - BUG);", _PARTS),
         finds=[found("tag_left", memory="lse_partial")],
     ),
     _bug(
