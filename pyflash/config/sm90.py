@@ -33,20 +33,25 @@ class Budgets:
     consumer: int
 
 
-def budgets(n_consumers: int, arch: Arch) -> Budgets:
+def budgets(n_consumers: int, arch: Arch, ctas_per_sm: int | None = None) -> Budgets:
     """How the registers of a CTA are shared out: as many as fit to the consumers, the rest to the
-    producer. The same as in the traits.h of the families."""
+    producer. The same as in the traits.h of the families. ctas_per_sm: two with one consumer, else
+    one, if it is not given."""
     n_warpgroups = 1 + n_consumers
-    entry = register_limit(WARPGROUP * n_warpgroups, 2 if n_consumers == 1 else 1, arch)
+    if ctas_per_sm is None:
+        ctas_per_sm = 2 if n_consumers == 1 else 1
+    entry = register_limit(WARPGROUP * n_warpgroups, ctas_per_sm, arch)
     pool = entry * n_warpgroups
     consumer = min((pool - MIN_REGISTERS) // n_consumers // UNIT * UNIT, MAX_REGISTERS)
     return Budgets(entry, min(pool - n_consumers * consumer, entry), consumer)
 
 
-def resources_of(n_consumers: int, smem_bytes: int, demand: int, arch: Arch) -> Resources:
+def resources_of(
+    n_consumers: int, smem_bytes: int, demand: int, arch: Arch, ctas_per_sm: int | None = None
+) -> Resources:
     """`registers` is ptxas's figure, with which a CTA starts, and which gives the occupancy;
     `register_demand`, which is `demand`, and `register_limit` are those of a consumer thread."""
-    budget = budgets(n_consumers, arch)
+    budget = budgets(n_consumers, arch, ctas_per_sm)
     n_threads = WARPGROUP * (1 + n_consumers)
     at_entry = occupancy(budget.entry, smem_bytes, n_threads // 32, arch)
     return Resources(
@@ -61,9 +66,11 @@ def resources_of(n_consumers: int, smem_bytes: int, demand: int, arch: Arch) -> 
     )
 
 
-def tell_spills(n_consumers: int, demand: int, arch: Arch, advice: str) -> Iterator[str]:
+def tell_spills(
+    n_consumers: int, demand: int, arch: Arch, advice: str, ctas_per_sm: int | None = None
+) -> Iterator[str]:
     """demand: registers of a consumer thread."""
-    budget = budgets(n_consumers, arch).consumer
+    budget = budgets(n_consumers, arch, ctas_per_sm).consumer
     if demand > budget:
         yield (
             f"about {demand} registers of a consumer thread are wanted, and {budget} can be had "

@@ -23,7 +23,7 @@ SM90 = Arch.of(90)
 def test_text_of_a_config():
     assert str(BEST) == TEXT
     bare = "(FP16, 64, 64, 64, 1): sm90+stages_3"
-    for text in (TEXT, bare, f"{TEXT}+pack_gqa"):
+    for text in (TEXT, bare, f"{TEXT}+pack_gqa", f"{TEXT}+pack_gqa+three_ctas"):
         assert str(parse(text)) == text
         config = parse(text)
         assert parse(config.to_cpp_struct()) == config
@@ -38,6 +38,7 @@ def test_text_of_a_config():
         parse("(BF16, 128, 128, 128, 2): sm90+overlap")
 
 
+SMALL = {"d_head": 64, "B_r": 64, "n_consumers": 1, "pingpong": False}
 BROKEN = [
     ("rows_per_warpgroup", {"n_consumers": 1, "pingpong": False, "B_c": 64}, "not B_r = 128"),
     ("mma_columns", {"B_c": 120}, "B_c = 120 is N of the WGMMA of Q K^T, at most 256"),
@@ -48,6 +49,17 @@ BROKEN = [
         "fragments",
         {"B_r": 192, "n_consumers": 3, "B_c": 112, "d_head": 192, "stages": 1},
         "S (56), P (28) and O (96) take 180 registers of a consumer thread, which has 160",
+    ),
+    ("three_have_room", {"three_ctas": True}, "and there are 2: use n_consumers = 1"),
+    (
+        "three_have_room",
+        {**SMALL, "B_c": 112, "three_ctas": True},
+        "leave a consumer thread 136 registers, and S, P and O with what is beside them take about",
+    ),
+    (
+        "three_have_room",
+        {**SMALL, "B_c": 96, "stages": 4, "three_ctas": True},
+        "three CTAs of 115712 bytes of shared memory are more than sm_90 gives an SM",
     ),
     ("supported_values", {"d_head": 160, "B_c": 64}, "d_head = 160 is not supported: use 64, 96"),
 ]
@@ -86,6 +98,16 @@ def test_it_runs_on_sm_90_alone(arch):
     else:
         assert BEST.violations(arch)[0].rule == "architecture"
     assert (arch.sm in BEST.family.runs_on) == BEST.is_legal(arch)
+
+
+def test_three_ctas_have_a_third_of_the_registers():
+    two = parse("(BF16, 64, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold")
+    three = two.replace(three_ctas=True)
+    assert three.is_legal(90)
+    for config, ctas, entry, consumer in ((two, 2, 128, 232), (three, 3, 80, 136)):
+        resources = config.resources(90)
+        assert resources.num_ctas_per_sm == ctas
+        assert (resources.registers, resources.register_limit) == (entry, consumer)
 
 
 def test_shared_memory_is_the_tiles_a_slab_and_the_barriers():

@@ -91,6 +91,19 @@ def test_kernels_are_right_and_nothing_is_found(libraries, config, case):
     run(libraries, config, case, ORDERS[n % len(ORDERS)])
 
 
+@pytest.fixture(scope="module")
+def three_ctas():
+    text = "(BF16, 64, 64, 48, 1): sm90+stages_2+overlap+persistent+rescale_threshold+three_ctas"
+    return build_emulated([parse(text)])
+
+
+@pytest.mark.parametrize("case", SM90_CASES, ids=str)
+def test_three_ctas_that_share_an_sm(three_ctas, case):
+    """With fewer registers each, which the emulator sees handed over."""
+    (config,) = three_ctas
+    run(three_ctas, config, case, ORDERS[SM90_CASES.index(case) % len(ORDERS)])
+
+
 @pytest.mark.parametrize("grow", [growing, growing_below_zero, rising, leaping])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_maxima_that_grow_from_block_to_block(libraries, config, grow):

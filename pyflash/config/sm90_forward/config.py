@@ -38,6 +38,13 @@ class FlashForwardSm90Config(KernelConfig):
     # O is rescaled where scores exceed m by more than 2^14 (fp16) or 2^24 (bf16) only.
     rescale_threshold: bool = flag("rescale_threshold")
     pack_gqa: bool = flag("pack_gqa")  # the query heads of a K/V head are rows of one Q tile
+    # CTAs of one consumer warpgroup share an SM, three in place of two, with fewer registers each.
+    three_ctas: bool = flag("three_ctas", default=False)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """For which registers are shared out; shared memory may have room for fewer."""
+        return 1 if self.n_consumers > 1 else 3 if self.three_ctas else 2
 
     @property
     def n_threads(self) -> int:

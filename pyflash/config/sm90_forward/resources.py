@@ -1,7 +1,7 @@
 """The resource model of the SM90 forward family: what a config takes, before any compiler runs.
 
-CTAs with a single consumer are two to an SM. Only the consumers' budget is tight: it holds
-accumulators and the softmax.
+CTAs with a single consumer are two to an SM, or three. Only the consumers' budget is tight: it
+holds accumulators and the softmax.
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ def register_demand(config: FlashForwardSm90Config) -> RegisterDemand:
 
 def resources(config: FlashForwardSm90Config, arch: Arch) -> Resources:
     demand = register_demand(config).peak
-    return resources_of(config.n_consumers, config.smem_bytes, demand, arch)
+    return resources_of(config.n_consumers, config.smem_bytes, demand, arch, config.ctas_per_sm)

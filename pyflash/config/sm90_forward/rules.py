@@ -87,12 +87,36 @@ def smem(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
 def fragments(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
     demand = register_demand(c)
     taken = demand.S + demand.P + demand.O
-    budget = budgets(c.n_consumers, arch).consumer
+    budget = budgets(c.n_consumers, arch, c.ctas_per_sm).consumer
     if taken > budget:
         yield (
             f"S ({demand.S}), P ({demand.P}) and O ({demand.O}) take {taken} registers of a "
             f"consumer thread, which has {budget} with n_consumers = {c.n_consumers}: use a "
             f"smaller B_c, or fewer consumers"
+        )
+
+
+@RULES.rule
+def three_have_room(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if not c.three_ctas:
+        return
+    if c.n_consumers != 1:
+        yield (
+            f"three_ctas = True shares an SM among CTAs of one consumer warpgroup, and there are "
+            f"{c.n_consumers}: use n_consumers = 1, or three_ctas = False"
+        )
+        return
+    demand, budget = register_demand(c).peak, budgets(1, arch, 3).consumer
+    if demand > budget:
+        # NOTE: with two CTAs that is a warning; here ptxas gives up.
+        yield (
+            f"three CTAs on an SM leave a consumer thread {budget} registers, and S, P and O with "
+            f"what is beside them take about {demand}: use a smaller B_c, or three_ctas = False"
+        )
+    if arch.smem_per_sm // (c.smem_bytes + arch.smem_reserved_per_cta) < 3:
+        yield (
+            f"three CTAs of {c.smem_bytes} bytes of shared memory are more than {arch} gives an "
+            f"SM: use fewer stages, a smaller B_c, or three_ctas = False"
         )
 
 
@@ -102,5 +126,9 @@ RULES.support_values(SUPPORTED)
 @RULES.warning
 def spill(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
     yield from tell_spills(
-        c.n_consumers, register_demand(c).peak, arch, "use a smaller B_c, or fewer consumers"
+        c.n_consumers,
+        register_demand(c).peak,
+        arch,
+        "use a smaller B_c, or fewer consumers",
+        c.ctas_per_sm,
     )
