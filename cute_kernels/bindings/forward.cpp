@@ -307,7 +307,7 @@ void fill_schedule(StableIValue* stack) {
                  OneThread{}, HostLoader{});
     return;
   }
-  params.is_share_list_given = false;
+  params.is_share_list_given = params.merges_shares = false;  // so that there is a list
   prepare(*kernel, params, current_cuda_stream(device_index));
 }
 
