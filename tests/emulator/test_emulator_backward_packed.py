@@ -43,6 +43,27 @@ def test_gradients(config: str, name: str) -> None:
     assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
 
 
+# Of whose heads several share keys, which the CTAs of a cluster divide.
+OF_GROUPS = [name for name, packed in PROBLEMS.items() if packed.heads > packed.heads_kv]
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
+@pytest.mark.parametrize("name", OF_GROUPS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_clusters_that_divide_the_heads_of_a_group(
+    config: str, name: str, deterministic: bool
+) -> None:
+    key = CONFIGS[config]
+    call = make_packed_call(key, PROBLEMS[name])
+    at = OF_GROUPS.index(name) + list(CONFIGS).index(config)
+    *gradients, report = pyflash.emulate_backward_varlen(
+        *call.inputs, key, grad_lse=call.grad_lse, order=ORDERS[at % len(ORDERS)],
+        deterministic=deterministic, **PROBLEMS[name].options,
+    )  # fmt: skip
+    report.check()
+    assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_deterministic_gradients(name: str) -> None:
     key = list(CONFIGS.values())[list(PROBLEMS).index(name) % len(CONFIGS)]

@@ -31,6 +31,8 @@ BACKWARD = {
     "sm90": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
 }
 
+WIDE = "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red"
+
 
 def dropping(p: float = 0.2, **options: Any) -> dict[str, Any]:
     return {"dropout_p": p, "dropout_state": STATE, **options}
@@ -102,6 +104,21 @@ def test_gradients(family: str, name: str, deterministic: bool) -> None:
         order=ORDERS[list(SHAPES).index(name) % len(ORDERS)],
         # A CTA for both heads of a group, or a cluster of two.
         resident_ctas=132 if deterministic else 1, **shape.options,
+    )  # fmt: skip
+    report.check()
+    assert wrong(config, shape, call, tuple(gradients)) == {}
+
+
+@pytest.mark.parametrize("resident_ctas", [1, 132], ids=["one_cta", "cluster"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_gradients_of_wide_heads(name: str, deterministic: bool, resident_ctas: int) -> None:
+    """Of groups, whose heads a CTA has or a cluster divides."""
+    config, shape = parse(WIDE), SHAPES[name]
+    call = make_call(config, shape)
+    *gradients, report = pyflash.emulate_backward(
+        *call.inputs, config, grad_lse=call.grad_lse, deterministic=deterministic,
+        resident_ctas=resident_ctas, **shape.options,
     )  # fmt: skip
     report.check()
     assert wrong(config, shape, call, tuple(gradients)) == {}
