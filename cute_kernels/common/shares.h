@@ -111,39 +111,29 @@ struct Parts {
   }
 };
 
-// Those of the tile that begins at unit `start`, where shares have `size`. index: of its head among those abreast.
-PYFLASH_HOST_DEVICE constexpr Parts parts_of_tile(ShareListing const& listing, Share const& in_tile,
-                                                  int index, int start, int n_units, int size) {
-  int const first = (start + ShareListing::kTileUnits) / size;
-  int const last = smaller((start + n_units - 1) / size, listing.n_shares - 1);
-  return {.sequence = in_tile.sequence,
-          .head = in_tile.head + index,
-          .first = first * listing.abreast + index,
-          .abreast = listing.abreast,
-          .n = last - first + 1};
-}
-
-// Those of the tile that is cut where the share of a CTA begins; none, where none is.
-PYFLASH_HOST_DEVICE constexpr Parts parts_at(ShareListing const& listing, int const* list,
-                                             int cta) {
-  Share const* const shares = reinterpret_cast<Share const*>(list + ShareListing::kHeader);
-  Share const begin = shares[cta / listing.abreast];
-  int const size = list[1];  // NOTE: both loads at once
-  if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
-    return Parts{};
-  }
-  int const* const starts = list + listing.first_start() + begin.sequence;
-  int const n_units = (starts[1] - starts[0]) / listing.tiles();
-  int const start = starts[0] + begin.head / listing.abreast * n_units;
-  return parts_of_tile(listing, begin, cta % listing.abreast, start, n_units, size);
-}
-
 // The parts of the tile that is cut first where the share of a CTA begins; none, where none is. So each tile that is cut belongs to
 // one CTA.
 PYFLASH_HOST_DEVICE constexpr Parts parts_of(ShareListing const& listing, int const* list,
                                              int cta) {
-  Parts const parts = parts_at(listing, list, cta);
-  return parts.first + parts.abreast == cta ? parts : Parts{};
+  int const share = cta / listing.abreast, index = cta % listing.abreast;
+  Share const begin = reinterpret_cast<Share const*>(list + ShareListing::kHeader)[share];
+  int const size = list[1];  // NOTE: both loads at once
+  if (begin.n_units == 0 || begin.first_unit <= ShareListing::kTileUnits) {
+    return {};
+  }
+  int const* const starts = list + listing.first_start() + begin.sequence;
+  int const n_units = (starts[1] - starts[0]) / listing.tiles();
+  int const start = starts[0] + begin.head / listing.abreast * n_units;
+  int const first = (start + ShareListing::kTileUnits) / size;
+  if (first + 1 != share) {
+    return {};
+  }
+  int const last = smaller((start + n_units - 1) / size, listing.n_shares - 1);
+  return {.sequence = begin.sequence,
+          .head = begin.head + index,
+          .first = first * listing.abreast + index,
+          .abreast = listing.abreast,
+          .n = last - first + 1};
 }
 
 // Every thread calls it.
