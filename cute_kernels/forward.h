@@ -42,8 +42,8 @@ constexpr int heads_abreast(int heads, int n) {
   return abreast;
 }
 
-// CTAs that find their shares themselves do so in every kernel, and a CTA alone merges a tile: of more sequences, and of more rows, a
-// list and another kernel take less time.
+// Up to so many sequences and rows CTAs find their shares themselves and merge the parts. Beyond, both take each CTA longer, and a
+// list and another kernel do it.
 inline constexpr int kMostSequencesToFind = 256;
 inline constexpr int kMostRowsToMerge = 16;
 

@@ -136,7 +136,9 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Ou
     take_schedule(*schedule, fit);
   }
   for_each_slice(fit, [&](Forward::Params slice) {
-    slice.tag = new_launch_tag();
+    if (slice.merges_shares) {
+      slice.tag = new_launch_tag();
+    }
     auto const workspace = allocate_workspace<Forward>(q, slice);
     run(kernel, slice, stream);
   });

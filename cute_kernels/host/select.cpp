@@ -183,7 +183,7 @@ Problem of_longest(Problem problem) {
 
 // Whether equal shares pay for what they cost, where the device alone knows how long the sequences are. fit: with shares.
 bool shares_pay(Forward::Params const& fit, Gpu const& gpu) {
-  // Of fewer tiles each has many parts, which one CTA merges: docs/experiments/2026-11-uneven.md.
+  // Fewer tiles have many parts each, which few CTAs merge: docs/experiments/2026-11-uneven.md.
   constexpr int kFewestTiles = 48, kFewestKeys = 512;
   constexpr int64_t kKeysOfSm = 25000;  // about: docs/experiments/2026-11-shares.md
   int64_t const longest = fit.kv().sequences.longest;

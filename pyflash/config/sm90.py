@@ -33,13 +33,10 @@ class Budgets:
     consumer: int
 
 
-def budgets(n_consumers: int, arch: Arch, ctas_per_sm: int | None = None) -> Budgets:
+def budgets(n_consumers: int, arch: Arch, ctas_per_sm: int = 1) -> Budgets:
     """How the registers of a CTA are shared out: as many as fit to the consumers, the rest to the
-    producer. The same as in the traits.h of the families. ctas_per_sm: two with one consumer, else
-    one, if it is not given."""
+    producer. The same as in the traits.h of the families."""
     n_warpgroups = 1 + n_consumers
-    if ctas_per_sm is None:
-        ctas_per_sm = 2 if n_consumers == 1 else 1
     entry = register_limit(WARPGROUP * n_warpgroups, ctas_per_sm, arch)
     pool = entry * n_warpgroups
     consumer = min((pool - MIN_REGISTERS) // n_consumers // UNIT * UNIT, MAX_REGISTERS)
@@ -47,7 +44,7 @@ def budgets(n_consumers: int, arch: Arch, ctas_per_sm: int | None = None) -> Bud
 
 
 def resources_of(
-    n_consumers: int, smem_bytes: int, demand: int, arch: Arch, ctas_per_sm: int | None = None
+    n_consumers: int, smem_bytes: int, demand: int, arch: Arch, ctas_per_sm: int = 1
 ) -> Resources:
     """`registers` is ptxas's figure, with which a CTA starts, and which gives the occupancy;
     `register_demand`, which is `demand`, and `register_limit` are those of a consumer thread."""
@@ -67,7 +64,7 @@ def resources_of(
 
 
 def tell_spills(
-    n_consumers: int, demand: int, arch: Arch, advice: str, ctas_per_sm: int | None = None
+    n_consumers: int, demand: int, arch: Arch, advice: str, ctas_per_sm: int = 1
 ) -> Iterator[str]:
     """demand: registers of a consumer thread."""
     budget = budgets(n_consumers, arch, ctas_per_sm).consumer

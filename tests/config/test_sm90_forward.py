@@ -120,12 +120,13 @@ def test_shared_memory_is_the_tiles_a_slab_and_the_barriers():
 
 
 def test_registers_are_moved_to_the_consumers():
-    assert budgets(1, SM90) == Budgets(entry=128, producer=24, consumer=232)
+    assert budgets(1, SM90, 3) == Budgets(entry=80, producer=24, consumer=136)
+    assert budgets(1, SM90, 2) == Budgets(entry=128, producer=24, consumer=232)
     assert budgets(2, SM90) == Budgets(entry=168, producer=24, consumer=240)
     assert budgets(3, SM90) == Budgets(entry=128, producer=32, consumer=160)
     assert budgets(4, SM90) == Budgets(entry=96, producer=32, consumer=112)
-    for n in (1, 2, 3, 4):
-        b = budgets(n, SM90)
+    for n, ctas_per_sm in ((1, 3), (1, 2), (2, 1), (3, 1), (4, 1)):
+        b = budgets(n, SM90, ctas_per_sm)
         assert b.producer + n * b.consumer <= b.entry * (1 + n)
         assert b.producer % 8 == b.consumer % 8 == 0
 

@@ -43,7 +43,7 @@ def test_gradients(config: str, name: str) -> None:
     assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
 
 
-# Of whose heads several share keys, which the CTAs of a cluster divide.
+# Problems in which several heads share keys: the CTAs of a cluster divide these heads.
 OF_GROUPS = [name for name, packed in PROBLEMS.items() if packed.heads > packed.heads_kv]
 
 

@@ -113,7 +113,7 @@ def test_gradients(family: str, name: str, deterministic: bool) -> None:
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_gradients_of_wide_heads(name: str, deterministic: bool, resident_ctas: int) -> None:
-    """Of groups, whose heads a CTA has or a cluster divides."""
+    """Two heads share keys: one CTA has both, or a cluster divides them."""
     config, shape = parse(WIDE), SHAPES[name]
     call = make_call(config, shape)
     *gradients, report = pyflash.emulate_backward(

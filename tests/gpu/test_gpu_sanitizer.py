@@ -89,9 +89,11 @@ print("checked", len(sys.argv) - 1, "configs")
 # Parts of tiles that CTAs hand each other, or leave to a kernel; lengths that lie, too.
 SHARES = """
 from support.paged import Cache
+n_packing = 0
 for config in configs():
     if not getattr(config, "pack_gqa", False):
         continue
+    n_packing += 1
     for lengths in ((700, 0, 1, 64, 3000), (500,) * 3, (70,) * 300):
         for n_queries in (1, 8):
             cache = Cache(lengths, 16, 2, config.d_head, dtype, device="cuda")
@@ -104,6 +106,7 @@ for config in configs():
                 cache.seqlens[0] = lie
                 attention_paged(q, *cache.tensors, **options)
                 torch.cuda.synchronize()
+assert n_packing > 0, sys.argv
 print("checked", len(sys.argv) - 1, "configs")
 """
 PROGRAMS = {

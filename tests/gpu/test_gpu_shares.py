@@ -94,6 +94,19 @@ def test_packed_caches(seed):
     expect_varlen(*inputs, **options).check(out, lse)
 
 
+def captured(call):
+    """A CUDA graph of a call, and what it returns."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
+
+
 def test_a_graph_serves_any_lengths():
     """The schedule made in it once, for two layers; the lengths change behind its back."""
     batch, width = 16, LONGEST // PAGE + 1
@@ -109,14 +122,7 @@ def test_a_graph_serves_any_lengths():
             first = pyflash.attention_paged(q, *cache.tensors, **call)
             return pyflash.attention_paged(first, *cache.tensors, **call)
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = step()
+        graph, out = captured(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     rng = random.Random(0)
@@ -128,19 +134,6 @@ def test_a_graph_serves_any_lengths():
         plain = pyflash.attention_paged(q, *cache.tensors, causal=True)
         plain = pyflash.attention_paged(plain, *cache.tensors, causal=True)
         assert torch.allclose(found.float(), plain.float(), atol=2e-2, rtol=2e-2)
-
-
-def captured(call):
-    """A CUDA graph of a call, and what it returns."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
-    return graph, results
 
 
 @pytest.mark.parametrize("batch", [6, 40, 200])

@@ -49,7 +49,7 @@ class Listing:
         return max(-(-end // self.B_c) - begin // self.B_c, 0)
 
     def tiles(self) -> list[tuple[int, int]]:
-        """Of the first heads of those abreast."""
+        """(sequence, head) for each tile of the first of the heads abreast."""
         return [
             (sequence, head)
             for sequence, length in enumerate(self.lengths_q)

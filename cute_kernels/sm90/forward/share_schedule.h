@@ -135,7 +135,7 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
   CUTE_DEVICE ShareSchedule(ParamsWith<Variant> const& params, Share const& share)
       : Base(params, CtaShare{}), left(share) {}
 
-  // Of tiles of some sequences, one of each.
+  // The units of some sequences, counted by one tile of each.
   struct Units {
     int sum;
     int most;
@@ -192,7 +192,7 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     return true;
   }
 
-  // Of its share among those of a head.
+  // The number of this CTA's share among the shares of its head.
   CUTE_DEVICE int number() const { return this->params.shares.by_abreast.div(device::block_idx()); }
   // Its head among those abreast.
   CUTE_DEVICE int index_of_head() const {
