@@ -81,6 +81,13 @@ CUTE_DEVICE float rsqrt(float x) {
   return y;
 }
 
+// 1 / x of a normal x, one instruction.
+CUTE_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // x, or the nearer of -limit and limit where that is less; NaN stays NaN. Two instructions.
 CUTE_DEVICE float clamp(float x, float limit) {
   float y;
@@ -293,6 +300,7 @@ float log(float x);
 float rounded_product(float a, float b);
 float rounded_sum(float a, float b);
 float rsqrt(float x);
+inline float reciprocal(float x) { return 1.f / x; }
 float clamp(float x, float limit);
 
 uint32_t pack2(float lo, float hi, cutlass::half_t);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cute_kernels/emulator/tensor_map.h"
+
 namespace pyflash::emulator {
 
 namespace {
@@ -22,7 +24,7 @@ SharedMemory::SharedMemory(int bytes, int cell_bytes, int first_thread, int n_th
       first_thread_(first_thread),
       first_warp_(warp_of(first_thread)),
       n_warps_((n_threads + 31) / 32),
-      window_(bytes),
+      window_(bytes, kSharedBase),
       data_(new std::byte[bytes]),
       cells_((bytes + cell_bytes - 1) / cell_bytes),
       async_reads_(n_warps_ * kReaders),

@@ -15,6 +15,18 @@ namespace pyflash::sm90 {
 using namespace cute;
 using device::Site;
 
+// NOTE: one call of `next`, which is inlined, where a loop's head and end would be two.
+template <class Schedule, class Visit>
+CUTE_DEVICE void for_each_tile(Schedule& schedule, Visit const& visit) {
+  while (true) {
+    Tile const tile = schedule.next();
+    if (!tile.exists) {
+      break;
+    }
+    visit(tile);
+  }
+}
+
 // The rows of each warpgroup. By one thread.
 template <class Traits, ForwardFeatures kFeatures, class Variant>
 CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
@@ -26,9 +38,9 @@ CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::Shar
   int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
   int const bytes = group * n_queries * Traits::kHeadDim * sizeof(typename Traits::Element);
   RingPosition<1> write;
-  for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+  for_each_tile(schedule, [&](Tile const& tile) {
     if (tile.blocks.size() == 0) {
-      continue;
+      return;
     }
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < Traits::kNConsumers; ++warpgroup) {
@@ -42,7 +54,7 @@ CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::Shar
       }
     }
     write.advance();
-  }
+  });
 }
 
 // By one thread of each warp.
@@ -65,11 +77,11 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
   auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
     RingPosition<Traits::kStages> write;
-    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
-      int const head_kv =
-          Traits::kPackGqa ? tile.head : kv.head_of(tile.head, params.problem.heads);
+    for_each_tile(schedule, [&](Tile const& tile) {
+      int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const batch = kv.sequences.tensor_batch(tile.batch);
       auto const walk = schedule.walk(params, tile);
+      CUTE_NO_UNROLL
       for (int place = tile.blocks.end - 1; place >= tile.blocks.begin; --place) {
         int const n_block = walk[place].number;
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
@@ -80,7 +92,7 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
         }
         write.advance();
       }
-    }
+    });
   };
 
   if (warp == 0) {
@@ -118,10 +130,8 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
     int const n_rows = box_rows(kBlockN, pages);
     int const row = lane * n_rows;  // in the block
     RingPosition<Traits::kStages> write;
-    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
-      int const head_kv = Traits::kPackGqa
-                              ? tile.head
-                              : params.problem.kv().head_of(tile.head, params.problem.heads);
+    for_each_tile(schedule, [&](Tile const& tile) {
+      int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const* const table = pages.table + tile.batch * pages.table_stride;
       int const first = first_key<kFeatures>(params, tile);
       // The page of this lane's box, if some query of the tile attends a key of it. NOTE: other entries may hold anything.
@@ -153,7 +163,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
         page = next_page;
         write.advance();
       }
-    }
+    });
   };
 
   if (warp == 0) {
