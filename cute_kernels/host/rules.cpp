@@ -16,6 +16,9 @@ struct Ranked {
   bool is_preferred;
 };
 
+// The rank of configs that have none: UNRANKED in pyflash/config/sets.py.
+constexpr int kUnranked = 1'000'000;
+
 std::vector<Ranked> in_order_of_rank(Contenders const& contenders, Problem const& problem) {
   std::vector<Ranked> ranked;
   for (size_t const i : contenders.candidates.by_rank) {
@@ -24,6 +27,12 @@ std::vector<Ranked> in_order_of_rank(Contenders const& contenders, Problem const
       TileShape const& shape = candidate.kernel.row->shape;
       ranked.push_back({&candidate, shape, tiling_of(problem, shape).n_ctas, true});
     }
+  }
+  auto const is_unranked = [](Ranked const& one) {
+    return one.candidate->kernel.row->rank >= kUnranked;
+  };
+  if (!is_unranked(ranked.front())) {
+    std::erase_if(ranked, is_unranked);
   }
   auto const family = [](Ranked const& one) { return one.candidate->kernel.row->config.index(); };
   for (Ranked& one : ranked) {

@@ -2,7 +2,8 @@
 //   5. the first row of a table of this GPU (architecture and number of SMs) that is for the problem's class;
 //   6. the config with the least expected time, by the costs in the table of the GPU of this architecture with the nearest
 //      number of SMs, if they include those of the config that rules 1 to 4 take.
-// A row whose config is not a candidate is no row. Where no table decides, in order of rank:
+// A row whose config is not a candidate is no row. Where no table decides, in order of rank, without configs that have none
+// where others take the problem:
 //   1. if all queries, with the heads that share keys, fit in one tile of a config that packs them, the first of those, which
 //      no other rule takes; if all queries fit in one block of the smallest B_r, the first of those: more rows would be idle;
 // then of the preferred family, that of the first in rank,

@@ -68,14 +68,13 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   constexpr bool kReadOnce = Traits::kPackGqa && !kFeatures.predicated_head_dim;
   constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
 
-  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
-  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   KvSource const kv = params.problem.kv();
   ScheduleOf<Traits, kFeatures, Variant> schedule(params, smem.share);
 
   // The blocks of K, or of V, last block first.
-  // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
-  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+  auto load_blocks = [&](device::TensorMap const& map, Pipeline<Traits::kStages>& pipeline,
+                         auto* memory) {
+    Tensor sKV = make_tensor(make_smem_ptr(memory), typename Traits::SmemLayoutKV{});
     RingPosition<Traits::kStages> write;
     for_each_tile(schedule, [&](Tile const& tile) {
       int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
@@ -98,12 +97,12 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   if (warp == 0) {
     device::at(Site::Q_g2s);
     load_Q<Traits, kFeatures, Variant>(params, smem, schedule);
-  } else if (warp == 1) {
-    device::at(Site::K_g2s);
-    load_blocks(params.k_map, smem.pipeline_K, sK);
-  } else if (warp == 2) {
-    device::at(Site::V_g2s);
-    load_blocks(params.v_map, smem.pipeline_V, sV);
+  } else if (warp <= 2) {
+    // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
+    bool const is_K = warp == 1;
+    device::at(is_K ? Site::K_g2s : Site::V_g2s);
+    load_blocks(is_K ? params.k_map : params.v_map, is_K ? smem.pipeline_K : smem.pipeline_V,
+                is_K ? smem.k : smem.v);
   }
 }
 
@@ -120,11 +119,11 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
   constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
   constexpr int kNoPage = -1;
 
-  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
-  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
 
-  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+  auto load_blocks = [&](device::TensorMap const& map, Pipeline<Traits::kStages>& pipeline,
+                         auto* memory) {
+    Tensor sKV = make_tensor(make_smem_ptr(memory), typename Traits::SmemLayoutKV{});
     Pages const& pages = params.pages;
     int const lane = device::thread_idx() % kLanes;
     int const n_rows = box_rows(kBlockN, pages);
@@ -171,12 +170,12 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
       device::at(Site::Q_g2s);
       load_Q<Traits, kFeatures, NoVariant>(params, smem, schedule);
     }
-  } else if (warp == 1) {
-    device::at(Site::K_g2s);
-    load_blocks(params.k_map, smem.pipeline_K, sK);
-  } else if (warp == 2) {
-    device::at(Site::V_g2s);
-    load_blocks(params.v_map, smem.pipeline_V, sV);
+  } else if (warp <= 2) {
+    // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
+    bool const is_K = warp == 1;
+    device::at(is_K ? Site::K_g2s : Site::V_g2s);
+    load_blocks(is_K ? params.k_map : params.v_map, is_K ? smem.pipeline_K : smem.pipeline_V,
+                is_K ? smem.k : smem.v);
   }
 }
 

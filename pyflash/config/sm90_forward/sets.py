@@ -12,16 +12,16 @@ from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
     return [
-        FlashForwardSm90Config.parse(f"{tile}+overlap+{words}").replace(dtype=dtype)
+        FlashForwardSm90Config.parse(f"{tile}+{words}").replace(dtype=dtype)
         for tile in tiles
         for dtype in DType
     ]
 
 
-_LONG = "pingpong+persistent+rescale_threshold"
+_LONG = "overlap+pingpong+persistent+rescale_threshold"
 # Shorter blocks: fewer of a tile's scores lie outside of a window.
 _WINDOWED = _of_each_dtype(
-    "persistent+rescale_threshold",
+    "overlap+persistent+rescale_threshold",
     "(FP16, 128, 192, 64, 3): sm90+stages_3",
 )
 
@@ -39,15 +39,24 @@ DEFAULTS = (
         "(FP16, 64, 192, 128, 3): sm90+stages_2",
     )
     + _of_each_dtype(
-        "persistent+rescale_threshold",
+        "overlap+persistent+rescale_threshold",
         "(FP16, 64, 256, 64, 4): sm90+stages_4",
     )
     + _WINDOWED
     + _of_each_dtype(
-        "persistent+rescale_threshold+pack_gqa",
+        "overlap+persistent+rescale_threshold+pack_gqa",
         "(FP16, 128, 64, 64, 1): sm90+stages_2",
         "(FP16, 64, 64, 128, 1): sm90+stages_2",
     )
+)
+
+# Many short sequences: three CTAs on an SM hide what a tile of few blocks waits for. Tables choose
+# them; they have no rank.
+SHORT = _of_each_dtype(
+    "persistent+rescale_threshold+three_ctas",
+    "(FP16, 64, 64, 64, 1): sm90+stages_2+overlap",
+    "(FP16, 64, 64, 80, 1): sm90+stages_2+overlap",
+    "(FP16, 64, 64, 96, 1): sm90+stages_1",
 )
 
 # The head dimensions that are built on request.
@@ -91,8 +100,8 @@ RANKED = (*DEFAULTS, *HEAD_DIMS)
 FIRST_RANK = -100
 
 SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
-    "all": lambda: DEFAULTS,
-    "sm90": lambda: DEFAULTS,
+    "all": lambda: DEFAULTS + SHORT,
+    "sm90": lambda: DEFAULTS + SHORT,
     "head_dims": lambda: HEAD_DIMS,
     "invariant": lambda: INVARIANT,
     "dropout": lambda: DROPPING,
@@ -115,6 +124,7 @@ BUILT = tuple(
         ),
     )
 )
+_SHORT_BUILT = tuple(map(Features.parse, ("plain", "right_window")))
 # A softcap under any mask: without one, or causal, it is as fast as a combination of its own.
 _CAPPED = Features.parse("right_window+left_window+softcap")
 _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
@@ -126,6 +136,8 @@ _PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
     if config in DROPPING:
         return DROPOUT
+    if config in SHORT:
+        return _SHORT_BUILT
     unlisted = _unlisted(config)
     if config in INVARIANT:
         return tuple(dataclasses.replace(f, fixed_splits=True) for f in unlisted)
