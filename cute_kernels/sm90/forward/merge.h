@@ -24,7 +24,8 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
                                   Lse const& lse, CoordTensor const& coords, float* memory,
                                   int barrier) {
   using Element = typename Traits::Element;
-  constexpr int kVector = 4;  // columns at a time
+  constexpr int kVector = 4;   // columns at a time
+  constexpr int kAtATime = 8;  // splits, whose loads wait for each other's CTA together
   constexpr int kVectors = Traits::kHeadDim / kVector;
   auto const& problem = params.problem;
   int const tidx = device::fresh_thread_idx() % kWarpgroup;
@@ -54,56 +55,59 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
   device::cluster_sync();  // the parts are visible
 
   // Each thread of the cluster merges some columns of a row.
-  for (int i = tidx * n_splits + rank; i < Traits::kMmaM * kVectors; i += kWarpgroup * n_splits) {
+  int const n_rows = count_rows<Traits, kFeatures>(params, tile);
+  for (int i = tidx * n_splits + rank; i < n_rows * kVectors; i += kWarpgroup * n_splits) {
     int const row = i / kVectors;
     int const column = i % kVectors * kVector;
-    RowOut const out = row_out<Traits, kFeatures>(params, tile, tile.first_query, row);
-    if (!out.exists || (kFeatures.predicated_head_dim && column >= problem.d_head)) {
+    if (kFeatures.predicated_head_dim && column >= problem.d_head) {
       continue;
     }
     device::at(Site::sinks_g2r);
-    float sink = -INFINITY;
+    float maximum = -INFINITY;
     if (problem.sinks.data != nullptr) {  // which are no feature where keys are split
       PackedRow const unpacked = unpack_row<Traits>(params, row);
       int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
-      sink = load_sink<Element>(problem.sinks, tile.head * group + unpacked.head,
-                                tile.first_query + unpacked.query);
+      maximum = load_sink<Element>(problem.sinks, tile.head * group + unpacked.head,
+                                   tile.first_query + unpacked.query);
     }
     device::at(Site::part_s2r);
-    float weights[Traits::kMaxCluster];
-    float4 values[Traits::kMaxCluster];
     auto const* const address = reinterpret_cast<float4 const*>(&part_O(row, column));
-    CUTE_UNROLL
-    for (int split = 0; split < Traits::kMaxCluster; ++split) {
-      weights[split] = -INFINITY;
-      values[split] = {};
-      if (split < n_splits) {
-        weights[split] = device::load_from_rank(part_lse + row, split);
-        values[split] = device::load_from_rank(address, split);
+    float sum = maximum == -INFINITY ? 0.f : 1.f;
+    float4 merged{};
+    CUTE_NO_UNROLL
+    for (int first = 0; first < n_splits; first += kAtATime) {
+      float weights[kAtATime];
+      float4 values[kAtATime];
+      CUTE_UNROLL
+      for (int j = 0; j < kAtATime; ++j) {
+        int const split = min(first + j, n_splits - 1);
+        float const weight = device::load_from_rank(part_lse + row, split);
+        weights[j] = first + j < n_splits ? weight : -INFINITY;
+        values[j] = device::load_from_rank(address, split);
+      }
+      float const before = maximum;
+      CUTE_UNROLL
+      for (float weight : weights) {
+        maximum = fmaxf(maximum, weight);
+      }
+      float const shift = maximum == -INFINITY ? 0.f : maximum;  // so that -inf - shift is no NaN
+      float const correction = device::exp2((before - shift) * kLog2e);
+      sum *= correction;
+      merged = {merged.x * correction, merged.y * correction, merged.z * correction,
+                merged.w * correction};
+      CUTE_UNROLL
+      for (int j = 0; j < kAtATime; ++j) {
+        float const weight = device::exp2((weights[j] - shift) * kLog2e);
+        sum += weight;
+        merged.x = fmaf(weight, values[j].x, merged.x);
+        merged.y = fmaf(weight, values[j].y, merged.y);
+        merged.z = fmaf(weight, values[j].z, merged.z);
+        merged.w = fmaf(weight, values[j].w, merged.w);
       }
     }
-    float maximum = sink;
-    CUTE_UNROLL
-    for (float weight : weights) {
-      maximum = fmaxf(maximum, weight);
-    }
-    float const shift = maximum == -INFINITY ? 0.f : maximum;  // so that -inf - shift is no NaN
-    float sum = device::exp2((sink - shift) * kLog2e);
-    CUTE_UNROLL
-    for (float& weight : weights) {
-      weight = device::exp2((weight - shift) * kLog2e);
-      sum += weight;
-    }
-    float4 merged{};
-    CUTE_UNROLL
-    for (int split = 0; split < Traits::kMaxCluster; ++split) {
-      merged.x = fmaf(weights[split], values[split].x, merged.x);
-      merged.y = fmaf(weights[split], values[split].y, merged.y);
-      merged.z = fmaf(weights[split], values[split].z, merged.z);
-      merged.w = fmaf(weights[split], values[split].w, merged.w);
-    }
     device::at(Site::O_r2g);
-    float const inverse = sum == 0.f ? 0.f : 1.f / sum;
+    RowOut const out = row_out<Traits, kFeatures>(params, tile, tile.first_query, row);
+    float const inverse = sum == 0.f ? 0.f : device::reciprocal(sum);
     device::store(reinterpret_cast<uint2*>(static_cast<Element*>(problem.o) + out.o + column),
                   uint2{device::pack2(merged.x * inverse, merged.y * inverse, Element{}),
                         device::pack2(merged.z * inverse, merged.w * inverse, Element{})});

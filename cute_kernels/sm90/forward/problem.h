@@ -248,4 +248,12 @@ CUTE_DEVICE bool row_exists(KernelParams const& params, Tile const& tile, int fi
   return in_warpgroup && first_query + row.query < tile.q_rows.length;
 }
 
+// How many do, which are the first, of a tile of one warpgroup.
+template <class Traits, ForwardFeatures kFeatures>
+CUTE_DEVICE int count_rows(KernelParams const& params, Tile const& tile) {
+  int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+  int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
+  return min(n_queries, tile.q_rows.length - tile.first_query) * group;
+}
+
 }  // namespace pyflash::sm90
