@@ -174,7 +174,7 @@ CUTE_DEVICE void merge_parts(KernelParams const& params, Merge const& merge, int
     } else {
       add_parts<8>(merged, from, n, row, column, tag);
     }
-    float const inverse = merged.sum == 0.f ? 0.f : 1.f / merged.sum;
+    float const inverse = merged.sum == 0.f ? 0.f : device::reciprocal(merged.sum);
     float const lse = merged.sum == 0.f ? -INFINITY : merged.maximum + device::log(merged.sum);
     CUTE_UNROLL
     for (float& value : merged.o) {
