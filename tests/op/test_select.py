@@ -14,6 +14,7 @@ from support.fake_library import build_fake_library
 
 import pyflash
 from pyflash import DType, Features, FlashForwardKernelConfig, Problem
+from pyflash.config.sets import UNRANKED
 from pyflash.op.library import LIB_DIR
 from pyflash.op.options import OPTIONS
 from pyflash.op.selection import class_of
@@ -173,6 +174,22 @@ for sm_arch, heads, seqlen in ((90, 8, 2048), (90, 1, 65), (90, 8, 64), (80, 8, 
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     hopper = "(FP16, 512, 128, 64, 2): sm90+stages_2"
     assert result.stdout.splitlines() == [hopper, hopper, SMALL_RANK_3, SMALL_RANK_0_SM80]
+
+
+@pytest.mark.parametrize(("rank", "chosen"), [(3, 64), (UNRANKED, 128)])
+def test_rules_leave_out_what_has_no_rank(tmp_path, rank, chosen):
+    """In a process of its own, as above. 65 rows fill no SM: the smallest B_r would be the rule."""
+    program = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+torch.ops.pyflash.load_kernels(sys.argv[2])
+extents = dict(batch=1, heads=1, heads_kv=1, seqlen_q=65, seqlen_k=65, d_head=568)
+print(torch.ops.pyflash.select(dtype=15, packed=False, sm_arch=90, n_sms=132, **extents)[0])
+"""
+    library = build_fake_library(tmp_path, "ranks", f"LAST_RANK={rank}")
+    command = [sys.executable, "-c", program, str(LIB_DIR / "libpyflash_ops.so"), str(library)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.startswith(f"(BF16, 568, {chosen}, 64, 4)")
 
 
 @pytest.mark.usefixtures("fake_library")

@@ -13,6 +13,9 @@
 #ifndef BASE_RANK
 #define BASE_RANK 0
 #endif
+#ifndef LAST_RANK  // of the three with d_head 568
+#define LAST_RANK 3
+#endif
 #ifndef SIGN
 #define SIGN +
 #endif
@@ -206,7 +209,7 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
       row(config(DType::BF16, 568, 128, 64), "(BF16, 568, 128, 64, 4): async+load_0_0_0_tiles",
           "90", 0, 2),
       row(config(DType::BF16, 568, 64, 64), "(BF16, 568, 64, 64, 4): async+load_0_0_0_tiles", "90",
-          0, 3),
+          0, LAST_RANK),
       row(config(DType::FP16, 8, 64, 32), "(FP16, 8, 64, 32, 4): async+load_0_0_0_tiles", "80", 0,
           1),
       row(config(DType::FP16, 8, 64, 64), "(FP16, 8, 64, 64, 4): async+load_0_0_0_tiles", "80", 0,
