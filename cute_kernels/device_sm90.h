@@ -43,7 +43,6 @@ CUTE_DEVICE SharedStorage& uniform_smem() {
 CUTE_DEVICE int fresh_thread_idx() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
-  __builtin_assume(0 <= index && index < 1024);
   return index;
 }
 
@@ -52,23 +51,6 @@ template <class T>
 CUTE_DEVICE T* fresh(T* p) {
   asm volatile("" : "+l"(p));
   return p;
-}
-
-// One value of shared memory. NOTE: through a swizzle, or from uniform_smem, the compiler does not see that it is shared.
-CUTE_DEVICE uint4 load_shared(uint4 const* address) {
-  uint4 value;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(cute::cast_smem_ptr_to_uint(address))
-               : "memory");
-  return value;
-}
-
-// One value to global memory, by one instruction. NOTE: of what an asm statement has loaded, the compiler stores each word alone.
-CUTE_DEVICE void store_global(uint4* address, uint4 value) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(address), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
 }
 
 // The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
@@ -264,9 +246,6 @@ template <class T>
 T* fresh(T* p) {
   return p;
 }
-
-inline uint4 load_shared(uint4 const* address) { return load(address); }
-inline void store_global(uint4* address, uint4 value) { store(address, value); }
 
 int bits(float x);
 int exponent(float x);

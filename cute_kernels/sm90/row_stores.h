@@ -37,11 +37,11 @@ struct SlabStores {
   CUTE_DEVICE static void run(Element* memory, int lane, device::Site to_shared,
                               device::Site to_global, int first_column, ValueAt const& value_at,
                               StoreAt const& store_at) {
-    using LayoutO = typename Slabs<kSlab>::template OneSlab<kWarpRows>;
-    Tensor sO = make_tensor(make_smem_ptr(memory), LayoutO{});  // (kWarpRows,kSlab)
+    Tensor sO =
+        make_tensor(make_smem_ptr(memory),
+                    typename Slabs<kSlab>::template OneSlab<kWarpRows>{});  // (kWarpRows,kSlab)
     device::at(to_shared);
     // Two of the MMA's 8-column groups, by rows 0-7 and 8-15 each, are the four matrices of a store.
-    Element* const first_written = &sO(lane % 16, lane / 16 * 8);
     CUTE_UNROLL
     for (int c = 0; c < kSlab; c += 16) {
       uint32_t words[4];
@@ -50,35 +50,20 @@ struct SlabStores {
         int const pair = (first_column + c) / 4 + i / 2 * 2;  // of this lane's columns
         words[i] = device::pack2(value_at(i % 2, pair), value_at(i % 2, pair + 1), Element{});
       }
-      device::store_matrices(words, further(first_written, 0, c));
+      device::store_matrices(words, &sO(lane % 16, c + lane / 16 * 8));
     }
     device::sync_warp();
     device::at(to_global);
-    Element* const first_read = &sO(row_of(lane), column_of(lane));
-    uint4 values[kPasses];
     CUTE_UNROLL
     for (int pass = 0; pass < kPasses; ++pass) {
-      values[pass] = device::load_shared(
-          reinterpret_cast<uint4 const*>(further(first_read, pass * kRowsAtATime, 0)));
-    }
-    CUTE_UNROLL
-    for (int pass = 0; pass < kPasses; ++pass) {
+      uint4 const values = device::load(
+          reinterpret_cast<uint4 const*>(&sO(pass * kRowsAtATime + row_of(lane), column_of(lane))));
       RowStore<Element> const out = store_at(pass);
       if (out.exists) {
-        device::store_global(reinterpret_cast<uint4*>(out.address), values[pass]);
+        device::store(reinterpret_cast<uint4*>(out.address), values);
       }
     }
     device::sync_warp();  // the slab is free
-  }
-
- private:
-  // The element that many rows and columns on, which the compiler knows, and which have no bit in common with those of `first`.
-  // NOTE: the swizzle makes it an exclusive or; the compiler would compute each address anew.
-  CUTE_DEVICE static Element* further(Element* first, int rows, int columns) {
-    uintptr_t const bytes = (rows * kSlab + columns) * sizeof(Element);
-    uintptr_t const swizzled = Slabs<kSlab>::Bits::apply(bytes % kSmemAlignment);
-    return reinterpret_cast<Element*>((reinterpret_cast<uintptr_t>(first) ^ swizzled) +
-                                      bytes / kSmemAlignment * kSmemAlignment);
   }
 };
 

@@ -19,9 +19,10 @@ template <int kSlab>
 struct Slabs {
   static_assert(kSlab == 64 || kSlab == 32);
 
-  using Bits = std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>;  // of bytes
   template <class Plain>
-  using Swizzled = ComposedLayout<Bits, smem_ptr_flag_bits<16>, Plain>;
+  using Swizzled =
+      ComposedLayout<std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>,
+                     smem_ptr_flag_bits<16>, Plain>;
   // Row by row in a slab; the strides of 8 rows.
   template <int kRows>
   using RowsOfSlab = Shape<_8, Int<kRows / 8>>;

@@ -76,7 +76,10 @@ def test_a_cluster_merges_its_splits(libraries, config, case, num_splits):
     vectors = rows * math.ceil(out.shape[-1] / COLUMNS)
     at_a_time = 8  # splits, whose loads are issued together
     assert report.counts.cluster_loads == 2 * vectors * -(-num_splits // at_a_time) * at_a_time
-    assert report.counts.cluster_bytes == vectors * (num_splits - 1) * BYTES
+    # The last split stands for those that are not there.
+    idle = -num_splits % at_a_time
+    least, most = (vectors * (num_splits - 1 + n) * BYTES for n in (0, idle))
+    assert least <= report.counts.cluster_bytes <= most
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
