@@ -82,6 +82,20 @@ def test_a_cluster_merges_its_splits(libraries, config, case, num_splits):
     assert least <= report.counts.cluster_bytes <= most
 
 
+@pytest.mark.parametrize("num_splits", [2, 3, 5, 8])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_an_infinite_value_stays_infinite(libraries, config, num_splits):
+    """In the last split, which stands for those that a merging thread loads in vain."""
+    case = Case("", Shape("", 1, 1, 64 * num_splits, 6, heads_kv=2))
+    (q, k, v, *_), _ = case.problem(config)
+    v[:, -1, :, 3] = torch.inf
+    out, _, report = emulate(libraries, config, (q, k, v), num_splits=num_splits, resident_ctas=264)
+    report.check()
+    assert report.cluster == num_splits
+    assert torch.isposinf(out[..., 3]).all()
+    assert torch.isfinite(out).sum() == out.numel() - out[..., 3].numel()
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_order_of_ctas_changes_no_bit(libraries, config):
     results = [run(libraries, config, CASES[1], 3, order)[:2] for order in ORDERS]

@@ -58,6 +58,20 @@ def test_pages(shared_library, seed):
         cache.check_padded(q, out, lse, **options)
 
 
+@pytest.mark.parametrize("resident_ctas", [6, 10, 14, 40])
+def test_an_infinite_value_stays_infinite(shared_library, resident_ctas):
+    """Of any number of parts, the last of which stands for those that are loaded in vain."""
+    cache = Cache((700,), 16, 2, 64, torch.bfloat16)
+    cache.v[..., 3] = torch.inf
+    out, _, report = run_library(
+        shared_library, (torch.randn(1, 1, 8, 64).bfloat16(), cache.k, cache.v), CONFIG,
+        pages=cache.tensors[2:], resident_ctas=resident_ctas, **BY_LENGTH,
+    )  # fmt: skip
+    report.check()
+    assert torch.isposinf(out[..., 3]).all()
+    assert torch.isfinite(out).sum() == out.numel() - out[..., 3].numel()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_pages_of_sequences_of_one_length(shared_library, seed):
     chance = random.Random(seed)

@@ -80,9 +80,9 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
       float4 values[kAtATime];
       CUTE_UNROLL
       for (int j = 0; j < kAtATime; ++j) {
+        // NOTE: the last stands for those that are not there, so that no load waits for a branch.
         int const split = min(first + j, n_splits - 1);
-        float const weight = device::load_from_rank(part_lse + row, split);
-        weights[j] = first + j < n_splits ? weight : -INFINITY;
+        weights[j] = device::load_from_rank(part_lse + row, split);
         values[j] = device::load_from_rank(address, split);
       }
       float const before = maximum;
@@ -97,6 +97,9 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
                 merged.w * correction};
       CUTE_UNROLL
       for (int j = 0; j < kAtATime; ++j) {
+        if (first + j >= n_splits) {  // NOTE: a weight of 0 would make NaN of an infinity
+          break;
+        }
         float const weight = device::exp2((weights[j] - shift) * kLog2e);
         sum += weight;
         merged.x = fmaf(weight, values[j].x, merged.x);

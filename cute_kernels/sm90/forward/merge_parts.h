@@ -124,7 +124,9 @@ CUTE_DEVICE void add_parts(MergedParts& merged, TaggedParts const& from, int n, 
     merged.raise(maximum);
     CUTE_UNROLL
     for (int p = 0; p < kAtATime; ++p) {
-      merged.add(first + p < n ? values[3 * p].x : -INFINITY, values[3 * p + 1], values[3 * p + 2]);
+      if (first + p < n) {  // NOTE: a weight of 0 would make NaN of an infinity
+        merged.add(values[3 * p].x, values[3 * p + 1], values[3 * p + 2]);
+      }
     }
   }
 }

@@ -26,7 +26,8 @@ PYFLASH_HOST_DEVICE constexpr int box_rows(int B_c, Pages const& pages) {
   return smaller(1 << pages.log2_size, B_c & -B_c);
 }
 
-// The most splits of a tile that a cluster of CTAs merges; three CTAs on an SM are not for few queries. Each leaves its part, O and lse in fp32, where K and V were.
+// The most splits of a tile that a cluster of CTAs merges. Each leaves its part, O and lse in fp32, where K and V were.
+// NOTE: three_ctas is for many tiles, which need no splits.
 constexpr int max_cluster(FlashForwardSm90Config const& config) {
   int const part_bytes = kMmaM * (config.d_head + kPartPadding + 1) * int(sizeof(float));
   int const bytes_of_kv = 2 * config.stages * config.B_c * config.d_head * kElementBytes;

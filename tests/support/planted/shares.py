@@ -175,13 +175,11 @@ BUGS = [
     ),
     _bug(
         "the_last_part_is_left_out_of_the_sum",
-        condition("merged.add(first + p < n ?", "merged.add(first + p < n - BUG ?",
-                  _PARTS),
+        condition("first + p < n)", "first + p < n - BUG)", _PARTS),
     ),
     _bug(
         "parts_that_are_not_there_count",
-        condition("values[3 * p].x : -INFINITY,",
-                  "values[3 * p].x : BUG ? values[3 * p].x : -INFINITY,", _PARTS),
+        condition("if (first + p", "if (BUG || first + p", _PARTS),
     ),
     _bug(
         "sums_stay_of_the_maximum_before",
