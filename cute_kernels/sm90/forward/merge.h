@@ -80,9 +80,9 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
       float4 values[kAtATime];
       CUTE_UNROLL
       for (int j = 0; j < kAtATime; ++j) {
-        // NOTE: the last stands for those that are not there, so that no load waits for a branch.
         int const split = min(first + j, n_splits - 1);
-        weights[j] = device::load_from_rank(part_lse + row, split);
+        float const weight = device::load_from_rank(part_lse + row, split);
+        weights[j] = first + j < n_splits ? weight : -INFINITY;
         values[j] = device::load_from_rank(address, split);
       }
       float const before = maximum;
@@ -97,15 +97,14 @@ CUTE_DEVICE void merge_in_cluster(KernelParams const& params, Tile const& tile, 
                 merged.w * correction};
       CUTE_UNROLL
       for (int j = 0; j < kAtATime; ++j) {
-        if (first + j >= n_splits) {  // NOTE: a weight of 0 would make NaN of an infinity
-          break;
-        }
         float const weight = device::exp2((weights[j] - shift) * kLog2e);
         sum += weight;
-        merged.x = fmaf(weight, values[j].x, merged.x);
-        merged.y = fmaf(weight, values[j].y, merged.y);
-        merged.z = fmaf(weight, values[j].z, merged.z);
-        merged.w = fmaf(weight, values[j].w, merged.w);
+        // NOTE: 0 times an infinity is NaN; a branch on `first + j` would make the loads wait for each other.
+        auto const add = [&](float& to, float x) { to = weight == 0.f ? to : fmaf(weight, x, to); };
+        add(merged.x, values[j].x);
+        add(merged.y, values[j].y);
+        add(merged.z, values[j].z);
+        add(merged.w, values[j].w);
       }
     }
     device::at(Site::O_r2g);
