@@ -34,6 +34,7 @@ from pyflash.codegen.compile_object import digest, phases_file
 from pyflash.codegen.guard import guarded
 from pyflash.codegen.progress import BuildProgress
 from pyflash.config import OPS
+from pyflash.third_party.cuda import CudaError, find_tool
 
 # Holds codegen/ and cute_kernels/: a checkout, or pyflash/ in site-packages.
 ROOT = Path(__file__).resolve().parent.parent
@@ -329,7 +330,8 @@ def _run_ninja(
         for i, c in enumerate(missing):
             files = [compile_object.__file__, c.object, lock_file(c.object)]
             command = [sys.executable, "-I", "-S", *map(str, files), str(n_jobs), c.digest]
-            command += [*map(str, c.files), "--", *c.command]
+            command += [_cuobjdump() if c.compiler.suffix == ".cu" else "", *map(str, c.files)]
+            command += ["--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",
                 f"  command = {_ninja_text(shlex.join(command))}",
@@ -358,6 +360,14 @@ def _run_ninja(
                     broken.append(line.strip().removeprefix("error: "))
         if broken:
             raise RuntimeError("; ".join(broken))
+
+
+def _cuobjdump() -> str:
+    """Its path, or "" where there is none."""
+    try:
+        return str(find_tool("cuobjdump"))
+    except CudaError:
+        return ""
 
 
 def _ninja_text(text: str) -> str:

@@ -1,11 +1,11 @@
 """Compiles one object file and records what the compiler said; ninja runs one of these per object.
 
-    python compile_object.py OBJECT LOCK JOBS DIGEST FILES... -- COMPILER ARGUMENTS...
+    python compile_object.py OBJECT LOCK JOBS DIGEST CUOBJDUMP FILES... -- COMPILER ARGUMENTS...
 
 The compiler's output becomes OBJECT.log; seconds and ptxas's figures become OBJECT.json. The
 object appears last and at once, so that one that is there is whole and has its record, with its
 size and hash; it does not appear if FILES, the sources, no longer have the DIGEST that it is kept
-under.
+under, nor if its machine code has a fault that CUOBJDUMP, "" for none, shows (stale_reads.py).
 
 The file LOCK is the object's: who finds it locked waits, and takes the object that another made. Of
 all builders whose locks are in one folder at most JOBS run compilers.
@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.02
 
 def main(argv: list[str]) -> int:
     separator = argv.index("--")
-    target, lock, n_jobs, expected, *files = argv[:separator]
+    target, lock, n_jobs, expected, cuobjdump, *files = argv[:separator]
     target = Path(target)
     # NOTE: the compiler inherits both, and what it starts: they are free when all that is gone.
     with open(lock, "w") as of_object:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
             return 0
         with _job(Path(lock).parent, int(n_jobs)) as job:
             inherited = (of_object.fileno(), job.fileno())
-            return _compile(target, expected, files, argv[separator + 1 :], inherited)
+            return _compile(target, expected, cuobjdump, files, argv[separator + 1 :], inherited)
 
 
 def _job(folder: Path, n_jobs: int) -> TextIO:
@@ -59,7 +59,12 @@ def _job(folder: Path, n_jobs: int) -> TextIO:
 
 
 def _compile(
-    target: Path, expected: str, files: Sequence[str], command: Sequence[str], locks: Sequence[int]
+    target: Path,
+    expected: str,
+    cuobjdump: str,
+    files: Sequence[str],
+    command: Sequence[str],
+    locks: Sequence[int],
 ) -> int:
     partial = target.with_name(f"{_PARTIAL}{os.getpid()}-{target.name}")
     for stray in target.parent.glob(f"{_PARTIAL}*-{target.name}"):
@@ -78,8 +83,13 @@ def _compile(
     edited = digest(map(Path, files)) != expected
     if edited:
         log += "error: a source file was edited while it was compiled, build again\n"
+    failed = result.returncode != 0 or edited
+    if cuobjdump and not failed:
+        faults = _faults(cuobjdump, partial)
+        log += faults
+        failed = bool(faults)
     target.with_suffix(".log").write_text(log)
-    if result.returncode != 0 or edited:
+    if failed:
         partial.unlink(missing_ok=True)
         return 1
     record = {
@@ -94,6 +104,14 @@ def _compile(
     target.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     partial.rename(target)
     return 0
+
+
+def _faults(cuobjdump: str, target: Path) -> str:
+    """Lines that name the faults of the machine code; "" for none."""
+    checker = Path(__file__).with_name("stale_reads.py")
+    command = [sys.executable, "-I", "-S", checker, cuobjdump, target]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return result.stdout if result.returncode != 0 else ""
 
 
 def digest(files: Iterable[Path]) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+from support.listings import STALE_READ, listing
+
 from pyflash.codegen import compile_object
 
 
@@ -17,7 +20,7 @@ def named(target: Path) -> list[str]:
 def test_a_failing_compiler_leaves_no_object(tmp_path):
     target = tmp_path / "made" / "x.o"
     script = 'import sys; open(sys.argv[-1], "w").write("half"); sys.exit("error: gone")'
-    arguments = [*named(target), compile_object.digest([]), "--", sys.executable, "-c", script]
+    arguments = [*named(target), compile_object.digest([]), "", "--", sys.executable, "-c", script]
     assert compile_object.main(arguments) == 1
     assert [path.name for path in target.parent.iterdir()] == ["x.log"]
     assert "error: gone" in target.with_suffix(".log").read_text()
@@ -29,11 +32,28 @@ def test_a_header_edited_during_the_build_leaves_no_object(tmp_path):
     header = tmp_path / "answer.h"
     header.write_text("#define ANSWER 42\n")
     target = tmp_path / "x.o"
-    arguments = [*named(target), compile_object.digest([header]), str(header), "--", sys.executable]
+    arguments = [*named(target), compile_object.digest([header]), "", str(header)]
     script = f"import sys; open({str(header)!r}, 'a').write('// edited'); open(sys.argv[-1], 'w')"
-    assert compile_object.main([*arguments, "-c", script]) == 1
+    assert compile_object.main([*arguments, "--", sys.executable, "-c", script]) == 1
     assert not target.exists()
     assert "build again" in target.with_suffix(".log").read_text()
+
+
+@pytest.mark.parametrize("mark", [".reuse", ""])
+def test_wrong_machine_code_leaves_no_object(tmp_path, mark):
+    """A cuobjdump that prints a register which is read from the operand cache after it was
+    written, or the same without the mark."""
+    cuobjdump = tmp_path / "cuobjdump"
+    cuobjdump.write_text(
+        f"#!/bin/sh\ncat <<'END'\n{listing(*STALE_READ).replace('.reuse', mark)}END\n"
+    )
+    cuobjdump.chmod(0o755)
+    target = tmp_path / "made" / "x.o"
+    script = "import sys; open(sys.argv[-1], 'w').write('code')"
+    arguments = [*named(target), compile_object.digest([]), str(cuobjdump), "--", sys.executable]
+    assert compile_object.main([*arguments, "-c", script]) == bool(mark)
+    assert target.exists() == (not mark)
+    assert ("ptxas made wrong machine code" in target.with_suffix(".log").read_text()) == bool(mark)
 
 
 PTXAS_LOG = """\
