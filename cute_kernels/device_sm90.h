@@ -29,6 +29,11 @@ CUTE_DEVICE int warp_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0
 CUTE_DEVICE int warpgroup_idx() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
 CUTE_DEVICE int grid_size() { return gridDim.x; }
 
+// An address in shared memory. NOTE: not a pointer, whose high half the compiler carries along where it does not see that the
+// memory is shared, as through a swizzle.
+using SmemAddress = uint32_t;
+CUTE_DEVICE SmemAddress smem_address(void const* p) { return cute::cast_smem_ptr_to_uint(p); }
+
 // The CTA's dynamic shared memory, from an address that is known to be uniform, too. Of dynamic_smem the compiler computes the
 // address again wherever it is used, in every block of keys.
 template <class SharedStorage>
@@ -43,6 +48,7 @@ CUTE_DEVICE SharedStorage& uniform_smem() {
 CUTE_DEVICE int fresh_thread_idx() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  __builtin_assume(0 <= index && index < 1024);
   return index;
 }
 
@@ -51,6 +57,22 @@ template <class T>
 CUTE_DEVICE T* fresh(T* p) {
   asm volatile("" : "+l"(p));
   return p;
+}
+
+CUTE_DEVICE uint4 load_shared(SmemAddress address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// One value to global memory, by one instruction. NOTE: of what an asm statement has loaded, the compiler stores each word alone.
+CUTE_DEVICE void store_global(uint4* address, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
 }
 
 // The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
@@ -138,11 +160,13 @@ CUTE_DEVICE void prefetch_tensor_map(TensorMap const& map) {
 }
 
 // Loads the map's box at these coordinates, innermost first, and completes its bytes on `barrier`.
-template <CacheHint kHint, class T, class... Coords>
-CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
+template <CacheHint kHint, class... Coords>
+CUTE_DEVICE void tma_load(TensorMap const& map, Mbarrier& barrier, SmemAddress smem,
+                          Coords... coords) {
   constexpr auto kPolicy = kHint == CacheHint::kReadOnce ? cute::TMA::CacheHintSm90::EVICT_FIRST
                                                          : cute::TMA::CacheHintSm90::EVICT_NORMAL;
-  cute::SM90_TMA_LOAD::copy(&map, &barrier, static_cast<uint64_t>(kPolicy), smem, coords...);
+  cute::SM90_TMA_LOAD::copy(&map, &barrier, static_cast<uint64_t>(kPolicy),
+                            reinterpret_cast<void*>(__cvta_shared_to_generic(smem)), coords...);
 }
 
 // Loads contiguous bytes, and completes them on `barrier`. Addresses and `bytes` are multiples of 16.
@@ -190,10 +214,8 @@ CUTE_DEVICE float4 load_from_rank(float4 const* address, int rank) {
 
 // Stores four 8x8 matrices of 16-bit elements to shared memory: of matrix i, lane l has columns 2 (l % 4) and the next of row
 // l / 4 in words[i]; lanes 8 i to 8 i + 7 have the addresses of its rows.
-template <class Element>
-CUTE_DEVICE void store_matrices(uint32_t const (&words)[4], Element* row) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(
-                   cute::cast_smem_ptr_to_uint(row)),
+CUTE_DEVICE void store_matrices(uint32_t const (&words)[4], SmemAddress row) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
@@ -237,6 +259,8 @@ CUTE_DEVICE void registers_claim() {
 int warp_idx();
 int warpgroup_idx();
 int grid_size();
+using SmemAddress = uintptr_t;
+inline SmemAddress smem_address(void const* p) { return reinterpret_cast<SmemAddress>(p); }
 template <class SharedStorage>
 SharedStorage& uniform_smem() {
   return dynamic_smem<SharedStorage>();
@@ -246,6 +270,11 @@ template <class T>
 T* fresh(T* p) {
   return p;
 }
+
+inline uint4 load_shared(SmemAddress address) {
+  return load(reinterpret_cast<uint4 const*>(address));
+}
+inline void store_global(uint4* address, uint4 value) { store(address, value); }
 
 int bits(float x);
 int exponent(float x);
@@ -269,10 +298,10 @@ void fence_async_proxy();
 void prefetch_tensor_map(TensorMap const& map);
 void tma_load_box(TensorMap const& map, Mbarrier& barrier, void* smem, int const* coords,
                   int n_coords);
-template <CacheHint, class T, class... Coords>
-void tma_load(TensorMap const& map, Mbarrier& barrier, T* smem, Coords... coords) {
+template <CacheHint, class... Coords>
+void tma_load(TensorMap const& map, Mbarrier& barrier, SmemAddress smem, Coords... coords) {
   int const values[] = {static_cast<int>(coords)...};
-  tma_load_box(map, barrier, smem, values, int(sizeof...(coords)));
+  tma_load_box(map, barrier, reinterpret_cast<void*>(smem), values, int(sizeof...(coords)));
 }
 void tma_store_box(TensorMap const& map, void const* smem, int const* coords, int n_coords);
 template <class T, class... Coords>
@@ -304,7 +333,7 @@ void cluster_sync();
 float load_from_rank(float const* address, int rank);
 float4 load_from_rank(float4 const* address, int rank);
 
-void store_matrices(uint32_t const (&words)[4], void* row);
+void store_matrices(uint32_t const (&words)[4], SmemAddress row);
 
 void mma_fence();
 void mma_commit();

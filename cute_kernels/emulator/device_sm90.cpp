@@ -108,7 +108,9 @@ float4 load_from_rank(float4 const* address, int rank) {
   return value;
 }
 
-void store_matrices(uint32_t const (&words)[4], void* row) { machine->stmatrix(words, row); }
+void store_matrices(uint32_t const (&words)[4], SmemAddress row) {
+  machine->stmatrix(words, reinterpret_cast<void*>(row));
+}
 
 void mma_fence() { machine->mma_fence(); }
 void mma_commit() { machine->mma_commit(); }

@@ -37,11 +37,13 @@ struct SlabStores {
   CUTE_DEVICE static void run(Element* memory, int lane, device::Site to_shared,
                               device::Site to_global, int first_column, ValueAt const& value_at,
                               StoreAt const& store_at) {
-    Tensor sO =
-        make_tensor(make_smem_ptr(memory),
-                    typename Slabs<kSlab>::template OneSlab<kWarpRows>{});  // (kWarpRows,kSlab)
+    using Slab = Slabs<kSlab>;
+    static_assert(sizeof(Element) == kElementBytes);
+    typename Slab::template OneSlab<kWarpRows> const layout;  // (kWarpRows,kSlab)
+    device::SmemAddress const slab = device::smem_address(memory);
     device::at(to_shared);
     // Two of the MMA's 8-column groups, by rows 0-7 and 8-15 each, are the four matrices of a store.
+    device::SmemAddress const first_written = Slab::address(slab, layout, lane % 16, lane / 16 * 8);
     CUTE_UNROLL
     for (int c = 0; c < kSlab; c += 16) {
       uint32_t words[4];
@@ -50,17 +52,22 @@ struct SlabStores {
         int const pair = (first_column + c) / 4 + i / 2 * 2;  // of this lane's columns
         words[i] = device::pack2(value_at(i % 2, pair), value_at(i % 2, pair + 1), Element{});
       }
-      device::store_matrices(words, &sO(lane % 16, c + lane / 16 * 8));
+      device::store_matrices(words, Slab::further(first_written, 0, c));
     }
     device::sync_warp();
     device::at(to_global);
+    device::SmemAddress const first_read =
+        Slab::address(slab, layout, row_of(lane), column_of(lane));
+    uint4 values[kPasses];
     CUTE_UNROLL
     for (int pass = 0; pass < kPasses; ++pass) {
-      uint4 const values = device::load(
-          reinterpret_cast<uint4 const*>(&sO(pass * kRowsAtATime + row_of(lane), column_of(lane))));
+      values[pass] = device::load_shared(Slab::further(first_read, pass * kRowsAtATime, 0));
+    }
+    CUTE_UNROLL
+    for (int pass = 0; pass < kPasses; ++pass) {
       RowStore<Element> const out = store_at(pass);
       if (out.exists) {
-        device::store(reinterpret_cast<uint4*>(out.address), values);
+        device::store_global(reinterpret_cast<uint4*>(out.address), values[pass]);
       }
     }
     device::sync_warp();  // the slab is free

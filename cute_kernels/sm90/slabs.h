@@ -9,6 +9,7 @@
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor.hpp>
 
+#include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
@@ -19,10 +20,9 @@ template <int kSlab>
 struct Slabs {
   static_assert(kSlab == 64 || kSlab == 32);
 
+  using Bits = std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>;  // of bytes
   template <class Plain>
-  using Swizzled =
-      ComposedLayout<std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>,
-                     smem_ptr_flag_bits<16>, Plain>;
+  using Swizzled = ComposedLayout<Bits, smem_ptr_flag_bits<16>, Plain>;
   // Row by row in a slab; the strides of 8 rows.
   template <int kRows>
   using RowsOfSlab = Shape<_8, Int<kRows / 8>>;
@@ -43,6 +43,19 @@ struct Slabs {
       Layout<Shape<Shape<Int<kSlab>, Int<kColumns / kSlab>>, RowsOfSlab<kRows>, Int<kTiles>...>,
              Stride<Stride<_1, Int<kRows * kSlab>>, RowStrides,
                     std::enable_if_t<(kTiles > 0), Int<kRows * kColumns>>...>>>;
+
+  // The address of an element of a tile that begins at `tile`.
+  template <class Layout, class... Coords>
+  CUTE_DEVICE static device::SmemAddress address(device::SmemAddress tile, Layout const& layout,
+                                                 Coords... coords) {
+    return tile + Bits::apply(uint32_t(layout.layout_b()(coords...)) * kElementBytes);
+  }
+  // That of the element so many rows and columns on in the slab, which the compiler knows, and which have no bit in common with
+  // those of the first. NOTE: the swizzle makes it an exclusive or; the compiler would compute each address anew.
+  CUTE_DEVICE static device::SmemAddress further(device::SmemAddress first, int rows, int columns) {
+    uint32_t const bytes = (rows * kSlab + columns) * kElementBytes;
+    return (first ^ Bits::apply(bytes % kSmemAlignment)) + bytes / kSmemAlignment * kSmemAlignment;
+  }
 
   // Operands in shared memory are descriptors, whose layouts are the steps from one MMA's tile to others, (1,1,MMA_K) and
   // tiles. In units of 16 bytes.

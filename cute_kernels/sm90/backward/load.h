@@ -40,8 +40,11 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant
   constexpr int kNumberBytes = kBlockM * sizeof(float);
   constexpr int kQueriesBytes = kBlockM * Traits::kHeadDim * sizeof(Element) + kNumberBytes;
   constexpr int kKeysBytes = Traits::kBlockN * Traits::kHeadDim * sizeof(Element);
-  Tensor sKeys = make_tensor(make_smem_ptr(loads.keys), typename Traits::SmemLayoutKV{});
-  Tensor sQueries = make_tensor(make_smem_ptr(loads.queries), typename Traits::SmemLayoutQ{});
+  using Slabs = typename Traits::Slabs;
+  typename Traits::SmemLayoutKV const layout_keys;
+  typename Traits::SmemLayoutQ const layout_queries;
+  device::SmemAddress const sKeys = device::smem_address(loads.keys);
+  device::SmemAddress const sQueries = device::smem_address(loads.queries);
 
   variant::BlocksOf<kFeatures, Traits::kBlockN, Variant> block(tile, given);
   if (!block.exists()) {
@@ -52,7 +55,7 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant
   CUTE_UNROLL
   for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
     device::tma_load<device::CacheHint::kNormal>(
-        loads.keys_map, keys_full, raw_pointer_cast(&sKeys(0, column)), column,
+        loads.keys_map, keys_full, Slabs::address(sKeys, layout_keys, 0, column), column,
         tile.keys().begin + tile.first_key, tile.head_kv, tile.batch);
   }
   device::at(queries_site);
@@ -62,8 +65,8 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant
     CUTE_UNROLL
     for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
       device::tma_load<device::CacheHint::kNormal>(
-          loads.queries_map, full, raw_pointer_cast(&sQueries(0, column, write.stage)), column,
-          tile.queries().begin + block.m_block * kBlockM, block.head, tile.batch);
+          loads.queries_map, full, Slabs::address(sQueries, layout_queries, 0, column, write.stage),
+          column, tile.queries().begin + block.m_block * kBlockM, block.head, tile.batch);
     }
     int const row = tile.workspace_row(block.head, block.m_block * kBlockM);
     device::bulk_load(loads.numbers_of_workspace + row, full, loads.numbers + write.stage * kBlockM,

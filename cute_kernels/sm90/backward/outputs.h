@@ -36,9 +36,9 @@ struct Outputs {
     device::at(Site::dS_r2s);
     int const lane = fresh_lane();
     int const key = Traits::first_key(warpgroup) + fresh_thread() / 32 * 16 + lane % 16;
-    Tensor sDSt = make_tensor(make_smem_ptr(smem.ds),
-                              typename Traits::SmemLayoutDSt{});  // (kBlockN,kBlockM,kStagesDS)
-    Element* const first = &sDSt(key, lane / 16 * 8, stage);
+    // (kBlockN,kBlockM,kStagesDS)
+    device::SmemAddress const first = Slabs<Traits::kSlab>::address(
+        device::smem_address(smem.ds), typename Traits::SmemLayoutDSt{}, key, lane / 16 * 8, stage);
     Tensor pairs = recast<uint32_t>(rDS);
     CUTE_UNROLL
     for (int c = 0; c < Traits::kBlockM; c += 16) {
@@ -122,13 +122,11 @@ struct Outputs {
   }
 
  private:
-  // That many columns of dS^T, a multiple of 16, behind an element of the first 16. NOTE: the swizzle of a slab makes it an
-  // exclusive or; the compiler would compute each address anew.
-  CUTE_DEVICE static Element* columns_on(Element* first, int n) {
-    constexpr int kBytes = sizeof(Element);
-    auto const in_slab = reinterpret_cast<uintptr_t>(first) ^ (n % Traits::kSlab * kBytes);
-    return reinterpret_cast<Element*>(in_slab) +
-           n / Traits::kSlab * Traits::kSlab * Traits::kBlockN;
+  // That many columns of dS^T, a multiple of 16, behind an element of the first 16.
+  CUTE_DEVICE static device::SmemAddress columns_on(device::SmemAddress first, int n) {
+    constexpr int kSlab = Traits::kSlab;
+    constexpr int kSlabBytes = kSlab * Traits::kBlockN * sizeof(Element);
+    return Slabs<kSlab>::further(first, 0, n % kSlab) + n / kSlab * kSlabBytes;
   }
 
   // From registers.

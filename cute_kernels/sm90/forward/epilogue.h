@@ -9,6 +9,7 @@
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
+#include "cute_kernels/sm90/row_stores.h"
 
 namespace pyflash::sm90 {
 
@@ -165,59 +166,33 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
                          AccO const& acc_O, typename Traits::Element* memory) {
   using Element = typename Traits::Element;
   constexpr int kSlab = Traits::kSlab;
-  constexpr int kVector = 8;                       // columns in 16 bytes
-  constexpr int kLanesPerRow = kSlab / kVector;    // of a slab
-  constexpr int kRowsAtATime = 32 / kLanesPerRow;  // that a warp stores
-  constexpr int kPasses = kWarpRows / kRowsAtATime;
+  using Stores = SlabStores<Element, kSlab>;
   auto const& problem = params.problem;
   int const tidx = device::fresh_thread_idx();
   int const lane = tidx % 32;
   int const warp = tidx % kWarpgroup / 32;
   Tensor O = rows_by_columns(acc_O);  // ((2,MMA_M),(2,V,MMA_K))
-  Tensor sO = make_tensor(make_smem_ptr(memory + warp * kWarpRows * kSlab),
-                          typename Traits::SmemLayoutO{});  // (kWarpRows,kSlab)
 
-  int const column = lane % kLanesPerRow * kVector;  // in the slab
-  int const first_row = warp * kWarpRows + lane / kLanesPerRow;
+  int const column = Stores::column_of(lane);  // in the slab
+  int const first_row = warp * kWarpRows + Stores::row_of(lane);
   RowOut const first = row_out<Traits, kFeatures>(params, tile, first_query, first_row);
-  // A row of a later pass. Packed rows lie anywhere.
-  auto out_of = [&](int pass) {
-    int const row = first_row + pass * kRowsAtATime;
-    if constexpr (Traits::kPackGqa) {
-      return row_out<Traits, kFeatures>(params, tile, first_query, row);
-    }
-    return RowOut{.exists = first_query + row < tile.q_rows.length,
-                  .o = first.o + pass * kRowsAtATime * problem.o_strides.row,
-                  .lse = 0};
-  };
+  Element* const o = static_cast<Element*>(problem.o) + column;
+  int64_t const step = Stores::kRowsAtATime * problem.o_strides.row;
   CUTE_UNROLL
   for (int slab = 0; slab < Traits::kHeadDim; slab += kSlab) {
-    device::at(device::Site::O_r2s);
-    // Two of the MMA's 8-column groups, by rows 0-7 and 8-15 each, are the four matrices of a store.
-    CUTE_UNROLL
-    for (int c = 0; c < kSlab; c += 16) {
-      uint32_t words[4];
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        int const pair = (slab + c) / 4 + i / 2 * 2;  // of this lane's columns
-        words[i] = device::pack2(O(i % 2, pair), O(i % 2, pair + 1), Element{});
-      }
-      device::store_matrices(words, &sO(lane % 16, c + lane / 16 * 8));
-    }
-    device::sync_warp();
-    device::at(device::Site::O_s2g);
-    CUTE_UNROLL
-    for (int pass = 0; pass < kPasses; ++pass) {
-      uint4 const values = device::load(
-          reinterpret_cast<uint4 const*>(&sO(pass * kRowsAtATime + lane / kLanesPerRow, column)));
-      RowOut const out = out_of(pass);
-      if (out.exists && (!kFeatures.predicated_head_dim || slab + column < problem.d_head)) {
-        device::store(
-            reinterpret_cast<uint4*>(static_cast<Element*>(problem.o) + out.o + slab + column),
-            values);
-      }
-    }
-    device::sync_warp();  // the slab is free
+    auto store_at = [&](int pass) {
+      int const row = first_row + pass * Stores::kRowsAtATime;
+      // Packed rows lie anywhere.
+      RowOut const out = Traits::kPackGqa
+                             ? row_out<Traits, kFeatures>(params, tile, first_query, row)
+                             : RowOut{.exists = first_query + row < tile.q_rows.length,
+                                      .o = first.o + pass * step};
+      bool const has_columns = !kFeatures.predicated_head_dim || slab + column < problem.d_head;
+      return RowStore<Element>{.exists = out.exists && has_columns, .address = o + out.o + slab};
+    };
+    Stores::run(
+        memory + warp * kWarpRows * kSlab, lane, device::Site::O_r2s, device::Site::O_s2g, slab,
+        [&](int r, int c) { return O(r, c); }, store_at);
   }
 }
 

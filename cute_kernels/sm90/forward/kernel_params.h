@@ -25,7 +25,7 @@ struct TileOrder {
   cutlass::FastDivmod by_section_tiles;  // of a section
   cutlass::FastDivmod by_section;
   cutlass::FastDivmod by_last_section;
-  cutlass::FastDivmod by_group;  // query heads per head of K and V; 1 where they are not packed
+  cutlass::FastDivmod by_group;  // query heads per head of K and V
 
   // Where tiles are listed, sections are of heads and splits, in each of which the listed tiles follow each other.
   int const* list;  // common/tile_list.h; nullptr: there is none

@@ -15,20 +15,33 @@ namespace pyflash::sm90 {
 using namespace cute;
 using device::Site;
 
+// NOTE: one call of `next`, which is inlined, where a loop's head and end would be two.
+template <class Schedule, class Visit>
+CUTE_DEVICE void for_each_tile(Schedule& schedule, Visit const& visit) {
+  while (true) {
+    Tile const tile = schedule.next();
+    if (!tile.exists) {
+      break;
+    }
+    visit(tile);
+  }
+}
+
 // The rows of each warpgroup. By one thread.
 template <class Traits, ForwardFeatures kFeatures, class Variant>
 CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
                         ScheduleOf<Traits, kFeatures, Variant>& schedule) {
   Sequences const sequences = params.problem.q_sequences();
-  Tensor sQ = make_tensor(make_smem_ptr(smem.q),
-                          typename Traits::SmemLayoutQ{});  // (kMmaM,kHeadDim,kNConsumers)
+  using Slabs = typename Traits::Slabs;
+  typename Traits::SmemLayoutQ const layout;  // (kMmaM,kHeadDim,kNConsumers)
+  device::SmemAddress const sQ = device::smem_address(smem.q);
   int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
   int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
   int const bytes = group * n_queries * Traits::kHeadDim * sizeof(typename Traits::Element);
   RingPosition<1> write;
-  for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
+  for_each_tile(schedule, [&](Tile const& tile) {
     if (tile.blocks.size() == 0) {
-      continue;
+      return;
     }
     CUTE_UNROLL
     for (int warpgroup = 0; warpgroup < Traits::kNConsumers; ++warpgroup) {
@@ -36,13 +49,13 @@ CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::Shar
       CUTE_UNROLL
       for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
         device::tma_load<device::CacheHint::kNormal>(
-            params.q_map, full, raw_pointer_cast(&sQ(0, column, warpgroup)), column, 0,
+            params.q_map, full, Slabs::address(sQ, layout, 0, column, warpgroup), column, 0,
             tile.q_rows.begin + tile.first_query + warpgroup * n_queries, tile.head,
             sequences.tensor_batch(tile.batch));
       }
     }
     write.advance();
-  }
+  });
 }
 
 // By one thread of each warp.
@@ -56,42 +69,43 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   constexpr bool kReadOnce = Traits::kPackGqa && !kFeatures.predicated_head_dim;
   constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
 
-  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
-  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   KvSource const kv = params.problem.kv();
   ScheduleOf<Traits, kFeatures, Variant> schedule(params, smem.share);
 
   // The blocks of K, or of V, last block first.
-  // NOTE: a lambda, which the compiler simplifies before it inlines it twice: it takes fewer instructions.
-  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+  auto load_blocks = [&](device::TensorMap const& map, Pipeline<Traits::kStages>& pipeline,
+                         auto* memory) {
+    using Slabs = typename Traits::Slabs;
+    typename Traits::SmemLayoutKV const layout;  // (kBlockN,kHeadDim,kStages)
+    device::SmemAddress const sKV = device::smem_address(memory);
     RingPosition<Traits::kStages> write;
-    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
-      int const head_kv =
-          Traits::kPackGqa ? tile.head : kv.head_of(tile.head, params.problem.heads);
+    for_each_tile(schedule, [&](Tile const& tile) {
+      int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const batch = kv.sequences.tensor_batch(tile.batch);
       auto const walk = schedule.walk(params, tile);
+      CUTE_NO_UNROLL
       for (int place = tile.blocks.end - 1; place >= tile.blocks.begin; --place) {
         int const n_block = walk[place].number;
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
         CUTE_UNROLL
         for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-          device::tma_load<kHintKV>(map, full, raw_pointer_cast(&sKV(0, column, write.stage)),
+          device::tma_load<kHintKV>(map, full, Slabs::address(sKV, layout, 0, column, write.stage),
                                     column, tile.k_rows.begin + n_block * kBlockN, head_kv, batch);
         }
         write.advance();
       }
-    }
+    });
   };
 
   if (warp == 0) {
     device::at(Site::Q_g2s);
     load_Q<Traits, kFeatures, Variant>(params, smem, schedule);
-  } else if (warp == 1) {
-    device::at(Site::K_g2s);
-    load_blocks(params.k_map, smem.pipeline_K, sK);
-  } else if (warp == 2) {
-    device::at(Site::V_g2s);
-    load_blocks(params.v_map, smem.pipeline_V, sV);
+  } else if (warp <= 2) {
+    // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
+    bool const is_K = warp == 1;
+    device::at(is_K ? Site::K_g2s : Site::V_g2s);
+    load_blocks(is_K ? params.k_map : params.v_map, is_K ? smem.pipeline_K : smem.pipeline_V,
+                is_K ? smem.k : smem.v);
   }
 }
 
@@ -108,20 +122,20 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
   constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
   constexpr int kNoPage = -1;
 
-  Tensor sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});
-  Tensor sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});
   ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
 
-  auto load_blocks = [&](device::TensorMap const& map, auto& pipeline, auto const& sKV) {
+  auto load_blocks = [&](device::TensorMap const& map, Pipeline<Traits::kStages>& pipeline,
+                         auto* memory) {
+    using Slabs = typename Traits::Slabs;
+    typename Traits::SmemLayoutKV const layout;  // (kBlockN,kHeadDim,kStages)
+    device::SmemAddress const sKV = device::smem_address(memory);
     Pages const& pages = params.pages;
     int const lane = device::thread_idx() % kLanes;
     int const n_rows = box_rows(kBlockN, pages);
     int const row = lane * n_rows;  // in the block
     RingPosition<Traits::kStages> write;
-    for (Tile tile = schedule.next(); tile.exists; tile = schedule.next()) {
-      int const head_kv = Traits::kPackGqa
-                              ? tile.head
-                              : params.problem.kv().head_of(tile.head, params.problem.heads);
+    for_each_tile(schedule, [&](Tile const& tile) {
+      int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const* const table = pages.table + tile.batch * pages.table_stride;
       int const first = first_key<kFeatures>(params, tile);
       // The page of this lane's box, if some query of the tile attends a key of it. NOTE: other entries may hold anything.
@@ -145,15 +159,16 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
         if (row < kBlockN) {
           CUTE_UNROLL
           for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-            device::tma_load<kHintKV>(
-                map, pipeline.full[write.stage], raw_pointer_cast(&sKV(row, column, write.stage)),
-                column, (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1), head_kv, page);
+            device::tma_load<kHintKV>(map, pipeline.full[write.stage],
+                                      Slabs::address(sKV, layout, row, column, write.stage), column,
+                                      (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1),
+                                      head_kv, page);
           }
         }
         page = next_page;
         write.advance();
       }
-    }
+    });
   };
 
   if (warp == 0) {
@@ -161,12 +176,12 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
       device::at(Site::Q_g2s);
       load_Q<Traits, kFeatures, NoVariant>(params, smem, schedule);
     }
-  } else if (warp == 1) {
-    device::at(Site::K_g2s);
-    load_blocks(params.k_map, smem.pipeline_K, sK);
-  } else if (warp == 2) {
-    device::at(Site::V_g2s);
-    load_blocks(params.v_map, smem.pipeline_V, sV);
+  } else if (warp <= 2) {
+    // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
+    bool const is_K = warp == 1;
+    device::at(is_K ? Site::K_g2s : Site::V_g2s);
+    load_blocks(is_K ? params.k_map : params.v_map, is_K ? smem.pipeline_K : smem.pipeline_V,
+                is_K ? smem.k : smem.v);
   }
 }
 

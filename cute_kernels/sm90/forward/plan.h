@@ -21,10 +21,14 @@ namespace pyflash::sm90 {
 
 using Config = FlashForwardSm90Config;
 
-// Query heads that are rows of one tile beside each other; 1 of no heads.
+// Query heads of a head of K and V; 1 of no heads.
+inline int heads_of_group(ForwardParamsWithoutPages const& problem) {
+  return problem.heads_kv > 0 ? std::max(problem.heads / problem.heads_kv, 1) : 1;
+}
+
+// Those that are rows of one tile beside each other.
 inline int rows_per_query(Config const& config, ForwardParamsWithoutPages const& problem) {
-  bool const packs = config.pack_gqa && problem.heads_kv > 0;
-  return packs ? std::max(problem.heads / problem.heads_kv, 1) : 1;
+  return config.pack_gqa ? heads_of_group(problem) : 1;
 }
 
 // The dimensions of Q's map but for the columns: (group, rows, heads, batch).
@@ -168,7 +172,7 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.by_section_tiles = cutlass::FastDivmod(int(n_m_blocks * sections.heads));
   order.by_section = cutlass::FastDivmod(order.section);
   order.by_last_section = cutlass::FastDivmod(int(n_rest - sections.last * sections.heads));
-  order.by_group = cutlass::FastDivmod(group);
+  order.by_group = cutlass::FastDivmod(heads_of_group(problem));
 }
 
 // The same of tiles that are listed. All heads are a section, so that each round of persistent CTAs has tiles of nearly one
@@ -189,7 +193,7 @@ inline void set_listed_order(KernelParams& params, Config const& config,
   order.by_splits = cutlass::FastDivmod(problem.num_splits);
   order.by_section = cutlass::FastDivmod(order.section);
   order.by_last_section = cutlass::FastDivmod(order.n_rest - order.last_section * order.section);
-  order.by_group = cutlass::FastDivmod(group);
+  order.by_group = cutlass::FastDivmod(heads_of_group(problem));
 }
 
 // The same of tiles whose keys are shared.
@@ -197,7 +201,7 @@ inline void set_share_order(KernelParams& params, Config const& config,
                             ListedForwardParams const& problem) {
   ShareListing const listing = problem.share_listing();
   int const n_tiles = std::max(listing.batch * listing.tiles(), 1);
-  params.order.by_group = cutlass::FastDivmod(rows_per_query(config, problem));
+  params.order.by_group = cutlass::FastDivmod(heads_of_group(problem));
   params.shares = {.list = reinterpret_cast<int const*>(problem.share_list),
                    .n_heads = problem.share_heads,
                    .by_tiles = cutlass::FastDivmod(std::max(listing.tiles(), 1)),

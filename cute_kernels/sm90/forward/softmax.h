@@ -264,7 +264,7 @@ struct Softmax {
         sum = sum * shrink + device::exp2((sinks(r) - new_max) * kLog2e);
         maximum = new_max;
       }
-      inverse(r) = sum == 0.f ? 0.f : shrink / sum;
+      inverse(r) = sum == 0.f ? 0.f : shrink * device::reciprocal(sum);
       float const log_sum = device::log(sum);
       lse(r) = sum == 0.f  ? -INFINITY
                : kSameBits ? device::rounded_sum(maximum, log_sum)

@@ -15,6 +15,8 @@ _LOAD = "sm90/forward/load.h"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
+_ROW_STORES = "sm90/row_stores.h"
+_SLABS = "sm90/slabs.h"
 _SCORES = "sm90/forward/scores.h"
 _MERGE = "sm90/forward/merge.h"
 _MASK = "sm90/forward/mask.h"
@@ -409,15 +411,22 @@ BUGS = [
     # Stores.
     _bug(
         "O_loaded_before_the_warp_has_stored_it",
-        condition("device::sync_warp(); device::at(device::Site::O_s2g);",
-                  "if (!BUG) { device::sync_warp(); } device::at(device::Site::O_s2g);",
-                  _EPILOGUE),
+        condition("device::sync_warp(); device::at(to_global);",
+                  "if (!BUG) { device::sync_warp(); } device::at(to_global);", _ROW_STORES),
         finds=[found("race", "O_r2s", "O_s2g")],
     ),
     _bug(
         "a_slab_of_O_stored_before_the_last_is_loaded",
-        without("device::sync_warp();  // the slab is free", _EPILOGUE),
+        without("device::sync_warp();  // the slab is free", _ROW_STORES),
         finds=[found("race", "O_r2s", "O_s2g")],
+    ),
+    _bug(
+        # Shared memory begins at an odd multiple of what a swizzle repeats by.
+        "rows_of_O_found_by_an_exclusive_or_past_the_swizzle",
+        condition("apply(bytes % kSmemAlignment))",
+                  "apply(BUG ? bytes : bytes % kSmemAlignment))", _SLABS),
+        condition("+ bytes / kSmemAlignment * kSmemAlignment;",
+                  "+ (BUG ? 0 : bytes / kSmemAlignment * kSmemAlignment);", _SLABS),
     ),
     _bug(
         "lse_written_by_every_lane_of_a_quad",
@@ -429,15 +438,14 @@ BUGS = [
     ),
     _bug(
         "O_stored_past_the_last_row",
-        condition("first_query + row < tile.q_rows.length,",
-                  "first_query + row < tile.q_rows.length + BUG,", _EPILOGUE),
+        condition("first_query + row < tile.q_rows.length, .o",
+                  "first_query + row < tile.q_rows.length + BUG, .o", _EPILOGUE),
         finds=[found("out_of_bounds", "O_s2g", memory="o")],
     ),
     _bug(
         "columns_past_narrow_heads_stored",
-        condition("!kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
-                  "BUG || !kFeatures.predicated_head_dim || slab + column < problem.d_head)) {",
-                  _EPILOGUE),
+        condition("has_columns = !kFeatures.predicated_head_dim ||",
+                  "has_columns = BUG || !kFeatures.predicated_head_dim ||", _EPILOGUE),
         finds=[found("out_of_bounds or written_twice", "O_s2g", memory="o")],
         problem="narrow_heads",
     ),
