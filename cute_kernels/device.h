@@ -73,6 +73,8 @@ CUTE_DEVICE float log(float x) { return __logf(x); }
 // anew in each kernel.
 CUTE_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 CUTE_DEVICE float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+// a * b + c, rounded once.
+CUTE_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 // 1 / sqrt(x), one instruction.
 CUTE_DEVICE float rsqrt(float x) {
@@ -299,6 +301,7 @@ float exp(float x);
 float log(float x);
 float rounded_product(float a, float b);
 float rounded_sum(float a, float b);
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 float rsqrt(float x);
 inline float reciprocal(float x) { return 1.f / x; }
 float clamp(float x, float limit);

@@ -68,6 +68,12 @@ CUTE_DEVICE uint4 load_shared(SmemAddress address) {
   return value;
 }
 
+CUTE_DEVICE void store_shared(SmemAddress address, uint4 value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
 // One value to global memory, by one instruction. NOTE: of what an asm statement has loaded, the compiler stores each word alone.
 CUTE_DEVICE void store_global(uint4* address, uint4 value) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(address), "r"(value.x),
@@ -273,6 +279,9 @@ T* fresh(T* p) {
 
 inline uint4 load_shared(SmemAddress address) {
   return load(reinterpret_cast<uint4 const*>(address));
+}
+inline void store_shared(SmemAddress address, uint4 value) {
+  store(reinterpret_cast<uint4*>(address), value);
 }
 inline void store_global(uint4* address, uint4 value) { store(address, value); }
 

@@ -19,6 +19,7 @@ struct TileShape {
   bool packs_heads = false;    // the query heads of a head of K and V are rows of one tile
   int max_cluster = 1;         // up to so many splits of a tile may be a cluster of CTAs
   bool merges_shares = false;  // its CTAs can find their shares of the keys and merge the parts
+  bool folds_splits = false;   // they can work through all splits at fixed keys of a tile
 
   // The queries of a tile, whose rows may be of several heads.
   constexpr int n_queries(ForwardParams const& params) const {

@@ -1,11 +1,11 @@
 // Merges the partial results of a forward pass whose keys were split among CTAs:
 //   lse = ln(sum_s exp(lse_s) + exp(sink)),  O = sum_s exp(lse_s - lse) O_s
 // where a head without a sink has one of -inf.
-// The order of summation depends on the number of splits and d_head alone, so that the result is the same every time. Of splits
-// at fixed keys it does not depend on their number either: those of weight 0 are left out, and a row that one split attends has
-// that split's bits.
+// The order of summation depends on the number of splits and d_head alone, so that the result is the same every time. Splits at
+// fixed keys are folded one after the other, as attention kernels fold those that they work through themselves.
 #include <cuda_runtime_api.h>
 
+#include "cute_kernels/common/fold.h"
 #include "cute_kernels/forward.h"
 #include "cute_kernels/merge_partial.cuh"
 #include "cute_kernels/programmatic_launch.h"
@@ -18,8 +18,6 @@ constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kChunk = 8;  // vectors that a thread has in flight
 
-constexpr int kFixedGroups = 4;
-
 // How a CTA's threads share rows, splits and columns.
 struct Tiling {
   int columns;  // threads along a row
@@ -27,7 +25,7 @@ struct Tiling {
   int rows;
 
   __host__ __device__ explicit Tiling(ForwardParams const& params, bool has_fixed_splits)
-      : columns(columns_of(params.d_head)), groups(has_fixed_splits ? kFixedGroups : 1) {
+      : columns(columns_of(params.d_head)), groups(1) {
     while (!has_fixed_splits && 2 * groups <= params.num_splits &&
            2 * groups * columns <= kThreads) {
       groups *= 2;
@@ -52,8 +50,17 @@ __device__ RowCoord row_coord(ForwardParams const& params, int64_t n) {
   return {head_and_batch / params.heads, head_and_batch % params.heads, n % seqlen};
 }
 
+// Four columns of a row of O.
+template <class Element>
+__device__ void store_row(ForwardParams const& params, int64_t row, int column,
+                          float4 const& values) {
+  Element* const o =
+      static_cast<Element*>(params.o) + offset_in_o(params, row_coord(params, row)) + column;
+  *reinterpret_cast<uint2*>(o) =
+      uint2{pack2(values.x, values.y, Element{}), pack2(values.z, values.w, Element{})};
+}
+
 // What the splits of a row weigh; a lane holds those of every 32nd split.
-template <bool kFixedSplits>
 struct SplitWeights {
   static constexpr int kPerLane = kMaxSplits / kLanes;
 
@@ -77,30 +84,20 @@ struct SplitWeights {
       sum += weight;
     }
     sum = reduce_warp(sum, [](float a, float b) { return a + b; }) + __expf(sink - shift);
-    lse = kFixedSplits && sum == 1.f ? row_max : row_max + __logf(sum);
+    lse = row_max + __logf(sum);
     float const inverse = sum == 0.f ? 0.f : 1.f / sum;
     for (float& weight : weights) {
       weight *= inverse;
     }
   }
-
-  // Whether any of this lane's splits has a weight.
-  __device__ bool has_weight() const {
-    bool has = false;
-    for (float const weight : weights) {
-      has |= weight != 0;
-    }
-    return has;
-  }
 };
 
-template <class Element, bool kFixedSplits>
+template <class Element>
 __global__ void __launch_bounds__(kThreads)
     merge_splits_kernel(__grid_constant__ ForwardParams const params) {
   __shared__ float weights[kMaxRows][kMaxSplits];
   __shared__ float4 sums[kThreads];  // (groups,rows,columns)
-  __shared__ bool is_attended[kFixedSplits ? kMaxRows : 1];
-  Tiling const tiling(params, kFixedSplits);
+  Tiling const tiling(params, false);
   int const tidx = static_cast<int>(threadIdx.x);
   int64_t const n_rows = params.lse_strides.split;
   int64_t const first_row = int64_t(blockIdx.x) * tiling.rows;
@@ -114,8 +111,7 @@ __global__ void __launch_bounds__(kThreads)
   cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are merged
 #endif
 
-  // The first loads are in flight while weights are computed. Of splits at fixed keys, parts of weight 0 are not written, and most
-  // may be such.
+  // The first loads are in flight while weights are computed.
   int64_t const split_stride = n_rows * params.d_head;
   float const* const partial = params.o_partial + (first_row + row) * params.d_head + column;
   float4 values[kChunk];
@@ -123,29 +119,20 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       int const split = first + i * tiling.groups;
-      values[i] = exists && split < params.num_splits && (!kFixedSplits || weights[row][split] != 0)
+      values[i] = exists && split < params.num_splits
                       ? *reinterpret_cast<float4 const*>(partial + split * split_stride)
                       : float4{};
     }
   };
-  if constexpr (!kFixedSplits) {
-    load(group);
-  }
+  load(group);
 
   int const lane = tidx % kLanes;
   for (int i = tidx / kLanes; i < tiling.rows && first_row + i < n_rows; i += kThreads / kLanes) {
     RowCoord const coord = row_coord(params, first_row + i);
-    using Weights = SplitWeights<kFixedSplits>;
-    Weights const splits(params, first_row + i, load_sink<Element>(params, coord));
+    SplitWeights const splits(params, first_row + i, load_sink<Element>(params, coord));
 #pragma unroll
-    for (int j = 0; j < Weights::kPerLane; ++j) {
+    for (int j = 0; j < SplitWeights::kPerLane; ++j) {
       weights[i][j * kLanes + lane] = splits.weights[j];
-    }
-    if constexpr (kFixedSplits) {
-      bool const attends = __any_sync(kAllLanes, splits.has_weight());
-      if (lane == 0) {
-        is_attended[i] = attends;
-      }
     }
     if (lane == 0 && blockIdx.y == 0) {
       params.lse[first_row + i] = splits.lse;
@@ -153,20 +140,15 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  // NOTE: -0 + x is x whatever x is, and 0 + -0 is not.
-  constexpr float kNothing = kFixedSplits ? -0.f : 0.f;
-  float4 sum{kNothing, kNothing, kNothing, kNothing};
+  float4 sum{};
   for (int first = group; first < params.num_splits; first += kChunk * tiling.groups) {
-    if (kFixedSplits || first != group) {
+    if (first != group) {
       load(first);
     }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       int const split = first + i * tiling.groups;
-      float const weight = split < params.num_splits ? weights[row][split] : 0.f;
-      if (!kFixedSplits || weight != 0) {
-        add(sum, weight, values[i]);
-      }
+      add(sum, split < params.num_splits ? weights[row][split] : 0.f, values[i]);
     }
   }
   sums[tidx] = sum;
@@ -175,13 +157,72 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 1; i < tiling.groups; ++i) {
       add(sum, 1.f, sums[tidx + i * tiling.rows * tiling.columns]);
     }
-    if constexpr (kFixedSplits) {
-      sum = is_attended[row] ? sum : float4{};
+    store_row<Element>(params, first_row + row, column, sum);
+  }
+}
+
+struct FoldMath {
+  static __device__ float exp(float x) { return __expf(x); }
+  static __device__ float log(float x) { return __logf(x); }
+  static __device__ float product(float a, float b) { return __fmul_rn(a, b); }
+  static __device__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    fold_splits_kernel(__grid_constant__ ForwardParams const params) {
+  __shared__ float lse[kMaxRows][kMaxSplits];
+  Tiling const tiling(params, true);
+  int const tidx = static_cast<int>(threadIdx.x);
+  int64_t const n_rows = params.lse_strides.split;
+  int64_t const first_row = int64_t(blockIdx.x) * tiling.rows;
+  int const column =
+      (static_cast<int>(blockIdx.y) * tiling.columns + tidx % tiling.columns) * kVector;
+  int const row = tidx / tiling.columns;
+  bool const exists = first_row + row < n_rows && column < params.d_head;
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();            // launched while the splits are computed
+  cudaTriggerProgrammaticLaunchCompletion();  // and the next kernel while they are folded
+#endif
+  for (int i = tidx / kLanes; i < tiling.rows && first_row + i < n_rows; i += kThreads / kLanes) {
+    for (int split = tidx % kLanes; split < params.num_splits; split += kLanes) {
+      lse[i][split] = params.lse_partial[split * n_rows + first_row + i];
     }
-    Element* const o = static_cast<Element*>(params.o) +
-                       offset_in_o(params, row_coord(params, first_row + row)) + column;
-    *reinterpret_cast<uint2*>(o) =
-        uint2{pack2(sum.x, sum.y, Element{}), pack2(sum.z, sum.w, Element{})};
+  }
+  __syncthreads();
+  if (!exists) {
+    return;
+  }
+
+  float const* const partial = params.o_partial + (first_row + row) * params.d_head + column;
+  auto const split_at = [&](int place) { return params.num_splits - 1 - place; };
+  Fold<FoldMath> fold;
+  float4 sum{};
+  for (int first = 0; first < params.num_splits; first += kChunk) {
+    float lse_of[kChunk];
+    float4 values[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      int const split = split_at(first + i);
+      // Of parts that attend nothing O is not written, and most may be such.
+      lse_of[i] = first + i < params.num_splits ? lse[row][split] : -INFINITY;
+      values[i] = lse_of[i] != -INFINITY
+                      ? *reinterpret_cast<float4 const*>(partial + split * n_rows * params.d_head)
+                      : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      auto const weights = fold.add(lse_of[i]);
+      sum = {weights.of(sum.x, values[i].x), weights.of(sum.y, values[i].y),
+             weights.of(sum.z, values[i].z), weights.of(sum.w, values[i].w)};
+    }
+  }
+  float const factor = fold.finish(load_sink<Element>(params, row_coord(params, first_row + row)));
+  store_row<Element>(params, first_row + row, column,
+                     {FoldMath::product(sum.x, factor), FoldMath::product(sum.y, factor),
+                      FoldMath::product(sum.z, factor), FoldMath::product(sum.w, factor)});
+  if (column == 0) {
+    params.lse[first_row + row] = fold.lse();
   }
 }
 
@@ -209,10 +250,8 @@ int merge_splits(ListedForwardParams const& params, DType dtype, void* stream) {
   launch.numAttrs = waits && supports_programmatic_launch() ? 1 : 0;
   bool const is_fp16 = dtype == DType::FP16;
   auto const kernel =
-      fixed
-          ? (is_fp16 ? merge_splits_kernel<__half, true> : merge_splits_kernel<__nv_bfloat16, true>)
-          : (is_fp16 ? merge_splits_kernel<__half, false>
-                     : merge_splits_kernel<__nv_bfloat16, false>);
+      fixed ? (is_fp16 ? fold_splits_kernel<__half> : fold_splits_kernel<__nv_bfloat16>)
+            : (is_fp16 ? merge_splits_kernel<__half> : merge_splits_kernel<__nv_bfloat16>);
   return cudaLaunchKernelEx(&launch, kernel, static_cast<ForwardParams const&>(params));
 }
 

@@ -8,6 +8,7 @@
 
 #include "cute_kernels/emulator/params.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/host/fold_splits.h"
 #include "cute_kernels/host/merge_shares.h"
 #include "cute_kernels/host/problem.h"
 #include "cute_kernels/host/splits.h"
@@ -34,7 +35,7 @@ class ForwardRun final : public Run {
     bool const shares_keys = problem.num_splits == kSplitsByLength;
     params_.num_splits = shares_keys ? 1
                          : problem.num_splits == kSplitsAtFixedKeys
-                             ? count_fixed_splits(params_, kernel_.shape.B_c)
+                             ? count_fixed_splits(params_, kernel_.shape, resident)
                              : problem.num_splits;
     params_.cluster = 1;
     if (shares_keys && runs_beside()) {
@@ -54,8 +55,10 @@ class ForwardRun final : public Run {
     list_uneven_tiles(d_head);
   }
   std::string problem() const override { return numbers_json(params_); }
-  // The parts of O and lse that a kernel writes for another to merge.
-  int n_parts() const override { return params_.num_splits / params_.cluster; }
+  // The parts of O and lse that a kernel writes for another to merge. NOTE: those of splits at fixed keys are merged here.
+  int n_parts() const override {
+    return params_.has_fixed_splits ? 1 : params_.num_splits / params_.cluster;
+  }
 
   void set_outputs(void* const* outputs) override {
     if (n_parts() > 1) {
@@ -102,6 +105,17 @@ class ForwardRun final : public Run {
     params_.tile_list = reinterpret_cast<float*>(list_.data());
   }
 
+  bool leaves_fixed_parts() const { return params_.has_fixed_splits && leaves_parts(params_); }
+
+  void prepare_parts() {
+    if (leaves_fixed_parts()) {
+      lse_parts_.assign(params_.num_splits * params_.lse_strides.split, NAN);
+      o_parts_.assign(lse_parts_.size() * params_.d_head, NAN);
+      params_.lse_partial = lse_parts_.data();
+      params_.o_partial = o_parts_.data();
+    }
+  }
+
   void prepare_shares() {
     if (!params_.has_shares()) {
       return;
@@ -127,7 +141,12 @@ class ForwardRun final : public Run {
     arguments.host_starts_k = params_.kv().sequences.starts;
     write_list();
     prepare_shares();
+    prepare_parts();
     Forward::Params mapped = params_;
+    if (leaves_fixed_parts()) {
+      mapped.o = nullptr;
+      mapped.lse = nullptr;
+    }
     map_memory(mapped, emulator);
     return kernel_.launch(mapped, arguments, n_resident());
   }
@@ -135,6 +154,9 @@ class ForwardRun final : public Run {
   void after_phase(int) override {
     if (leaves_shares_to_merge(params_)) {
       merge_shares_on_host(params_, kernel_dtype_);
+    }
+    if (leaves_fixed_parts()) {
+      fold_splits_on_host(params_, kernel_dtype_);
     }
   }
 

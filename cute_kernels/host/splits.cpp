@@ -47,7 +47,6 @@ Occupancy occupancy(SplitProblem const& problem, int n) {
 }
 
 double square(double x) { return x * x; }
-
 double cost_with_clusters(SplitProblem const& problem, int n) {
   auto const [on_sm, rounds, merge] = occupancy(problem, n);
   auto const steps = static_cast<double>(ceil_div(problem.n_key_blocks, n));
@@ -95,7 +94,7 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
     return {.tiling = tiling, .number = 1, .cluster = 1, .n_shares = static_cast<int>(n_slots)};
   }
   if (problem.num_splits == kSplitsAtFixedKeys) {
-    return {.tiling = tiling, .number = count_fixed_splits(params, shape.B_c), .cluster = 1};
+    return {.tiling = tiling, .number = count_fixed_splits(params, shape, n_slots), .cluster = 1};
   }
   int number = problem.num_splits > 0 ? problem.num_splits : measured;
   if (number == 0) {
@@ -120,7 +119,7 @@ int choose_num_splits(SplitProblem const& problem) {
   constexpr int kMaxRounds = 8;
   bool const has_clusters = problem.max_cluster > 1;
   bool const may_be_full = has_clusters && problem.n_row_blocks == 1;
-  if (problem.n_ctas == 0 || (!may_be_full && 5 * problem.n_ctas >= 4 * problem.n_slots)) {
+  if (problem.n_ctas == 0 || (!may_be_full && fill(problem.n_ctas, problem.n_slots))) {
     return 1;
   }
   auto most = int64_t(std::min(kMaxSplits, problem.n_key_blocks));

@@ -43,12 +43,23 @@ struct Splits {
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured = 0);
 
-// Splits at fixed keys, of blocks of B_c: of the longest sequence, as far as the host knows.
-inline int count_fixed_splits(Forward::Params const& params, int B_c) {
+// Whether so many tiles are work enough for so many CTAs: four slots of five.
+constexpr bool fill(int64_t n_tiles, int64_t n_slots) { return 5 * n_tiles >= 4 * n_slots; }
+
+// Splits at fixed keys of tiles of this shape that CTAs share: of the longest sequence, as far as the host knows. 1 where each tile is
+// one CTA's, which folds its splits.
+inline int count_fixed_splits(Forward::Params const& params, TileShape const& shape,
+                              int64_t n_slots) {
+  int64_t const n_heads = shape.packs_heads ? params.heads_kv : params.heads;
+  int64_t const n_tiles =
+      params.q_sequences().most_blocks(shape.n_queries(params)) * n_heads * params.batch;
+  if (shape.folds_splits && fill(n_tiles, n_slots)) {
+    return 1;
+  }
   // NOTE: who merges splits adds the sinks, so that with sinks there is always something to merge; else one alone is the result.
   int const least = params.sinks.data != nullptr ? 2 : 1;
-  int64_t const all = params.kv().sequences.most_blocks(B_c);
-  int64_t const n = ceil_div(all, int64_t(blocks_of_fixed_split(B_c)));
+  int64_t const all = params.kv().sequences.most_blocks(shape.B_c);
+  int64_t const n = ceil_div(all, int64_t(blocks_of_fixed_split(shape.B_c)));
   return n < least ? least : n > kMaxSplits ? kMaxSplits : static_cast<int>(n);
 }
 

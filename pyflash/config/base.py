@@ -21,6 +21,8 @@ from pyflash.config.words import nearest, shown, type_name
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pyflash.config.op import KernelFeatures
+
 
 class DType(IntEnum):
     """Element type of Q, K, V and O, numbered as c10::ScalarType numbers them."""
@@ -215,6 +217,10 @@ class KernelConfig(ABC):
     @abstractmethod
     def smem_bytes(self) -> int:
         """Dynamic shared memory per CTA."""
+
+    def smem_bytes_with(self, features: KernelFeatures) -> int:
+        """That of a kernel with these features."""
+        return self.smem_bytes
 
     def resources(self, arch: Arch | str | int) -> Resources:
         """Registers, shared memory and occupancy on `arch`, as the resource model predicts them."""

@@ -17,6 +17,7 @@ WARPGROUP = 128  # threads
 MMA_ROWS = 64  # of a WGMMA, one per warpgroup
 SMEM_ALIGNMENT = 1024  # of a tile under the 128-byte swizzle, and of the whole
 PIPELINE_STAGE = 2 * 8  # bytes: an mbarrier for full and one for empty
+MOST_SMEM = 227 * 1024  # of a CTA
 RUNS_ON = 90  # WGMMA and TMA are in sm_90a alone
 
 MIN_REGISTERS = 24  # that setmaxnreg can leave a warp, and what the producer needs

@@ -427,16 +427,10 @@ def _merge(
 ) -> None:
     """lse = ln(sum_s exp(lse_s) + exp(logit)), out = sum_s exp(lse_s - lse) O_s, in fp32, as
     cute_kernels/merge_splits.cu. logits: (heads,), which join the denominator."""
-    of_logits = [logit.float()[:, None].expand_as(lse) for logit in logits]
-    parts = [*lse_partial, *of_logits]
-    largest = torch.stack(parts).amax(0)
-    shift = largest.masked_fill(largest == -math.inf, 0)
-    total = sum((part - shift).exp() for part in parts)
-    lse.copy_(largest + total.log())
-    # In order, and without those of weight 0, so that these change no bit.
-    rows = torch.full_like(o_partial[0], -0.0)  # (..., heads, seqlen, d_head)
-    for part, o in zip(lse_partial, o_partial, strict=True):
-        weight = ((part - shift).exp() / total)[..., None]
-        rows = torch.where(part[..., None] == -math.inf, rows, rows + weight * o)
-    nothing = (lse_partial == -math.inf).all(0)[..., None]
-    out.copy_(rows.masked_fill(nothing, 0).transpose(-3, -2))
+    lse.copy_(lse_partial.logsumexp(0))
+    for logit in logits:
+        lse.copy_(torch.logaddexp(lse, logit.float()[:, None]))
+    weighted = (lse_partial - lse).exp()[..., None] * o_partial
+    nothing = (lse_partial == -math.inf)[..., None]  # attended: a weight of 0
+    rows = weighted.masked_fill(nothing, 0).sum(0)  # (..., heads, seqlen, d_head)
+    out.copy_(rows.transpose(-3, -2))

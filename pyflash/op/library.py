@@ -60,6 +60,7 @@ def load_cubin(path: str | os.PathLike[str]) -> None:
     with opened(path.with_suffix(".row.json")) as file:
         record = json.load(file)
     config, arch = parse(record["config"]), Arch.of(record["arch"])
+    features = map(config.family.op.features.parse, record["kernels"])
     with opened(path) as file, _calling_it(path, name := path_of(file)):
         torch.ops.pyflash.load_cubin(
             name,
@@ -68,7 +69,7 @@ def load_cubin(path: str | os.PathLike[str]) -> None:
             ",".join(record["kernels"].values()),
             config.family.nvcc_arch(arch),
             n_threads=config.n_threads,
-            smem_bytes=config.smem_bytes,
+            smem_bytes=max(map(config.smem_bytes_with, features)),
             ctas_per_sm=config.num_ctas_per_sm(arch),
             rank=rank(config),
         )

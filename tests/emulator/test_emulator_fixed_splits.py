@@ -1,8 +1,10 @@
 """Splits at fixed keys, as batch_invariant has them: a row's bits are those that it has alone,
-beside longer sequences, whose splits are more, in pages, in chunks and as the last of many."""
+beside longer sequences, whose splits are more, in pages, in chunks and as the last of many, and
+whether CTAs share the splits of a tile or one folds them all."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -14,11 +16,13 @@ pytest.importorskip("rich", reason="building needs rich")
 from support.paged import Cache
 
 from pyflash.codegen.emulated import build_emulated
-from pyflash.config import parse
-from pyflash.config.features import EMULATED_PAGED_FIXED
-from pyflash.emulator.run import run_library
+from pyflash.config import named_set, parse
+from pyflash.config.features import EMULATED_FIXED, EMULATED_PAGED_FIXED
+from pyflash.emulator import ORDERS
+from pyflash.emulator.run import RESIDENT_CTAS, run_library
 from pyflash.op.invariant import AT_FIXED_KEYS
 from pyflash.op.reference import expect
+from pyflash.op.selection import TORCH_DTYPES
 
 CONFIGS = {
     "sm90": "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent",
@@ -34,8 +38,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def libraries():
-    built = build_emulated(map(parse, CONFIGS.values()), features=EMULATED_PAGED_FIXED)
-    return dict(zip(CONFIGS, built.values(), strict=True))
+    return build_emulated(map(parse, CONFIGS.values()), features=EMULATED_PAGED_FIXED)
 
 
 def cache_of(keys, page_size: int) -> Cache:
@@ -59,14 +62,14 @@ def sequences(seed: int):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_bits_of_a_row(libraries, name, options):
-    options, config = OPTIONS[options], parse(CONFIGS[name])
+    options, config = OPTIONS[options], parse(CONFIGS[name]).canonical()
     every = sequences(seed=len(options))
 
-    def run(q, keys, page_size):
+    def run(q, keys, page_size, resident_ctas=RESIDENT_CTAS):
         cache = cache_of(keys, page_size)
         out, lse, report = run_library(
-            libraries[name], (q, cache.k, cache.v), config, pages=cache.tensors[2:],
-            num_splits=AT_FIXED_KEYS, **options,
+            libraries[config], (q, cache.k, cache.v), config, pages=cache.tensors[2:],
+            num_splits=AT_FIXED_KEYS, resident_ctas=resident_ctas, **options,
         )  # fmt: skip
         report.check()
         return out, lse, report.problem["num_splits"]
@@ -86,3 +89,71 @@ def test_bits_of_a_row(libraries, name, options):
     for b, (of_one, lse_of_one) in enumerate(alone):
         assert torch.equal(out[b : b + 1], of_one)
         assert torch.equal(lse[b : b + 1], lse_of_one)
+    if name == "sm90":  # few CTAs, each of which folds the splits of its tiles
+        for page_size, resident_ctas in ((64, 3), (16, 8)):
+            keys = [(k[0], v[0]) for _, k, v in every]
+            folded, lse_of_folded, n = run(
+                torch.cat([q for q, _, _ in every]), keys, page_size, resident_ctas
+            )
+            assert n == 1
+            assert torch.equal(folded, out)
+            assert torch.equal(lse_of_folded, lse)
+
+
+# Head dimensions with room for the fold, and kinds of slabs that O leaves through.
+FOLDING = [
+    parse(f"({dtype}, {d_head}, 128, 128, 2): sm90+stages_2{words}").canonical()
+    for dtype, d_head, words in (
+        ("BF16", 128, "+overlap+pingpong+persistent"),
+        ("FP16", 96, "+overlap+persistent"),
+        ("FP16", 64, "+overlap+pingpong+persistent"),
+    )
+]
+MASKS = {
+    "none": {},
+    "causal": {"causal": True},
+    "window": {"window_left": 700, "window_right": 300},
+    "sinks": {"causal": True, "sinks": torch.tensor([-1.0, 2.0])},
+    "far sinks": {"window_left": 5, "sinks": torch.tensor([-100.0, 60.0])},
+}
+
+
+@pytest.fixture(scope="module")
+def folding():
+    return build_emulated(FOLDING, features=EMULATED_FIXED)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("config", FOLDING, ids=str)
+def test_folded_by_one_cta_and_shared_by_several(folding, config, mask):
+    """Rows in two tiles, with keys in up to four splits, in every order of warps."""
+    dtype, options = TORCH_DTYPES[config.dtype], MASKS[mask]
+    torch.manual_seed(config.d_head)
+    shapes = ((1, 150, 2), (1, 3100, 1), (1, 3100, 1))
+    q, k, v = (torch.randn(*shape, config.d_head).to(dtype) for shape in shapes)
+    expected = expect(q, k, v, **options)
+
+    def run(resident_ctas, order):
+        out, lse, report = run_library(
+            folding[config], (q, k, v), config, num_splits=AT_FIXED_KEYS, order=order,
+            resident_ctas=resident_ctas, **options,
+        )  # fmt: skip
+        report.check()
+        assert report.smem_bytes == config.smem_bytes_with(EMULATED_FIXED[0])
+        return out, lse, report.problem["num_splits"]
+
+    shared, lse_of_shared, n = run(RESIDENT_CTAS, ORDERS[0])
+    assert n == 4
+    expected.check(shared, lse_of_shared)
+    for resident_ctas, order in itertools.product((1, 3), ORDERS):
+        out, lse, n = run(resident_ctas, order)
+        assert n == 1
+        assert torch.equal(out, shared)
+        assert torch.equal(lse, lse_of_shared)
+
+
+def test_which_configs_have_room():
+    """The others of the set leave splits to several CTAs, whatever there are of tiles."""
+    configs = [c for c in named_set("invariant") if c.family.name == "sm90_forward"]
+    assert {c.d_head for c in configs if c.folds_splits} == {64, 96, 128}
+    assert {c.d_head for c in configs if not c.folds_splits} == {192, 256}

@@ -3,6 +3,7 @@ results, and which of their bits depend on what."""
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 
@@ -12,18 +13,18 @@ import torch
 from support.host_kernels import planted_program, printed
 from torch import Tensor
 
-# What splits at fixed keys ask for: places in the kernel, and what stands there with the error.
+# Of splits at fixed keys: places in the kernel, and what stands there with the error.
 ERRORS = {
-    "groups follow the number of splits": (
-        "!has_fixed_splits && 2 * groups", "(PLANTED(1) || !has_fixed_splits) && 2 * groups"
+    "folded from the first on": ("return params.num_splits - 1 - place;",
+                                 "return PLANTED(1) ? place : params.num_splits - 1 - place;"),
+    "another row's lse": ("? lse[row][split] :", "? lse[PLANTED(2) ? 0 : row][split] :"),
+    "parts behind the first eight are left out": (
+        "first = 0; first < params.num_splits;",
+        "first = 0; first < (PLANTED(3) ? 1 : params.num_splits);"
     ),
-    "sums start at 0": (
-        "constexpr float kNothing = kFixedSplits", "float const kNothing = !PLANTED(2)"
+    "the sink is left out": (
+        "fold.finish(load_sink", "fold.finish(PLANTED(4) ? -INFINITY : load_sink"
     ),
-    "parts of weight 0 are added": (
-        "if (!kFixedSplits || weight", "if (PLANTED(3) || !kFixedSplits || weight"
-    ),
-    "what attends nothing is -0": ("is_attended[row] ?", "PLANTED(4) || is_attended[row] ?"),
 }  # fmt: skip
 
 
@@ -109,18 +110,28 @@ def broken(program: Path, error: int = 0) -> set[str]:
     alone[:], alone[3] = -math.inf, lse[3]
     alone_o[3, ..., ::2], alone_o[3, ..., 1] = -0.0, 1e-40
     nothing = torch.full_like(many, -math.inf)
-    few, more, one, none = merged(
+    sinks = torch.tensor([0.5, 0.5, 0.5])  # as if one more split of that weight had no value
+    few, more, one, none, with_sinks = merged(
         program,
         [
             (True, lse, o, None),
             (True, many, many_o, None),
             (True, alone, alone_o, None),
             (True, nothing, torch.full_like(many_o, math.nan), None),
+            (True, lse, o, sinks),
         ],
         error,
     )
     if not same(few, more):
         found.add("the number of splits")
+    # Of equal weights, from the last to the first.
+    of_equal = functools.reduce(torch.add, o.flip(0)[:, 1])
+    for n, (found_o, found_lse) in ((6, few), (7, with_sinks)):
+        of_n = (of_equal * (torch.ones(()) / n)).bfloat16()
+        in_order = torch.equal(found_o[1].view(torch.int16), of_n.view(torch.int16))
+        expected_lse = torch.full_like(found_lse[1], 0.5 + math.log(n))
+        if not in_order or not torch.allclose(found_lse[1], expected_lse):
+            found.add("what is folded, or its order")
     if not same(one, (alone_o[3].bfloat16(), lse[3])):
         found.add("splits beside one that attends")
     zero = torch.zeros_like(none[0])

@@ -97,6 +97,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 }
 
 #define __expf(x) std::exp(x)
+#define __fmul_rn(a, b) ((a) * (b))
+#define __fmaf_rn(a, b, c) std::fma(a, b, c)
 #define __logf(x) std::log(x)
 #define PLANTED(number) (planted_error == (number))
 #undef __shared__

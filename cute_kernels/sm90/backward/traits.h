@@ -128,7 +128,7 @@ struct KernelTraits {
     DQTurns dq_turns[kNConsumers];         // of deterministic kernels
     SumsCount sums;                        // of the others
   };
-  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+  static_assert(sizeof(SharedStorage) <= kMostSmem);
 };
 
 }  // namespace pyflash::sm90::backward

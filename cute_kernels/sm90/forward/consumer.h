@@ -7,6 +7,7 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/forward/epilogue.h"
+#include "cute_kernels/sm90/forward/fold.h"
 #include "cute_kernels/sm90/forward/mask.h"
 #include "cute_kernels/sm90/forward/merge.h"
 #include "cute_kernels/sm90/forward/merge_parts.h"
@@ -96,8 +97,9 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     device::at(Site::O_rescale);
     Tensor tOcO = coords_of<kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
     int const first_query = tile.first_query + first_row_query;
-    typename TileSoftmax::PerRow sinks;
+    typename TileSoftmax::PerRow sinks, no_sinks;
     fill(sinks, -INFINITY);
+    fill(no_sinks, -INFINITY);
     bool const is_part = kFeatures.equal_shares && tile.split != Tile::kWhole;
     if constexpr (kFeatures.sinks) {
       if (problem.sinks.data != nullptr && !is_split &&
@@ -105,7 +107,8 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
-    auto const lse = softmax.template finalise<kFeatures.fixed_splits>(O, sinks, problem.softcap);
+    auto lse = softmax.template finalise<kFeatures.fixed_splits>(
+        O, Schedule::kMayFold ? no_sinks : sinks, problem.softcap);
     if constexpr (kFeatures.dropout) {
       CUTE_UNROLL
       for (int i = 0; i < size(O); ++i) {
@@ -125,6 +128,12 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
       store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
     } else {
+      if constexpr (Schedule::kMayFold) {
+        fold_split<Traits>(smem, warpgroup, tile.split, O, lse, sinks);
+        if ((tile.split & FoldedSplit::kCloses) == 0) {
+          return;
+        }
+      }
       store_lse<Traits, kFeatures>(params, tile, first_query, lse, tOcO);
       store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
     }

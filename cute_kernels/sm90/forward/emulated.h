@@ -104,7 +104,8 @@ EmulatedKernel const* emulated_kernel_of() {
   constexpr int kRegisterUnit = 8;
   static constexpr EmulatedKernel kernel{
       .n_threads = Traits::kNThreads,
-      .smem_bytes = sizeof(typename Traits::SharedStorage),
+      .smem_bytes = int(sizeof(typename Traits::SharedStorage)) +
+                    sm90::fold_bytes(kConfig, (kBuilt.fixed_splits || ...)),
       .access_bytes = Traits::kMaxCluster > 1 ? 4 : 16,
       .starts_early = true,
       .watches_registers = true,

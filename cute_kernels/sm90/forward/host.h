@@ -12,7 +12,8 @@ constexpr TileShape tile_shape(FlashForwardSm90Config const& config) {
           .n_warpgroups = config.n_consumers,
           .packs_heads = config.pack_gqa,
           .max_cluster = sm90::max_cluster(config),
-          .merges_shares = config.persistent};
+          .merges_shares = config.persistent,
+          .folds_splits = sm90::folds_splits(config)};
 }
 
 constexpr bool optimized_softmax(FlashForwardSm90Config const&) { return true; }

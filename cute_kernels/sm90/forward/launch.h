@@ -12,7 +12,9 @@ ConfigMapRow<Forward> kernel_row(char const* short_form, BuiltFor const& built_f
   static void const* const kernels[] = {
       reinterpret_cast<void const*>(flash_forward_sm90_kernel<kConfig, kBuilt>)...};
   return make_row<kConfig, kBuilt...>(short_form, built_for, Traits::kNThreads,
-                                      sizeof(typename Traits::SharedStorage), kernels);
+                                      sizeof(typename Traits::SharedStorage) +
+                                          sm90::fold_bytes(kConfig, (kBuilt.fixed_splits || ...)),
+                                      kernels);
 }
 
 }  // namespace pyflash

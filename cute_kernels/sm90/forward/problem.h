@@ -21,7 +21,7 @@ using namespace cute;
 struct Tile {
   bool exists;
   int first_query;  // in the sequence
-  int split;        // where keys are shared, the place of the part, or kWhole
+  int split;  // where keys are shared, the place of the part, or kWhole; where splits are folded, a FoldedSplit
   int head;
   int batch;
   Rows q_rows;
@@ -32,6 +32,11 @@ struct Tile {
 
   // The key that query 0 of the sequence is aligned with.
   CUTE_DEVICE int diagonal() const { return aligned_column(0, q_rows.length, k_rows.length); }
+};
+
+// Where a CTA works through all splits of a tile, they are tiles one after the other: which of them is the first or the last.
+struct FoldedSplit {
+  static constexpr int kOpens = 1, kCloses = 2;
 };
 
 // The keys that queries of a tile's sequence attend; row 0 is the one that is aligned with key `aligned`.
@@ -56,7 +61,16 @@ struct TileSchedule {
 
   CUTE_DEVICE TileSchedule(ParamsWith<Variant> const& params, CtaShare const&) : params(params) {}
 
+  // Whether a CTA works through the splits of a tile itself.
+  static constexpr bool kMayFold = kFeatures.fixed_splits && Traits::kFoldsSplits;
+  CUTE_DEVICE bool folds() const { return kMayFold && params.problem.num_splits == 1; }
+
   CUTE_DEVICE Tile next() {
+    if constexpr (kMayFold) {
+      if (folding.first_block < folding.tile.blocks.begin) {
+        return next_split(folding.tile.blocks.begin, 0);
+      }
+    }
     while (round == 0 || has_rounds()) {
       int const index = index_of_round();
       if (index >= n_tiles()) {
@@ -65,6 +79,12 @@ struct TileSchedule {
       ++round;
       Tile const tile = at(index);
       if (tile.first_query < tile.q_rows.length) {
+        if constexpr (kMayFold) {
+          if (folds()) {
+            folding = {.first_block = tile.blocks.begin, .tile = tile};
+            return next_split(tile.blocks.end, FoldedSplit::kOpens);
+          }
+        }
         return tile;
       }
     }
@@ -72,6 +92,26 @@ struct TileSchedule {
   }
 
  private:
+  struct Folding {
+    int first_block = 0;
+    Tile tile{};  // of the split that was returned last
+  };
+  struct Nothing {};
+  [[no_unique_address]] std::conditional_t<kMayFold, Folding, Nothing> folding;
+
+  // The split that ends before this block.
+  CUTE_DEVICE Tile next_split(int end, int opens) {
+    Tile& tile = folding.tile;
+    int const n_blocks = blocks_of_fixed_split(Traits::kBlockN);
+    int const split = min((end - 1) / n_blocks, kMaxSplits - 1);
+    int const begin = max(split * n_blocks, folding.first_block);
+    if (folding.first_block < end) {
+      tile.blocks = {begin, end};
+    }
+    tile.split = opens | (begin > folding.first_block ? 0 : FoldedSplit::kCloses);
+    return tile;
+  }
+
   CUTE_DEVICE bool in_cluster() const {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
@@ -168,7 +208,9 @@ struct TileSchedule {
       tile.blocks = attended(tile, tile.first_query, n_queries);
     }
     if constexpr (kFeatures.fixed_splits) {
-      tile.blocks = fixed_split(tile.blocks, tile.split, Traits::kBlockN);
+      if (!folds()) {
+        tile.blocks = fixed_split(tile.blocks, tile.split, Traits::kBlockN);
+      }
     } else if (problem.num_splits > 1) {
       int const share = order.by_splits.div(tile.blocks.size() + problem.num_splits - 1);
       tile.blocks.begin += tile.split * share;

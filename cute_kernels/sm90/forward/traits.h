@@ -105,7 +105,8 @@ struct KernelTraits {
                          : q + warpgroup * kMmaM * kHeadDim;
     }
   };
-  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+  static_assert(sizeof(SharedStorage) <= kMostSmem);
+  static constexpr bool kFoldsSplits = folds_splits(kConfig);
   static_assert(offsetof(SharedStorage, v) == offsetof(SharedStorage, k) + sizeof(SharedStorage::k),
                 "a part lies where K and V were");
 };

@@ -7,11 +7,14 @@ each with a default.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyflash.config.base import DType, KernelConfig
 from pyflash.config.fields import flag, number, tile
-from pyflash.config.sm90 import PIPELINE_STAGE, WARPGROUP, whole_smem
+from pyflash.config.sm90 import MOST_SMEM, PIPELINE_STAGE, WARPGROUP, whole_smem
+
+if TYPE_CHECKING:
+    from pyflash.config.op import KernelFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +69,22 @@ class FlashForwardSm90Config(KernelConfig):
             tiles += self.B_r * self.slab_columns * 2
         barriers = (self.n_consumers + 2 * self.stages) * PIPELINE_STAGE
         return whole_smem(tiles + barriers)
+
+    def smem_bytes_with(self, features: KernelFeatures) -> int:
+        """Where keys are split at fixed places, and a CTA may work through all splits of its tile:
+        with O of its rows in fp32, but for what fits into the slabs of O, and a number for each
+        thread that computes. Kernels without room for it leave the splits to several CTAs."""
+        if not (getattr(features, "fixed_splits", False) and self.folds_splits):
+            return self.smem_bytes
+        return self.smem_bytes + self._fold_bytes
+
+    @property
+    def folds_splits(self) -> bool:
+        """Whether a CTA may work through all splits at fixed keys of a tile."""
+        fits = self.smem_bytes + self._fold_bytes <= MOST_SMEM
+        return self.persistent and self.n_consumers == 2 and fits
+
+    @property
+    def _fold_bytes(self) -> int:
+        of_row = 4 * self.d_head - 2 * self.slab_columns
+        return self.B_r * of_row + self.n_consumers * WARPGROUP * 4
