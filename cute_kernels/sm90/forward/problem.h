@@ -39,6 +39,16 @@ struct FoldedSplit {
   static constexpr int kOpens = 1, kCloses = 2;
 };
 
+// The tile whose splits are left.
+struct Folding {
+  int first_block = 0;
+  Tile split{};  // that was returned last
+};
+struct NoFolding {};
+template <class Traits, ForwardFeatures kFeatures>
+using FoldingOf =
+    std::conditional_t<kFeatures.fixed_splits && Traits::kFoldsSplits, Folding, NoFolding>;
+
 // The keys that queries of a tile's sequence attend; row 0 is the one that is aligned with key `aligned`.
 template <ForwardFeatures kFeatures>
 CUTE_DEVICE auto keys_from(KernelParams const& params, Tile const& tile, int aligned) {
@@ -55,20 +65,20 @@ CUTE_DEVICE int first_key(KernelParams const& params, Tile const& tile) {
 // The tiles of one CTA, in order. Persistent CTAs take one in each round, unless clusters of them share tiles; every other round
 // goes backwards, so that where tiles are sorted by their length nobody gets the longest each time.
 template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
-struct TileSchedule {
+struct TileSchedule : FoldingOf<Traits, kFeatures> {
   ParamsWith<Variant> const& params;
   int round = 0;
 
   CUTE_DEVICE TileSchedule(ParamsWith<Variant> const& params, CtaShare const&) : params(params) {}
 
   // Whether a CTA works through the splits of a tile itself.
-  static constexpr bool kMayFold = kFeatures.fixed_splits && Traits::kFoldsSplits;
+  static constexpr bool kMayFold = std::is_same_v<FoldingOf<Traits, kFeatures>, Folding>;
   CUTE_DEVICE bool folds() const { return kMayFold && params.problem.num_splits == 1; }
 
   CUTE_DEVICE Tile next() {
     if constexpr (kMayFold) {
-      if (folding.first_block < folding.tile.blocks.begin) {
-        return next_split(folding.tile.blocks.begin, 0);
+      if (this->first_block < this->split.blocks.begin) {
+        return next_split(this->split.blocks.begin, 0);
       }
     }
     while (round == 0 || has_rounds()) {
@@ -81,7 +91,8 @@ struct TileSchedule {
       if (tile.first_query < tile.q_rows.length) {
         if constexpr (kMayFold) {
           if (folds()) {
-            folding = {.first_block = tile.blocks.begin, .tile = tile};
+            this->first_block = tile.blocks.begin;
+            this->split = tile;
             return next_split(tile.blocks.end, FoldedSplit::kOpens);
           }
         }
@@ -92,24 +103,16 @@ struct TileSchedule {
   }
 
  private:
-  struct Folding {
-    int first_block = 0;
-    Tile tile{};  // of the split that was returned last
-  };
-  struct Nothing {};
-  [[no_unique_address]] std::conditional_t<kMayFold, Folding, Nothing> folding;
-
   // The split that ends before this block.
   CUTE_DEVICE Tile next_split(int end, int opens) {
-    Tile& tile = folding.tile;
     int const n_blocks = blocks_of_fixed_split(Traits::kBlockN);
-    int const split = min((end - 1) / n_blocks, kMaxSplits - 1);
-    int const begin = max(split * n_blocks, folding.first_block);
-    if (folding.first_block < end) {
-      tile.blocks = {begin, end};
+    int const number = min((end - 1) / n_blocks, kMaxSplits - 1);
+    int const begin = max(number * n_blocks, this->first_block);
+    if (this->first_block < end) {
+      this->split.blocks = {begin, end};
     }
-    tile.split = opens | (begin > folding.first_block ? 0 : FoldedSplit::kCloses);
-    return tile;
+    this->split.split = opens | (begin > this->first_block ? 0 : FoldedSplit::kCloses);
+    return this->split;
   }
 
   CUTE_DEVICE bool in_cluster() const {
