@@ -4,7 +4,6 @@ whether CTAs share the splits of a tile or one folds them all."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -14,6 +13,8 @@ pytest.importorskip("ninja", reason="building needs ninja")
 pytest.importorskip("rich", reason="building needs rich")
 
 from support.paged import Cache
+from support.planted.fold import BUGS
+from support.planted.planting import build_planted, switched_on
 
 from pyflash.codegen.emulated import build_emulated
 from pyflash.config import named_set, parse
@@ -119,37 +120,59 @@ MASKS = {
 
 
 @pytest.fixture(scope="module")
-def folding():
-    return build_emulated(FOLDING, features=EMULATED_FIXED)
+def folding(tmp_path_factory):
+    """With every bug in them, none of which is on."""
+    root = tmp_path_factory.mktemp("planted_folds")
+    configs = {str(config): config for config in FOLDING}
+    built = build_planted(BUGS, configs, root, features=EMULATED_FIXED)
+    return {config: built[str(config)] for config in FOLDING}
+
+
+def attend(library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0]):
+    """Rows in two tiles, with keys in up to three splits."""
+    options = MASKS[mask]
+    torch.manual_seed(config.d_head)
+    shapes = ((1, 150, 2), (1, 2100, 1), (1, 2100, 1))
+    inputs = [torch.randn(*shape, config.d_head).to(TORCH_DTYPES[config.dtype]) for shape in shapes]
+    out, lse, report = run_library(
+        library, inputs, config, num_splits=AT_FIXED_KEYS, order=order,
+        resident_ctas=resident_ctas, **options,
+    )  # fmt: skip
+    return out, lse, report, expect(*inputs, **options)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("config", FOLDING, ids=str)
 def test_folded_by_one_cta_and_shared_by_several(folding, config, mask):
-    """Rows in two tiles, with keys in up to four splits, in every order of warps."""
-    dtype, options = TORCH_DTYPES[config.dtype], MASKS[mask]
-    torch.manual_seed(config.d_head)
-    shapes = ((1, 150, 2), (1, 3100, 1), (1, 3100, 1))
-    q, k, v = (torch.randn(*shape, config.d_head).to(dtype) for shape in shapes)
-    expected = expect(q, k, v, **options)
-
-    def run(resident_ctas, order):
-        out, lse, report = run_library(
-            folding[config], (q, k, v), config, num_splits=AT_FIXED_KEYS, order=order,
-            resident_ctas=resident_ctas, **options,
-        )  # fmt: skip
-        report.check()
-        assert report.smem_bytes == config.smem_bytes_with(EMULATED_FIXED[0])
-        return out, lse, report.problem["num_splits"]
-
-    shared, lse_of_shared, n = run(RESIDENT_CTAS, ORDERS[0])
-    assert n == 4
+    """In every order of warps."""
+    shared, lse_of_shared, report, expected = attend(folding[config], config, mask)
+    report.check()
+    assert report.problem["num_splits"] == 3
+    assert report.smem_bytes == config.smem_bytes_with(EMULATED_FIXED[0])
     expected.check(shared, lse_of_shared)
-    for resident_ctas, order in itertools.product((1, 3), ORDERS):
-        out, lse, n = run(resident_ctas, order)
-        assert n == 1
+    for n, order in enumerate(ORDERS):
+        resident_ctas = 1 + 2 * (n % 2)
+        out, lse, report, _ = attend(folding[config], config, mask, resident_ctas, order)
+        report.check()
+        assert report.problem["num_splits"] == 1
         assert torch.equal(out, shared)
         assert torch.equal(lse, lse_of_shared)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_planted_bug_is_found(folding, bug):
+    """By the emulator where it is a matter of memory, else in the bits."""
+    config = FOLDING[-1]
+    library, findings = folding[config], []
+    shared, lse_of_shared, _, _ = attend(library, config, "sinks")
+    for order in ORDERS:
+        with switched_on(BUGS, bug, library):
+            out, lse, report, _ = attend(library, config, "sinks", 1, order)
+        findings += report.findings
+        differs = not (torch.equal(out, shared) and torch.equal(lse, lse_of_shared))
+        if (differs or bug.silent) and all(expected.is_in(findings) for expected in bug.found):
+            return
+    pytest.fail(f"{differs=}, {findings}")
 
 
 def test_which_configs_have_room():
