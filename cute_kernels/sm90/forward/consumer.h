@@ -90,25 +90,30 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
-  // may_be_split: false where the kernel was launched without splits.
+  // may_be_split: false where the keys of the tile are in one piece.
   bool const is_split = !kFeatures.equal_shares && problem.num_splits > 1;
+  auto is_in_pieces = [&](Tile const& tile) {
+    if constexpr (Schedule::kMayFold) {
+      return is_split || tile.split != FoldedSplit::kWhole || problem.sinks.data != nullptr;
+    } else {
+      return is_split;
+    }
+  };
   auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
                                 auto& O) {
     device::at(Site::O_rescale);
     Tensor tOcO = coords_of<kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
     int const first_query = tile.first_query + first_row_query;
-    typename TileSoftmax::PerRow sinks, no_sinks;
+    typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
-    fill(no_sinks, -INFINITY);
     bool const is_part = kFeatures.equal_shares && tile.split != Tile::kWhole;
-    if constexpr (kFeatures.sinks) {
+    if constexpr (kFeatures.sinks && !Schedule::kMayFold) {
       if (problem.sinks.data != nullptr && !is_split &&
           !is_part) {  // else they join when the splits are merged
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
-    auto lse = softmax.template finalise<kFeatures.fixed_splits>(
-        O, Schedule::kMayFold ? no_sinks : sinks, problem.softcap);
+    auto lse = softmax.template finalise<kFeatures.fixed_splits>(O, sinks, problem.softcap);
     if constexpr (kFeatures.dropout) {
       CUTE_UNROLL
       for (int i = 0; i < size(O); ++i) {
@@ -128,8 +133,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
       store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
     } else {
-      if constexpr (Schedule::kMayFold) {
-        fold_split<Traits>(smem, warpgroup, tile.split, O, lse, sinks);
+      if constexpr (Schedule::kMayFold && may_be_split.value) {
+        if (kFeatures.sinks && problem.sinks.data != nullptr) {
+          load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
+        }
+        fold_split<Traits, kFeatures.sinks>(smem, warpgroup, tile.split, O, lse, sinks);
         if ((tile.split & FoldedSplit::kCloses) == 0) {
           return;
         }
@@ -337,7 +345,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       issue_PV(accumulate);
       next_tile();
       // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
-      if (has_P && n_skip < Traits::kStages && !is_split) {
+      if (has_P && n_skip < Traits::kStages && !is_in_pieces(done)) {
         Tensor acc_S = make_tensor<float>(AccS{});
         CUTE_NO_UNROLL
         for (int i = 0; i < n_skip; ++i) {

@@ -82,12 +82,16 @@ struct FoldOfThread {
 };
 
 // Takes in a split's O, divided by its sum, and its lse. Where the split is its tile's last, O and lse become the tile's, and all of
-// a warp's memory is free again. sinks: of the rows, or -inf.
-template <class Traits, class AccO, class PerRow>
+// a warp's memory is free again. kSinks: `sinks` has logits of the rows, or -inf.
+template <class Traits, bool kSinks, class AccO, class PerRow>
 CUTE_DEVICE void fold_split(typename Traits::SharedStorage& smem, int warpgroup, int split,
                             AccO& acc_O, PerRow& lse, PerRow const& sinks) {
   using Thread = FoldOfThread<Traits>;
+  constexpr int kVectors = Thread::Storage::kVectors;
   bool const opens = split & FoldedSplit::kOpens, closes = split & FoldedSplit::kCloses;
+  if (!kSinks && opens && closes) {
+    return;  // it is alone
+  }
   Thread const thread(smem, warpgroup);
   typename Thread::Row rows[Thread::kRows];
   if (!opens) {
@@ -95,37 +99,41 @@ CUTE_DEVICE void fold_split(typename Traits::SharedStorage& smem, int warpgroup,
     thread.load_rows(rows);
   }
   typename Thread::Row::Weights weights[Thread::kRows];
-  float factors[Thread::kRows];
   CUTE_UNROLL
   for (int r = 0; r < Thread::kRows; ++r) {
     weights[r] = rows[r].add(lse(r));
-    factors[r] = closes ? rows[r].finish(sinks(r)) : 1.f;
-    lse(r) = rows[r].lse();
+  }
+  if (!opens) {
+    CUTE_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      device::at(device::Site::part_s2r);
+      // Two columns of each row.
+      float4 const before = to_floats(device::load_shared(thread.at(v)));
+      acc_O(4 * v) = weights[0].of(before.x, acc_O(4 * v));
+      acc_O(4 * v + 1) = weights[0].of(before.y, acc_O(4 * v + 1));
+      acc_O(4 * v + 2) = weights[1].of(before.z, acc_O(4 * v + 2));
+      acc_O(4 * v + 3) = weights[1].of(before.w, acc_O(4 * v + 3));
+    }
   }
   if (!closes) {
     device::at(device::Site::part_r2s);
     thread.store_rows(rows);
+    CUTE_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      device::store_shared(thread.at(v), to_bits(float4{acc_O(4 * v), acc_O(4 * v + 1),
+                                                        acc_O(4 * v + 2), acc_O(4 * v + 3)}));
+    }
+    return;
+  }
+  float factors[Thread::kRows];
+  CUTE_UNROLL
+  for (int r = 0; r < Thread::kRows; ++r) {
+    factors[r] = rows[r].finish(kSinks ? sinks(r) : -INFINITY);
+    lse(r) = rows[r].lse();
   }
   CUTE_UNROLL
-  for (int v = 0; v < Thread::Storage::kVectors; ++v) {
-    // Two columns of each row.
-    float4 before{};
-    if (!opens) {
-      device::at(device::Site::part_s2r);
-      before = to_floats(device::load_shared(thread.at(v)));
-    }
-    float4 const sum{
-        weights[0].of(before.x, acc_O(4 * v)), weights[0].of(before.y, acc_O(4 * v + 1)),
-        weights[1].of(before.z, acc_O(4 * v + 2)), weights[1].of(before.w, acc_O(4 * v + 3))};
-    if (closes) {
-      acc_O(4 * v) = device::rounded_product(sum.x, factors[0]);
-      acc_O(4 * v + 1) = device::rounded_product(sum.y, factors[0]);
-      acc_O(4 * v + 2) = device::rounded_product(sum.z, factors[1]);
-      acc_O(4 * v + 3) = device::rounded_product(sum.w, factors[1]);
-    } else {
-      device::at(device::Site::part_r2s);
-      device::store_shared(thread.at(v), to_bits(sum));
-    }
+  for (int i = 0; i < size(acc_O); ++i) {
+    acc_O(i) = device::rounded_product(acc_O(i), factors[i / 2 % 2]);
   }
   device::sync_warp();  // O of other lanes leaves through what this one has read
 }

@@ -36,7 +36,7 @@ struct Tile {
 
 // Where a CTA works through all splits of a tile, they are tiles one after the other: which of them is the first or the last.
 struct FoldedSplit {
-  static constexpr int kOpens = 1, kCloses = 2;
+  static constexpr int kOpens = 1, kCloses = 2, kWhole = kOpens + kCloses;
 };
 
 // The tile whose splits are left.
