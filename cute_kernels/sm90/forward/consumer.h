@@ -90,13 +90,27 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
-  // may_be_split: false where the keys of the tile are in one piece.
+  // may_be_split: false where the kernel was launched without splits.
   bool const is_split = !kFeatures.equal_shares && problem.num_splits > 1;
-  auto is_in_pieces = [&](Tile const& tile) {
-    if constexpr (Schedule::kMayFold) {
-      return is_split || tile.split != FoldedSplit::kWhole || problem.sinks.data != nullptr;
-    } else {
-      return is_split;
+  // Where a tile has all splits at fixed keys: takes in the one that O and `softmax` are of, and where it is the last, stores.
+  bool is_folded = false;   // some split of the tile was
+  bool was_folded = false;  // of the tile before
+  auto fold = [&](auto closes, Tile const& tile, TileSoftmax const& softmax, auto& O,
+                  bool goes_on) {
+    Tensor tOcO = coords_of<kHeadDim>(device::fresh_thread_idx() % kWarpgroup);
+    int const first_query = tile.first_query + first_row_query;
+    typename TileSoftmax::PerRow sinks;
+    fill(sinks, -INFINITY);
+    auto lse = softmax.template finalise<true>(O, sinks, problem.softcap);
+    if constexpr (kFeatures.sinks && closes.value) {
+      if (problem.sinks.data != nullptr) {
+        load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
+      }
+    }
+    fold_split<Traits, closes.value, kFeatures.sinks>(smem, warpgroup, goes_on, O, lse, sinks);
+    if constexpr (closes.value) {
+      store_lse<Traits, kFeatures>(params, tile, first_query, lse, tOcO);
+      store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
     }
   };
   auto finalise_and_store = [&](auto may_be_split, Tile const& tile, TileSoftmax const& softmax,
@@ -107,13 +121,19 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     typename TileSoftmax::PerRow sinks;
     fill(sinks, -INFINITY);
     bool const is_part = kFeatures.equal_shares && tile.split != Tile::kWhole;
-    if constexpr (kFeatures.sinks && !Schedule::kMayFold) {
+    if constexpr (Schedule::kMayFold) {
+      if (Schedule::folds(params)) {
+        fold(true_type{}, tile, softmax, O, was_folded);
+        return;
+      }
+    }
+    if constexpr (kFeatures.sinks) {
       if (problem.sinks.data != nullptr && !is_split &&
           !is_part) {  // else they join when the splits are merged
         load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
       }
     }
-    auto lse = softmax.template finalise<kFeatures.fixed_splits>(O, sinks, problem.softcap);
+    auto const lse = softmax.template finalise<kFeatures.fixed_splits>(O, sinks, problem.softcap);
     if constexpr (kFeatures.dropout) {
       CUTE_UNROLL
       for (int i = 0; i < size(O); ++i) {
@@ -133,15 +153,6 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
       store_partial<Traits, kFeatures>(params, tile, first_query, O, lse, tOcO);
     } else {
-      if constexpr (Schedule::kMayFold && may_be_split.value) {
-        if (kFeatures.sinks && problem.sinks.data != nullptr) {
-          load_sinks<Traits>(params, tile, first_query, tOcO, sinks);
-        }
-        fold_split<Traits, kFeatures.sinks>(smem, warpgroup, tile.split, O, lse, sinks);
-        if ((tile.split & FoldedSplit::kCloses) == 0) {
-          return;
-        }
-      }
       store_lse<Traits, kFeatures>(params, tile, first_query, lse, tOcO);
       store_O<Traits, kFeatures>(params, tile, first_query, O, smem.epilogue(warpgroup));
     }
@@ -340,12 +351,16 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       // Between tiles: PV of the last block while the next tile is found, and QK^T of that one's first block while O is
       // stored.
       done = tile;
+      if constexpr (Schedule::kMayFold) {
+        was_folded = is_folded;
+        is_folded = false;
+      }
       TileSoftmax const done_softmax = softmax;
       clear_head_of_V(tile, blocks.begin);
       issue_PV(accumulate);
       next_tile();
       // NOTE: further on, V of this tile would be in the way of the blocks that other warpgroups wait for.
-      if (has_P && n_skip < Traits::kStages && !is_in_pieces(done)) {
+      if (has_P && n_skip < Traits::kStages && !is_split) {
         Tensor acc_S = make_tensor<float>(AccS{});
         CUTE_NO_UNROLL
         for (int i = 0; i < n_skip; ++i) {
@@ -395,6 +410,9 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
       if (!has_P) {
         done = tile;
+        if constexpr (Schedule::kMayFold) {
+          was_folded = false;
+        }
         clear(acc_O);
         softmax.reset();
         is_unstored = true;
@@ -436,6 +454,23 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         gemm_wait<0>(acc_S);
       }
       finish_QK(n_block - 1 == blocks.begin);
+      if constexpr (Schedule::kMayFold) {
+        if (Schedule::ends_split(params, n_block)) {
+          TileSoftmax const ended = softmax;
+          softmax.reset();
+          leave_out_missing_rows();
+          softmax_block(true_type{}, acc_S, softmax, mask, n_block - 1);
+          if constexpr (Traits::kOverlap) {
+            gemm_wait<0>(acc_O);
+            release_V();
+          }
+          fold(false_type{}, tile, ended, acc_O, is_folded);
+          is_folded = true;
+          convert_P<Element>(acc_S, tOrP);
+          accumulate = false;
+          continue;
+        }
+      }
       bool const rescale = softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
       if constexpr (Traits::kOverlap) {
         gemm_wait<0>(acc_O);

@@ -1,5 +1,5 @@
-// Splits at fixed keys, where a CTA works through all of a tile, one after the other: what came before waits in shared memory,
-// as its thread has it in registers, and takes each split's O and lse in (common/fold.h).
+// Splits at fixed keys of a tile that has all of them: what came before waits in shared memory, as its thread has it in registers,
+// and takes each split's O and lse in (common/fold.h).
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -81,61 +81,57 @@ struct FoldOfThread {
   }
 };
 
-// Takes in a split's O, divided by its sum, and its lse. Where the split is its tile's last, O and lse become the tile's, and all of
-// a warp's memory is free again. kSinks: `sinks` has logits of the rows, or -inf.
-template <class Traits, bool kSinks, class AccO, class PerRow>
-CUTE_DEVICE void fold_split(typename Traits::SharedStorage& smem, int warpgroup, int split,
+// Takes in a split's O, divided by its sum, and its lse. goes_on: after others of the tile. kCloses: it is the tile's last, so that O
+// and lse become the tile's, and all of a warp's memory is free again. kSinks: `sinks` has logits of the rows, or -inf.
+template <class Traits, bool kCloses, bool kSinks, class AccO, class PerRow>
+CUTE_DEVICE void fold_split(typename Traits::SharedStorage& smem, int warpgroup, bool goes_on,
                             AccO& acc_O, PerRow& lse, PerRow const& sinks) {
   using Thread = FoldOfThread<Traits>;
   constexpr int kVectors = Thread::Storage::kVectors;
-  bool const opens = split & FoldedSplit::kOpens, closes = split & FoldedSplit::kCloses;
-  if (!kSinks && opens && closes) {
+  if (kCloses && !kSinks && !goes_on) {
     return;  // it is alone
   }
   Thread const thread(smem, warpgroup);
   typename Thread::Row rows[Thread::kRows];
-  if (!opens) {
+  if (goes_on) {
     device::at(device::Site::part_s2r);
     thread.load_rows(rows);
   }
   typename Thread::Row::Weights weights[Thread::kRows];
-  CUTE_UNROLL
-  for (int r = 0; r < Thread::kRows; ++r) {
-    weights[r] = rows[r].add(lse(r));
-  }
-  if (!opens) {
-    CUTE_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      device::at(device::Site::part_s2r);
-      // Two columns of each row.
-      float4 const before = to_floats(device::load_shared(thread.at(v)));
-      acc_O(4 * v) = weights[0].of(before.x, acc_O(4 * v));
-      acc_O(4 * v + 1) = weights[0].of(before.y, acc_O(4 * v + 1));
-      acc_O(4 * v + 2) = weights[1].of(before.z, acc_O(4 * v + 2));
-      acc_O(4 * v + 3) = weights[1].of(before.w, acc_O(4 * v + 3));
-    }
-  }
-  if (!closes) {
-    device::at(device::Site::part_r2s);
-    thread.store_rows(rows);
-    CUTE_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      device::store_shared(thread.at(v), to_bits(float4{acc_O(4 * v), acc_O(4 * v + 1),
-                                                        acc_O(4 * v + 2), acc_O(4 * v + 3)}));
-    }
-    return;
-  }
   float factors[Thread::kRows];
   CUTE_UNROLL
   for (int r = 0; r < Thread::kRows; ++r) {
-    factors[r] = rows[r].finish(kSinks ? sinks(r) : -INFINITY);
+    weights[r] = rows[r].add(lse(r));
+    factors[r] = kCloses ? rows[r].finish(kSinks ? sinks(r) : -INFINITY) : 1.f;
     lse(r) = rows[r].lse();
   }
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc_O); ++i) {
-    acc_O(i) = device::rounded_product(acc_O(i), factors[i / 2 % 2]);
+  if constexpr (!kCloses) {
+    device::at(device::Site::part_r2s);
+    thread.store_rows(rows);
   }
-  device::sync_warp();  // O of other lanes leaves through what this one has read
+  CUTE_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    // Two columns of each row.
+    float4 sum{acc_O(4 * v), acc_O(4 * v + 1), acc_O(4 * v + 2), acc_O(4 * v + 3)};
+    if (goes_on) {
+      device::at(device::Site::part_s2r);
+      float4 const before = to_floats(device::load_shared(thread.at(v)));
+      sum = {weights[0].of(before.x, sum.x), weights[0].of(before.y, sum.y),
+             weights[1].of(before.z, sum.z), weights[1].of(before.w, sum.w)};
+    }
+    if constexpr (kCloses) {
+      acc_O(4 * v) = device::rounded_product(sum.x, factors[0]);
+      acc_O(4 * v + 1) = device::rounded_product(sum.y, factors[0]);
+      acc_O(4 * v + 2) = device::rounded_product(sum.z, factors[1]);
+      acc_O(4 * v + 3) = device::rounded_product(sum.w, factors[1]);
+    } else {
+      device::at(device::Site::part_r2s);
+      device::store_shared(thread.at(v), to_bits(sum));
+    }
+  }
+  if constexpr (kCloses) {
+    device::sync_warp();  // O of other lanes leaves through what this one has read
+  }
 }
 
 }  // namespace pyflash::sm90

@@ -21,7 +21,7 @@ using namespace cute;
 struct Tile {
   bool exists;
   int first_query;  // in the sequence
-  int split;  // where keys are shared, the place of the part, or kWhole; where splits are folded, a FoldedSplit
+  int split;        // where keys are shared, the place of the part, or kWhole
   int head;
   int batch;
   Rows q_rows;
@@ -33,21 +33,6 @@ struct Tile {
   // The key that query 0 of the sequence is aligned with.
   CUTE_DEVICE int diagonal() const { return aligned_column(0, q_rows.length, k_rows.length); }
 };
-
-// Where a CTA works through all splits of a tile, they are tiles one after the other: which of them is the first or the last.
-struct FoldedSplit {
-  static constexpr int kOpens = 1, kCloses = 2, kWhole = kOpens + kCloses;
-};
-
-// The tile whose splits are left.
-struct Folding {
-  int first_block = 0;
-  Tile split{};  // that was returned last
-};
-struct NoFolding {};
-template <class Traits, ForwardFeatures kFeatures>
-using FoldingOf =
-    std::conditional_t<kFeatures.fixed_splits && Traits::kFoldsSplits, Folding, NoFolding>;
 
 // The keys that queries of a tile's sequence attend; row 0 is the one that is aligned with key `aligned`.
 template <ForwardFeatures kFeatures>
@@ -65,22 +50,24 @@ CUTE_DEVICE int first_key(KernelParams const& params, Tile const& tile) {
 // The tiles of one CTA, in order. Persistent CTAs take one in each round, unless clusters of them share tiles; every other round
 // goes backwards, so that where tiles are sorted by their length nobody gets the longest each time.
 template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
-struct TileSchedule : FoldingOf<Traits, kFeatures> {
+struct TileSchedule {
   ParamsWith<Variant> const& params;
   int round = 0;
 
   CUTE_DEVICE TileSchedule(ParamsWith<Variant> const& params, CtaShare const&) : params(params) {}
 
-  // Whether a CTA works through the splits of a tile itself.
-  static constexpr bool kMayFold = std::is_same_v<FoldingOf<Traits, kFeatures>, Folding>;
-  CUTE_DEVICE bool folds() const { return kMayFold && params.problem.num_splits == 1; }
+  // Whether a tile has all splits at fixed keys, which its CTA folds.
+  static constexpr bool kMayFold = kFeatures.fixed_splits && Traits::kFoldsSplits;
+  CUTE_DEVICE static bool folds(KernelParams const& params) {
+    return kMayFold && params.problem.num_splits == 1;
+  }
+  // And whether it goes on from this block to another split.
+  CUTE_DEVICE static bool ends_split(KernelParams const& params, int n_block) {
+    constexpr int kBlocks = blocks_of_fixed_split(Traits::kBlockN);
+    return folds(params) && n_block % kBlocks == 0 && n_block < kMaxSplits * kBlocks;
+  }
 
   CUTE_DEVICE Tile next() {
-    if constexpr (kMayFold) {
-      if (this->first_block < this->split.blocks.begin) {
-        return next_split(this->split.blocks.begin, 0);
-      }
-    }
     while (round == 0 || has_rounds()) {
       int const index = index_of_round();
       if (index >= n_tiles()) {
@@ -89,13 +76,6 @@ struct TileSchedule : FoldingOf<Traits, kFeatures> {
       ++round;
       Tile const tile = at(index);
       if (tile.first_query < tile.q_rows.length) {
-        if constexpr (kMayFold) {
-          if (folds()) {
-            this->first_block = tile.blocks.begin;
-            this->split = tile;
-            return next_split(tile.blocks.end, FoldedSplit::kOpens);
-          }
-        }
         return tile;
       }
     }
@@ -103,18 +83,6 @@ struct TileSchedule : FoldingOf<Traits, kFeatures> {
   }
 
  private:
-  // The split that ends before this block.
-  CUTE_DEVICE Tile next_split(int end, int opens) {
-    int const n_blocks = blocks_of_fixed_split(Traits::kBlockN);
-    int const number = min((end - 1) / n_blocks, kMaxSplits - 1);
-    int const begin = max(number * n_blocks, this->first_block);
-    if (this->first_block < end) {
-      this->split.blocks = {begin, end};
-    }
-    this->split.split = opens | (begin > this->first_block ? 0 : FoldedSplit::kCloses);
-    return this->split;
-  }
-
   CUTE_DEVICE bool in_cluster() const {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
@@ -211,7 +179,7 @@ struct TileSchedule : FoldingOf<Traits, kFeatures> {
       tile.blocks = attended(tile, tile.first_query, n_queries);
     }
     if constexpr (kFeatures.fixed_splits) {
-      if (!folds()) {
+      if (!folds(params)) {
         tile.blocks = fixed_split(tile.blocks, tile.split, Traits::kBlockN);
       }
     } else if (problem.num_splits > 1) {

@@ -45,7 +45,7 @@ constexpr bool folds_splits(FlashForwardSm90Config const& config) {
   constexpr int kBarriers = 1024;
   int const tiles = (config.B_r + 2 * config.stages * config.B_c) * config.d_head * kElementBytes +
                     config.B_r * slab_columns(config) * kElementBytes;
-  return config.persistent && config.n_consumers == 2 &&
+  return config.persistent && config.n_consumers == 2 && !config.rescale_threshold &&
          tiles + kBarriers + fold_bytes(config) <= kMostSmem;
 }
 constexpr int fold_bytes(FlashForwardSm90Config const& config, bool fixed_splits) {

@@ -82,7 +82,8 @@ class FlashForwardSm90Config(KernelConfig):
     def folds_splits(self) -> bool:
         """Whether a CTA may work through all splits at fixed keys of a tile."""
         fits = self.smem_bytes + self._fold_bytes <= MOST_SMEM
-        return self.persistent and self.n_consumers == 2 and fits
+        decide_alone = not self.rescale_threshold  # rows
+        return self.persistent and self.n_consumers == 2 and decide_alone and fits
 
     @property
     def _fold_bytes(self) -> int:

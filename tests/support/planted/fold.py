@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from support.planted.planting import Bug, condition, found, without
 
+_CONSUMER = "sm90/forward/consumer.h"
 _FOLD = "sm90/forward/fold.h"
 _ROW = "common/fold.h"
 _PROBLEM = "sm90/forward/problem.h"
@@ -15,10 +16,10 @@ def _bug(name: str, *edits, finds=(), silent: bool = False) -> Bug:
 
 BUGS = [
     _bug(
-        "the_fold_of_the_tile_before_goes_on",
+        "rows_go_on_where_nothing_came_before",
         condition(
-            "opens = split & FoldedSplit::kOpens,",
-            "opens = !BUG && (split & FoldedSplit::kOpens),",
+            "if (goes_on) { device::at(device::Site::part_s2r); thread.load_rows(rows);",
+            "if (goes_on || BUG) { device::at(device::Site::part_s2r); thread.load_rows(rows);",
             _FOLD,
         ),
         finds=[found("uninitialised_read", "part_s2r")],
@@ -37,18 +38,22 @@ BUGS = [
         finds=[found("race", "part_s2r", "part_r2s")],
         silent=True,
     ),
-    _bug(
-        "each_split_is_the_last",
-        condition(
-            "(begin > this->first_block ? 0",
-            "(!BUG && begin > this->first_block ? 0",
-            _PROBLEM,
-        ),
-        finds=[found("uninitialised_read", "part_s2r")],
-    ),
+    _bug("a_split_begins_anew", without("is_folded = true;", _CONSUMER)),
     _bug(
         "a_split_of_one_block_more",
-        condition("max(number * n_blocks,", "max(number * n_blocks - BUG,", _PROBLEM),
+        condition("n_block % kBlocks == 0", "n_block % kBlocks == BUG", _PROBLEM),
+    ),
+    _bug(
+        "O_of_one_split_and_sums_of_the_next",
+        condition(
+            "fold(false_type{}, tile, ended,",
+            "fold(false_type{}, tile, BUG ? softmax : ended,",
+            _CONSUMER,
+        ),
+    ),
+    _bug(
+        "PV_onto_the_split_before",
+        condition("accumulate = false; continue;", "accumulate = BUG; continue;", _CONSUMER),
     ),
     _bug(
         "what_came_before_keeps_its_weight",
