@@ -94,10 +94,11 @@ def _leads(i: _Instruction) -> bool:
 
 
 def _writes(i: _Instruction) -> range:
-    """The registers that it writes: the first operands but for predicates."""
+    """The registers that it writes: of the first operand, or of the one behind a predicate."""
     if i.opcode.startswith(_WITHOUT_RESULT):
         return range(0)
-    found = re.match(r"(?:!?U?P[\dT]+, )?R(\d+)\b", i.operands)
+    behind_predicate = i.opcode.startswith(("SHFL", "ATOM", "MATCH"))
+    found = re.match(r"P[\dT]+, R(\d+)\b" if behind_predicate else r"R(\d+)\b", i.operands)
     if not found:
         return range(0)
     n = 1
@@ -141,7 +142,10 @@ _LINE = re.compile(
 _MARKED = re.compile(r"\bR(\d+)(?:\.64)?\.reuse")
 _REGISTER = re.compile(r"(?<!\w)R(\d+)(?:\.reuse)?(\.64)?")
 _TARGET = re.compile(r"0x([0-9a-f]+)")
-_WITHOUT_RESULT = ("ST", "RED", "BAR", "SYNCS", "UTM", "UBLK", "LDGSTS", "CCTL", "R2UR", "R2P")
+_WITHOUT_RESULT = (
+    *("ST", "SUST", "RED", "LDGSTS", "UTM", "UBLK", "CCTL", "R2UR", "R2P", "BAR", "SYNCS"),
+    *("WARPSYNC", "NANOSLEEP", "BPT", "BRX", "JMX", "CALL", "RET"),
+)
 
 
 if __name__ == "__main__":
