@@ -39,7 +39,8 @@ CUTE_DEVICE void negate_rows(Params const& params, int bug) {
   if (thread == 0) {
     device::at(device::Site::Q_g2s);
     device::mbarrier_arrive_and_expect(smem.full, bytes);
-    device::tma_load<device::CacheHint::kNormal>(params.q_map, smem.full, smem.in, 0, first_row);
+    device::tma_load<device::CacheHint::kNormal>(params.q_map, smem.full,
+                                                 device::smem_address(smem.in), 0, first_row);
   }
   device::mbarrier_wait(smem.full, 0);
   // NOTE: in and out have one layout, swizzled or not.

@@ -460,8 +460,8 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
           softmax.reset();
           leave_out_missing_rows();
           softmax_block(true_type{}, acc_S, softmax, mask, n_block - 1);
+          gemm_wait<0>(acc_O);
           if constexpr (Traits::kOverlap) {
-            gemm_wait<0>(acc_O);
             release_V();
           }
           fold(false_type{}, tile, ended, acc_O, is_folded);

@@ -100,6 +100,15 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   if (warp == 0) {
     device::at(Site::Q_g2s);
     load_Q<Traits, kFeatures, Variant>(params, smem, schedule);
+  } else if constexpr (Variant::kHasMask) {
+    // NOTE: a walk by a mask leaves no registers for which of the two it is.
+    if (warp == 1) {
+      device::at(Site::K_g2s);
+      load_blocks(params.k_map, smem.pipeline_K, smem.k);
+    } else if (warp == 2) {
+      device::at(Site::V_g2s);
+      load_blocks(params.v_map, smem.pipeline_V, smem.v);
+    }
   } else if (warp <= 2) {
     // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
     bool const is_K = warp == 1;

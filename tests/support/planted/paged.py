@@ -30,8 +30,8 @@ def _bug(name: str, *edits, finds=(), problem="window", configs=("sm90",)) -> Bu
 BUGS = [
     _bug(
         "boxes_in_reverse",
-        condition("&sKV(row, column, write.stage)",
-                  "&sKV(BUG ? kBlockN - n_rows - row : row, column, write.stage)", _LOAD),
+        condition("(sKV, layout, row, column, write.stage)",
+                  "(sKV, layout, BUG ? kBlockN - n_rows - row : row, column, write.stage)", _LOAD),
     ),
     _bug(
         "the_next_entry_of_the_table",

@@ -298,26 +298,26 @@ BUGS = [
     ),
     _bug(
         "boxes_into_another_stage",
-        condition("(&sKV(0, column, write.stage)), column,",
-                  "(&sKV(0, column, (write.stage + BUG) % Traits::kStages)), column,", _LOAD),
+        condition("layout, 0, column, write.stage), column,",
+                  "layout, 0, column, (write.stage + BUG) % Traits::kStages), column,", _LOAD),
         finds=[found("in_flight_read", "QK", "K_g2s")],
     ),
     _bug(
         "boxes_across_stages",
-        condition("&sKV(0,", "&sKV(8 * BUG,", _LOAD),
+        condition("(sKV, layout, 0,", "(sKV, layout, 8 * BUG,", _LOAD),
         finds=[found("outside_tile", "K_g2s", detail="K"),
                found("outside_tile", "V_g2s", detail="V")],
     ),
     _bug(
         "boxes_that_are_not_aligned",
-        condition("device::tma_load<kHintKV>(map, full, raw_pointer_cast(",
-                  "device::tma_load<kHintKV>(map, full, 32 * BUG + raw_pointer_cast(", _LOAD),
+        condition("device::tma_load<kHintKV>(map, full, Slabs::address(",
+                  "device::tma_load<kHintKV>(map, full, 64 * BUG + Slabs::address(", _LOAD),
         finds=[found("misaligned", "K_g2s")],
     ),
     _bug(
         "boxes_past_the_end",
         condition("device::tma_load<kHintKV>(map, full,",
-                  "device::tma_load<kHintKV>(map, full, (BUG << 16) +", _LOAD),
+                  "device::tma_load<kHintKV>(map, full, (BUG << 17) +", _LOAD),
         finds=[found("out_of_bounds", "V_g2s", detail="overruns")],
     ),
     _bug(
