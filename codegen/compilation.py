@@ -327,10 +327,11 @@ def _run_ninja(
     compiled was decided by the keys, never by times."""
     with tempfile.TemporaryDirectory(prefix="pyflash-ninja-") as folder:
         lines = ["rule object", "  command = $command", "  description = $number"]
+        cuobjdump = _cuobjdump()
         for i, c in enumerate(missing):
             files = [compile_object.__file__, c.object, lock_file(c.object)]
             command = [sys.executable, "-I", "-S", *map(str, files), str(n_jobs), c.digest]
-            command += [_cuobjdump() if c.compiler.suffix == ".cu" else "", *map(str, c.files)]
+            command += [cuobjdump if c.compiler.suffix == ".cu" else "", *map(str, c.files)]
             command += ["--", *c.command]
             lines += [
                 f"build {_ninja_path(c.object)}: object",

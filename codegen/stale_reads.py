@@ -41,13 +41,16 @@ def main(argv: Sequence[str]) -> int:
     cuobjdump, path = argv
     listing = subprocess.run([cuobjdump, "-sass", path], capture_output=True, text=True)
     if listing.returncode != 0 and "does not contain device code" not in listing.stderr:
-        print(f"error: cuobjdump cannot read {path}: {listing.stderr.strip()}")
+        print(
+            f"error: {cuobjdump} cannot read {path}: {listing.stderr.strip()}; install the one of "
+            "nvcc's version"
+        )
         return 1
     found = list(stale_reads(listing.stdout))
     for read in found:
         print(
-            f"error: ptxas made wrong machine code, build with another version of CUDA: {read}; "
-            "see pyflash.codegen.stale_reads"
+            f"error: ptxas made wrong machine code: {read}; build with another version of CUDA, or "
+            "without this config or combination of features (pyflash.codegen.stale_reads)"
         )
     return 1 if found else 0
 
@@ -57,7 +60,8 @@ def stale_reads(listing: str) -> Iterator[StaleRead]:
     _, *functions = re.split(r"^\s+Function : ", listing, flags=re.MULTILINE)
     for function in functions:
         name = function.partition("\n")[0].strip()
-        instructions = [_Instruction(int(a, 16), *rest) for a, *rest in _LINE.findall(function)]
+        lines = INSTRUCTION.findall(function)
+        instructions = [_Instruction(int(a, 16), opcode, rest) for a, _, opcode, rest in lines]
         for marked, reader in _in_function(instructions):
             yield StaleRead(name, str(marked), str(reader))
 
@@ -135,9 +139,10 @@ def _reads(i: _Instruction) -> set[int]:
     return reads
 
 
-# "        /*0010*/              @!P0 BRA 0x340 ;                /* encoding */"
-_LINE = re.compile(
-    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE
+# "        /*0010*/              @!P0 BRA 0x340 ;                /* encoding */":
+# address, guard, opcode, operands.
+INSTRUCTION = re.compile(
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE
 )
 _MARKED = re.compile(r"\bR(\d+)(?:\.64)?\.reuse")
 _REGISTER = re.compile(r"(?<!\w)R(\d+)(?:\.reuse)?(\.64)?")

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       int const split = split_at(first + i);
-      // Of parts that attend nothing O is not written, and most may be such.
+      // Nobody wrote O of parts that attend nothing, which most may do.
       lse_of[i] = first + i < params.num_splits ? lse[row][split] : -INFINITY;
       values[i] = lse_of[i] != -INFINITY
                       ? *reinterpret_cast<float4 const*>(partial + split * n_rows * params.d_head)

@@ -16,7 +16,7 @@ struct Fold {
   float largest = -INFINITY;  // of lse so far
   float sum = 0;              // of exp(lse - largest)
 
-  // What of a part and of the sum of those before is added.
+  // Factors of a part's O and of the O of the parts before it.
   struct Weights {
     float before;
     float part;
@@ -38,7 +38,7 @@ struct Fold {
     return weights;
   }
 
-  // By what O is multiplied in the end, after a logit that adds to the sum alone, or -inf.
+  // Adds a logit to the sum alone, or -inf for none; returns the factor that divides O by the sum.
   PYFLASH_HOST_DEVICE float finish(float sink) {
     Weights const weights = sink == -INFINITY ? Weights{.before = 1, .part = 0} : add(sink);
     return sum == 0 ? 0.f : Math::product(weights.before, 1.f / sum);

@@ -69,7 +69,9 @@ def emulate(
 
     With num_splits > 1 the kernel writes partial results, one per split of the keys, and PyTorch
     merges them. With num_splits = -1 `resident_ctas` CTAs share the keys, and the emulator merges
-    the parts of sequences that it cuts.
+    the parts of sequences that it cuts. With num_splits = -2 keys are split at fixed places: where
+    four tiles or more come to five CTAs, a CTA folds the splits of its tile if the kernel can, else
+    the emulator does.
 
     Returns (out, lse, report). out and lse are what the kernel wrote, NaN where it wrote nothing;
     they agree with a GPU's up to the order of sums. Races and the like do not raise: they are in

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import networkx
 
+from pyflash.codegen.stale_reads import INSTRUCTION
 from pyflash.third_party.cuda import find_tool
 
 # What instructions are for, by the start of the opcode; the first that fits counts.
@@ -188,14 +189,8 @@ def parse(listing: str) -> list[Kernel]:
     return kernels
 
 
-# "        /*0010*/              @!P0 BRA 0x340 ;                /* encoding */"
-_LINE = re.compile(
-    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE
-)
-
-
 def _instructions(function: str) -> Iterable[Instruction]:
-    for address, guard, opcode, operands in _LINE.findall(function):
+    for address, guard, opcode, operands in INSTRUCTION.findall(function):
         yield Instruction(int(address, 16), guard, opcode, operands)
 
 

@@ -4,6 +4,7 @@ whether CTAs share the splits of a tile or one folds them all."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -116,6 +117,7 @@ MASKS = {
     "window": {"window_left": 700, "window_right": 300},
     "sinks": {"causal": True, "sinks": torch.tensor([-1.0, 2.0])},
     "far sinks": {"window_left": 5, "sinks": torch.tensor([-100.0, 60.0])},
+    "slopes": {"causal": True, "alibi_slopes": torch.tensor([0.01, 0.001])},
 }
 
 
@@ -128,12 +130,13 @@ def folding(tmp_path_factory):
     return {config: built[str(config)] for config in FOLDING}
 
 
-def attend(library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0]):
+def attend(library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0], narrower=0):
     """Rows in two tiles, with keys in up to three splits."""
     options = MASKS[mask]
-    torch.manual_seed(config.d_head)
-    shapes = ((1, 150, 2), (1, 2100, 1), (1, 2100, 1))
-    inputs = [torch.randn(*shape, config.d_head).to(TORCH_DTYPES[config.dtype]) for shape in shapes]
+    d_head = config.d_head - narrower
+    torch.manual_seed(d_head)
+    shapes = ((1, 150, 2, d_head), (1, 2100, 1, d_head), (1, 2100, 1, d_head))
+    inputs = [torch.randn(shape).to(TORCH_DTYPES[config.dtype]) for shape in shapes]
     out, lse, report = run_library(
         library, inputs, config, num_splits=AT_FIXED_KEYS, order=order,
         resident_ctas=resident_ctas, **options,
@@ -141,18 +144,20 @@ def attend(library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0]):
     return out, lse, report, expect(*inputs, **options)
 
 
+@pytest.mark.parametrize("narrower", [0, 8])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("config", FOLDING, ids=str)
-def test_folded_by_one_cta_and_shared_by_several(folding, config, mask):
+def test_folded_by_one_cta_and_shared_by_several(folding, config, mask, narrower):
     """In every order of warps."""
-    shared, lse_of_shared, report, expected = attend(folding[config], config, mask)
+    run = functools.partial(attend, folding[config], config, mask, narrower=narrower)
+    shared, lse_of_shared, report, expected = run()
     report.check()
     assert report.problem["num_splits"] == 3
     assert report.smem_bytes == config.smem_bytes_with(EMULATED_FIXED[0])
     expected.check(shared, lse_of_shared)
     for n, order in enumerate(ORDERS):
         resident_ctas = 1 + 2 * (n % 2)
-        out, lse, report, _ = attend(folding[config], config, mask, resident_ctas, order)
+        out, lse, report, _ = run(resident_ctas, order)
         report.check()
         assert report.problem["num_splits"] == 1
         assert torch.equal(out, shared)

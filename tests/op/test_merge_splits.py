@@ -13,7 +13,7 @@ import torch
 from support.host_kernels import planted_program, printed
 from torch import Tensor
 
-# Of splits at fixed keys: places in the kernel, and what stands there with the error.
+# Errors of the kernel for splits at fixed keys: a place in it, and what stands there instead.
 ERRORS = {
     "folded from the first on": ("return params.num_splits - 1 - place;",
                                  "return PLANTED(1) ? place : params.num_splits - 1 - place;"),
@@ -124,7 +124,7 @@ def broken(program: Path, error: int = 0) -> set[str]:
     )
     if not same(few, more):
         found.add("the number of splits")
-    # Of equal weights, from the last to the first.
+    # Splits of equal weights are added from the last to the first.
     of_equal = functools.reduce(torch.add, o.flip(0)[:, 1])
     for n, (found_o, found_lse) in ((6, few), (7, with_sinks)):
         of_n = (of_equal * (torch.ones(()) / n)).bfloat16()

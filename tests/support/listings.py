@@ -20,7 +20,7 @@ _FILES = {
     BEST: "fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_opt_softmax.sass.gz",
 }
 
-# Of a forward kernel for sm_90a by CUDA 13.0: the sum reads R31 as it was before the product.
+# CUDA 13.0 made this for sm_90a: the sum reads R31 as it was before the product.
 STALE_READ = (
     "MOV R63, R31",
     "LOP3.LUT R30, R30, 0x60, RZ, 0x3c, !PT",

@@ -105,7 +105,7 @@ EmulatedKernel const* emulated_kernel_of() {
   static constexpr EmulatedKernel kernel{
       .n_threads = Traits::kNThreads,
       .smem_bytes = int(sizeof(typename Traits::SharedStorage)) +
-                    sm90::fold_bytes(kConfig, (kBuilt.fixed_splits || ...)),
+                    sm90::extra_smem_bytes(kConfig, (kBuilt.fixed_splits || ...)),
       .access_bytes = Traits::kMaxCluster > 1 ? 4 : 16,
       .starts_early = true,
       .watches_registers = true,

@@ -41,6 +41,7 @@ struct FoldStorage {
 template <class Traits>
 struct FoldOfThread {
   using Storage = FoldStorage<Traits>;
+  static_assert(sizeof(Storage) == Traits::kFoldBytes);
   using Row = Fold<FoldMath>;
   static constexpr int kRows = 2;
 

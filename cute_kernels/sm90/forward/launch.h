@@ -11,10 +11,11 @@ ConfigMapRow<Forward> kernel_row(char const* short_form, BuiltFor const& built_f
   using Traits = sm90::KernelTraits<kConfig>;
   static void const* const kernels[] = {
       reinterpret_cast<void const*>(flash_forward_sm90_kernel<kConfig, kBuilt>)...};
-  return make_row<kConfig, kBuilt...>(short_form, built_for, Traits::kNThreads,
-                                      sizeof(typename Traits::SharedStorage) +
-                                          sm90::fold_bytes(kConfig, (kBuilt.fixed_splits || ...)),
-                                      kernels);
+  return make_row<kConfig, kBuilt...>(
+      short_form, built_for, Traits::kNThreads,
+      sizeof(typename Traits::SharedStorage) +
+          sm90::extra_smem_bytes(kConfig, (kBuilt.fixed_splits || ...)),
+      kernels);
 }
 
 }  // namespace pyflash

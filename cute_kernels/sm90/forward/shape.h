@@ -34,13 +34,14 @@ constexpr int max_cluster(FlashForwardSm90Config const& config) {
   return config.n_consumers == 1 && !config.three_ctas && part_bytes <= bytes_of_kv ? 16 : 1;
 }
 
-// Whether a CTA works through all splits at fixed keys of a tile, and folds them: fold.h. O of a tile's rows in fp32, but for what
-// fits where O leaves through, and a number for each thread, have to have room in shared memory.
+// What a fold of splits (fold.h) takes of shared memory: O of the tile's rows in fp32, but for what fits where O leaves through, and a
+// number for each thread.
 constexpr int fold_bytes(FlashForwardSm90Config const& config) {
   int const threads = config.n_consumers * kWarpgroup;
   return config.B_r * (config.d_head * int(sizeof(float)) - slab_columns(config) * kElementBytes) +
          threads * int(sizeof(float));
 }
+// Whether a CTA may have all splits at fixed keys of a tile, and fold them.
 constexpr bool folds_splits(FlashForwardSm90Config const& config) {
   constexpr int kBarriers = 1024;
   int const tiles = (config.B_r + 2 * config.stages * config.B_c) * config.d_head * kElementBytes +
@@ -48,7 +49,8 @@ constexpr bool folds_splits(FlashForwardSm90Config const& config) {
   return config.persistent && config.n_consumers == 2 && !config.rescale_threshold &&
          tiles + kBarriers + fold_bytes(config) <= kMostSmem;
 }
-constexpr int fold_bytes(FlashForwardSm90Config const& config, bool fixed_splits) {
+// Behind SharedStorage, of kernels some of which have the feature.
+constexpr int extra_smem_bytes(FlashForwardSm90Config const& config, bool fixed_splits) {
   return fixed_splits && folds_splits(config) ? fold_bytes(config) : 0;
 }
 

@@ -107,6 +107,8 @@ struct KernelTraits {
   };
   static_assert(sizeof(SharedStorage) <= kMostSmem);
   static constexpr bool kFoldsSplits = folds_splits(kConfig);
+  static constexpr int kFoldBytes = fold_bytes(kConfig);
+  static_assert(!kFoldsSplits || sizeof(SharedStorage) + kFoldBytes <= kMostSmem);
   static_assert(offsetof(SharedStorage, v) == offsetof(SharedStorage, k) + sizeof(SharedStorage::k),
                 "a part lies where K and V were");
 };
