@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -151,6 +152,22 @@ print(pyflash.built_configs()[pyflash.config.parse(sys.argv[2])])
         f"{Features(right_window=True)!r}), sm_archs=({target!r},), ptx_arch=0, "
         f"n_threads={config.n_threads}, smem_bytes={config.smem_bytes}, rank="
     )
+
+
+@pytest.mark.parametrize("names", list(itertools.permutations(("plain", "fixed_splits"))))
+def test_the_row_has_memory_for_each_of_its_kernels(tmp_path, names):
+    """In whichever order they come."""
+    config = parse(SM90)
+    most = config.smem_bytes_with(Features(fixed_splits=True))
+    assert most > config.smem_bytes
+    cubins = [write_cubin(tmp_path, SM90, name) for name in names]
+    code = """
+pyflash.load(sys.argv[1])
+for path in sys.argv[3:]:
+    load_cubin(path)
+print(pyflash.built_configs()[pyflash.config.parse(sys.argv[2])].smem_bytes)
+"""
+    assert run_loading(code, build_fake_library(tmp_path), SM90, *cubins) == f"{most}\n"
 
 
 def test_a_cubin_adds_to_what_a_library_has(tmp_path):
