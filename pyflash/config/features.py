@@ -119,8 +119,14 @@ DROPOUT = tuple(
     )
 )
 
-# Those of batch_invariant.
-FIXED = tuple(dataclasses.replace(features, fixed_splits=True) for features in _UNLISTED)
+
+def with_fixed_splits(built: Iterable[Features]) -> tuple[Features, ...]:
+    """Those of batch_invariant, which takes no softcap: under one the rows of a warp vote."""
+    fixed = (dataclasses.replace(f, softcap=False, fixed_splits=True) for f in built)
+    return tuple(dict.fromkeys(fixed))
+
+
+FIXED = with_fixed_splits(_UNLISTED)
 
 BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED, *FP8))
 
@@ -144,8 +150,8 @@ _EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slope
 EMULATED_PAGED = (Features.parse(f"{_EVERY}+paged_kv+listed_tiles"),)
 EMULATED_SHARED = (Features.parse(f"{_EVERY}+equal_shares"),)
 EMULATED_PAGED_SHARED = (Features.parse(f"{_EVERY}+paged_kv+equal_shares"),)
-EMULATED_FIXED = (Features.parse(f"{_EVERY}+fixed_splits"),)
-EMULATED_PAGED_FIXED = (Features.parse(f"{_EVERY}+paged_kv+fixed_splits"),)
+EMULATED_FIXED = with_fixed_splits([Features.parse(_EVERY)])
+EMULATED_PAGED_FIXED = with_fixed_splits([Features.parse(f"{_EVERY}+paged_kv")])
 
 # And of caches of e4m3.
 EMULATED_FP8 = FP8

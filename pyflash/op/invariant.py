@@ -4,8 +4,8 @@ keys and values that it attends, and the options.
 One config for a dtype, d_head and kind of GPU serves every call, so that blocks of keys begin at
 multiples of its B_c from the first key on, whatever pages hold them. CTAs share the keys of a tile
 at fixed ones, whatever lengths are; their results are merged in order, and those of CTAs without a
-key of a row change none of its bits. Without `rescale_threshold` the maximum that exponents of a
-row refer to is the row's own; with it the rows of a warp vote.
+key of a row change none of its bits. The maximum that exponents of a row refer to is the row's own
+doing, too: with `rows_decide`, or without `rescale_threshold`, else the rows of a warp vote.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any
             "the rows of a warp vote on the terms of tanh"
         )
     config = arguments.get("config")
-    if config and _has_threshold(config):
+    if config and not _has_own_rows(config):
         raise ValueError(
             f"pyflash: batch_invariant came with config '{config}': expected one without "
-            "rescale_threshold, by which the rows of a warp vote"
+            "rescale_threshold, by which the rows of a warp vote, or with rows_decide, too"
         )
 
 
@@ -121,10 +121,10 @@ def _short_form_of(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
     return invariant_config(_DTYPES[dtype], d_head, sm_arch).canonical().short_form()
 
 
-def _has_threshold(config: str) -> bool:
-    return bool(parse_short_form(config).rescale_threshold)
+def _has_own_rows(config: str) -> bool:
+    return bool(parse_short_form(config).has_own_rows)
 
 
 # As in pyflash/op/arguments.py.
 _short_form._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_has_threshold._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_has_own_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -82,11 +82,7 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
         if needed.fixed_splits:
             assert found is None
             fixed = first_covering(needed, FIXED)
-            assert (fixed is None) == (
-                needed.listed_tiles
-                or needed.equal_shares
-                or (needed.alibi_slopes and needed.softcap)
-            )
+            assert (fixed is None) == (needed.listed_tiles or needed.equal_shares or needed.softcap)
             continue
         if needed.alibi_slopes and (needed.softcap or needed.listed_tiles):
             assert found is None

@@ -25,7 +25,7 @@ SM90 = Arch.of(90)
 def test_text_of_a_config():
     assert str(BEST) == TEXT
     bare = "(FP16, 64, 64, 64, 1): sm90+stages_3"
-    for text in (TEXT, bare, f"{TEXT}+pack_gqa", f"{TEXT}+pack_gqa+three_ctas"):
+    for text in (TEXT, bare, f"{TEXT}+pack_gqa", f"{TEXT}+pack_gqa+three_ctas+rows_decide"):
         assert str(parse(text)) == text
         config = parse(text)
         assert parse(config.to_cpp_struct()) == config
@@ -62,6 +62,11 @@ BROKEN = [
         "three_have_room",
         {**SMALL, "B_c": 96, "stages": 4, "three_ctas": True},
         "three CTAs of 115712 bytes of shared memory are more than sm_90 gives an SM",
+    ),
+    (
+        "threshold_for_rows",
+        {"rescale_threshold": False, "rows_decide": True},
+        "set rescale_threshold = True, or rows_decide = False",
     ),
     ("supported_values", {"d_head": 160, "B_c": 64}, "d_head = 160 is not supported: use 64, 96"),
 ]

@@ -27,7 +27,8 @@ from pyflash.op.reference import expect
 from pyflash.op.selection import TORCH_DTYPES
 
 CONFIGS = {
-    "sm90": "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent",
+    "sm90": "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent"
+    "+rescale_threshold+rows_decide",
     "sm80": "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
 }
 HEADS, HEADS_KV, D_HEAD = 2, 1, 64
@@ -106,9 +107,10 @@ def test_bits_of_a_row(libraries, name, options):
 FOLDING = [
     parse(f"({dtype}, {d_head}, 128, 128, 2): sm90+stages_2{words}").canonical()
     for dtype, d_head, words in (
-        ("BF16", 128, "+overlap+pingpong+persistent"),
-        ("FP16", 96, "+overlap+persistent"),
+        ("BF16", 128, "+overlap+pingpong+persistent+rescale_threshold+rows_decide"),
+        ("FP16", 96, "+persistent+rescale_threshold+rows_decide"),
         ("FP16", 64, "+overlap+pingpong+persistent"),
+        ("FP16", 64, "+overlap+pingpong+persistent+rescale_threshold+rows_decide"),
     )
 ]
 MASKS = {

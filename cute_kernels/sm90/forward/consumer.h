@@ -12,6 +12,7 @@
 #include "cute_kernels/sm90/forward/merge.h"
 #include "cute_kernels/sm90/forward/merge_parts.h"
 #include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/rowwise_softmax.h"
 #include "cute_kernels/sm90/forward/scores.h"
 #include "cute_kernels/sm90/forward/share_schedule.h"
 #include "cute_kernels/sm90/forward/softmax.h"
@@ -69,7 +70,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
                           typename Traits::SmemLayoutKV{});  // (kBlockN,kHeadDim,kStages)
 
   using TileMask = ScoreMask<Traits, kFeatures>;
-  using TileSoftmax = Softmax<Element, Traits::kRescaleThreshold, kSoftcap>;
+  // NOTE: under a cap rows decide alone while scores are compared with m.
+  constexpr bool kRowsDecide = Traits::kRowsDecide && !kSoftcap;
+  using TileSoftmax = std::conditional_t<
+      kRowsDecide, RowwiseSoftmax<Element>,
+      Softmax<Element, Traits::kRescaleThreshold && !Traits::kRowsDecide, kSoftcap>>;
   typename TileSoftmax::PerRow correction;
 
   RingPosition<1> read_Q;
@@ -248,14 +253,8 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     auto const walk = Schedule::walk(params, tile);
     auto const [n_block, is_cut] = walk[place];
     auto make_scores = [&] {
-      if constexpr (Variant::kHasMask || Variant::kHasScore) {
-        make_variant_scores<Traits, kFeatures, Variant>(
-            acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
-      }
-      if constexpr (kFeatures.alibi_slopes) {
-        add_alibi_to<Traits, kFeatures>(acc_S, params, tile, tile.first_query + first_row_query,
-                                        n_block);
-      }
+      sm90::make_scores<Traits, kFeatures, Variant>(
+          acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
     };
     make_scores();
     device::at(Site::softmax);
@@ -291,6 +290,29 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
     // NOTE: were they one, the compiler would move the wait for PV that follows above the exponentials.
     return softmax.template update<first.value, false>(acc_S, correction, problem.softcap);
+  };
+
+  // The same of a block after the first, where rows decide alone.
+  auto softmax_rows = [&](auto& acc_S, auto& softmax, TileMask& mask, int place) {
+    auto const walk = Schedule::walk(params, tile);
+    auto const [n_block, is_cut] = walk[place];
+    auto make_scores = [&] {
+      sm90::make_scores<Traits, kFeatures, Variant>(
+          acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
+      device::at(Site::softmax);
+    };
+    make_scores();
+    bool const is_masked = mask.cuts(n_block) || is_cut;
+    bool const rescale =
+        softmax_by_rows(softmax, acc_S, correction, mask, n_block, is_masked, [&] {
+          compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query,
+                                            n_block, acc_S);
+          make_scores();
+        });
+    if (is_masked && softmax.lacks_maximum()) {
+      mask.also_cut(walk[place - 1].number);
+    }
+    return rescale;
   };
 
   Interval blocks{};  // of the tile, that this warpgroup attends something of
@@ -339,6 +361,16 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       }
     }
     convert_P<Element>(acc_S, tOrP);
+  };
+  // Of a tile that has all its splits, one that is complete, up to the O of the next.
+  bool is_fold_due = false;
+  TileSoftmax ended = softmax;
+  auto fold_due = [&] {
+    if constexpr (Schedule::kMayFold) {
+      fold(false_type{}, tile, ended, acc_O, is_folded);
+      is_folded = true;
+      is_fold_due = false;
+    }
   };
   if (warpgroup + 1 == kNConsumers) {
     pass_turn(warpgroup);
@@ -442,10 +474,20 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       wait_for_turn();
       if constexpr (Traits::kOverlap) {
         issue_QK(acc_S);
+        bool const folds = is_fold_due;  // beside QK^T, and others need not wait for it
+        if (folds) {
+          pass_turn(warpgroup);
+          fold_due();
+        }
         issue_PV(accumulate);
-        pass_turn(warpgroup);
+        if (!folds) {
+          pass_turn(warpgroup);
+        }
         gemm_wait<1>(acc_S);
       } else {
+        if (is_fold_due) {
+          fold_due();
+        }
         issue_PV(accumulate);
         issue_QK(acc_S);
         pass_turn(warpgroup);
@@ -456,22 +498,30 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       finish_QK(n_block - 1 == blocks.begin);
       if constexpr (Schedule::kMayFold) {
         if (Schedule::ends_split(params, n_block)) {
-          TileSoftmax const ended = softmax;
-          softmax.reset();
-          leave_out_missing_rows();
+          ended = softmax;
+          is_fold_due = true;
           softmax_block(true_type{}, acc_S, softmax, mask, n_block - 1);
-          gemm_wait<0>(acc_O);
+          leave_out_missing_rows();
+          if constexpr (TileSoftmax::kSumsTell) {
+            if (softmax.lacks_maximum()) {
+              mask.also_cut(Schedule::walk(params, tile)[n_block - 2].number);
+            }
+          }
           if constexpr (Traits::kOverlap) {
+            gemm_wait<0>(acc_O);
             release_V();
           }
-          fold(false_type{}, tile, ended, acc_O, is_folded);
-          is_folded = true;
           convert_P<Element>(acc_S, tOrP);
           accumulate = false;
           continue;
         }
       }
-      bool const rescale = softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
+      bool rescale;
+      if constexpr (kRowsDecide) {
+        rescale = softmax_rows(acc_S, softmax, mask, n_block - 1);
+      } else {
+        rescale = softmax_block(false_type{}, acc_S, softmax, mask, n_block - 1);
+      }
       if constexpr (Traits::kOverlap) {
         gemm_wait<0>(acc_O);
         release_V();
@@ -486,6 +536,9 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
                      Schedule::walk(params, tile)[n_block - 1].number);
       }
       accumulate = true;
+    }
+    if (is_fold_due) {
+      fold_due();
     }
     n_skip = blocks.begin - tile.blocks.begin;
   }

@@ -186,7 +186,8 @@ CUTE_DEVICE void store_O(KernelParams const& params, Tile const& tile, int first
       RowOut const out = Traits::kPackGqa
                              ? row_out<Traits, kFeatures>(params, tile, first_query, row)
                              : RowOut{.exists = first_query + row < tile.q_rows.length,
-                                      .o = first.o + pass * step};
+                                      .o = first.o + pass * step,
+                                      .lse = 0};
       bool const has_columns = !kFeatures.predicated_head_dim || slab + column < problem.d_head;
       return RowStore<Element>{.exists = out.exists && has_columns, .address = o + out.o + slab};
     };

@@ -41,6 +41,8 @@ struct Softmax {
   static constexpr int kRows = 2;
   static constexpr float kThreshold = kRescaleThreshold ? kMaxGrowth<Element> : 0.f;
   static constexpr bool kSumsTell = kRescaleThreshold && !kSoftcap;
+  // Above it, what a thread's exponentials of a row of a block sum up to is large.
+  static constexpr float kLargeSum = 1 << static_cast<int>(kThreshold);
   using PerRow = Tensor<ArrayEngine<float, kRows>, Layout<Int<kRows>>>;
 
   float softmax_scale;
@@ -152,7 +154,7 @@ struct Softmax {
     return exponentiate(S, softcap, [&](float) { return scale_log2(); });
   }
   CUTE_DEVICE static bool are_large(PerRow const& sums) {
-    return device::any_lane(larger(sums) > static_cast<float>(1 << static_cast<int>(kThreshold)));
+    return device::any_lane(larger(sums) > kLargeSum);
   }
   CUTE_DEVICE static bool overflow(PerRow const& sums) {
     return device::any_lane(larger(sums) == INFINITY);

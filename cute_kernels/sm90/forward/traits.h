@@ -33,6 +33,8 @@ struct KernelTraits {
   static constexpr bool kPersistent = kConfig.persistent;
   static constexpr bool kPackGqa = kConfig.pack_gqa;
   static constexpr bool kRescaleThreshold = kConfig.rescale_threshold;
+  static constexpr bool kRowsDecide = kConfig.rows_decide;
+  static_assert(!kRowsDecide || kRescaleThreshold, "else rows decide anyway");
 
   static constexpr int kMmaM = sm90::kMmaM;
   static_assert(kBlockM == kMmaM * kNConsumers, "each consumer warpgroup owns 64 rows");

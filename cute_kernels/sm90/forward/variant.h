@@ -10,6 +10,7 @@
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/scores.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
 
@@ -112,6 +113,19 @@ CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& par
   }
   if constexpr (Variant::kHasScore) {
     make_streamed(false_type{});
+  }
+}
+
+// What becomes of this thread's QK^T of a block before the softmax: by a variant, or ALiBi.
+template <class Traits, ForwardFeatures kFeatures, class Variant, class AccS>
+CUTE_DEVICE void make_scores(AccS& acc_S, ParamsWith<Variant> const& params, Tile const& tile,
+                             int first_query, int n_block, bool is_cut) {
+  if constexpr (Variant::kHasMask || Variant::kHasScore) {
+    make_variant_scores<Traits, kFeatures, Variant>(acc_S, params, tile, first_query, n_block,
+                                                    is_cut);
+  }
+  if constexpr (kFeatures.alibi_slopes) {
+    add_alibi_to<Traits, kFeatures>(acc_S, params, tile, first_query, n_block);
   }
 }
 

@@ -43,6 +43,11 @@ class FlashForwardKernelConfig(KernelConfig):
     rescale_threshold: bool = flag("rescale_threshold", default=False)
 
     @property
+    def has_own_rows(self) -> bool:
+        """Whether the bits of a row depend on no other row of its tile."""
+        return not self.rescale_threshold
+
+    @property
     def n_threads(self) -> int:
         """Per CTA."""
         return 32 * self.n_warps

@@ -43,6 +43,8 @@ class FlashForwardSm90Config(KernelConfig):
     pack_gqa: bool = flag("pack_gqa")  # the query heads of a K/V head are rows of one Q tile
     # CTAs of one consumer warpgroup share an SM, three in place of two, with fewer registers each.
     three_ctas: bool = flag("three_ctas", default=False)
+    # With rescale_threshold: whether m grows, each row decides by its own scores, and not the warp.
+    rows_decide: bool = flag("rows_decide", default=False)
 
     @property
     def ctas_per_sm(self) -> int:
@@ -82,8 +84,12 @@ class FlashForwardSm90Config(KernelConfig):
     def folds_splits(self) -> bool:
         """Whether a CTA may work through all splits at fixed keys of a tile."""
         fits = self.smem_bytes + self._fold_bytes <= MOST_SMEM
-        decide_alone = not self.rescale_threshold  # rows
-        return self.persistent and self.n_consumers == 2 and decide_alone and fits
+        return self.persistent and self.n_consumers == 2 and self.has_own_rows and fits
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether the bits of a row depend on no other row of its tile."""
+        return self.rows_decide or not self.rescale_threshold
 
     @property
     def _fold_bytes(self) -> int:

@@ -120,6 +120,15 @@ def three_have_room(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
         )
 
 
+@RULES.rule
+def threshold_for_rows(c: FlashForwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.rows_decide and not c.rescale_threshold:
+        yield (
+            "rows_decide = True lets each row decide whether scores exceed the threshold, and "
+            "without one rows decide anyway: set rescale_threshold = True, or rows_decide = False"
+        )
+
+
 RULES.support_values(SUPPORTED)
 
 

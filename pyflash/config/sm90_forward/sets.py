@@ -6,7 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import DROPOUT, FORWARD, LISTED, SHARED, Features
+from pyflash.config.features import (
+    DROPOUT,
+    FORWARD,
+    LISTED,
+    SHARED,
+    Features,
+    with_fixed_splits,
+)
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
 
 
@@ -71,7 +78,7 @@ HEAD_DIMS = _of_each_dtype(
 # The best of two consumers at each d_head, with rows that decide for themselves: for
 # batch_invariant.
 INVARIANT = [
-    config.replace(rescale_threshold=False)
+    config.replace(rows_decide=True)
     for config in {
         (c.dtype, c.d_head): c
         for c in reversed((*DEFAULTS, *HEAD_DIMS))
@@ -81,7 +88,7 @@ INVARIANT = [
 
 # The best of two consumers at each d_head, of no other set: with dropout alone, so that a library
 # of these takes nothing from another.
-DROPPING = [config.replace(rescale_threshold=True, persistent=False) for config in INVARIANT]
+DROPPING = [config.replace(rows_decide=False, persistent=False) for config in INVARIANT]
 
 SETTLED = {"stages": (1, 2, 3)}
 
@@ -140,7 +147,7 @@ def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
         return _SHORT_BUILT
     unlisted = _unlisted(config)
     if config in INVARIANT:
-        return tuple(dataclasses.replace(f, fixed_splits=True) for f in unlisted)
+        return with_fixed_splits(unlisted)
     listed = [features for features in LISTED if _without_list(features) in unlisted]
     # CTAs share keys in tiles of few queries.
     shared = SHARED if config.n_consumers == 1 and config.persistent else ()
