@@ -20,8 +20,12 @@ using namespace cute;
 template <class Element>
 struct RowwiseSoftmax : Softmax<Element, true, false> {
   using Base = Softmax<Element, true, false>;
+  using Base::inverse_scale_log2;
+  using Base::kRows;
+  using Base::kThreshold;
+  using Base::limit;
+  using Base::row_sum;
   using typename Base::PerRow;
-  using Base::inverse_scale_log2, Base::kRows, Base::kThreshold, Base::limit, Base::row_sum;
 
   int overflowed = 0;  // a bit for each row whose sum did
 
