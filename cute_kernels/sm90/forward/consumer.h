@@ -303,12 +303,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     };
     make_scores();
     bool const is_masked = mask.cuts(n_block) || is_cut;
-    bool const rescale =
-        softmax_by_rows(softmax, acc_S, correction, mask, n_block, is_masked, [&] {
-          compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query,
-                                            n_block, acc_S);
-          make_scores();
-        });
+    bool const rescale = softmax_by_rows(softmax, acc_S, correction, mask, n_block, is_masked, [&] {
+      compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
+                                        acc_S);
+      make_scores();
+    });
     if (is_masked && softmax.lacks_maximum()) {
       mask.also_cut(walk[place - 1].number);
     }
