@@ -4,9 +4,9 @@ each d_head with both windows, which take most, and those that are built by defa
 from __future__ import annotations
 
 import pytest
+from support.machine_code import compile_together
 
-from pyflash.codegen import toolchain
-from pyflash.codegen.kernels import Request, compile_kernels, cubin_compilation
+from pyflash.codegen.kernels import Request
 from pyflash.config import Arch, KernelConfig, Space, named_set
 from pyflash.third_party.cuda import CudaError, find_nvcc
 
@@ -30,14 +30,11 @@ def kernels(uncaptured):
         find_nvcc()
     except CudaError as error:
         pytest.skip(str(error))
-    requests = {config: Request(config, features_of(config)) for config in CONFIGS}
+    # Two units keep two cores busy.
+    requests = [Request(config, features_of(config)) for config in CONFIGS]
     with uncaptured():
-        compile_kernels(requests.values(), SM90)
-    cutlass = toolchain.cutlass_identity()
-    return {
-        config: cubin_compilation(request, SM90, cutlass).record["kernels"]
-        for config, request in requests.items()
-    }
+        found = compile_together([requests[::2], requests[1::2]], SM90)
+    return {config: records for config, (_, records) in found.items()}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

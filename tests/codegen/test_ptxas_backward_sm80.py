@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.machine_code import compile_together
 
-from pyflash.codegen import toolchain
-from pyflash.codegen.kernels import Request, compile_kernels, cubin_compilation
+from pyflash.codegen.kernels import Request
 from pyflash.config import Arch, KernelConfig, named_set
 from pyflash.third_party.cuda import CudaError, find_nvcc
 
@@ -21,14 +21,9 @@ def kernels(uncaptured) -> dict[KernelConfig, dict]:
         find_nvcc()
     except CudaError as error:
         pytest.skip(str(error))
-    requests = {config: Request(config, ("right_window",)) for config in CONFIGS}
     with uncaptured():
-        compile_kernels(requests.values(), SM80)
-    cutlass = toolchain.cutlass_identity()
-    found = {}
-    for config, request in requests.items():
-        (found[config],) = cubin_compilation(request, SM80, cutlass).record["kernels"]
-    return found
+        found = compile_together([[Request(c, ("right_window",)) for c in CONFIGS]], SM80)
+    return {config: kernel for config, (_, (kernel,)) in found.items()}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -1,5 +1,5 @@
-"""What nvcc makes of configs: the plain kernels of some, several in a unit, which takes a fraction
-of the time that all combinations of features take."""
+"""What nvcc makes of configs, several in a unit, whose headers it then parses once; and the plain
+kernels of some, which take a fraction of the time that all combinations of features take."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyflash import DType, Features, FlashForwardKernelConfig, named_set
+from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.codegen import emit, toolchain
 from pyflash.codegen.build import BuildError
-from pyflash.codegen.compilation import compile_all
+from pyflash.codegen.compilation import Compilation, compile_all
 from pyflash.codegen.kernels import Request, cubin_compilation
+from pyflash.config import KernelConfig
 from pyflash.config.arch import Arch
 
 PROG = named_set("prog")
@@ -64,34 +65,47 @@ class PlainKernel:
 
 def compile_plain_kernels(arch: Arch) -> dict[FlashForwardKernelConfig, PlainKernel]:
     """In objects, of the cache where they are in it."""
-    cutlass = toolchain.cutlass_identity()
     groups = [CONFIGS[i : i + TOGETHER] for i in range(0, len(CONFIGS), TOGETHER)]
+    found = compile_together([[Request(config) for config in group] for group in groups], arch)
+    return {
+        config: PlainKernel(compilation.object, {"kernels": kernels})
+        for config, (compilation, kernels) in found.items()
+    }
+
+
+def compile_together(
+    groups: Sequence[Sequence[Request]], arch: Arch
+) -> dict[KernelConfig, tuple[Compilation, list[dict[str, Any]]]]:
+    """By config the object that it is in, which has all configs of a group, and the records of its
+    kernels there. The configs of a group are of one family."""
+    cutlass = toolchain.cutlass_identity()
     compilations = [
         dataclasses.replace(
-            cubin_compilation(Request(group[0]), arch, cutlass),
-            label=f"{len(group)} plain kernels from {group[0]} on",
-            stem=f"cubin_of_{len(group)}_{emit.file_stem(group[0])}",
+            cubin_compilation(group[0], arch, cutlass),
+            label=f"{len(group)} configs from {group[0].config} on",
+            stem=f"cubin_of_{len(group)}_{emit.file_stem(group[0].config)}",
             text=_unit(group),
         )
         for group in groups
     ]
-    if failures := compile_all(compilations, f"plain kernels for {arch}"):
+    if failures := compile_all(compilations, f"kernels for {arch}"):
         raise BuildError(failures, len(compilations))
     found = {}
     for group, compilation in zip(groups, compilations, strict=True):
-        for config in group:
-            (kernel,) = (
-                kernel
-                for kernel in compilation.record["kernels"]
-                if _mangled(config) in kernel["function"]
-            )
-            found[config] = PlainKernel(compilation.object, {"kernels": [kernel]})
+        kernels = compilation.record["kernels"]
+        for config, features in group:
+            own = [kernel for kernel in kernels if _mangled(config) in kernel["function"]]
+            assert len(own) == len(features), str(config)
+            found[config] = compilation, own
     return found
 
 
-def _unit(configs: Sequence[FlashForwardKernelConfig]) -> str:
+def _unit(group: Sequence[Request]) -> str:
     """The units of these configs in one: each has the same head, and names of its own behind it."""
-    texts = [emit.emit_device_code(config, [Features()]) for config in configs]
+    texts = [
+        emit.emit_device_code(config, config.family.op.features.in_dispatch_order(features))
+        for config, features in group
+    ]
     head = texts[0].partition("namespace pyflash {")[0]
     bodies = [text[text.index("namespace pyflash {") :] for text in texts]
     numbered = (
@@ -101,9 +115,10 @@ def _unit(configs: Sequence[FlashForwardKernelConfig]) -> str:
     return head + "\n".join(numbered)
 
 
-def _mangled(config: FlashForwardKernelConfig) -> str:
+def _mangled(config: KernelConfig) -> str:
     """As a template argument of a kernel's symbol."""
+    struct = config.to_cpp_struct().partition("{")[0]
     letters = {bool: "b", int: "i", DType: "5DType"}
     values = [getattr(config, name) for name in config.field_types()]
     literals = "".join(f"L{letters[type(value)]}{int(value)}E" for value in values)
-    return f"24FlashForwardKernelConfig{literals}E"
+    return f"{len(struct)}{struct}{literals}E"
