@@ -31,8 +31,7 @@ CONFIGS = {
     "cluster": FlashForwardSm90Config.parse("(FP16, 128, 64, 64, 1): sm90+stages_3"),
 }
 
-_WAIT_IN_LOOP = """issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);
-    gemm_wait<1>(acc_S); } else { issue_PV"""
+_WAIT_IN_LOOP = "if (!folds) { pass_turn(warpgroup); } gemm_wait<1>(acc_S); } else {"
 _QK = "gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
 _PV = "gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
 
@@ -229,15 +228,16 @@ BUGS = [
     _bug(
         "S_read_before_its_MMAs_are_done",
         condition(_WAIT_IN_LOOP,
-                  "issue_QK(acc_S); issue_PV(accumulate); pass_turn(warpgroup);"
-                  " if (!BUG) { gemm_wait<1>(acc_S); } } else { issue_PV", _CONSUMER),
+                  "if (!folds) { pass_turn(warpgroup); }"
+                  " if (!BUG) { gemm_wait<1>(acc_S); } } else {", _CONSUMER),
         finds=[found("register_in_flight", "softmax", "QK", memory="accumulators")],
     ),
     _bug(
         "P_overwritten_while_MMAs_read_it",
-        condition("if constexpr (Traits::kOverlap) { gemm_wait<0>(acc_O); release_V(); }",
+        condition("if constexpr (Traits::kOverlap) { gemm_wait<0>(acc_O); release_V(); }"
+                  " if (rescale) {",
                   "if constexpr (Traits::kOverlap) { if (!BUG) { gemm_wait<0>(acc_O); }"
-                  " release_V(); }", _CONSUMER),
+                  " release_V(); } if (rescale) {", _CONSUMER),
         finds=[found("register_in_flight", "P_convert", "PV", memory="A registers"),
                found("race", "V_g2s", "PV")],
     ),
@@ -245,9 +245,10 @@ BUGS = [
         "O_scaled_while_MMAs_write_it",
         condition("if (rescale) { device::at(Site::O_rescale);",
                   "if (rescale || BUG) { device::at(Site::O_rescale);", _CONSUMER),
-        condition("bool const rescale = softmax_block(",
+        condition("bool rescale; if constexpr (kRowsDecide) {",
                   "if (BUG) { device::at(Site::O_rescale);"
-                  " TileSoftmax::rescale(acc_O, correction); } bool const rescale = softmax_block(",
+                  " TileSoftmax::rescale(acc_O, correction); }"
+                  " bool rescale; if constexpr (kRowsDecide) {",
                   _CONSUMER),
         finds=[found("register_in_flight", "O_rescale", "PV", memory="accumulators")],
     ),

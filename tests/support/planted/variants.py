@@ -144,8 +144,11 @@ BUGS = [
                     "Variant::kHasScore && !BUG ? kLn2 : problem.inverse_scale_log2);", _CONSUMER),
           problem="sinks"),
     _sm90("the_mask_of_the_block_before",
-          condition("auto const [n_block, is_cut] = walk[place];",
-                    "auto const [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
+          condition("__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
+                    " tile); auto const [n_block, is_cut] = walk[place];",
+                    "__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
+                    " tile);"
+                    " auto const [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
                     _CONSUMER), problem="documents"),
     _sm90("a_tail_of_V_by_its_place",
           condition("Schedule::walk(params, tile)[place].number; int const n_rows",
