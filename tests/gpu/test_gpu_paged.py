@@ -448,7 +448,7 @@ def test_pitfalls_21_22_23_bits_of_a_row(first):
         options = {"causal": True, "batch_invariant": True, "return_lse": True, **rng.choice(masks)}
         cache = Cache(lengths, rng.choice([8, 16, 64, 256]), 2, d_head, dtype, device="cuda")
         starts = [0, *itertools.accumulate(lengths_q)]
-        # Of some rows scores leap, so that sums of a block are large, or overflow.
+        # Scores of some rows leap, so that sums of a block are large, or overflow.
         scales = torch.tensor(rng.choices([1, 8, 40, 200], k=starts[-1]), device="cuda")
         q = torch.randn(starts[-1], HEADS, d_head, device="cuda")
         q = (q * scales[:, None, None]).to(dtype)

@@ -361,7 +361,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
     convert_P<Element>(acc_S, tOrP);
   };
-  // Of a tile that has all its splits, one that is complete, up to the O of the next.
+  // A split of the tile is complete, and its O is to be folded before PV of the next split writes there.
   bool is_fold_due = false;
   TileSoftmax ended = softmax;
   auto fold_due = [&] {
