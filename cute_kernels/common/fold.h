@@ -21,11 +21,11 @@ struct Fold {
     float before;
     float part;
 
-    // A column of O.
+    // A column of O. What has no weight may be infinite or NaN; -0 in its place changes no bit of the sum, nor a zero's sign.
     PYFLASH_HOST_DEVICE float of(float value_before, float value) const {
-      return part == 0     ? value_before
-             : before == 0 ? value
-                           : Math::fma(value, part, Math::product(value_before, before));
+      float const counted_before = before == 0 && part != 0 ? -0.f : value_before;
+      float const counted = part == 0 ? -0.f : value;
+      return Math::fma(counted, part, Math::product(counted_before, before));
     }
   };
 

@@ -1,11 +1,12 @@
 """batch_invariant: calls in which the bits of a row of out and lse depend on its own query, the
 keys and values that it attends, and the options.
 
-One config for a dtype, d_head and kind of GPU serves every call, so that blocks of keys begin at
-multiples of its B_c from the first key on, whatever pages hold them. CTAs share the keys of a tile
-at fixed ones, whatever lengths are; their results are merged in order, and those of CTAs without a
-key of a row change none of its bits. The maximum that exponents of a row refer to is the row's own
-doing, too: with `rows_decide`, or without `rescale_threshold`, else the rows of a warp vote.
+A dtype, d_head and kind of GPU have one config, or one for many rows and one for few with the same
+B_c, so that blocks of keys begin at multiples of it from the first key on, whatever pages hold
+them. CTAs share the keys of a tile at fixed ones, whatever lengths are; their results are merged in
+order, and those of CTAs without a key of a row change none of its bits. The maximum that exponents
+of a row refer to is the row's own doing, too: with `rows_decide`, or without `rescale_threshold`,
+else the rows of a warp vote.
 """
 
 from __future__ import annotations
@@ -24,14 +25,23 @@ from pyflash.op.errors import check_type, dtype_name, require
 # num_splits of such calls: kKeysOfFixedSplit of cute_kernels/params.h.
 AT_FIXED_KEYS = -2
 
+# B_r of the configs for few rows.
+_FEW_ROWS = 64
+
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
 
 def invariant_arguments(
-    batch_invariant: bool, arguments: dict[str, Any], q: Tensor, variant: Any = None
+    batch_invariant: bool,
+    arguments: dict[str, Any],
+    q: Tensor,
+    k: Tensor,
+    longest_q: int | None = None,
+    variant: Any = None,
 ) -> dict[str, Any]:
     """The op's keyword arguments with the config and the splits of such calls, or as they are if
-    it is False. Raises ValueError for what cannot be invariant."""
+    it is False. longest_q: queries of the longest sequence, by default those of q, (batch,
+    seqlen_q, heads, d_head). Raises ValueError for what cannot be invariant."""
     if batch_invariant is False:
         if arguments.get("num_splits", 0) == AT_FIXED_KEYS:
             raise ValueError(
@@ -43,9 +53,20 @@ def invariant_arguments(
     check_type("batch_invariant", batch_invariant, "bool")
     _refuse_what_cannot_be(arguments, q, variant)
     config = arguments.get("config") or _short_form(
-        q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device)
+        q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device), _has_few_rows(q, k, longest_q)
     )
     return {**arguments, "config": config, "num_splits": AT_FIXED_KEYS}
+
+
+def _has_few_rows(q: Tensor, k: Tensor, longest_q: int | None) -> bool:
+    """Whether the rows of each sequence and head of k fit a tile of the config for few."""
+    if q.dim() < 3 or k.dim() < 3 or k.shape[-2] == 0:
+        return False  # which the op refuses, or has nothing to do for
+    rows = q.shape[-2] // k.shape[-2] * (q.shape[-3] if longest_q is None else longest_q)
+    # NOTE: of symbolic sizes this makes a guard; a comparison that is returned would be symbolic.
+    if rows <= _FEW_ROWS:  # noqa: SIM103
+        return True
+    return False
 
 
 # NOTE: sentences are made where they are raised: under torch.compile numbers may be symbols.
@@ -85,9 +106,12 @@ def _refuse_what_cannot_be(arguments: Mapping[str, Any], q: Tensor, variant: Any
         )
 
 
-def invariant_config(dtype: DType | str, d_head: int, sm_arch: int) -> KernelConfig:
+def invariant_config(
+    dtype: DType | str, d_head: int, sm_arch: int, few_rows: bool = False
+) -> KernelConfig:
     """The config of such calls: of the set `invariant`, that of the newest family that runs on an
-    architecture, 0 for the CPU, with the narrowest head that holds d_head."""
+    architecture, 0 for the CPU, with the narrowest head that holds d_head. few_rows: the one for 64
+    rows of a sequence and a head of k, where there is one."""
     fitting = [
         config
         for config in named_set("invariant")
@@ -96,7 +120,14 @@ def invariant_config(dtype: DType | str, d_head: int, sm_arch: int) -> KernelCon
         and _runs_on(config.family, sm_arch)
     ]
     require(len(fitting) > 0, f"batch_invariant with d_head {d_head}: expected 256 at most")
-    return min(fitting, key=lambda config: (-config.family.generation, config.d_head))
+    return min(
+        fitting,
+        key=lambda config: (
+            -config.family.generation,
+            config.d_head,
+            getattr(config, "pack_gqa", False) != few_rows,
+        ),
+    )
 
 
 def _runs_on(family: Family, sm_arch: int) -> bool:
@@ -112,13 +143,14 @@ def _sm_arch(device: torch.device) -> int:
     return major * 10 + minor
 
 
-def _short_form(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
-    return _short_form_of(dtype, d_head, sm_arch)
+def _short_form(dtype: torch.dtype, d_head: int, sm_arch: int, few_rows: bool) -> str:
+    return _short_form_of(dtype, d_head, sm_arch, few_rows)
 
 
 @functools.lru_cache(maxsize=256)
-def _short_form_of(dtype: torch.dtype, d_head: int, sm_arch: int) -> str:
-    return invariant_config(_DTYPES[dtype], d_head, sm_arch).canonical().short_form()
+def _short_form_of(dtype: torch.dtype, d_head: int, sm_arch: int, few_rows: bool) -> str:
+    config = invariant_config(_DTYPES[dtype], d_head, sm_arch, few_rows)
+    return config.canonical().short_form()
 
 
 def _has_own_rows(config: str) -> bool:

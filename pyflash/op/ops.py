@@ -151,16 +151,16 @@ def attention(
             )
         refuse_values(tensors, backward)
         dropout.refuse(arguments, "seqlens_q or seqlens_k")
-        arguments = invariant_arguments(batch_invariant, arguments, q)
+        arguments = invariant_arguments(batch_invariant, arguments, q, k)
         return _of_used_rows((q, k, v), seqlens_q, seqlens_k, arguments, return_lse, compile)
     if variant is not None:
         dropout.refuse(arguments, "variant")
-        invariant_arguments(batch_invariant, arguments, q, variant)
+        invariant_arguments(batch_invariant, arguments, q, k, variant=variant)
         return with_variant(
             (q, k, v), (), variant, tensors, backward, arguments, return_lse, compile
         )
     refuse_values(tensors, backward)
-    arguments = invariant_arguments(batch_invariant, arguments, q)
+    arguments = invariant_arguments(batch_invariant, arguments, q, k)
     ensure_built(arguments, q, k, (), compile)
     if arguments:
         arguments = dropout.with_state(arguments, q)
@@ -309,12 +309,12 @@ def attention_varlen(
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if variant is not None:
         dropout.refuse(arguments, "variant")
-        invariant_arguments(batch_invariant, arguments, q, variant)
+        invariant_arguments(batch_invariant, arguments, q, k, variant=variant)
         return with_variant(
             (q, k, v), packing, variant, tensors, backward, arguments, return_lse, compile
         )
     refuse_values(tensors, backward)
-    arguments = invariant_arguments(batch_invariant, arguments, q)
+    arguments = invariant_arguments(batch_invariant, arguments, q, k, max_seqlen_q)
     ensure_built(arguments, q, k, packing, compile)
     if arguments:
         arguments = dropout.with_state(arguments, q, cu_seqlens_q)

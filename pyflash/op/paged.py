@@ -136,7 +136,7 @@ def attention_paged(
         "schedule came with batch_invariant: expected one of them, because shares of the keys "
         "follow from the lengths of a batch",
     )
-    arguments = invariant_arguments(batch_invariant, arguments, q)
+    arguments = invariant_arguments(batch_invariant, arguments, q, k_cache, max_seqlen_q)
     work, arguments = scheduled_arguments(schedule, arguments, q)
     packing = (cu_seqlens_q, max_seqlen_q)
     inputs = (*tensors.values(), seqlens_k, *packing, k_scale, v_scale, work)

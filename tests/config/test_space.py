@@ -24,7 +24,7 @@ COUNTS = {
     "all": 55,
     "sm90": 24,
     "head_dims": 24,
-    "invariant": 22,
+    "invariant": 26,
     "backward": 8,
     "backward_sm80": 10,
     "dropout": 36,

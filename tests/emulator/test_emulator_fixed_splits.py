@@ -5,6 +5,7 @@ whether CTAs share the splits of a tile or one folds them all."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -22,14 +23,14 @@ from pyflash.config import named_set, parse
 from pyflash.config.features import EMULATED_FIXED, EMULATED_PAGED_FIXED
 from pyflash.emulator import ORDERS
 from pyflash.emulator.run import RESIDENT_CTAS, run_library
-from pyflash.op.invariant import AT_FIXED_KEYS
+from pyflash.op.invariant import AT_FIXED_KEYS, invariant_config
 from pyflash.op.reference import expect
 from pyflash.op.selection import TORCH_DTYPES
 
 CONFIGS = {
-    "sm90": "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent"
-    "+rescale_threshold+rows_decide",
-    "sm80": "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax",
+    "sm90": invariant_config("FP16", 64, 90),
+    "sm90 for few rows": invariant_config("FP16", 64, 90, few_rows=True),
+    "sm80": parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"),
 }
 HEADS, HEADS_KV, D_HEAD = 2, 1, 64
 LENGTHS = (70, 2048, 2049, 4300)
@@ -41,7 +42,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def libraries():
-    return build_emulated(map(parse, CONFIGS.values()), features=EMULATED_PAGED_FIXED)
+    return build_emulated(CONFIGS.values(), features=EMULATED_PAGED_FIXED)
 
 
 def cache_of(keys, page_size: int) -> Cache:
@@ -65,7 +66,7 @@ def sequences(seed: int):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_bits_of_a_row(libraries, name, options):
-    options, config = OPTIONS[options], parse(CONFIGS[name]).canonical()
+    options, config = OPTIONS[options], CONFIGS[name].canonical()
     every = sequences(seed=len(options))
 
     def run(q, keys, page_size, resident_ctas=RESIDENT_CTAS):
@@ -103,14 +104,36 @@ def test_bits_of_a_row(libraries, name, options):
             assert torch.equal(lse_of_folded, lse)
 
 
-# Head dimensions with room for the fold, and kinds of slabs that O leaves through.
+@pytest.mark.parametrize("scale", [None, 1.0, 9.0])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_few_rows_have_the_bits_of_many(libraries, options, scale):
+    """Whichever config a call takes; scores of a larger scale overflow what was computed with m."""
+    options = OPTIONS[options] | ({} if scale is None else {"softmax_scale": scale})
+    results = []
+    for name in ("sm90", "sm90 for few rows"):
+        config, of_config = CONFIGS[name].canonical(), []
+        for q, k, v in sequences(seed=7):
+            cache = cache_of([(k[0], v[0])], 64)
+            out, lse, report = run_library(
+                libraries[config], (q, cache.k, cache.v), config, pages=cache.tensors[2:],
+                num_splits=AT_FIXED_KEYS, **options,
+            )  # fmt: skip
+            report.check()
+            of_config += [out, lse]
+        results.append(of_config)
+    assert all(itertools.starmap(torch.equal, zip(*results, strict=True)))
+
+
+# Head dimensions with room for the fold, numbers of consumers, and kinds of slabs that O leaves
+# through.
 FOLDING = [
-    parse(f"({dtype}, {d_head}, 128, 128, 2): sm90+stages_2{words}").canonical()
-    for dtype, d_head, words in (
-        ("BF16", 128, "+overlap+pingpong+persistent+rescale_threshold+rows_decide"),
-        ("FP16", 96, "+persistent+rescale_threshold+rows_decide"),
-        ("FP16", 64, "+overlap+pingpong+persistent"),
-        ("FP16", 64, "+overlap+pingpong+persistent+rescale_threshold+rows_decide"),
+    parse(f"({tile}): sm90+stages_2{words}").canonical()
+    for tile, words in (
+        ("BF16, 128, 128, 128, 2", "+overlap+pingpong+persistent+rescale_threshold+rows_decide"),
+        ("FP16, 96, 128, 128, 2", "+persistent+rescale_threshold+rows_decide"),
+        ("BF16, 64, 256, 64, 4", "+overlap+persistent+rescale_threshold+rows_decide"),
+        ("FP16, 64, 128, 128, 2", "+overlap+pingpong+persistent"),
+        ("FP16, 64, 128, 128, 2", "+overlap+pingpong+persistent+rescale_threshold+rows_decide"),
     )
 ]
 MASKS = {
@@ -137,7 +160,7 @@ def attend(library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0], 
     options = MASKS[mask]
     d_head = config.d_head - narrower
     torch.manual_seed(d_head)
-    shapes = ((1, 150, 2, d_head), (1, 2100, 1, d_head), (1, 2100, 1, d_head))
+    shapes = ((1, config.B_r + 22, 2, d_head), *2 * [(1, 2100, 1, d_head)])
     inputs = [torch.randn(shape).to(TORCH_DTYPES[config.dtype]) for shape in shapes]
     out, lse, report = run_library(
         library, inputs, config, num_splits=AT_FIXED_KEYS, order=order,
@@ -185,5 +208,8 @@ def test_a_planted_bug_is_found(folding, bug):
 def test_which_configs_have_room():
     """The others of the set leave splits to several CTAs, whatever there are of tiles."""
     configs = [c for c in named_set("invariant") if c.family.name == "sm90_forward"]
-    assert {c.d_head for c in configs if c.folds_splits} == {64, 96, 128}
-    assert {c.d_head for c in configs if not c.folds_splits} == {192, 256}
+    many = [c for c in configs if not c.pack_gqa]
+    assert {c.d_head for c in many if c.folds_splits} == {64, 96, 128}
+    assert {c.d_head for c in many if not c.folds_splits} == {192, 256}
+    few = [c for c in configs if c.pack_gqa]
+    assert {(c.dtype, c.d_head, c.B_c) for c in few} < {(c.dtype, c.d_head, c.B_c) for c in many}

@@ -109,6 +109,9 @@ def test_a_config_for_each_head():
     archs = (0, 80, 90, 100)
     for sm_arch, dtype, d_head in itertools.product(archs, ("FP16", "BF16"), range(8, 257, 8)):
         config = invariant_config(dtype, d_head, sm_arch)
+        few = invariant_config(dtype, d_head, sm_arch, few_rows=True)
+        assert (few.d_head, few.B_c) == (config.d_head, config.B_c)
+        assert few.has_own_rows
         assert config.has_own_rows
         assert config.d_head >= d_head
         assert config.is_legal(sm_arch or 80)

@@ -89,6 +89,8 @@ CUTE_DEVICE void fold_split(typename Traits::SharedStorage& smem, int warpgroup,
                             AccO& acc_O, PerRow& lse, PerRow const& sinks) {
   using Thread = FoldOfThread<Traits>;
   constexpr int kVectors = Thread::Storage::kVectors;
+  constexpr int kInFlight = 4;  // loads of a thread
+  static_assert(kVectors % kInFlight == 0);
   if (kCloses && !kSinks && !goes_on) {
     return;  // it is alone
   }
@@ -110,25 +112,42 @@ CUTE_DEVICE void fold_split(typename Traits::SharedStorage& smem, int warpgroup,
     device::at(device::Site::part_r2s);
     thread.store_rows(rows);
   }
-  CUTE_UNROLL
-  for (int v = 0; v < kVectors; ++v) {
-    // Two columns of each row.
-    float4 sum{acc_O(4 * v), acc_O(4 * v + 1), acc_O(4 * v + 2), acc_O(4 * v + 3)};
-    if (goes_on) {
-      device::at(device::Site::part_s2r);
-      float4 const before = to_floats(device::load_shared(thread.at(v)));
-      sum = {weights[0].of(before.x, sum.x), weights[0].of(before.y, sum.y),
-             weights[1].of(before.z, sum.z), weights[1].of(before.w, sum.w)};
+  auto take_in = [&](auto goes_on) {
+    CUTE_UNROLL
+    for (int first = 0; first < kVectors; first += kInFlight) {
+      float4 before[kInFlight];
+      if constexpr (goes_on.value) {
+        device::at(device::Site::part_s2r);
+        CUTE_UNROLL
+        for (int i = 0; i < kInFlight; ++i) {
+          before[i] = to_floats(device::load_shared(thread.at(first + i)));
+        }
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        int const v = first + i;
+        // Two columns of each row.
+        float4 sum{acc_O(4 * v), acc_O(4 * v + 1), acc_O(4 * v + 2), acc_O(4 * v + 3)};
+        if constexpr (goes_on.value) {
+          sum = {weights[0].of(before[i].x, sum.x), weights[0].of(before[i].y, sum.y),
+                 weights[1].of(before[i].z, sum.z), weights[1].of(before[i].w, sum.w)};
+        }
+        if constexpr (kCloses) {
+          acc_O(4 * v) = device::rounded_product(sum.x, factors[0]);
+          acc_O(4 * v + 1) = device::rounded_product(sum.y, factors[0]);
+          acc_O(4 * v + 2) = device::rounded_product(sum.z, factors[1]);
+          acc_O(4 * v + 3) = device::rounded_product(sum.w, factors[1]);
+        } else {
+          device::at(device::Site::part_r2s);
+          device::store_shared(thread.at(v), to_bits(sum));
+        }
+      }
     }
-    if constexpr (kCloses) {
-      acc_O(4 * v) = device::rounded_product(sum.x, factors[0]);
-      acc_O(4 * v + 1) = device::rounded_product(sum.y, factors[0]);
-      acc_O(4 * v + 2) = device::rounded_product(sum.z, factors[1]);
-      acc_O(4 * v + 3) = device::rounded_product(sum.w, factors[1]);
-    } else {
-      device::at(device::Site::part_r2s);
-      device::store_shared(thread.at(v), to_bits(sum));
-    }
+  };
+  if (goes_on) {
+    take_in(true_type{});
+  } else {
+    take_in(false_type{});
   }
   if constexpr (kCloses) {
     device::sync_warp();  // O of other lanes leaves through what this one has read

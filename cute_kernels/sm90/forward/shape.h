@@ -47,7 +47,7 @@ constexpr bool folds_splits(FlashForwardSm90Config const& config) {
   int const tiles = (config.B_r + 2 * config.stages * config.B_c) * config.d_head * kElementBytes +
                     config.B_r * slab_columns(config) * kElementBytes;
   bool const rows_decide = config.rows_decide || !config.rescale_threshold;
-  return config.persistent && config.n_consumers == 2 && rows_decide &&
+  return config.persistent && config.n_consumers >= 2 && rows_decide &&
          tiles + kBarriers + fold_bytes(config) <= kMostSmem;
 }
 // Behind SharedStorage, of kernels some of which have the feature.

@@ -84,7 +84,7 @@ class FlashForwardSm90Config(KernelConfig):
     def folds_splits(self) -> bool:
         """Whether a CTA may work through all splits at fixed keys of a tile."""
         fits = self.smem_bytes + self._fold_bytes <= MOST_SMEM
-        return self.persistent and self.n_consumers == 2 and self.has_own_rows and fits
+        return self.persistent and self.n_consumers >= 2 and self.has_own_rows and fits
 
     @property
     def has_own_rows(self) -> bool:

@@ -75,20 +75,32 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
 )
 
-# The best of two consumers at each d_head, with rows that decide for themselves: for
-# batch_invariant.
+# The best of two consumers at each d_head.
+_OF_TWO = {
+    (c.dtype, c.d_head): c
+    for c in reversed((*DEFAULTS, *HEAD_DIMS))
+    if c.n_consumers == 2 and not c.pack_gqa
+}
+
+# For batch_invariant: at each d_head one for many rows, and at two of them one for few, too. Rows
+# decide for themselves and blocks have as many keys, so both give a row the same bits.
 INVARIANT = [
     config.replace(rows_decide=True)
-    for config in {
-        (c.dtype, c.d_head): c
-        for c in reversed((*DEFAULTS, *HEAD_DIMS))
-        if c.n_consumers == 2 and not c.pack_gqa
-    }.values()
+    for config in (
+        *(config for (_, d_head), config in _OF_TWO.items() if d_head != 64),
+        *_of_each_dtype(
+            "overlap+persistent+rescale_threshold", "(FP16, 64, 256, 64, 4): sm90+stages_4"
+        ),
+        *_of_each_dtype(
+            "overlap+persistent+rescale_threshold+pack_gqa",
+            "(FP16, 64, 64, 64, 1): sm90+stages_2",
+            "(FP16, 128, 64, 128, 1): sm90+stages_2",
+        ),
+    )
 ]
 
-# The best of two consumers at each d_head, of no other set: with dropout alone, so that a library
-# of these takes nothing from another.
-DROPPING = [config.replace(rows_decide=False, persistent=False) for config in INVARIANT]
+# Of no other set, with dropout alone, so that a library of these takes nothing from another.
+DROPPING = [config.replace(persistent=False) for config in _OF_TWO.values()]
 
 SETTLED = {"stages": (1, 2, 3)}
 
@@ -145,9 +157,9 @@ def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
         return DROPOUT
     if config in SHORT:
         return _SHORT_BUILT
-    unlisted = _unlisted(config)
     if config in INVARIANT:
-        return with_fixed_splits(unlisted)
+        return with_fixed_splits((*BUILT, _ALL, _BIASED, *_PAGED))
+    unlisted = _unlisted(config)
     listed = [features for features in LISTED if _without_list(features) in unlisted]
     # CTAs share keys in tiles of few queries.
     shared = SHARED if config.n_consumers == 1 and config.persistent else ()

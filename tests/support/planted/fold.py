@@ -58,8 +58,8 @@ BUGS = [
     _bug(
         "what_came_before_keeps_its_weight",
         condition(
-            "Math::product(value_before, before)",
-            "(BUG ? value_before : Math::product(value_before, before))",
+            "Math::product(counted_before, before)",
+            "(BUG ? counted_before : Math::product(counted_before, before))",
             _ROW,
         ),
     ),
