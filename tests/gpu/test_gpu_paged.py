@@ -10,10 +10,10 @@ import random
 
 import pytest
 import torch
+from support.invariant import build_invariant
 from support.paged import LAYOUTS, Cache, laid_out
 
 import pyflash
-from pyflash.op.invariant import invariant_config
 
 pytestmark = pytest.mark.gpu
 
@@ -423,13 +423,7 @@ def test_a_shared_prefix(n_prefix):
 
 @pytest.fixture(scope="module")
 def invariant_kernels():
-    """Those of the set `invariant` for d_head 64 and 128; minutes where they are not cached."""
-    major, minor = torch.cuda.get_device_capability()
-    chosen = itertools.product(("FP16", "BF16"), (64, 128), (10 * major + minor,), (False, True))
-    masks = ("", "right_window", "right_window+left_window+sinks")
-    features = [*masks, *(f"{mask}+paged_kv".lstrip("+") for mask in masks)]
-    configs = dict.fromkeys(itertools.starmap(invariant_config, chosen))
-    pyflash.build(list(configs), features=[f"{name}+fixed_splits".lstrip("+") for name in features])
+    build_invariant()
 
 
 @pytest.mark.usefixtures("invariant_kernels")
