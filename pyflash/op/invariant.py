@@ -125,7 +125,7 @@ def invariant_config(
         key=lambda config: (
             -config.family.generation,
             config.d_head,
-            getattr(config, "pack_gqa", False) != few_rows,
+            config.B_r if few_rows else -config.B_r,
         ),
     )
 
