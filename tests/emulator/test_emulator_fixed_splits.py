@@ -155,13 +155,17 @@ def folding(tmp_path_factory):
     return {config: built[str(config)] for config in FOLDING}
 
 
-def attend(library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0], narrower=0):
-    """Rows in two tiles, with keys in up to three splits."""
+def attend(
+    library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0], narrower=0, last_v=None
+):
+    """Rows in two tiles, with keys in up to three splits. last_v: V of the last split's keys."""
     options = MASKS[mask]
     d_head = config.d_head - narrower
     torch.manual_seed(d_head)
     shapes = ((1, config.B_r + 22, 2, d_head), *2 * [(1, 2100, 1, d_head)])
     inputs = [torch.randn(shape).to(TORCH_DTYPES[config.dtype]) for shape in shapes]
+    if last_v is not None:
+        inputs[2][:, 2048:] = last_v
     out, lse, report = run_library(
         library, inputs, config, num_splits=AT_FIXED_KEYS, order=order,
         resident_ctas=resident_ctas, **options,
@@ -187,6 +191,21 @@ def test_folded_by_one_cta_and_shared_by_several(folding, config, mask, narrower
         assert report.problem["num_splits"] == 1
         assert torch.equal(out, shared)
         assert torch.equal(lse, lse_of_shared)
+
+
+@pytest.mark.parametrize("resident_ctas", [RESIDENT_CTAS, 1])
+@pytest.mark.parametrize("last_v", [math.inf, math.nan])
+@pytest.mark.parametrize("config", FOLDING, ids=str)
+def test_a_split_that_a_row_has_no_key_of_does_not_reach_it(folding, config, last_v, resident_ctas):
+    """Where other rows of its tile attend keys of that split, O of the row is NaN there."""
+    n_before = 2048 - (2100 - (config.B_r + 22))  # queries before the last split's first key
+    assert 0 < n_before < config.B_r + 22
+    run = functools.partial(attend, folding[config], config, "causal", resident_ctas)
+    (out, lse, report, _), (found, found_lse, _, _) = run(), run(last_v=last_v)
+    assert report.problem["num_splits"] == (1 if resident_ctas == 1 else 3)
+    assert torch.equal(found[:, :n_before], out[:, :n_before])
+    assert torch.equal(found_lse[..., :n_before], lse[..., :n_before])
+    assert not found[:, n_before:].isfinite().any()
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
