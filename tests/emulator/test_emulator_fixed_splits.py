@@ -140,6 +140,7 @@ MASKS = {
     "none": {},
     "causal": {"causal": True},
     "window": {"window_left": 700, "window_right": 300},
+    "long window": {"causal": True, "window_left": 1000},
     "sinks": {"causal": True, "sinks": torch.tensor([-1.0, 2.0])},
     "far sinks": {"window_left": 5, "sinks": torch.tensor([-100.0, 60.0])},
     "slopes": {"causal": True, "alibi_slopes": torch.tensor([0.01, 0.001])},
@@ -156,16 +157,16 @@ def folding(tmp_path_factory):
 
 
 def attend(
-    library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0], narrower=0, last_v=None
+    library, config, mask, resident_ctas=RESIDENT_CTAS, order=ORDERS[0], narrower=0, change=None
 ):
-    """Rows in two tiles, with keys in up to three splits. last_v: V of the last split's keys."""
+    """Rows in two tiles, with keys in up to three splits. change: of V."""
     options = MASKS[mask]
     d_head = config.d_head - narrower
     torch.manual_seed(d_head)
     shapes = ((1, config.B_r + 22, 2, d_head), *2 * [(1, 2100, 1, d_head)])
     inputs = [torch.randn(shape).to(TORCH_DTYPES[config.dtype]) for shape in shapes]
-    if last_v is not None:
-        inputs[2][:, 2048:] = last_v
+    if change is not None:
+        change(inputs[2])
     out, lse, report = run_library(
         library, inputs, config, num_splits=AT_FIXED_KEYS, order=order,
         resident_ctas=resident_ctas, **options,
@@ -194,18 +195,29 @@ def test_folded_by_one_cta_and_shared_by_several(folding, config, mask, narrower
 
 
 @pytest.mark.parametrize("resident_ctas", [RESIDENT_CTAS, 1])
-@pytest.mark.parametrize("last_v", [math.inf, math.nan])
+@pytest.mark.parametrize("v", [math.inf, math.nan])
+@pytest.mark.parametrize("mask", ["causal", "long window"])
 @pytest.mark.parametrize("config", FOLDING, ids=str)
-def test_a_split_that_a_row_has_no_key_of_does_not_reach_it(folding, config, last_v, resident_ctas):
+def test_a_split_that_a_row_has_no_key_of_does_not_reach_it(
+    folding, config, mask, v, resident_ctas
+):
     """Where other rows of its tile attend keys of that split, O of the row is NaN there."""
-    n_before = 2048 - (2100 - (config.B_r + 22))  # queries before the last split's first key
-    assert 0 < n_before < config.B_r + 22
-    run = functools.partial(attend, folding[config], config, "causal", resident_ctas)
-    (out, lse, report, _), (found, found_lse, _, _) = run(), run(last_v=last_v)
+    n_queries = config.B_r + 22
+    n_before = n_queries - 2100 + (2048 if mask == "causal" else 2024)
+    assert 0 < n_before < n_queries
+    if mask == "causal":  # the last split, which is the first to be taken in
+        rows, others, keys = slice(n_before), slice(n_before, None), slice(2048, None)
+    else:
+        rows, others, keys = slice(n_before, None), slice(n_before), slice(1024)
+    run = functools.partial(attend, folding[config], config, mask, resident_ctas)
+    (out, lse, report, _), (found, of_found, _, _) = (
+        run(),
+        run(change=lambda values: values[:, keys].fill_(v)),
+    )
     assert report.problem["num_splits"] == (1 if resident_ctas == 1 else 3)
-    assert torch.equal(found[:, :n_before], out[:, :n_before])
-    assert torch.equal(found_lse[..., :n_before], lse[..., :n_before])
-    assert not found[:, n_before:].isfinite().any()
+    assert torch.equal(found[:, rows], out[:, rows])
+    assert torch.equal(of_found[..., rows], lse[..., rows])
+    assert not found[:, others].isfinite().any()
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
