@@ -25,9 +25,6 @@ from pyflash.op.errors import check_type, dtype_name, require
 # num_splits of such calls: kKeysOfFixedSplit of cute_kernels/params.h.
 AT_FIXED_KEYS = -2
 
-# B_r of the configs for few rows.
-_FEW_ROWS = 64
-
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
 
@@ -52,21 +49,19 @@ def invariant_arguments(
         return arguments
     check_type("batch_invariant", batch_invariant, "bool")
     _refuse_what_cannot_be(arguments, q, variant)
-    config = arguments.get("config") or _short_form(
-        q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device), _has_few_rows(q, k, longest_q)
-    )
+    config = arguments.get("config") or _config_for(q, k, longest_q)
     return {**arguments, "config": config, "num_splits": AT_FIXED_KEYS}
 
 
-def _has_few_rows(q: Tensor, k: Tensor, longest_q: int | None) -> bool:
-    """Whether the rows of each sequence and head of k fit a tile of the config for few."""
-    if q.dim() < 3 or k.dim() < 3 or k.shape[-2] == 0:
-        return False  # which the op refuses, or has nothing to do for
-    rows = q.shape[-2] // k.shape[-2] * (q.shape[-3] if longest_q is None else longest_q)
-    # NOTE: of symbolic sizes this makes a guard; a comparison that is returned would be symbolic.
-    if rows <= _FEW_ROWS:  # noqa: SIM103
-        return True
-    return False
+def _config_for(q: Tensor, k: Tensor, longest_q: int | None) -> str:
+    """That for few rows where those of each sequence and head of k fit one of its tiles."""
+    kind = (q.dtype, operator.index(q.shape[-1]), _sm_arch(q.device))
+    # Other shapes are the op's to refuse.
+    if q.dim() >= 3 and k.dim() >= 3 and k.shape[-2] > 0:
+        rows = q.shape[-2] // k.shape[-2] * (q.shape[-3] if longest_q is None else longest_q)
+        if rows <= _few_rows(*kind):
+            return _short_form(*kind, True)
+    return _short_form(*kind, False)
 
 
 # NOTE: sentences are made where they are raised: under torch.compile numbers may be symbols.
@@ -110,8 +105,8 @@ def invariant_config(
     dtype: DType | str, d_head: int, sm_arch: int, few_rows: bool = False
 ) -> KernelConfig:
     """The config of such calls: of the set `invariant`, that of the newest family that runs on an
-    architecture, 0 for the CPU, with the narrowest head that holds d_head. few_rows: the one for 64
-    rows of a sequence and a head of k, where there is one."""
+    architecture, 0 for the CPU, with the narrowest head that holds d_head. few_rows: the one for
+    few rows, B_r at most, of each sequence and head of k; there may be one for all."""
     fitting = [
         config
         for config in named_set("invariant")
@@ -153,10 +148,20 @@ def _short_form_of(dtype: torch.dtype, d_head: int, sm_arch: int, few_rows: bool
     return config.canonical().short_form()
 
 
+def _few_rows(dtype: torch.dtype, d_head: int, sm_arch: int) -> int:
+    return _few_rows_of(dtype, d_head, sm_arch)
+
+
+@functools.lru_cache(maxsize=256)
+def _few_rows_of(dtype: torch.dtype, d_head: int, sm_arch: int) -> int:
+    return invariant_config(_DTYPES[dtype], d_head, sm_arch, few_rows=True).B_r
+
+
 def _has_own_rows(config: str) -> bool:
     return bool(parse_short_form(config).has_own_rows)
 
 
 # As in pyflash/op/arguments.py.
+_few_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _short_form._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _has_own_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]

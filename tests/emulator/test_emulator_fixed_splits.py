@@ -104,23 +104,38 @@ def test_bits_of_a_row(libraries, name, options):
             assert torch.equal(lse_of_folded, lse)
 
 
+@pytest.fixture(scope="module")
+def pairs():
+    """The kernels for many and for few rows, by dtype and d_head."""
+    configs = {
+        kind: [invariant_config(*kind, 90, few_rows).canonical() for few_rows in (False, True)]
+        for kind in (("FP16", 64), ("BF16", 128))
+    }
+    every = list(itertools.chain(*configs.values()))
+    built = build_emulated(every, features=EMULATED_PAGED_FIXED)
+    return {kind: [(built[config], config) for config in of] for kind, of in configs.items()}
+
+
 @pytest.mark.parametrize("scale", [None, 1.0, 9.0])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_few_rows_have_the_bits_of_many(libraries, options, scale):
+@pytest.mark.parametrize("narrower", [0, 8])
+@pytest.mark.parametrize("kind", [("FP16", 64), ("BF16", 128)])
+def test_few_rows_have_the_bits_of_many(pairs, kind, narrower, options, scale):
     """Whichever config a call takes; scores of a larger scale overflow what was computed with m."""
     options = OPTIONS[options] | ({} if scale is None else {"softmax_scale": scale})
-    results = []
-    for name in ("sm90", "sm90 for few rows"):
-        config, of_config = CONFIGS[name].canonical(), []
-        for q, k, v in sequences(seed=7):
-            cache = cache_of([(k[0], v[0])], 64)
+    dtype, d_head = {"FP16": torch.float16, "BF16": torch.bfloat16}[kind[0]], kind[1] - narrower
+    torch.manual_seed(7)
+    results: list[list[torch.Tensor]] = [[], []]
+    for length in (70, 2049):
+        q = torch.randn(1, 3, HEADS, d_head).to(dtype)
+        cache = Cache([length], 64, HEADS_KV, d_head, dtype)
+        for (library, config), of_config in zip(pairs[kind], results, strict=True):
             out, lse, report = run_library(
-                libraries[config], (q, cache.k, cache.v), config, pages=cache.tensors[2:],
+                library, (q, cache.k, cache.v), config, pages=cache.tensors[2:],
                 num_splits=AT_FIXED_KEYS, **options,
             )  # fmt: skip
             report.check()
             of_config += [out, lse]
-        results.append(of_config)
     assert all(itertools.starmap(torch.equal, zip(*results, strict=True)))
 
 

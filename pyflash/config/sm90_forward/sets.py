@@ -99,7 +99,8 @@ INVARIANT = [
     )
 ]
 
-# Of no other set, with dropout alone, so that a library of these takes nothing from another.
+# They are in no other set and have dropout alone, so that a library of these takes nothing from
+# another.
 DROPPING = [config.replace(persistent=False) for config in _OF_TWO.values()]
 
 SETTLED = {"stages": (1, 2, 3)}
