@@ -17,16 +17,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyflash.codegen import config_header, emit, kernel_libraries, toolchain
+from pyflash.codegen import (
+    config_header,
+    config_map,
+    emit,
+    kernel_libraries,
+    library_objects,
+    toolchain,
+)
 from pyflash.codegen.cache import object_problem
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import ROOT, Compilation, Compiler, compile_all, waiting
+from pyflash.codegen.config_map import Row
 from pyflash.codegen.kernel_libraries import LIB_DIR
 from pyflash.codegen.linking import link, reusable
 from pyflash.codegen.precompiled import headers_for, using
 from pyflash.config import KernelConfig, as_config, parse
-from pyflash.config.arch import ARCHS, Arch, targets
+from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.op import PLAIN, KernelFeatures, combinations
 from pyflash.installation import VERSION
 from pyflash.third_party.cuda import find_nvcc, machine_archs
@@ -95,14 +103,16 @@ def build_kernels(
         only,
     )
     with locked_for([path], waiting):
+        features_of = {c: compiled_features(c, features, more_features) for c in archs_of}
         kernels = kernel_compilations(archs_of, features, more_features, line_info)
         what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
         failures = compile_all(list(kernels.values()), what)
         good = {config: c for config, c in kernels.items() if c not in failures}
         library = None
         if good and (keep_going or not failures):
-            support = _support({config: archs_of[config] for config in good})
-            library = _link_kernels(path, good, support, rebuild)
+            rows = {config: Row(archs_of[config], features_of[config]) for config in good}
+            objects = [library_objects.compiled_code(good), *library_objects.support(rows)]
+            library = _link_kernels(path, objects, good.values(), rebuild)
     if failures:
         raise BuildError(failures, len(kernels), library)
     return library
@@ -119,9 +129,14 @@ def build_on_demand(
     and the others wait. Arguments and errors are those of `build_kernels`.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
+    features_of = {c: compiled_features(c, features, more_features) for c in archs_of}
     kernels = kernel_compilations(archs_of, features, more_features)
-    support = _support(archs_of)
-    keys = [c.key for c in (*kernels.values(), *support)]
+    support = library_objects.support({c: Row(archs_of[c], features_of[c]) for c in archs_of})
+    # Of its machine code the files alone are known before it is compiled.
+    files = library_objects.machine_code(
+        {c: (kernels[c], map(str, features_of[c])) for c in kernels}
+    )
+    keys = [c.key for c in (*kernels.values(), files, *support)]
     key = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
     name = next(iter(kernels.values())).stem if len(kernels) == 1 else f"{len(kernels)}_configs"
     library = kernel_libraries.library_file(cache_dir() / "jit" / key, name)
@@ -132,7 +147,8 @@ def build_on_demand(
                 what += f" for {', '.join(map(str, _all_archs(archs_of)))}"
                 if failures := compile_all(list(kernels.values()), what):
                     raise BuildError(failures, len(kernels))
-                _link_kernels(library, kernels, support, ())
+                objects = [library_objects.compiled_code(kernels), *support]
+                _link_kernels(library, objects, kernels.values(), ())
     return library
 
 
@@ -154,9 +170,9 @@ def build_with_variants(
     rows = emit.emit_variant_rows((config, variant, archs_of[config]) for config, variant in pairs)
     cpp = toolchain.cpp_compiler()
     support = [
-        Compilation("config map", "config_map", emit.emit_config_map({}), cpp),
+        Compilation("config map", "config_map", config_map.emit_config_map({}), cpp),
         Compilation("rows with a variant", "variant_rows", rows, cpp),
-        *_sources_of_libraries(_all_archs(archs_of)),
+        *library_objects.shared(_all_archs(archs_of)),
     ]
     names = "_".join(variant.key for variant in dict.fromkeys(variants))
     in_cache = library is None
@@ -170,7 +186,7 @@ def build_with_variants(
                 what = f"{len(kernels)} kernels with a variant"
                 if failures := compile_all(kernels, what):
                     raise BuildError(failures, len(kernels))
-                _link_kernels(library, {c.label: c for c in kernels}, support, rebuild)
+                _link_kernels(library, [*kernels, *support], kernels, rebuild)
     return library
 
 
@@ -284,7 +300,7 @@ def kernel_compilations(
     more_features = combinations(more_features)
     cutlass = toolchain.cutlass_identity()
     compiler = functools.cache(
-        lambda targets: toolchain.kernel_compiler(targets, cutlass, line_info)
+        lambda targets: toolchain.device_compiler(targets, cutlass, "-fatbin", line_info)
     )
     return {
         config: Compilation(
@@ -352,40 +368,26 @@ def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:
 
 def _link_kernels(
     library: Path,
-    kernels: Mapping[Any, Compilation],
-    support: Sequence[Compilation],
+    objects: Sequence[Compilation],
+    kernels: Iterable[Compilation],
     rebuild: Sequence[str],
 ) -> Path:
-    if failures := compile_all(support, f"config map of {library.stem}"):
-        raise BuildError(failures, len(support))
+    """Links these objects, of which those that are not compiled yet are compiled; the record is of
+    `kernels`."""
+    if failures := compile_all(objects, f"what links {library.stem}"):
+        raise BuildError(failures, len(objects))
     folders = [f"-L{folder}" for folder in find_nvcc().library_dirs]
     runtime = [*folders, "-l:libcudart_static.a", "-lrt", "-lpthread", "-ldl"]
     exports = ROOT / "cute_kernels" / "kernel_library.map"
     options = [*runtime, f"-Wl,--version-script={exports}", "-Wl,--no-undefined"]
     record = {
         "nvcc": find_nvcc().version_text.splitlines()[-1],
-        "configs": {c.label: c.record for c in kernels.values()},
+        "configs": {c.label: c.record for c in kernels},
         "rebuild": list(rebuild),
     }
     # The record first: a library that is there has one.
     kernel_libraries.write_record(library, record)
-    return link(library, [*kernels.values(), *support], options, {"abi": abi()})
-
-
-def _support(archs_of: ArchsOf) -> list[Compilation]:
-    """The objects of a kernel library besides the configs' own."""
-    text = emit.emit_config_map(archs_of)
-    return [
-        Compilation("config map", "config_map", text, toolchain.cpp_compiler()),
-        *_sources_of_libraries(_all_archs(archs_of)),
-    ]
-
-
-def _sources_of_libraries(archs: Sequence[Arch]) -> list[Compilation]:
-    """What is the same in every kernel library."""
-    compiler = toolchain.kernel_compiler(targets(archs), toolchain.cutlass_identity())
-    sources = sorted((ROOT / "cute_kernels").glob("*.cu"))
-    return [Compilation.of_file(path, compiler) for path in sources]
+    return link(library, objects, options, {"abi": abi()})
 
 
 def _all_archs(archs_of: ArchsOf) -> list[Arch]:

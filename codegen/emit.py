@@ -1,17 +1,19 @@
-"""Configs to C++ text. Pure: the same configs give the same bytes."""
+"""Configs to the C++ text of translation units. Pure: the same configs give the same bytes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from pyflash.config import BACKWARD, FORWARD, OPS, Arch, KernelConfig, KernelFeatures, Op, rank
+from pyflash.config import BACKWARD, FORWARD, Arch, KernelConfig, KernelFeatures, Op, rank
 from pyflash.variant import Variant, cpp
 from pyflash.variant.summed import Summed
 
 _UNIT = """\
 // {short_form}
-#include "{launch_header}"
+#define PYFLASH_DEVICE_CODE
+#include "{kernel_header}"
 
 namespace pyflash {{
 
@@ -22,32 +24,15 @@ constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
 inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
 
-ConfigMapRow<{op}> row_of_{stem}(BuiltFor const& built_for) {{
-  return kernel_row<
-      kConfig,
-      {features}>(
-      "{short_form}", built_for);
-}}
+constexpr {op}Features kBuilt[] = {{
+    {features}}};
 
-}}  // namespace pyflash
-"""
-
-_DEVICE_UNIT = """\
-// {short_form}, device code alone
-#define PYFLASH_DEVICE_CODE
-#include "{kernel_header}"
-
-namespace pyflash {{
-
-constexpr auto kConfig = {struct};
-
-// For __launch_bounds__, as in {launch_header}.
-constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
-template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
+constexpr KernelResources kModel{{.n_threads = {n_threads}, .smem_bytes = {smem_bytes}}};
+static_assert(kernel_resources<kConfig>({{kBuilt, {n_features}}}) == kModel,
+              "the resource model in pyflash/config says otherwise");
 
 // To name a kernel is to compile it.
-void const* const kernels[] = {{
+extern void const* const kernels_of_{stem}[] = {{
     {kernels}}};
 
 }}  // namespace pyflash
@@ -61,7 +46,7 @@ namespace pyflash {{
 
 constexpr auto kConfig = {struct};
 
-// For __launch_bounds__, as in {launch_header}.
+// By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
 constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
 template <>
 inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
@@ -114,29 +99,10 @@ pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
 # What a library exports, by the op of its rows with a variant.
 _VARIANT_FUNCTIONS = {FORWARD: "pyflash_variant_rows", BACKWARD: "pyflash_gradient_rows"}
 
-_MAP = """\
-#include "cute_kernels/kernel_library.h"
-#include "cute_kernels/row.h"
-
-namespace pyflash {{
-
-{declarations}
-
-}}  // namespace pyflash
-
-extern "C" pyflash::KernelLibrary const* pyflash_kernel_library() {{
-  using namespace pyflash;
-{rows}
-  static KernelLibrary const library = make_library({{{spans}}});
-  return &library;
-}}
-"""
-_ROWS = """\
-  static ConfigMapRow<{op}> const {name}_rows[] = {{
-{rows}
-  }};"""
-_DECLARATION = "ConfigMapRow<{op}> row_of_{stem}(BuiltFor const& built_for);"
-_ROW = '      row_of_{stem}({{.sm_archs = "{sm_archs}", .ptx_arch = {ptx_arch}, .rank = {rank}}}),'
+_DECLARATION = "VariantRowOf<{op}> row_of_{stem}(BuiltFor const& built_for);"
+_VARIANT_ROW = (
+    '      row_of_{stem}({{.sm_archs = "{sm_archs}", .ptx_arch = {ptx_arch}, .rank = {rank}}}),'
+)
 
 
 def canonical_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
@@ -150,43 +116,38 @@ def file_stem(config: KernelConfig) -> str:
 
 
 def emit_config(config: KernelConfig, features: Sequence[KernelFeatures] | None = None) -> str:
-    """The translation unit of one config: an instantiation for each of `features`, by default those
-    that its family builds, in the order of dispatch, for any of the known architectures.
+    """The translation unit of one config, of device code alone: a kernel for each of `features`, by
+    default those that its family builds, in the order of dispatch, for any of the known
+    architectures.
 
-    Raises ValueError for a config that is not canonical.
-    """
-    _require_canonical(config)
-    return _UNIT.format(
-        short_form=config.short_form(),
-        launch_header=config.family.launch_header,
-        op=config.family.op.struct,
-        stem=file_stem(config),
-        struct=_struct_lines(config, indent=4),
-        ctas_per_sm=_ctas_table(config),
-        n_archs=len(config.ctas_table()),
-        features=_features(config, features),
-    )
-
-
-def emit_device_code(config: KernelConfig, features: Sequence[KernelFeatures]) -> str:
-    """The translation unit of one config's kernels without host code, one for each of `features`.
-
-    Raises ValueError for a config that is not canonical.
+    Raises ValueError for a config that is not canonical, or for features that its family lacks.
     """
     _require_canonical(config)
     family = config.family
-    return _DEVICE_UNIT.format(
-        short_form=config.short_form(),
+    features = checked(config, features)
+    kernels = (f"{family.kernel}<kConfig, kBuilt[{i}]>" for i in range(len(features)))
+    return _UNIT.format(
         kernel_header=family.kernel_header,
-        launch_header=family.launch_header,
-        struct=_struct_lines(config, indent=4),
-        ctas_per_sm=_ctas_table(config),
-        n_archs=len(config.ctas_table()),
-        kernels=",\n    ".join(
-            f"reinterpret_cast<void const*>({family.kernel}<kConfig, {f.to_cpp()}>)"
-            for f in features
-        ),
+        kernels=lines(f"reinterpret_cast<void const*>({kernel})" for kernel in kernels),
+        **facts(config, features),
     )
+
+
+def facts(config: KernelConfig, features: Sequence[KernelFeatures]) -> dict[str, Any]:
+    """What units say of a config that is built with these features. Of its kernels, the one that
+    takes most decides on shared memory."""
+    return {
+        "short_form": config.short_form(),
+        "stem": file_stem(config),
+        "op": config.family.op.struct,
+        "struct": _struct_lines(config, indent=4),
+        "ctas_per_sm": _ctas_table(config),
+        "n_archs": len(config.ctas_table()),
+        "features": lines(f.to_cpp() for f in features),
+        "n_features": len(features),
+        "n_threads": config.n_threads,
+        "smem_bytes": max(map(config.smem_bytes_with, features)),
+    }
 
 
 def emit_with_variant(
@@ -206,7 +167,6 @@ def emit_with_variant(
         short_form=config.short_form(),
         variant=variant,
         variant_header=header,
-        launch_header=config.family.launch_header,
         struct_of_variant=f"\n{variant_struct(variant, config.family.op)}",
         struct=_struct_lines(config, indent=4),
         ctas_per_sm=_ctas_table(config),
@@ -214,7 +174,7 @@ def emit_with_variant(
         stem=variant_stem(config, variant),
         variant_type=_struct_name(variant, config.family.op),
         key=variant.key,
-        features=_features(config, features),
+        features=_arguments(checked(config, features)),
     )
 
 
@@ -232,7 +192,7 @@ def emit_variant_rows(
     functions = []
     for op, function in _VARIANT_FUNCTIONS.items():
         texts = [
-            _row(variant_stem(config, variant), config, archs)
+            _VARIANT_ROW.format(stem=variant_stem(config, variant), **built_for(config, archs))
             for config, variant, archs in rows
             if config.family.op is op
         ]
@@ -244,8 +204,7 @@ def emit_variant_rows(
             )
     return _VARIANT_ROWS.format(
         declarations="\n".join(
-            f"VariantRowOf<{config.family.op.struct}> row_of_{variant_stem(config, variant)}"
-            "(BuiltFor const& built_for);"
+            _DECLARATION.format(op=config.family.op.struct, stem=variant_stem(config, variant))
             for config, variant, _ in rows
         ),
         functions="\n".join(functions),
@@ -273,7 +232,7 @@ def emit_emulated(
         kernel="emulated_kernel_of" if variant else "emulated_kernel",
         struct=_struct_lines(config, indent=10),
         features=",\n      ".join(
-            [*_type_of(variant, config.family.op), _features(config, features)]
+            [*_type_of(variant, config.family.op), _arguments(checked(config, features))]
         ),
     )
 
@@ -298,50 +257,25 @@ def _type_of(variant: Variant | Summed | None, op: Op) -> list[str]:
     return [f"pyflash::variant::{_struct_name(variant, op)}"] if variant else []
 
 
-def emit_config_map(archs_of: Mapping[KernelConfig, Sequence[Arch]]) -> str:
-    """The translation unit of a kernel library's config map.
-
-    `archs_of` gives for each config the architectures that its object was compiled for.
-    """
-    declarations: list[str] = []
-    rows: dict[Op, list[str]] = {op: [] for op in OPS}
-    for config, archs in sorted(archs_of.items()):
-        stem = file_stem(config)
-        declarations.append(_DECLARATION.format(op=config.family.op.struct, stem=stem))
-        rows[config.family.op].append(_row(stem, config, archs))
-    return _MAP.format(
-        declarations="\n".join(declarations),
-        rows="\n".join(_rows(op, of_op) for op, of_op in rows.items() if of_op),
-        spans=", ".join(_span(op, len(of_op)) for op, of_op in rows.items()),
-    )
-
-
-def _row(stem: str, config: KernelConfig, archs: Sequence[Arch]) -> str:
+def built_for(config: KernelConfig, archs: Sequence[Arch]) -> dict[str, Any]:
+    """What rows say of the architectures that a config is compiled for."""
     targets = config.family.targets(archs)
-    return _ROW.format(
-        stem=stem,
-        sm_archs=",".join(f"{sm}{targets.suffix}" for sm in targets.machine_code),
-        ptx_arch=targets.ptx,
-        rank=rank(config),
-    )
-
-
-def _rows(op: Op, rows: Sequence[str]) -> str:
-    return _ROWS.format(op=op.struct, name=op.name, rows="\n".join(rows))
-
-
-def _span(op: Op, n_rows: int) -> str:
-    """The span of an op's rows, empty where a library has none."""
-    rows = f"{op.name}_rows, {n_rows}" if n_rows else ""
-    return f"RowsOf<{op.struct}>{{{rows}}}"
+    return {
+        "sm_archs": ",".join(f"{sm}{targets.suffix}" for sm in targets.machine_code),
+        "ptx_arch": targets.ptx,
+        "rank": rank(config),
+    }
 
 
 def _ctas_table(config: KernelConfig) -> str:
     return ", ".join(f"{{{sm}, {ctas}}}" for sm, ctas in config.ctas_table())
 
 
-def _features(config: KernelConfig, features: Sequence[KernelFeatures] | None) -> str:
-    """As template arguments, one a line."""
+def checked(
+    config: KernelConfig, features: Sequence[KernelFeatures] | None
+) -> Sequence[KernelFeatures]:
+    """These features, or those that the config's family builds. Raises ValueError for some that its
+    kernels lack."""
     if features is None:
         features = config.family.built_features(config)
     for name in sorted(config.family.lacks):
@@ -349,7 +283,16 @@ def _features(config: KernelConfig, features: Sequence[KernelFeatures] | None) -
             raise ValueError(
                 f"{config} is not built with {name}: kernels of {config.family} lack it"
             )
+    return features
+
+
+def _arguments(features: Sequence[KernelFeatures]) -> str:
+    """As template arguments."""
     return ",\n      ".join(f.to_cpp() for f in features)
+
+
+def lines(values: Iterable[str]) -> str:
+    return ",\n    ".join(values)
 
 
 def _require_canonical(config: KernelConfig) -> None:

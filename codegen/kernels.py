@@ -10,7 +10,6 @@ lies what the op needs to know to launch it, NAME.row.json.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,12 +20,10 @@ from pyflash.codegen.build import BuildError
 from pyflash.codegen.cache_dir import write_if_changed
 from pyflash.codegen.cache_locks import locked_for
 from pyflash.codegen.compilation import Compilation, compile_all
+from pyflash.codegen.library_objects import kernels_by_features
 from pyflash.config import KernelConfig, KernelFeatures, as_config
 from pyflash.config.arch import Arch
 from pyflash.config.op import PLAIN
-
-# nvcc's option for device code alone.
-_CUBIN = ("-cubin",)
 
 
 class Request(NamedTuple):
@@ -91,19 +88,17 @@ def cubin_compilation(request: Request, arch: Arch, cutlass: str) -> Compilation
         )
     features = config.family.op.features.in_dispatch_order(request.features)
     machine_code = config.family.targets([arch])._replace(ptx=0)
-    compiler = toolchain.kernel_compiler(machine_code, cutlass)
     return Compilation(
         label=f"{config}, {', '.join(map(str, features))}",
         stem=f"cubin_{emit.file_stem(config)}",
-        text=emit.emit_device_code(config, features),
-        compiler=dataclasses.replace(compiler, flags=(*compiler.flags, *_CUBIN)),
+        text=emit.emit_config(config, features),
+        compiler=toolchain.device_compiler(machine_code, cutlass, "-cubin"),
     )
 
 
 def _describe(compilation: Compilation, config: KernelConfig, arch: Arch) -> None:
     """Writes what `pyflash.op.library.load_cubin` reads."""
-    symbols = [kernel["function"] for kernel in compilation.record["kernels"]]
-    kernels = {str(config.family.op.features.of_kernel(symbol)): symbol for symbol in symbols}
+    kernels = kernels_by_features(config, compilation)
     row = {"config": config.short_form(), "arch": arch.sm, "kernels": kernels}
     path = compilation.object.with_suffix(".row.json")
     with locked_for():  # else another builder may sweep what is half-written

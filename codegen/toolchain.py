@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -74,6 +75,24 @@ def kernel_compiler(targets: Targets, cutlass_identity: str, line_info: bool = T
     flags = (*flags, *_compression(), *_ccbin(), *_gencode(targets), "-Xptxas=-v")
     includes = (*_headers_of_kernels(), "-isystem", str(include_dir()))
     return Compiler(_nvcc(), flags, includes, f"{_nvcc_version()}\n{cutlass_identity}", ".cu")
+
+
+def device_compiler(
+    targets: Targets, cutlass_identity: str, output: str, line_info: bool = True
+) -> Compiler:
+    """`kernel_compiler` for device code alone: no compiler of the host sees CuTe. `output` is
+    nvcc's option: "-fatbin", what kernel libraries hold, for several targets and compressed, or
+    "-cubin" for one."""
+    compiler = kernel_compiler(targets, cutlass_identity, line_info)
+    suffix = f".{output.removeprefix('-')}"
+    return dataclasses.replace(compiler, flags=(*compiler.flags, output), object_suffix=suffix)
+
+
+def embedding_compiler(folder: Path) -> Compiler:
+    """`cpp_compiler` whose assembler finds files to include below `folder`."""
+    compiler = cpp_compiler()
+    includes = (*compiler.includes, "-Xassembler", f"-I{folder}")
+    return dataclasses.replace(compiler, includes=includes)
 
 
 def emulator_compiler(watch_registers: bool = False) -> Compiler:

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "cute_kernels/config.h"
-#include "cute_kernels/ctas_per_sm.h"
+#include "cute_kernels/kernel_resources.h"
 #include "cute_kernels/op.h"
 #include "cute_kernels/ops.h"
 
@@ -17,7 +17,7 @@ namespace pyflash {
 
 // Bumped whenever a struct in this file, op.h, features.h, params.h or the header of an op changes its layout. Configs, and
 // which ops there are, have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 26;
+inline constexpr int kKernelLibraryAbi = 27;
 
 // What rows of every op have.
 struct RowOfAnyOp {

@@ -196,8 +196,8 @@ def _told(violations: Iterable[Mapping[str, str]]) -> list[str]:
 def emitted(asked: Asked, folder: Path) -> Shown:
     """The translation units and the emitted headers as files; the config map only for
     named architectures."""
-    from pyflash.codegen import config_header, emit, ops_header
-    from pyflash.codegen.build import legal_archs
+    from pyflash.codegen import config_header, config_map, emit, ops_header
+    from pyflash.codegen.build import compiled_features, legal_archs
     from pyflash.codegen.cache_dir import write_if_changed
 
     texts = dict(_unit(asked, config) for config in emit.canonical_configs(asked.configs))
@@ -205,7 +205,12 @@ def emitted(asked: Asked, folder: Path) -> Shown:
     texts |= {str(path): text for path, text in ops_header.emit_headers().items()}
     if asked.archs:
         archs_of = legal_archs(asked.configs, asked.archs)
-        texts["config_map.cpp"] = emit.emit_config_map({} if asked.variant else archs_of)
+        row_of = {
+            config: config_map.Row(archs, compiled_features(config, asked.only, asked.features))
+            for config, archs in archs_of.items()
+            if not asked.variant
+        }
+        texts["config_map.cpp"] = config_map.emit_config_map(row_of)
         if asked.variant:
             rows = ((config, asked.variant, archs) for config, archs in archs_of.items())
             texts["variant_rows.cpp"] = emit.emit_variant_rows(rows)

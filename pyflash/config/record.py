@@ -45,7 +45,6 @@ class Family:
     host_header: str
     launcher_header: str
     traits_header: str
-    launch_header: str
     kernel_header: str  # of the __global__ function alone, for device code without a host's
     kernel: str
     # The warps of a CTA that issue MMAs and so run the main loop: all but producers.

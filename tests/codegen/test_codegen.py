@@ -13,6 +13,7 @@ from support.invoked import build_command
 from pyflash import Features, FlashForwardKernelConfig, named_set
 from pyflash.codegen import config_header, emit, ops_header
 from pyflash.codegen.compilation import ROOT
+from pyflash.codegen.config_map import Code, Row, emit_config_map, emit_machine_code
 from pyflash.config import FORWARD, OPS
 from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.sets import SET_NAMES, rank
@@ -25,7 +26,8 @@ ALL_CONFIGS = emit.canonical_configs(c for name in SET_NAMES for c in named_set(
 
 EMITTED = """\
 // (FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax
-#include "cute_kernels/sm80/forward/launch.h"
+#define PYFLASH_DEVICE_CODE
+#include "cute_kernels/sm80/forward/kernel.h"
 
 namespace pyflash {
 
@@ -49,13 +51,18 @@ constexpr ArchCtas kTable[] = {{80, @}, {86, @}, {89, @}, {90, @}, {100, @}, {12
 template <>
 inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{kTable, 6};
 
-ConfigMapRow<Forward> row_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax(BuiltFor const& built_for) {
-  return kernel_row<
-      kConfig,
-      ForwardFeatures{},
-      ForwardFeatures{.right_window = true, .softcap = true}>(
-      "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax", built_for);
-}
+constexpr ForwardFeatures kBuilt[] = {
+    ForwardFeatures{},
+    ForwardFeatures{.right_window = true, .softcap = true}};
+
+constexpr KernelResources kModel{.n_threads = 128, .smem_bytes = 49152};
+static_assert(kernel_resources<kConfig>({kBuilt, 2}) == kModel,
+              "the resource model in pyflash/config says otherwise");
+
+// To name a kernel is to compile it.
+extern void const* const kernels_of_fp16_128_64_64_4_async_eager_swizzled_load_0_2_2_tiles_opt_softmax[] = {
+    reinterpret_cast<void const*>(flash_forward_kernel<kConfig, kBuilt[0]>),
+    reinterpret_cast<void const*>(flash_forward_kernel<kConfig, kBuilt[1]>)};
 
 }  // namespace pyflash
 """  # noqa: E501
@@ -124,19 +131,46 @@ def test_only_canonical_configs_are_emitted():
     ]
 
 
-def test_config_map_rows_are_in_order_and_name_their_archs():
+def test_config_map_rows_are_in_order_and_name_their_archs_and_resources():
     older = BEST.replace(optimized_softmax=False)
-    text = emit.emit_config_map({BEST: [Arch.of(80), Arch.of(90)], older: [Arch.of(80)]})
-    rows = re.findall(
-        r'row_of_(\w+)\(\{\.sm_archs = "(.*?)", \.ptx_arch = (\d+), \.rank = (\d+)\}\)', text
+    features = [Features(), Features.parse("softcap")]
+    text = emit_config_map(
+        {BEST: Row([Arch.of(80), Arch.of(90)], features), older: Row([Arch.of(80)], features[:1])}
     )
-    assert rows == [
-        (emit.file_stem(older), "80", "80", str(rank(older))),
-        (emit.file_stem(BEST), "80,90", "90", str(rank(BEST))),
+    assert re.findall(r"make_row\(\{(.*?)\}\),$", text, re.DOTALL | re.MULTILINE) == [
+        f"""\
+.short_form = "{config.short_form()}",
+                .dtype = of_{emit.file_stem(config)}::kConfig.dtype,
+                .d_head = of_{emit.file_stem(config)}::kConfig.d_head,
+                .n_threads = {config.n_threads},
+                .smem_bytes = {config.smem_bytes},
+                .kernels = {{kernels_of_{emit.file_stem(config)}, {n}}},
+                .ctas_per_sm = {{of_{emit.file_stem(config)}::kCtasPerSm, {len(ARCHS)}}},
+                .sm_archs = "{archs}",
+                .ptx_arch = {ptx},
+                .rank = {rank(config)}}},
+               of_{emit.file_stem(config)}::kConfig, {{of_{emit.file_stem(config)}::kBuilt, {n}"""
+        for config, n, archs, ptx in ((older, 1, "80", 80), (BEST, 2, "80,90", 90))
     ]
-    for config in (older, BEST):
-        assert f"ConfigMapRow<Forward> row_of_{emit.file_stem(config)}(BuiltFor const&" in text
     assert rank(named_set("all")[0]) < rank(older)
+
+
+def test_the_memory_of_a_row_suffices_for_each_of_its_kernels():
+    plain, fixed = Features(), Features.parse("fixed_splits")
+    config = next(c for c in named_set("invariant") if c.smem_bytes_with(fixed) > c.smem_bytes)
+    for features, smem in ((plain,), config.smem_bytes), ((plain, fixed), None):
+        smem = smem or config.smem_bytes_with(fixed)
+        assert f" .smem_bytes = {smem}}};\n" in emit.emit_config(config, features)
+        row = emit_config_map({config: Row([Arch.of(90)], features)})
+        assert f".smem_bytes = {smem},\n" in row
+
+
+def test_machine_code_is_registered_by_the_names_of_its_kernels():
+    text = emit_machine_code({BEST: Code("objects/a/k/a.fatbin", ["_Z1a", "_Z1b"])})
+    stem = emit.file_stem(BEST)
+    assert '.incbin "objects/a/k/a.fatbin"\n' in text
+    assert '    "_Z1a",\n    "_Z1b"});' in text
+    assert f"kernels_of_{stem}[] = {{of_{stem}::kernels + 0, of_{stem}::kernels + 1}};" in text
 
 
 def test_a_library_names_everything_that_it_has():
@@ -151,7 +185,7 @@ def test_a_library_names_everything_that_it_has():
 
 
 def test_the_config_map_has_the_rows_of_every_op():
-    text = emit.emit_config_map({BEST: [Arch.of(90)]})
+    text = emit_config_map({BEST: Row([Arch.of(90)], [Features()])})
     spans = re.findall(r"RowsOf<(\w+)>\{(\w*)", text)
     assert spans == [(op.struct, f"{op.name}_rows" if op is FORWARD else "") for op in OPS]
 

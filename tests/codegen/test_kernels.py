@@ -60,15 +60,13 @@ def test_what_a_request_compiles():
     assert compilation.compiler.flags[-1] == "-cubin"
     targets = [flag for flag in compilation.compiler.flags if flag.startswith("-gencode")]
     assert targets == ["-gencode=arch=compute_90,code=sm_90"]
-    kernels = compilation.text.split("kernels[] = {")[1]
+    kernels = compilation.text.split("kBuilt[] = {")[1]
     assert kernels.index("ForwardFeatures{}") < kernels.index(".sinks = true")
-    assert 'launch.h"' not in compilation.text
     of_sm90 = cubin_compilation(Request(SM90), Arch.of(90), CUTLASS)
     assert 'sm90/forward/kernel.h"' in of_sm90.text
-    assert 'launch.h"' not in of_sm90.text
     twin = SMALL.replace(V_mma_load_K_tiles=4)
     assert twin.canonical().replace(V_mma_load_K_tiles=2) == SMALL
-    assert cubin_compilation(Request(twin), Arch.of(90), CUTLASS).text == emit.emit_device_code(
+    assert cubin_compilation(Request(twin), Arch.of(90), CUTLASS).text == emit.emit_config(
         twin.canonical(), [Features()]
     )
 
@@ -104,7 +102,8 @@ def test_requests_of_one_kernel_compile_it_once(monkeypatch):
 def test_the_other_family_is_compiled_for_its_architecture():
     compilation = cubin_compilation(Request(SM90), Arch.of(90), CUTLASS)
     assert "-gencode=arch=compute_90a,code=sm_90a" in compilation.compiler.flags
-    assert "flash_forward_sm90_kernel<kConfig, ForwardFeatures{}>" in compilation.text
+    assert "kBuilt[] = {\n    ForwardFeatures{}};" in compilation.text
+    assert "flash_forward_sm90_kernel<kConfig, kBuilt[0]>" in compilation.text
 
 
 def test_requests_that_nothing_compiles_are_refused():

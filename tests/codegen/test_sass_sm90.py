@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 
@@ -29,12 +28,12 @@ SCORES = CONFIG.B_r // CONFIG.n_consumers * CONFIG.B_c // 128  # of a thread, in
 def compilation(built_arch, uncaptured) -> Compilation:
     """Device code alone, for sm_90a."""
     family = CONFIG.family
-    compiler = toolchain.kernel_compiler(family.targets([built_arch]), toolchain.cutlass_identity())
+    targets = family.targets([built_arch])
     compilation = Compilation(
         label=f"{CONFIG}, cubin",
         stem=f"cubin_{emit.file_stem(CONFIG)}",
         text=emit.emit_config(CONFIG, FEATURES),
-        compiler=dataclasses.replace(compiler, flags=(*compiler.flags, "-cubin")),
+        compiler=toolchain.device_compiler(targets, toolchain.cutlass_identity(), "-cubin"),
     )
     with uncaptured():
         if failures := compile_all([compilation], "an SM90 config for sm_90a"):

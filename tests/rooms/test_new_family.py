@@ -171,14 +171,16 @@ def test_what_is_emitted_instantiates_the_family(fake, found, tree):
     family = fake.family
     (unit,) = (tree / "emitted").glob("*.cu")
     text = unit.read_text()
-    assert f'#include "{family.launch_header}"' in text
+    assert f'#include "{family.kernel_header}"' in text
     assert f"constexpr auto kConfig = {family.struct}{{" in text
-    assert f"ConfigMapRow<{family.op.struct}> row_of_" in text
-    built = text.split("kConfig,\n")[1].split(">(")[0]
+    assert f"reinterpret_cast<void const*>({family.kernel}<kConfig, kBuilt[0]>)" in text
+    built = text.split("kBuilt[] = {\n")[1].split("};\n\n")[0]
     features = [line.strip(" ,") for line in built.splitlines()]
     expected = family.op.features.in_dispatch_order(family.built_features(fake.config))
     assert features == [f.to_cpp() for f in expected]
     assert str(fake.config) in text
+    rows = (tree / "emitted/config_map.cpp").read_text()
+    assert f"ConfigMapRow<{family.op.struct}> const" in rows
     included = (tree / "emitted/cute_kernels/generated/ops.h").read_text()
     assert f'#include "{family.op.header}"' in included
     assert f'#include "{family.host_header}"' in included

@@ -103,13 +103,13 @@ def compile_together(
 def _unit(group: Sequence[Request]) -> str:
     """The units of these configs in one: each has the same head, and names of its own behind it."""
     texts = [
-        emit.emit_device_code(config, config.family.op.features.in_dispatch_order(features))
+        emit.emit_config(config, config.family.op.features.in_dispatch_order(features))
         for config, features in group
     ]
     head = texts[0].partition("namespace pyflash {")[0]
     bodies = [text[text.index("namespace pyflash {") :] for text in texts]
     numbered = (
-        re.sub(r"\b(kConfig|kTable|kernels)\b", rf"\g<1>_{number}", body)
+        re.sub(r"\b(kConfig|kTable|kBuilt|kModel)\b", rf"\g<1>_{number}", body)
         for number, body in enumerate(bodies)
     )
     return head + "\n".join(numbered)

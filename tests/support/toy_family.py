@@ -77,7 +77,6 @@ TOY_FAMILY = Family(
     host_header="cute_kernels/toy/host.h",
     launcher_header="cute_kernels/toy/launcher.h",
     traits_header="cute_kernels/toy/traits.h",
-    launch_header="cute_kernels/toy/launch.h",
     kernel_header="cute_kernels/toy/kernel.h",
     kernel="toy_forward_kernel",
     mma_warps=lambda config: 4,

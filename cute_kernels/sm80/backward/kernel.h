@@ -1,7 +1,7 @@
-// The __global__ function of a config and a combination of features.
+// The __global__ function of a config and a combination of features, and what it takes.
 #pragma once
 
-#include "cute_kernels/ctas_per_sm.h"
+#include "cute_kernels/kernel_resources.h"
 #include "cute_kernels/sm80/backward/backward_kernel.cuh"
 
 namespace pyflash {
@@ -13,6 +13,13 @@ __global__ void __launch_bounds__(sm80::backward::KernelTraits<kConfig>::kNThrea
 #if defined(__CUDA_ARCH__)  // the host needs no body
   sm80::backward::backward_cta<sm80::backward::KernelTraits<kConfig>, kFeatures>(params);
 #endif
+}
+
+// Of kernels with any features.
+template <FlashBackwardKernelConfig kConfig>
+constexpr KernelResources kernel_resources(Span<BackwardFeatures>) {
+  using Traits = sm80::backward::KernelTraits<kConfig>;
+  return {Traits::kNThreads, int(sizeof(typename Traits::SharedStorage))};
 }
 
 }  // namespace pyflash

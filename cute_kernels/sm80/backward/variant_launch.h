@@ -19,7 +19,7 @@ cudaError_t launch_variant(void const* kernel, FlashBackwardKernelConfig const& 
 
 }  // namespace pyflash
 
-#include "cute_kernels/ctas_per_sm.h"
+#include "cute_kernels/kernel_resources.h"
 #include "cute_kernels/variant/gradient_launch.h"
 
 namespace pyflash {

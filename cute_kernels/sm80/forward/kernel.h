@@ -1,8 +1,8 @@
-// The __global__ function of a config and a combination of features.
+// The __global__ function of a config and a combination of features, and what it takes.
 #pragma once
 
-#include "cute_kernels/ctas_per_sm.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/kernel_resources.h"
 #include "cute_kernels/sm80/forward/forward_kernel.cuh"
 #include "cute_kernels/sm80/forward/fp8.h"
 
@@ -19,6 +19,13 @@ __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
     sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);
   }
 #endif
+}
+
+// Of kernels with any features.
+template <FlashForwardKernelConfig kConfig>
+constexpr KernelResources kernel_resources(Span<ForwardFeatures>) {
+  using Traits = sm80::KernelTraits<kConfig>;
+  return {Traits::kNThreads, int(sizeof(typename Traits::SharedStorage))};
 }
 
 }  // namespace pyflash

@@ -1,7 +1,7 @@
-// The __global__ function of a config and a combination of features.
+// The __global__ function of a config and a combination of features, and what it takes.
 #pragma once
 
-#include "cute_kernels/ctas_per_sm.h"
+#include "cute_kernels/kernel_resources.h"
 #include "cute_kernels/sm90/backward/backward_kernel.cuh"
 
 namespace pyflash {
@@ -12,6 +12,13 @@ __global__ void __launch_bounds__(sm90::backward::KernelTraits<kConfig>::kNThrea
 #if defined(__CUDA_ARCH__)  // the host needs no body
   sm90::backward::backward_cta<sm90::backward::KernelTraits<kConfig>, kFeatures>(params);
 #endif
+}
+
+// Of kernels with any features.
+template <FlashBackwardSm90Config kConfig>
+constexpr KernelResources kernel_resources(Span<BackwardFeatures>) {
+  using Traits = sm90::backward::KernelTraits<kConfig>;
+  return {Traits::kNThreads, int(sizeof(typename Traits::SharedStorage))};
 }
 
 }  // namespace pyflash

@@ -22,7 +22,6 @@ SM80_BACKWARD = Family(
     launcher_header="cute_kernels/sm80/backward/launcher.h",
     traits_header="cute_kernels/sm80/backward/traits.h",
     traits="backward::KernelTraits",
-    launch_header="cute_kernels/sm80/backward/launch.h",
     kernel_header="cute_kernels/sm80/backward/kernel.h",
     kernel="flash_backward_kernel",
     mma_warps=lambda config: config.n_warps,

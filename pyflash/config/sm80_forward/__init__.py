@@ -30,7 +30,6 @@ SM80_FORWARD = Family(
     host_header="cute_kernels/sm80/forward/host.h",
     launcher_header="cute_kernels/sm80/forward/launcher.h",
     traits_header="cute_kernels/sm80/forward/tiled.h",
-    launch_header="cute_kernels/sm80/forward/launch.h",
     kernel_header="cute_kernels/sm80/forward/kernel.h",
     kernel="flash_forward_kernel",
     mma_warps=lambda config: config.n_warps,

@@ -23,7 +23,6 @@ SM90_BACKWARD = Family(
     launcher_header="cute_kernels/sm90/backward/launcher.h",
     traits_header="cute_kernels/sm90/backward/traits.h",
     traits="backward::KernelTraits",
-    launch_header="cute_kernels/sm90/backward/launch.h",
     kernel_header="cute_kernels/sm90/backward/kernel.h",
     kernel="flash_backward_sm90_kernel",
     mma_warps=lambda config: WARPGROUP // 32 * config.n_consumers,

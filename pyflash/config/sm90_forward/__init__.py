@@ -31,7 +31,6 @@ SM90_FORWARD = Family(
     host_header="cute_kernels/sm90/forward/host.h",
     launcher_header="cute_kernels/sm90/forward/launcher.h",
     traits_header="cute_kernels/sm90/forward/tiled.h",
-    launch_header="cute_kernels/sm90/forward/launch.h",
     kernel_header="cute_kernels/sm90/forward/kernel.h",
     kernel="flash_forward_sm90_kernel",
     mma_warps=lambda config: WARPGROUP // 32 * config.n_consumers,

@@ -81,7 +81,6 @@ NEGATE_FAMILY = Family(
     host_header="cute_kernels/negate/host.h",
     launcher_header="cute_kernels/negate/launcher.h",
     traits_header="cute_kernels/negate/traits.h",
-    launch_header="cute_kernels/negate/launch.h",
     kernel_header="cute_kernels/negate/kernel.h",
     kernel="negate_kernel",
     mma_warps=lambda config: 2,

@@ -1,4 +1,4 @@
-// CTAs per SM by the resource model, by architecture: what __launch_bounds__ is given.
+// What a config's kernels take of a multiprocessor.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,21 @@ struct Span {
   constexpr T const* end() const { return data + size; }
 };
 
+// Per CTA.
+struct KernelResources {
+  int n_threads;
+  int smem_bytes;  // dynamic
+
+  friend constexpr bool operator==(KernelResources const&, KernelResources const&) = default;
+};
+
 // CTAs that fit on a multiprocessor by the resource model; 0 where the config is not legal.
 struct ArchCtas {
   int sm_arch;  // major * 10 + minor
   int ctas;
 };
 
-// Ascending by architecture. Specialised by the emitted translation unit.
+// For __launch_bounds__, ascending by architecture. Specialised by the emitted translation unit.
 template <auto kConfig>
 inline constexpr Span<ArchCtas> kCtasPerSm{};
 
