@@ -115,6 +115,23 @@ CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::bfloat16_t) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
+// Four of the eight bytes of a, then b, by their numbers, of 4 bits each. A number + 8: eight times the sign of the byte.
+CUTE_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(bytes) : "r"(a), "r"(b), "r"(numbers));
+  return bytes;
+}
+
+// For each of two bytes of four, the upper or the lower two, 16 ones where it is at most a limit of 0 to 255, and else zeros. In
+// fp16 0x6400 is 1024, and the numbers that follow are integers: two instructions.
+template <bool kUpper>
+CUTE_DEVICE uint32_t at_most(uint32_t bytes, uint32_t limit) {
+  uint32_t const numbers = permute_bytes(bytes, 0x64646464u, kUpper ? 0x4342 : 0x4140);
+  uint32_t const limits = 0x64006400u + limit * 0x00010001u;
+  return __hle2_mask(reinterpret_cast<__half2 const&>(numbers),
+                     reinterpret_cast<__half2 const&>(limits));
+}
+
 // Two e4m3 of four in a register, the upper or the lower two, as a pair of elements, exactly; NaN stays NaN.
 template <bool kUpper>
 CUTE_DEVICE uint32_t unpack_e4m3(uint32_t bytes, cutlass::half_t) {
@@ -317,6 +334,12 @@ uint32_t unpack_e4m3(uint32_t bytes, Element) {
   return unpack_e4m3(kUpper ? bytes >> 16 : bytes, Element{});
 }
 uint32_t swap_inner_bytes(uint32_t bytes);
+uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers);
+uint32_t at_most(uint32_t pair, uint32_t limit);
+template <bool kUpper>
+uint32_t at_most(uint32_t bytes, uint32_t limit) {
+  return at_most(kUpper ? bytes >> 16 : bytes, limit);
+}
 
 void reduce_add(float* address, float value);
 float wait_until_at_most(float const* address, float bound);

@@ -16,14 +16,34 @@ CUTE_DEVICE DropoutBytes load_dropout(Dropout const& dropout, int heads, int seq
   return {seed, device::load(dropout.state + 1), heads, sequence, head};
 }
 
+// The call of Philox of step k of a block of keys, 16 of them: that of 32 keys, its upper half or its lower one. Of a block's steps, in
+// their order, those that draw make the calls.
+template <int kBlockN>
+struct StepOfKeys {
+  static constexpr int kKeys = 32;
+  static constexpr bool kWholeCalls = kBlockN % kKeys == 0;
+  static_assert(kBlockN % 16 == 0);
+
+  int keys;  // the number of the 32
+  bool is_upper;
+  bool draws;
+
+  CUTE_DEVICE StepOfKeys(int k, int n_block) {
+    int const half = kWholeCalls ? k : n_block * (kBlockN / 16) + k;  // in the block, or all keys
+    keys = kWholeCalls ? n_block * (kBlockN / kKeys) + k / 2 : half / 2;
+    is_upper = half % 2 != 0;
+    draws = !is_upper || k == 0;
+  }
+  // The random bytes of eight keys of the step, the first or the second.
+  CUTE_DEVICE uint32_t word_of(Random128 const& random, int eight) const {
+    return is_upper ? random.words[2 + eight] : random.words[eight];
+  }
+};
+
 // Where queries are rows. A thread's lane is that of its elements.
 // kRowTiles: the 16 rows of MMAs that the thread has a part of. kBlockN: keys of a block.
 template <int kRowTiles, int kBlockN>
 struct DropoutOfRows {
-  static constexpr int kKeys = 32;  // of a call of Philox: halves are the 16 keys of a step of PV
-  static constexpr bool kWholeCalls = kBlockN % kKeys == 0;
-  static_assert(kBlockN % 16 == 0);
-
   DropoutBytes const bytes;
   uint32_t const largest_kept;
   int const lane;
@@ -36,27 +56,73 @@ struct DropoutOfRows {
   // in their order. row_tile(m): the number of the m-th 16 rows in the sequence.
   template <class RowTile, class Drop>
   CUTE_DEVICE void find(int k, int n_block, RowTile const& row_tile, Drop const& drop) {
-    int const half = kWholeCalls ? k : n_block * (kBlockN / 16) + k;  // in the block, or all keys
-    int const keys = kWholeCalls ? n_block * (kBlockN / kKeys) + k / 2 : half / 2;
-    bool const upper = half % 2 != 0;
+    StepOfKeys<kBlockN> const step(k, n_block);
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      if (!upper || k == 0) {
-        random[m] = bytes.of_lane(row_tile(m), keys, lane);
+      if (step.draws) {
+        random[m] = bytes.of_lane(row_tile(m), step.keys, lane);
       }
       CUTE_UNROLL
-      for (int tile = 0; tile < 2; ++tile) {
-        uint32_t const word = upper ? random[m].words[2 + tile] : random[m].words[tile];
+      for (int eight = 0; eight < 2; ++eight) {
+        uint32_t const word = step.word_of(random[m], eight);
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           int const r = i / 2, c = i % 2;
           if (DropoutBytes::byte_of(word, r, c) > largest_kept) {
-            drop(2 * m + r, 4 * k + 2 * tile + c);
+            drop(2 * m + r, 4 * k + 2 * eight + c);
           }
         }
       }
     }
   }
+};
+
+// The same of 16 rows, whose P is an operand: what is kept of a block may be drawn before P is there.
+template <int kBlockN>
+class DropoutOfOperand {
+ public:
+  DropoutOfOperand() = default;
+  // row_tile: the number of the 16 rows in the sequence.
+  CUTE_DEVICE DropoutOfOperand(DropoutBytes const& bytes, int row_tile, int lane)
+      : random_(bytes.of_keys(row_tile, lane)) {}
+
+  // NOTE: for the branch the compiler draws here, not among the MMAs that were issued before.
+  CUTE_DEVICE void draw(Dropout const& dropout, int n_block) {
+    if (!dropout.drops()) {
+      return;
+    }
+    Random128 random;
+    CUTE_UNROLL
+    for (int k = 0; k < kBlockN / 16; ++k) {
+      StepOfKeys<kBlockN> const step(k, n_block);
+      if (step.draws) {
+        random = random_.of(step.keys);
+      }
+      CUTE_UNROLL
+      for (int eight = 0; eight < 2; ++eight) {
+        uint32_t const bytes = step.word_of(random, eight);
+        kept_[4 * k + 2 * eight] = device::at_most<false>(bytes, dropout.largest_kept);
+        kept_[4 * k + 2 * eight + 1] = device::at_most<true>(bytes, dropout.largest_kept);
+      }
+    }
+  }
+
+  // Leaves what is dropped of the block out of its P: pairs, of columns c and c + 1 of row r at c + r.
+  template <class Pairs>
+  CUTE_DEVICE void apply(Dropout const& dropout, Pairs&& pairs) const {
+    static_assert(decltype(cute::size(pairs))::value == kBlockN / 4);
+    if (!dropout.drops()) {
+      return;
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kBlockN / 4; ++i) {
+      pairs(i) &= kept_[i];
+    }
+  }
+
+ private:
+  PhiloxOfLastWord random_;
+  uint32_t kept_[kBlockN / 4];  // ones for each element that is, by pairs
 };
 
 // Where keys are rows: a thread has keys `key` and key + 8, and of every eight queries from `query` on the first two. Marks what is

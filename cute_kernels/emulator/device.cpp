@@ -81,6 +81,19 @@ uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t) {
 uint32_t swap_inner_bytes(uint32_t bytes) {
   return (bytes & 0xff0000ff) | (bytes >> 8 & 0xff00) | (bytes << 8 & 0xff0000);
 }
+uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers) {
+  uint64_t const bytes = a | uint64_t(b) << 32;
+  uint32_t permuted = 0;
+  for (int i = 0; i < 4; ++i) {
+    uint32_t const number = numbers >> 4 * i & 0xf;
+    auto const byte = uint8_t(bytes >> 8 * (number & 7));
+    permuted |= (number < 8 ? byte : byte < 0x80 ? 0u : 0xffu) << 8 * i;
+  }
+  return permuted;
+}
+uint32_t at_most(uint32_t pair, uint32_t limit) {
+  return ((pair & 0xff) <= limit ? 0x0000ffffu : 0) | ((pair >> 8 & 0xff) <= limit ? 0xffff0000u : 0);
+}
 
 void* dynamic_smem_address() { return machine->dynamic_smem(); }
 

@@ -314,6 +314,41 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     return rescale;
   };
 
+  // Dropout draws while S is computed, once other warpgroups may issue MMAs: else they would wait for this, too.
+  // NOTE: O of wide heads leaves no registers for it, and they draw when P is there.
+  constexpr bool kDrawsBesideQK = kFeatures.dropout && kHeadDim <= 192;
+  auto dropout = [] {
+    if constexpr (kFeatures.dropout) {
+      return DropoutOfOperand<kBlockN>{};
+    } else {
+      return nullptr;
+    }
+  }();
+  auto begin_dropout = [&] {
+    if constexpr (kFeatures.dropout) {
+      dropout = dropout_of<Traits>(params, tile, tile.first_query + first_row_query);
+    }
+  };
+  auto draw_dropout = [&](int place) {
+    if constexpr (kFeatures.dropout) {
+      dropout.draw(params.dropout, Schedule::walk(params, tile)[place].number);
+    }
+  };
+  auto draw_beside_QK = [&](int place) {
+    if constexpr (kDrawsBesideQK) {
+      draw_dropout(place);
+    }
+  };
+  auto drop_P = [&](int place) {
+    if constexpr (kFeatures.dropout) {
+      if constexpr (!kDrawsBesideQK) {
+        begin_dropout();
+        draw_dropout(place);
+      }
+      dropout.apply(params.dropout, recast<uint32_t>(tOrP));
+    }
+  };
+
   Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
   TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,
@@ -327,6 +362,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
+    if constexpr (kDrawsBesideQK) {
+      if (has_P) {
+        begin_dropout();
+      }
+    }
   };
   // Else the bits of the others would depend on what these hold.
   auto leave_out_missing_rows = [&] {
@@ -347,6 +387,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       softmax.reset();
       leave_out_missing_rows();
     }
+    draw_beside_QK(blocks.end - 1);
     gemm_wait<0>(acc_S);
     finish_QK(blocks.size() == 1);
     softmax_block(true_type{}, acc_S, softmax, mask, blocks.end - 1);
@@ -463,10 +504,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
 
     // Mainloop: QK^T of block n_block - 1 beside PV of block n_block.
     accumulate = false;
-    if constexpr (kFeatures.dropout) {
-      drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
-                   Schedule::walk(params, tile)[blocks.end - 1].number);
-    }
+    drop_P(blocks.end - 1);
     clear_tail_of_V(tile, blocks.end - 1);
     for (int n_block = blocks.end - 1; n_block > blocks.begin; --n_block) {
       Tensor acc_S = make_tensor<float>(AccS{});
@@ -482,6 +520,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         if (!folds) {
           pass_turn(warpgroup);
         }
+        draw_beside_QK(n_block - 1);
         gemm_wait<1>(acc_S);
       } else {
         if (is_fold_due) {
@@ -490,6 +529,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         issue_PV(accumulate);
         issue_QK(acc_S);
         pass_turn(warpgroup);
+        draw_beside_QK(n_block - 1);
         gemm_wait<1>(acc_O);
         release_V();
         gemm_wait<0>(acc_S);
@@ -530,10 +570,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         TileSoftmax::rescale(acc_O, correction);
       }
       convert_P<Element>(acc_S, tOrP);
-      if constexpr (kFeatures.dropout) {
-        drop<Traits>(tOrP, params, tile, tile.first_query + first_row_query,
-                     Schedule::walk(params, tile)[n_block - 1].number);
-      }
+      drop_P(n_block - 1);
       accumulate = true;
     }
     if (is_fold_due) {

@@ -99,24 +99,14 @@ CUTE_DEVICE void add_alibi_to(AccS& acc_S, KernelParams const& params, Tile cons
   }
 }
 
-// Sets what is dropped of P of a block of keys, an operand, to 0. first_query: the warpgroup's.
-template <class Traits, class FragmentP, class Params>
-CUTE_DEVICE void drop(FragmentP& operand, Params const& params, Tile const& tile, int first_query,
-                      int n_block) {
+// Dropout of a tile. first_query: the warpgroup's.
+template <class Traits, class Params>
+CUTE_DEVICE DropoutOfOperand<Traits::kBlockN> dropout_of(Params const& params, Tile const& tile,
+                                                         int first_query) {
   static_assert(!Traits::kPackGqa, "rows of a tile are of one head");
-  constexpr int kBlockN = Traits::kBlockN;
   int const thread = device::fresh_thread_idx() % kWarpgroup;
-  DropoutOfRows<1, kBlockN> dropout(
-      params.dropout, load_dropout(params.dropout, params.problem.heads, tile.batch, tile.head),
-      thread % 32);
-  int const row_tile = (first_query + thread / 32 * 16) / 16;
-  Tensor pairs = recast<uint32_t>(operand);  // of columns c and c + 1 of row r at c + r
-  CUTE_UNROLL
-  for (int k = 0; k < kBlockN / 16; ++k) {
-    dropout.find(
-        k, n_block, [&](int) { return row_tile; },
-        [&](int r, int c) { pairs(c / 2 * 2 + r) &= c % 2 == 0 ? 0xffff0000u : 0x0000ffffu; });
-  }
+  return {load_dropout(params.dropout, params.problem.heads, tile.batch, tile.head),
+          (first_query + thread / 32 * 16) / 16, thread % 32};
 }
 
 }  // namespace pyflash::sm90
