@@ -16,6 +16,15 @@
 
 namespace pyflash::device {
 
+// Four bytes whose signs say whether those of a word are above a limit of 0 to 255. Their other bits mean nothing. Three instructions.
+CUTE_HOST_DEVICE constexpr uint32_t signs_above(uint32_t bytes, uint32_t limit) {
+  constexpr uint32_t kSigns = 0x80808080u;
+  // Signs of bytes whose other bits are above those of the limit.
+  uint32_t const above = (bytes & ~kSigns) + (0x7f - (limit & 0x7f)) * 0x01010101u;
+  uint32_t const any_sign = limit < 0x80 ? kSigns : 0;  // or else both signs
+  return (bytes & above) | ((bytes | above) & any_sign);
+}
+
 #if defined(__CUDACC__)
 
 // Labels the accesses that follow. Nothing on a GPU.

@@ -125,49 +125,83 @@ class DropoutOfOperand {
   uint32_t kept_[kBlockN / 4];  // ones for each element that is, by pairs
 };
 
-// Where keys are rows: a thread has keys `key` and key + 8, and of every eight queries from `query` on the first two. Marks what is
-// dropped of P by its sign, and sets it to 0 among pairs, of queries of a key. Of an even query and an odd one the lanes of an even key
-// and the next one share the calls: each makes one, and they exchange what they need.
-template <class Rows, class Pairs>
-CUTE_DEVICE void drop_of_columns(Rows& P, Pairs&& pairs, DropoutBytes const& bytes,
-                                 uint32_t largest_kept, int key, int query) {
-  constexpr int kNextKey = 4;  // lanes
-  int const parity = key % 2;
-  bool const upper = key / 16 % 2 != 0;
-  CUTE_UNROLL
-  for (int c = 0; c < cute::size<1>(P); c += 4) {  // 16 queries
-    Random128 const random =
-        bytes.of_lane((query + 4 * c) / 16, key / 32, DropoutBytes::lane_of(query + parity, key));
-    // The bytes of a key and of the one eight behind it, for the upper and the lower eight queries.
-    auto const bytes_of = [&](int key_of_pair) {
-      uint32_t const first = upper ? random.words[2] : random.words[0];
-      uint32_t const second = upper ? random.words[3] : random.words[1];
-      constexpr uint32_t kOfKey = 0x00ff00ff;
-      return (first >> 8 * key_of_pair & kOfKey) | (second >> 8 * key_of_pair & kOfKey) << 8;
-    };
-    uint32_t const own = bytes_of(parity);
-    uint32_t const other = device::shfl_xor_bits(bytes_of(1 - parity), kNextKey);
+// Where keys are rows: a thread has keys `key` and key + 8, and of every eight queries from `query` on the first two. Of an even query
+// and an odd one the lanes of an even key and the next one share the calls: each makes one, and they exchange what they need.
+template <int kQueries>
+class DropoutOfColumns {
+ public:
+  CUTE_DEVICE void draw(DropoutBytes const& bytes, uint32_t largest_kept, int key, int query) {
+    constexpr int kNextKey = 4;  // lanes
+    // The bytes of an even key and of the one eight behind it, for the upper and the lower eight queries, among those of eight keys
+    // and the next eight.
+    constexpr uint32_t kOfEven = 0x6240, kNext = 0x1111;
+    int const parity = key % 2;
+    bool const is_upper = key / 16 % 2 != 0;
     CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      uint32_t const of_query = parity == i ? own : other;
+    for (int i = 0; i < kWords; i += 2) {  // 16 queries
+      Random64 const random = bytes.half_of_lane(is_upper, (query + 8 * i) / 16, key / 32,
+                                                 DropoutBytes::lane_of(query + parity, key));
+      auto const bytes_of = [&](int key_of_pair) {
+        return device::permute_bytes(random.words[0], random.words[1],
+                                     kOfEven + key_of_pair * kNext);
+      };
+      uint32_t const own = bytes_of(parity);
+      uint32_t const other = device::shfl_xor_bits(bytes_of(1 - parity), kNextKey);
+      add_word(i, device::signs_above(parity == 0 ? own : other, largest_kept));
+      add_word(i + 1, device::signs_above(parity == 1 ? own : other, largest_kept));
+    }
+  }
+
+  // Sets what is dropped to 0 among pairs, of two queries of a key: those of columns c and c + 1 of row r at c + r.
+  template <class Pairs>
+  CUTE_DEVICE void apply_to_pairs(Pairs&& pairs) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kWords; i += 2) {
+      uint32_t const of_even = word(i), of_odd = word(i + 1);
       CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          if (DropoutBytes::byte_of(of_query, half, r) > largest_kept) {
-            int const column = c + 2 * half;
-            P(r, column + i) = -P(r, column + i);
-            pairs(column + r) &= i == 0 ? 0xffff0000u : 0x0000ffffu;
-          }
+      for (int number = 0; number < 4; ++number) {
+        uint32_t const signs = 0xcc88 + number * 0x1111;
+        pairs(2 * i + number) &= ~device::permute_bytes(of_even, of_odd, signs);
+      }
+    }
+  }
+
+  // Sets what is dropped to 0, by rows and columns.
+  // NOTE: by bits, since words would take registers from one use to the next.
+  template <class Rows>
+  CUTE_DEVICE void apply_to_rows(Rows&& rows) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      CUTE_UNROLL
+      for (int number = 0; number < 4; ++number) {
+        if ((packed_[i / kPacked] & 0x80u << 8 * number >> n_behind(i)) != 0) {
+          rows(number % 2, i / 2 * 4 + number / 2 * 2 + i % 2) = 0.f;
         }
       }
     }
   }
-}
 
-// dS of an element of P and of dP, where P has the sign of what is dropped.
-CUTE_DEVICE float dropped_dS(float P, float dP, float factor, float minus_delta) {
-  return P >= 0.f ? P * (dP * factor + minus_delta) : -P * minus_delta;
-}
+ private:
+  // Of 16 queries the even ones and the odd ones: a byte for each row of the upper eight queries, and of the lower eight.
+  static constexpr int kWords = kQueries / 8;
+  static constexpr int kPacked = 8;  // words whose signs share one
+  static_assert(kQueries % 16 == 0);
+
+  // Words come in their order.
+  CUTE_DEVICE void add_word(int i, uint32_t signs) {
+    constexpr uint32_t kSigns = 0x80808080u;
+    uint32_t& packed = packed_[i / kPacked];
+    packed = i % kPacked == 0 ? signs : (signs & kSigns) | (packed >> 1 & ~kSigns);
+  }
+  CUTE_DEVICE uint32_t word(int i) const {
+    return packed_[i / kPacked] << n_behind(i);
+  }
+  // Words behind one in the same place.
+  CUTE_DEVICE static constexpr int n_behind(int i) {
+    return smaller(kPacked - 1 - i % kPacked, kWords - 1 - i);
+  }
+
+  uint32_t packed_[ceil_div(kWords, kPacked)];
+};
 
 }  // namespace pyflash

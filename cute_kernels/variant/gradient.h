@@ -258,7 +258,7 @@ CUTE_DEVICE void variant_scores_to_P(Rows& S, backward::Tile<kFeatures> const& t
                                      Given<Variant> const& given, Place const& at,
                                      Column const& column_of, Numbers const& numbers,
                                      Pairs const& pairs) {
-  static_assert(!kFeatures.dropout, "what is dropped is marked by the sign, which a slope changes");
+  static_assert(!kFeatures.dropout, "variants have no dropout");
   constexpr bool kSlopes = kHasSlopes<Variant, kFeatures>;
   constexpr bool kKeeps = kKeepsScores<Variant, kFeatures>;
   constexpr bool kPairs = kMakesPairs<Variant, kFeatures>;

@@ -231,7 +231,10 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
     scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
     if constexpr (kFeatures.dropout) {
-      scores.drop(acc_S, tdVrP, problem.dropout, block.head, block.m_block);
+      DropoutOfColumns<kQueries> dropped;
+      scores.draw(dropped, problem.dropout, block.head, block.m_block);
+      dropped.apply_to_pairs(tdVrP);
+      dropped.apply_to_rows(rows_by_columns(acc_dP));
     }
     if constexpr (!Traits::kPInRegisters) {
       device::at(Site::P_r2s);

@@ -110,18 +110,13 @@ struct Scores {
     pack(acc, pairs);
   }
 
-  // Marks what is dropped of P^T by its sign, and leaves it out of the pairs.
-  template <class Acc, class Pairs>
-  CUTE_DEVICE void drop(Acc& acc_P, Pairs& pairs, Dropout const& dropout, int head,
-                        int m_block) const {
-    Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,MMA_N))
-    drop_of_columns(
-        P, [&](int i) -> uint32_t& { return pairs.data()[i]; },
-        load_dropout(dropout, problem.heads, tile.sequence(), head), dropout.largest_kept,
-        tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
+  template <class Dropped>
+  CUTE_DEVICE void draw(Dropped& dropped, Dropout const& dropout, int head, int m_block) const {
+    dropped.draw(load_dropout(dropout, problem.heads, tile.sequence(), head), dropout.largest_kept,
+                 tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
+  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of dP^T, for dropout. acc_P: as to_P leaves it.
   template <class Acc, class Pairs>
   CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* minus_delta,
                          float factor = 1.f) const {
@@ -134,8 +129,8 @@ struct Scores {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
-          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
-          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
+          dS(r, c) = P(r, c) * fmaf(dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = P(r, c + 1) * fmaf(dS(r, c + 1), factor, of_queries.y);
           continue;
         }
         dS(r, c) = P(r, c) * (dS(r, c) + of_queries.x);

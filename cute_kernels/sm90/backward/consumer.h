@@ -33,6 +33,8 @@ struct Consumer {
   using AccDKV = Acc<Traits::kColumnsDKV>;  // (MMA,MMA_M,MMA_N) of (keys, columns)
   using AccDQ = Acc<Traits::kSlab>;         // (MMA,MMA_M,MMA_N) of (queries, columns)
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
+  struct Nothing {};
+  using Dropped = std::conditional_t<kFeatures.dropout, DropoutOfColumns<kBlockM>, Nothing>;
   // dS is computed from the operand P, which is not always P^T.
   static constexpr bool kEarlyDP = Traits::kEarlyDP && !kFeatures.softcap && !kFeatures.dropout &&
                                    !Scores<Traits, kFeatures, Variant>::kMakesOperand;
@@ -50,6 +52,7 @@ struct Consumer {
   FragmentP tdKrDS;  // (MMA,MMA_M,MMA_K) of (keys, queries)
   Position read;     // the block of Q and dO
   PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
+  Dropped dropped;   // of the newest block of S
 
   CUTE_DEVICE Consumer(Params const& params, SharedStorage& smem, Tile<kFeatures> const& tile,
                        int warpgroup)
@@ -120,6 +123,7 @@ struct Consumer {
   CUTE_DEVICE void step(HasBefore, Blocks const& block, int at) {
     AccS acc_S;
     issue_S(acc_S, block.m_block);
+    draw_dropout(block);
     if constexpr (HasBefore::value) {
       AccDQ acc_dQ;
       issue_dQ(acc_dQ, at_dS, 0);
@@ -221,6 +225,7 @@ struct Consumer {
     {
       AccS acc_S;
       issue_S(acc_S, block.m_block);
+      draw_dropout(block);
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block);
       scores_to_dS(acc_S, block, [] {});
@@ -231,6 +236,7 @@ struct Consumer {
       read.advance();
       AccS acc_S;
       issue_S(acc_S, block.m_block);
+      draw_dropout(block);
       gemm_wait<1>(acc_dV);
       smem.pipeline_dO.release(before);
       AccDQ acc_dQ;
@@ -335,8 +341,11 @@ struct Consumer {
 
   // dV += P^T dO
   CUTE_DEVICE void issue_dV(AccS const& acc_P) {
-    if constexpr (!Scores<Traits, kFeatures, Variant>::kMakesOperand && !kFeatures.dropout) {
+    if constexpr (!Scores<Traits, kFeatures, Variant>::kMakesOperand) {
       convert_P<Element>(acc_P, tdVrP);
+    }
+    if constexpr (kFeatures.dropout) {
+      dropped.apply_to_pairs(recast<uint32_t>(tdVrP));
     }
     device::at(Site::dV);
     Tensor tdVrDO = descriptors<Traits, typename Traits::OperandQt>(
@@ -371,15 +380,20 @@ struct Consumer {
     gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
   }
 
+  // What dropout drops of a block, beside the MMAs of S.
+  // NOTE: for the branch the compiler draws here, not among the MMAs that were issued before.
+  CUTE_DEVICE void draw_dropout(Blocks const& block) {
+    if constexpr (kFeatures.dropout) {
+      dropped = {};
+      if (params.dropout.drops()) {
+        scores.draw(dropped, params.dropout, block.head, block.m_block);
+      }
+    }
+  }
+
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
     scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
-    if constexpr (kFeatures.dropout) {
-      if constexpr (!kFeatures.softcap) {
-        convert_P<Element>(acc_S, tdVrP);
-      }
-      scores.drop(acc_S, tdVrP, params.dropout, block.head, block.m_block);
-    }
   }
 
   // dP^T to dS^T, in place, and as an operand
@@ -387,6 +401,7 @@ struct Consumer {
     if constexpr (variant::kHasSums<Variant>) {
       scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block);
     } else if constexpr (kFeatures.dropout) {
+      dropped.apply_to_rows(rows_by_columns(acc_dP));
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta), params.dropout.factor);
     } else {
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta));

@@ -78,19 +78,13 @@ struct Scores {
     }
   }
 
-  // Marks what is dropped of P^T by its sign, and leaves it out of the operand.
-  template <class Acc, class FragmentP>
-  CUTE_DEVICE void drop(Acc& acc_P, FragmentP& operand, Dropout const& dropout, int head,
+  CUTE_DEVICE void draw(DropoutOfColumns<Traits::kBlockM>& dropped, Dropout const& dropout, int head,
                         int m_block) const {
-    Tensor P = rows_by_columns(acc_P);  // ((2,MMA_M),(2,V,MMA_N))
-    Tensor pairs = recast<uint32_t>(operand);
-    drop_of_columns(
-        P, [&](int i) -> uint32_t& { return pairs(i); },
-        load_dropout(dropout, problem.heads, mask.tile.sequence(), head), dropout.largest_kept,
-        mask.key(0), mask.first_query(m_block));
+    dropped.draw(load_dropout(dropout, problem.heads, mask.tile.sequence(), head),
+                 dropout.largest_kept, mask.key(0), mask.first_query(m_block));
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), in place. factor: of what dropout keeps of dP^T. acc_P: as to_P leaves it.
+  // dP^T to dS^T = P^T (dP^T - delta), in place. factor: of dP^T, for dropout. acc_P: as to_P leaves it.
   template <class Acc>
   CUTE_DEVICE static void to_dS(Acc const& acc_P, Acc& acc_dP, float const* minus_delta,
                                 float factor = 1.f) {
@@ -103,8 +97,8 @@ struct Scores {
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFeatures.dropout) {
-          dS(r, c) = dropped_dS(P(r, c), dS(r, c), factor, of_queries.x);
-          dS(r, c + 1) = dropped_dS(P(r, c + 1), dS(r, c + 1), factor, of_queries.y);
+          dS(r, c) = P(r, c) * fmaf(dS(r, c), factor, of_queries.x);
+          dS(r, c + 1) = P(r, c + 1) * fmaf(dS(r, c + 1), factor, of_queries.y);
           continue;
         }
         dS(r, c) = P(r, c) * (dS(r, c) + of_queries.x);
