@@ -193,9 +193,7 @@ class DropoutOfColumns {
     uint32_t& packed = packed_[i / kPacked];
     packed = i % kPacked == 0 ? signs : (signs & kSigns) | (packed >> 1 & ~kSigns);
   }
-  CUTE_DEVICE uint32_t word(int i) const {
-    return packed_[i / kPacked] << n_behind(i);
-  }
+  CUTE_DEVICE uint32_t word(int i) const { return packed_[i / kPacked] << n_behind(i); }
   // Words behind one in the same place.
   CUTE_DEVICE static constexpr int n_behind(int i) {
     return smaller(kPacked - 1 - i % kPacked, kWords - 1 - i);

@@ -82,8 +82,8 @@ class PhiloxOfLastWord {
     uint64_t const a = wide_product(Philox::kA, first.words[0]);
     word2_ = first.words[2];
     word0_of_second_ = first.words[1] ^ Philox::key0(seed, 1);
-    uint64_t const b = wide_product(
-        Philox::kB, Philox::upper(a) ^ first.words[3] ^ Philox::key1(seed, 1));
+    uint64_t const b =
+        wide_product(Philox::kB, Philox::upper(a) ^ first.words[3] ^ Philox::key1(seed, 1));
     word0_of_third_ = Philox::upper(b) ^ Philox::key0(seed, 2);
     word1_of_third_ = uint32_t(b);
     word2_of_third_ = uint32_t(a) ^ Philox::key1(seed, 2);

@@ -92,7 +92,8 @@ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers) {
   return permuted;
 }
 uint32_t at_most(uint32_t pair, uint32_t limit) {
-  return ((pair & 0xff) <= limit ? 0x0000ffffu : 0) | ((pair >> 8 & 0xff) <= limit ? 0xffff0000u : 0);
+  return ((pair & 0xff) <= limit ? 0x0000ffffu : 0) |
+         ((pair >> 8 & 0xff) <= limit ? 0xffff0000u : 0);
 }
 
 void* dynamic_smem_address() { return machine->dynamic_smem(); }

@@ -78,8 +78,8 @@ struct Scores {
     }
   }
 
-  CUTE_DEVICE void draw(DropoutOfColumns<Traits::kBlockM>& dropped, Dropout const& dropout, int head,
-                        int m_block) const {
+  CUTE_DEVICE void draw(DropoutOfColumns<Traits::kBlockM>& dropped, Dropout const& dropout,
+                        int head, int m_block) const {
     dropped.draw(load_dropout(dropout, problem.heads, mask.tile.sequence(), head),
                  dropout.largest_kept, mask.key(0), mask.first_query(m_block));
   }

@@ -31,7 +31,7 @@ CONFIGS = {
     "cluster": FlashForwardSm90Config.parse("(FP16, 128, 64, 64, 1): sm90+stages_3"),
 }
 
-_WAIT_IN_LOOP = "if (!folds) { pass_turn(warpgroup); } gemm_wait<1>(acc_S); } else {"
+_WAIT_IN_LOOP = "draw_beside_QK(n_block - 1); gemm_wait<1>(acc_S); } else {"
 _QK = "gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
 _PV = "gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
 
@@ -228,8 +228,8 @@ BUGS = [
     _bug(
         "S_read_before_its_MMAs_are_done",
         condition(_WAIT_IN_LOOP,
-                  "if (!folds) { pass_turn(warpgroup); }"
-                  " if (!BUG) { gemm_wait<1>(acc_S); } } else {", _CONSUMER),
+                  "draw_beside_QK(n_block - 1); if (!BUG) { gemm_wait<1>(acc_S); } } else {",
+                  _CONSUMER),
         finds=[found("register_in_flight", "softmax", "QK", memory="accumulators")],
     ),
     _bug(
