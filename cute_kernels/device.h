@@ -16,15 +16,6 @@
 
 namespace pyflash::device {
 
-// Four bytes whose signs say whether those of a word are above a limit of 0 to 255. Their other bits mean nothing. Three instructions.
-CUTE_HOST_DEVICE constexpr uint32_t signs_above(uint32_t bytes, uint32_t limit) {
-  constexpr uint32_t kSigns = 0x80808080u;
-  // Signs of bytes whose other bits are above those of the limit.
-  uint32_t const above = (bytes & ~kSigns) + (0x7f - (limit & 0x7f)) * 0x01010101u;
-  uint32_t const any_sign = limit < 0x80 ? kSigns : 0;  // or else both signs
-  return (bytes & above) | ((bytes | above) & any_sign);
-}
-
 #if defined(__CUDACC__)
 
 // Labels the accesses that follow. Nothing on a GPU.
@@ -122,6 +113,19 @@ CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::half_t) {
 }
 CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::bfloat16_t) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// Of each bit, what two of three have at least.
+CUTE_DEVICE uint32_t majority(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe8;\n" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+  return bits;
+}
+// The bits of a where those of `which` are set, and else those of b.
+CUTE_DEVICE uint32_t bits_of_either(uint32_t which, uint32_t a, uint32_t b) {
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;\n" : "=r"(bits) : "r"(which), "r"(a), "r"(b));
+  return bits;
 }
 
 // Four of the eight bytes of a, then b, by their numbers, of 4 bits each. A number + 8: eight times the sign of the byte.
@@ -343,6 +347,8 @@ uint32_t unpack_e4m3(uint32_t bytes, Element) {
   return unpack_e4m3(kUpper ? bytes >> 16 : bytes, Element{});
 }
 uint32_t swap_inner_bytes(uint32_t bytes);
+uint32_t majority(uint32_t a, uint32_t b, uint32_t c);
+uint32_t bits_of_either(uint32_t which, uint32_t a, uint32_t b);
 uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers);
 uint32_t at_most(uint32_t pair, uint32_t limit);
 template <bool kUpper>

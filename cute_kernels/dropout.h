@@ -125,30 +125,56 @@ class DropoutOfOperand {
   uint32_t kept_[kBlockN / 4];  // ones for each element that is, by pairs
 };
 
-// Where keys are rows: a thread has keys `key` and key + 8, and of every eight queries from `query` on the first two. Of an even query
-// and an odd one the lanes of an even key and the next one share the calls: each makes one, and they exchange what they need.
+// Compares random bytes by four.
+class BytesAbove {
+ public:
+  static constexpr uint32_t kSigns = 0x80808080u;
+
+  CUTE_DEVICE explicit BytesAbove(uint32_t limit)  // 0 to 255
+      : to_sign_((0x7f - (limit & 0x7f)) * 0x01010101u), any_sign_(limit < 0x80 ? kSigns : 0) {}
+
+  // Bytes whose signs say whether those of a word are above the limit. Their other bits mean nothing.
+  CUTE_DEVICE uint32_t signs_of(uint32_t bytes) const {
+    return device::majority(bytes, (bytes & ~kSigns) + to_sign_, any_sign_);
+  }
+
+ private:
+  uint32_t to_sign_;   // makes a sign of what is above the limit but for signs
+  uint32_t any_sign_;  // where one of the two signs is enough
+};
+
+// Where keys are rows: a thread has keys `key` and key + 8, and of every eight queries from `query` on the first two, an even one and
+// an odd one. Of these the lanes of an even key and of the next one share the calls: each makes one, and they exchange what they need.
 template <int kQueries>
 class DropoutOfColumns {
  public:
-  CUTE_DEVICE void draw(DropoutBytes const& bytes, uint32_t largest_kept, int key, int query) {
+  CUTE_DEVICE void draw(DropoutBytes const& bytes, uint32_t largest_kept, unsigned key,
+                        unsigned query) {
     constexpr int kNextKey = 4;  // lanes
+    BytesAbove const above(largest_kept);
     // The bytes of an even key and of the one eight behind it, for the upper and the lower eight queries, among those of eight keys
-    // and the next eight.
+    // and of the next eight. Those of odd keys are the next ones.
     constexpr uint32_t kOfEven = 0x6240, kNext = 0x1111;
-    int const parity = key % 2;
+    unsigned const parity = key % 2;
     bool const is_upper = key / 16 % 2 != 0;
+    int const lane = DropoutBytes::lane_of(query + parity, key);
     CUTE_UNROLL
-    for (int i = 0; i < kWords; i += 2) {  // 16 queries
-      Random64 const random = bytes.half_of_lane(is_upper, (query + 8 * i) / 16, key / 32,
-                                                 DropoutBytes::lane_of(query + parity, key));
-      auto const bytes_of = [&](int key_of_pair) {
-        return device::permute_bytes(random.words[0], random.words[1],
-                                     kOfEven + key_of_pair * kNext);
-      };
-      uint32_t const own = bytes_of(parity);
-      uint32_t const other = device::shfl_xor_bits(bytes_of(1 - parity), kNextKey);
-      add_word(i, device::signs_above(parity == 0 ? own : other, largest_kept));
-      add_word(i + 1, device::signs_above(parity == 1 ? own : other, largest_kept));
+    for (int group = 0; group < kGroups; ++group) {
+      uint32_t of_key = 0, of_other = 0;
+      CUTE_UNROLL
+      for (int i = group * kSigns; i < smaller(kCalls, (group + 1) * kSigns); ++i) {
+        Random64 const random = bytes.half_of_lane(is_upper, query / 16 + i, key / 32, lane);
+        auto const add = [&](uint32_t& signs, unsigned key_of_pair) {
+          uint32_t const of_pair = device::permute_bytes(random.words[0], random.words[1],
+                                                         kOfEven + key_of_pair * kNext);
+          signs = device::bits_of_either(BytesAbove::kSigns, above.signs_of(of_pair), signs >> 1);
+        };
+        add(of_key, parity);
+        add(of_other, 1 - parity);
+      }
+      of_other = device::shfl_xor_bits(of_other, kNextKey);
+      dropped_[group][0] = parity == 0 ? of_key : of_other;
+      dropped_[group][1] = parity == 0 ? of_other : of_key;
     }
   }
 
@@ -156,50 +182,48 @@ class DropoutOfColumns {
   template <class Pairs>
   CUTE_DEVICE void apply_to_pairs(Pairs&& pairs) const {
     CUTE_UNROLL
-    for (int i = 0; i < kWords; i += 2) {
-      uint32_t const of_even = word(i), of_odd = word(i + 1);
+    for (int i = 0; i < kCalls; ++i) {
+      auto const& [even, odd] = dropped_[i / kSigns];
       CUTE_UNROLL
-      for (int number = 0; number < 4; ++number) {
-        uint32_t const signs = 0xcc88 + number * 0x1111;
-        pairs(2 * i + number) &= ~device::permute_bytes(of_even, of_odd, signs);
+      for (int byte = 0; byte < 4; ++byte) {
+        pairs(4 * i + byte) &=
+            ~device::permute_bytes(even << n_behind(i), odd << n_behind(i), 0xcc88 + byte * 0x1111);
       }
     }
   }
 
   // Sets what is dropped to 0, by rows and columns.
-  // NOTE: by bits, since words would take registers from one use to the next.
+  // NOTE: by bits, since shifted words would take registers from one use to the next.
   template <class Rows>
   CUTE_DEVICE void apply_to_rows(Rows&& rows) const {
     CUTE_UNROLL
-    for (int i = 0; i < kWords; ++i) {
+    for (int i = 0; i < kCalls; ++i) {
       CUTE_UNROLL
-      for (int number = 0; number < 4; ++number) {
-        if ((packed_[i / kPacked] & 0x80u << 8 * number >> n_behind(i)) != 0) {
-          rows(number % 2, i / 2 * 4 + number / 2 * 2 + i % 2) = 0.f;
+      for (int byte = 0; byte < 4; ++byte) {
+        uint32_t const bit = 0x80u << 8 * byte >> n_behind(i);
+        CUTE_UNROLL
+        for (int parity = 0; parity < 2; ++parity) {
+          if ((dropped_[i / kSigns][parity] & bit) != 0) {
+            rows(byte % 2, 4 * i + byte / 2 * 2 + parity) = 0.f;
+          }
         }
       }
     }
   }
 
  private:
-  // Of 16 queries the even ones and the odd ones: a byte for each row of the upper eight queries, and of the lower eight.
-  static constexpr int kWords = kQueries / 8;
-  static constexpr int kPacked = 8;  // words whose signs share one
+  static constexpr int kCalls = kQueries / 16;
+  static constexpr int kSigns = 8;  // of calls, that a byte has room for
+  static constexpr int kGroups = ceil_div(kCalls, kSigns);
   static_assert(kQueries % 16 == 0);
 
-  // Words come in their order.
-  CUTE_DEVICE void add_word(int i, uint32_t signs) {
-    constexpr uint32_t kSigns = 0x80808080u;
-    uint32_t& packed = packed_[i / kPacked];
-    packed = i % kPacked == 0 ? signs : (signs & kSigns) | (packed >> 1 & ~kSigns);
-  }
-  CUTE_DEVICE uint32_t word(int i) const { return packed_[i / kPacked] << n_behind(i); }
-  // Words behind one in the same place.
+  // Calls whose signs came behind those of one.
   CUTE_DEVICE static constexpr int n_behind(int i) {
-    return smaller(kPacked - 1 - i % kPacked, kWords - 1 - i);
+    return smaller(kSigns - 1 - i % kSigns, kCalls - 1 - i);
   }
 
-  uint32_t packed_[ceil_div(kWords, kPacked)];
+  // Of even queries and of odd ones. The bytes are of the two rows, for the upper eight queries and then for the lower eight.
+  uint32_t dropped_[kGroups][2];
 };
 
 }  // namespace pyflash

@@ -125,8 +125,8 @@ struct DropoutBytes {
                                              int sequence, int head)
       : seed(seed), offset(offset + 32 * (uint64_t(sequence) * heads + head)) {}
 
-  static PYFLASH_HOST_DEVICE constexpr int lane_of(int query, int key) {
-    return query % 8 * 4 + key % 8 / 2;
+  static PYFLASH_HOST_DEVICE constexpr int lane_of(unsigned query, unsigned key) {
+    return int(query % 8 * 4 + key % 8 / 2);
   }
   // The bytes of a lane of 16 queries and 32 keys, by their numbers.
   PYFLASH_HOST_DEVICE Random128 of_lane(int queries, int keys, int lane) const {

@@ -81,6 +81,10 @@ uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t) {
 uint32_t swap_inner_bytes(uint32_t bytes) {
   return (bytes & 0xff0000ff) | (bytes >> 8 & 0xff00) | (bytes << 8 & 0xff0000);
 }
+uint32_t majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | ((a | b) & c); }
+uint32_t bits_of_either(uint32_t which, uint32_t a, uint32_t b) {
+  return (which & a) | (~which & b);
+}
 uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t numbers) {
   uint64_t const bytes = a | uint64_t(b) << 32;
   uint32_t permuted = 0;
