@@ -315,8 +315,9 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   };
 
   // Dropout draws while S is computed, once other warpgroups may issue MMAs: else they would wait for this, too.
-  // NOTE: O of wide heads leaves no registers for it, and they draw when P is there.
-  constexpr bool kDrawsBesideQK = kFeatures.dropout && kHeadDim <= 192;
+  // NOTE: wide heads have no registers for it, nor have scores with a cap or slopes; they draw when P is there.
+  constexpr bool kDrawsBesideQK =
+      kFeatures.dropout && kHeadDim <= 128 && !kSoftcap && !kFeatures.alibi_slopes;
   auto dropout = [] {
     if constexpr (kFeatures.dropout) {
       return DropoutOfOperand<kBlockN>{};
