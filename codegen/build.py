@@ -111,7 +111,7 @@ def build_kernels(
         library = None
         if good and (keep_going or not failures):
             rows = {config: Row(archs_of[config], features_of[config]) for config in good}
-            objects = [library_objects.compiled_code(good), *library_objects.support(rows)]
+            objects = [library_objects.compiled_code(good, rows), *library_objects.support(rows)]
             library = _link_kernels(path, objects, good.values(), rebuild)
     if failures:
         raise BuildError(failures, len(kernels), library)
@@ -131,7 +131,8 @@ def build_on_demand(
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     features_of = {c: compiled_features(c, features, more_features) for c in archs_of}
     kernels = kernel_compilations(archs_of, features, more_features)
-    support = library_objects.support({c: Row(archs_of[c], features_of[c]) for c in archs_of})
+    rows = {c: Row(archs_of[c], features_of[c]) for c in archs_of}
+    support = library_objects.support(rows)
     # Of its machine code the files alone are known before it is compiled.
     files = library_objects.machine_code(
         {c: (kernels[c], map(str, features_of[c])) for c in kernels}
@@ -147,7 +148,7 @@ def build_on_demand(
                 what += f" for {', '.join(map(str, _all_archs(archs_of)))}"
                 if failures := compile_all(list(kernels.values()), what):
                     raise BuildError(failures, len(kernels))
-                objects = [library_objects.compiled_code(kernels), *support]
+                objects = [library_objects.compiled_code(kernels, rows), *support]
                 _link_kernels(library, objects, kernels.values(), ())
     return library
 

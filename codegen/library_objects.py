@@ -9,7 +9,7 @@ from pyflash.codegen import config_map, toolchain
 from pyflash.codegen.cache_dir import cache_dir
 from pyflash.codegen.compilation import ROOT, Compilation
 from pyflash.codegen.config_map import Row
-from pyflash.config import KernelConfig, KernelFeatures
+from pyflash.config import KernelConfig
 from pyflash.config.arch import Arch, targets
 
 
@@ -27,18 +27,21 @@ def machine_code(
     return Compilation("machine code", "machine_code", text, toolchain.embedding_compiler(folder))
 
 
-def compiled_code(kernels: Mapping[KernelConfig, Compilation]) -> Compilation:
-    """`machine_code` of configs that are compiled."""
-    return machine_code({c: (k, kernels_by_features(c, k).values()) for c, k in kernels.items()})
+def compiled_code(
+    kernels: Mapping[KernelConfig, Compilation], row_of: Mapping[KernelConfig, Row]
+) -> Compilation:
+    """`machine_code` of configs that are compiled, in the order of their rows' features."""
+    symbols_of = {}
+    for config, compilation in kernels.items():
+        found = kernels_by_features(config, compilation)
+        symbols_of[config] = compilation, [found[str(f)] for f in row_of[config].features]
+    return machine_code(symbols_of)
 
 
 def kernels_by_features(config: KernelConfig, compilation: Compilation) -> dict[str, str]:
-    """By combination of features, in the order of dispatch, the mangled name of the kernel in a
-    config's compiled object."""
-    symbols = {kernel["function"] for kernel in compilation.record["kernels"]}
-    features = config.family.op.features
-    found: dict[KernelFeatures, str] = {features.of_kernel(symbol): symbol for symbol in symbols}
-    return {str(one): found[one] for one in features.in_dispatch_order(found)}
+    """By combination of features the mangled name of the kernel in a config's compiled object."""
+    symbols = sorted({kernel["function"] for kernel in compilation.record["kernels"]})
+    return {str(config.family.op.features.of_kernel(symbol)): symbol for symbol in symbols}
 
 
 def support(row_of: Mapping[KernelConfig, Row]) -> list[Compilation]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.invoked import build_command
 
 from pyflash import Features, FlashForwardKernelConfig, named_set
-from pyflash.codegen import config_header, emit, ops_header
+from pyflash.codegen import config_header, emit, library_objects, ops_header
 from pyflash.codegen.compilation import ROOT
 from pyflash.codegen.config_map import Code, Row, emit_config_map, emit_machine_code
 from pyflash.config import FORWARD, OPS
@@ -171,6 +173,25 @@ def test_machine_code_is_registered_by_the_names_of_its_kernels():
     assert '.incbin "objects/a/k/a.fatbin"\n' in text
     assert '    "_Z1a",\n    "_Z1b"});' in text
     assert f"kernels_of_{stem}[] = {{of_{stem}::kernels + 0, of_{stem}::kernels + 1}};" in text
+
+
+def test_kernels_of_a_row_are_in_the_order_of_its_features(tmp_path, monkeypatch):
+    """Also of combinations of as many features, whose order is that in which they were asked for,
+    whatever order the compiler reports them in."""
+    monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path))
+    features = [Features.parse(name) for name in ("plain", "sinks", "right_window", "softcap")]
+    names = {f: f"_Z{i}15ForwardFeatures{_flags(f)}E" for i, f in enumerate(features)}
+    for reported in itertools.permutations(names.values()):
+        record = {"kernels": [{"function": name} for name in (*reported, *reported)]}
+        compiled = SimpleNamespace(object=tmp_path / "k.fatbin", record=record)
+        row = Row([Arch.of(90)], features)
+        text = library_objects.compiled_code({BEST: compiled}, {BEST: row}).text
+        order = [text.index(f'"{names[f]}"') for f in features]
+        assert order == sorted(order)
+
+
+def _flags(features: Features) -> str:
+    return "".join(f"Lb{int(getattr(features, name))}E" for name in Features.names())
 
 
 def test_a_library_names_everything_that_it_has():
