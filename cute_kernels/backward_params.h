@@ -63,6 +63,7 @@ inline constexpr int kSumsOfTurn = 1024;
 // What recycled sums of dQ may take, to stay in L2 beside Q and dO, and the CTAs that run at a time on the largest device; on
 // others they wait a little, or not.
 inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
+inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
 
 // The gradients of attention without dropout. Strides are in elements. k, v, dk and dv have heads_kv heads, the others have
@@ -145,12 +146,15 @@ struct AttentionGradients {
     columns = shape.d_head;
     block_k = shape.B_c;
     lanes_are_neighbours = shape.lanes_are_neighbours;
-    set_heads_with_sums(shape.recycles_sums && !deterministic ? kCtasAtATime : 0);
+    // Among sequences of different lengths, heads that wait for others' sums take up to five times as long.
+    bool const recycles = shape.recycles_sums && !deterministic && !k_sequences.is_packed();
+    set_heads_with_sums(recycles ? kCtasAtATime : 0,
+                        mask.cuts_left() ? kBytesOfShortTiles : kBytesOfRecycledSums);
   }
   // n_ctas: that run at a time; 0: no sums are recycled.
   // NOTE: a section of heads, whose tiles are dealt out together, has at most half of them (sm90/backward/plan.h): so a CTA waits
   // only for CTAs that start before it. CTAs at a time have tiles of so many heads that the others have been added up by then.
-  constexpr void set_heads_with_sums(int64_t n_ctas, int64_t bytes = kBytesOfRecycledSums) {
+  constexpr void set_heads_with_sums(int64_t n_ctas, int64_t bytes) {
     int64_t const all = n_heads_of_keys();
     int64_t const n_blocks = n_key_blocks();
     heads_with_sums = int(all);

@@ -111,7 +111,7 @@ def test_the_default_name_is_that_of_what_is_built(cache, monkeypatch):
     """One build leaves the libraries of others alone."""
     monkeypatch.setattr(build, "compile_all", lambda *_: [])
     monkeypatch.setattr(build, "_link_kernels", lambda path, *_: path)
-    monkeypatch.setattr(build.library_objects, "kernels_by_features", lambda *_: {"plain": "_Zk"})
+    monkeypatch.setattr(build.library_objects, "compiled_code", lambda *_: None)
     twin = CONFIG.replace("(FP16", "(BF16")
     names = []
     for arguments in ([CONFIG], [twin], [CONFIG, twin], [twin, CONFIG], ["--set", "prog"]):

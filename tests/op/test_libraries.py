@@ -221,6 +221,7 @@ def test_users_build_into_the_cache(cache, monkeypatch):
     linked = []
     monkeypatch.setattr(build, "compile_all", lambda *_: [])
     monkeypatch.setattr(build, "_link_kernels", lambda path, *_: linked.append(path) or path)
+    monkeypatch.setattr(build.library_objects, "compiled_code", lambda *_: None)
     config = "(FP16, 64, 64, 32, 4): async+load_0_0_0_tiles"
     library = build_kernels([config], [90])
     assert linked == [library]
