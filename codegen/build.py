@@ -19,7 +19,6 @@ from typing import Any
 
 from pyflash.codegen import (
     config_header,
-    config_map,
     emit,
     kernel_libraries,
     library_objects,
@@ -135,7 +134,7 @@ def build_on_demand(
     support = library_objects.support(rows)
     # Of its machine code the files alone are known before it is compiled.
     files = library_objects.machine_code(
-        {c: (kernels[c], map(str, features_of[c])) for c in kernels}
+        library_objects.code(kernels[c], map(str, features_of[c])) for c in kernels
     )
     keys = [c.key for c in (*kernels.values(), files, *support)]
     key = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
@@ -166,28 +165,35 @@ def build_with_variants(
     Errors are those of `build_kernels`.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
+    features = combinations(features)
     of_pairs = variant_compilations(variants, archs_of, features)
-    kernels, pairs = list(of_pairs.values()), list(of_pairs)
-    rows = emit.emit_variant_rows((config, variant, archs_of[config]) for config, variant in pairs)
-    cpp = toolchain.cpp_compiler()
-    support = [
-        Compilation("config map", "config_map", config_map.emit_config_map({}), cpp),
-        Compilation("rows with a variant", "variant_rows", rows, cpp),
-        *library_objects.shared(_all_archs(archs_of)),
-    ]
+    kernels = list(of_pairs.values())
+    rows = {
+        (config, variant): Row(
+            archs_of[config], config.family.op.features.in_dispatch_order(features)
+        )
+        for config, variant in of_pairs
+    }
+    launching, *support = library_objects.variant_support(rows)
+    # As in `build_on_demand`.
+    files = library_objects.machine_code(
+        library_objects.code(c, map(str, rows[pair].features), {}) for pair, c in of_pairs.items()
+    )
     names = "_".join(variant.key for variant in dict.fromkeys(variants))
     in_cache = library is None
     if library is None:
-        key = hashlib.sha256(" ".join(c.key for c in (*kernels, *support)).encode()).hexdigest()
+        keys = [c.key for c in (*kernels, files, launching, *support)]
+        key = hashlib.sha256(" ".join(keys).encode()).hexdigest()
         folder = cache_dir() / "jit" / key[:16]
         library = kernel_libraries.library_file(folder, f"variant_{names[:100]}")
     if not (in_cache and reusable(library)):
         with locked_for([library], waiting):
             if not (in_cache and reusable(library)):
                 what = f"{len(kernels)} kernels with a variant"
-                if failures := compile_all(kernels, what):
+                if failures := compile_all([*kernels, launching], what):
                     raise BuildError(failures, len(kernels))
-                _link_kernels(library, [*kernels, *support], kernels, rebuild)
+                code = library_objects.compiled_variant_code(of_pairs, rows)
+                _link_kernels(library, [code, launching, *support], kernels, rebuild)
     return library
 
 
@@ -323,7 +329,9 @@ def variant_compilations(
     already or not. Raises ValueError for a config whose kernels take no variant."""
     features = combinations(features)
     cutlass = toolchain.cutlass_identity()
-    compiler = functools.cache(lambda targets: toolchain.kernel_compiler(targets, cutlass))
+    compiler = functools.cache(
+        lambda targets: toolchain.device_compiler(targets, cutlass, "-fatbin")
+    )
     return {
         (config, variant): Compilation(
             label=f"{config.short_form()} with {variant.name} {variant.key}",

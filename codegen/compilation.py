@@ -216,7 +216,7 @@ def expected_seconds(missing: Sequence[Compilation], n_jobs: int) -> float | Non
             if n := len(values["kernels"]):
                 seconds += values["seconds"]
                 n_compiled += n
-    if not n_compiled or not all(n_kernels):
+    if not n_compiled or not any(n_kernels):
         return None
     n_rounds = max(sum(n_kernels) / n_jobs, *n_kernels)
     return seconds / n_compiled * n_rounds

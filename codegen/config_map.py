@@ -3,7 +3,7 @@ machine code of its kernels. Pure, as codegen.emit is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pyflash.codegen import emit
@@ -54,13 +54,14 @@ _ROW = """\
 
 _MACHINE_CODE = """\
 #include "cute_kernels/machine_code.h"
+#include "cute_kernels/variant/makers.h"
 
 namespace pyflash {{
 
 {of_configs}
 }}  // namespace pyflash
 """
-_CODE_OF_CONFIG = """\
+_CODE = """\
 // {label}
 asm(R"(.section .nv_fatbin, "a"
 .balign 8
@@ -78,10 +79,12 @@ RegisteredKernels const registered(code, kernels, {{
 }}  // namespace of_{stem}
 extern void const* const kernels_of_{stem}[] = {{{kernels}}};
 """
+# Members of `variant::Makers` in their order, each of which begins the names of its kernels.
+MAKERS = ("prepare", "list", "sort")
 
 
 class Row(NamedTuple):
-    """What a row of the config map has: architectures that a config was compiled for, and its
+    """What a row has: architectures that a config was compiled for, and its
     combinations of features, in the order of dispatch."""
 
     archs: Sequence[Arch]
@@ -94,11 +97,9 @@ def emit_config_map(row_of: Mapping[KernelConfig, Row]) -> str:
     of_configs: list[str] = []
     rows: dict[Op, list[str]] = {op: [] for op in OPS}
     for config, row in sorted(row_of.items()):
-        op = config.family.op
-        known = emit.facts(config, emit.checked(config, row.features))
-        known |= emit.built_for(config, row.archs)
-        of_configs.append(_OF_CONFIG.format(**known))
-        rows[op].append(_ROW.format(**known))
+        of_config, text = texts_of(config, row, emit.file_stem(config))
+        of_configs.append(of_config)
+        rows[config.family.op].append(text)
     return _MAP.format(
         of_configs="\n".join(of_configs),
         rows="\n".join(_rows(op, of_op) for op, of_op in rows.items() if of_op),
@@ -106,31 +107,48 @@ def emit_config_map(row_of: Mapping[KernelConfig, Row]) -> str:
     )
 
 
-class Code(NamedTuple):
-    """A config's machine code: the file, as the assembler finds it, and the mangled names of its
-    kernels in the order of dispatch."""
+def texts_of(config: KernelConfig, row: Row, stem: str) -> tuple[str, str]:
+    """What a row names, and the row."""
+    known = emit.facts(config, emit.checked(config, row.features))
+    known |= emit.built_for(config, row.archs) | {"stem": stem}
+    return _OF_CONFIG.format(**known), _ROW.format(**known)
 
+
+class Code(NamedTuple):
+    """The machine code of a config, or of one with a variant: the file, as the assembler finds it,
+    the mangled names of its kernels in the order of dispatch, and with a variant of those that make
+    what they take, by members of `Makers`."""
+
+    label: str
+    stem: str
     path: str
     symbols: Sequence[str]
+    makers: Mapping[str, str] | None = None
 
 
-def emit_machine_code(code_of: Mapping[KernelConfig, Code]) -> str:
-    """The translation unit with the machine code of a kernel library's configs."""
-    return _MACHINE_CODE.format(
-        of_configs="\n".join(
-            _CODE_OF_CONFIG.format(
-                label=config.short_form(),
-                stem=emit.file_stem(config),
-                path=path,
-                n_kernels=len(symbols),
-                symbols=emit.lines(f'"{symbol}"' for symbol in symbols),
-                kernels=", ".join(
-                    f"of_{emit.file_stem(config)}::kernels + {i}" for i in range(len(symbols))
-                ),
-            )
-            for config, (path, symbols) in sorted(code_of.items())
-        )
+def emit_machine_code(codes: Iterable[Code]) -> str:
+    """The translation unit with the machine code of a kernel library."""
+    return _MACHINE_CODE.format(of_configs="\n".join(map(_text_of_code, codes)))
+
+
+def _text_of_code(code: Code) -> str:
+    makers = code.makers or {}
+    symbols = [*code.symbols, *makers.values()]
+    places = [f"of_{code.stem}::kernels + {i}" for i in range(len(symbols))]
+    n = len(code.symbols)
+    text = _CODE.format(
+        label=code.label,
+        stem=code.stem,
+        path=code.path,
+        n_kernels=len(symbols),
+        symbols=emit.lines(f'"{symbol}"' for symbol in symbols),
+        kernels=", ".join(places[:n]),
     )
+    if code.makers is not None:
+        place_of = dict(zip(makers, places[n:], strict=True))
+        members = ", ".join(f".{name} = {place_of.get(name, 'nullptr')}" for name in MAKERS)
+        text += f"extern variant::Makers const makers_of_{code.stem}{{{members}}};\n"
+    return text
 
 
 def _rows(op: Op, rows: Sequence[str]) -> str:

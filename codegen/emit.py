@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pyflash.config import BACKWARD, FORWARD, Arch, KernelConfig, KernelFeatures, Op, rank
+from pyflash.config import BACKWARD, Arch, KernelConfig, KernelFeatures, Op, rank
 from pyflash.variant import Variant, cpp
 from pyflash.variant.summed import Summed
 
 _UNIT = """\
-// {short_form}
+// {label}
 #define PYFLASH_DEVICE_CODE
 #include "{kernel_header}"
-
+{variant}
 namespace pyflash {{
 
 constexpr auto kConfig = {struct};
@@ -34,56 +34,10 @@ static_assert(kernel_resources<kConfig>({{kBuilt, {n_features}}}) == kModel,
 // To name a kernel is to compile it.
 extern void const* const kernels_of_{stem}[] = {{
     {kernels}}};
-
+{makers}
 }}  // namespace pyflash
 """
-
-_VARIANT_UNIT = """\
-// {short_form} with {variant}
-#include "{variant_header}"
-{struct_of_variant}
-namespace pyflash {{
-
-constexpr auto kConfig = {struct};
-
-// By architecture, by the resource model, for __launch_bounds__; 0: not legal there.
-constexpr ArchCtas kTable[] = {{{ctas_per_sm}}};
-template <>
-inline constexpr Span<ArchCtas> kCtasPerSm<kConfig>{{kTable, {n_archs}}};
-
-VariantRowOf<{op}> row_of_{stem}(BuiltFor const& built_for) {{
-  return variant_row<
-      kConfig,
-      variant::{variant_type},
-      {features}>(
-      "{short_form}", "{key}", built_for);
-}}
-
-}}  // namespace pyflash
-"""
-
-_VARIANT_ROWS = """\
-#include "cute_kernels/row.h"
-#include "cute_kernels/variant_row.h"
-
-namespace pyflash {{
-
-{declarations}
-
-}}  // namespace pyflash
-
-{functions}
-"""
-_VARIANT_ROWS_OF = """\
-extern "C" pyflash::Span<pyflash::VariantRowOf<pyflash::{op}>> const* {function}() {{
-  using namespace pyflash;
-  static VariantRowOf<{op}> const rows[] = {{
-{rows}
-  }};
-  static Span<VariantRowOf<{op}>> const all{{rows, {n_rows}}};
-  return &all;
-}}
-"""
+_MAKERS = "extern auto const makers_of_{stem} = variant_makers<variant::{variant_type}>();\n"
 
 _EMULATED_UNIT = """\
 // {short_form}
@@ -95,14 +49,6 @@ pyflash::emulator::EmulatedKernel const* pyflash_emulated_kernel() {{
       {features}>();
 }}
 """
-
-# What a library exports, by the op of its rows with a variant.
-_VARIANT_FUNCTIONS = {FORWARD: "pyflash_variant_rows", BACKWARD: "pyflash_gradient_rows"}
-
-_DECLARATION = "VariantRowOf<{op}> row_of_{stem}(BuiltFor const& built_for);"
-_VARIANT_ROW = (
-    '      row_of_{stem}({{.sm_archs = "{sm_archs}", .ptx_arch = {ptx_arch}, .rank = {rank}}}),'
-)
 
 
 def canonical_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
@@ -127,8 +73,11 @@ def emit_config(config: KernelConfig, features: Sequence[KernelFeatures] | None 
     features = checked(config, features)
     kernels = (f"{family.kernel}<kConfig, kBuilt[{i}]>" for i in range(len(features)))
     return _UNIT.format(
+        label=config.short_form(),
         kernel_header=family.kernel_header,
+        variant="",
         kernels=lines(f"reinterpret_cast<void const*>({kernel})" for kernel in kernels),
+        makers="",
         **facts(config, features),
     )
 
@@ -153,62 +102,36 @@ def facts(config: KernelConfig, features: Sequence[KernelFeatures]) -> dict[str,
 def emit_with_variant(
     config: KernelConfig, variant: Variant | Summed, features: Sequence[KernelFeatures]
 ) -> str:
-    """The translation unit of one config with a variant, an instantiation for each of `features`.
+    """The translation unit of one config with a variant, of device code alone: a kernel for each of
+    `features`, and those that make what they take.
 
     Raises ValueError for a config that is not canonical, or of a family whose kernels take no
     variant.
     """
     _require_canonical(config)
-    header = config.family.variant_header or config.family.gradient_header
+    family = config.family
+    header = family.variant_header or family.gradient_header
     if header is None:
         raise ValueError(f"{config} takes no variant: expected a config of another family")
-    return _VARIANT_UNIT.format(
-        op=config.family.op.struct,
-        short_form=config.short_form(),
-        variant=variant,
-        variant_header=header,
-        struct_of_variant=f"\n{variant_struct(variant, config.family.op)}",
-        struct=_struct_lines(config, indent=4),
-        ctas_per_sm=_ctas_table(config),
-        n_archs=len(config.ctas_table()),
-        stem=variant_stem(config, variant),
-        variant_type=_struct_name(variant, config.family.op),
-        key=variant.key,
-        features=_arguments(checked(config, features)),
+    features = checked(config, features)
+    variant_type = struct_name(variant, family.op)
+    known = facts(config, features) | {"stem": variant_stem(config, variant)}
+    return _UNIT.format(
+        label=f"{config.short_form()} with {variant}",
+        kernel_header=header,
+        variant=f"\n{variant_struct(variant, family.op)}",
+        kernels=lines(
+            f"variant_kernel<kConfig, variant::{variant_type}, kBuilt[{i}]>()"
+            for i in range(len(features))
+        ),
+        makers=_MAKERS.format(variant_type=variant_type, **known),
+        **known,
     )
 
 
 def variant_stem(config: KernelConfig, variant: Variant | Summed) -> str:
     """`file_stem` of a config with a variant."""
     return f"{file_stem(config)}_{variant.key}"
-
-
-def emit_variant_rows(
-    rows: Iterable[tuple[KernelConfig, Variant | Summed, Sequence[Arch]]],
-) -> str:
-    """The translation unit of a library's rows with variants: configs, variants, and the
-    architectures that their objects were compiled for."""
-    rows = list(rows)
-    functions = []
-    for op, function in _VARIANT_FUNCTIONS.items():
-        texts = [
-            _VARIANT_ROW.format(stem=variant_stem(config, variant), **built_for(config, archs))
-            for config, variant, archs in rows
-            if config.family.op is op
-        ]
-        if texts:
-            functions.append(
-                _VARIANT_ROWS_OF.format(
-                    op=op.struct, function=function, rows="\n".join(texts), n_rows=len(texts)
-                )
-            )
-    return _VARIANT_ROWS.format(
-        declarations="\n".join(
-            _DECLARATION.format(op=config.family.op.struct, stem=variant_stem(config, variant))
-            for config, variant, _ in rows
-        ),
-        functions="\n".join(functions),
-    )
 
 
 def emit_emulated(
@@ -247,14 +170,15 @@ def variant_struct(variant: Variant | Summed, op: Op) -> str:
     return f"{includes}\n\nnamespace pyflash::variant {{\n\n{struct}\n\n}}\n"
 
 
-def _struct_name(variant: Variant | Summed, op: Op) -> str:
+def struct_name(variant: Variant | Summed, op: Op) -> str:
+    """The name of `variant_struct`."""
     if isinstance(variant, Summed) or op is BACKWARD:
         return cpp.gradient_struct_name(variant)
     return cpp.struct_name(variant)
 
 
 def _type_of(variant: Variant | Summed | None, op: Op) -> list[str]:
-    return [f"pyflash::variant::{_struct_name(variant, op)}"] if variant else []
+    return [f"pyflash::variant::{struct_name(variant, op)}"] if variant else []
 
 
 def built_for(config: KernelConfig, archs: Sequence[Arch]) -> dict[str, Any]:

@@ -95,6 +95,11 @@ def embedding_compiler(folder: Path) -> Compiler:
     return dataclasses.replace(compiler, includes=includes)
 
 
+def launch_compiler() -> Compiler:
+    """For host code that launches kernels with their params. Raises as `emulator_compiler` does."""
+    return _with_cute(_CPP_FLAGS)
+
+
 def emulator_compiler(watch_registers: bool = False) -> Compiler:
     """For kernels that run on the CPU: host code with CuTe and CUDA's types.
 

@@ -9,19 +9,6 @@
 
 namespace pyflash::variant {
 
-#if defined(__CUDACC__)
-
-// A warp writes a list.
-template <class Variant>
-__global__ void list_query_blocks(typename Variant::Params const captured,
-                                  ListedProblem const problem, BlockLists const lists) {
-  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists()) {
-    write_query_list<Variant>(captured, problem, lists, index, WarpLanes{},
-                              [](int const* address) { return *address; });
-  }
-}
-
 // Deterministic kernels walk no lists.
 template <class Variant>
 int64_t query_lists_size(BackwardParams const& params, ListedProblem const& listed) {
@@ -30,23 +17,16 @@ int64_t query_lists_size(BackwardParams const& params, ListedProblem const& list
 
 // Launches what writes the lists at `memory`, where there are any.
 template <class Variant>
-cudaError_t make_query_lists(BlockLists& lists, typename Variant::Params const& captured,
-                             BackwardParams const& params, ListedProblem const& listed, int* memory,
-                             cudaStream_t stream) {
+cudaError_t make_query_lists(Makers const& makers, BlockLists& lists,
+                             typename Variant::Params const& captured, BackwardParams const& params,
+                             ListedProblem const& listed, int* memory, cudaStream_t stream) {
   lists = {};
   if (query_lists_size<Variant>(params, listed) == 0) {
     return cudaSuccess;
   }
   lists = query_lists<Variant>(listed);
   lists.data = memory;
-  constexpr int kWarps = 4;
-  int64_t const n_blocks = ceil_div(lists.n_lists(), int64_t(kWarps));
-  if (n_blocks > INT32_MAX) {
-    return cudaErrorInvalidConfiguration;
-  }
-  list_query_blocks<Variant>
-      <<<unsigned(n_blocks), kWarps * WarpLanes::kLanes, 0, stream>>>(captured, listed, lists);
-  return cudaGetLastError();
+  return write_lists(makers, captured, listed, lists, stream);
 }
 
 // The ints of the order of tiles, where there is one.
@@ -59,7 +39,7 @@ int64_t order_size(BackwardParams const& params, ListedProblem const& listed, bo
 
 // Runs a config's kernel with a variant, and the kernels of the op before and after it. Overloads of the family launch it, and
 // say whether it takes an order of tiles.
-template <auto kConfig, class Variant>
+template <auto kConfig, class Variant, Makers const& kMakers>
 int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params,
                   Arguments const& arguments, int* memory, void* stream) {
   auto const on = static_cast<cudaStream_t>(stream);
@@ -67,14 +47,14 @@ int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params
   ListedProblem const prepared = prepared_problem(params, kConfig.B_r, kConfig.B_c);
   ListedProblem const listed = gradient_problem(params, kConfig.B_r, kConfig.B_c);
   Made<Variant> made{{}, prepared_tables<Variant>(prepared, memory)};
-  cudaError_t error = make_prepared<Variant>(captured, prepared, memory, on);
+  cudaError_t error = make_prepared<Variant>(kMakers, captured, prepared, memory, on);
   memory += prepared_size<Variant>(prepared);
   if (error == cudaSuccess) {
-    error = make_query_lists<Variant>(made.lists, captured, params, listed, memory, on);
+    error = make_query_lists<Variant>(kMakers, made.lists, captured, params, listed, memory, on);
   }
   if (error == cudaSuccess &&
       order_size<Variant>(params, listed, takes_order(kConfig, params)) > 0) {
-    error = make_order(made.order_of_tiles, KeyTileSort{made.lists},
+    error = make_order(kMakers, made.order_of_tiles, KeyTileSort{made.lists},
                        memory + query_lists_size<Variant>(params, listed), on);
   }
   if (error != cudaSuccess) {
@@ -89,8 +69,8 @@ int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params
 }
 
 // The row of a config whose plain row is `row`.
-template <auto kConfig, class Variant>
-GradientRow make_gradient_row(char const* key, ConfigMapRow<Backward> const& row) {
+template <auto kConfig, class Variant, Makers const& kMakers>
+GradientRow make_variant_row(char const* key, ConfigMapRow<Backward> const& row) {
   return {.key = key,
           .most_positions = Variant::kMostPositions,
           .row = row,
@@ -100,9 +80,7 @@ GradientRow make_gradient_row(char const* key, ConfigMapRow<Backward> const& row
                    query_lists_size<Variant>(params, listed) +
                    order_size<Variant>(params, listed, takes_order(kConfig, params));
           },
-          .run = run_gradients<kConfig, Variant>};
+          .run = run_gradients<kConfig, Variant, kMakers>};
 }
-
-#endif
 
 }  // namespace pyflash::variant

@@ -1,5 +1,5 @@
 // What launchers of kernels with a variant share: the tables of prepared fields and the lists of blocks, each made by a kernel
-// of their own.
+// of their own. Host code, for the emitted rows alone: their kernels are compiled by themselves (makers.cuh).
 #pragma once
 
 #include <cstdint>
@@ -8,111 +8,71 @@
 
 #include "cute_kernels/row.h"
 #include "cute_kernels/variant/kernel_params.h"
+#include "cute_kernels/variant/makers.h"
 #include "cute_kernels/variant/tile_order.h"
 #include "cute_kernels/variant_row.h"
 
 namespace pyflash::variant {
 
-#if defined(__CUDACC__)
-
-struct WarpLanes {
-  static constexpr int kLanes = 32;
-  static __device__ int index() { return threadIdx.x % kLanes; }
-  static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
-  static __device__ int count(uint32_t word) { return __popc(word); }
-};
-
-// A warp writes a list.
-template <class Variant>
-__global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
-                            BlockLists const lists) {
-  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists()) {
-    write_list<Variant>(captured, problem, lists, index, WarpLanes{},
-                        [](int const* address) { return *address; });
+// arguments: of the very types that the kernel takes.
+template <class... Arguments>
+cudaError_t launch_maker(void const* kernel, int64_t n_ctas, int n_threads, cudaStream_t stream,
+                         Arguments const&... arguments) {
+  if (n_ctas == 0) {
+    return cudaSuccess;
   }
-}
-
-template <class Variant>
-__global__ void prepare(typename Variant::Params const captured, ListedProblem const problem,
-                        int* const memory, int64_t const size) {
-  int64_t const index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index < size) {
-    write_prepared<Variant>(captured, problem, memory, index,
-                            [](int const* address) { return *address; });
+  if (n_ctas > INT32_MAX) {
+    return cudaErrorInvalidConfiguration;
   }
+  void const* addresses[] = {&arguments...};
+  return cudaLaunchKernel(kernel, dim3(unsigned(n_ctas)), dim3(n_threads),
+                          const_cast<void**>(addresses), 0, stream);
 }
 
 // Launches what writes the tables at `memory`.
 template <class Variant>
-cudaError_t make_prepared(typename Variant::Params const& captured, ListedProblem const& problem,
-                          int* memory, cudaStream_t stream) {
-  if constexpr (Variant::kPrepared > 0) {
-    constexpr int kThreads = 256;
-    int64_t const size = prepared_size<Variant>(problem);
-    int64_t const n_blocks = ceil_div(size, int64_t(kThreads));
-    if (n_blocks > INT32_MAX) {
-      return cudaErrorInvalidConfiguration;
-    }
-    if (n_blocks > 0) {
-      prepare<Variant>
-          <<<unsigned(n_blocks), kThreads, 0, stream>>>(captured, problem, memory, size);
-      return cudaGetLastError();
-    }
-  }
-  return cudaSuccess;
+cudaError_t make_prepared(Makers const& makers, typename Variant::Params const& captured,
+                          ListedProblem const& problem, int* memory, cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  int64_t const size = prepared_size<Variant>(problem);
+  return launch_maker(makers.prepare, ceil_div(size, int64_t(kThreads)), kThreads, stream, captured,
+                      problem, memory, size);
+}
+
+// Launches what writes `lists`, a warp each.
+template <class Captured>
+cudaError_t write_lists(Makers const& makers, Captured const& captured,
+                        ListedProblem const& problem, BlockLists const& lists,
+                        cudaStream_t stream) {
+  constexpr int kWarps = 4;
+  return launch_maker(makers.list, ceil_div(lists.n_lists(), int64_t(kWarps)), kWarps * 32, stream,
+                      captured, problem, lists);
 }
 
 // Launches what writes the lists at `memory`; there is nothing to do without a mask.
 template <class Variant>
-cudaError_t make_lists(BlockLists& lists, typename Variant::Params const& captured,
-                       ListedProblem const& problem, int* memory, cudaStream_t stream) {
+cudaError_t make_lists(Makers const& makers, BlockLists& lists,
+                       typename Variant::Params const& captured, ListedProblem const& problem,
+                       int* memory, cudaStream_t stream) {
   lists = {};
   if constexpr (Variant::kHasMask) {
     lists = problem.lists<Variant>();
     lists.data = memory;
-    constexpr int kWarps = 4;
-    int64_t const n_blocks = ceil_div(lists.n_lists(), kWarps);
-    if (n_blocks > INT32_MAX) {
-      return cudaErrorInvalidConfiguration;
-    }
-    if (n_blocks > 0) {
-      list_blocks<Variant>
-          <<<unsigned(n_blocks), kWarps * WarpLanes::kLanes, 0, stream>>>(captured, problem, lists);
-      return cudaGetLastError();
-    }
+    return write_lists(makers, captured, problem, lists, stream);
   }
   return cudaSuccess;
 }
 
-// A thread finds the place of a tile in its group.
-template <class Sort, int kThreads>
-__global__ void sort_tiles(Sort const sort, int* const list) {
-  __shared__ int lengths[kMostSortedTiles];
-  int const n = sort.group_size();
-  int const chunks = ceil_div(n, kThreads);
-  int const group = blockIdx.x / chunks;
-  for (int tile = threadIdx.x; tile < n; tile += kThreads) {
-    lengths[tile] = sort.length(group, tile);
-  }
-  __syncthreads();  // the lengths are visible
-  int const tile = blockIdx.x % chunks * kThreads + threadIdx.x;
-  if (tile < n) {
-    sort.write(list, group, tile, lengths);
-  }
-}
-
 // Launches what writes the order of tiles at `memory`, where there are some, and no more than are sorted.
 template <class Sort>
-cudaError_t make_order(int const*& order, Sort const& sort, int* memory, cudaStream_t stream) {
-  constexpr int kThreads = 256;
-  int64_t const n_ctas = int64_t(ceil_div(sort.group_size(), kThreads)) * sort.n_groups();
+cudaError_t make_order(Makers const& makers, int const*& order, Sort const& sort, int* memory,
+                       cudaStream_t stream) {
+  int64_t const n_ctas = int64_t(ceil_div(sort.group_size(), kSortThreads)) * sort.n_groups();
   if (n_ctas == 0 || n_ctas > INT32_MAX) {
     return cudaSuccess;
   }
-  sort_tiles<Sort, kThreads><<<unsigned(n_ctas), kThreads, 0, stream>>>(sort, memory);
   order = memory;
-  return cudaGetLastError();
+  return launch_maker(makers.sort, n_ctas, kSortThreads, stream, sort, memory);
 }
 
 // The ints that are made for a kernel of op forward: tables, lists, and the order of tiles where the family takes one.
@@ -135,7 +95,7 @@ struct Memory {
 };
 
 // Runs a config's kernel with a variant. Overloads of the family launch it, and say whether it takes an order of tiles.
-template <auto kConfig, class Variant>
+template <auto kConfig, class Variant, Makers const& kMakers>
 int run(VariantRow const& row, size_t i, Forward::Params const& params, Arguments const& arguments,
         int* memory, void* stream) {
   auto const on = static_cast<cudaStream_t>(stream);
@@ -143,12 +103,13 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
   ListedProblem const problem = listed_problem(kConfig, params);
   Memory<Variant> const sizes(problem, takes_order(kConfig, params));
   Made<Variant> made{{}, prepared_tables<Variant>(problem, memory)};
-  cudaError_t error = make_prepared<Variant>(captured, problem, memory, on);
+  cudaError_t error = make_prepared<Variant>(kMakers, captured, problem, memory, on);
   if (error == cudaSuccess) {
-    error = make_lists<Variant>(made.lists, captured, problem, memory + sizes.prepared, on);
+    error =
+        make_lists<Variant>(kMakers, made.lists, captured, problem, memory + sizes.prepared, on);
   }
   if (error == cudaSuccess && sizes.order > 0) {
-    error = make_order(made.order_of_tiles, TileSort{made.lists, problem.batch},
+    error = make_order(kMakers, made.order_of_tiles, TileSort{made.lists, problem.batch},
                        memory + sizes.prepared + sizes.lists, on);
   }
   if (error == cudaSuccess) {
@@ -162,7 +123,7 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
 }
 
 // The row of a config whose plain row is `row`.
-template <auto kConfig, class Variant>
+template <auto kConfig, class Variant, Makers const& kMakers>
 VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
   return {.key = key,
           .most_positions = Variant::kMostPositions,
@@ -172,9 +133,7 @@ VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
                                         takes_order(kConfig, params));
             return sizes.prepared + sizes.lists + sizes.order;
           },
-          .run = run<kConfig, Variant>};
+          .run = run<kConfig, Variant, kMakers>};
 }
-
-#endif
 
 }  // namespace pyflash::variant

@@ -196,7 +196,7 @@ def _told(violations: Iterable[Mapping[str, str]]) -> list[str]:
 def emitted(asked: Asked, folder: Path) -> Shown:
     """The translation units and the emitted headers as files; the config map only for
     named architectures."""
-    from pyflash.codegen import config_header, config_map, emit, ops_header
+    from pyflash.codegen import config_header, config_map, emit, ops_header, variant_rows
     from pyflash.codegen.build import compiled_features, legal_archs
     from pyflash.codegen.cache_dir import write_if_changed
 
@@ -212,8 +212,11 @@ def emitted(asked: Asked, folder: Path) -> Shown:
         }
         texts["config_map.cpp"] = config_map.emit_config_map(row_of)
         if asked.variant:
-            rows = ((config, asked.variant, archs) for config, archs in archs_of.items())
-            texts["variant_rows.cpp"] = emit.emit_variant_rows(rows)
+            rows = {
+                (config, asked.variant): config_map.Row(archs, _with_variant(asked, config))
+                for config, archs in archs_of.items()
+            }
+            texts["variant_rows.cpp"] = variant_rows.emit_variant_rows(rows)
     written = [name for name, text in texts.items() if write_if_changed(folder / name, text)]
     unchanged = [name for name in texts if name not in written]
     line = f"{folder}: {len(written)} files written, {len(unchanged)} unchanged"
@@ -226,11 +229,14 @@ def _unit(asked: Asked, config: KernelConfig) -> tuple[str, str]:
     from pyflash.codegen.build import compiled_features
 
     if asked.variant:
-        features = config.family.op.features.in_dispatch_order(asked.features_with_variant)
-        text = emit.emit_with_variant(config, asked.variant, features)
+        text = emit.emit_with_variant(config, asked.variant, _with_variant(asked, config))
         return f"{emit.variant_stem(config, asked.variant)}.cu", text
     features = compiled_features(config, asked.only, asked.features)
     return f"{emit.file_stem(config)}.cu", emit.emit_config(config, features)
+
+
+def _with_variant(asked: Asked, config: KernelConfig) -> Sequence[KernelFeatures]:
+    return config.family.op.features.in_dispatch_order(asked.features_with_variant)
 
 
 def to_compile(asked: Asked) -> Iterator[Shown]:

@@ -72,8 +72,10 @@ class Family:
     traits: str = "KernelTraits"  # the template of its compile-time types, in its namespace
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
-    variant_header: str | None = None  # of rows with a variant; None: its kernels take none
+    # Of the __global__ function with a variant, for device code; None: its kernels take none.
+    variant_header: str | None = None
     gradient_header: str | None = None  # the same of gradients
+    variant_launcher: str | None = None  # of rows with either
     # Whether a config has registers left for a variant.
     has_room_for_variant: Callable[[Any], bool] = lambda config: True
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.

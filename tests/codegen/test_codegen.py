@@ -15,10 +15,11 @@ from support.invoked import build_command
 from pyflash import Features, FlashForwardKernelConfig, named_set
 from pyflash.codegen import config_header, emit, library_objects, ops_header
 from pyflash.codegen.compilation import ROOT
-from pyflash.codegen.config_map import Code, Row, emit_config_map, emit_machine_code
+from pyflash.codegen.config_map import MAKERS, Code, Row, emit_config_map, emit_machine_code
 from pyflash.config import FORWARD, OPS
 from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.sets import SET_NAMES, rank
+from pyflash.variant.library import named
 
 BEST = FlashForwardKernelConfig.parse(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -168,11 +169,21 @@ def test_the_memory_of_a_row_suffices_for_each_of_its_kernels():
 
 
 def test_machine_code_is_registered_by_the_names_of_its_kernels():
-    text = emit_machine_code({BEST: Code("objects/a/k/a.fatbin", ["_Z1a", "_Z1b"])})
-    stem = emit.file_stem(BEST)
+    code = Code("a config", "a", "objects/a/k/a.fatbin", ["_Z1a", "_Z1b"])
+    text = emit_machine_code([code])
     assert '.incbin "objects/a/k/a.fatbin"\n' in text
     assert '    "_Z1a",\n    "_Z1b"});' in text
-    assert f"kernels_of_{stem}[] = {{of_{stem}::kernels + 0, of_{stem}::kernels + 1}};" in text
+    assert "kernels_of_a[] = {of_a::kernels + 0, of_a::kernels + 1};" in text
+    text = emit_machine_code([code._replace(makers={"sort": "_Z1s", "prepare": "_Z1p"})])
+    assert '    "_Z1a",\n    "_Z1b",\n    "_Z1s",\n    "_Z1p"});' in text
+    assert "kernels_of_a[] = {of_a::kernels + 0, of_a::kernels + 1};" in text
+    makers = ".prepare = of_a::kernels + 3, .list = nullptr, .sort = of_a::kernels + 2"
+    assert f"makers_of_a{{{makers}}};" in text
+
+
+def test_members_of_makers_are_those_of_the_struct():
+    header = (ROOT / "cute_kernels" / "variant" / "makers.h").read_text()
+    assert tuple(re.findall(r"^  void const\* (\w+);", header, re.MULTILINE)) == MAKERS
 
 
 def test_kernels_of_a_row_are_in_the_order_of_its_features(tmp_path, monkeypatch):
@@ -183,11 +194,32 @@ def test_kernels_of_a_row_are_in_the_order_of_its_features(tmp_path, monkeypatch
     names = {f: f"_Z{i}15ForwardFeatures{_flags(f)}E" for i, f in enumerate(features)}
     for reported in itertools.permutations(names.values()):
         record = {"kernels": [{"function": name} for name in (*reported, *reported)]}
-        compiled = SimpleNamespace(object=tmp_path / "k.fatbin", record=record)
+        compiled = SimpleNamespace(label="k", stem="k", object=tmp_path / "k.fatbin", record=record)
         row = Row([Arch.of(90)], features)
         text = library_objects.compiled_code({BEST: compiled}, {BEST: row}).text
         order = [text.index(f'"{names[f]}"') for f in features]
         assert order == sorted(order)
+
+
+def test_kernels_that_make_lists_are_told_from_those_with_features(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path))
+    kernel = f"_ZN7pyflash1kIN7variant4listE15ForwardFeatures{_flags(Features())}EE"
+    makers = ["_ZN7pyflash7variant7prepareIvEEvT_", "_ZN7pyflash7variant11list_blocksIvEEvT_"]
+    for reported in itertools.permutations([kernel, *makers]):
+        record = {"kernels": [{"function": name} for name in reported]}
+        compiled = SimpleNamespace(label="k", stem="k", object=tmp_path / "k.fatbin", record=record)
+        pair = BEST, named("alibi").variant
+        rows = {pair: Row([Arch.of(90)], [Features()])}
+        text = library_objects.compiled_variant_code({pair: compiled}, rows).text
+        found = dict(enumerate(re.findall(r'^    "(\w+)"', text, re.MULTILINE)))
+        (place,) = re.findall(r"kernels_of_k\[\] = \{of_k::kernels \+ (\d)\}", text)
+        assert found[int(place)] == kernel
+        places = re.findall(r"\.(\w+) = of_k::kernels \+ (\d)", text)
+        assert {name: found[int(i)] for name, i in places} == {
+            "prepare": makers[0],
+            "list": makers[1],
+        }
+        assert ".sort = nullptr" in text
 
 
 def _flags(features: Features) -> str:

@@ -8,10 +8,14 @@
 
 namespace pyflash {
 
+namespace sm80 {
+using KernelParams = ListedForwardParams;
+}
+
 template <FlashForwardKernelConfig kConfig, ForwardFeatures kFeatures>
 __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
                                   of_this_arch(kCtasPerSm<kConfig>))
-    flash_forward_kernel(__grid_constant__ ListedForwardParams const params) {
+    flash_forward_kernel(__grid_constant__ sm80::KernelParams const params) {
 #if defined(__CUDA_ARCH__)  // the host needs no body
   if constexpr (kFeatures.fp8_kv) {
     sm80::fp8_cta<sm80::KernelTraits<kConfig>, kFeatures>(params);

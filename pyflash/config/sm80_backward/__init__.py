@@ -37,7 +37,8 @@ SM80_BACKWARD = Family(
     # Behind those of the SM90 family, which are faster where they run.
     first_rank=1000,
     emulation_header="cute_kernels/sm80/backward/emulated.h",
-    gradient_header="cute_kernels/sm80/backward/variant_launch.h",
+    gradient_header="cute_kernels/sm80/backward/variant_kernel.h",
+    variant_launcher="cute_kernels/sm80/backward/variant_launch.h",
 )
 
 __all__ = ["SM80_BACKWARD", "FlashBackwardKernelConfig"]

@@ -44,7 +44,8 @@ SM80_FORWARD = Family(
     built_features=built_features,
     lacks=frozenset({"equal_shares"}),
     emulation_header="cute_kernels/sm80/forward/emulated.h",
-    variant_header="cute_kernels/sm80/forward/variant_launch.h",
+    variant_header="cute_kernels/sm80/forward/variant_kernel.h",
+    variant_launcher="cute_kernels/sm80/forward/variant_launch.h",
     fallback=fallback,
 )
 

@@ -1,0 +1,30 @@
+// The __global__ function of a config with a variant and a combination of features, and what makes its params.
+#pragma once
+
+#include "cute_kernels/sm80/forward/kernel.h"
+#include "cute_kernels/variant/kernel_params.h"
+#include "cute_kernels/variant/makers.cuh"
+
+namespace pyflash {
+
+template <FlashForwardKernelConfig kConfig, class Variant, ForwardFeatures kFeatures>
+__global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
+                                  of_this_arch(kCtasPerSm<kConfig>))
+    flash_forward_variant_kernel(
+        __grid_constant__ variant::WithVariant<sm80::KernelParams, Variant> const params) {
+#if defined(__CUDA_ARCH__)  // the host needs no body
+  sm80::forward_cta<sm80::KernelTraits<kConfig>, kFeatures, Variant>(params);
+#endif
+}
+
+template <FlashForwardKernelConfig kConfig, class Variant, ForwardFeatures kFeatures>
+void const* variant_kernel() {
+  return reinterpret_cast<void const*>(flash_forward_variant_kernel<kConfig, Variant, kFeatures>);
+}
+
+template <class Variant>
+variant::Makers variant_makers() {
+  return variant::makers<Variant, variant::TileSort, false>();
+}
+
+}  // namespace pyflash

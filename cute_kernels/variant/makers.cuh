@@ -1,0 +1,89 @@
+// The kernels of Makers, and which of them a launch may need: to name one is to compile it.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cute_kernels/variant/block_lists.h"
+#include "cute_kernels/variant/makers.h"
+#include "cute_kernels/variant/prepared_tables.h"
+#include "cute_kernels/variant/query_lists.h"
+#include "cute_kernels/variant/tile_order.h"
+
+namespace pyflash::variant {
+
+struct WarpLanes {
+  static constexpr int kLanes = 32;
+  static __device__ int index() { return threadIdx.x % kLanes; }
+  static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+  static __device__ int count(uint32_t word) { return __popc(word); }
+};
+
+// A warp writes a list.
+template <class Variant>
+__global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
+                            BlockLists const lists) {
+  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
+  if (index < lists.n_lists()) {
+    write_list<Variant>(captured, problem, lists, index, WarpLanes{},
+                        [](int const* address) { return *address; });
+  }
+}
+
+// A warp writes a list.
+template <class Variant>
+__global__ void list_query_blocks(typename Variant::Params const captured,
+                                  ListedProblem const problem, BlockLists const lists) {
+  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
+  if (index < lists.n_lists()) {
+    write_query_list<Variant>(captured, problem, lists, index, WarpLanes{},
+                              [](int const* address) { return *address; });
+  }
+}
+
+template <class Variant>
+__global__ void prepare(typename Variant::Params const captured, ListedProblem const problem,
+                        int* const memory, int64_t const size) {
+  int64_t const index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index < size) {
+    write_prepared<Variant>(captured, problem, memory, index,
+                            [](int const* address) { return *address; });
+  }
+}
+
+// A thread finds the place of a tile in its group.
+template <class Sort, int kThreads>
+__global__ void sort_tiles(Sort const sort, int* const list) {
+  __shared__ int lengths[kMostSortedTiles];
+  int const n = sort.group_size();
+  int const chunks = ceil_div(n, kThreads);
+  int const group = blockIdx.x / chunks;
+  for (int tile = threadIdx.x; tile < n; tile += kThreads) {
+    lengths[tile] = sort.length(group, tile);
+  }
+  __syncthreads();  // the lengths are visible
+  int const tile = blockIdx.x % chunks * kThreads + threadIdx.x;
+  if (tile < n) {
+    sort.write(list, group, tile, lengths);
+  }
+}
+
+// Of an op whose tiles Sort sorts, if kSorts: if the family takes them in an order.
+template <class Variant, class Sort, bool kSorts>
+Makers makers() {
+  Makers makers{};
+  if constexpr (Variant::kPrepared > 0) {
+    makers.prepare = reinterpret_cast<void const*>(prepare<Variant>);
+  }
+  if constexpr (Variant::kHasMask && std::is_same_v<Sort, TileSort>) {
+    makers.list = reinterpret_cast<void const*>(list_blocks<Variant>);
+  } else if constexpr (Variant::kHasMask) {
+    makers.list = reinterpret_cast<void const*>(list_query_blocks<Variant>);
+  }
+  if constexpr (kSorts && kSortsTiles<Variant>) {
+    makers.sort = reinterpret_cast<void const*>(sort_tiles<Sort, kSortThreads>);
+  }
+  return makers;
+}
+
+}  // namespace pyflash::variant
