@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyflash.codegen.compilation import Compilation, Compiler, compile_all
+from pyflash.config import FORWARD, KernelFeatures
 
 _SCRIPT = """\
 #!/bin/sh
@@ -22,6 +23,7 @@ done
 printf 'made of ' > "$out"
 {pause}
 cat $files >> "$out"
+! grep -q kBuilt $files || cat {symbols}
 """
 
 
@@ -30,9 +32,19 @@ def fake_compiler(folder: Path, seconds: float = 0) -> Compiler:
     that is set; set CXX to its command to link by it."""
     script = folder / f"fake-compiler-{seconds}"
     pause = f"sh -c 'sleep {seconds}; true'" if seconds else ""
-    script.write_text(_SCRIPT.replace("{pause}", pause))
+    symbols = folder / f"symbols-{seconds}"
+    combinations = (*FORWARD.built, FORWARD.features.parse("softcap"))
+    symbols.write_text("".join(map(_what_ptxas_says, combinations)))
+    script.write_text(_SCRIPT.replace("{pause}", pause).replace("{symbols}", str(symbols)))
     script.chmod(0o755)
     return Compiler((str(script),), (), (), "fake", ".cpp")
+
+
+def _what_ptxas_says(features: KernelFeatures) -> str:
+    """Of a kernel with them, whether or not a source has it."""
+    flags = "".join(f"Lb{int(getattr(features, name))}E" for name in features.names())
+    symbol = f"_Z1k{len(features.struct)}{features.struct}{flags}E"
+    return f"ptxas info    : Compiling entry function '{symbol}' for 'sm_90'\n"
 
 
 def sources(compiler: Compiler, count: int, stem: str = "source") -> list[Compilation]:
