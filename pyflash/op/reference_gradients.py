@@ -3,6 +3,7 @@ far a correct backward pass may be off."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyflash.op.options import AttentionOptions
-from pyflash.op.reference import attention_ref, tolerance
+from pyflash.op.reference import attention_ref, attention_varlen_ref, tolerance
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,12 +55,19 @@ def gradients_ref(
     grad_out: Tensor,
     *,
     dtype: torch.dtype,
+    grad_lse: Tensor | None = None,
+    cu_seqlens: Sequence[Tensor] = (),
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, ...]:
-    """dq, dk and dv of attention that is computed in `dtype`."""
+    """dq, dk and dv of attention that is computed in `dtype`. cu_seqlens: those of q and of k, of
+    packed sequences."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-    out, _ = attention_ref(*leaves, dtype=dtype, **options)
-    return torch.autograd.grad(out, leaves, grad_out.to(dtype))
+    attend = attention_varlen_ref if cu_seqlens else attention_ref
+    out, lse = attend(*leaves, *cu_seqlens, dtype=dtype, **options)
+    if grad_lse is None:
+        return torch.autograd.grad(out, leaves, grad_out.to(dtype))
+    known = lse.masked_fill(lse == -math.inf, 0)  # a row without keys has no gradient
+    return torch.autograd.grad((out, known), leaves, (grad_out.to(dtype), grad_lse.to(dtype)))
 
 
 def expect_gradients(
@@ -69,11 +77,12 @@ def expect_gradients(
     grad_out: Tensor,
     *,
     dtype: torch.dtype = torch.float64,
+    grad_lse: Tensor | None = None,
+    cu_seqlens: Sequence[Tensor] = (),
     **options: Unpack[AttentionOptions],
 ) -> ExpectedGradients:
-    """`dtype`: that the reference is computed in."""
-    exact, rough = (
-        gradients_ref(q, k, v, grad_out, dtype=to, **options) for to in (dtype, q.dtype)
-    )
+    """`dtype`: that the reference is computed in; the others: as in `gradients_ref`."""
+    more = {"grad_lse": grad_lse, "cu_seqlens": cu_seqlens, **options}
+    exact, rough = (gradients_ref(q, k, v, grad_out, dtype=to, **more) for to in (dtype, q.dtype))
     bounds = [tolerance(a, b) + _CANCELLED for a, b in zip(exact, rough, strict=True)]
     return ExpectedGradients(exact, tuple(bounds))

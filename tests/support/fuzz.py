@@ -66,6 +66,7 @@ class Case:
     repeated: bool  # run twice, for bitwise equality
     config: str  # short form, or "" for the best known
     family: str | None = None  # the config is one of this family; None: any, or the best known
+    magnitudes: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of the numbers in q, k, v
 
     def __str__(self) -> str:
         fields = dataclasses.asdict(self) | {"mask": self.mask.options, "dtype": self.dtype.name}
@@ -79,13 +80,20 @@ class Case:
         return f"PYTHONPATH=tests python -m support.fuzz {self.seed} --device {self.device}{family}"
 
     @property
+    def heads(self) -> int:
+        return self.heads_kv * self.group
+
+    @property
+    def n_scores(self) -> int:
+        pairs = zip(self.seqlens_q, self.seqlens_k, strict=True)
+        return self.heads * sum(q * k for q, k in pairs)
+
+    @property
     def is_quick(self) -> bool:
-        heads = self.heads_kv * self.group
-        n_scores = heads * sum(q * k for q, k in zip(self.seqlens_q, self.seqlens_k, strict=True))
         # Splits are combined from as many partial results.
-        rows = max(1, self.num_splits) * heads * sum(self.seqlens_q)
+        rows = max(1, self.num_splits) * self.heads * sum(self.seqlens_q)
         rows += self.heads_kv * sum(self.seqlens_k)
-        quick = n_scores <= MAX_SCORES[self.device]
+        quick = self.n_scores <= MAX_SCORES[self.device]
         return quick and rows * self.d_head <= MAX_ELEMENTS[self.device]
 
 
@@ -96,7 +104,7 @@ def case(seed: int, device: str, family: str | None = None) -> Case:
         raise RuntimeError("no config is built: pyflash build")
     for attempt in itertools.count():
         rng = random.Random(f"{seed}.{attempt}")
-        drawn = dataclasses.replace(_draw(rng, seed, device), family=family)
+        drawn = dataclasses.replace(draw(rng, seed, device), family=family)
         runnable = configs_for(drawn)
         if runnable and drawn.is_quick:
             return _with_config(rng, drawn, runnable)
@@ -139,29 +147,41 @@ def configs_for(case: Case) -> list[KernelConfig]:
 def inputs_of(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of normal random numbers."""
     generator = torch.Generator(case.device).manual_seed(case.seed)
-
-    def laid_out(layout: Layout, seqlens: tuple[int, ...], heads: int) -> Tensor:
-        rows = (sum(seqlens),) if case.packed else (len(seqlens), max(seqlens, default=0))
-        size = (*rows, heads, case.d_head)
-        values = torch.randn(size, generator=generator, device=case.device)
-        return layout.place(values.to(TORCH_DTYPES[case.dtype]))
-
     sizes = (
-        (case.seqlens_q, case.heads_kv * case.group),
+        (case.seqlens_q, case.heads),
         (case.seqlens_k, case.heads_kv),
         (case.seqlens_k, case.heads_kv),
     )
-    return tuple(laid_out(layout, *size) for layout, size in zip(case.layouts, sizes, strict=True))
+    return tuple(
+        randn(case, generator, layout, *size, magnitude)
+        for layout, size, magnitude in zip(case.layouts, sizes, case.magnitudes, strict=True)
+    )
+
+
+def randn(
+    case: Case,
+    generator: torch.Generator,
+    layout: Layout,
+    seqlens: tuple[int, ...],
+    heads: int,
+    magnitude: float = 1.0,
+) -> Tensor:
+    """Normal random numbers with a row for each query or key of a case."""
+    rows = (sum(seqlens),) if case.packed else (len(seqlens), max(seqlens, default=0))
+    size = (*rows, heads, case.d_head)
+    values = torch.randn(size, generator=generator, device=case.device) * magnitude
+    return layout.place(values.to(TORCH_DTYPES[case.dtype]))
 
 
 def sinks_of(case: Case) -> Tensor | None:
     if case.sinks is None:
         return None
     dtype = torch.float32 if case.sinks == "float32" else TORCH_DTYPES[case.dtype]
-    return make_sinks(case.heads_kv * case.group, dtype, case.device, case.seed)
+    return make_sinks(case.heads, dtype, case.device, case.seed)
 
 
-def _draw(rng: random.Random, seed: int, device: str) -> Case:
+def draw(rng: random.Random, seed: int, device: str) -> Case:
+    """Any case, slow ones too, without a config."""
     packed = rng.random() < 0.4
     seqlens_q, seqlens_k = _draw_lengths(rng, packed)
     return Case(
@@ -245,7 +265,7 @@ def _check(case: Case) -> None:
     call = {"num_splits": case.num_splits, "config": case.config, "return_lse": True, **options}
     with new_memory_is_nan(case.device):
         if case.packed:
-            arguments = (*inputs, *_lengths(case))
+            arguments = (*inputs, *lengths_of(case))
             function = attention_varlen
         else:
             function, arguments = attention, inputs
@@ -263,7 +283,7 @@ def _check(case: Case) -> None:
         assert same, "a second run differs"
 
 
-def _lengths(case: Case) -> tuple[Any, ...]:
+def lengths_of(case: Case) -> tuple[Any, ...]:
     """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k."""
     both = (case.seqlens_q, case.seqlens_k)
     starts = [list(itertools.accumulate(lengths, initial=0)) for lengths in both]
