@@ -3,7 +3,12 @@
 import pytest
 import torch
 from support.backward_cases import CASES, Case, expected, gradients, make
-from support.gpu_kernels import forbid_borrowed, skip_without_kernels, skip_without_kernels_for
+from support.gpu_kernels import (
+    forbid_borrowed,
+    n_that_differ,
+    skip_without_kernels,
+    skip_without_kernels_for,
+)
 
 from pyflash import Problem, attention, attention_varlen, select
 from pyflash.op.backward import cudnn, kernels
@@ -144,6 +149,20 @@ def test_deterministic_gradients_are_the_same_bits_every_time(forbid_others, det
     for _ in range(20):
         for a, b in zip(gradients(case, qkv, grad_out), first, strict=True):
             assert torch.equal(a, b)
+
+
+# Of groups of four heads, in as many CTAs as most GPUs run at a time.
+@pytest.mark.parametrize("mask", ["full", "causal", "window"])
+@pytest.mark.parametrize(("dtype", "d_head"), [(torch.bfloat16, 128), (torch.float16, 64)], ids=str)
+def test_a_thousand_deterministic_gradients_are_the_same_bits(
+    forbid_others, deterministic, dtype, d_head, mask
+):
+    case = Case(dtype, d_head, mask, "many_tiles")
+    assert "sm90_bwd" in select(case.problem("cuda")).backward
+    qkv, grad_out = make(case, "cuda")
+    first = gradients(case, qkv, grad_out)
+    expected(case, qkv, grad_out).check(first)
+    assert n_that_differ(lambda: gradients(case, qkv, grad_out), first, 1000) == 0
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.backward_cases import CASES, Case, expected, make
+from support.gpu_kernels import n_that_differ
 from torch import Tensor
 
 from pyflash import attention, named_set
@@ -25,11 +26,15 @@ RUNS = [
 ]
 
 
-def _gradients(case: Case, config: KernelConfig, qkv: list[Tensor], grad_out: Tensor):
+def _forward(case: Case, config: KernelConfig, qkv: list[Tensor]) -> tuple[Tensor, Tensor]:
     if str(config) not in map(str, built_configs("backward")):
         pytest.skip(f"{config} is not built")
     with torch.no_grad():
-        out, lse = attention(*qkv, return_lse=True, **case.all_options)
+        return attention(*qkv, return_lse=True, **case.all_options)
+
+
+def _gradients(case: Case, config: KernelConfig, qkv: list[Tensor], grad_out: Tensor):
+    out, lse = _forward(case, config, qkv)
     return kernels.bwd(grad_out, out, lse, *qkv, config=str(config), **case.all_options)
 
 
@@ -53,3 +58,19 @@ def test_deterministic_gradients_have_the_same_bits(case: Case, config: KernelCo
     finally:
         torch.use_deterministic_algorithms(False)
     expected(case, qkv, grad_out).check(first)
+
+
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [run for run in RUNS if run[0].size == "many_tiles" and run[0].mask in ("full", "causal")],
+    ids=str,
+)
+def test_a_thousand_deterministic_gradients_have_the_same_bits(
+    case: Case, config: KernelConfig
+) -> None:
+    qkv, grad_out = make(case, "cuda")
+    results = (grad_out, *_forward(case, config, qkv))
+    options = {"config": str(config), "deterministic": True, **case.all_options}
+    first = kernels.bwd(*results, *qkv, **options)
+    expected(case, qkv, grad_out).check(first)
+    assert n_that_differ(lambda: kernels.bwd(*results, *qkv, **options), first, 1000) == 0

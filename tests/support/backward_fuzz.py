@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import random
 import sys
@@ -100,10 +101,15 @@ def failures(seeds: Iterable[int], device: str, family: str | None = None) -> li
 def configs_for(forward: fuzz.Case, family: str) -> list[KernelConfig]:
     """The built ones of a family that have room for the heads; not each has every feature."""
     return [
-        c
-        for c in built_configs("backward")
-        if family_of(c).name == family and c.dtype == forward.dtype and forward.d_head <= c.d_head
+        config
+        for config in _built(family)
+        if config.dtype == forward.dtype and forward.d_head <= config.d_head
     ]
+
+
+@functools.cache
+def _built(family: str) -> list[KernelConfig]:
+    return [config for config in built_configs("backward") if family_of(config).name == family]
 
 
 def _is_small(forward: fuzz.Case) -> bool:
@@ -179,7 +185,7 @@ def _check(case: Case) -> None:
         found = gradients()
         if case.deterministic:
             again = gradients()
-    options["sinks"] = sinks
+    options["sinks"] = sinks  # for the gradients, they are in lse
     expect_out = expect_varlen if forward.packed else expect
     of_forward = expect_out(*qkv, *packing[:2], **options)
     of_forward.check(out, lse)

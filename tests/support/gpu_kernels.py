@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from support.gpu_calls import built_for
+from torch import Tensor
 
 from pyflash import Features
 from pyflash.config.backward import BackwardFeatures
@@ -31,3 +34,13 @@ def forbid_borrowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.cudnn, "refusal", lambda *_, **__: "it is not asked")
     monkeypatch.setattr(cuda.cudnn, "bwd", None)
     monkeypatch.setattr(cuda, "_flash_backward", None)
+
+
+def n_that_differ(run: Callable[[], Sequence[Tensor]], first: Sequence[Tensor], n: int) -> int:
+    """Results of `n` more calls that differ from the first; they are compared on the device, and
+    nothing waits between calls."""
+    n_different = torch.zeros((), dtype=torch.int64, device=first[0].device)
+    for _ in range(n):
+        for a, b in zip(run(), first, strict=True):
+            n_different += (a != b).any()
+    return int(n_different)
