@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gpu_calls import CONFIGS
+from support.gpu_calls import CONFIGS, built_for
 from support.invariant import build_invariant
 
-from pyflash.config import FAMILIES, KernelConfig
+from pyflash.config import FAMILIES, DType, KernelConfig
+from pyflash.config.backward import BackwardFeatures
 
 pytestmark = [
     pytest.mark.gpu,
@@ -130,6 +131,51 @@ for dtype in (torch.float16, torch.bfloat16):
                 n_checked += 1
 print("checked", n_checked)
 """
+# A group of heads, heads narrower than the config's, empty sequences, and one order of the sums.
+# The reference is computed on the CPU, so that the tool watches pyflash's kernels alone.
+GRADIENTS = """
+from pyflash.op.backward import kernels
+from pyflash.op.reference_gradients import expect_gradients
+def starts(lengths):
+    return torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+lengths_q, lengths_k = (131, 0, 70, 1), (67, 130, 0, 197)
+masks = ({}, {"causal": True}, {"window_left": 40, "window_right": 3}, {"softcap": 3.0})
+def problems(d_head):
+    for seqlen_q, seqlen_k in ((131, 197), (197, 67), (1, 300)):
+        q, grad_out = randn(2, 2, seqlen_q, 4, d_head)
+        yield q, *randn(2, 2, seqlen_k, 1, d_head), grad_out, ()
+    q, grad_out = randn(2, sum(lengths_q), 4, d_head)
+    packing = (starts(lengths_q), starts(lengths_k), max(lengths_q), max(lengths_k))
+    yield q, *randn(2, sum(lengths_k), 1, d_head), grad_out, packing
+n_checked = {short_form: 0 for short_form in sys.argv[1:]}
+for config, short_form in zip(configs(), sys.argv[1:]):
+    for d_head in (config.d_head, config.d_head - 8):
+        for q, k, v, grad_out, packing in problems(d_head):
+            for mask in masks:
+                attend = attention_varlen if packing else attention
+                out, lse = attend(q, k, v, *packing, return_lse=True, **mask)
+                grad_lse = torch.randn_like(lse)
+                *inputs, of_lse = (x.cpu() for x in (q, k, v, grad_out, grad_lse))
+                more = {"grad_lse": of_lse, "cu_seqlens": [x.cpu() for x in packing[:2]], **mask}
+                expected = expect_gradients(*inputs, **more)
+                for deterministic in (False, True):
+                    options = {"config": short_form, "deterministic": deterministic, **mask}
+                    try:
+                        found = kernels.bwd(
+                            grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse,
+                            **options,
+                        )
+                    except RuntimeError as error:
+                        assert "is not built with" in str(error), error
+                        continue
+                    expected.check([x.cpu() for x in found])
+                    n_checked[short_form] += 1
+assert min(n_checked.values()) > 0, n_checked
+print("checked", len(n_checked), "configs")
+"""
+# Part of the mangled names of op backward's kernels, and, by BackwardParams, of those that run
+# before and after them.
+OF_BACKWARD = "kns=ackward"
 PROGRAMS = {
     "padded": PADDED,
     "masked_and_split": MASKED_AND_SPLIT,
@@ -179,10 +225,32 @@ def test_compute_sanitizer_finds_nothing_where_splits_are_folded(tool):
     assert "checked 24" in output_under(tool, FOLDED)
 
 
-def output_under(tool: str, program: str, *arguments: str) -> str:
+def backward_configs() -> list[KernelConfig]:
+    """The built ones of both families, of d_head 64 and 128, in one dtype for each."""
+    return [
+        config
+        for config in built_for(BackwardFeatures(right_window=True), "backward")
+        if (config.d_head, config.dtype) in ((64, DType.FP16), (128, DType.BF16))
+    ]
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+@pytest.mark.parametrize("family", ["sm80_backward", "sm90_backward"])
+def test_compute_sanitizer_finds_nothing_in_gradients(family, tool):
+    """Pitfall 12: lengths that are no multiple of the tile."""
+    configs = [config for config in backward_configs() if config.family.name == family]
+    if not configs:
+        pytest.skip(f"no config of {family} is built")
+    said = output_under(tool, GRADIENTS, *map(str, configs), kernels=OF_BACKWARD)
+    assert f"checked {len(configs)} configs" in said
+
+
+def output_under(tool: str, program: str, *arguments: str, kernels: str = "") -> str:
+    """kernels: which ones the tool checks, as --kernel-regex takes it; "": all."""
     result = subprocess.run(
         [
             *("compute-sanitizer", f"--tool={tool}", "--error-exitcode=9"),
+            *(("--kernel-regex", kernels) if kernels else ()),
             *(sys.executable, "-c", HEAD + program, *arguments),
         ],
         cwd=ROOT,
