@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 from support.emulated_backward import CONFIGS, Shape, make_call, wrong
+from support.emulated_packed import Packed
+from support.emulated_random import draw
 
 import pyflash
 from pyflash.config import DType
@@ -207,3 +209,16 @@ def test_deterministic_gradients(name: str) -> None:
     for gradients in found[1:]:
         for a, b in zip(gradients, found[0], strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_problems(seed: int) -> None:
+    key = list(CONFIGS.values())[seed % len(CONFIGS)]
+    drawn = draw(seed)
+    call = drawn.make_call(key)
+    packed = isinstance(drawn.problem, Packed)
+    emulate = pyflash.emulate_backward_varlen if packed else pyflash.emulate_backward
+    *gradients, report = emulate(*call.inputs, key, grad_lse=call.grad_lse, **drawn.options)
+    report.check()
+    assert report.completed
+    assert drawn.wrong(key, call, tuple(gradients)) == {}

@@ -18,6 +18,7 @@ pytest.importorskip("rich", reason="building needs rich")
 import torch
 from support.emulated_backward import LIMITS, Call, Shape, make_call, wrong
 from support.emulated_packed import Packed, PackedCall, make_packed_call, wrong_packed
+from support.emulated_random import draw
 from support.planted.backward_sm80 import BUGS, CONFIGS, planted_libraries
 from support.planted.planting import Bug, switched_on
 
@@ -163,3 +164,16 @@ def test_a_bug_is_found(planted_libraries, bug: Bug):
             )
         # A bug that nothing points at shows in the result.
         assert bug.found or errors
+
+
+@pytest.mark.parametrize("seed", range(100, 124))
+def test_random_problems(planted_libraries, seed):
+    config = list(CONFIGS)[seed % len(CONFIGS)]
+    key, drawn = CONFIGS[config], draw(seed)
+    call = drawn.make_call(key)
+    *gradients, report = run_backward_library(
+        planted_libraries[config], call.inputs, key, grad_lse=call.grad_lse, **drawn.options
+    )
+    report.check()
+    assert report.completed
+    assert drawn.wrong(key, call, tuple(gradients)) == {}
