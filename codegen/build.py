@@ -102,14 +102,14 @@ def build_kernels(
         only,
     )
     with locked_for([path], waiting):
-        features_of = {c: compiled_features(c, features, more_features) for c in archs_of}
+        rows = rows_of(archs_of, features, more_features)
         kernels = kernel_compilations(archs_of, features, more_features, line_info)
         what = f"kernel library {name} for {', '.join(map(str, all_archs))}"
         failures = compile_all(list(kernels.values()), what)
         good = {config: c for config, c in kernels.items() if c not in failures}
         library = None
         if good and (keep_going or not failures):
-            rows = {config: Row(archs_of[config], features_of[config]) for config in good}
+            rows = {config: rows[config] for config in good}
             objects = [library_objects.compiled_code(good, rows), *library_objects.support(rows)]
             library = _link_kernels(path, objects, good.values(), rebuild)
     if failures:
@@ -128,13 +128,12 @@ def build_on_demand(
     and the others wait. Arguments and errors are those of `build_kernels`.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
-    features_of = {c: compiled_features(c, features, more_features) for c in archs_of}
     kernels = kernel_compilations(archs_of, features, more_features)
-    rows = {c: Row(archs_of[c], features_of[c]) for c in archs_of}
+    rows = rows_of(archs_of, features, more_features)
     support = library_objects.support(rows)
-    # Of its machine code the files alone are known before it is compiled.
+    # Before kernels are compiled their files are known, and not their names.
     files = library_objects.machine_code(
-        library_objects.code(kernels[c], map(str, features_of[c])) for c in kernels
+        library_objects.code(kernels[c], map(str, rows[c].features)) for c in kernels
     )
     keys = [c.key for c in (*kernels.values(), files, *support)]
     key = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
@@ -342,6 +341,18 @@ def variant_compilations(
             compiler=compiler(config.family.targets(archs)),
         )
         for variant in dict.fromkeys(variants)
+        for config, archs in archs_of.items()
+    }
+
+
+def rows_of(
+    archs_of: ArchsOf,
+    features: Iterable[KernelFeatures | str] | None = None,
+    more_features: Iterable[KernelFeatures | str] = (),
+) -> dict[KernelConfig, Row]:
+    """The row of each config in the config map. Raises ValueError as `compiled_features` does."""
+    return {
+        config: Row(archs, compiled_features(config, features, more_features))
         for config, archs in archs_of.items()
     }
 

@@ -197,7 +197,7 @@ def emitted(asked: Asked, folder: Path) -> Shown:
     """The translation units and the emitted headers as files; the config map only for
     named architectures."""
     from pyflash.codegen import config_header, config_map, emit, ops_header, variant_rows
-    from pyflash.codegen.build import compiled_features, legal_archs
+    from pyflash.codegen.build import legal_archs, rows_of
     from pyflash.codegen.cache_dir import write_if_changed
 
     texts = dict(_unit(asked, config) for config in emit.canonical_configs(asked.configs))
@@ -205,11 +205,7 @@ def emitted(asked: Asked, folder: Path) -> Shown:
     texts |= {str(path): text for path, text in ops_header.emit_headers().items()}
     if asked.archs:
         archs_of = legal_archs(asked.configs, asked.archs)
-        row_of = {
-            config: config_map.Row(archs, compiled_features(config, asked.only, asked.features))
-            for config, archs in archs_of.items()
-            if not asked.variant
-        }
+        row_of = {} if asked.variant else rows_of(archs_of, asked.only, asked.features)
         texts["config_map.cpp"] = config_map.emit_config_map(row_of)
         if asked.variant:
             rows = {

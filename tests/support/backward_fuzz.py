@@ -77,25 +77,9 @@ def case(seed: int, device: str, family: str | None = None) -> Case:
     raise AssertionError
 
 
-def run(case: Case) -> None:
-    """Raises AssertionError, with the case and the command that repeats it, for a wrong result."""
-    try:
-        _check(case)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise AssertionError(f"{error}\n{case}\nagain: {case.repro}") from error
-
-
 def failures(seeds: Iterable[int], device: str, family: str | None = None) -> list[str]:
     """The failures among the cases of these seeds."""
-    messages = []
-    for seed in seeds:
-        try:
-            run(case(seed, device, family))
-        except AssertionError as error:
-            messages.append(str(error))
-            if device == "cuda":
-                torch.cuda.synchronize()  # raises if no further case can run
-    return messages
+    return fuzz.failures(seeds, device, family, case, _check)
 
 
 def configs_for(forward: fuzz.Case, family: str) -> list[KernelConfig]:

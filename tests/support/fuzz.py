@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,20 +111,27 @@ def case(seed: int, device: str, family: str | None = None) -> Case:
     raise AssertionError
 
 
-def run(case: Case) -> None:
-    """Raises AssertionError, with the case and the command that repeats it, for a wrong result."""
+def run(case: Any, check: Callable[[Any], None] | None = None) -> None:
+    """Raises AssertionError, with the case and the command that repeats it, for a wrong result.
+    check: of a case of another generator, which raises for one."""
     try:
-        _check(case)
+        (check or _check)(case)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise AssertionError(f"{error}\n{case}\nagain: {case.repro}") from error
 
 
-def failures(seeds: Iterable[int], device: str, family: str | None = None) -> list[str]:
-    """The failures among the cases of these seeds."""
+def failures(
+    seeds: Iterable[int],
+    device: str,
+    family: str | None = None,
+    draw_case: Callable[..., Any] | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> list[str]:
+    """The failures among the cases of these seeds; of another generator's, as `run` takes them."""
     messages = []
     for seed in seeds:
         try:
-            run(case(seed, device, family))
+            run((draw_case or case)(seed, device, family), check)
         except AssertionError as error:
             messages.append(str(error))
             if device == "cuda":
