@@ -146,7 +146,7 @@ struct AttentionGradients {
     columns = shape.d_head;
     block_k = shape.B_c;
     lanes_are_neighbours = shape.lanes_are_neighbours;
-    // Among sequences of different lengths, heads that wait for others' sums take up to five times as long.
+    // Tiles of packed sequences differ in length, so that heads would wait for each other's sums.
     bool const recycles = shape.recycles_sums && !deterministic && !k_sequences.is_packed();
     set_heads_with_sums(recycles ? kCtasAtATime : 0,
                         mask.cuts_left() ? kBytesOfShortTiles : kBytesOfRecycledSums);

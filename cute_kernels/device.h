@@ -115,7 +115,7 @@ CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::bfloat16_t) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
-// Of each bit, what two of three have at least.
+// Each bit is what at least two of the three have.
 CUTE_DEVICE uint32_t majority(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t bits;
   asm("lop3.b32 %0, %1, %2, %3, 0xe8;\n" : "=r"(bits) : "r"(a), "r"(b), "r"(c));

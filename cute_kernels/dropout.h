@@ -222,7 +222,7 @@ class DropoutOfColumns {
     return smaller(kSigns - 1 - i % kSigns, kCalls - 1 - i);
   }
 
-  // Of even queries and of odd ones. The bytes are of the two rows, for the upper eight queries and then for the lower eight.
+  // For even queries, and for odd ones. The bytes belong to the two rows, for the upper eight queries and then for the lower eight.
   uint32_t dropped_[kGroups][2];
 };
 

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-// Of CUDA's runtime, for what compilers emit.
+// CUDA's runtime has these for what compilers emit.
 extern "C" {
 void** __cudaRegisterFatBinary(void const* wrapper);
 void __cudaRegisterFatBinaryEnd(void** handle);

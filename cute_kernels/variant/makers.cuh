@@ -68,7 +68,7 @@ __global__ void sort_tiles(Sort const sort, int* const list) {
   }
 }
 
-// Of an op whose tiles Sort sorts, if kSorts: if the family takes them in an order.
+// kSorts: the family takes tiles in an order, which Sort makes.
 template <class Variant, class Sort, bool kSorts>
 Makers makers() {
   Makers makers{};

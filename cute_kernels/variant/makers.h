@@ -10,7 +10,7 @@ struct Makers {
   void const* sort;     // the order of tiles
 };
 
-// Of a CTA that sorts.
+// Threads of a CTA that sorts tiles.
 inline constexpr int kSortThreads = 256;
 
 }  // namespace pyflash::variant

@@ -72,7 +72,7 @@ class Family:
     traits: str = "KernelTraits"  # the template of its compile-time types, in its namespace
     first_rank: int = 0
     emulation_header: str | None = None  # None: the emulator does not run it
-    # Of the __global__ function with a variant, for device code; None: its kernels take none.
+    # The header of the __global__ function with a variant; None: its kernels take none.
     variant_header: str | None = None
     gradient_header: str | None = None  # the same of gradients
     variant_launcher: str | None = None  # of rows with either

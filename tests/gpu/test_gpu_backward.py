@@ -151,7 +151,7 @@ def test_deterministic_gradients_are_the_same_bits_every_time(forbid_others, det
             assert torch.equal(a, b)
 
 
-# Of groups of four heads, in as many CTAs as most GPUs run at a time.
+# Heads are in groups of four; there are as many CTAs as most GPUs run at a time.
 @pytest.mark.parametrize("mask", ["full", "causal", "window"])
 @pytest.mark.parametrize(("dtype", "d_head"), [(torch.bfloat16, 128), (torch.float16, 64)], ids=str)
 def test_a_thousand_deterministic_gradients_are_the_same_bits(

@@ -43,7 +43,7 @@ def test_what_is_drawn_is_of_every_kind():
 
 @pytest.mark.parametrize("which", range(3), ids=["dq", "dk", "dv"])
 def test_wrong_gradients_are_seen(which, monkeypatch):
-    """Of one row, which is left out."""
+    """A row of a gradient is left out."""
     right = kernels.bwd
 
     def wrong(*arguments, **options):

@@ -41,7 +41,7 @@ def fake_compiler(folder: Path, seconds: float = 0) -> Compiler:
 
 
 def _what_ptxas_says(features: KernelFeatures) -> str:
-    """Of a kernel with them, whether or not a source has it."""
+    """A line for a kernel with them, whether or not a source has it."""
     flags = "".join(f"Lb{int(getattr(features, name))}E" for name in features.names())
     symbol = f"_Z1k{len(features.struct)}{features.struct}{flags}E"
     return f"ptxas info    : Compiling entry function '{symbol}' for 'sm_90'\n"

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(sm80::backward::KernelTraits<kConfig>::kNThrea
 #endif
 }
 
-// Of kernels with any features.
+// What a kernel takes, whatever its features.
 template <FlashBackwardKernelConfig kConfig>
 constexpr KernelResources kernel_resources(Span<BackwardFeatures>) {
   using Traits = sm80::backward::KernelTraits<kConfig>;

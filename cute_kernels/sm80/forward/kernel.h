@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(sm80::KernelTraits<kConfig>::kNThreads,
 #endif
 }
 
-// Of kernels with any features.
+// What a kernel takes, whatever its features.
 template <FlashForwardKernelConfig kConfig>
 constexpr KernelResources kernel_resources(Span<ForwardFeatures>) {
   using Traits = sm80::KernelTraits<kConfig>;

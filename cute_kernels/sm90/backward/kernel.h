@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(sm90::backward::KernelTraits<kConfig>::kNThrea
 #endif
 }
 
-// Of kernels with any features.
+// What a kernel takes, whatever its features.
 template <FlashBackwardSm90Config kConfig>
 constexpr KernelResources kernel_resources(Span<BackwardFeatures>) {
   using Traits = sm90::backward::KernelTraits<kConfig>;

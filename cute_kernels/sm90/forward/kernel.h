@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(sm90::KernelTraits<kConfig>::kNThreads,
 #endif
 }
 
-// Of kernels with these features.
+// What suffices for each kernel with these features.
 template <FlashForwardSm90Config kConfig>
 constexpr KernelResources kernel_resources(Span<ForwardFeatures> built) {
   using Traits = sm90::KernelTraits<kConfig>;
