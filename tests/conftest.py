@@ -24,6 +24,7 @@ import pytest
 
 from pyflash import DType, FlashForwardKernelConfig, named_set
 from pyflash.config.arch import Arch
+from pyflash.op import answers
 
 if TYPE_CHECKING:
     from support.machine_code import PlainKernel
@@ -172,6 +173,12 @@ def why_no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no CUDA GPU"
     return None
+
+
+@pytest.fixture(autouse=True)
+def _no_answers_of_other_tests() -> None:
+    """A test may replace what answers follow from."""
+    answers.forget()
 
 
 @pytest.fixture(scope="session")

@@ -30,11 +30,12 @@ LseStrides checked_lse(TensorView const& lse, Input const& q) {
   require(lse.device == q.view.device, lse.name, " is on ", lse.device, ": expected ",
           q.view.device, ", where q is");
   require(lse.dtype == ElementType::kFloat32, lse.name, " is ", lse.dtype, ": expected float32");
-  require(lse.rank == rank && std::equal(sizes, sizes + rank, lse.sizes), lse.name, " has shape ",
-          ShapeOf{lse}, ": expected ",
-          packed ? sentence("(", sizes[0], ", ", sizes[1], "), (heads, total) of q")
-                 : sentence("(", sizes[0], ", ", sizes[1], ", ", sizes[2],
-                            "), (batch, heads, seqlen) of q"));
+  if (lse.rank != rank || !std::equal(sizes, sizes + rank, lse.sizes)) {
+    refuse(lse.name, " has shape ", ShapeOf{lse}, ": expected ",
+           packed ? sentence("(", sizes[0], ", ", sizes[1], "), (heads, total) of q")
+                  : sentence("(", sizes[0], ", ", sizes[1], ", ", sizes[2],
+                             "), (batch, heads, seqlen) of q"));
+  }
   require(sizes[rank - 1] <= 1 || lse.strides[rank - 1] == 1, lse.name, " has stride ",
           lse.strides[rank - 1], " in its last dimension: expected 1, call .contiguous()");
   return {.batch = packed ? 0 : lse.strides[0], .head = lse.strides[rank - 2], .split = 0};

@@ -25,6 +25,7 @@ from pyflash.config import ARCHS, Arch, Features, KernelConfig, as_config, parse
 from pyflash.config.arch import archs_of
 from pyflash.config.op import combinations
 from pyflash.installation import VERSION
+from pyflash.op.answers import forget
 from pyflash.op.built import BuiltConfig as BuiltConfig
 from pyflash.op.built import built_configs as built_configs
 from pyflash.op.explanation import undo_explanation
@@ -44,7 +45,9 @@ def load(path: str | os.PathLike[str]) -> int:
         kernel_libraries.checked(path, torch.ops.pyflash.kernel_library_abi()) as name,
         _calling_it(path, name),
     ):
-        return torch.ops.pyflash.load_kernels(name)
+        n_configs = torch.ops.pyflash.load_kernels(name)
+        forget()
+        return n_configs
 
 
 def load_cubin(path: str | os.PathLike[str]) -> None:
@@ -73,6 +76,7 @@ def load_cubin(path: str | os.PathLike[str]) -> None:
             ctas_per_sm=config.num_ctas_per_sm(arch),
             rank=rank(config),
         )
+        forget()
 
 
 @contextmanager

@@ -220,11 +220,12 @@ def config_of(
     """A random config of the family among those that take the problem; one has to."""
     configs = configs_for(case.forward, case.family)
     random.Random(case.forward.seed).shuffle(configs)
+    asked = {**options, "deterministic": case.deterministic}
+    problem = kernels.problem_of(*qkv[:2], packing, asked)
     reasons = []
     for config in map(str, configs):
-        asked = {**options, "config": config, "deterministic": case.deterministic}
-        reason = kernels.refusal(*qkv[:2], packing, asked)
-        if not reason:
+        found, reason = kernels.choice(qkv[0].device, {**problem, "config": config})
+        if found:
             return config
         reasons.append(reason)
     raise AssertionError("no config takes the problem: " + "; ".join(reasons))

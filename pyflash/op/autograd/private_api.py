@@ -16,6 +16,7 @@ from pyflash.op.backward import refuse_what_has_no_gradients
 from pyflash.op.options import TENSORS, tensors_of
 
 _C = torch._C
+is_grad_enabled = _C.is_grad_enabled
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
 # interpreter a kernel already is; this class does what the kernels of torch's own ops do.
 _Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
@@ -50,7 +51,7 @@ def is_available() -> bool:
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
-    is_grad_enabled, after_autograd = _C.is_grad_enabled, _C._after_autograd_keyset
+    after_autograd = _C._after_autograd_keyset
     no_tensors = tensors_of({})
 
     # NOTE: every call of the op comes through here, so what it does costs.
@@ -165,7 +166,8 @@ class _Attention(_Function):
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[3:]
-        return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed))
+        with nullcontext() if is_grad_enabled() else below_autograd():
+            return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed))
 
     jvp = staticmethod(refusal(FORWARD_MODE))
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyflash.op.answers import kept
 from pyflash.op.backward import cpu, cuda, kernels
 from pyflash.op.backward.choice import PLACES, without_gradients
 from pyflash.op.options import (
@@ -39,6 +40,13 @@ def refuse_what_has_no_gradients(
     arguments of `fwd_varlen` after v, or ().
     """
     _refuse_gradients_of_tensors(options)
+    _refuse_what_nothing_serves(q, k, packing, options)
+
+
+@kept
+def _refuse_what_nothing_serves(
+    q: Tensor, k: Tensor | None, packing: Sequence[Any], options: Mapping[str, Any]
+) -> None:
     device_type = q.device.type
     lacking = without_gradients(options, device_type)
     too_many = _refusal_of_borrowed_grids(q, packing) if device_type == "cuda" else None

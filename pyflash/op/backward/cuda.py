@@ -7,11 +7,13 @@ rowsum(dO * O) is the same with and without them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pyflash.op.answers import kept
 from pyflash.op.backward import cudnn, kernels
 from pyflash.op.backward.choice import By, Choice, choose, switch_is_on
 from pyflash.op.options import AttentionOptions, windows_of
@@ -36,11 +38,22 @@ def bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.numel() == 0 or k.numel() == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    chosen = choose(q.device, kernels.problem_of(q, k, (), options), grad_lse is not None)
+    chosen = _chosen(q, k, (), options, grad_lse is not None)
     if chosen.by is By.OWN:
         return kernels.bwd(grad_out, out, lse, q, k, v, grad_lse=grad_lse, **options)
     _refuse_to_borrow(grad_lse, options, chosen)
     return _borrowed(grad_out, out, lse, q, k, v, **options)
+
+
+@kept
+def _chosen(
+    q: Tensor,
+    k: Tensor,
+    packing: Sequence[Any],
+    options: AttentionOptions,
+    gradient_of_lse: bool,
+) -> Choice:
+    return choose(q.device, kernels.problem_of(q, k, packing, options), gradient_of_lse)
 
 
 def _refuse_to_borrow(grad_lse: Tensor | None, options: AttentionOptions, chosen: Choice) -> None:
@@ -138,7 +151,7 @@ def bwd_varlen(
     if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
         return tuple(torch.zeros_like(x) for x in (q, k, v))
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    chosen = choose(q.device, kernels.problem_of(q, k, packing, options), grad_lse is not None)
+    chosen = _chosen(q, k, packing, options, grad_lse is not None)
     if chosen.by is By.OWN:
         return kernels.bwd(
             grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **options

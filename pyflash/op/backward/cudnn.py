@@ -13,6 +13,8 @@ gradients are wrong. Two measures make pyflash's plans its own, and all of one k
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -112,11 +114,15 @@ def bwd(
 def readable(x: Tensor) -> Tensor:
     """x, or a copy where cuDNN or TMA could not read it: rows of 16-byte vectors, none of them
     shared."""
-    vector = 16 // x.element_size()
-    *strides, last = x.stride()
-    readable = last == 1 and x.data_ptr() % 16 == 0
-    readable = readable and all(s > 0 and s % vector == 0 for s in strides)
-    return x if readable else x.clone(memory_format=torch.contiguous_format)
+    if x.data_ptr() % 16 == 0 and _has_vectors(x.stride(), 16 // x.element_size()):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(4096)
+def _has_vectors(strides: tuple[int, ...], vector: int) -> bool:
+    *others, last = strides
+    return last == 1 and all(s > 0 and s % vector == 0 for s in others)
 
 
 def _laid_out_like(q: Tensor, x: Tensor) -> Tensor:

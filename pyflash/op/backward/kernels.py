@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
+from pyflash.op.answers import kept
 from pyflash.op.backward.cudnn import readable
 from pyflash.op.built import built_configs
 from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
@@ -74,6 +75,7 @@ def takes(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, An
     return not refusal(q, k, packing, options)
 
 
+@kept
 def refusal(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Why `takes` is False, as half a sentence; "": it is True."""
     config, reason = choice(q.device, problem_of(q, k, packing, options))
