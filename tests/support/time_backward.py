@@ -1,9 +1,10 @@
 """Times the backward pass alone: own kernels, as they are and deterministic, beside PyTorch's flash
 backward and cuDNN's where these take the problem, interleaved, medians.
 
-    PYTHONPATH=.:tests python -m support.time_backward [--samples 20] [WORD ...]
+    PYTHONPATH=.:tests python -m support.time_backward [--samples 20] [--family NAME] [WORD ...]
 
-WORD: of the cases whose names have one of these words. A line is a case: TFLOP/s by the pairs that
+NAME: of the family of the own kernels, any by default. WORD: of the cases whose names have one of
+these words. A line is a case: TFLOP/s by the pairs that
 are attended, 10 d_head FLOPs each, and own over flash.
 """
 
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 
+from pyflash import built_configs
+from pyflash.config import family_of
 from pyflash.op.backward import cuda, cudnn, kernels
 from pyflash.op.reference import attended_with
 
@@ -54,12 +57,13 @@ def pairs(n: int, options: dict[str, Any]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--family", default="")
     parser.add_argument("words", nargs="*")
     asked = parser.parse_args()
     torch.utils.deterministic.fill_uninitialized_memory = False
     print(torch.cuda.get_device_name(), torch.__version__)
-    for d_head in (64, 128, 256):
-        heads = WIDTH // d_head
+    for d_head in (64, 96, 128, 192, 256):
+        heads = WIDTH // d_head // 8 * 8 or 8  # groups of 8 divide them
         for n, group, name in PADDED:
             run_case(f"d{d_head} {n} {name} group_{group}", d_head, heads, group, name, [n], asked)
         torch.manual_seed(0)
@@ -102,7 +106,7 @@ def run_case(
         print(f"{case}: {error}")
         return
     inputs = (grad_out, out, lse, q, k, v)
-    runs = runs_of(inputs, packing, options)
+    runs = runs_of(inputs, packing, options, asked.family)
     count = sum(pairs(x, OPTIONS[name]) for x in lengths) * (1 if packed else TOKENS // n)
     flops = 10 * d_head * heads * count
     found = time_all(runs, asked.samples)
@@ -114,12 +118,28 @@ def run_case(
     print(f"{case}: {told}{over}", flush=True)
 
 
-def runs_of(inputs: Any, packing: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Run]:
+def config_of(family: str, inputs: Any, packing: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """The first built one of the family that takes the problem; "": any of any family."""
+    if not family:
+        return ""
+    problem = kernels.problem_of(*inputs[3:5], packing, options)
+    for config in map(str, built_configs("backward")):
+        takes_it = kernels.choice(inputs[3].device, {**problem, "config": config})[0]
+        if takes_it and family_of(config).name == family:
+            return config
+    return "none"
+
+
+def runs_of(
+    inputs: Any, packing: tuple[Any, ...], options: dict[str, Any], family: str
+) -> dict[str, Run]:
     """Those that take the call; what another finds differs from the first by less than 5 % of its
     norm, or it is left out with a word."""
 
+    config = config_of(family, inputs, packing, options)
+
     def own() -> tuple[torch.Tensor, ...]:
-        return kernels.bwd(*inputs, packing=packing, **options)
+        return kernels.bwd(*inputs, packing=packing, config=config, **options)
 
     def deterministic() -> tuple[torch.Tensor, ...]:
         torch.use_deterministic_algorithms(True)
