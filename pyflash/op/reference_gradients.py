@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pyflash.op.options import AttentionOptions
+from pyflash.op.options import AttentionOptions, softmax_scale_of
 from pyflash.op.reference import attention_ref, attention_varlen_ref, tolerance
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _NAMES = ("dq", "dk", "dv")
 # What float32 leaves where the terms of a gradient cancel.
 _CANCELLED = 1e-5
+_OF_SUMS = 2.0**-20  # of float32 sums that are rounded a few times
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +85,25 @@ def expect_gradients(
     """`dtype`: that the reference is computed in; the others: as in `gradients_ref`."""
     more = {"grad_lse": grad_lse, "cu_seqlens": cu_seqlens, **options}
     exact, rough = (gradients_ref(q, k, v, grad_out, dtype=to, **more) for to in (dtype, q.dtype))
-    bounds = [tolerance(a, b) + _CANCELLED for a, b in zip(exact, rough, strict=True)]
+    scale = softmax_scale_of(options, q.shape[-1])
+    left = _left_of_dS(grad_out, v) * scale
+    of_rounding = (left * _largest(k), left * _largest(q), 0.0)
+    bounds = (
+        tolerance(a, b) + _CANCELLED + more
+        for a, b, more in zip(exact, rough, of_rounding, strict=True)
+    )
     return ExpectedGradients(exact, tuple(bounds))
+
+
+def _left_of_dS(grad_out: Tensor, v: Tensor) -> float:
+    """What float32 leaves of dP - delta where the two are equal, as where a row attends one key:
+    each is a sum of d_head products, whose size is that of the norms' product over the root of
+    d_head."""
+    if grad_out.numel() == 0 or v.numel() == 0:
+        return 0.0
+    norms = (x.double().norm(dim=-1).max().item() for x in (grad_out, v))
+    return math.prod(norms) / math.sqrt(v.shape[-1]) * _OF_SUMS
+
+
+def _largest(x: Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0
