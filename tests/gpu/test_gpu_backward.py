@@ -11,7 +11,7 @@ from support.gpu_kernels import (
 )
 
 from pyflash import Problem, attention, attention_varlen, select
-from pyflash.op.backward import cudnn, kernels
+from pyflash.op.backward import kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -99,7 +99,7 @@ def test_sinks_are_in_lse(forbid_others):
 
 # Whose kernels run by default, on a Hopper.
 BY_DEFAULT = {
-    "plain": ({}, None),  # cuDNN's, where this torch has it
+    "plain": ({}, "sm90_bwd"),
     "window": ({"window_left": 30}, "sm90_bwd"),
     "chunk": ({"attention_chunk": 64}, "sm90_bwd"),
     "softcap": ({"softcap": 20.0}, "sm90_bwd"),
@@ -112,9 +112,6 @@ def test_whose_kernels_run_by_default(name):
     options, says = BY_DEFAULT[name]
     extents = dict(batch=2, heads_q=8, heads_kv=8, seqlen_q=256, seqlen_k=256)  # noqa: C408
     problem = Problem(**extents, d_head=128, dtype="BF16", options=options)
-    if says is None:
-        refused = cudnn.refusal(torch.device("cuda"), torch.bfloat16, 256, 256, 128, {})
-        says = "cuDNN" if refused is None else "sm90_bwd"
     assert says in select(problem).backward.partition(";")[0]
 
 

@@ -1,4 +1,5 @@
-"""Gradients in every memory layout, before and behind PyTorch's own attention in one process."""
+"""Borrowed gradients in every memory layout, before and behind PyTorch's own attention in one
+process."""
 
 import subprocess
 import sys
@@ -8,7 +9,17 @@ import torch
 from support import gradients
 from support.headers import ROOT
 
+from pyflash.op.backward import kernels
+
 pytestmark = pytest.mark.gpu
+
+BORROW = "from pyflash.op.backward import kernels; kernels.choice = lambda *_: ('', 'not asked')"
+
+
+@pytest.fixture(autouse=True)
+def _no_own_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "choice", lambda *_: ("", "not asked"))
+
 
 every_layout = pytest.mark.parametrize("q", gradients.LAYOUTS)
 
@@ -28,7 +39,7 @@ def test_before_and_behind_cudnn(q, kv, dtype):
 def test_in_a_process_of_its_own(q, order):
     """Pitfall 26: another caller's plans in a library's cache."""
     program = (
-        "import torch; from support import gradients as g; "
+        f"import torch; from support import gradients as g; {BORROW}; "
         f"p = g.Problem(3, 33, 4, 4, 32, torch.float16, True, ({q!r},) * 3); "
         f"print(g.wrong(p, {tuple(order.split(','))}, (g.AS_OUT,) * 2))"
     )
