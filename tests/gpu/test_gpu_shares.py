@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from support.graphs import captured
 from support.paged import Cache
 
 import pyflash
@@ -92,19 +93,6 @@ def test_packed_caches(seed):
         *inputs, 3, max(lengths_k), num_splits=-1, return_lse=True, **options
     )
     expect_varlen(*inputs, **options).check(out, lse)
-
-
-def captured(call):
-    """A CUDA graph of a call, and what it returns."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
-    return graph, results
 
 
 def test_a_graph_serves_any_lengths():
