@@ -228,9 +228,12 @@ def random_lengths(rng: random.Random, batch: int, longest: int) -> torch.Tensor
     return torch.tensor([rng.choice(kinds()) for _ in range(batch)], dtype=torch.int32)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+# NOTE: kernels of batch_invariant load pages by TMA.
+@pytest.mark.parametrize(
+    ("page_size", "batch_invariant"),
+    [(1, False), (16, False), (64, False), (8, True), (16, True), (64, True)],
+)
 @pytest.mark.parametrize("seqlen_q", [1, 5])
-@pytest.mark.parametrize("batch_invariant", [False, True])
 def test_a_graph_serves_all_lengths(page_size, seqlen_q, batch_invariant, request):
     """Captured at one set of lengths, it gives the bits of calls at 200 others.
     Pitfalls 12, 13 and 15."""
@@ -323,8 +326,10 @@ def test_a_step_takes_no_memory_and_waits_for_nothing(num_splits):
         asked = asked_of_cuda(one)
         if not any("Launch" in name for name in asked):
             pytest.skip("CUPTI does not trace here")
-        wrong = ("Synchronize", "Malloc", "MemAlloc", "Free", "EventQuery")
-        assert not [name for name in asked if any(part in name for part in wrong)]
+        wrong = ("Synchronize", "Malloc", "MemAlloc", "Free")
+        found = [name for name in asked if any(part in name for part in wrong)]
+        assert not found
+        assert "cudaMemcpy" not in asked
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
