@@ -114,8 +114,8 @@ for config in configs():
 assert n_packing > 0, sys.argv
 print("checked", len(sys.argv) - 1, "configs")
 """
-# Numbers of pages that do not exist, of a whole sequence and of one page, and slots that are none. A
-# page of a power of two of rows comes by TMA, others row by row. Last, what selection chooses.
+# Numbers of pages that do not exist, of a whole sequence and of one page, and slots that are none.
+# A page of a power of two of rows comes by TMA, others row by row. Last, what selection chooses.
 IDS = """
 from pyflash import append_kv, attention_cached
 from support.paged import Cache

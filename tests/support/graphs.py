@@ -32,7 +32,7 @@ def microseconds(calls: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[An
         events = []
         for name in names[i % len(names) :] + names[: i % len(names)]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(200_000)  # the host is ahead when the call begins
+            torch.cuda._sleep(1_000_000)  # the host is ahead when the call begins
             begin.record()
             calls[name]()
             end.record()
