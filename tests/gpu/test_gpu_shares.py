@@ -181,6 +181,18 @@ def test_sequences_of_one_length(length, batch):
     cache.check_packed(starts, q, *pyflash.attention_paged(q, *cache.tensors, **call))
 
 
+@pytest.mark.parametrize("lengths", [(60_000, 1, 0, 700), (60_000,) * 4, (40, 0, 3, 1)])
+def test_few_sequences_in_long_tables(lengths):
+    """The table has room for so much that shares are chosen; a tile has dozens of parts, or one."""
+    width = 60_000 // PAGE
+    cache = Cache(lengths, PAGE, HEADS_KV, 128, BF16, device="cuda", width=width)
+    q = torch.randn(4, 1, HEADS, 128, device="cuda").bfloat16()
+    found = pyflash.attention_paged(q, *cache.tensors, return_lse=True)
+    cache.check_padded(q, *found)
+    shared = pyflash.attention_paged(q, *cache.tensors, return_lse=True, num_splits=-1)
+    assert all(map(torch.equal, found, shared))
+
+
 def test_more_sequences_than_are_read_at_a_time():
     batch = 1500
     cache = Cache([i % 90 for i in range(batch)], PAGE, 1, 128, BF16, device="cuda")
