@@ -293,6 +293,8 @@ def test_a_replay_takes_as_long_as_a_graph_of_its_lengths(seqlen_q, batch_invari
 def test_a_step_takes_no_memory_and_waits_for_nothing(num_splits):
     """Replayed, it asks nothing of torch's allocator; called with `out`, no more than the call
     before it gave back. Neither asks memory of CUDA, or waits. Pitfall 31."""
+    if num_splits < 0 and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("CTAs share keys on a Hopper")
     cache = Cache((900,) * 8, 16, 2, 128, BF16, device="cuda", width=64)
     q = torch.randn(8, 1, 8, 128, device="cuda").to(BF16)
     k, v = (torch.randn(8, 2, 128, device="cuda").to(BF16) for _ in "kv")

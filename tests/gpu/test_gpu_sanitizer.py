@@ -117,6 +117,7 @@ print("checked", len(sys.argv) - 1, "configs")
 # Numbers of pages that do not exist, of a whole sequence and of one page, and slots that are none.
 # A page of a power of two of rows comes by TMA, others row by row. Last, what selection chooses.
 IDS = """
+import itertools
 from pyflash import append_kv, attention_cached
 from support.paged import Cache
 n_of_page_size = dict.fromkeys((1, 5, 16, 64), 0)
@@ -146,13 +147,11 @@ def attend_cached(q, k, v, table, lengths, **options):
 def check_config(config, d_head):
     for page_size in n_of_page_size:
         for q, cache in problems(page_size, d_head):
-            for mask in masks:
-                for num_splits in bad_ids:
-                    options = {"config": config, "num_splits": num_splits, **mask}
-                    check_ids(q, cache, attention_paged, **options)
-                    cache.seqlens.clamp_(max=page_size)
-                    check_ids(q, cache, attend_cached, **options)
-                    cache.seqlens.copy_(torch.tensor(cache.lengths))
+            for mask, num_splits in itertools.product(masks, bad_ids):
+                options = {"config": config, "num_splits": num_splits, **mask}
+                check_ids(q, cache, attention_paged, **options)
+            cache.seqlens.clamp_(max=page_size)
+            check_ids(q, cache, attend_cached, config=config, num_splits=1)
 for config in configs():
     check_config(config, config.d_head)
 check_config("", 128)

@@ -48,7 +48,8 @@ Generate = Callable[[Prompts], Prompts]
 
 def make_model(shape: dict, device: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).to(device).eval()
+    with torch.device(device):
+        return LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval()
 
 
 def make_prompts(n: int, longest: int, n_words: int) -> Prompts:
