@@ -29,13 +29,34 @@ void drop_keys_before_window(Problem& problem) {
   params.set_mask({.window_right = params.mask().window_right});
 }
 
+// Whether the heads of q that share a head of k and v are as good as rows of one Q block: those of one query, each aligned with the
+// same key.
+bool heads_are_rows(Problem const& problem) {
+  auto const& params = problem.params;
+  // NOTE: in pages each sequence has its own window. Dropout counts heads, queries and keys as they were asked for.
+  bool const has_windows = params.mask().cuts_left() && problem.kv().is_paged();
+  bool const is_positional = params.alibi_slopes.data != nullptr;
+  return params.q_sequences().longest == 1 && params.heads > params.heads_kv && !has_windows &&
+         !is_positional && !params.dropout.drops();
+}
+
 }  // namespace
 
 ProblemSize Problem::size() const {
-  return {.pairs = int64_t(params.batch) * params.heads,
-          .rows = params.q_sequences().longest,
-          .keys = params.kv().sequences.longest,
-          .packed = params.q_sequences().is_packed()};
+  Sequences const q = params.q_sequences();
+  ProblemSize size{.pairs = int64_t(params.batch) * params.heads,
+                   .rows = q.longest,
+                   .keys = params.kv().sequences.longest,
+                   .packed = q.is_packed()};
+  // Over pages, packed sequences of one query ask of a kernel what padded ones do, whose heads are rows by now.
+  if (size.packed && q.longest == 1 && kv().is_paged()) {
+    size.packed = false;
+    if (heads_are_rows(*this)) {
+      size.rows = params.heads / params.heads_kv;
+      size.pairs /= size.rows;
+    }
+  }
+  return size;
 }
 
 ProblemKind Problem::kind() const {
@@ -65,7 +86,7 @@ Mask mask_of(Options const& options, Sequences const& q, KvSource const& kv) {
 
 void simplify_one_query(Problem& problem) {
   auto& params = problem.params;
-  // NOTE: dropout counts heads, queries and keys as they were asked for.
+  // NOTE: with dropout, as for heads.
   if (params.q_sequences().longest != 1 || params.dropout.drops()) {
     return;
   }
@@ -76,9 +97,7 @@ void simplify_one_query(Problem& problem) {
     }
     drop_keys_before_window(problem);
   }
-  // Rows of one block are aligned with one key each, those of one query with the same.
-  bool const is_positional = params.alibi_slopes.data != nullptr;
-  if (params.heads > params.heads_kv && !is_positional) {
+  if (heads_are_rows(problem)) {
     int const group = params.heads / params.heads_kv;
     params.heads = params.heads_kv;
     params.set_q_sequences(Sequences::padded(group));

@@ -32,7 +32,7 @@ struct Problem {
 
   KvSource kv() const { return params.kv(); }
 
-  // As kernels see it, after simplify_one_query.
+  // As kernels see it, after simplify_one_query; packed sequences of one query each over pages as padded ones.
   ProblemSize size() const;
   ProblemKind kind() const;
 };

@@ -183,14 +183,17 @@ Problem of_longest(Problem problem) {
 
 // Whether equal shares pay for what they cost, where the device alone knows how long the sequences are. fit: with shares.
 bool shares_pay(Forward::Params const& fit, Gpu const& gpu) {
-  // Fewer tiles have many parts each, which few CTAs merge: docs/experiments/2026-11-uneven.md.
+  // Fewer tiles have many parts each, which few CTAs merge; of long sequences that is a small part of the time:
+  // docs/experiments/2026-11-uneven.md.
   constexpr int kFewestTiles = 48, kFewestKeys = 512;
+  constexpr int64_t kKeysOfSmMerged = 3500;
   constexpr int64_t kKeysOfSm = 25000;  // about: docs/experiments/2026-11-shares.md
   int64_t const longest = fit.kv().sequences.longest;
   int64_t const n_tiles = int64_t(fit.batch) * fit.share_heads;
+  int64_t const fewest_keys = (fit.merges_shares ? kKeysOfSmMerged : kKeysOfSm) * gpu.n_sms;
   return fit.batch <= ShareListStorage::kChunk &&
          ((fit.merges_shares && n_tiles >= kFewestTiles && longest >= kFewestKeys) ||
-          n_tiles * longest >= kKeysOfSm * gpu.n_sms);
+          n_tiles * longest >= fewest_keys);
 }
 
 // The problem with equal shares of its keys, where these pay. nullopt elsewhere, and where no kernel runs it so.

@@ -88,6 +88,20 @@ def test_pages_of_sequences_of_one_length(shared_library, seed):
     cache.check_padded(q, out, lse, **options)
 
 
+@pytest.mark.parametrize("resident_ctas", [70, 140])
+def test_tiles_of_more_parts_than_eights_of_eight(shared_library, resident_ctas):
+    torch.manual_seed(0)
+    cache = Cache((5000, 1), 16, 1, 64, torch.bfloat16)
+    q = torch.randn(2, 1, 4, 64).bfloat16()
+    out, lse, report = run_library(
+        shared_library, (q, cache.k, cache.v), CONFIG, pages=cache.tensors[2:], order="random",
+        resident_ctas=resident_ctas, **BY_LENGTH,
+    )  # fmt: skip
+    report.check()
+    assert report.n_ctas == resident_ctas
+    cache.check_padded(q, out, lse)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_packed_sequences(shared_library, seed):
     chance = random.Random(seed)

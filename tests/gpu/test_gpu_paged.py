@@ -1,15 +1,17 @@
 """Attention over pages on a GPU: beside fp64, with NaN in everything that has no effect.
 
-Pitfalls are those of serving, by number.
+Pitfalls are those of serving, by number. PYFLASH_PAGED_CASES: how many random cases there are.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 
 import pytest
 import torch
+from support.graphs import asked_of_cuda, captured, medians
 from support.invariant import build_invariant
 from support.paged import LAYOUTS, Cache, laid_out
 
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.gpu
 
 FP16, BF16 = torch.float16, torch.bfloat16
 HEADS = 4
+CASES = int(os.environ.get("PYFLASH_PAGED_CASES", "240"))
+AT_A_TIME = 40
 MASKS = {
     "full": {},
     "causal": {"causal": True},
@@ -85,10 +89,10 @@ def random_case(seed):
     return (lengths, page_size), sizes, seqlen_q if packed else seqlen_q[0], called
 
 
-@pytest.mark.parametrize("first", range(0, 240, 40))
+@pytest.mark.parametrize("first", range(0, CASES, AT_A_TIME))
 def test_random_cases(first):
     """Pitfalls 19 and 24."""
-    for seed in range(first, first + 40):
+    for seed in range(first, min(first + AT_A_TIME, CASES)):
         torch.manual_seed(seed)
         sizes, shapes, seqlen_q, called = random_case(seed)
         try:
@@ -214,31 +218,120 @@ def test_nothing_to_attend():
             assert (lse == -torch.inf).all()
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.fixture(scope="module")
+def invariant_kernels():
+    build_invariant()
+
+
+def random_lengths(rng: random.Random, batch: int, longest: int) -> torch.Tensor:
+    kinds = lambda: (0, 1, rng.randrange(longest + 1), rng.randrange(200), longest)  # noqa: E731
+    return torch.tensor([rng.choice(kinds()) for _ in range(batch)], dtype=torch.int32)
+
+
+# NOTE: kernels of batch_invariant load pages by TMA.
+@pytest.mark.parametrize(
+    ("page_size", "batch_invariant"),
+    [(1, False), (16, False), (64, False), (8, True), (16, True), (64, True)],
+)
 @pytest.mark.parametrize("seqlen_q", [1, 5])
-def test_a_graph_serves_all_lengths(page_size, seqlen_q):
-    """Pitfalls 12, 13 and 15."""
-    batch, capacity = 4, 2048
+def test_a_graph_serves_all_lengths(page_size, seqlen_q, batch_invariant, request):
+    """Captured at one set of lengths, it gives the bits of calls at 200 others.
+    Pitfalls 12, 13 and 15."""
+    options = {"causal": True, "return_lse": True}
+    if batch_invariant:
+        request.getfixturevalue("invariant_kernels")
+        options["batch_invariant"] = True
+    # NOTE: several CTAs share a sequence: splits at fixed keys are 2048.
+    batch, capacity = 4, 8192
     cache = Cache((capacity,) * batch, page_size, device="cuda", width=capacity // page_size)
     q = torch.randn(batch, seqlen_q, HEADS, 64, device="cuda").half()
     cache.seqlens.copy_(torch.tensor([3, 0, 100, 17]))
-    run = lambda: pyflash.attention_paged(q, *cache.tensors, causal=True, return_lse=True)  # noqa: E731
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    run = lambda: pyflash.attention_paged(q, *cache.tensors, **options)  # noqa: E731
+    graph, found = captured(run)
     rng = random.Random(0)
-    for _ in range(50):
-        lengths = [rng.choice([0, 1, rng.randrange(capacity + 1), capacity]) for _ in range(batch)]
+    for _ in range(200):
+        lengths = random_lengths(rng, batch, capacity)
         order = torch.randperm(capacity // page_size, device="cuda")
         cache.table.copy_(cache.table[:, order])
-        cache.seqlens.copy_(torch.tensor(lengths))
+        cache.seqlens.copy_(lengths)
         q.normal_()
+        for x in found:
+            x.fill_(torch.nan)
         graph.replay()
-        assert all(map(torch.equal, captured, run())), lengths
+        assert all(map(torch.equal, found, run())), lengths
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("seqlen_q", [1, 4])
+def test_a_replay_takes_as_long_as_a_graph_of_its_lengths(seqlen_q, batch_invariant, request):
+    """Within 2 %, at 10 random sets of lengths. Pitfall 12.
+
+    NOTE: nothing else may use the GPU."""
+    options = {"causal": True}
+    if batch_invariant:
+        request.getfixturevalue("invariant_kernels")
+        options["batch_invariant"] = True
+    batch, capacity, n_calls = 24, 8192, 8
+    cache = Cache((capacity,) * batch, 64, 8, 128, BF16, device="cuda", width=capacity // 64)
+    q = torch.randn(batch, seqlen_q, 32, 128, device="cuda").to(BF16)
+    run = lambda: [  # noqa: E731
+        pyflash.attention_paged(q, *cache.tensors, **options) for _ in range(n_calls)
+    ]
+    cache.seqlens.fill_(17)
+    graph, _ = captured(run)
+    rng = random.Random(0)
+    ratios = []
+    for _ in range(10):
+        cache.seqlens.copy_(random_lengths(rng, batch, capacity))
+        fresh, _ = captured(run)
+        times = medians({"replayed": graph.replay, "fresh": fresh.replay}, 25)
+        ratios.append(times["replayed"] / times["fresh"])
+    assert all(0.98 < ratio < 1.02 for ratio in ratios), ratios
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 8, -1])
+def test_a_step_takes_no_memory_and_waits_for_nothing(num_splits):
+    """Replayed, it asks nothing of torch's allocator; called with `out`, no more than the call
+    before it gave back. Neither asks memory of CUDA, or waits. Pitfall 31."""
+    if num_splits < 0 and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("CTAs share keys on a Hopper")
+    cache = Cache((900,) * 8, 16, 2, 128, BF16, device="cuda", width=64)
+    q = torch.randn(8, 1, 8, 128, device="cuda").to(BF16)
+    k, v = (torch.randn(8, 2, 128, device="cuda").to(BF16) for _ in "kv")
+    starts, out = torch.arange(9, dtype=torch.int32, device="cuda"), torch.empty_like(q)
+    options = {"causal": True, "num_splits": num_splits, "out": out}
+
+    def step():
+        slots = pyflash.slots_of(cache.table, cache.seqlens, starts, 16, 8)
+        pyflash.append_kv(k, v, cache.k, cache.v, slots)
+        return pyflash.attention_paged(q, *cache.tensors, **options)
+
+    def changes(call):
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+        after = torch.cuda.memory_stats()
+        names = ("allocation.all.allocated", "segment.all.allocated", "allocated_bytes.all.current")
+        return [after[name] - before[name] for name in names]
+
+    call = lambda: pyflash.attention_paged(q, *cache.tensors, **options)  # noqa: E731
+    graph, _ = captured(step)
+    assert changes(graph.replay) == [0, 0, 0]
+    n_taken, *others = changes(call)
+    assert others == [0, 0]
+    assert n_taken <= 10 * 2  # lse, and memory to work in
+    for one in (graph.replay, call):
+        asked = asked_of_cuda(one)
+        if not any("Launch" in name for name in asked):
+            pytest.skip("CUPTI does not trace here")
+        wrong = ("Synchronize", "Malloc", "MemAlloc", "Free")
+        found = [name for name in asked if any(part in name for part in wrong)]
+        assert not found
+        assert "cudaMemcpy" not in asked
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -419,11 +512,6 @@ def test_a_shared_prefix(n_prefix):
         own.values[b] = torch.cat([prefix[1, :n_prefix], own.values[b]])
         if own.lengths[b] >= 2:  # else causal of the level hides other keys than that of all
             own.check(b, q[rows], out[rows], lse[:, rows], causal=True)
-
-
-@pytest.fixture(scope="module")
-def invariant_kernels():
-    build_invariant()
 
 
 @pytest.mark.usefixtures("invariant_kernels")

@@ -114,6 +114,61 @@ for config in configs():
 assert n_packing > 0, sys.argv
 print("checked", len(sys.argv) - 1, "configs")
 """
+# Numbers of pages that do not exist, of a whole sequence and of one page, and slots that are none.
+# A page of a power of two of rows comes by TMA, others row by row. Last, what selection chooses.
+IDS = """
+import itertools
+from pyflash import append_kv, attention_cached
+from support.paged import Cache
+n_of_page_size = dict.fromkeys((1, 5, 16, 64), 0)
+masks = ({}, {"causal": True, "window_left": 40})
+bad_ids = {1: (-1, 2**31 - 1), 3: (10**6, -(2**31))}
+def problems(page_size, d_head):
+    for n_queries in (1, 70):
+        q = randn(3, n_queries, 4, d_head)
+        yield q, Cache((130, 200, 70), page_size, 2, d_head, dtype, device="cuda")
+def check_ids(q, cache, attend, **options):
+    try:
+        expected = attend(q, *cache.tensors, **options)
+    except RuntimeError as error:
+        assert "cannot run this problem" in str(error) or "is built without" in str(error), error
+        return
+    good = cache.table.clone()
+    for bad in bad_ids[options["num_splits"]]:
+        cache.table[1] = cache.table[2, 0] = bad
+        out = attend(q, *cache.tensors, **options)
+        assert torch.equal(out[0], expected[0])
+        assert (out[1] == 0).all()
+        assert out[2].isfinite().all()
+        cache.table.copy_(good)
+        n_of_page_size[cache.page_size] += 1
+def attend_cached(q, k, v, table, lengths, **options):
+    return attention_cached(q, k, v, lengths, table[:, 0].contiguous(), **options)
+def check_config(config, d_head):
+    for page_size in n_of_page_size:
+        for q, cache in problems(page_size, d_head):
+            for mask, num_splits in itertools.product(masks, bad_ids):
+                options = {"config": config, "num_splits": num_splits, **mask}
+                check_ids(q, cache, attention_paged, **options)
+            cache.seqlens.clamp_(max=page_size)
+            check_ids(q, cache, attend_cached, config=config, num_splits=1)
+for config in configs():
+    check_config(config, config.d_head)
+check_config("", 128)
+assert all(n_of_page_size.values()), n_of_page_size
+for number in (torch.int32, torch.int64):
+    for page_size in n_of_page_size:
+        cache = Cache((130, 70), page_size, device="cuda")
+        new = torch.randn(2, 6, 2, 64, device="cuda").half()
+        last, limits = cache.num_pages * page_size - 1, torch.iinfo(number)
+        slots = torch.tensor([5, -1, limits.max, last, limits.min, last + 1], device="cuda")
+        before = [x.flatten(0, 1).clone() for x in (cache.k, cache.v)]
+        append_kv(*new, cache.k, cache.v, slots.to(number))
+        for x, old, rows in zip((cache.k, cache.v), before, new):
+            old[[5, last]] = rows[[0, 3]]
+            assert torch.equal(x.flatten(0, 1).nan_to_num(7), old.nan_to_num(7))
+print("checked", len(sys.argv) - 1, "configs")
+"""
 # Splits at fixed keys, three of each tile: folded by its CTA where tiles fill the GPU, else shared.
 FOLDED = """
 from support.invariant import build_invariant
@@ -181,6 +236,7 @@ PROGRAMS = {
     "masked_and_split": MASKED_AND_SPLIT,
     "packed": PACKED,
     "shares": SHARES,
+    "ids": IDS,
 }
 
 
@@ -204,6 +260,7 @@ def one_of_each_kind() -> list[KernelConfig]:
         ("memcheck", "masked_and_split"),
         ("memcheck", "packed"),
         ("memcheck", "shares"),
+        ("memcheck", "ids"),
         ("racecheck", "shares"),
         ("synccheck", "shares"),
         ("racecheck", "padded"),

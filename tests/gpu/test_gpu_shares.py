@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from support.graphs import captured
 from support.paged import Cache
 
 import pyflash
@@ -94,19 +95,6 @@ def test_packed_caches(seed):
     expect_varlen(*inputs, **options).check(out, lse)
 
 
-def captured(call):
-    """A CUDA graph of a call, and what it returns."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
-    return graph, results
-
-
 def test_a_graph_serves_any_lengths():
     """The schedule made in it once, for two layers; the lengths change behind its back."""
     batch, width = 16, LONGEST // PAGE + 1
@@ -191,6 +179,18 @@ def test_sequences_of_one_length(length, batch):
     lengths = {"cu_seqlens_q": torch.tensor(starts, dtype=torch.int32).cuda(), "max_seqlen_q": 1}
     call = {**lengths, "return_lse": True, "num_splits": -1}
     cache.check_packed(starts, q, *pyflash.attention_paged(q, *cache.tensors, **call))
+
+
+@pytest.mark.parametrize("lengths", [(60_000, 1, 0, 700), (60_000,) * 4, (40, 0, 3, 1)])
+def test_few_sequences_in_long_tables(lengths):
+    """The table has room for so much that shares are chosen; a tile has dozens of parts, or one."""
+    width = 60_000 // PAGE
+    cache = Cache(lengths, PAGE, HEADS_KV, 128, BF16, device="cuda", width=width)
+    q = torch.randn(4, 1, HEADS, 128, device="cuda").bfloat16()
+    found = pyflash.attention_paged(q, *cache.tensors, return_lse=True)
+    cache.check_padded(q, *found)
+    shared = pyflash.attention_paged(q, *cache.tensors, return_lse=True, num_splits=-1)
+    assert all(map(torch.equal, found, shared))
 
 
 def test_more_sequences_than_are_read_at_a_time():

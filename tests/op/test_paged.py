@@ -258,3 +258,17 @@ def test_compiled(dynamic):
         q = torch.randn(len(LENGTHS), n, 4, 64).half()
         expected = pyflash.attention_paged(q, *cache.tensors, causal=True)
         assert torch.equal(compiled(q, *cache.tensors, causal=True), expected)
+
+
+def test_each_element_has_a_bound_of_its_own():
+    """A small one may not be off by what a large one may."""
+    torch.manual_seed(0)
+    cache = Cache((200,), 16)
+    cache.values[0][..., 0] /= 1000
+    cache.v[cache.place(0)] = cache.values[0]
+    q = torch.randn(1, 3, 4, 64).half()
+    out, lse = pyflash.attention_paged(q, *cache.tensors, return_lse=True)
+    cache.check_padded(q, out, lse)
+    out[0, 1, 2, 0] += 1e-4
+    with pytest.raises(AssertionError, match=r"1 elements of out are wrong, first \(0, 1, 2, 0\)"):
+        cache.check_padded(q, out, lse)

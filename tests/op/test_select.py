@@ -326,12 +326,13 @@ def test_keys_of_many_pages_are_in_equal_shares_where_a_kernel_has_just_what_the
             reason = select_on(problem, 90, 132).reason
             assert "as asked for" not in reason or "num_splits" in options
             return "in equal shares for 264 CTAs" in reason
-        for seqlen_k in (1, 96, 512, 1000, 6400, 6500, 8192, 100_000):
-            for batch in (1, 5, 6, 8, 64, 256, 257, 1024, 1025):
+        for seqlen_k in (1, 96, 512, 1000, 6400, 6500, 8192, 28_800, 28_900, 100_000):
+            for batch in (1, 2, 5, 6, 8, 64, 256, 257, 1024, 1025):
                 for heads_kv in (1, 2, 8, 32):
                     expected = 1 < batch <= 1024 and batch * heads_kv * seqlen_k >= 25_000 * 132
-                    if {merges} and batch <= 256 and 32 // heads_kv <= 16:  # rows of a part
-                        expected |= batch > 1 and batch * heads_kv >= 48 and seqlen_k >= 512
+                    if {merges} and 1 < batch <= 256 and 32 // heads_kv <= 16:  # rows of a part
+                        expected |= batch * heads_kv >= 48 and seqlen_k >= 512
+                        expected |= batch * heads_kv * seqlen_k >= 3500 * 132
                     found = is_shared(batch, 1, seqlen_k, 16, heads_kv)
                     assert found == expected, (seqlen_k, batch, heads_kv)
         assert is_shared(causal=True)  # the only query attends all keys
@@ -340,6 +341,42 @@ def test_keys_of_many_pages_are_in_equal_shares_where_a_kernel_has_just_what_the
         assert not is_shared(window_left=7000)  # only a kernel with sinks, too, shares its keys
         assert not is_shared(num_splits=1)
         assert is_shared(num_splits=-1, batch=1)
+        assert is_shared(batch=2, seqlen_k=29_000) == {merges}
+        assert not is_shared(batch=2, seqlen_k=28_000)
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_packed_sequences_of_one_query_over_pages_are_of_the_class_of_padded_ones(tmp_path):
+    """What was measured of these stands for them. In a process of its own."""
+    library = build_fake_library(tmp_path, "shared", "SHARED")
+    script = f"""if True:
+        import torch, pyflash
+        pyflash.load({str(library)!r})
+        from pyflash.op import tables
+        from pyflash.op.selection import Problem, class_of, select_on
+        def problem(packed=True, batch=1, seqlen_q=1, page_size=64, heads_kv=8, **options):
+            return Problem(batch=batch, heads_q=32, heads_kv=heads_kv, seqlen_q=seqlen_q,
+                           seqlen_k=8192, d_head=512, dtype="FP16", packed=packed,
+                           page_size=page_size, options=options)
+        for changes in (
+            dict(), dict(batch=3), dict(heads_kv=32), dict(causal=True), dict(window_left=50),
+            dict(alibi_slopes=torch.zeros(32)), dict(softcap=2.0), dict(heads_kv=1),
+        ):
+            assert class_of(problem(**changes)) == class_of(problem(False, **changes)), changes
+        for changes in (dict(seqlen_q=2), dict(page_size=0)):
+            assert class_of(problem(**changes)).pairs == 32, changes
+        config = str(select_on(problem(), 90, 132).config)
+        one = dict(dtype="FP16", d_head=512, features="plain", packed=False, pairs=[8, 32],
+                   rows=[1, 4], keys=[8192, 8192])
+        choice = {{"class": one, "config": config, "num_splits": 5}}
+        table = dict(format=1, name="a table", sm=90, n_sms=132, choices=[choice], costs=[])
+        tables.use_tables([table])
+        splits = lambda **changes: select_on(problem(**changes), 90, 132).num_splits
+        assert splits() == splits(packed=False) == 5
+        assert splits(packed=False, page_size=0) == 5
+        assert splits(seqlen_q=2) != 5
+        assert splits(page_size=0) != 5
     """
     subprocess.run([sys.executable, "-c", script], check=True)
 

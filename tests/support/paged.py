@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyflash.op.reference import attended_with, expect
+from pyflash.op.reference import Expected, attended_with, attention_ref, expect
 
 MASKS = ("causal", "window_left", "window_right", "attention_chunk")
 NO_PAGES = (-1, -(2**31), 2**31 - 1)  # what entries that nobody reads hold
@@ -79,8 +79,10 @@ class Cache:
         if (slopes := options.get("alibi_slopes")) is not None and slopes.dim() == 2:
             options["alibi_slopes"] = slopes[b]
         options = {name: x for name, x in options.items() if name not in ("config", "num_splits")}
-        inputs = (x[None] for x in (q, self.keys[b], self.values[b]))
-        expect(*inputs, **options).check(out[None], lse[None])
+        inputs = [x[None] for x in (q, self.keys[b], self.values[b])]
+        expected = expect(*inputs, **options)
+        expected.check(out[None], lse[None])
+        check_elements(expected, *inputs, out[None], **options)
 
     def check_padded(self, q: Tensor, out: Tensor, lse: Tensor, **options) -> None:
         """q, out: (batch, seqlen_q, heads, d_head); lse: (batch, heads, seqlen_q)."""
@@ -92,6 +94,24 @@ class Cache:
         for b in range(len(self.lengths)):
             rows = slice(starts[b], starts[b + 1])
             self.check(b, q[rows], out[rows], lse[:, rows], **options)
+
+
+def check_elements(expected: Expected, q: Tensor, k: Tensor, v: Tensor, out: Tensor, **options):
+    """Holds each element of out to a bound of its own. P and out are rounded to 16 bits, by at most
+    u of what they are: so out is off by u (|out| + P |v|), and as much again for sums in fp32 and
+    exponentials. Where P is below the normal numbers of fp16, the last term is what it is off by.
+    """
+    u = torch.finfo(out.dtype).eps / 2
+    exact = expected.out.double()
+    size, _ = attention_ref(q, k, v.abs(), dtype=torch.float64, **options)
+    bound = 2 * u * (exact.abs() + size) + k.shape[1] * 2.0**-24
+    wrong = ~((out.double() - exact).abs() <= bound)
+    if wrong.any():
+        place = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(wrong.sum())} elements of out are wrong, first {place}: {out[place].item()}, "
+            f"expected {exact[place].item()}; bound {bound[place].item():.3e}"
+        )
 
 
 def laid_out(layout: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,158 @@
+"""Tokens a second of a small Llama with random weights, by attention of transformers: pyflash
+beside sdpa and eager, in turns.
+
+    PYTHONPATH=.:tests python -m support.transformers_speed [--requests 32] [--graphs]
+
+By continuous batching, `generate_batch`, where pyflash knows the transformers that is installed,
+else by `generate` of padded batches. Tokens are checked first. Ends with status 1 where pyflash is
+not the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import transformers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from pyflash.integrations import transformers as pyflash_transformers
+
+ATTENTIONS = ("pyflash", "sdpa", "eager")
+SHAPE = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "initializer_range": 0.05,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+TINY = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+PAGE = 64
+TOLERANCE = 0.15  # of logits in bfloat16, whose size is about 1
+
+Prompts = list[list[int]]
+Generate = Callable[[Prompts], Prompts]
+
+
+def make_model(shape: dict, device: str) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    with torch.device(device):
+        return LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval()
+
+
+def make_prompts(n: int, longest: int, n_words: int) -> Prompts:
+    rng = random.Random(0)
+    lengths = [rng.randint(max(1, longest // 8), longest) for _ in range(n)]
+    return [[rng.randrange(1, n_words) for _ in range(length)] for length in lengths]
+
+
+def by_batches(model: LlamaForCausalLM, config: GenerationConfig, graphs: bool) -> Generate:
+    """Continuous batching, in a cache that holds all; results in the order of the prompts."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    def generate(prompts: Prompts) -> Prompts:
+        settings = {
+            "use_cuda_graph": graphs,
+            "auto_switch_to_flash": False,
+            "page_size": PAGE,
+            "num_blocks": sum((len(x) + config.max_new_tokens) // PAGE + 2 for x in prompts),
+            "max_batch_tokens": 2048,
+        }
+        results = model.generate_batch(
+            prompts,
+            generation_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(**settings),
+        )
+        of_prompt = {tuple(x.prompt_ids): x.generated_tokens for x in results.values()}
+        return [of_prompt[tuple(prompt)] for prompt in prompts]
+
+    return generate
+
+
+def by_padding(model: LlamaForCausalLM, config: GenerationConfig) -> Generate:
+    def generate(prompts: Prompts) -> Prompts:
+        longest = max(map(len, prompts))
+        rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+        ids = torch.tensor(rows, device=model.device)
+        found = model.generate(ids, attention_mask=(ids > 0).long(), generation_config=config)
+        return found[:, longest:].tolist()
+
+    return generate
+
+
+def check(model: LlamaForCausalLM, prompts: Prompts, found: Prompts, n_new: int) -> None:
+    """Each token is one of the largest logits of sdpa behind those before it."""
+    model.set_attn_implementation("sdpa")
+    for prompt, new in zip(prompts, found, strict=True):
+        assert len(new) == n_new, f"{len(new)} tokens, expected {n_new}"
+        ids = torch.tensor([prompt + new], device=model.device)
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+        taken = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+        off = (logits.amax(1) - taken).max().item()
+        assert off <= TOLERANCE, f"a token's logit is {off:.3f} below the largest"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--graphs", action="store_true", help="with CUDA graphs")
+    parser.add_argument("--tiny", action="store_true", help="a model for the CPU")
+    asked = parser.parse_args()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        pyflash_transformers.register(continuous_batching=True)
+        is_continuous = True
+    except ImportError as error:
+        print(error)
+        pyflash_transformers.register()
+        is_continuous = False
+    way = "generate_batch" if is_continuous else "generate"
+    shape = {**SHAPE, **(TINY if asked.tiny else {})}
+    model = make_model(shape, device)
+    config = GenerationConfig(max_new_tokens=asked.new, do_sample=False, pad_token_id=0)
+    generate = (
+        by_batches(model, config, asked.graphs) if is_continuous else by_padding(model, config)
+    )
+    prompts = make_prompts(asked.requests, asked.longest, shape["vocab_size"])
+    print(
+        f"transformers {transformers.__version__}, torch {torch.__version__}, {way}, "
+        f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, "
+        f"{asked.new} new ones each"
+    )
+    n_checked = min(4, len(prompts))
+    for name in ATTENTIONS:
+        model.set_attn_implementation(name)
+        check(model, prompts[:n_checked], generate(prompts)[:n_checked], asked.new)
+    rates: dict[str, list[float]] = {name: [] for name in ATTENTIONS}
+    for _ in range(asked.rounds):
+        for name in ATTENTIONS:
+            model.set_attn_implementation(name)
+            begin = time.perf_counter()
+            n_tokens = sum(map(len, generate(prompts)))
+            rates[name].append(n_tokens / (time.perf_counter() - begin))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    for name, rate in medians.items():
+        ratio = medians["pyflash"] / rate
+        print(f"{name:8s} {rate:9.0f} tokens/s   pyflash over it {ratio:.2f}", flush=True)
+    sys.exit(max(medians, key=medians.__getitem__) != "pyflash")
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
