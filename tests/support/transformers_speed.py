@@ -40,7 +40,7 @@ SHAPE = {
 }
 TINY = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 PAGE = 64
-TOLERANCE = 0.15  # of logits in bfloat16, whose size is about 1
+TOLERANCE = 2.0  # how much further off than sdpa's own tokens
 
 Prompts = list[list[int]]
 Generate = Callable[[Prompts], Prompts]
@@ -92,16 +92,17 @@ def by_padding(model: LlamaForCausalLM, config: GenerationConfig) -> Generate:
     return generate
 
 
-def check(model: LlamaForCausalLM, prompts: Prompts, found: Prompts, n_new: int) -> None:
-    """Each token is one of the largest logits of sdpa behind those before it."""
+def how_far_off(model: LlamaForCausalLM, prompts: Prompts, found: Prompts, n_new: int) -> float:
+    """How far below the largest logit of sdpa, behind the tokens before it, that of a token is."""
+    most = 0.0
     model.set_attn_implementation("sdpa")
     for prompt, new in zip(prompts, found, strict=True):
         assert len(new) == n_new, f"{len(new)} tokens, expected {n_new}"
         ids = torch.tensor([prompt + new], device=model.device)
         logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
         taken = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
-        off = (logits.amax(1) - taken).max().item()
-        assert off <= TOLERANCE, f"a token's logit is {off:.3f} below the largest"
+        most = max(most, (logits.amax(1) - taken).max().item())
+    return most
 
 
 def main() -> None:
@@ -136,9 +137,13 @@ def main() -> None:
         f"{asked.new} new ones each"
     )
     n_checked = min(4, len(prompts))
+    off = {}
     for name in ATTENTIONS:
         model.set_attn_implementation(name)
-        check(model, prompts[:n_checked], generate(prompts)[:n_checked], asked.new)
+        found = generate(prompts)[:n_checked]
+        off[name] = how_far_off(model, prompts[:n_checked], found, asked.new)
+    print("logits of tokens below sdpa's largest:", {name: round(x, 3) for name, x in off.items()})
+    assert off["pyflash"] <= TOLERANCE * max(off["sdpa"], off["eager"], 1 / 16)
     rates: dict[str, list[float]] = {name: [] for name in ATTENTIONS}
     for _ in range(asked.rounds):
         for name in ATTENTIONS:
