@@ -50,7 +50,13 @@ struct Slabs {
                                                  Coords... coords) {
     return tile + Bits::apply(uint32_t(layout.layout_b()(coords...)) * kElementBytes);
   }
-  // That of the element so many rows and columns on in the slab, which the compiler knows, and which have no bit in common with
+  // Where a TMA box of rows of a slab begins: it swizzles by the bits of addresses itself.
+  template <class Layout, class... Coords>
+  CUTE_DEVICE static device::SmemAddress of_box(device::SmemAddress tile, Layout const& layout,
+                                                Coords... coords) {
+    return tile + uint32_t(layout.layout_b()(coords...)) * kElementBytes;
+  }
+  // The address of the element so many rows and columns on in the slab, which the compiler knows, and which have no bit in common with
   // those of the first. NOTE: the swizzle makes it an exclusive or; the compiler would compute each address anew.
   CUTE_DEVICE static device::SmemAddress further(device::SmemAddress first, int rows, int columns) {
     uint32_t const bytes = (rows * kSlab + columns) * kElementBytes;

@@ -36,7 +36,7 @@ Places = tuple[Tensor, Tensor]  # of tokens: (row of the batch, column)
 class Packing:
     """The places of the tokens of a padded batch, and the lengths of the packed sequences."""
 
-    queries: Places | None  # None: every row, padding too
+    queries: Places | None  # None: every row
     keys: Places
     cu_seqlens_q: Tensor  # (sequences + 1), int32
     cu_seqlens_k: Tensor
@@ -169,6 +169,8 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
         if in_order:
             is_query = tokens[:, seqlen_k - seqlen_q :]
             queries, lengths_q = is_query.nonzero(as_tuple=True), is_query.sum(1)
+            if len(queries[0]) == is_query.numel():
+                queries = None
     if len(keys[0]) == mask.numel() and len(lengths_k) == batch:
         return None
     lengths_q, lengths_k = (F.pad(lengths, (1, 0)) for lengths in (lengths_q, lengths_k))

@@ -105,7 +105,7 @@ def attention_paged(
     effect.
 
     On a GPU, lengths and tables are read there alone: a CUDA graph serves any lengths that the
-    table has room for. Pages of a power of two of rows from 8 on are loaded by TMA.
+    table has room for. Pages of a power of two of rows from 2 on are loaded by TMA.
 
     {options}
 

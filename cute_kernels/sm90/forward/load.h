@@ -118,14 +118,14 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
   }
 }
 
-// By each warp, of K and V in pages: lane i loads rows [i * box_rows, (i + 1) * box_rows) of a block, which lie in one page. The
-// map has no page of number kNoPage: such a box brings zeros, and as many bytes.
+// By each warp, of K and V in pages: lane i loads boxes i, i + 32, ... of a block, whose rows lie in one page each. The map has no
+// page of number kNoPage: such a box brings zeros, and as many bytes.
 template <class Traits, ForwardFeatures kFeatures>
 CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
                                   int warp) {
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kLanes = 32;
-  static_assert(kBlockN / kFewestBoxRows <= kLanes);
+  constexpr int kBoxes = (kBlockN + kLanes - 1) / kLanes;  // of a lane, at most
   constexpr int kKVBytes = kBlockN * Traits::kHeadDim * sizeof(typename Traits::Element);
   constexpr bool kReadOnce = Traits::kPackGqa && !kFeatures.predicated_head_dim;  // as above
   constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
@@ -141,14 +141,15 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
     Pages const& pages = params.pages;
     int const lane = device::thread_idx() % kLanes;
     int const n_rows = box_rows(kBlockN, pages);
-    int const row = lane * n_rows;  // in the block
+    bool const has_more = n_rows * kLanes < kBlockN;
     RingPosition<Traits::kStages> write;
     for_each_tile(schedule, [&](Tile const& tile) {
       int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const* const table = pages.table + tile.batch * pages.table_stride;
       int const first = first_key<kFeatures>(params, tile);
-      // The page of this lane's box, if some query of the tile attends a key of it. NOTE: other entries may hold anything.
-      auto page_of = [&](int n_block) {
+      // The page of a box of this lane, if some query of the tile attends a key of it. NOTE: other entries may hold anything.
+      auto page_of = [&](int n_block, int box) {
+        int const row = (box * kLanes + lane) * n_rows;
         int const key = n_block * kBlockN + row;
         if (row < kBlockN && key < tile.k_rows.length && key + n_rows > first) {
           return device::load(table + (key >> pages.log2_size));
@@ -156,22 +157,39 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
         device::leave_out();
         return kNoPage;
       };
-      int page = tile.blocks.size() > 0 ? page_of(tile.blocks.end - 1) : kNoPage;
+      int page = tile.blocks.size() > 0 ? page_of(tile.blocks.end - 1, 0) : kNoPage;
       CUTE_NO_UNROLL
       for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
         // A block ahead, so that it is here in time.
-        int const next_page = n_block > tile.blocks.begin ? page_of(n_block - 1) : kNoPage;
+        int const next_page = n_block > tile.blocks.begin ? page_of(n_block - 1, 0) : kNoPage;
+        int more_pages[kBoxes];
+        if (has_more) {
+          CUTE_UNROLL
+          for (int box = 1; box < kBoxes; ++box) {
+            more_pages[box] = page_of(n_block, box);
+          }
+        }
         if (lane == 0) {
           pipeline.acquire(write, kKVBytes);
         }
         device::sync_warp();  // the stage is empty
-        if (row < kBlockN) {
+        auto load_box = [&](int row, int of_page) {
+          if (row < kBlockN) {
+            CUTE_UNROLL
+            for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
+              device::tma_load<kHintKV>(map, pipeline.full[write.stage],
+                                        Slabs::of_box(sKV, layout, row, column, write.stage),
+                                        column,
+                                        (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1),
+                                        head_kv, of_page);
+            }
+          }
+        };
+        load_box(lane * n_rows, page);
+        if (has_more) {
           CUTE_UNROLL
-          for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-            device::tma_load<kHintKV>(map, pipeline.full[write.stage],
-                                      Slabs::address(sKV, layout, row, column, write.stage), column,
-                                      (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1),
-                                      head_kv, page);
+          for (int box = 1; box < kBoxes; ++box) {
+            load_box((box * kLanes + lane) * n_rows, more_pages[box]);
           }
         }
         page = next_page;

@@ -16,7 +16,7 @@ _SM80 = "sm80/forward/problem.h"
 _SOURCE = "common/kv_source.h"
 
 CONFIGS = {
-    "sm90": parse("(FP16, 64, 128, 32, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
+    "sm90": parse("(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
     "sm80": parse("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
 }
 BOTH = ("sm90", "sm80")
@@ -66,7 +66,12 @@ BUGS = [
     ),
     _bug(
         "the_head_beside",
-        condition("head_kv, page);", "head_kv ^ BUG, page);", _LOAD),
+        condition("head_kv, of_page);", "head_kv ^ BUG, of_page);", _LOAD),
+    ),
+    _bug(
+        "one_page_for_all_boxes_of_a_lane",
+        condition("n_rows, more_pages[box]);", "n_rows, BUG ? page : more_pages[box]);", _LOAD),
+        problem="small_pages",
     ),
     _bug(
         "pages_that_are_taken_for_dense",
