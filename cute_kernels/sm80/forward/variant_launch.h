@@ -8,6 +8,11 @@
 namespace pyflash {
 
 template <class Variant>
+constexpr int variant_smem_bytes(FlashForwardKernelConfig const&, int smem_bytes) {
+  return smem_bytes;
+}
+
+template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardKernelConfig const& config,
                            ConfigMapRow<Forward> const& row, Forward::Params const& params,
                            typename Variant::Params const& captured,

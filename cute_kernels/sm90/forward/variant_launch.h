@@ -3,9 +3,12 @@
 
 #include "cute_kernels/sm90/forward/launcher.h"
 #include "cute_kernels/sm90/forward/listed.h"
+#include "cute_kernels/sm90/forward/stream_shape.h"
 #include "cute_kernels/variant/launch.h"
 
 namespace pyflash {
+
+using sm90::variant_smem_bytes;
 
 template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& config,
