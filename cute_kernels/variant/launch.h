@@ -127,7 +127,7 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
 template <auto kConfig, class Variant, Makers const& kMakers>
 VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
   auto of_variant = row;
-  of_variant.smem_bytes = variant_smem_bytes<Variant>(kConfig, row.smem_bytes);
+  of_variant.smem_bytes = variant_smem_bytes<Variant>(kConfig, row);
   return {.key = key,
           .most_positions = Variant::kMostPositions,
           .row = of_variant,

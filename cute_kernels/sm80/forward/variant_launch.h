@@ -8,8 +8,9 @@
 namespace pyflash {
 
 template <class Variant>
-constexpr int variant_smem_bytes(FlashForwardKernelConfig const&, int smem_bytes) {
-  return smem_bytes;
+constexpr int variant_smem_bytes(FlashForwardKernelConfig const&,
+                                 ConfigMapRow<Forward> const& row) {
+  return row.smem_bytes;
 }
 
 template <class Variant>

@@ -8,7 +8,11 @@
 
 namespace pyflash {
 
-using sm90::variant_smem_bytes;
+template <class Variant>
+constexpr int variant_smem_bytes(FlashForwardSm90Config const& config,
+                                 ConfigMapRow<Forward> const& row) {
+  return sm90::variant_smem_bytes<Variant>(config, row.smem_bytes);
+}
 
 template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& config,
