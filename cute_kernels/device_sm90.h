@@ -2,6 +2,7 @@
 // register reallocation.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include <cuda.h>
@@ -226,6 +227,36 @@ CUTE_DEVICE void store_matrices(uint32_t const (&words)[4], SmemAddress row) {
                : "memory");
 }
 
+// Loads four 8x8 matrices of 16-bit elements from shared memory: the lanes have them as above.
+CUTE_DEVICE void load_matrices(uint32_t (&words)[4], SmemAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(row)
+               : "memory");
+}
+CUTE_DEVICE uint2 load_shared_pair(SmemAddress address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+// Copies 16 bytes of what a variant captures to shared memory: a cp.async, of the groups of async_commit. Offsets are in bytes.
+template <int kSmemOffset, int kOffset>
+CUTE_DEVICE void copy_captured(SmemAddress smem, void const* captured) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;\n" ::"r"(smem), "l"(captured),
+               "n"(kSmemOffset), "n"(kOffset)
+               : "memory");
+}
+// What lane `lane` of four has.
+CUTE_DEVICE uint32_t bits_of_quad(uint32_t bits, int lane) {
+  return __shfl_sync(0xffffffffu, bits, lane, 4);
+}
+// Bits of a word, rotated to the left or to the right.
+CUTE_DEVICE uint32_t rotate_left(uint32_t bits, int n) { return __funnelshift_l(bits, bits, n); }
+CUTE_DEVICE uint32_t rotate_right(uint32_t bits, int n) { return __funnelshift_r(bits, bits, n); }
+
 // Stores the map's box to these coordinates, innermost first; what of it lies outside is left out. This thread's stores since
 // the last commit are a group; the wait is for reads of shared memory, by all but the kPending newest groups.
 template <class T, class... Coords>
@@ -343,6 +374,18 @@ float load_from_rank(float const* address, int rank);
 float4 load_from_rank(float4 const* address, int rank);
 
 void store_matrices(uint32_t const (&words)[4], SmemAddress row);
+void load_matrices(uint32_t (&words)[4], SmemAddress row);
+inline uint2 load_shared_pair(SmemAddress address) {
+  return load(reinterpret_cast<uint2 const*>(address));
+}
+void copy_captured(SmemAddress smem, void const* captured);
+template <int kSmemOffset, int kOffset>
+void copy_captured(SmemAddress smem, void const* captured) {
+  copy_captured(smem + kSmemOffset, static_cast<char const*>(captured) + kOffset);
+}
+uint32_t bits_of_quad(uint32_t bits, int lane);
+inline uint32_t rotate_left(uint32_t bits, int n) { return std::rotl(bits, n); }
+inline uint32_t rotate_right(uint32_t bits, int n) { return std::rotr(bits, n); }
 
 void mma_fence();
 void mma_commit();

@@ -112,6 +112,20 @@ void store_matrices(uint32_t const (&words)[4], SmemAddress row) {
   machine->stmatrix(words, reinterpret_cast<void*>(row));
 }
 
+void load_matrices(uint32_t (&words)[4], SmemAddress row) {
+  machine->ldmatrix(reinterpret_cast<void*>(row), words, 4, false);
+}
+
+void copy_captured(SmemAddress smem, void const* captured) {
+  machine->async_copy_captured(captured, reinterpret_cast<void*>(smem), 16);
+}
+
+uint32_t bits_of_quad(uint32_t bits, int lane) {
+  uint32_t const values[] = {bits, shfl_xor_bits(bits, 1), shfl_xor_bits(bits, 2),
+                             shfl_xor_bits(bits, 3)};
+  return values[lane ^ (thread_idx() % 4)];
+}
+
 void mma_fence() { machine->mma_fence(); }
 void mma_commit() { machine->mma_commit(); }
 void mma_wait(int n_pending) { machine->mma_wait(n_pending); }

@@ -217,6 +217,19 @@ void Emulator::async_copy(void const* source, void* destination, int bytes, bool
       from = read;
     }
   }
+  begin_copy(thread, from, destination, bytes);
+}
+
+void Emulator::async_copy_captured(void const* source, void* destination, int bytes) {
+  Thread& thread = current();
+  ++counts_.cp_async;
+  if (reinterpret_cast<uintptr_t>(source) % bytes != 0) {
+    fail("cp.async from an address that is not aligned");
+  }
+  begin_copy(thread, static_cast<std::byte const*>(source), destination, bytes);
+}
+
+void Emulator::begin_copy(Thread& thread, std::byte const* from, void* destination, int bytes) {
   if (!cta().shared.contains(destination)) {
     fail("cp.async to an address that is not in shared memory");
   }

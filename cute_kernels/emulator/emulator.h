@@ -137,6 +137,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   float shfl_xor(float value, int lane_mask) override;
   void copy(void const* source, void* destination, int bytes) override;
   void async_copy(void const* source, void* destination, int bytes, bool valid) override;
+  void async_copy_captured(void const* source, void* destination, int bytes) override;
   void async_commit() override;
   void async_wait(int n_pending) override;
   void ldmatrix(void const* row, uint32_t* registers, int n_matrices, bool transposed) override;
@@ -200,6 +201,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void check_previous_kernel(Access const& access);
   void count_traffic(Path path, void const* address, int bytes);
   void flush_counts(Warp& warp);
+  void begin_copy(Thread& thread, std::byte const* from, void* destination, int bytes);
   void land(Thread& thread, size_t n_copies);
 
   // What the lanes of a warp do together.

@@ -82,6 +82,8 @@ class Machine {
   virtual void copy(void const* source, void* destination, int bytes) = 0;
   // cp.async; zeros where the source is not `valid`.
   virtual void async_copy(void const* source, void* destination, int bytes, bool valid) = 0;
+  // cp.async of what a variant captures, which lies where the host has it.
+  virtual void async_copy_captured(void const* source, void* destination, int bytes) = 0;
   virtual void async_commit() = 0;
   virtual void async_wait(int n_pending) = 0;
 

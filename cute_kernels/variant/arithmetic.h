@@ -153,6 +153,11 @@ PYFLASH_HOST_DEVICE constexpr T number(T a) {
 }
 PYFLASH_HOST_DEVICE float number(BFloat16 a) { return float_of(uint32_t(a.bits) << 16); }
 PYFLASH_HOST_DEVICE float number(Half a) {
+#if defined(__CUDA_ARCH__)
+  float exact;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(exact) : "h"(a.bits));
+  return exact;
+#else
   uint32_t const sign = uint32_t(a.bits & 0x8000u) << 16;
   uint32_t const rest = uint32_t(a.bits & 0x7fffu) << 13;
   if (rest >= 0x7c00u << 13) {  // infinite or NaN
@@ -160,6 +165,7 @@ PYFLASH_HOST_DEVICE float number(Half a) {
   }
   float const size = float_of(rest) * 0x1p112f;
   return sign != 0 ? -size : size;
+#endif
 }
 
 // On the device as the special-function unit has them, to a few of the last digits.

@@ -94,7 +94,8 @@ struct Memory {
   }
 };
 
-// Runs a config's kernel with a variant. Overloads of the family launch it, and say whether it takes an order of tiles.
+// Runs a config's kernel with a variant. Overloads of the family launch it, and say whether it takes an order of tiles and how much
+// shared memory.
 template <auto kConfig, class Variant, Makers const& kMakers>
 int run(VariantRow const& row, size_t i, Forward::Params const& params, Arguments const& arguments,
         int* memory, void* stream) {
@@ -125,9 +126,11 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
 // The row of a config whose plain row is `row`.
 template <auto kConfig, class Variant, Makers const& kMakers>
 VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
+  auto of_variant = row;
+  of_variant.smem_bytes = variant_smem_bytes<Variant>(kConfig, row);
   return {.key = key,
           .most_positions = Variant::kMostPositions,
-          .row = row,
+          .row = of_variant,
           .n_ints = [](Forward::Params const& params) -> int64_t {
             Memory<Variant> const sizes(listed_problem(kConfig, params),
                                         takes_order(kConfig, params));

@@ -1,6 +1,7 @@
 // No variant: every pair counts, by the scaled score.
 #pragma once
 
+#include <tuple>
 #include <type_traits>
 
 namespace pyflash::variant {
@@ -9,6 +10,7 @@ struct NoVariant {
   static constexpr bool kHasMask = false;
   static constexpr bool kHasScore = false;
   static constexpr bool kMaskReadsTensors = false;
+  using Streams = std::tuple<>;
 };
 
 template <class Variant>

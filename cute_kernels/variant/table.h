@@ -60,6 +60,18 @@ struct Table {
     return is_even && strides[kAxis] == 1 && first + count <= extents[kAxis];
   }
 
+  // The same, each line begins with a vector of 16 bytes, and `first` with another.
+  template <int kAxis>
+  PYFLASH_HOST_DEVICE bool is_copied(int first, int count) const {
+    constexpr int kVector = 16 / sizeof(T);
+    bool is_aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (int axis = 0; axis < Rank; ++axis) {
+      is_aligned = is_aligned && (axis == kAxis || strides[axis] % kVector == 0);
+    }
+    return is_aligned && strides[kAxis] == 1 && first % kVector == 0 &&
+           first + count <= extents[kAxis];
+  }
+
   // An element of a line; first: even, as what a thread has of a block begins with.
   template <bool kStreamed, int kAxis>
   PYFLASH_HOST_DEVICE auto element(T const* line, int first, int offset) const {

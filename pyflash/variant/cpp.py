@@ -33,6 +33,7 @@ from pyflash.variant.walk import postorder
 HEADERS = (
     "cute_kernels/variant/arithmetic.h",
     "cute_kernels/variant/prepared.h",
+    "cute_kernels/variant/streams.h",
     "cute_kernels/variant/sums.h",
     "cute_kernels/variant/table.h",
 )
@@ -216,7 +217,10 @@ class _Emitter:
             for stage, scope in _SCOPES.items()
             for i, node in enumerate(fields[stage])
         }
-        self.lines = {node: f"row.line{i}" for i, node in enumerate(self.stages.streams)}
+        streams = self.stages.streams
+        self.lines = {node: f"row.line{i}" for i, node in enumerate(streams)}
+        kept = [] if self.has_many_rows else streams
+        self.ahead = {node: f"row.element{i}" for i, node in enumerate(kept)}
 
     @property
     def has_many_rows(self) -> bool:
@@ -231,6 +235,10 @@ class _Emitter:
             found += [
                 (f"{TYPES[node.data.kind]} const*", _member(name), "")
                 for node, name in self.lines.items()
+            ]
+            found += [
+                (TYPES[node.data.kind], _member(name), "of the pair, where it is loaded ahead")
+                for node, name in self.ahead.items()
             ]
         return found
 
@@ -254,6 +262,7 @@ class _Emitter:
                 others = ", ".join(next(rest) for arg in node.args if arg != index("k"))
                 axis = node.args.index(index("k"))
                 values.append(f"params.{node.data.name}.template line<{axis}>({others})")
+            values += ["{}" for _ in self.ahead]
         has_rows = stage is Stage.ROW and self.has_many_rows
         positions = _ROWS if has_rows else _POSITIONS[stage]
         opening = _OPENING_OF_ROWS if has_rows else _OPENING.get(stage, [])
@@ -314,18 +323,43 @@ class _Emitter:
         return [*lines, "    return 0;", "  }"]
 
     def streaming(self) -> list[str]:
-        """Whether loads of pairs of a block are of neighbours."""
-        tests = [
-            f"params.{n.data.name}.template is_streamed<{n.args.index(index('k'))}>(first, count)"
-            for n in self.stages.streams
-        ]
-        return [
-            f"  static constexpr bool kStreams = {str(bool(tests)).lower()};",
+        """Whether loads of pairs of a block are of neighbours, and what loads them ahead."""
+
+        def tests(name: str) -> list[str]:
+            axes = [(n.data.name, n.args.index(index("k"))) for n in self.stages.streams]
+            return [f"params.{p}.template {name}<{axis}>(first, count)" for p, axis in axes]
+
+        neighbours = tests("is_streamed")
+        lines = [
+            f"  static constexpr bool kStreams = {str(bool(neighbours)).lower()};",
             "  static PYFLASH_HOST_DEVICE bool is_streamed([[maybe_unused]] Params const& params,",
             "                                              int first, int count) {",
-            f"    return {' && '.join(tests) or 'false'};",
+            f"    return {' && '.join(neighbours) or 'false'};",
             "  }",
         ]
+        if self.has_many_rows:
+            return lines
+        types = ", ".join(TYPES[node.data.kind] for node in self.ahead)
+        lines += [f"  using Streams = std::tuple<{types}>;"]
+        for name, root in (("Score", self.stages.score), ("Mask", self.stages.mask)):
+            nodes = set(postorder(root))
+            read = sum(1 << i for i, node in enumerate(self.ahead) if node in nodes)
+            lines += [f"  static constexpr StreamSet kStreamsOf{name} = {read};"]
+        if not self.ahead:
+            return lines
+        parts = {
+            "bool is_copied(Params const& params, int first, int count)": tests("is_copied"),
+            "auto line(Row const& row)": list(self.lines.values()),
+            "auto& element(Row& row)": list(self.ahead.values()),
+        }
+        for signature, texts in parts.items():
+            lines += [
+                "  template <int kStream>",
+                f"  static PYFLASH_HOST_DEVICE {signature} {{",
+                *(f"    if constexpr (kStream == {i}) return {x};" for i, x in enumerate(texts)),
+                "  }",
+            ]
+        return lines
 
     def score(self) -> list[str]:
         """The score function; `raw` is to be scaled first."""
@@ -416,8 +450,9 @@ class _Emitter:
     ) -> list[str]:
         known = {**self.names, **{node: self._element(node) for node in self.stages.streams}}
         lines, texts = statements(roots, known)
+        ahead = "" if self.has_many_rows else ", bool kAhead = false"
         return [
-            "  template <bool kStreamed>",
+            f"  template <bool kStreamed{ahead}>",
             f"  static PYFLASH_HOST_DEVICE {signature}(",
             f"      {_OPERANDS}, Uniform const& uniform, Row const& row,",
             "      Column const& column, Distance const& distance, int b, int h, int q, int first,",
@@ -432,7 +467,8 @@ class _Emitter:
     def _element(self, node: Node) -> str:
         axis = node.args.index(index("k"))
         table = f"params.{node.data.name}.template element<kStreamed, {axis}>"
-        return f"{table}({self.lines[node]}, first, offset)"
+        now = f"{table}({self.lines[node]}, first, offset)"
+        return f"(kAhead ? number({self.ahead[node]}) : {now})" if node in self.ahead else now
 
 
 def _only(text: str) -> str:

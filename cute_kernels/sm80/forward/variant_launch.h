@@ -8,6 +8,12 @@
 namespace pyflash {
 
 template <class Variant>
+constexpr int variant_smem_bytes(FlashForwardKernelConfig const&,
+                                 ConfigMapRow<Forward> const& row) {
+  return row.smem_bytes;
+}
+
+template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardKernelConfig const& config,
                            ConfigMapRow<Forward> const& row, Forward::Params const& params,
                            typename Variant::Params const& captured,

@@ -246,20 +246,33 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   }
   Tile tile{};
 
+  // What a variant reads for the scores of the block at a place, while what is before it is computed.
+  constexpr bool kHasStreams = variant::kStreamCount<Variant> > 0;
+  int first_place = 0;  // of the tile, with such a variant
+  auto copy_streams_of = [&](auto place) __attribute__((always_inline)) {
+    if (place >= first_place) {
+      copy_streams<Traits, kFeatures, Variant>(params, tile, tile.first_query + first_row_query,
+                                               Schedule::walk(params, tile)[place]);
+    }
+  };
+
   // S of the block at a place to P, in place. Returns whether O is to be rescaled.
   // NOTE: called from more than one place, it would not always be inlined.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
                            int place) __attribute__((always_inline)) {
     auto const walk = Schedule::walk(params, tile);
     auto const [n_block, is_cut] = walk[place];
-    auto make_scores = [&] {
-      sm90::make_scores<Traits, kFeatures, Variant>(
+    auto make_scores = [&](auto ahead) {
+      sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(
           acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
     };
-    make_scores();
+    make_scores(true_type{});
+    if constexpr (kHasStreams) {
+      copy_streams_of(place - 1);
+    }
     device::at(Site::softmax);
     if constexpr (TileSoftmax::kSumsTell && !first.value) {
-      if (!mask.cuts(n_block) && !is_cut) {
+      if (!mask.cuts(n_block) && (Variant::kHasMask || !is_cut)) {
         typename TileSoftmax::PerRow const sums =
             softmax.exponentiate_with_m(acc_S, problem.softcap);
         if (!softmax.are_large(sums)) {
@@ -272,7 +285,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
         }
         compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
                                           acc_S);
-        make_scores();
+        make_scores(false_type{});
         device::at(Site::softmax);
         mask.cut_all();  // of the tile's blocks none is to take that long again
       }
@@ -296,17 +309,20 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   auto softmax_rows = [&](auto& acc_S, auto& softmax, TileMask& mask, int place) {
     auto const walk = Schedule::walk(params, tile);
     auto const [n_block, is_cut] = walk[place];
-    auto make_scores = [&] {
-      sm90::make_scores<Traits, kFeatures, Variant>(
+    auto make_scores = [&](auto ahead) {
+      sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(
           acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
       device::at(Site::softmax);
     };
-    make_scores();
+    make_scores(true_type{});
+    if constexpr (kHasStreams) {
+      copy_streams_of(place - 1);
+    }
     bool const is_masked = mask.cuts(n_block) || is_cut;
     bool const rescale = softmax_by_rows(softmax, acc_S, correction, mask, n_block, is_masked, [&] {
       compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
                                         acc_S);
-      make_scores();
+      make_scores(false_type{});
     });
     if (is_masked && softmax.lacks_maximum()) {
       mask.also_cut(walk[place - 1].number);
@@ -363,6 +379,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
+    if constexpr (kHasStreams) {
+      first_place = blocks.begin;
+      copy_streams_of(blocks.end - 1);
+    }
     if constexpr (kDrawsBesideQK) {
       if (has_P) {
         begin_dropout();

@@ -19,6 +19,7 @@
 #include "cute_kernels/sm90/forward/host.h"
 #include "cute_kernels/sm90/forward/listed.h"
 #include "cute_kernels/sm90/forward/plan.h"
+#include "cute_kernels/sm90/forward/stream_shape.h"
 #include "cute_kernels/sm90/forward/traits.h"
 
 namespace pyflash::emulator {
@@ -104,9 +105,10 @@ EmulatedKernel const* emulated_kernel_of() {
   constexpr int kRegisterUnit = 8;
   static constexpr EmulatedKernel kernel{
       .n_threads = Traits::kNThreads,
-      .smem_bytes = int(sizeof(typename Traits::SharedStorage)) +
-                    sm90::extra_smem_bytes(kConfig, (kBuilt.fixed_splits || ...)),
-      .access_bytes = Traits::kMaxCluster > 1 ? 4 : 16,
+      .smem_bytes = sm90::variant_smem_bytes<Variant>(
+          kConfig, int(sizeof(typename Traits::SharedStorage)) +
+                       sm90::extra_smem_bytes(kConfig, (kBuilt.fixed_splits || ...))),
+      .access_bytes = Traits::kMaxCluster > 1 ? 4 : sm90::stream_access_bytes<Variant>(kConfig),
       .starts_early = true,
       .watches_registers = true,
       .registers =

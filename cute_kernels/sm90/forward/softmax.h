@@ -145,9 +145,8 @@ struct Softmax {
     return rescale;
   }
 
-  // Where kSumsTell: P of a block of which no score is masked, with m as it is; returns its sums. Then `add` takes these while
-  // they are not large, and `grow` while they do not overflow. Else scores are lost, and the state is that of before. No row
-  // may lack its maximum.
+  // Where kSumsTell: P of a block, with m as it is; returns its sums. Then `add` takes these while they are not large, and `grow`
+  // while they do not overflow. Else scores are lost, and the state is that of before. No row may lack its maximum.
   template <class AccS>
   CUTE_DEVICE PerRow exponentiate_with_m(AccS& acc_S, Softcap const& softcap) const {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))

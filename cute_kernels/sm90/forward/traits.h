@@ -23,6 +23,7 @@ using namespace cute;
 
 template <FlashForwardSm90Config kConfig>
 struct KernelTraits {
+  static constexpr FlashForwardSm90Config kKernelConfig = kConfig;
   static constexpr int kBlockM = kConfig.B_r;
   static constexpr int kBlockN = kConfig.B_c;
   static constexpr int kHeadDim = kConfig.d_head;

@@ -11,15 +11,13 @@
 #include "cute_kernels/sm90/columns.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/scores.h"
+#include "cute_kernels/sm90/forward/streams.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
 
 namespace pyflash::sm90 {
 
 using namespace cute;
-
-// The distance of a thread's two rows.
-inline constexpr int kRowStep = 8;
 
 // What scores of a row share.
 template <class Variant>
@@ -31,48 +29,67 @@ struct ScoreRow {
   typename Variant::Row row;
 };
 
+// Where a thread's scores of a block of keys are, and what they share. first_query: the warpgroup's.
+template <class Traits, class Variant>
+struct ScoresOfBlock {
+  variant::Lengths lengths;
+  int first;  // key of this thread
+  ScoreRow<Variant> rows[2];
+
+  CUTE_DEVICE ScoresOfBlock(ParamsWith<Variant> const& params, Tile const& tile, int first_query,
+                            int first_key)
+      : lengths{tile.q_rows.length, tile.k_rows.length, 0, 0} {
+    Tensor coords = coords_of<Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
+    Tensor by_rows = rows_by_columns(coords);
+    auto const& captured = params.captured;
+    int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
+    first = first_key + get<1>(by_rows(0, 0));
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      PackedRow const packed = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
+      rows[r].head = tile.head * group + packed.head;
+      rows[r].query = first_query + packed.query;
+      if (Traits::kPackGqa || r == 0) {
+        rows[r].prepared = Variant::prepared(params.prepared, tile.batch, rows[r].head);
+        rows[r].uniform = Variant::uniform(captured, lengths, tile.batch, rows[r].head);
+      } else {
+        rows[r].prepared = rows[0].prepared;
+        rows[r].uniform = rows[0].uniform;
+      }
+      rows[r].row = Variant::row(captured, lengths, rows[r].prepared, rows[r].uniform, tile.batch,
+                                 rows[r].head, rows[r].query);
+    }
+  }
+};
+
 // Raw scores to those of the variant: scaled, capped, through its score function where it has one; -inf where its mask hides a
-// pair, if it cuts the block. first_query: the warpgroup's.
-template <class Traits, ForwardFeatures kFeatures, class Variant, class AccS>
+// pair, if it cuts the block. first_query: the warpgroup's. kAhead: the streams that are copied were copied.
+template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS>
 CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& params,
                                      Tile const& tile, int first_query, int n_block, bool is_cut) {
+  using Tiles = StreamTiles<Traits, kFeatures, Variant>;
   Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-  Tensor coords = coords_of<Traits::kBlockN>(device::fresh_thread_idx() % kWarpgroup);
-  Tensor by_rows = rows_by_columns(coords);
   auto const& problem = params.problem;
   auto const& captured = params.captured;
-  int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
-  variant::Lengths const lengths{tile.q_rows.length, tile.k_rows.length, 0, 0};
   int const first_key = n_block * Traits::kBlockN;
-  int const first = first_key + get<1>(by_rows(0, 0));  // key of this thread
-  ScoreRow<Variant> rows[2];
-  CUTE_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    PackedRow const packed = unpack_row<Traits>(params, get<0>(by_rows(r, 0)));
-    rows[r].head = tile.head * group + packed.head;
-    rows[r].query = first_query + packed.query;
-    if (Traits::kPackGqa || r == 0) {
-      rows[r].prepared = Variant::prepared(params.prepared, tile.batch, rows[r].head);
-      rows[r].uniform = Variant::uniform(captured, lengths, tile.batch, rows[r].head);
-    } else {
-      rows[r].prepared = rows[0].prepared;
-      rows[r].uniform = rows[0].uniform;
-    }
-    rows[r].row = Variant::row(captured, lengths, rows[r].prepared, rows[r].uniform, tile.batch,
-                               rows[r].head, rows[r].query);
-  }
   bool const is_capped = kFeatures.softcap && problem.softcap.cap != 0.f;
   float const scale = is_capped ? kLn2 : problem.softmax_scale;
   auto uncapped_or_capped = [&](float raw) {
     return is_capped ? capped_exponent(problem.softcap, raw) : raw;
   };
-  auto make = [&](auto cut, auto streamed) {
+  auto make = [&](auto cut, auto streamed, auto ahead, auto const& set_elements) {
+    ScoresOfBlock<Traits, Variant> scores(params, tile, first_query, first_key);
+    auto const& lengths = scores.lengths;
+    int const first = scores.first;
     CUTE_UNROLL
-    for (int c = 0; c < size<1>(S); ++c) {
+    for (int i = 0; i < size<1>(S); ++i) {
+      // NOTE: bits of bools are in this order, of which ptxas turns seven at a time into predicates (R2P).
+      int const c = ahead.value ? i / 8 * 8 + i % 4 * 2 + i % 8 / 4 : i;
       int const offset = column_of(c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
-        auto const& [head, query, prepared, uniform, row] = rows[r];
+        auto& [head, query, prepared, uniform, row] = scores.rows[r];
+        set_elements(row, r, c, first);
         // NOTE: of rows of one head the compiler computes a column once, and what a row and the one 8 below it have of a
         // distance, which the columns 8 further on have, too.
         auto const column =
@@ -82,47 +99,79 @@ CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& par
                 ? Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
                                     first - query, offset)
                 : Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
-                                    first - rows[0].query, offset - kRowStep * r);
+                                    first - scores.rows[0].query, offset - kRowStep * r);
         if constexpr (Variant::kHasScore) {
-          S(r, c) = Variant::template score<streamed.value>(
+          S(r, c) = Variant::template score<streamed.value, ahead.value>(
               captured, lengths, uniform, row, column, distance, tile.batch, head, query, first,
               offset, uncapped_or_capped(S(r, c)), scale);
         }
-        if (cut.value && !Variant::template counts<streamed.value>(captured, lengths, uniform, row,
-                                                                   column, distance, tile.batch,
-                                                                   head, query, first, offset)) {
+        if (cut.value && !Variant::template counts<streamed.value, ahead.value>(
+                             captured, lengths, uniform, row, column, distance, tile.batch, head,
+                             query, first, offset)) {
           S(r, c) = -INFINITY;
         }
       }
     }
   };
-  auto make_streamed = [&](auto cut) {
-    if constexpr (Variant::kStreams) {
-      if (Variant::is_streamed(captured, first_key, Traits::kBlockN)) {
-        make(cut, true_type{});
+  auto make_by_loads = [&](auto cut) {
+    auto none = [](auto&, int, int, int) {};
+    if constexpr (Tiles::kCopies && kAhead) {
+      if (Tiles::are_copied(captured, first_key, cut.value)) {
+        device::at(device::Site::softmax);
+        Tiles const tiles;
+        tiles.wait();
+        StreamElements<Tiles, Variant, cut.value> elements(tiles);
+        make(cut, true_type{}, true_type{}, [&](auto& row, int r, int c, int first) {
+          if (c % 8 == 0 && r == 0) {
+            elements.read(c);
+          }
+          elements.set(row, r, c, first);
+        });
         return;
       }
     }
-    make(cut, false_type{});
+    // NOTE: what is made once more is rare.
+    if constexpr (Variant::kStreams && kAhead) {
+      if (Variant::is_streamed(captured, first_key, Traits::kBlockN)) {
+        make(cut, true_type{}, false_type{}, none);
+        return;
+      }
+    }
+    make(cut, false_type{}, false_type{}, none);
   };
   if constexpr (Variant::kHasMask) {
     if (is_cut) {
-      make_streamed(true_type{});
+      make_by_loads(true_type{});
       return;
     }
   }
   if constexpr (Variant::kHasScore) {
-    make_streamed(false_type{});
+    make_by_loads(false_type{});
   }
 }
 
-// What becomes of this thread's QK^T of a block before the softmax: by a variant, or ALiBi.
-template <class Traits, ForwardFeatures kFeatures, class Variant, class AccS>
+// Copies the streams of a block whose scores are made next, where they are copied. first_query: the warpgroup's.
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void copy_streams(ParamsWith<Variant> const& params, Tile const& tile, int first_query,
+                              variant::ListedBlock const& block) {
+  using Tiles = StreamTiles<Traits, kFeatures, Variant>;
+  if constexpr (Tiles::kCopies) {
+    device::at(device::Site::softmax);
+    int const first_key = block.number * Traits::kBlockN;
+    if (Tiles::are_copied(params.captured, first_key, block.is_cut)) {
+      ScoresOfBlock<Traits, Variant> const scores(params, tile, first_query, first_key);
+      Tiles{}.copy(first_key, block.is_cut, scores.rows[0].row, scores.rows[1].row);
+    }
+  }
+}
+
+// What becomes of this thread's QK^T of a block before the softmax: by a variant, or ALiBi. kAhead: as of make_variant_scores.
+template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS>
 CUTE_DEVICE void make_scores(AccS& acc_S, ParamsWith<Variant> const& params, Tile const& tile,
                              int first_query, int n_block, bool is_cut) {
   if constexpr (Variant::kHasMask || Variant::kHasScore) {
-    make_variant_scores<Traits, kFeatures, Variant>(acc_S, params, tile, first_query, n_block,
-                                                    is_cut);
+    make_variant_scores<Traits, kFeatures, Variant, kAhead>(acc_S, params, tile, first_query,
+                                                            n_block, is_cut);
   }
   if constexpr (kFeatures.alibi_slopes) {
     add_alibi_to<Traits, kFeatures>(acc_S, params, tile, first_query, n_block);

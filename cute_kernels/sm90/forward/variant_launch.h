@@ -3,9 +3,16 @@
 
 #include "cute_kernels/sm90/forward/launcher.h"
 #include "cute_kernels/sm90/forward/listed.h"
+#include "cute_kernels/sm90/forward/stream_shape.h"
 #include "cute_kernels/variant/launch.h"
 
 namespace pyflash {
+
+template <class Variant>
+constexpr int variant_smem_bytes(FlashForwardSm90Config const& config,
+                                 ConfigMapRow<Forward> const& row) {
+  return sm90::variant_smem_bytes<Variant>(config, row.smem_bytes);
+}
 
 template <class Variant>
 cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& config,
