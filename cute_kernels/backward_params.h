@@ -35,8 +35,9 @@ struct BackwardFeatures {
                                         {"alibi_slopes", &BackwardFeatures::alibi_slopes},
                                         {"deterministic", &BackwardFeatures::deterministic},
                                         {"dropout", &BackwardFeatures::dropout}};
-  // Kernels of sums in one order wait for turns, which other problems do not have.
-  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::deterministic,
+  // Kernels of sums in one order wait for turns, which other problems do not have; those with softcap divide by the cap.
+  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::softcap,
+                                                        &BackwardFeatures::deterministic,
                                                         &BackwardFeatures::dropout};
 };
 

@@ -18,7 +18,7 @@ class BackwardFeatures(KernelFeatures):
     below the config's d_head, and sinks, which are in lse, need nothing."""
 
     struct: ClassVar[str] = "BackwardFeatures"
-    exact: ClassVar[frozenset[str]] = frozenset({"deterministic", "dropout"})
+    exact: ClassVar[frozenset[str]] = frozenset({"softcap", "deterministic", "dropout"})
 
     right_window: bool = False  # keys end at a diagonal: causal, window_right
     left_window: bool = False  # keys start at a diagonal: window_left
@@ -34,7 +34,8 @@ class BackwardFeatures(KernelFeatures):
         return self.softcap or self.dropout
 
 
-_EVERYTHING = "right_window+left_window+packed+softcap+alibi_slopes"
+_UNCAPPED = "right_window+left_window+packed+alibi_slopes"
+_CAPPED = "right_window+left_window+packed+softcap"
 # The combinations that are built by default, smallest first. A problem runs in the first that
 # covers what it needs.
 _BUILT = (
@@ -42,18 +43,21 @@ _BUILT = (
     "right_window",
     "right_window+left_window",
     "right_window+packed",
-    "right_window+left_window+softcap",
-    _EVERYTHING,
+    _UNCAPPED,
+    "right_window+softcap",
+    _CAPPED,
     "right_window+deterministic",
-    f"{_EVERYTHING}+deterministic",
+    f"{_UNCAPPED}+deterministic",
+    f"{_CAPPED}+deterministic",
 )
 # Those that the emulator runs: every code path in fewer instantiations.
 _EMULATED = (
     "plain",
     "right_window",
-    "right_window+left_window",
-    _EVERYTHING,
-    f"{_EVERYTHING}+deterministic",
+    _UNCAPPED,
+    _CAPPED,
+    f"{_UNCAPPED}+deterministic",
+    f"{_CAPPED}+deterministic",
 )
 
 # Those that configs of the set `dropout` are built with.
@@ -63,13 +67,15 @@ DROPOUT = tuple(
         (
             "dropout",
             "right_window+dropout",
-            f"{_EVERYTHING}+dropout",
-            f"{_EVERYTHING}+deterministic+dropout",
+            f"{_UNCAPPED}+dropout",
+            f"{_CAPPED}+dropout",
+            f"{_UNCAPPED}+deterministic+dropout",
+            f"{_CAPPED}+deterministic+dropout",
         ),
     )
 )
 # The same for the emulator, in a library of its own.
-EMULATED_DROPOUT = DROPOUT[-2:]
+EMULATED_DROPOUT = DROPOUT[-4:]
 
 BACKWARD = Op(
     name="backward",

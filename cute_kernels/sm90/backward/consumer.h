@@ -36,14 +36,17 @@ struct Consumer {
   struct Nothing {};
   using Dropped = std::conditional_t<kFeatures.dropout, DropoutOfColumns<kBlockM>, Nothing>;
   // dS is computed from the operand P, which is not always P^T.
-  static constexpr bool kEarlyDP = Traits::kEarlyDP && !kFeatures.softcap && !kFeatures.dropout &&
-                                   !Scores<Traits, kFeatures, Variant>::kMakesOperand;
+  using ScoresOfBlock = Scores<Traits, kFeatures, Variant>;
+  static constexpr bool kPacksSlopes = ScoresOfBlock::kPacksSlopes;
+  static constexpr bool kEarlyDP =
+      Traits::kEarlyDP && !kFeatures.dropout && (kPacksSlopes || !ScoresOfBlock::kMakesOperand);
+  using Slopes = std::conditional_t<kPacksSlopes, FragmentP, Nothing>;
 
   Params const& params;
   SharedStorage& smem;
   Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
-  Scores<Traits, kFeatures, Variant> const scores;
+  ScoresOfBlock const scores;
   Outputs<Traits, kFeatures> outputs;
 
   AccDKV acc_dK;
@@ -53,6 +56,7 @@ struct Consumer {
   Position read;     // the block of Q and dO
   PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
   Dropped dropped;   // of the newest block of S
+  Slopes slopes;     // the same
 
   CUTE_DEVICE Consumer(Params const& params, SharedStorage& smem, Tile<kFeatures> const& tile,
                        int warpgroup)
@@ -205,6 +209,9 @@ struct Consumer {
   // dS^T of dP^T - delta and of the operand P^T, which dV may be reading.
   CUTE_DEVICE void store_dS(AccS& acc_dP, Blocks const& block) {
     scores.seeded_to_dS(tdVrP, acc_dP);
+    if constexpr (kPacksSlopes) {
+      scores.apply_slopes(slopes, acc_dP);
+    }
     if constexpr (variant::kHasSums<Variant>) {
       scores.sum_captured(acc_dP, acc_dP, block);  // of no score that is kept
     }
@@ -341,7 +348,7 @@ struct Consumer {
 
   // dV += P^T dO
   CUTE_DEVICE void issue_dV(AccS const& acc_P) {
-    if constexpr (!Scores<Traits, kFeatures, Variant>::kMakesOperand) {
+    if constexpr (!ScoresOfBlock::kMakesOperand) {
       convert_P<Element>(acc_P, tdVrP);
     }
     if constexpr (kFeatures.dropout) {
@@ -393,7 +400,11 @@ struct Consumer {
 
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
-    scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
+    if constexpr (kPacksSlopes) {
+      scores.to_P_and_slopes(acc_S, tdVrP, slopes, numbers_of(smem.lse2), block);
+    } else {
+      scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
+    }
   }
 
   // dP^T to dS^T, in place, and as an operand

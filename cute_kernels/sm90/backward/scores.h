@@ -24,6 +24,9 @@ using device::Site;
 template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
+  // dP^T is computed beside S^T, so that P^T and the derivative by S^T wait for it as pairs of 16 bits.
+  static constexpr bool kPacksSlopes = Traits::kEarlyDP && kFeatures.softcap &&
+                                       !kFeatures.dropout && !variant::kIsVariant<Variant>;
   // to_P makes the operand: what it leaves in place of P^T is not P^T.
   static constexpr bool kMakesOperand = variant::kMakesPairs<Variant, kFeatures>;
 
@@ -54,9 +57,7 @@ struct Scores {
       return;
     }
     if constexpr (kFeatures.softcap) {
-      if (problem.softcap.cap != 0) {
-        return cap(P, operand, lse2, m_block);
-      }
+      return cap(P, operand, lse2, m_block);
     }
     if constexpr (kFeatures.alibi_slopes) {
       add_slopes(P, head, m_block);
@@ -72,9 +73,6 @@ struct Scores {
     }
     if (mask.cuts(m_block)) {
       mask.apply(P, m_block, 0.f);
-    }
-    if constexpr (kFeatures.softcap) {
-      convert_P<Element>(acc, operand);
     }
   }
 
@@ -156,6 +154,47 @@ struct Scores {
   }
 
   // dP^T - delta to dS^T, in place, from P^T as an operand.
+  // S^T of capped scores to P^T as an operand, and the derivative by S^T but for the scale, 1 - tanh^2, as pairs of fp16.
+  template <class Acc, class FragmentP, class Slopes, class Block>
+  CUTE_DEVICE void to_P_and_slopes(Acc& acc, FragmentP& operand, Slopes& slopes, float const* lse2,
+                                   Block const& block) const {
+    device::at(Site::lse_s2r);
+    Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
+    to_tanh(P, block.m_block);
+    float const outer = problem.softcap.outer;
+    Tensor of_P = recast<uint32_t>(operand);
+    Tensor of_slopes = recast<uint32_t>(slopes);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(P); c += 2) {
+      float2 const lse = numbers_at(lse2, c);
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float const t0 = P(r, c), t1 = P(r, c + 1);
+        of_P(c + r) = device::pack2(device::exp2(fmaf(t0, outer, -lse.x)),
+                                    device::exp2(fmaf(t1, outer, -lse.y)), Element{});
+        of_slopes(c + r) =
+            device::pack2((1.f - t0) * (1.f + t0), (1.f - t1) * (1.f + t1), cutlass::half_t{});
+      }
+    }
+    if (mask.cuts(block.m_block)) {
+      // Of a score that does not count it is -inf: to 0.
+      CUTE_UNROLL
+      for (int i = 0; i < size(of_slopes); ++i) {
+        of_slopes(i) &= ~((of_slopes(i) >> 15 & 0x00010001u) * 0xffffu);
+      }
+    }
+  }
+  template <class Slopes, class Acc>
+  CUTE_DEVICE static void apply_slopes(Slopes const& slopes, Acc& acc_dS) {
+    Tensor pairs = recast<uint32_t>(slopes);  // in the order of the accumulator
+    CUTE_UNROLL
+    for (int i = 0; i < size(pairs); ++i) {
+      float2 const slope = device::unpack2(pairs(i), cutlass::half_t{});
+      acc_dS(2 * i) *= slope.x;
+      acc_dS(2 * i + 1) *= slope.y;
+    }
+  }
+
   template <class FragmentP, class Acc>
   CUTE_DEVICE static void seeded_to_dS(FragmentP const& operand, Acc& acc_dP) {
     device::at(Site::dS);
@@ -173,15 +212,20 @@ struct Scores {
     return device::load(reinterpret_cast<float2 const*>(numbers + 4 * c));
   }
 
-  template <class Rows, class FragmentP>
-  CUTE_DEVICE void cap(Rows& P, FragmentP& operand, float const* lse2, int m_block) const {
+  template <class Rows>
+  CUTE_DEVICE void to_tanh(Rows& S, int m_block) const {
     CUTE_UNROLL
-    for (int i = 0; i < size(P); ++i) {
-      P(i) = pyflash::tanh(problem.softcap.inner * P(i));
+    for (int i = 0; i < size(S); ++i) {
+      S(i) = pyflash::tanh(problem.softcap.inner * S(i));
     }
     if (mask.cuts(m_block)) {
-      mask.apply(P, m_block, kMaskedTanh);
+      mask.apply(S, m_block, kMaskedTanh);
     }
+  }
+
+  template <class Rows, class FragmentP>
+  CUTE_DEVICE void cap(Rows& P, FragmentP& operand, float const* lse2, int m_block) const {
+    to_tanh(P, m_block);
     float const outer = problem.softcap.outer;
     Tensor pairs = recast<uint32_t>(operand);
     CUTE_UNROLL
