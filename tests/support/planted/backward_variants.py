@@ -81,8 +81,8 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     ),
     (
         "masked_scores_have_a_tanh_of_infinity",
-        condition("mask.apply(P, m_block, kMaskedTanh);",
-                  "mask.apply(P, m_block, BUG ? -INFINITY : kMaskedTanh);", _SCORES),
+        condition("mask.apply(S, m_block, kMaskedTanh);",
+                  "mask.apply(S, m_block, BUG ? -INFINITY : kMaskedTanh);", _SCORES),
         [],
         "softcap",
     ),
