@@ -15,15 +15,19 @@ _SUMS = "sm80/backward/sums.h"
 _PROBLEM = "sm80/backward/problem.h"
 _AFTER = "sm80/backward/postprocess.cuh"
 
-# Each warp with keys of its own, and two stages; two warps with the same keys, and one stage.
+# Each warp with keys of its own, and two stages; two warps with the same keys, and one stage; two
+# warps with the same keys, of two tiles.
 CONFIGS = {
     "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): sm80_bwd+stages_2"),
     "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
+    "two_tiles": FlashBackwardKernelConfig.parse(
+        "(BF16, 64, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32"
+    ),
 }
-BOTH = tuple(CONFIGS)
+ALL = tuple(CONFIGS)
 
 
-def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=BOTH) -> Bug:
+def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=ALL) -> Bug:
     return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
 
 
@@ -110,8 +114,8 @@ BUGS = [
     # Masks.
     _bug(
         "keys_past_the_end_count",
-        condition("return warp_key + Traits::kMmaM > tile.keys().length ||",
-                  "return (!BUG && warp_key + Traits::kMmaM > tile.keys().length) ||", _SCORES),
+        condition("return warp_key + Traits::kWarpKeys > tile.keys().length ||",
+                  "return (!BUG && warp_key + Traits::kWarpKeys > tile.keys().length) ||", _SCORES),
         problem="far_below",
     ),
     _bug(
