@@ -216,17 +216,26 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   };
   loads.load_keys();
   load_ahead(0);
+  if constexpr (Traits::kOneBarrier) {
+    load_ahead(1);
+    device::async_wait<1>();
+    device::sync_threads();  // the first block is visible, and K and V
+  }
 
-  int stage = 0;
+  int stage = 0, place = 0;
   for (Blocks block(tile, given); block.exists(); block.advance()) {
-    // The block is visible, and K and V the first time; every warp is done with the block before.
-    device::async_wait<0>();
-    device::sync_threads();
-    if constexpr (Traits::kStages == 2) {
-      load_ahead(stage ^ 1);
+    if constexpr (!Traits::kOneBarrier) {
+      // The block is visible, and K and V the first time; every warp is done with the block before.
+      device::async_wait<0>();
+      device::sync_threads();
+      if constexpr (Traits::kStages == 2) {
+        load_ahead(stage ^ 1);
+      }
     }
     Element const* const sQ = smem.q[stage];        // (kBlockM,kHeadDim)
     Element const* const sDO = smem.grad_o[stage];  // (kBlockM,kHeadDim)
+    Element* const sP = smem.p[place];              // (kBlockN,kBlockM)
+    Element* const sDS = smem.ds[place];            // (kBlockN,kBlockM)
 
     Tensor acc_S = make_tensor<float>(OfScores{});                        // (MMA,MMA_M,MMA_N)
     Tensor acc_dP = make_tensor<float>(OfScores{});                       // (MMA,MMA_M,MMA_N)
@@ -240,7 +249,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     }
     if constexpr (Traits::kCompanions > 1) {
       device::at(Site::P_r2s);
-      store_pairs(tdVrP, smem.p);
+      store_pairs(tdVrP, sP);
     }
     if constexpr (variant::kHasSums<Variant>) {
       scores.to_dS_and_sums(acc_S, tdVrP, acc_dP, tdKrDS, smem.minus_delta[stage], block);
@@ -250,12 +259,19 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage]);
     }
     device::at(Site::dS_r2s);
-    store_pairs(tdKrDS, smem.ds);
+    store_pairs(tdKrDS, sDS);
     multiply_columns(acc_dV, tdVrP, query, sDO, Site::dO_s2r, in_registers);
+    if constexpr (Traits::kOneBarrier) {
+      device::async_wait<0>();  // for the next block
+    }
+    // With one barrier the next block is visible, too, and every warp is done with the one before.
     device::sync_threads();  // dS is visible, and P
+    if constexpr (Traits::kOneBarrier) {
+      load_ahead(stage == 0 ? 2 : stage - 1);
+    }
     multiply_columns(acc_dK, tdKrDS, query, sQ, Site::Q_s2r, in_registers);
-    multiply_others(acc_dV, smem.p, Site::P_s2r, sDO, Site::dO_s2r);
-    multiply_others(acc_dK, smem.ds, Site::dS_s2r, sQ, Site::Q_s2r);
+    multiply_others(acc_dV, sP, Site::P_s2r, sDO, Site::dO_s2r);
+    multiply_others(acc_dK, sDS, Site::dS_s2r, sQ, Site::Q_s2r);
     if constexpr (Traits::kStages == 1) {
       device::sync_threads();  // every warp has read Q and dO, lse and delta
       load_ahead(0);
@@ -275,7 +291,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       clear(acc_dQ);
       gemm_staged<MmaAtom, 1, false>(acc_dQ, rDS, rKt, [&](int k) {
         device::at(Site::dS_s2r);
-        load_A<LdmatrixTransposed>(rDS, smem.ds, ds_tiles, k);
+        load_A<LdmatrixTransposed>(rDS, sDS, ds_tiles, k);
         device::at(Site::K_s2r);
         load_B<LdmatrixTransposed>(rKt, smem.k, kt_tiles, k);
       });
@@ -283,6 +299,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     }
     if constexpr (Traits::kStages == 2) {
       stage ^= 1;
+    } else if constexpr (Traits::kOneBarrier) {
+      stage = stage == 2 ? 0 : stage + 1;
+      place ^= 1;
     }
   }
 

@@ -52,7 +52,10 @@ struct KernelTraits {
   static_assert(kBlockN % kWarpKeys == 0 && kBlockM % kWarpQueries == 0);
   static_assert(kColumnsDKV % kMmaK == 0 && kColumnsDQ % kSlab == 0);
   static_assert(kQueriesOfWarp % kMmaK == 0);
-  static_assert(kStages == 1 || kStages == 2);
+  static_assert(1 <= kStages && kStages <= 3);
+  // With three stages blocks are loaded two ahead, and dS and P have two places: then every warp waits for the others once a block.
+  static constexpr bool kOneBarrier = kStages == 3;
+  static constexpr int kPlaces = kOneBarrier ? 2 : 1;
 
   // Queries whose rows of the workspace are whole pieces: blocks are visited by as many.
   static constexpr int kWorkspaceBlock = larger(kBlockM, kQueriesOfPiece);
@@ -106,8 +109,8 @@ struct KernelTraits {
     alignas(1024) Element v[kBlockN * kHeadDim];  // then dV
     alignas(1024) Element q[kStages][kBlockM * kHeadDim];
     alignas(1024) Element grad_o[kStages][kBlockM * kHeadDim];
-    alignas(1024) Element ds[kBlockN * kBlockM];
-    alignas(1024) Element p[kCompanions == 1 ? 1 : kBlockN * kBlockM];
+    alignas(1024) Element ds[kPlaces][kBlockN * kBlockM];
+    alignas(1024) Element p[kPlaces][kCompanions == 1 ? 1 : kBlockN * kBlockM];
     alignas(16) float lse2[kStages][kBlockM];
     alignas(16) float minus_delta[kStages][kBlockM];
   };

@@ -57,9 +57,11 @@ class FlashBackwardKernelConfig(KernelConfig):
     @property
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, which dK and dV take over, `stages` blocks of Q and of dO
-        with two numbers for each query, dS, and P where several warps have the same keys."""
+        with two numbers for each query, dS, and P where several warps have the same keys. With
+        three stages there are two of dS and P, so that warps wait for each other once a block."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
-        of_scores = self.B_c * self.B_r * 2
-        of_P = of_scores if self.companions > 1 else 16  # one element, aligned
+        places = 2 if self.stages == 3 else 1
+        of_scores = places * self.B_c * self.B_r * 2
+        of_P = of_scores if self.companions > 1 else 16  # an element or two, aligned
         numbers = 2 * self.stages * self.B_r * 4
         return -(-(tiles + of_scores + of_P + numbers) // ALIGNMENT) * ALIGNMENT
