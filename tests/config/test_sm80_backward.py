@@ -21,20 +21,24 @@ def test_text_of_a_config():
     assert family_of(TEXT).name == "sm80_backward"
     symbol = (
         "void pyflash::flash_backward_kernel<FlashBackwardKernelConfig{(DType)15, 128, 64, 128, 8, "
-        "2}, BackwardFeatures{...}>(...)"
+        "2, 16}, BackwardFeatures{...}>(...)"
     )
     assert parse(symbol) == WIDE
 
 
 BROKEN = [
-    ("keys_per_warp", {"B_c": 48}, "make B_c = 48 a divisor of 16 * n_warps = 128"),
-    ("shared_keys", {"B_c": 32}, "the 4 warps of the same keys share the B_r = 64 queries"),
+    ("keys_per_warp", {"B_c": 48}, "make B_c = 48 a divisor of warp_keys * n_warps = 128"),
+    ("shared_keys", {"B_r": 32, "B_c": 32}, "the 4 warps of the same keys share the B_r = 32"),
     ("dQ_per_warp", {"d_head": 64}, "make B_r * d_head a multiple of 1024 * n_warps"),
     ("copy_tile", {"B_r": 16}, "which do not tile B_r = 16: make B_r a multiple of 32"),
     ("smem", {"d_head": 256}, "280576 bytes of shared memory, more than the 166912 that sm_80"),
     ("accumulators", {"d_head": 256}, "dV (128), S (32) and dP (32) alone take 320 registers"),
     ("register_file", {"B_r": 256, "B_c": 256, "n_warps": 16}, "512 threads of about 256"),
-    ("supported_values", {"stages": 3, "B_c": 64, "n_warps": 4}, "stages = 3 is not supported"),
+    (
+        "supported_values",
+        {"d_head": 64, "stages": 4, "B_c": 64, "n_warps": 4},
+        "stages = 4 is not supported",
+    ),
 ]
 
 
@@ -54,6 +58,15 @@ def test_registers_are_the_tiles_of_a_warp():
     assert (demand.dK, demand.dV, demand.S, demand.dP, demand.dQ) == (64, 64, 32, 32, 32)
     shared = register_demand(WIDE.replace(d_head=256, B_c=64, stages=1))
     assert (shared.dK, shared.dV, shared.S, shared.dP) == (64, 64, 16, 16)
+    assert (shared.dQ, WIDE.replace(B_c=64, n_warps=4).columns_dQ) == (64, 64)
+
+
+def test_a_warp_of_more_keys_has_as_many_sums():
+    two_tiles = WIDE.replace(warp_keys=32)
+    assert str(two_tiles) == f"{TEXT}+warp_keys_32"
+    assert parse(two_tiles.to_cpp_struct()) == two_tiles
+    assert two_tiles.companions == 2 * WIDE.companions
+    assert register_demand(two_tiles) == register_demand(WIDE)
 
 
 def test_what_is_built_is_legal_canonical_and_preferred():

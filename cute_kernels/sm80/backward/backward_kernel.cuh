@@ -2,11 +2,11 @@
 //
 // A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
 // query head of the group. Keys are the rows of the MMAs:
-//   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers, 16 keys by a warp
+//   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers, 16 or 32 keys by a warp
 //   P^T = 2^(scale S^T - lse)          where a mask cuts a block, 0
 //   dS^T = P^T * (dP^T - delta)        to shared memory, from which other warps read it
-//   dV += P^T dO, dK += dS^T Q         A from registers, or from shared memory where warps share keys
-//   dQ = dS K                          16 queries by a warp, over all keys of the tile
+//   dV += P^T dO, dK += dS^T Q         A from registers, and from shared memory what a warp with the same keys has computed
+//   dQ = dS K                          32 queries by a warp, over all keys of the tile
 // dQ of a block is added to fp32 sums in global memory; `postprocess` scales and rounds them. A variant's scores are f(scale S^T), and
 // its dS^T has a factor f'.
 #pragma once
@@ -122,26 +122,22 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   // The warp's keys, its share of their queries and of their columns of dK and dV; its queries of dQ, and its share of their
   // columns.
   int const warp = device::thread_idx() / 32;
-  int const key = warp % Traits::kKeyWarps * Traits::kMmaM;
-  int const query = warp / Traits::kKeyWarps * kQueries;
-  int const column_dKV = warp / Traits::kKeyWarps * kColumnsDKV;
-  int const query_dQ = warp % Traits::kQueryWarps * Traits::kMmaM;
+  int const companion = warp / Traits::kKeyWarps;
+  int const key = warp % Traits::kKeyWarps * Traits::kWarpKeys;
+  int const query = companion * kQueries;
+  int const column_dKV = companion * kColumnsDKV;
+  int const query_dQ = warp % Traits::kQueryWarps * Traits::kWarpQueries;
   int const column_dQ = warp / Traits::kQueryWarps * Traits::kColumnsDQ;
 
   auto lane_at = [](auto lanes, int row, int column) {
     Coord const lane = lane_coord<decltype(lanes)>(row);
     return Coord{lane.row, lane.column + column};
   };
-  // This lane's rows of 16 x 16 tiles: of K and V (M,K), of Q and dO (N,K), of dO^T and Q^T (N,K), of P^T and dS^T (M,K), and of dS
-  // (M,K).
+  // This lane's rows of 16 x 16 tiles: of K and V (M,K), of Q and dO (N,K), and of dS (M,K).
   ThreadOffsets<typename Traits::SmemLayoutKV, 16, 16> const k_tiles(
       lane_coord<typename Traits::LanesA>(key));
   ThreadOffsets<typename Traits::SmemLayoutQ, 16, 16> const q_tiles(
       lane_coord<typename Traits::LanesB>(query));
-  ThreadOffsets<typename Traits::SmemLayoutQt, 16, 16> const qt_tiles(
-      lane_coord<typename Traits::LanesBt>(column_dKV));
-  ThreadOffsets<typename Traits::SmemLayoutDSt, 16, 16> const dst_tiles(
-      lane_coord<typename Traits::LanesA>(key));
   ThreadOffsets<typename Traits::SmemLayoutDS, 16, 16> const ds_tiles(
       lane_coord<typename Traits::LanesAt>(query_dQ));
   Coord const acc_first = lane_at(typename Traits::AccLanes{}, key, query);
@@ -152,24 +148,26 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   Sums<Traits, kFeatures> const sums{tile};
 
   auto store_pairs = [&](auto const& pairs, Element* block) {
+    constexpr int kRows = 2 * Traits::kKeyTiles;  // of a thread
     CUTE_UNROLL
-    for (int i = 0; i < kQueries / 4; ++i) {
+    for (int i = 0; i < size(pairs); ++i) {
       issue<typename Traits::SmemCopyAtomO>(pairs.data()[i],
-                                            as<uint32_t>(block[stored(i % 2, i / 2)]));
+                                            as<uint32_t>(block[stored(i % kRows, i / kRows)]));
     }
   };
 
-  Tensor acc_dK = make_tensor<float>(
-      typename Traits::template Accumulator<kColumnsDKV>{});  // (MMA,MMA_M,MMA_N)
-  Tensor acc_dV = make_tensor<float>(
-      typename Traits::template Accumulator<kColumnsDKV>{});  // (MMA,MMA_M,MMA_N)
+  constexpr int kTiles = Traits::kKeyTiles;
+  using OfKeys = typename Traits::template Accumulator<kTiles, kColumnsDKV>;
+  using OfScores = typename Traits::template Accumulator<kTiles, kQueries>;
+  Tensor acc_dK = make_tensor<float>(OfKeys{});  // (MMA,MMA_M,MMA_N)
+  Tensor acc_dV = make_tensor<float>(OfKeys{});  // (MMA,MMA_M,MMA_N)
   clear(acc_dK);
   clear(acc_dV);
 
   // acc = A B^T of keys and queries. A: K or V. B: Q or dO.
   auto multiply_rows = [&](auto& acc, Element const* a, Site site_a, Element const* b,
                            Site site_b) __attribute__((always_inline)) {
-    Tensor rA = make_tensor<uint32_t>(typename Traits::template OperandA<kHeadDim>{});
+    Tensor rA = make_tensor<uint32_t>(typename Traits::template OperandA<kTiles, kHeadDim>{});
     Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kQueries, kHeadDim>{});
     clear(acc);
     gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
@@ -179,22 +177,31 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       load_B<Ldmatrix>(rB, b, q_tiles, k);
     });
   };
-  // acc += A B of keys and columns. A: P^T or dS^T, as pairs or in shared memory. B: dO or Q.
-  auto multiply_columns = [&](auto& acc, auto& pairs, Element const* a, Site site_a,
-                              Element const* b, Site site_b) __attribute__((always_inline)) {
-    Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kColumnsDKV, kBlockM>{});
-    if constexpr (Traits::kPInRegisters) {
-      gemm_staged<MmaAtom, 1, false>(acc, pairs, rB, [&](int k) {
-        device::at(site_b);
-        load_B<LdmatrixTransposed>(rB, b, qt_tiles, k);
-      });
-    } else {
-      Tensor rA = make_tensor<uint32_t>(typename Traits::template OperandA<kBlockM>{});
-      gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
+  // acc += A B of keys and columns, over the queries of one of the companions, from `first` on. A: P^T or dS^T. B: dO or Q.
+  auto multiply_columns = [&](auto& acc, auto& rA, int first, Element const* b, Site site_b,
+                              auto const& load_rA) __attribute__((always_inline)) {
+    ThreadOffsets<typename Traits::SmemLayoutQt, 16, 16> const qt_tiles(
+        lane_at(typename Traits::LanesBt{}, column_dKV, first));
+    Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kColumnsDKV, kQueries>{});
+    gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
+      load_rA(k);
+      device::at(site_b);
+      load_B<LdmatrixTransposed>(rB, b, qt_tiles, k);
+    });
+  };
+  auto const in_registers = [](int) {};  // A of the warp's own queries
+  // The same over the queries of the others, whose A is in shared memory.
+  auto multiply_others = [&](auto& acc, Element const* a, Site site_a, Element const* b,
+                             Site site_b) __attribute__((always_inline)) {
+    CUTE_UNROLL
+    for (int i = 1; i < Traits::kCompanions; ++i) {
+      int const first = (companion + i) % Traits::kCompanions * kQueries;
+      ThreadOffsets<typename Traits::SmemLayoutDSt, 16, 16> const a_tiles(
+          lane_at(typename Traits::LanesA{}, key, first));
+      Tensor rA = make_tensor<uint32_t>(typename Traits::template OperandA<kTiles, kQueries>{});
+      multiply_columns(acc, rA, first, b, site_b, [&](int k) {
         device::at(site_a);
-        load_A<Ldmatrix>(rA, a, dst_tiles, k);
-        device::at(site_b);
-        load_B<LdmatrixTransposed>(rB, b, qt_tiles, k);
+        load_A<Ldmatrix>(rA, a, a_tiles, k);
       });
     }
   };
@@ -209,36 +216,40 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   };
   loads.load_keys();
   load_ahead(0);
+  if constexpr (Traits::kOneBarrier) {
+    load_ahead(1);
+    device::async_wait<1>();
+    device::sync_threads();  // the first block is visible, and K and V
+  }
 
-  int stage = 0;
+  int stage = 0, place = 0;
   for (Blocks block(tile, given); block.exists(); block.advance()) {
-    // The block is visible, and K and V the first time; every warp is done with the block before.
-    device::async_wait<0>();
-    device::sync_threads();
-    if constexpr (Traits::kStages == 2) {
-      load_ahead(stage ^ 1);
+    if constexpr (!Traits::kOneBarrier) {
+      // The block is visible, and K and V the first time; every warp is done with the block before.
+      device::async_wait<0>();
+      device::sync_threads();
+      if constexpr (Traits::kStages == 2) {
+        load_ahead(stage ^ 1);
+      }
     }
     Element const* const sQ = smem.q[stage];        // (kBlockM,kHeadDim)
     Element const* const sDO = smem.grad_o[stage];  // (kBlockM,kHeadDim)
+    Element* const sP = smem.p[place];              // (kBlockN,kBlockM)
+    Element* const sDS = smem.ds[place];            // (kBlockN,kBlockM)
 
-    Tensor acc_S =
-        make_tensor<float>(typename Traits::template Accumulator<kQueries>{});  // (MMA,MMA_M,MMA_N)
-    Tensor acc_dP =
-        make_tensor<float>(typename Traits::template Accumulator<kQueries>{});  // (MMA,MMA_M,MMA_N)
-    Tensor tdVrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});         // (MMA,MMA_M,MMA_K)
-    Tensor tdKrDS = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});        // (MMA,MMA_M,MMA_K)
+    Tensor acc_S = make_tensor<float>(OfScores{});                        // (MMA,MMA_M,MMA_N)
+    Tensor acc_dP = make_tensor<float>(OfScores{});                       // (MMA,MMA_M,MMA_N)
+    Tensor tdVrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});   // (MMA,MMA_M,MMA_K)
+    Tensor tdKrDS = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});  // (MMA,MMA_M,MMA_K)
     multiply_rows(acc_S, smem.k, Site::K_s2r, sQ, Site::Q_s2r);
     multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
     scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
     if constexpr (kFeatures.dropout) {
-      DropoutOfColumns<kQueries> dropped;
-      scores.draw(dropped, problem.dropout, block.head, block.m_block);
-      dropped.apply_to_pairs(tdVrP);
-      dropped.apply_to_rows(rows_by_columns(acc_dP));
+      scores.drop(tdVrP, acc_dP, problem.dropout, block);
     }
-    if constexpr (!Traits::kPInRegisters) {
+    if constexpr (Traits::kCompanions > 1) {
       device::at(Site::P_r2s);
-      store_pairs(tdVrP, smem.p);
+      store_pairs(tdVrP, sP);
     }
     if constexpr (variant::kHasSums<Variant>) {
       scores.to_dS_and_sums(acc_S, tdVrP, acc_dP, tdKrDS, smem.minus_delta[stage], block);
@@ -248,15 +259,19 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage]);
     }
     device::at(Site::dS_r2s);
-    store_pairs(tdKrDS, smem.ds);
-    if constexpr (Traits::kPInRegisters) {
-      multiply_columns(acc_dV, tdVrP, smem.p, Site::P_s2r, sDO, Site::dO_s2r);
+    store_pairs(tdKrDS, sDS);
+    multiply_columns(acc_dV, tdVrP, query, sDO, Site::dO_s2r, in_registers);
+    if constexpr (Traits::kOneBarrier) {
+      device::async_wait<0>();  // for the next block
     }
+    // With one barrier the next block is visible, too, and every warp is done with the one before.
     device::sync_threads();  // dS is visible, and P
-    if constexpr (!Traits::kPInRegisters) {
-      multiply_columns(acc_dV, tdVrP, smem.p, Site::P_s2r, sDO, Site::dO_s2r);
+    if constexpr (Traits::kOneBarrier) {
+      load_ahead(stage == 0 ? 2 : stage - 1);
     }
-    multiply_columns(acc_dK, tdKrDS, smem.ds, Site::dS_s2r, sQ, Site::Q_s2r);
+    multiply_columns(acc_dK, tdKrDS, query, sQ, Site::Q_s2r, in_registers);
+    multiply_others(acc_dV, sP, Site::P_s2r, sDO, Site::dO_s2r);
+    multiply_others(acc_dK, sDS, Site::dS_s2r, sQ, Site::Q_s2r);
     if constexpr (Traits::kStages == 1) {
       device::sync_threads();  // every warp has read Q and dO, lse and delta
       load_ahead(0);
@@ -267,14 +282,16 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       int const column = column_dQ + pass * kSlab;
       ThreadOffsets<typename Traits::SmemLayoutKt, 16, 16> const kt_tiles(
           lane_coord<typename Traits::LanesBt>(column));
-      Tensor acc_dQ =
-          make_tensor<float>(typename Traits::template Accumulator<kSlab>{});  // (MMA,MMA_M,MMA_N)
-      Tensor rDS = make_tensor<uint32_t>(typename Traits::template OperandA<kBlockN>{});
+      constexpr int kQueryTiles = Traits::kQueryTiles;
+      Tensor acc_dQ = make_tensor<float>(
+          typename Traits::template Accumulator<kQueryTiles, kSlab>{});  // (MMA,MMA_M,MMA_N)
+      Tensor rDS =
+          make_tensor<uint32_t>(typename Traits::template OperandA<kQueryTiles, kBlockN>{});
       Tensor rKt = make_tensor<uint32_t>(typename Traits::template OperandB<kSlab, kBlockN>{});
       clear(acc_dQ);
       gemm_staged<MmaAtom, 1, false>(acc_dQ, rDS, rKt, [&](int k) {
         device::at(Site::dS_s2r);
-        load_A<LdmatrixTransposed>(rDS, smem.ds, ds_tiles, k);
+        load_A<LdmatrixTransposed>(rDS, sDS, ds_tiles, k);
         device::at(Site::K_s2r);
         load_B<LdmatrixTransposed>(rKt, smem.k, kt_tiles, k);
       });
@@ -282,6 +299,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     }
     if constexpr (Traits::kStages == 2) {
       stage ^= 1;
+    } else if constexpr (Traits::kOneBarrier) {
+      stage = stage == 2 ? 0 : stage + 1;
+      place ^= 1;
     }
   }
 

@@ -31,10 +31,11 @@ CUTE_DEVICE void postprocess_cta(BackwardParams const& problem) {
       continue;
     }
     // In its tile of 16 x 8, four lanes have two values each: the even columns, then the odd ones.
-    int const in_part = row % kRowsOfPart;
-    float const* const sums =
-        problem.dq_sum + part_of(piece.row + row, column, kColumns) * kSumsOfTurn +
-        column % kColumnsOfPart / 8 * (4 * kLanes) + in_part / 8 * (2 * kLanes) + in_part % 8 * 4;
+    constexpr int kTilesOfColumn = kRowsOfPart / 16;
+    int const in_part = column % kColumnsOfPart / 8 * kTilesOfColumn + row % kRowsOfPart / 16;
+    float const* const sums = problem.dq_sum +
+                              part_of(piece.row + row, column, kColumns) * kSumsOfTurn +
+                              in_part * kValuesOfTile + row % 16 / 8 * (2 * kLanes) + row % 8 * 4;
     float4 const even = device::load(reinterpret_cast<float4 const*>(sums));
     float4 const odd = device::load(reinterpret_cast<float4 const*>(sums + kLanes));
     float const scale = problem.softmax_scale;

@@ -18,8 +18,25 @@ namespace pyflash::sm80::backward {
 using namespace cute;
 using device::Site;
 
-// Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). A thread has two keys, eight apart, and two of every eight
-// queries.
+// Tile m of 16 keys of an accumulator, by rows and columns: (2,(2,MMA_N)).
+template <class Acc>
+CUTE_DEVICE auto rows_of_tile(Acc& acc, int m) {
+  constexpr int kM = size<1>(Acc{});
+  constexpr int kN = size<2>(Acc{});
+  return make_tensor(acc.data() + 4 * m,
+                     Layout<Shape<_2, Shape<_2, Int<kN>>>, Stride<_2, Stride<_1, Int<4 * kM>>>>{});
+}
+
+// The pairs of tile m, of an accumulator Acc: those of row r and columns c and c + 1 at c + r.
+template <class Acc, class Pairs>
+CUTE_DEVICE auto pairs_of_tile(Pairs& pairs, int m) {
+  constexpr int kM = size<1>(Acc{});
+  constexpr int kN = size<2>(Acc{});
+  return make_tensor(pairs.data() + 2 * m, Layout<Shape<_2, Int<kN>>, Stride<_1, Int<2 * kM>>>{});
+}
+
+// Accumulators are those of S^T: (MMA,MMA_M,MMA_N) of (keys, queries). A thread has two keys of each tile, eight apart, and two of every
+// eight queries.
 template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
@@ -33,6 +50,9 @@ struct Scores {
 
   // The tanh of a score that does not count: so low that P is 0, and the square finite.
   static constexpr float kMaskedTanh = -1e18f;
+  static constexpr int kKeyStep = 8;  // from a thread's row to the next one
+  static constexpr int kTiles = Traits::kKeyTiles;
+  static constexpr int kRows = 2 * kTiles;
 
   CUTE_DEVICE Scores(Tile<kFeatures> const& tile, Coord const& first, int warp_key,
                      variant::Given<Variant> const& given)
@@ -56,12 +76,15 @@ struct Scores {
     int const head = block.head, m_block = block.m_block;
     if constexpr (variant::kIsVariant<Variant>) {
       bool const is_cut = cuts(m_block) || (m_block + 1) * Traits::kBlockM > tile.queries().length;
-      variant::variant_scores_to_P<Element, Variant>(
-          P, tile, given,
-          {tile.first_key + first.row, m_block * Traits::kBlockM + first.column, head, block.is_cut,
-           is_cut},
-          column_of, [&](int c) { return numbers_at(lse2, c); },
-          [&](int i) -> uint32_t& { return pairs.data()[i]; });
+      CUTE_UNROLL
+      for (int m = 0; m < kTiles; ++m) {
+        Tensor of_tile = rows_of_tile(acc, m);  // (2,(2,MMA_N))
+        Tensor pairs_of = pairs_of_tile<Acc>(pairs, m);
+        variant::variant_scores_to_P<Element, Variant>(
+            of_tile, tile, given, place(m, block, block.is_cut, is_cut), column_of,
+            [&](int c) { return numbers_at(lse2, c); },
+            [&](int i) -> uint32_t& { return pairs_of(i); });
+      }
       if constexpr (!variant::kMakesPairs<Variant, kFeatures>) {
         pack(acc, pairs);
       }
@@ -88,11 +111,11 @@ struct Scores {
     for (int c = 0; c < size<1>(P); c += 2) {
       float2 const lse = numbers_at(lse2, c);
       CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         float const p0 = device::exp2(fmaf(P(r, c), scale, -lse.x));
         float const p1 = device::exp2(fmaf(P(r, c + 1), scale, -lse.y));
         if (caps) {
-          pairs.data()[c + r] = device::pack2(p0, p1, Element{});
+          pairs.data()[kTiles * c + r] = device::pack2(p0, p1, Element{});
           P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));
           P(r, c + 1) = p1 * (1.f - P(r, c + 1)) * (1.f + P(r, c + 1));
         } else {
@@ -110,10 +133,19 @@ struct Scores {
     pack(acc, pairs);
   }
 
-  template <class Dropped>
-  CUTE_DEVICE void draw(Dropped& dropped, Dropout const& dropout, int head, int m_block) const {
-    dropped.draw(load_dropout(dropout, problem.heads, tile.sequence(), head), dropout.largest_kept,
-                 tile.first_key + first.row, m_block * Traits::kBlockM + first.column);
+  // Sets what dropout leaves out to 0: of P^T, as pairs, and of dP^T.
+  template <class Pairs, class Acc, class Block>
+  CUTE_DEVICE void drop(Pairs& of_P, Acc& acc_dP, Dropout const& dropout,
+                        Block const& block) const {
+    DropoutBytes const bytes = load_dropout(dropout, problem.heads, tile.sequence(), block.head);
+    CUTE_UNROLL
+    for (int m = 0; m < kTiles; ++m) {
+      DropoutOfColumns<Traits::kQueriesOfWarp> dropped;
+      dropped.draw(bytes, dropout.largest_kept, tile.first_key + first.row + m * Traits::kMmaM,
+                   block.m_block * Traits::kBlockM + first.column);
+      dropped.apply_to_pairs(pairs_of_tile<Acc>(of_P, m));
+      dropped.apply_to_rows(rows_of_tile(acc_dP, m));
+    }
   }
 
   // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of dP^T, for dropout. acc_P: as to_P leaves it.
@@ -127,7 +159,7 @@ struct Scores {
     for (int c = 0; c < size<1>(P); c += 2) {
       float2 const of_queries = numbers_at(minus_delta, c);
       CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         if constexpr (kFeatures.dropout) {
           dS(r, c) = P(r, c) * fmaf(dS(r, c), factor, of_queries.x);
           dS(r, c + 1) = P(r, c + 1) * fmaf(dS(r, c + 1), factor, of_queries.y);
@@ -144,30 +176,39 @@ struct Scores {
   template <class Acc, class Pairs, class Block>
   CUTE_DEVICE void to_dS_and_sums(Acc& acc_P, Pairs const& of_P, Acc& acc_dP, Pairs& pairs,
                                   float const* minus_delta, Block const& block) const {
-    Tensor S = rows_by_columns(acc_P);   // ((2,MMA_M),(2,MMA_N))
-    Tensor G = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
+    Tensor P_or_S = rows_by_columns(acc_P);  // ((2,MMA_M),(2,MMA_N))
+    Tensor G = rows_by_columns(acc_dP);      // ((2,MMA_M),(2,MMA_N))
     CUTE_UNROLL
     for (int c = 0; c < size<1>(G); c += 2) {
       float2 const of_queries = numbers_at(minus_delta, c);
       CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        float2 P = {S(r, c), S(r, c + 1)};
+      for (int r = 0; r < kRows; ++r) {
+        float2 P = {P_or_S(r, c), P_or_S(r, c + 1)};
         if constexpr (variant::kKeepsScores<Variant, kFeatures>) {
-          P = device::unpack2(of_P.data()[c + r], Element{});
+          P = device::unpack2(of_P.data()[kTiles * c + r], Element{});
         }
         G(r, c) = P.x * (G(r, c) + of_queries.x);
         G(r, c + 1) = P.y * (G(r, c + 1) + of_queries.y);
       }
     }
-    variant::sum_captured<Variant>(
-        S, G, tile, given,
-        {tile.first_key + first.row, block.m_block * Traits::kBlockM + first.column, block.head,
-         false, false},
-        column_of);
+    CUTE_UNROLL
+    for (int m = 0; m < kTiles; ++m) {
+      Tensor of_tile = rows_of_tile(acc_dP, m);  // (2,(2,MMA_N))
+      variant::sum_captured<Variant>(rows_of_tile(acc_P, m), of_tile, tile, given,
+                                     place(m, block, false, false), column_of);
+    }
     pack(acc_dP, pairs);
   }
 
  private:
+  // Of tile m.
+  template <class Block>
+  CUTE_DEVICE variant::Place place(int m, Block const& block, bool cuts_variant,
+                                   bool cuts_band) const {
+    return {tile.first_key + first.row + m * Traits::kMmaM,
+            block.m_block * Traits::kBlockM + first.column, block.head, cuts_variant, cuts_band};
+  }
+
   template <class Acc, class Pairs>
   CUTE_DEVICE static void pack(Acc const& acc, Pairs& pairs) {
     CUTE_UNROLL
@@ -184,8 +225,8 @@ struct Scores {
   // Whether some key of the warp is not attended by some query of the block.
   // NOTE: queries past the end are no matter: P is 0 there, since lse is infinite.
   CUTE_DEVICE bool cuts(int m_block) const {
-    Interval const uncut = tile.queries_from(warp_key).of_all(Traits::kMmaM);
-    return warp_key + Traits::kMmaM > tile.keys().length ||
+    Interval const uncut = tile.queries_from(warp_key).of_all(Traits::kWarpKeys);
+    return warp_key + Traits::kWarpKeys > tile.keys().length ||
            m_block * Traits::kBlockM < uncut.begin ||
            (kFeatures.left_window && (m_block + 1) * Traits::kBlockM > uncut.end);
   }
@@ -195,8 +236,8 @@ struct Scores {
   CUTE_DEVICE void mask(Rows& P, int m_block, float value) const {
     int const first_query = m_block * Traits::kBlockM + first.column;
     CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      int const key = tile.first_key + first.row + 8 * r;
+    for (int r = 0; r < kRows; ++r) {
+      int const key = tile.first_key + first.row + kKeyStep * r;
       auto const queries = tile.queries_from(key);
       int const begin = queries.begin(0) - first_query;
       // NOTE: keys past the end score 0, which may be far above lse.
@@ -220,8 +261,8 @@ struct Scores {
     int const aligned = aligned_column(m_block * Traits::kBlockM + first.column,
                                        tile.queries().length, tile.keys().length);
     CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      add_alibi(S, r, slope, tile.first_key + first.row + 8 * r - aligned, column_of);
+    for (int r = 0; r < kRows; ++r) {
+      add_alibi(S, r, slope, tile.first_key + first.row + kKeyStep * r - aligned, column_of);
     }
   }
 };

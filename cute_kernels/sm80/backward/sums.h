@@ -1,7 +1,7 @@
 // The sums of dQ in global memory, in fp32, as the family's kernels add to them and as they are read afterwards.
 //
-// A part is 16 queries by 64 columns, which a warp adds at a time. It has tiles of 16 x 8, of each the four values of every lane
-// of an accumulator: all lanes' first value, then all lanes' second one. So a warp adds to 32 neighbours at a time.
+// A part is 32 queries by 32 columns, which a warp adds at a time. It has tiles of 16 x 8, down the queries first, of each the four values
+// of every lane of an accumulator: all lanes' first value, then all lanes' second one. So a warp adds to 32 neighbours at a time.
 #pragma once
 
 #include <cute/tensor_impl.hpp>
@@ -14,11 +14,12 @@ namespace pyflash::sm80::backward {
 using namespace cute;
 
 inline constexpr int kLanes = 32;
-inline constexpr int kRowsOfPart = 16;
-inline constexpr int kColumnsOfPart = 64;
+inline constexpr int kRowsOfPart = 32;
+inline constexpr int kColumnsOfPart = 32;
+inline constexpr int kValuesOfTile = 4 * kLanes;
 static_assert(kRowsOfPart * kColumnsOfPart == kSumsOfTurn);
 
-// The part of a row of the workspace, of 16 that are its first rows, and of a column.
+// The part that has a row of the workspace and a column.
 // columns: of the config.
 CUTE_DEVICE int64_t part_of(int row, int column, int columns) {
   constexpr int kRowParts = kQueriesOfPiece / kRowsOfPart;
@@ -30,17 +31,27 @@ template <class Traits, BackwardFeatures kFeatures>
 struct Sums {
   Tile<kFeatures> const& tile;
 
-  // Adds 16 rows from `row` of the workspace on, and 64 columns.
+  // Adds the rows of a part from `row` of the workspace on, and the columns of one part or more.
   template <class Acc>
   CUTE_DEVICE void add(Acc const& acc, int row, int column) const {
+    constexpr int kOfPart = kSumsOfTurn / kLanes;
     device::at(device::Site::dQ_s2g);
-    int64_t const part = part_of(row, column, Traits::kHeadDim);
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc) / kOfPart; ++i) {
+      add_part(part_of(row, column + i * kColumnsOfPart, Traits::kHeadDim),
+               [&](int value) { return acc(i * kOfPart + value); });
+    }
+  }
+
+ private:
+  template <class Values>
+  CUTE_DEVICE void add_part(int64_t part, Values const& values) const {
     int const lane = device::thread_idx() % kLanes;
     float* const first = tile.problem.dq_sum + part * kSumsOfTurn + lane;
     bool const in_turn = take_turn(part, lane);
     CUTE_UNROLL
-    for (int i = 0; i < size(acc); ++i) {
-      device::reduce_add(first + i * kLanes, acc(i));
+    for (int i = 0; i < kSumsOfTurn / kLanes; ++i) {
+      device::reduce_add(first + i * kLanes, values(i));
     }
     if constexpr (kFeatures.deterministic) {
       device::sync_warp();  // all lanes have added
@@ -50,7 +61,6 @@ struct Sums {
     }
   }
 
- private:
   // Waits until what blocks of keys before this one add to a part has been added. Whether this lane gives the turn on.
   CUTE_DEVICE bool take_turn(int64_t part, int lane) const {
     bool in_turn = false;

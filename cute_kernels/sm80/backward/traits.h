@@ -32,22 +32,30 @@ struct KernelTraits {
   static constexpr int kMmaM = 16;  // rows of one warp's MMA atom
   static constexpr int kMmaK = 16;  // columns of one MMA step
   static constexpr int kRowStep = kMmaM;
-  static constexpr int kSlab = 64;  // columns of dQ that a warp computes at a time
 
-  // S^T, dP^T, dK, dV: a warp has 16 keys. Warps of the same keys have a share of the queries each, and of the columns of dK and dV;
-  // then P^T and dS^T pass through shared memory. A warp without a companion has them in registers.
-  static constexpr int kKeyWarps = kBlockN / kMmaM;
+  // S^T, dP^T, dK, dV: a warp has the keys of one or two tiles. Warps of the same keys have a share of the queries each, and of the
+  // columns of dK and dV: of their own queries they have P^T and dS^T in registers, of the others' they read them from shared memory.
+  static constexpr int kWarpKeys = kConfig.warp_keys;
+  static constexpr int kKeyTiles = kWarpKeys / kMmaM;
+  static constexpr int kKeyWarps = kBlockN / kWarpKeys;
   static constexpr int kCompanions = kNWarps / kKeyWarps;
-  static constexpr bool kPInRegisters = kCompanions == 1;
   static constexpr int kQueriesOfWarp = kBlockM / kCompanions;
   static constexpr int kColumnsDKV = kHeadDim / kCompanions;
-  // dQ: a warp has 16 queries, and a share of the columns.
-  static constexpr int kQueryWarps = kBlockM / kMmaM;
+  // dQ: a warp has 32 queries, and a share of the columns.
+  static constexpr int kWarpQueries = 32;
+  static constexpr int kQueryTiles = kWarpQueries / kMmaM;
+  static constexpr int kQueryWarps = kBlockM / kWarpQueries;
   static constexpr int kColumnsDQ = kHeadDim * kQueryWarps / kNWarps;
+  static constexpr int kSlab = kColumnsDQ % 64 == 0 ? 64 : 32;  // that it computes at a time
+  static_assert(kWarpKeys == 16 || kWarpKeys == 32);
   static_assert(kNWarps % kKeyWarps == 0 && kNWarps % kQueryWarps == 0);
-  static_assert(kColumnsDKV % kSlab == 0 && kColumnsDQ % kSlab == 0);
+  static_assert(kBlockN % kWarpKeys == 0 && kBlockM % kWarpQueries == 0);
+  static_assert(kColumnsDKV % kMmaK == 0 && kColumnsDQ % kSlab == 0);
   static_assert(kQueriesOfWarp % kMmaK == 0);
-  static_assert(kStages == 1 || kStages == 2);
+  static_assert(1 <= kStages && kStages <= 3);
+  // With three stages blocks are loaded two ahead, and dS and P have two places: then every warp waits for the others once a block.
+  static constexpr bool kOneBarrier = kStages == 3;
+  static constexpr int kPlaces = kOneBarrier ? 2 : 1;
 
   // Queries whose rows of the workspace are whole pieces: blocks are visited by as many.
   static constexpr int kWorkspaceBlock = larger(kBlockM, kQueriesOfPiece);
@@ -61,10 +69,10 @@ struct KernelTraits {
   template <int kRegisters, int kTilesMN, int kTilesK>
   using Fragment = Layout<Shape<Int<kRegisters>, Int<kTilesMN>, Int<kTilesK>>,
                           Stride<_1, Int<kRegisters>, Int<kRegisters * kTilesMN>>>;
-  template <int kColumns>
-  using Accumulator = Fragment<4, 1, kColumns / 8>;  // (MMA,MMA_M,MMA_N)
-  template <int kExtent>
-  using OperandA = Fragment<4, 1, kExtent / kMmaK>;  // (MMA,MMA_M,MMA_K)
+  template <int kTiles, int kColumns>
+  using Accumulator = Fragment<4, kTiles, kColumns / 8>;  // (MMA,MMA_M,MMA_N)
+  template <int kTiles, int kExtent>
+  using OperandA = Fragment<4, kTiles, kExtent / kMmaK>;  // (MMA,MMA_M,MMA_K)
   template <int kColumns, int kExtent>
   using OperandB = Fragment<2, kColumns / 8, kExtent / kMmaK>;  // (MMA,MMA_N,MMA_K)
 
@@ -101,8 +109,8 @@ struct KernelTraits {
     alignas(1024) Element v[kBlockN * kHeadDim];  // then dV
     alignas(1024) Element q[kStages][kBlockM * kHeadDim];
     alignas(1024) Element grad_o[kStages][kBlockM * kHeadDim];
-    alignas(1024) Element ds[kBlockN * kBlockM];
-    alignas(1024) Element p[kPInRegisters ? 1 : kBlockN * kBlockM];
+    alignas(1024) Element ds[kPlaces][kBlockN * kBlockM];
+    alignas(1024) Element p[kPlaces][kCompanions == 1 ? 1 : kBlockN * kBlockM];
     alignas(16) float lse2[kStages][kBlockM];
     alignas(16) float minus_delta[kStages][kBlockM];
   };

@@ -14,15 +14,16 @@ from pyflash.config.base import DType, KernelConfig
 from pyflash.config.fields import number, tile
 
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80
+QUERIES_DQ = 32  # of which a warp computes dQ
 ALIGNMENT = 1024  # bytes, of tiles in smem
 
 
 @dataclass(frozen=True, slots=True)
 class FlashBackwardKernelConfig(KernelConfig):
     """One backward kernel. A CTA owns B_c keys of a head of K and V, and works through the blocks
-    of B_r queries that attend them. A warp has 16 keys; where there are more warps than that, those
-    of the same keys share their queries, and the columns of dK and dV. Ordered lexicographically,
-    field by field.
+    of B_r queries that attend them. A warp has `warp_keys` of the keys; where there are more warps
+    than that, those of the same keys share their queries, and the columns of dK and dV. Ordered
+    lexicographically, field by field.
 
     A wrong type raises TypeError, a number below 1 ValueError. Any other value can be written down;
     whether it can be built and launched is what `violations` tells.
@@ -36,6 +37,7 @@ class FlashBackwardKernelConfig(KernelConfig):
     B_c: int = tile()  # keys that a CTA owns
     n_warps: int = tile(usual=8)  # per CTA
     stages: int = number("stages_{}", usual=2)  # blocks of Q, and of dO, in smem at a time
+    warp_keys: int = number("warp_keys_{}", default=MMA_ROWS)  # 32: less of Q and dO is read
 
     @property
     def n_threads(self) -> int:
@@ -45,19 +47,21 @@ class FlashBackwardKernelConfig(KernelConfig):
     @property
     def companions(self) -> int:
         """Warps that have the same keys, rounded up."""
-        return -(-self.n_warps * MMA_ROWS // self.B_c)
+        return -(-self.n_warps * self.warp_keys // self.B_c)
 
     @property
     def columns_dQ(self) -> int:
-        """Columns of dQ that a warp computes of its 16 queries, rounded down."""
-        return self.d_head * self.B_r // (MMA_ROWS * self.n_warps)
+        """Columns of dQ that a warp computes of its 32 queries, rounded down."""
+        return self.d_head * self.B_r // (QUERIES_DQ * self.n_warps)
 
     @property
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, which dK and dV take over, `stages` blocks of Q and of dO
-        with two numbers for each query, dS, and P where several warps have the same keys."""
+        with two numbers for each query, dS, and P where several warps have the same keys. With
+        three stages there are two of dS and P, so that warps wait for each other once a block."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
-        of_scores = self.B_c * self.B_r * 2
-        of_P = of_scores if self.companions > 1 else 16  # one element, aligned
+        places = 2 if self.stages == 3 else 1
+        of_scores = places * self.B_c * self.B_r * 2
+        of_P = of_scores if self.companions > 1 else 16  # an element or two, aligned
         numbers = 2 * self.stages * self.B_r * 4
         return -(-(tiles + of_scores + of_P + numbers) // ALIGNMENT) * ALIGNMENT

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from pyflash.config.arch import Arch
 from pyflash.config.resources import refuse_over_register_file, tell_spills
 from pyflash.config.rules import Rules
-from pyflash.config.sm80_backward.config import MMA_ROWS, FlashBackwardKernelConfig
+from pyflash.config.sm80_backward.config import (
+    MMA_ROWS,
+    QUERIES_DQ,
+    FlashBackwardKernelConfig,
+)
 from pyflash.config.sm80_backward.resources import SLAB, register_demand, resources
 
 COPY_COLUMNS = 8  # 16 bytes, one cp.async
@@ -21,7 +25,8 @@ SUPPORTED = {
     "B_r": (32, 64, 128),
     "B_c": (32, 64, 128),
     "n_warps": (4, 8),
-    "stages": (1, 2),
+    "stages": (1, 2, 3),
+    "warp_keys": (16, 32),
 }
 
 
@@ -30,39 +35,41 @@ RULES = Rules()
 
 @RULES.rule
 def keys_per_warp(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    if c.B_c % MMA_ROWS or MMA_ROWS * c.n_warps % c.B_c:
+    if c.B_c % c.warp_keys or c.warp_keys * c.n_warps % c.B_c or c.warp_keys % MMA_ROWS:
         yield (
-            f"each of the n_warps = {c.n_warps} warps has {MMA_ROWS} keys, the rows of one mma, "
-            f"and as many warps have the same ones everywhere: make B_c = {c.B_c} a divisor of "
-            f"{MMA_ROWS} * n_warps = {MMA_ROWS * c.n_warps} and a multiple of {MMA_ROWS}"
+            f"each of the n_warps = {c.n_warps} warps has warp_keys = {c.warp_keys} keys, "
+            f"{MMA_ROWS} for each mma, and as many warps have the same ones everywhere: make B_c = "
+            f"{c.B_c} a divisor of warp_keys * n_warps = {c.warp_keys * c.n_warps} and a multiple "
+            f"of warp_keys, and this one of {MMA_ROWS}"
         )
 
 
 @RULES.rule
 def shared_keys(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    if c.B_r % (MMA_ROWS * c.companions) or c.d_head % (SLAB * c.companions):
+    if c.B_r % (MMA_ROWS * c.companions) or c.d_head % (MMA_ROWS * c.companions):
         yield (
             f"the {c.companions} warps of the same keys share the B_r = {c.B_r} queries of a "
-            f"block, in steps of {MMA_ROWS}, and the d_head = {c.d_head} columns of dK and dV, in "
-            f"slabs of {SLAB}: use fewer warps, or a larger B_c"
+            f"block and the d_head = {c.d_head} columns of dK and dV, both in steps of {MMA_ROWS}: "
+            f"use fewer warps, or a larger B_c"
         )
 
 
 @RULES.rule
 def dQ_per_warp(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    whole = MMA_ROWS * c.n_warps % c.B_r == 0 and c.d_head * c.B_r % (MMA_ROWS * c.n_warps) == 0
-    if c.B_r % MMA_ROWS or not whole or c.columns_dQ % SLAB:
+    rows = QUERIES_DQ * c.n_warps
+    whole = rows % c.B_r == 0 and c.d_head * c.B_r % rows == 0
+    if c.B_r % QUERIES_DQ or not whole or c.columns_dQ % SLAB:
         yield (
-            f"each of the n_warps = {c.n_warps} warps computes dQ of {MMA_ROWS} of the B_r = "
+            f"each of the n_warps = {c.n_warps} warps computes dQ of {QUERIES_DQ} of the B_r = "
             f"{c.B_r} queries in slabs of {SLAB} of the d_head = {c.d_head} columns, and all have "
-            f"as many: make B_r * d_head a multiple of {MMA_ROWS * SLAB} * n_warps, and B_r at "
-            f"most {MMA_ROWS} * n_warps"
+            f"as many: make B_r * d_head a multiple of {QUERIES_DQ * SLAB} * n_warps, and B_r a "
+            f"multiple of {QUERIES_DQ}, at most {QUERIES_DQ} * n_warps"
         )
 
 
 @RULES.rule
 def copy_tile(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    columns = SLAB if c.d_head % SLAB == 0 else SLAB // 2
+    columns = 64 if c.d_head % 64 == 0 else 32  # of an atom of smem
     rows = c.n_threads * COPY_COLUMNS // columns
     for name, value in (("B_r", c.B_r), ("B_c", c.B_c)):
         if value % rows:

@@ -15,15 +15,23 @@ _SUMS = "sm80/backward/sums.h"
 _PROBLEM = "sm80/backward/problem.h"
 _AFTER = "sm80/backward/postprocess.cuh"
 
-# Each warp with keys of its own, and two stages; two warps with the same keys, and one stage.
+# Each warp with keys of its own, and two stages; two warps with the same keys, and one stage; two
+# warps with the same keys, of two tiles; the same with one barrier a block.
 CONFIGS = {
     "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): sm80_bwd+stages_2"),
     "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
+    "two_tiles": FlashBackwardKernelConfig.parse(
+        "(BF16, 64, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32"
+    ),
+    "one_barrier": FlashBackwardKernelConfig.parse(
+        "(FP16, 64, 64, 64, 4): sm80_bwd+stages_3+warp_keys_32"
+    ),
 }
-BOTH = tuple(CONFIGS)
+ALL = tuple(CONFIGS)
+TWO_BARRIERS = ("alone", "companions", "two_tiles")
 
 
-def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=BOTH) -> Bug:
+def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=ALL) -> Bug:
     return Bug(name, edits, tuple(finds), configs=configs, problem=problem)
 
 
@@ -37,6 +45,7 @@ BUGS = [
                   "every warp is done with the block before.\n"
                   "if (!BUG) { device::async_wait<0>(); }", _KERNEL),
         finds=[found(_UNREAD, "K_s2r")],
+        configs=TWO_BARRIERS,
     ),
     _bug(
         "a_block_not_visible_to_other_warps",
@@ -44,6 +53,7 @@ BUGS = [
                   "if (!BUG) { device::sync_threads(); } if constexpr (Traits::kStages == 2) {",
                   _KERNEL),
         finds=[found(_UNREAD, "Q_s2r")],
+        configs=TWO_BARRIERS,
     ),
     _bug(
         "dS_not_waited_for",
@@ -66,6 +76,19 @@ BUGS = [
         condition("load_ahead(stage ^ 1);", "load_ahead(stage ^ (1 - BUG));", _KERNEL),
         finds=[found("race or in_flight_read", "Q_g2s")],
         configs=("alone",),
+    ),
+    _bug(
+        "a_block_ahead_not_waited_for",
+        condition("device::async_wait<0>();  // for the next block",
+                  "if (!BUG) { device::async_wait<0>(); }", _KERNEL),
+        finds=[found(_UNREAD, "Q_s2r")],
+        configs=("one_barrier",),
+    ),
+    _bug(
+        "one_place_of_dS",
+        condition("place ^= 1;", "place ^= 1 - BUG;", _KERNEL),
+        finds=[found("race", "dS_r2s")],
+        configs=("one_barrier",),
     ),
     _bug(
         "dK_stored_over_K_that_is_read",
@@ -110,8 +133,8 @@ BUGS = [
     # Masks.
     _bug(
         "keys_past_the_end_count",
-        condition("return warp_key + Traits::kMmaM > tile.keys().length ||",
-                  "return (!BUG && warp_key + Traits::kMmaM > tile.keys().length) ||", _SCORES),
+        condition("return warp_key + Traits::kWarpKeys > tile.keys().length ||",
+                  "return (!BUG && warp_key + Traits::kWarpKeys > tile.keys().length) ||", _SCORES),
         problem="far_below",
     ),
     _bug(

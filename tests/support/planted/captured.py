@@ -13,7 +13,7 @@ from pyflash.config import BACKWARD, parse
 
 CONFIGS = {
     "sm80": parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
-    "sm80_registers": parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_1"),
+    "sm80_two_tiles": parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_1+warp_keys_32"),
     "sm90": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap"),
     "sm90_early": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red+early_dP"),
 }

@@ -13,9 +13,10 @@ from pyflash.config import BACKWARD, parse
 
 CONFIGS = {
     "sm80": parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
+    "sm80_two_tiles": parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_1+warp_keys_32"),
     "sm90": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap"),
 }
-BOTH = tuple(CONFIGS)
+ALL = tuple(CONFIGS)
 _UNCAPPED = "right_window+left_window+packed"
 FEATURES = [
     BACKWARD.features.parse(text)
@@ -27,7 +28,7 @@ _LISTS = "variant/query_lists.h"
 _BLOCKS = "variant/block_lists.h"
 
 
-def _bug(name: str, edit: Edit, problem: str, configs=BOTH) -> Bug:
+def _bug(name: str, edit: Edit, problem: str, configs=ALL) -> Bug:
     return Bug(name, (edit,), configs=configs, problem=problem)
 
 
