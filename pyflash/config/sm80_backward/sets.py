@@ -17,12 +17,13 @@ def _of_each_dtype(*texts: str) -> tuple[FlashBackwardKernelConfig, ...]:
     )
 
 
-# At each d_head what has the most keys first; those behind have room in 99 KB of smem. They are
-# built by their own set alone: on no GPU were they measured.
+# At each d_head the fastest on an H200 first: docs/experiments/2026-11-sm80-backward.md. Those behind
+# have room in 99 KB of smem. They are built by their own set alone: no GPU of their generation was
+# measured.
 RANKED = _of_each_dtype(
-    "(FP16, 128, 64, 128, 8): sm80_bwd+stages_2",
-    "(FP16, 128, 64, 64, 4): sm80_bwd+stages_1",
-    "(FP16, 64, 128, 128, 8): sm80_bwd+stages_1",
+    "(FP16, 128, 64, 128, 8): sm80_bwd+stages_2+warp_keys_32",
+    "(FP16, 128, 64, 64, 4): sm80_bwd+stages_1+warp_keys_32",
+    "(FP16, 64, 64, 64, 4): sm80_bwd+stages_3+warp_keys_32",
     "(FP16, 256, 64, 64, 8): sm80_bwd+stages_1",
     "(FP16, 256, 32, 32, 4): sm80_bwd+stages_1",
 )
