@@ -387,7 +387,8 @@ BUGS = [
     ),
 ]  # fmt: skip
 BUGS += [
-    _bug(name, edit, finds=finds, problem=problem) for name, edit, finds, problem in OF_VARIANTS
+    _bug(name, *(edits if isinstance(edits, list) else [edits]), finds=finds, problem=problem)
+    for name, edits, finds, problem in OF_VARIANTS
 ]
 
 

@@ -14,7 +14,7 @@ _BLOCKED = "common/blocked_rows.h"
 _PROBLEM = "common/backward_tile.h"
 _PARAMS = "backward_params.h"
 
-OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
+OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
     # Packed sequences: rows of the next one.
     (
         "tails_of_blocks_kept",
@@ -74,23 +74,27 @@ OF_VARIANTS: list[tuple[str, Edit, list[Found], str]] = [
     # What becomes of scores.
     (
         "no_derivative_of_the_cap",
-        condition("P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));",
-                  "P(r, c) = BUG ? p0 : p0 * (1.f - P(r, c)) * (1.f + P(r, c));", _SCORES),
+        [condition("P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));",
+                   "P(r, c) = BUG ? p0 : p0 * (1.f - P(r, c)) * (1.f + P(r, c));", _SCORES),
+         condition("acc_dS(2 * i) *= slope.x;", "acc_dS(2 * i) *= BUG ? 1.f : slope.x;", _SCORES)],
         [],
         "softcap",
     ),
     (
         "masked_scores_have_a_tanh_of_infinity",
-        condition("mask.apply(S, m_block, kMaskedTanh);",
-                  "mask.apply(S, m_block, BUG ? -INFINITY : kMaskedTanh);", _SCORES),
+        [condition("mask.apply(S, m_block, kMaskedTanh);",
+                   "mask.apply(S, m_block, BUG ? -INFINITY : kMaskedTanh);", _SCORES),
+         condition("of_slopes(i) &= ~(", "of_slopes(i) &= BUG ? ~0u : ~(", _SCORES)],
         [],
         "softcap",
     ),
     (
         "P_of_dV_with_the_derivative",
-        condition("pairs(c + r) = device::pack2(p0, p1, Element{});",
-                  "pairs(c + r) = device::pack2(BUG ? p0 * (1.f - P(r, c) * P(r, c)) : p0, p1,"
-                  " Element{});", _SCORES),
+        [condition("pairs(c + r) = device::pack2(p0, p1, Element{});",
+                   "pairs(c + r) = device::pack2(BUG ? p0 * (1.f - P(r, c) * P(r, c)) : p0, p1,"
+                   " Element{});", _SCORES),
+         condition("device::pack2(device::exp2(fmaf(t0,",
+                   "device::pack2((BUG ? 1.f - t0 * t0 : 1.f) * device::exp2(fmaf(t0,", _SCORES)],
         [],
         "softcap",
     ),
