@@ -298,7 +298,9 @@ def test_compute_sanitizer_finds_nothing_in_gradients(family, tool):
     configs = [config for config in backward_configs() if config.family.name == family]
     if not configs:
         pytest.skip(f"no config of {family} is built")
-    said = output_under(tool, GRADIENTS, *map(str, configs), kernels=OF_BACKWARD)
+    # NOTE: racecheck with a filter ends with an illegal access of its own.
+    kernels = "" if tool == "racecheck" else OF_BACKWARD
+    said = output_under(tool, GRADIENTS, *map(str, configs), kernels=kernels)
     assert f"checked {len(configs)} configs" in said
 
 
