@@ -36,9 +36,8 @@ struct BackwardFeatures {
                                         {"deterministic", &BackwardFeatures::deterministic},
                                         {"dropout", &BackwardFeatures::dropout}};
   // Kernels of sums in one order wait for turns, which other problems do not have; those with softcap divide by the cap.
-  static constexpr bool BackwardFeatures::* kExact[] = {&BackwardFeatures::softcap,
-                                                        &BackwardFeatures::deterministic,
-                                                        &BackwardFeatures::dropout};
+  static constexpr bool BackwardFeatures::* kExact[] = {
+      &BackwardFeatures::softcap, &BackwardFeatures::deterministic, &BackwardFeatures::dropout};
 };
 
 namespace pyflash {

@@ -264,8 +264,7 @@ void select_backward_config(StableIValue* stack, uint64_t, uint64_t) {
   Problem const problem = asked.problem_as_asked(options);
   BackwardParams params = backward_params(problem);
   params.deterministic = options.deterministic;
-  BackwardSelection const selection =
-      select_backward(problem.dtype, params, gpu, options.config);
+  BackwardSelection const selection = select_backward(problem.dtype, params, gpu, options.config);
   put_results(stack, std::string(selection.kernel ? selection.kernel->row->short_form : ""),
               selection.reason);
 }

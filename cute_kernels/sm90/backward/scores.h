@@ -25,8 +25,8 @@ template <class Traits, BackwardFeatures kFeatures, class Variant>
 struct Scores {
   using Element = typename Traits::Element;
   // dP^T is computed beside S^T, so that P^T and the derivative by S^T wait for it as pairs of 16 bits.
-  static constexpr bool kPacksSlopes = Traits::kEarlyDP && kFeatures.softcap &&
-                                       !kFeatures.dropout && !variant::kIsVariant<Variant>;
+  static constexpr bool kPacksSlopes =
+      Traits::kEarlyDP && kFeatures.softcap && !kFeatures.dropout && !variant::kIsVariant<Variant>;
   // to_P makes the operand: what it leaves in place of P^T is not P^T.
   static constexpr bool kMakesOperand = variant::kMakesPairs<Variant, kFeatures>;
 

@@ -177,11 +177,10 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
           if (row < kBlockN) {
             CUTE_UNROLL
             for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-              device::tma_load<kHintKV>(map, pipeline.full[write.stage],
-                                        Slabs::of_box(sKV, layout, row, column, write.stage),
-                                        column,
-                                        (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1),
-                                        head_kv, of_page);
+              device::tma_load<kHintKV>(
+                  map, pipeline.full[write.stage],
+                  Slabs::of_box(sKV, layout, row, column, write.stage), column,
+                  (n_block * kBlockN + row) & ((1 << pages.log2_size) - 1), head_kv, of_page);
             }
           }
         };

@@ -129,7 +129,8 @@ inline char const* refusal(Config const& config, ListedForwardParams const& prob
   KvSource const kv = problem.kv();
   if (kv.is_paged() &&
       (kv.pages.log2_size < 0 || 1 << kv.pages.log2_size < fewest_box_rows(config))) {
-    return "TMA loads pages of a power of two of rows from 2 on, of 4 where d_head is no multiple of "
+    return "TMA loads pages of a power of two of rows from 2 on, of 4 where d_head is no multiple "
+           "of "
            "64, and those of k and v are not";
   }
   for (KvTensor const& tensor : {kv.k, kv.v}) {

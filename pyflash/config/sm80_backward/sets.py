@@ -17,9 +17,9 @@ def _of_each_dtype(*texts: str) -> tuple[FlashBackwardKernelConfig, ...]:
     )
 
 
-# At each d_head the fastest on an H200 first: docs/experiments/2026-11-sm80-backward.md. Those behind
-# have room in 99 KB of smem. They are built by their own set alone: no GPU of their generation was
-# measured.
+# At each d_head the fastest on an H200 first: docs/experiments/2026-11-sm80-backward.md. Those
+# behind have room in 99 KB of smem. They are built by their own set alone: no GPU of their
+# generation was measured.
 RANKED = _of_each_dtype(
     "(FP16, 128, 64, 128, 8): sm80_bwd+stages_2+warp_keys_32",
     "(FP16, 128, 64, 64, 4): sm80_bwd+stages_1+warp_keys_32",
