@@ -41,7 +41,7 @@ _BUILT = "; ".join(", ".join(map(str, op.built)) for op in OPS)
 
 
 def _features() -> list[str]:
-    return [str(features) for op in OPS for features in op.built]
+    return list(dict.fromkeys(str(features) for op in OPS for features in op.built))
 
 
 def _values(read: Callable[[str], _T]) -> Callable[[str], list[_T]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -62,20 +63,26 @@ def save(
 
 
 def gradients(
-    ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, needed: tuple[bool, ...]
+    ctx: Any,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    needed: tuple[bool, ...],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Tensor | None]:
-    """The gradients of (*tensors, *inputs); None for those that are not needed."""
+    """The gradients of (*tensors, *inputs); None for those that are not needed. around: of the ops,
+    and not of what unpacks saved tensors, which may run the forward pass again."""
     results: list[Tensor | None] = [None] * len(needed)
     if grad_out is None and grad_lse is None:
         return results
     n = len(TENSORS)
     out, lse, *saved = ctx.saved_tensors
     of_out = (torch.zeros_like(out) if grad_out is None else grad_out, out, lse, grad_lse)
-    results[:n] = backward.of_tensors(of_out, saved[:n], needed[:n])
-    if any(needed[n : n + 3]):
-        tensors = dict(zip(TENSORS, saved[:n], strict=True))
-        arguments = backward.arguments_of(of_out, (*saved[n:], *ctx.lengths), tensors)
-        results[n : n + 3] = ctx.forward.backward(*arguments, **ctx.options)
+    with around():
+        results[:n] = backward.of_tensors(of_out, saved[:n], needed[:n])
+        if any(needed[n : n + 3]):
+            tensors = dict(zip(TENSORS, saved[:n], strict=True))
+            arguments = backward.arguments_of(of_out, (*saved[n:], *ctx.lengths), tensors)
+            results[n : n + 3] = ctx.forward.backward(*arguments, **ctx.options)
     return [x if n else None for x, n in zip(results, needed, strict=True)]
 
 

@@ -166,8 +166,8 @@ class _Attention(_Function):
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[3:]
-        with nullcontext() if is_grad_enabled() else below_autograd():
-            return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed))
+        below = nullcontext if is_grad_enabled() else below_autograd
+        return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed, below))
 
     jvp = staticmethod(refusal(FORWARD_MODE))
 
