@@ -66,6 +66,9 @@ inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
 inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
 
+// Each block of keys is compared with each other where they are sorted.
+inline constexpr int kMostSortedBlocks = 4096;
+
 // The gradients of attention without dropout. Strides are in elements. k, v, dk and dv have heads_kv heads, the others have
 // heads. Packed sequences are one batch of the tensors: (total, heads, d_head).
 // NOTE: the order of members is that in which kernels load them; what the SM90 kernel gets of a problem stays as it is where
@@ -137,9 +140,14 @@ struct AttentionGradients {
   // to them, have rounded them and have cleared a share, of all heads that had them. A number below 2^24.
   float* added;
 
+  // Workspace if blocks of keys are sorted, else of no element: the blocks of all packed sequences in the order in which their tiles
+  // start, numbered through the blocks that blocked_keys has. Those that the most blocks of queries attend are the first.
+  float* order_of_keys;
+
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
     return {q_sequences, block_q};
   }
+  PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_keys() const { return {k_sequences, block_k}; }
   constexpr void set_shape(BackwardShape const& shape) {
     block_q = shape.B_r;
     padded_q = int(blocked_queries().n_rows(batch));
@@ -170,10 +178,12 @@ struct AttentionGradients {
 
   PYFLASH_HOST_DEVICE constexpr int group() const { return heads / heads_kv; }
   // Blocks of keys of a head of k and v, and these heads of all batches.
-  constexpr int64_t n_key_blocks() const {
-    return k_sequences.tensor_rows() == 0
-               ? 0
-               : BlockedRows{k_sequences, block_k}.n_rows(batch) / block_k;
+  PYFLASH_HOST_DEVICE constexpr int64_t n_key_blocks() const {
+    return k_sequences.tensor_rows() == 0 ? 0 : blocked_keys().n_rows(batch) / block_k;
+  }
+  // Whether tiles start in the order of their lengths, which packed sequences have many of. Sums in one order have their own.
+  PYFLASH_HOST_DEVICE constexpr bool sorts_key_blocks() const {
+    return k_sequences.is_packed() && !deterministic && n_key_blocks() <= kMostSortedBlocks;
   }
   PYFLASH_HOST_DEVICE constexpr int64_t n_heads_of_keys() const {
     return int64_t(heads_kv) * k_sequences.tensor_batches(batch);

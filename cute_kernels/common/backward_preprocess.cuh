@@ -1,6 +1,7 @@
 // What the main kernel of a backward needs of each query: lse in base 2 and -delta = dlse - rowsum(dO * O), padded to whole
 // blocks; sums of dQ that start at 0, and, where they have an order, who adds first, or where they are recycled, that none has
-// added. A CTA has a piece of the queries of a head.
+// added. And what packed sequences need: the order of the blocks of keys, and gradients of 0 in rows of no sequence. A CTA has a piece
+// of the queries of a head.
 #pragma once
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <cute/config.hpp>
 
 #include "cute_kernels/backward_params.h"
+#include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device.h"
 #include "cute_kernels/row_softmax.h"
 
@@ -129,6 +131,74 @@ CUTE_DEVICE void store_turns(BackwardParams const& problem, QueryPiece const& pi
   }
 }
 
+// The blocks of queries that attend a block of keys of the packed sequences.
+CUTE_DEVICE int queries_attending(AttentionGradients const& problem, int n_block) {
+  constexpr BackwardFeatures kAnyMask{.right_window = true, .left_window = true, .packed = true};
+  Tile<kAnyMask> tile{.problem = problem};
+  tile.find_sequence(n_block * problem.block_k, problem.block_k);
+  return tile.blocks_attending(problem.block_k, problem.block_q).size();
+}
+
+// Writes the places of every n_warps-th block of keys, from block `warp` on, in the order of their tiles. By a warp.
+CUTE_DEVICE void store_order(AttentionGradients const& problem, int warp, int n_warps, int lane) {
+  int const n_blocks = int(problem.n_key_blocks());
+  for (int block = warp; block < n_blocks; block += n_warps) {
+    int const length = queries_attending(problem, block);
+    int place = 0;
+    for (int i = lane; i < n_blocks; i += 32) {
+      int const other = queries_attending(problem, i);
+      place += other > length || (other == length && i < block);
+    }
+    CUTE_UNROLL
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      place += int(device::shfl_xor_bits(place, lanes));
+    }
+    if (lane == 0) {
+      device::store(problem.order_of_keys + place, float(block));
+    }
+  }
+}
+
+// Writes zeros to the rows of a tensor that no packed sequence has: before the first and behind the last one. By n_threads threads.
+template <class Element>
+CUTE_DEVICE void zero_rows_of_none(Sequences const& sequences, int batch, void* tensor,
+                                   TensorStrides const& strides, int heads, int d_head,
+                                   int64_t thread, int64_t n_threads) {
+  constexpr int kVector = sizeof(uint4) / sizeof(Element);
+  device::Loader const load;
+  int const begin = smaller(larger(load(sequences.starts), 0), sequences.total);
+  int const end = smaller(larger(load(sequences.starts + batch), begin), sequences.total);
+  int const of_head = d_head / kVector;
+  int const of_row = heads * of_head;
+  int64_t const n = int64_t(begin + sequences.total - end) * of_row;
+  for (int64_t i = thread; i < n; i += n_threads) {
+    int const row = int(i / of_row);
+    int const vector = int(i % of_row);
+    auto* const out = static_cast<Element*>(tensor) +
+                      (row < begin ? row : row - begin + end) * strides.row +
+                      vector / of_head * strides.head + vector % of_head * kVector;
+    device::store(reinterpret_cast<uint4*>(out), uint4{});
+  }
+}
+
+template <class Element>
+CUTE_DEVICE void prepare_packed(BackwardParams const& problem) {
+  int const thread = device::thread_idx();
+  int64_t const n_threads = n_query_pieces(problem) * kPreprocessThreads;
+  int64_t const in_grid = int64_t(device::block_idx()) * kPreprocessThreads + thread;
+  if (problem.sorts_key_blocks()) {
+    store_order(problem, int(in_grid / 32), int(n_threads / 32), thread % 32);
+  }
+  auto zero = [&](Sequences const& sequences, void* tensor, TensorStrides const& strides,
+                  int heads) {
+    zero_rows_of_none<Element>(sequences, problem.batch, tensor, strides, heads, problem.d_head,
+                               in_grid, n_threads);
+  };
+  zero(problem.q_sequences, problem.dq, problem.dq_strides, problem.heads);
+  zero(problem.k_sequences, problem.dk, problem.dk_strides, problem.heads_kv);
+  zero(problem.k_sequences, problem.dv, problem.dv_strides, problem.heads_kv);
+}
+
 // kColumns: those of the config.
 template <class Element, int kColumns>
 CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
@@ -140,6 +210,9 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   QueryPiece const piece = QueryPiece::of(problem, device::block_idx());
   int const thread = device::thread_idx();
   int const column = thread % kLanesPerRow * kVector;
+  if (problem.q_sequences.is_packed()) {
+    prepare_packed<Element>(problem);
+  }
   auto row_of = [&](void const* tensor, TensorStrides const& strides, int query) {
     return reinterpret_cast<uint4 const*>(
         piece.row_of(static_cast<Element const*>(tensor), strides, query) + column);

@@ -51,17 +51,13 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   tile.batch = head / problem.heads_kv;
   tile.take_heads(0, 1);
   if constexpr (kFeatures.packed) {
+    n_block = tile.key_block_at(n_block);
     tile.find_sequence(n_block * kBlockN, kBlockN);
   } else {
     tile.first_key = n_block * kBlockN;
   }
-  int const n_keys = min(tile.keys().length - tile.first_key, kBlockN);
-  if (n_keys <= 0) {
-    return tile;
-  }
   constexpr int kBlocks = Traits::kWorkspaceBlock / Traits::kBlockM;
-  Interval const blocks =
-      tile.queries_from(tile.first_key).of_some(n_keys).blocks_touched(Traits::kWorkspaceBlock);
+  Interval const blocks = tile.blocks_attending(kBlockN, Traits::kWorkspaceBlock);
   tile.blocks = {blocks.begin * kBlocks, blocks.end * kBlocks};
   return tile;
 }
