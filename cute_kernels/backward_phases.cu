@@ -44,14 +44,14 @@ struct PhaseKernel {
   int smem_bytes;
 };
 
-// A CTA for each piece of queries of each head that it has.
+// A CTA for each piece of the sums of dK and dV, and for each piece of queries of each head that it has.
 int launch(PhaseKernel const& kernel, int64_t n_pieces, BackwardParams params, void* stream) {
   bool waits = false;
   if (cudaError_t const error = waits_for_previous_kernel(waits); error != cudaSuccess) {
     return error;
   }
   sm90::Grid const grid{.kernel = kernel.function,
-                        .n_ctas = n_pieces,
+                        .n_ctas = params.n_key_pieces() + n_pieces,
                         .n_threads = kernel.n_threads,
                         .smem_bytes = kernel.smem_bytes};
   if (waits || grid.n_ctas == 0) {

@@ -1,6 +1,6 @@
 // What the main kernel of a backward needs of each query: lse in base 2 and -delta = dlse - rowsum(dO * O), padded to whole
 // blocks; sums of dQ that start at 0, and, where they have an order, who adds first, or where they are recycled, that none has
-// added. A CTA has a piece of the queries of a head.
+// added; and sums of dK and dV that start at 0, where there are any. A CTA has a piece of the queries of a head, or of such sums.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ namespace pyflash::backward {
 
 inline constexpr int kPreprocessThreads = 256;
 
-// CTAs of the kernels before and after the main one.
+// CTAs of the kernels before and after the main one, behind those of the pieces of keys.
 constexpr int64_t n_query_pieces(BackwardParams const& problem) {
   return problem.n_workspace_rows() / kQueriesOfPiece;
 }
@@ -129,6 +129,16 @@ CUTE_DEVICE void store_turns(BackwardParams const& problem, QueryPiece const& pi
   }
 }
 
+// Sums of a piece start at 0.
+template <int kColumns>
+CUTE_DEVICE void clear_sums(float* sums) {
+  auto* const vectors = reinterpret_cast<float4*>(sums);
+  CUTE_UNROLL
+  for (int i = 0; i < kQueriesOfPiece * kColumns / 4; i += kPreprocessThreads) {
+    device::store(vectors + i + device::thread_idx(), float4{});
+  }
+}
+
 // kColumns: those of the config.
 template <class Element, int kColumns>
 CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
@@ -137,7 +147,13 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   constexpr int kRowsAtATime = kPreprocessThreads / kLanesPerRow;
   device::wait_for_previous_kernel();
   device::launch_dependents();
-  QueryPiece const piece = QueryPiece::of(problem, device::block_idx());
+  int const n_key_pieces = problem.n_key_pieces();
+  if (device::block_idx() < n_key_pieces) {
+    clear_sums<kColumns>(problem.dkv_sum +
+                         int64_t(device::block_idx()) * kQueriesOfPiece * kColumns);
+    return;
+  }
+  QueryPiece const piece = QueryPiece::of(problem, device::block_idx() - n_key_pieces);
   int const thread = device::thread_idx();
   int const column = thread % kLanesPerRow * kVector;
   auto row_of = [&](void const* tensor, TensorStrides const& strides, int query) {
@@ -174,11 +190,7 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
       return;
     }
   }
-  auto* const sums = reinterpret_cast<float4*>(problem.sums_of(piece.row));
-  CUTE_UNROLL
-  for (int i = 0; i < kQueriesOfPiece * kColumns / 4; i += kPreprocessThreads) {
-    device::store(sums + i + thread, float4{});
-  }
+  clear_sums<kColumns>(problem.sums_of(piece.row));
 }
 
 }  // namespace pyflash::backward

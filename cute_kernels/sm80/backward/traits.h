@@ -41,6 +41,10 @@ struct KernelTraits {
   static constexpr int kCompanions = kNWarps / kKeyWarps;
   static constexpr int kQueriesOfWarp = kBlockM / kCompanions;
   static constexpr int kColumnsDKV = kHeadDim / kCompanions;
+  CUTE_HOST_DEVICE static constexpr int first_key(int warp) { return warp % kKeyWarps * kWarpKeys; }
+  CUTE_HOST_DEVICE static constexpr int first_column_dKV(int warp) {
+    return warp / kKeyWarps * kColumnsDKV;
+  }
   // dQ: a warp has 32 queries, and a share of the columns.
   static constexpr int kWarpQueries = 32;
   static constexpr int kQueryTiles = kWarpQueries / kMmaM;
