@@ -53,6 +53,8 @@ struct BackwardShape {
   bool lanes_are_neighbours = false;  // in the sums of dQ
   bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
   bool divides_groups = false;        // CTAs may divide the query heads of a group
+  // The time of a column, beside that of the SM90 family where both run: selection takes the least columns times this.
+  int slowness = 1;
 };
 
 // Queries of a part of the workspace: blocks have a multiple of it. Keys, too, where dK and dV are summed there.

@@ -3,6 +3,7 @@
 // added; and sums of dK and dV that start at 0, where there are any. A CTA has a piece of the queries of a head, or of such sums.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -143,7 +144,8 @@ CUTE_DEVICE void clear_sums(float* sums) {
 template <class Element, int kColumns>
 CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   constexpr int kVector = 8;  // elements in 16 bytes
-  constexpr int kLanesPerRow = kColumns / kVector;
+  constexpr int kLanesPerRow =
+      std::bit_ceil(unsigned(kColumns / kVector));  // some without a vector
   constexpr int kRowsAtATime = kPreprocessThreads / kLanesPerRow;
   device::wait_for_previous_kernel();
   device::launch_dependents();

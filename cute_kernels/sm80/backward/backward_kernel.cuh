@@ -127,7 +127,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   int const companion = warp / Traits::kKeyWarps;
   int const key = Traits::first_key(warp);
   int const query = companion * kQueries;
-  int const column_dKV = Traits::first_column_dKV(warp);
+  int const column_dKV = Traits::first_column_dKV(companion);
   int const query_dQ = warp % Traits::kQueryWarps * Traits::kWarpQueries;
   int const column_dQ = warp / Traits::kQueryWarps * Traits::kColumnsDQ;
 
@@ -183,7 +183,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   // acc += A B of keys and columns, over the queries of one of the companions, from `first` on. A: P^T or dS^T. B: dO or Q.
   auto multiply_columns = [&](auto& acc, auto& rA, int first, Element const* b, Site site_b,
                               auto const& load_rA) __attribute__((always_inline)) {
-    ThreadOffsets<typename Traits::SmemLayoutQt, 16, 16> const qt_tiles(
+    ThreadOffsets<typename Traits::SmemLayoutQt, Traits::kColumnStepDKV, 16> const qt_tiles(
         lane_at(typename Traits::LanesBt{}, column_dKV, first));
     Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kColumnsDKV, kQueries>{});
     gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
@@ -283,6 +283,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     CUTE_UNROLL
     for (int pass = 0; pass < Traits::kColumnsDQ / kSlab; ++pass) {
       int const column = column_dQ + pass * kSlab;
+      if (Traits::kUnevenDQ && column >= kHeadDim) {
+        break;
+      }
       ThreadOffsets<typename Traits::SmemLayoutKt, 16, 16> const kt_tiles(
           lane_coord<typename Traits::LanesBt>(column));
       constexpr int kQueryTiles = Traits::kQueryTiles;
@@ -325,8 +328,8 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   // dK and dV leave through the space of K and V.
   Coord const out = lane_at(typename Traits::AccLanes{}, key, column_dKV);
   device::at(Site::rows_r2s);
-  store_packed<Traits>(as_operand_A<Element>(acc_dK), out, smem.k);
-  store_packed<Traits>(as_operand_A<Element>(acc_dV), out, smem.v);
+  store_packed<Traits, Traits::kColumnStepDKV>(as_operand_A<Element>(acc_dK), out, smem.k);
+  store_packed<Traits, Traits::kColumnStepDKV>(as_operand_A<Element>(acc_dV), out, smem.v);
   device::sync_threads();  // dK and dV are visible
   device::at(Site::rows_s2g);
   auto store = [&](Element const* block, void* tensor, TensorStrides const& strides) {

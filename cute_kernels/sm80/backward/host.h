@@ -12,7 +12,8 @@ constexpr BackwardShape tile_shape(FlashBackwardKernelConfig const& config) {
           .B_c = config.B_c,
           .d_head = config.d_head,
           .lanes_are_neighbours = true,
-          .divides_groups = true};
+          .divides_groups = true,
+          .slowness = 2};
 }
 
 }  // namespace pyflash

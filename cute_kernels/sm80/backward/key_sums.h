@@ -51,9 +51,10 @@ struct KeySums {
     int const thread = device::fresh_thread_idx();
     int const warp = thread / kLanes;
     int const row = rows_before(problem, of_dV) + first_row + Traits::first_key(warp);
-    float* const to = problem.dkv_sum +
-                      key_tile_at(row, Traits::first_column_dKV(warp), Traits::kHeadDim) +
-                      thread % kLanes;
+    float* const to =
+        problem.dkv_sum +
+        key_tile_at(row, Traits::first_column_dKV(warp / Traits::kKeyWarps), Traits::kHeadDim) +
+        thread % kLanes;
     device::at(device::Site::dKV_r2g);
     CUTE_UNROLL
     for (int n = 0; n < size<2>(acc); ++n) {
@@ -61,7 +62,8 @@ struct KeySums {
       for (int m = 0; m < size<1>(acc); ++m) {
         CUTE_UNROLL
         for (int i = 0; i < size<0>(acc); ++i) {
-          device::reduce_add(to + n * kValuesOfColumn + m * kValuesOfTile + i * kLanes,
+          device::reduce_add(to + Traits::column_dKV(n) / kTileColumns * kValuesOfColumn +
+                                 m * kValuesOfTile + i * kLanes,
                              acc(i, m, n));
         }
       }

@@ -18,7 +18,8 @@ _BEFORE = "common/backward_preprocess.cuh"
 _KEYS = "sm80/backward/key_sums.h"
 
 # Each warp with keys of its own, and two stages; two warps with the same keys, and one stage; two
-# warps with the same keys, of two tiles; the same with one barrier a block.
+# warps with the same keys, of two tiles; the same with one barrier a block; d_heads that are no power
+# of two: the columns of dQ do not deal out evenly.
 CONFIGS = {
     "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): sm80_bwd+stages_2"),
     "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
@@ -28,9 +29,14 @@ CONFIGS = {
     "one_barrier": FlashBackwardKernelConfig.parse(
         "(FP16, 64, 64, 64, 4): sm80_bwd+stages_3+warp_keys_32"
     ),
+    "uneven": FlashBackwardKernelConfig.parse(
+        "(BF16, 96, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32"
+    ),
+    "uneven_wide": FlashBackwardKernelConfig.parse("(FP16, 192, 32, 64, 8): sm80_bwd+stages_1"),
 }
 ALL = tuple(CONFIGS)
-TWO_BARRIERS = ("alone", "companions", "two_tiles")
+TWO_BARRIERS = ("alone", "companions", "two_tiles", "uneven", "uneven_wide")
+UNEVEN = ("uneven", "uneven_wide")
 
 
 def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=ALL) -> Bug:
@@ -179,6 +185,18 @@ BUGS = [
         condition("block.m_block * kBlockM + query_dQ)",
                   "block.m_block * kBlockM + query_dQ + 64 * BUG)", _KERNEL),
         finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
+    ),
+    _bug(
+        "columns_of_dQ_past_the_last",
+        condition("column >= kHeadDim", "column >= kHeadDim && !BUG", _KERNEL),
+        finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
+        configs=UNEVEN,
+    ),
+    _bug(
+        "columns_of_dK_of_the_other_companion",
+        condition("return companion * (kTakesTurns", "return BUG ? 0 : companion * (kTakesTurns",
+                  "sm80/backward/traits.h"),
+        configs=UNEVEN,
     ),
     _bug(
         "even_columns_twice",
