@@ -84,7 +84,9 @@ def test_a_warp_of_more_keys_has_as_many_sums():
 
 def test_what_is_built_is_legal_canonical_and_preferred():
     configs = named_set("backward_sm80")
-    assert {(c.dtype, c.d_head) for c in configs} == {(t, d) for t in DType for d in (64, 96, 128, 192, 256)}
+    assert {(c.dtype, c.d_head) for c in configs} == {
+        (t, d) for t in DType for d in (64, 96, 128, 192, 256)
+    }
     assert not {*configs} & {*named_set("all"), *named_set("backward")}
     for config in configs:
         assert config.is_legal(80)

@@ -63,9 +63,9 @@ def dQ_per_warp(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
         yield (
             f"each of the n_warps = {c.n_warps} warps computes dQ of {QUERIES_DQ} of the B_r = "
             f"{c.B_r} queries in slabs of {SLAB} of the d_head = {c.d_head} columns, and all have "
-            f"as many, or three of four have them: make B_r * d_head a multiple of "
-            f"{QUERIES_DQ * SLAB} * n_warps, or three quarters of one, d_head a multiple of {SLAB}, "
-            f"and B_r one of {QUERIES_DQ}, at most {QUERIES_DQ} * n_warps"
+            f"as many, or a fourth has none: make B_r * d_head a multiple of "
+            f"{QUERIES_DQ * SLAB} * n_warps, or three quarters of one, d_head a multiple of "
+            f"{SLAB}, and B_r one of {QUERIES_DQ}, at most {QUERIES_DQ} * n_warps"
         )
 
 

@@ -18,8 +18,8 @@ _BEFORE = "common/backward_preprocess.cuh"
 _KEYS = "sm80/backward/key_sums.h"
 
 # Each warp with keys of its own, and two stages; two warps with the same keys, and one stage; two
-# warps with the same keys, of two tiles; the same with one barrier a block; d_heads that are no power
-# of two: the columns of dQ do not deal out evenly.
+# warps with the same keys, of two tiles; the same with one barrier a block; d_heads that are no
+# power of two: the columns of dQ do not deal out evenly.
 CONFIGS = {
     "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): sm80_bwd+stages_2"),
     "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
