@@ -44,15 +44,6 @@ CUTE_DEVICE SharedStorage& uniform_smem() {
   return *reinterpret_cast<SharedStorage*>(__cvta_shared_to_generic(address));
 }
 
-// The index of this thread, read here and now: what depends on it is not computed ahead of time, and takes no registers in
-// between.
-CUTE_DEVICE int fresh_thread_idx() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
-  __builtin_assume(0 <= index && index < 1024);
-  return index;
-}
-
 // p, which the compiler takes for another pointer each time: what follows from it is not computed ahead of time either.
 template <class T>
 CUTE_DEVICE T* fresh(T* p) {
@@ -302,7 +293,6 @@ template <class SharedStorage>
 SharedStorage& uniform_smem() {
   return dynamic_smem<SharedStorage>();
 }
-int fresh_thread_idx();
 template <class T>
 T* fresh(T* p) {
   return p;

@@ -1,9 +1,10 @@
 // What the main kernel of a backward needs of each query: lse in base 2 and -delta = dlse - rowsum(dO * O), padded to whole
 // blocks; sums of dQ that start at 0, and, where they have an order, who adds first, or where they are recycled, that none has
-// added. And what packed sequences need: the order of the blocks of keys, and gradients of 0 in rows of no sequence. A CTA has a piece
-// of the queries of a head.
+// added; and sums of dK and dV that start at 0, where there are any. And what packed sequences need: the order of the blocks of keys,
+// and gradients of 0 in rows of no sequence. A CTA has a piece of the queries of a head, or of the sums of dK and dV.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -18,7 +19,7 @@ namespace pyflash::backward {
 
 inline constexpr int kPreprocessThreads = 256;
 
-// CTAs of the kernels before and after the main one.
+// CTAs of the kernels before and after the main one, behind those of the pieces of keys.
 constexpr int64_t n_query_pieces(BackwardParams const& problem) {
   return problem.n_workspace_rows() / kQueriesOfPiece;
 }
@@ -181,11 +182,12 @@ CUTE_DEVICE void zero_rows_of_none(Sequences const& sequences, int batch, void* 
   }
 }
 
+// n_piece: of queries, that the CTA has.
 template <class Element>
-CUTE_DEVICE void prepare_packed(BackwardParams const& problem) {
+CUTE_DEVICE void prepare_packed(BackwardParams const& problem, int n_piece) {
   int const thread = device::thread_idx();
   int64_t const n_threads = n_query_pieces(problem) * kPreprocessThreads;
-  int64_t const in_grid = int64_t(device::block_idx()) * kPreprocessThreads + thread;
+  int64_t const in_grid = int64_t(n_piece) * kPreprocessThreads + thread;
   if (problem.sorts_key_blocks()) {
     store_order(problem, int(in_grid / 32), int(n_threads / 32), thread % 32);
   }
@@ -199,19 +201,36 @@ CUTE_DEVICE void prepare_packed(BackwardParams const& problem) {
   zero(problem.k_sequences, problem.dv, problem.dv_strides, problem.heads_kv);
 }
 
+// Sums of a piece start at 0.
+template <int kColumns>
+CUTE_DEVICE void clear_sums(float* sums) {
+  auto* const vectors = reinterpret_cast<float4*>(sums);
+  CUTE_UNROLL
+  for (int i = 0; i < kQueriesOfPiece * kColumns / 4; i += kPreprocessThreads) {
+    device::store(vectors + i + device::thread_idx(), float4{});
+  }
+}
+
 // kColumns: those of the config.
 template <class Element, int kColumns>
 CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   constexpr int kVector = 8;  // elements in 16 bytes
-  constexpr int kLanesPerRow = kColumns / kVector;
+  constexpr int kLanesPerRow =
+      std::bit_ceil(unsigned(kColumns / kVector));  // some without a vector
   constexpr int kRowsAtATime = kPreprocessThreads / kLanesPerRow;
   device::wait_for_previous_kernel();
   device::launch_dependents();
-  QueryPiece const piece = QueryPiece::of(problem, device::block_idx());
+  int const n_key_pieces = problem.n_key_pieces();
+  if (device::block_idx() < n_key_pieces) {
+    clear_sums<kColumns>(problem.dkv_sum +
+                         int64_t(device::block_idx()) * kQueriesOfPiece * kColumns);
+    return;
+  }
+  QueryPiece const piece = QueryPiece::of(problem, device::block_idx() - n_key_pieces);
   int const thread = device::thread_idx();
   int const column = thread % kLanesPerRow * kVector;
   if (problem.q_sequences.is_packed()) {
-    prepare_packed<Element>(problem);
+    prepare_packed<Element>(problem, device::block_idx() - n_key_pieces);
   }
   auto row_of = [&](void const* tensor, TensorStrides const& strides, int query) {
     return reinterpret_cast<uint4 const*>(
@@ -247,11 +266,7 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
       return;
     }
   }
-  auto* const sums = reinterpret_cast<float4*>(problem.sums_of(piece.row));
-  CUTE_UNROLL
-  for (int i = 0; i < kQueriesOfPiece * kColumns / 4; i += kPreprocessThreads) {
-    device::store(sums + i + thread, float4{});
-  }
+  clear_sums<kColumns>(problem.sums_of(piece.row));
 }
 
 }  // namespace pyflash::backward

@@ -20,7 +20,6 @@ static int uniform(int value) {
 int warp_idx() { return uniform(machine->thread_idx() / 32); }
 int warpgroup_idx() { return uniform(machine->thread_idx() / 128); }
 int grid_size() { return machine->grid_size(); }
-int fresh_thread_idx() { return machine->thread_idx(); }
 
 int bits(float x) { return std::bit_cast<int>(x); }
 int exponent(float x) { return (bits(x) >> 23) - 127; }

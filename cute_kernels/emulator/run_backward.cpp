@@ -44,6 +44,9 @@ class BackwardRun final : public Run {
     if (kernel_.backward->shape.recycles_sums && !params_.deterministic) {
       params_.set_heads_with_sums(n_resident(), 0);
     }
+    if (kernel_.backward->shape.divides_groups && !params_.deterministic) {
+      params_.divide_groups(n_resident());
+    }
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
@@ -116,7 +119,7 @@ class BackwardRun final : public Run {
     Role const of_sums = recycles ? Role::kRecycledAccumulator : Role::kAccumulator;
     workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? of_sums : role(kBefore));
     if (recycles && phase != kAfter) {
-      workspace(params.added, "added", 4, phase == kOwn ? Role::kAccumulator : Role::kOutput);
+      workspace(params.added, "added", 5, phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
     bool const is_packed = params.q_sequences.is_packed();
     // Role of what the sequences of a tensor have all rows of, or only some.
@@ -126,13 +129,17 @@ class BackwardRun final : public Run {
       return has_all && phase != kBefore ? Role::kOutput : Role::kPartialOutput;
     };
     if (params.sorts_key_blocks() && phase != kAfter) {
-      workspace(params.order_of_keys, "order of keys", 5, role(kBefore));
+      workspace(params.order_of_keys, "order of keys", 6, role(kBefore));
     }
     if (phase == kAfter || (recycles && phase == kOwn) || (is_packed && phase == kBefore)) {
       rows(params.dq, "dq", params.dq_strides, false,
            recycles ? Role::kPartialOutput : of_rows(params_.q_sequences));
     }
-    if (phase == kOwn || (is_packed && phase == kBefore)) {
+    bool const divides = params.ctas_of_group > 1;
+    if (divides) {
+      workspace(params.dkv_sum, "dkv_sum", 4, phase == kOwn ? Role::kAccumulator : role(kBefore));
+    }
+    if (phase == (divides ? kAfter : kOwn) || (is_packed && phase == kBefore)) {
       Role const of_keys = of_rows(params_.k_sequences);
       rows(params.dk, "dk", params.dk_strides, true, of_keys);
       rows(params.dv, "dv", params.dv_strides, true, of_keys);

@@ -350,7 +350,7 @@ BUGS = [
     # The kernels before and after.
     _bug(
         "sums_not_zeroed",
-        condition("device::store(sums + i + thread, float4{});", "if (!BUG) { {original} }",
+        condition("clear_sums<kColumns>(problem.sums_of(piece.row));", "if (!BUG) { {original} }",
                   _BEFORE),
         finds=[found("not_written", memory="dq_sum")],
     ),
@@ -389,12 +389,10 @@ BUGS = [
     ),
     _bug(
         "preprocess_does_not_wait_for_the_kernel_before",
-        condition("device::wait_for_previous_kernel(); device::launch_dependents(); QueryPiece"
-                  " const piece = QueryPiece::of(problem, device::block_idx()); int const thread ="
-                  " device::thread_idx(); int const column",
+        condition("device::wait_for_previous_kernel(); device::launch_dependents();"
+                  " int const n_key_pieces",
                   "if (!BUG) { device::wait_for_previous_kernel(); } device::launch_dependents();"
-                  " QueryPiece const piece = QueryPiece::of(problem, device::block_idx());"
-                  " int const thread = device::thread_idx(); int const column", _BEFORE),
+                  " int const n_key_pieces", _BEFORE),
         finds=[found("before_previous_kernel_ended", memory=None)],
     ),
     _bug(
