@@ -28,9 +28,10 @@ CUTE_DEVICE int ctas_of_group(BackwardParams const& problem) {
   return kFeatures.deterministic ? 1 : problem.ctas_of_group;
 }
 
-// Tiles of a head, or of those of its query heads that a CTA goes through, are neighbours: a head below is such a part. Under a right window, where the first keys have the most queries, the tiles of a section of
-// heads, as many as have their Q, dO and sums of dQ in L2 together, go from the first keys to the last. Deterministic kernels
-// go the way in which dQ is summed: a CTA waits for those with lower indices alone, which start before it.
+// Tiles of a head, or of those of its query heads that a CTA goes through, are neighbours: a head below is such a part. Under a right
+// window, where the first keys have the most queries, the tiles of a section of heads, as many as have their Q, dO and sums of dQ in L2
+// together, go from the first keys to the last. Deterministic kernels go the way in which dQ is summed: a CTA waits for those with
+// lower indices alone, which start before it.
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   constexpr int kBlockN = Traits::kBlockN;
