@@ -65,7 +65,7 @@ BUGS = [
          condition("s / 2 * 16 + c % 2 * 8", "s / 2 * 16 + (BUG ? 1 - c % 2 : c % 2) * 8",
                    _STREAMS)),
     _bug("bits_of_the_lane_beside",
-         condition("device::bits_of_quad(own, s)", "device::bits_of_quad(own, BUG ? s ^ 1 : s)",
+         condition("device::bits_of_group<4>(own, s)", "device::bits_of_group<4>(own, BUG ? s ^ 1 : s)",
                    _STREAMS)),
     _bug("bits_of_the_first_lane",
          condition("quad_lane % 2 * 16 + quad_lane / 2;",
