@@ -147,6 +147,7 @@ GATHERED = tuple(
             "paged_kv+gathered_kv",
             "right_window+paged_kv+gathered_kv",
             "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+gathered_kv",
+            "right_window+left_window+predicated_head_dim+sinks+alibi_slopes+paged_kv+gathered_kv",
         ),
     )
 )
