@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -202,13 +203,16 @@ def test_columns_past_the_head_are_not_gathered(libraries, page_size, d_head):
 
 
 def test_rows_that_32_bits_do_not_count_are_refused(libraries):
-    config = SM90[2]
-    cache = Cache((37,), 1, 2, 64, dtype_of(config))
-    far = (2**31 + 8, 64 * 2, 64, 1)  # the largest power of two that divides it is 16 bytes
-    k, v = (x.as_strided(x.shape, far) for x in (cache.k, cache.v))
-    q = torch.randn(1, 1, 4, 64).to(dtype_of(config))
+    cache = Cache((37,), 1, 2, 64)
+    # The largest power of two that divides it is 16 bytes. NOTE: torch refuses views of no storage.
+    far = [2 * stride for stride in (2**31 + 8, 64 * 2, 64, 1)]
+    k, v = (
+        torch.from_numpy(np.lib.stride_tricks.as_strided(x.numpy(), x.shape, far))
+        for x in (cache.k, cache.v)
+    )
+    q = torch.randn(1, 1, 4, 64).half()
     with pytest.raises(ValueError, match="rows are counted by 32 bits"):
-        run_library(libraries[config], (q, k, v), config, pages=cache.tensors[2:])
+        run_library(libraries[SM90[0]], (q, k, v), SM90[0], pages=cache.tensors[2:])
 
 
 @pytest.mark.parametrize("capacity", [5, 131, 200])
