@@ -55,8 +55,8 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
 
   ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
 
-  auto gather_blocks = [&](KvTensor const& tensor, RowSteps const& steps,
-                           Pipeline<Traits::kStages>& pipeline, Element* memory) {
+  auto gather_blocks = [&](bool is_K, RowSteps const& steps, Pipeline<Traits::kStages>& pipeline,
+                           Element* memory) {
     typename Traits::SmemLayoutKV const layout;  // (kBlockN,kHeadDim,kStages)
     Pages const& pages = params.pages;
     Copies const copies{device::thread_idx() % Copies::kLanes};
@@ -65,8 +65,9 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
     RingPosition<Traits::kStages> write;
     for_each_tile(schedule, [&](Tile const& tile) {
       int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
-      auto const* const head =
-          reinterpret_cast<char const*>(tensor.at<Element>(0, head_kv, 0) + copies.column());
+      Element const* const first_row = is_K ? params.problem.template k_at<Element>(0, head_kv, 0)
+                                            : params.problem.template v_at<Element>(0, head_kv, 0);
+      auto const* const head = reinterpret_cast<char const*>(first_row + copies.column());
       int const* const table = pages.table + tile.batch * pages.table_stride;
       int const first = first_key<kFeatures>(params, tile);
       // The page of a row, if some query of the tile attends its key. NOTE: other entries may hold anything.
@@ -129,8 +130,7 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
     // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
     bool const is_K = warp == 1;
     device::at(is_K ? Site::K_g2s : Site::V_g2s);
-    KvSource const kv = params.problem.kv();
-    gather_blocks(is_K ? kv.k : kv.v, is_K ? params.k_steps : params.v_steps,
+    gather_blocks(is_K, is_K ? params.k_steps : params.v_steps,
                   is_K ? smem.pipeline_K : smem.pipeline_V, is_K ? smem.k : smem.v);
   }
 }

@@ -58,8 +58,8 @@ struct KernelTraits {
                                             : kNConsumers == 2   ? 240
                                             : kConfig.three_ctas ? 136
                                                                  : 232;
-  // A thread that gathers rows of K and V takes some of the others'.
-  static constexpr int kGathererRegisters = 40;
+  // A thread that gathers rows of K and V takes some of the others', as far as they have any to spare.
+  static constexpr int kGathererRegisters = kNConsumers >= 3 ? 32 : 40;
   static constexpr int producer_registers(ForwardFeatures const& features) {
     return features.gathered_kv ? kGathererRegisters : kProducerRegisters;
   }

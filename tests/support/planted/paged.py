@@ -213,8 +213,8 @@ BUGS = [
     ),
     _bug(
         "rows_of_the_head_beside_gathered",
-        condition("tensor.at<Element>(0, head_kv, 0)", "tensor.at<Element>(0, head_kv ^ BUG, 0)",
-                  _GATHER),
+        condition("is_K ? params.problem.template k_at<Element>(0, head_kv, 0)",
+                  "is_K ? params.problem.template k_at<Element>(0, head_kv ^ BUG, 0)", _GATHER),
         problem="rows",
     ),
     _bug(
