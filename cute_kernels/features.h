@@ -74,8 +74,7 @@ inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_
   needed.dropout = params.dropout.drops();
   needed.fixed_splits = params.has_fixed_splits;
   // NOTE: kernels that read FP8 caches take pages of any size.
-  needed.gathered_kv =
-      params.kv().is_paged() && !params.pages.are_boxes() && !params.has_fp8_kv();
+  needed.gathered_kv = params.kv().is_paged() && !params.pages.are_boxes() && !params.has_fp8_kv();
   return needed;
 }
 

@@ -111,7 +111,7 @@ struct CopyArrival {
   size_t n_copies;
   Mbarrier* barrier;
   Access access;
-  uint32_t epoch;               // of the warp
+  uint32_t epoch;                // of the warp
   std::unique_ptr<Clock> known;  // what the arrival tells
 };
 

@@ -24,10 +24,10 @@ struct Mbarrier {
   int64_t issued = 0;
   bool is_copied = false;  // of this phase, some arrival waited for copies
   bool carried = false;    // the last complete phase brought bytes
-  bool awaited = true;   // and somebody waited for it
-  Access expect;         // the last that announced bytes, or copies
-  Clock gathering;       // what those who have arrived in this phase knew
-  Clock complete;        // what those of the last complete phase did
+  bool awaited = true;     // and somebody waited for it
+  Access expect;           // the last that announced bytes, or copies
+  Clock gathering;         // what those who have arrived in this phase knew
+  Clock complete;          // what those of the last complete phase did
 
   // Who initialised it, and whether and when TMA can see that.
   int init_warp;

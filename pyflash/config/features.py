@@ -40,6 +40,7 @@ class Features(KernelFeatures):
 
 NAMES = Features.names()
 
+
 def gathering(features: Features) -> Features:
     """Those of a kernel that takes pages of any size."""
     return dataclasses.replace(features, gathered_kv=features.paged_kv and not features.fp8_kv)

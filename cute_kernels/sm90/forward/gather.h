@@ -25,10 +25,10 @@ inline constexpr int kLoadersOfStage = kFeatures.gathered_kv ? 32 : 1;
 template <class Traits>
 struct WarpCopies {
   static constexpr int kLanes = 32;
-  static constexpr int kUnit = Traits::Slabs::kUnit;         // elements of a lane's copy
-  static constexpr int kAbreast = Traits::kSlab / kUnit;     // lanes
-  static constexpr int kRows = kLanes / kAbreast;            // of a copy
-  static constexpr int kCopies = Traits::kBlockN / kRows;    // of a block, in each slab
+  static constexpr int kUnit = Traits::Slabs::kUnit;       // elements of a lane's copy
+  static constexpr int kAbreast = Traits::kSlab / kUnit;   // lanes
+  static constexpr int kRows = kLanes / kAbreast;          // of a copy
+  static constexpr int kCopies = Traits::kBlockN / kRows;  // of a block, in each slab
   static constexpr int kLookups = (Traits::kBlockN + kLanes - 1) / kLanes;  // of a lane
   static constexpr int kSlabBytes = Traits::kBlockN * Traits::kSlab * kElementBytes;
   static constexpr int kStageBytes = Traits::kBlockN * Traits::kHeadDim * kElementBytes;
@@ -109,8 +109,8 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
           device::SmemAddress const to = Slabs::further(stage, copy * Copies::kRows, 0);
           CUTE_UNROLL
           for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {
-            bool const is_of_head = !kFeatures.predicated_head_dim ||
-                                    column + copies.column() < params.problem.d_head;
+            bool const is_of_head =
+                !kFeatures.predicated_head_dim || column + copies.column() < params.problem.d_head;
             device::copy_or_zeros(to + column / Traits::kSlab * Copies::kSlabBytes,
                                   from + column * kElementBytes, row != kNoRow && is_of_head);
           }

@@ -125,9 +125,9 @@ BUGS = [
     ),
     _bug(
         "rows_gathered_without_a_fence",
-        condition("if constexpr (kFeatures.gathered_kv) { device::fence_async_proxy(); }",
-                  "if constexpr (kFeatures.gathered_kv) { if (!BUG) { device::fence_async_proxy(); }"
-                  " }", _CONSUMER),
+        condition("if constexpr (kFeatures.gathered_kv) { device::fence_async_proxy();",
+                  "if constexpr (kFeatures.gathered_kv) { if (!BUG) device::fence_async_proxy();",
+                  _CONSUMER),
         finds=[found("missing_proxy_fence", "K_g2s"), found("missing_proxy_fence", "V_g2s")],
         problem="rows",
     ),
@@ -144,16 +144,16 @@ BUGS = [
     ),
     _bug(
         "rows_of_a_lane_not_waited_for",
-        condition("smem.pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
-                  "smem.pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> - BUG);",
+        condition("pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
+                  "pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> - BUG);",
                   _KERNEL),
         finds=[found("in_flight_read", "K_g2s", "QK")],
         problem="rows",
     ),
     _bug(
         "an_arrival_too_many_waited_for",
-        condition("smem.pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
-                  "smem.pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> + BUG);",
+        condition("pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
+                  "pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> + BUG);",
                   _KERNEL),
         finds=[found("deadlock", memory=None)],
         problem="rows",
