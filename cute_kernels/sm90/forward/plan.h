@@ -166,9 +166,8 @@ inline char const* refusal(Config const& config, ListedForwardParams const& prob
   for (KvTensor const& tensor : {kv.k, kv.v}) {
     // NOTE: a kernel that gathers runs problems whose pages are boxes, too, where it alone is built.
     if (kv.is_paged() && page_steps(tensor, kv.pages).all >= kNoRow) {
-      return "the pages of k or v span 2^32 of the largest power of two that divides their "
-             "strides, "
-             "and rows are counted by 32 bits";
+      return "the pages of k or v span 2^32 times the largest power of two that divides their "
+             "strides, and rows are counted by 32 bits";
     }
     if (gathers(kv)) {
       continue;
