@@ -1,0 +1,205 @@
+// A mask as bits, one a pair, made before the kernel runs: of masks that are dear to evaluate, and the same for several heads or
+// batches. They lie as the threads of kernels have scores that accumulate S by wgmma: a thread has two rows, 8 apart, and two of
+// every eight columns. What is evaluated in passing is what a mask shows of a tile where bounds do not tell (block_lists.h).
+#pragma once
+
+#include <cstdint>
+
+#include "cute_kernels/common/integers.h"
+#include "cute_kernels/variant/block_lists.h"
+#include "cute_kernels/variant/prepared_tables.h"
+
+namespace pyflash::variant {
+
+// Whether kernels look for bits.
+template <class Variant>
+inline constexpr bool kTakesBits = Variant::kHasMask && Variant::kMaskIsDear &&
+                                   !(Variant::kMaskReadsBatch && Variant::kMaskReadsHead);
+
+// Keys whose bits a lane of each quad has a byte of, and those that it has a word of.
+inline constexpr int kKeysOfByte = 32;
+inline constexpr int kKeysOfWord = 128;
+inline constexpr int kRowsOfWarpgroup = 64;
+
+// Bit c % 32 of word c / 32 of a row is the thread's column c.
+PYFLASH_HOST_DEVICE constexpr int words_of_row(int B_c) { return ceil_div(B_c, kKeysOfWord); }
+// A thread's words are those of its first row, then those of its second.
+PYFLASH_HOST_DEVICE constexpr int words_of_thread(int B_c) { return 2 * words_of_row(B_c); }
+PYFLASH_HOST_DEVICE constexpr int64_t words_of_block(int warpgroups, int B_c) {
+  return int64_t(warpgroups) * 2 * kRowsOfWarpgroup * words_of_thread(B_c);
+}
+
+// The words of a problem; 0: bits would serve too few tiles, or take too much memory.
+template <class Variant>
+constexpr int64_t bits_size(ListedProblem const& problem) {
+  constexpr int64_t kMostBytes = int64_t(64) << 20;
+  constexpr int64_t kLeastServed = 2;
+  if (!kTakesBits<Variant> || problem.warpgroups == 0) {
+    return 0;
+  }
+  BlockLists const lists = problem.lists<Variant>();
+  int64_t const made_for = int64_t(lists.batches) * lists.heads;
+  int64_t const used_for = int64_t(problem.batch) * (problem.heads / problem.group);
+  int64_t const words =
+      lists.n_lists() * lists.blocks * words_of_block(problem.warpgroups, problem.B_c);
+  bool const is_small = words * int64_t(sizeof(uint32_t)) <= kMostBytes;
+  return is_small && used_for >= kLeastServed * made_for ? words : 0;
+}
+
+// The key of 32 whose bit is at a place of a word: eight neighbouring bits are of one lane of a quad.
+PYFLASH_HOST_DEVICE constexpr int key_of_bit(int bit) {
+  return bit % 8 / 2 * 8 + bit / 8 * 2 + bit % 2;
+}
+
+// What is shown of some pairs.
+struct FoundPairs {
+  bool some = false;
+  bool all = true;
+};
+
+// A warp on the host.
+struct HostWarp {
+  template <class Shows>
+  static uint32_t vote(Shows const& shows) {
+    uint32_t word = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      word |= uint32_t(shows(lane)) << lane;
+    }
+    return word;
+  }
+  template <class Visit>
+  static void for_each_of_quad(Visit const& visit) {
+    for (int lane = 0; lane < 4; ++lane) {
+      visit(lane);
+    }
+  }
+};
+
+// A block of keys of a tile.
+struct BlockOfTile {
+  TileOfLists at;
+  int block;
+  int first_query;
+  int end_query;  // of the tile's that exist
+  Lengths lengths;
+};
+
+// Writes the bits of a row of a block, whose words begin at `words`, by all lanes of a warp, which gather in `found` what they see
+// of pairs that exist.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Variant, class Warp>
+PYFLASH_HOST_DEVICE void write_row_of_bits(typename Variant::Params const& captured,
+                                           PreparedTables<Variant::kPrepared> const& tables,
+                                           ListedProblem const& problem, BlockOfTile const& of,
+                                           int row, uint32_t* words, Warp const& warp,
+                                           FoundPairs& found) {
+  int const queries_of_warpgroup = kRowsOfWarpgroup / problem.group;
+  int const in_warpgroup = row % kRowsOfWarpgroup;
+  int const of_warpgroup = in_warpgroup / problem.group;
+  int const query = of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
+  bool const exists = query < of.end_query;
+  int const batch = of.at.batch;
+  int const head = of.at.head * problem.group + in_warpgroup % problem.group;
+  auto const prepared = Variant::prepared(tables, batch, head);
+  auto const uniform = Variant::uniform(captured, of.lengths, batch, head);
+  auto const of_row = Variant::row(captured, of.lengths, prepared, uniform, batch, head, query);
+  auto shows = [&](int column) {
+    if (column >= problem.B_c || of_warpgroup >= queries_of_warpgroup) {
+      return false;
+    }
+    // NOTE: entries of columns are read in pairs, from an even one on.
+    int const first = of.block * problem.B_c + (column & ~1);
+    int const offset = column & 1;
+    auto const of_column =
+        Variant::column(captured, of.lengths, prepared, uniform, batch, head, first, offset);
+    auto const distance = Variant::distance(captured, of.lengths, prepared, uniform, batch, head,
+                                            first - query, offset);
+    bool const shown =
+        Variant::template counts<false>(captured, of.lengths, uniform, of_row, of_column, distance,
+                                        batch, head, query, first, offset);
+    if (exists && first + offset < of.lengths.k_len) {
+      found.some = found.some || shown;
+      found.all = found.all && shown;
+    }
+    return shown;
+  };
+  int const words_per_row = words_of_row(problem.B_c);
+  for (int word = 0; word < words_per_row; ++word) {
+    constexpr int kBytes = kKeysOfWord / kKeysOfByte;
+    uint32_t shown[kBytes];
+    for (int i = 0; i < kBytes; ++i) {
+      int const first = word * kKeysOfWord + i * kKeysOfByte;
+      shown[i] = warp.vote([&](int lane) { return shows(first + key_of_bit(lane)); });
+    }
+    warp.for_each_of_quad([&](int lane) {
+      uint32_t of_lane = 0;
+      for (int i = 0; i < kBytes; ++i) {
+        of_lane |= (shown[i] >> (8 * lane) & 255) << (8 * i);
+      }
+      int const thread = row / 16 * 32 + row % 8 * 4 + lane;
+      int const half = row % 16 / 8;
+      words[thread * 2 * words_per_row + half * words_per_row + word] = of_lane;
+    });
+  }
+}
+
+// All threads that judge a block, on the host.
+struct HostCta {
+  template <class Judge>
+  static Shown agreed(Judge const& judge) {
+    return judge();
+  }
+  template <class Visit>
+  static void for_each_row(int rows, Visit const& visit) {
+    for (int row = 0; row < rows; ++row) {
+      visit(row, HostWarp{});
+    }
+  }
+  static FoundPairs of_all(FoundPairs const& found) { return found; }
+  static bool is_first() { return true; }
+};
+
+// Judges block `index` of those of all lists: writes what is shown of it into its place of the list, and its bits, which begin with
+// those of block 0 at `data`, where some is.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Variant, class Cta, class Loader>
+PYFLASH_HOST_DEVICE void judge_block(typename Variant::Params const& captured,
+                                     PreparedTables<Variant::kPrepared> const& tables,
+                                     ListedProblem const& problem, BlockLists const& lists,
+                                     uint32_t* data, int64_t index, Cta const& cta,
+                                     Loader const& load) {
+  TileOfLists const at = lists.tile_of(index / lists.blocks);
+  int const block = int(index % lists.blocks);
+  Rows const q_rows = problem.q.rows_of(at.batch, load);
+  Rows const k_rows = problem.k.rows_of(at.batch, load);
+  int const first = at.tile * problem.n_queries;
+  int const end = smaller(first + problem.n_queries, q_rows.length);
+  Interval const listed = listed_blocks(problem, lists, q_rows, k_rows, first, end);
+  if (block < listed.begin || block >= listed.end) {
+    return;
+  }
+  Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
+  Shown shown = cta.agreed([&] {
+    return shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
+                                   {first, end - 1}, block);
+  });
+  if (shown == Shown::some) {
+    BlockOfTile const of{at, block, first, end, lengths};
+    uint32_t* const words = data + index * words_of_block(problem.warpgroups, problem.B_c);
+    FoundPairs found;
+    cta.for_each_row(problem.warpgroups * kRowsOfWarpgroup, [&](int row, auto const& warp) {
+      write_row_of_bits<Variant>(captured, tables, problem, of, row, words, warp, found);
+    });
+    found = cta.of_all(found);
+    shown = !found.some ? Shown::none : found.all ? Shown::all : Shown::some;
+  }
+  if (cta.is_first()) {
+    lists.list(at.batch, at.head, at.tile)[1 + block] = int(shown);
+  }
+}
+
+}  // namespace pyflash::variant
