@@ -23,15 +23,21 @@ struct WarpLanes {
     return ballot(shows(index()));
   }
   template <class Visit>
-  static __device__ void for_each_of_quad(Visit const& visit) {
+  static __device__ void for_each_of_quad(uint32_t const (&votes)[4], Visit const& visit) {
+    int const lane = index() % 4;
+    int const two = lane | (4 + lane) << 4;
+    uint32_t const low = __byte_perm(votes[0], votes[1], two);
+    uint32_t const high = __byte_perm(votes[2], votes[3], two);
     if (index() < 4) {
-      visit(index());
+      visit(lane, __byte_perm(low, high, 0x5410));
     }
   }
 };
 
 // Threads that judge a block.
 struct JudgingCta {
+  using Warp = WarpLanes;
+
   template <class Judge>
   static __device__ Shown agreed(Judge const& judge) {
     __shared__ Shown shown;
@@ -43,13 +49,14 @@ struct JudgingCta {
   }
   template <class Visit>
   static __device__ void for_each_row(int rows, Visit const& visit) {
-    for (int row = threadIdx.x / WarpLanes::kLanes; row < rows;
-         row += kJudgingThreads / WarpLanes::kLanes) {
-      visit(row, WarpLanes{});
+    // NOTE: in a register that the compiler knows to be uniform.
+    int const warp = __shfl_sync(0xffffffffu, threadIdx.x / WarpLanes::kLanes, 0);
+    for (int row = warp; row < rows; row += kJudgingThreads / WarpLanes::kLanes) {
+      visit(row);
     }
   }
-  static __device__ FoundPairs of_all(FoundPairs const& found) {
-    return {__syncthreads_or(found.some) != 0, __syncthreads_and(found.all) != 0};
+  static __device__ SeenPairs of_all(SeenPairs const& seen) {
+    return {__syncthreads_or(seen.shown) != 0, __syncthreads_or(seen.hidden) != 0};
   }
   static __device__ bool is_first() { return threadIdx.x == 0; }
 };

@@ -51,10 +51,19 @@ PYFLASH_HOST_DEVICE constexpr int key_of_bit(int bit) {
   return bit % 8 / 2 * 8 + bit / 8 * 2 + bit % 2;
 }
 
-// What is shown of some pairs.
-struct FoundPairs {
-  bool some = false;
-  bool all = true;
+// A block of keys of a tile.
+struct BlockOfTile {
+  TileOfLists at;
+  int block;
+  int first_query;
+  int end_query;  // of the tile's that exist
+  Lengths lengths;
+};
+
+// What is seen of pairs that exist.
+struct SeenPairs {
+  bool shown = false;   // some are
+  bool hidden = false;  // some are
 };
 
 // A warp on the host.
@@ -67,99 +76,109 @@ struct HostWarp {
     }
     return word;
   }
+  // Calls visit with each lane of a quad, and the word of its bytes of four votes.
   template <class Visit>
-  static void for_each_of_quad(Visit const& visit) {
+  static void for_each_of_quad(uint32_t const (&votes)[4], Visit const& visit) {
     for (int lane = 0; lane < 4; ++lane) {
-      visit(lane);
-    }
-  }
-};
-
-// A block of keys of a tile.
-struct BlockOfTile {
-  TileOfLists at;
-  int block;
-  int first_query;
-  int end_query;  // of the tile's that exist
-  Lengths lengths;
-};
-
-// Writes the bits of a row of a block, whose words begin at `words`, by all lanes of a warp, which gather in `found` what they see
-// of pairs that exist.
-#if defined(__CUDACC__)
-#pragma nv_exec_check_disable
-#endif
-template <class Variant, class Warp>
-PYFLASH_HOST_DEVICE void write_row_of_bits(typename Variant::Params const& captured,
-                                           PreparedTables<Variant::kPrepared> const& tables,
-                                           ListedProblem const& problem, BlockOfTile const& of,
-                                           int row, uint32_t* words, Warp const& warp,
-                                           FoundPairs& found) {
-  int const queries_of_warpgroup = kRowsOfWarpgroup / problem.group;
-  int const in_warpgroup = row % kRowsOfWarpgroup;
-  int const of_warpgroup = in_warpgroup / problem.group;
-  int const query = of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
-  bool const exists = query < of.end_query;
-  int const batch = of.at.batch;
-  int const head = of.at.head * problem.group + in_warpgroup % problem.group;
-  auto const prepared = Variant::prepared(tables, batch, head);
-  auto const uniform = Variant::uniform(captured, of.lengths, batch, head);
-  auto const of_row = Variant::row(captured, of.lengths, prepared, uniform, batch, head, query);
-  auto shows = [&](int column) {
-    if (column >= problem.B_c || of_warpgroup >= queries_of_warpgroup) {
-      return false;
-    }
-    // NOTE: entries of columns are read in pairs, from an even one on.
-    int const first = of.block * problem.B_c + (column & ~1);
-    int const offset = column & 1;
-    auto const of_column =
-        Variant::column(captured, of.lengths, prepared, uniform, batch, head, first, offset);
-    auto const distance = Variant::distance(captured, of.lengths, prepared, uniform, batch, head,
-                                            first - query, offset);
-    bool const shown =
-        Variant::template counts<false>(captured, of.lengths, uniform, of_row, of_column, distance,
-                                        batch, head, query, first, offset);
-    if (exists && first + offset < of.lengths.k_len) {
-      found.some = found.some || shown;
-      found.all = found.all && shown;
-    }
-    return shown;
-  };
-  int const words_per_row = words_of_row(problem.B_c);
-  for (int word = 0; word < words_per_row; ++word) {
-    constexpr int kBytes = kKeysOfWord / kKeysOfByte;
-    uint32_t shown[kBytes];
-    for (int i = 0; i < kBytes; ++i) {
-      int const first = word * kKeysOfWord + i * kKeysOfByte;
-      shown[i] = warp.vote([&](int lane) { return shows(first + key_of_bit(lane)); });
-    }
-    warp.for_each_of_quad([&](int lane) {
-      uint32_t of_lane = 0;
-      for (int i = 0; i < kBytes; ++i) {
-        of_lane |= (shown[i] >> (8 * lane) & 255) << (8 * i);
+      uint32_t word = 0;
+      for (int i = 0; i < 4; ++i) {
+        word |= (votes[i] >> (8 * lane) & 255) << (8 * i);
       }
-      int const thread = row / 16 * 32 + row % 8 * 4 + lane;
-      int const half = row % 16 / 8;
-      words[thread * 2 * words_per_row + half * words_per_row + word] = of_lane;
-    });
+      visit(lane, word);
+    }
   }
-}
+};
 
 // All threads that judge a block, on the host.
 struct HostCta {
+  using Warp = HostWarp;
+
+  // What one of them judges.
   template <class Judge>
   static Shown agreed(Judge const& judge) {
     return judge();
   }
+  // Rows are shared among warps.
   template <class Visit>
   static void for_each_row(int rows, Visit const& visit) {
     for (int row = 0; row < rows; ++row) {
-      visit(row, HostWarp{});
+      visit(row);
     }
   }
-  static FoundPairs of_all(FoundPairs const& found) { return found; }
+  static SeenPairs of_all(SeenPairs const& seen) { return seen; }
   static bool is_first() { return true; }
 };
+
+// Writes the bits of a block, which begin at `words`; returns what this thread sees. kStreamed: is_streamed of its keys.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Variant, bool kStreamed, class Cta>
+PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& captured,
+                                         PreparedTables<Variant::kPrepared> const& tables,
+                                         ListedProblem const& problem, BlockOfTile const& of,
+                                         uint32_t* words, Cta const& cta) {
+  using Warp = typename Cta::Warp;
+  constexpr int kVotes = kKeysOfWord / kKeysOfByte;
+  int const batch = of.at.batch;
+  int const group = problem.group;
+  int const queries_of_warpgroup = kRowsOfWarpgroup / group;
+  int const words_per_row = words_of_row(problem.B_c);
+  int const first_key = of.block * problem.B_c;
+  SeenPairs seen;
+  for (int word = 0; word < words_per_row; ++word) {
+    // NOTE: keys behind the block stand for its last.
+    auto column_of = [&](int vote, int lane) {
+      return smaller(word * kKeysOfWord + vote * kKeysOfByte + key_of_bit(lane), problem.B_c - 1);
+    };
+    uint32_t keys[kVotes];  // those that exist
+    for (int i = 0; i < kVotes; ++i) {
+      keys[i] =
+          Warp::vote([&](int lane) { return first_key + column_of(i, lane) < of.lengths.k_len; });
+    }
+    cta.for_each_row(problem.warpgroups * kRowsOfWarpgroup, [&](int row) {
+      int const in_warpgroup = row % kRowsOfWarpgroup;
+      int const of_warpgroup = group == 1 ? in_warpgroup : in_warpgroup / group;
+      int const of_group = in_warpgroup - of_warpgroup * group;
+      int const query =
+          of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
+      int const head = of.at.head * group + (Variant::kMaskReadsHead ? of_group : 0);
+      uint32_t votes[kVotes] = {};
+      if (of_warpgroup < queries_of_warpgroup && query < of.end_query) {
+        auto const prepared = Variant::prepared(tables, batch, head);
+        auto const uniform = Variant::uniform(captured, of.lengths, batch, head);
+        auto const of_row =
+            Variant::row(captured, of.lengths, prepared, uniform, batch, head, query);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+        for (int i = 0; i < kVotes; ++i) {
+          votes[i] = Warp::vote([&](int lane) {
+            int const column = column_of(i, lane);
+            // NOTE: entries of columns are read in pairs, from an even one on.
+            int const first = first_key + (column & ~1);
+            int const offset = column & 1;
+            auto const of_column = Variant::column(captured, of.lengths, prepared, uniform, batch,
+                                                   head, first, offset);
+            auto const distance = Variant::distance(captured, of.lengths, prepared, uniform, batch,
+                                                    head, first - query, offset);
+            return Variant::template counts<kStreamed>(captured, of.lengths, uniform, of_row,
+                                                       of_column, distance, batch, head, query,
+                                                       first, offset);
+          });
+          seen.shown = seen.shown || (votes[i] & keys[i]) != 0;
+          seen.hidden = seen.hidden || (~votes[i] & keys[i]) != 0;
+        }
+      }
+      Warp::for_each_of_quad(votes, [&](int lane, uint32_t bits) {
+        int const thread = row / 16 * 32 + row % 8 * 4 + lane;
+        int const half = row % 16 / 8;
+        words[(thread * 2 + half) * words_per_row + word] = bits;
+      });
+    });
+  }
+  return seen;
+}
 
 // Judges block `index` of those of all lists: writes what is shown of it into its place of the list, and its bits, which begin with
 // those of block 0 at `data`, where some is.
@@ -190,12 +209,14 @@ PYFLASH_HOST_DEVICE void judge_block(typename Variant::Params const& captured,
   if (shown == Shown::some) {
     BlockOfTile const of{at, block, first, end, lengths};
     uint32_t* const words = data + index * words_of_block(problem.warpgroups, problem.B_c);
-    FoundPairs found;
-    cta.for_each_row(problem.warpgroups * kRowsOfWarpgroup, [&](int row, auto const& warp) {
-      write_row_of_bits<Variant>(captured, tables, problem, of, row, words, warp, found);
-    });
-    found = cta.of_all(found);
-    shown = !found.some ? Shown::none : found.all ? Shown::all : Shown::some;
+    SeenPairs seen;
+    if (Variant::kStreams && Variant::is_streamed(captured, block * problem.B_c, problem.B_c)) {
+      seen = write_bits<Variant, Variant::kStreams>(captured, tables, problem, of, words, cta);
+    } else {
+      seen = write_bits<Variant, false>(captured, tables, problem, of, words, cta);
+    }
+    seen = cta.of_all(seen);
+    shown = !seen.shown ? Shown::none : seen.hidden ? Shown::some : Shown::all;
   }
   if (cta.is_first()) {
     lists.list(at.batch, at.head, at.tile)[1 + block] = int(shown);
