@@ -18,6 +18,13 @@ struct WarpLanes {
   static __device__ int index() { return threadIdx.x % kLanes; }
   static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
   static __device__ int count(uint32_t word) { return __popc(word); }
+
+  static constexpr int kOwnLanes = 1;
+  static __device__ int own(int) { return 0; }
+  template <class Visit>
+  static __device__ void for_each_own_lane(Visit const& visit) {
+    visit(index());
+  }
   template <class Shows>
   static __device__ uint32_t vote(Shows const& shows) {
     return ballot(shows(index()));

@@ -68,6 +68,15 @@ struct SeenPairs {
 
 // A warp on the host.
 struct HostWarp {
+  static constexpr int kOwnLanes = 32;  // that this thread stands for
+
+  static constexpr int own(int lane) { return lane; }
+  template <class Visit>
+  static void for_each_own_lane(Visit const& visit) {
+    for (int lane = 0; lane < kOwnLanes; ++lane) {
+      visit(lane);
+    }
+  }
   template <class Shows>
   static uint32_t vote(Shows const& shows) {
     uint32_t word = 0;
@@ -131,6 +140,22 @@ PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& capture
     auto column_of = [&](int vote, int lane) {
       return smaller(word * kKeysOfWord + vote * kKeysOfByte + key_of_bit(lane), problem.B_c - 1);
     };
+    // NOTE: entries of columns are read in pairs, from an even one on.
+    auto first_of = [&](int column) { return first_key + (column & ~1); };
+    int head = of.at.head * group;
+    auto prepared = Variant::prepared(tables, batch, head);
+    auto uniform = Variant::uniform(captured, of.lengths, batch, head);
+    typename Variant::Column columns[kVotes][Warp::kOwnLanes];  // once for all rows of a head
+    auto compute_columns = [&] {
+      Warp::for_each_own_lane([&](int lane) {
+        for (int i = 0; i < kVotes; ++i) {
+          int const column = column_of(i, lane);
+          columns[i][Warp::own(lane)] = Variant::column(captured, of.lengths, prepared, uniform,
+                                                        batch, head, first_of(column), column & 1);
+        }
+      });
+    };
+    compute_columns();
     uint32_t keys[kVotes];  // those that exist
     for (int i = 0; i < kVotes; ++i) {
       keys[i] =
@@ -139,32 +164,28 @@ PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& capture
     cta.for_each_row(problem.warpgroups * kRowsOfWarpgroup, [&](int row) {
       int const in_warpgroup = row % kRowsOfWarpgroup;
       int const of_warpgroup = group == 1 ? in_warpgroup : in_warpgroup / group;
-      int const of_group = in_warpgroup - of_warpgroup * group;
       int const query =
           of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
-      int const head = of.at.head * group + (Variant::kMaskReadsHead ? of_group : 0);
+      if (Variant::kMaskReadsHead && group > 1) {
+        head = of.at.head * group + in_warpgroup - of_warpgroup * group;
+        prepared = Variant::prepared(tables, batch, head);
+        uniform = Variant::uniform(captured, of.lengths, batch, head);
+        compute_columns();
+      }
       uint32_t votes[kVotes] = {};
       if (of_warpgroup < queries_of_warpgroup && query < of.end_query) {
-        auto const prepared = Variant::prepared(tables, batch, head);
-        auto const uniform = Variant::uniform(captured, of.lengths, batch, head);
         auto const of_row =
             Variant::row(captured, of.lengths, prepared, uniform, batch, head, query);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
         for (int i = 0; i < kVotes; ++i) {
           votes[i] = Warp::vote([&](int lane) {
             int const column = column_of(i, lane);
-            // NOTE: entries of columns are read in pairs, from an even one on.
-            int const first = first_key + (column & ~1);
+            int const first = first_of(column);
             int const offset = column & 1;
-            auto const of_column = Variant::column(captured, of.lengths, prepared, uniform, batch,
-                                                   head, first, offset);
             auto const distance = Variant::distance(captured, of.lengths, prepared, uniform, batch,
                                                     head, first - query, offset);
             return Variant::template counts<kStreamed>(captured, of.lengths, uniform, of_row,
-                                                       of_column, distance, batch, head, query,
-                                                       first, offset);
+                                                       columns[i][Warp::own(lane)], distance, batch,
+                                                       head, query, first, offset);
           });
           seen.shown = seen.shown || (votes[i] & keys[i]) != 0;
           seen.hidden = seen.hidden || (~votes[i] & keys[i]) != 0;
