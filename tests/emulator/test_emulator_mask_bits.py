@@ -186,6 +186,16 @@ def test_a_mask_of_one_tile_each_is_copied_as_before():
     assert report.counts.cp_async > 0
 
 
+@pytest.mark.parametrize("text", [MASKED, COMPUTED], ids=lambda x: x.partition("(")[0])
+def test_bits_are_what_kernels_evaluate(text):
+    qkv, tensors = inputs(150, 384), tensors_of(text, 150, 384)
+    given = {"variant": parse(text), "tensors": tensors}
+    out, lse, _ = pyflash.emulate(*qkv, PINGPONG, **given)
+    of_one, lse_of_one, _ = pyflash.emulate(*(x[1:, :, :1] for x in qkv), PINGPONG, **given)
+    assert torch.equal(out[1:, :, :1], of_one)
+    assert torch.equal(lse[1:, :1], lse_of_one)
+
+
 @pytest.mark.parametrize(
     ("text", "is_dear"),
     [

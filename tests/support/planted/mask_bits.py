@@ -96,7 +96,7 @@ BUGS = [
          condition("& 1) == 0) { S(r, c)", "& 1) == BUG) { S(r, c)", _READ)),
     _bug("the_entry_one_further",
          condition("entry_after = entry_at(place - 1);",
-                   "entry_after = entry_at(BUG && place > first_place + 1 ? place - 2 : place - 1);",
+                   "entry_after = entry_at(place - (BUG && place > first_place + 1 ? 2 : 1));",
                    _READ)),
     _bug("made_again_with_the_next_words",
          condition("kAhead ? blocks.bits : blocks.of_block(n_block);",

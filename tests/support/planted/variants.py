@@ -127,8 +127,8 @@ BUGS = [
                     "!BUG && kFeatures.softcap && problem.softcap.cap != 0.f;", _SCORES),
           problem="softcap"),
     _sm90("the_mask_of_a_cut_block_ignored",
-          condition("if (is_cut && !blocks.has_bits()) {", "if (is_cut && !blocks.has_bits() && !BUG) {",
-                    _SCORES),
+          condition("if (is_cut && !blocks.has_bits()) {",
+                    "if (is_cut && !blocks.has_bits() && !BUG) {", _SCORES),
           problem="dilated"),
     # The softmax of those.
     _sm90("not_made_again_after_an_overflow",
