@@ -283,8 +283,8 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     auto make_scores = [&](auto ahead) {
       int const first_query = tile.first_query + first_row_query;
       if constexpr (kTakesBits) {
-        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(
-            acc_S, params, tile, first_query, n_block, is_cut, blocks_ahead);
+        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
+                                                                   n_block, is_cut, blocks_ahead);
       } else {
         sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
                                                                    n_block, is_cut);
@@ -340,8 +340,8 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     auto make_scores = [&](auto ahead) {
       int const first_query = tile.first_query + first_row_query;
       if constexpr (kTakesBits) {
-        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(
-            acc_S, params, tile, first_query, n_block, is_cut, blocks_ahead);
+        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
+                                                                   n_block, is_cut, blocks_ahead);
       } else {
         sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
                                                                    n_block, is_cut);
