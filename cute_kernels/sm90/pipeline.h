@@ -36,17 +36,17 @@ struct Pipeline {
     }
   }
 
-  // The producer's side, by one thread: waits for the stage to be empty; the loads that follow bring `bytes`.
-  CUTE_DEVICE device::Mbarrier& acquire(Position const& at, int bytes) {
+  // The producer's side.
+  CUTE_DEVICE void wait_until_empty(Position const& at) {
     device::mbarrier_wait(empty[at.stage], at.parity ^ 1);
+  }
+  // By one thread: waits for the stage to be empty; the loads that follow bring `bytes`.
+  CUTE_DEVICE device::Mbarrier& acquire(Position const& at, int bytes) {
+    wait_until_empty(at);
     device::mbarrier_arrive_and_expect(full[at.stage], bytes);
     return full[at.stage];
   }
-
-  // The same by each thread that copies: waits for the stage to be empty, and then tells when its copies so far have arrived.
-  CUTE_DEVICE void acquire_to_copy(Position const& at) {
-    device::mbarrier_wait(empty[at.stage], at.parity ^ 1);
-  }
+  // By each thread that copies, after it waited for the stage to be empty: tells when its copies so far have arrived.
   CUTE_DEVICE void commit_copies(Position const& at) {
     device::mbarrier_arrive_when_copied(full[at.stage]);
   }

@@ -99,7 +99,7 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
           // A block ahead, so that it is here in time.
           next_pages[i] = n_block > tile.blocks.begin ? page_of(n_block - 1, i) : kNoPage;
         }
-        pipeline.acquire_to_copy(write);
+        pipeline.wait_until_empty(write);
         device::SmemAddress const stage = sKV + write.stage * Copies::kStageBytes;
         CUTE_UNROLL
         for (int copy = 0; copy < Copies::kCopies; ++copy) {

@@ -168,8 +168,7 @@ BUGS = [
     ),
     _bug(
         "rows_gathered_before_the_stage_is_empty",
-        condition("void acquire_to_copy(Position const& at) {",
-                  "void acquire_to_copy(Position const& at) { if (BUG) { return; }", _PIPELINE),
+        without("pipeline.wait_until_empty(write);", _GATHER),
         finds=[found("race", "K_g2s"), found("phase_never_awaited", "K_g2s", memory=None)],
         problem="rows",
     ),

@@ -108,15 +108,15 @@ BUGS = [
     ),
     _bug(
         "K_not_waited_for",
-        condition("smem.pipeline_K.wait(read_K); gemm_async(",
-                  "if (!BUG) { smem.pipeline_K.wait(read_K); } gemm_async(", _CONSUMER),
+        condition("smem.pipeline_K.wait(read_K); fence_gathered();",
+                  "if (!BUG) { smem.pipeline_K.wait(read_K); } fence_gathered();", _CONSUMER),
         finds=[found("in_flight_read or uninitialised_read", "QK"),
                found("phase_never_awaited", memory="K full[0]")],
     ),
     _bug(
         "V_not_waited_for",
-        condition("smem.pipeline_V.wait(read_V); gemm_async(",
-                  "if (!BUG) { smem.pipeline_V.wait(read_V); } gemm_async(", _CONSUMER),
+        condition("smem.pipeline_V.wait(read_V); fence_gathered();",
+                  "if (!BUG) { smem.pipeline_V.wait(read_V); } fence_gathered();", _CONSUMER),
         finds=[found("in_flight_read or uninitialised_read", "PV"),
                found("phase_never_awaited", memory="V full[0]")],
         configs=("overlap", "one_consumer"),
@@ -164,14 +164,14 @@ BUGS = [
     # Barriers: counts, bytes, visibility.
     _bug(
         "a_barrier_that_expects_a_warp_less",
-        condition("smem.pipeline_K.init(Traits::kNConsumerWarps);",
-                  "smem.pipeline_K.init(Traits::kNConsumerWarps - BUG);", _KERNEL),
+        condition("smem.pipeline_K.init(Traits::kNConsumerWarps,",
+                  "smem.pipeline_K.init(Traits::kNConsumerWarps - BUG,", _KERNEL),
         finds=[found("race", "K_g2s", "QK")],
     ),
     _bug(
         "a_barrier_that_expects_a_warp_more",
-        condition("smem.pipeline_V.init(Traits::kNConsumerWarps);",
-                  "smem.pipeline_V.init(Traits::kNConsumerWarps + BUG);", _KERNEL),
+        condition("smem.pipeline_V.init(Traits::kNConsumerWarps,",
+                  "smem.pipeline_V.init(Traits::kNConsumerWarps + BUG,", _KERNEL),
         finds=[found("deadlock", memory="", detail="V empty[0], which lacks 1 of 9 arrivals")],
     ),
     _bug(
@@ -205,7 +205,9 @@ BUGS = [
     # Proxies: stores that TMA and the tensor cores do not see.
     _bug(
         "zeros_without_a_proxy_fence",
-        without("device::fence_async_proxy();", _CONSUMER),
+        condition("device::fence_async_proxy(); device::named_barrier_sync(",
+                  "if (!BUG) { device::fence_async_proxy(); } device::named_barrier_sync(",
+                  _CONSUMER),
         finds=[found("missing_proxy_fence", "PV", "V_r2s")],
         problem="packed",
     ),
@@ -364,19 +366,19 @@ BUGS = [
     # Roles: registers, turns.
     _bug(
         "consumers_that_claim_more_than_there_is",
-        instead("device::registers_claim<Traits::kConsumerRegisters>();",
-                "device::registers_claim<Traits::kConsumerRegisters + 8>();", _KERNEL),
+        instead("device::registers_claim<Traits::consumer_registers(kFeatures)>();",
+                "device::registers_claim<Traits::consumer_registers(kFeatures) + 8>();", _KERNEL),
         finds=[found("deadlock", memory="", detail="registers, of which there are")],
     ),
     _bug(
         "a_producer_that_keeps_its_registers",
-        without("device::registers_release<Traits::kProducerRegisters>();", _KERNEL),
+        without("device::registers_release<Traits::producer_registers(kFeatures)>();", _KERNEL),
         finds=[found("deadlock", memory="", detail="registers, of which there are")],
     ),
     _bug(
         "a_producer_that_releases_upwards",
-        instead("device::registers_release<Traits::kProducerRegisters>();",
-                "device::registers_release<Traits::kConsumerRegisters>();", _KERNEL),
+        instead("device::registers_release<Traits::producer_registers(kFeatures)>();",
+                "device::registers_release<Traits::consumer_registers(kFeatures)>();", _KERNEL),
         finds=[found("register_budget", memory="")],
     ),
     _bug(
