@@ -178,17 +178,18 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     device::fence_async_proxy();
     device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
   };
-  // Rows of V past the end of a packed sequence belong to its neighbour; those of a page hold anything.
+  // Rows of V past the end of a packed sequence belong to its neighbour; those of a page hold anything, unless they are gathered.
+  constexpr bool kBoxesOfPages = kFeatures.paged_kv && !kFeatures.gathered_kv;
   auto clear_tail_of_V = [&](Tile const& tile, int place) {
     int const n_block = Schedule::walk(params, tile)[place].number;
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
-    if ((kFeatures.paged_kv || problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
+    if ((kBoxesOfPages || problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
       clear_rows_of_V(n_rows, kBlockN);
     }
   };
   // Rows of a page hold anything where no query attends them any more, too.
   auto clear_head_of_V = [&](Tile const& tile, int n_block) {
-    if constexpr (kFeatures.paged_kv && kFeatures.left_window) {
+    if constexpr (kBoxesOfPages && kFeatures.left_window) {
       int const n_rows = first_key<kFeatures>(params, tile) - n_block * kBlockN;
       if (n_rows > 0) {
         clear_rows_of_V(0, n_rows);
@@ -196,14 +197,22 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
+  // Of K or V that this thread has waited for: cp.async is of the generic proxy.
+  auto fence_gathered = [] {
+    if constexpr (kFeatures.gathered_kv) {
+      device::fence_async_proxy();
+    }
+  };
   auto issue_QK = [&](auto& acc_S) {
     device::at(Site::QK);
     smem.pipeline_K.wait(read_K);
+    fence_gathered();
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
     device::at(Site::PV);
     smem.pipeline_V.wait(read_V);
+    fence_gathered();
     gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   };
   auto release_K = [&] {
