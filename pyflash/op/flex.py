@@ -180,8 +180,7 @@ def _blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> Blocks:
                 f"pyflash: block_mask has {partial.shape[axis]} {name}: expected 1 or "
                 f"{extents[axis]}, as query"
             )
-    present = partial | full
-    return (*(x.expand(*extents, -1, -1) for x in (present, full)), sizes)  # type: ignore[return-value]
+    return partial | full, full, sizes
 
 
 def _dense(counts: Tensor, indices: Tensor, n_blocks: int) -> Tensor:

@@ -13,7 +13,7 @@ from pyflash.variant import Bound, Node, Param, Scalar, Variant, bind
 from pyflash.variant.expr import constant, index, load, operation
 
 # Which blocks are listed, and which as full: (batch, heads, blocks of q, blocks of k), bool, with
-# strides of 0 where all share them; and the sizes of a block.
+# one batch or one head where all share them; and the sizes of a block.
 Blocks = tuple[Tensor, Tensor, tuple[int, int]]
 
 
@@ -34,26 +34,38 @@ def listed(traced: Bound, blocks: Blocks | None) -> Bound:
     if blocks is None:
         return traced
     present, full, sizes = blocks
+    tables = [present, full]
     variant = traced.variant
+    # NOTE: kernels make for all batches and heads at once what does not read them.
+    has_own = tuple(extent > 1 for extent in present.shape[:2])
     made, names = _with_lists(
-        variant.name, variant.params, variant.score, variant.mask, tuple(sizes)
+        variant.name, variant.params, variant.score, variant.mask, tuple(sizes), has_own
     )
-    return bind(made, **traced.values, **dict(zip(names, (present, full), strict=True)))
+    for axis in (1, 0):
+        if not has_own[axis]:
+            tables = [table.select(axis, 0) for table in tables]
+    return bind(made, **traced.values, **dict(zip(names, tables, strict=True)))
 
 
 @functools.lru_cache(maxsize=256)
 def _with_lists(
-    name: str, given: tuple[Param, ...], score: Node, mask: Node, sizes: tuple[int, int]
+    name: str,
+    given: tuple[Param, ...],
+    score: Node,
+    mask: Node,
+    sizes: tuple[int, int],
+    has_own: tuple[bool, ...],
 ) -> tuple[Variant, list[str]]:
-    """The variant, and the names of its two tables of blocks."""
+    """The variant, and the names of its two tables of blocks. has_own: whether each batch has, and
+    each head."""
     taken = {param.name for param in given}
     names = [_free(name, taken) for name in ("present", "full")]
-    b, h = index("b"), index("h")
-    block = [
+    block = [index(axis) for axis, is_own in zip("bh", has_own, strict=True) if is_own]
+    block += [
         operation("//", index(axis), constant(size)) for axis, size in zip("qk", sizes, strict=True)
     ]
-    params = [Param(name, Scalar.BOOL, 4) for name in names]
-    shown, whole = (load(param, b, h, *block) for param in params)
+    params = [Param(name, Scalar.BOOL, len(block)) for name in names]
+    shown, whole = (load(param, *block) for param in params)
     mask = operation("&", shown, operation("|", whole, mask))
     return Variant(name, (*given, *params), score, mask), names
 

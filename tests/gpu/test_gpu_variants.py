@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.variants import values_of
+from torch.nn.attention.flex_attention import create_block_mask
 
 import pyflash
 from pyflash.codegen.build import build_with_variants, nearest_archs
@@ -145,3 +146,18 @@ def test_flex_attention_compiles_what_it_needs():
     variant = "alibi(slope: f32[1]): s + slope[h] * (k - q)"
     expected = expect(*inputs, variant=variant, tensors=tensors)
     assert ((out.transpose(1, 2).double() - expected.out).abs() <= expected.bound).all()
+
+
+def test_flex_attention_with_an_opaque_mask_that_all_heads_share():
+    q, k, v = torch.randn(3, 2, 4, 700, 64, device="cuda").half()
+
+    def near(b, h, i, j):
+        return ((i // 28 - j // 28).abs() <= 3) & ((i % 28 - j % 28).abs() <= 3)
+
+    mask = create_block_mask(near, None, None, 700, 700, "cuda")
+    out = pyflash.flex_attention(q, k, v, block_mask=mask)
+    i = torch.arange(700, device="cuda")
+    shown = near(0, 0, i[:, None], i[None, :])
+    wide = (x.float() for x in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=shown)
+    torch.testing.assert_close(out.float(), expected, rtol=4e-3, atol=4e-3)

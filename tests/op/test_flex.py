@@ -12,6 +12,9 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import pyflash
+from pyflash.op.flex_call import listed
+from pyflash.variant import trace
+from pyflash.variant.walk import postorder
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 1.0])
 DOCUMENTS = torch.arange(200) // 37
@@ -83,6 +86,18 @@ def test_block_masks_of_any_blocks_and_extents(block, extents):
     given = inputs()
     mask = create_block_mask(causal, *extents, 200, 260, "cpu", BLOCK_SIZE=block)
     check(pyflash.flex_attention(*given, block_mask=mask, return_lse=True), given, block_mask=mask)
+
+
+@pytest.mark.parametrize("extents", [(None, None), (2, None), (None, 4), (2, 4)])
+def test_lists_that_batches_or_heads_share_do_not_read_them(extents):
+    """So that kernels make lists, and bits of masks, for all of them at once."""
+    mask = create_block_mask(lambda b, h, q, k: q >= k, *extents, 200, 260, "cpu")
+    lists = [getattr(mask, name) for name in ("kv_num_blocks", "full_kv_num_blocks")]
+    tables = [torch.ones(*x.shape[:2], 2, 3, dtype=torch.bool) for x in lists]
+    made = listed(trace(None, mask.mask_mod), (*tables, (128, 128)))
+    nodes = [node for node in postorder(made.variant.mask) if node.op == "index"]
+    read = {node.data for node in nodes} & {"b", "h"}
+    assert read == {name for name, extent in zip("bh", extents, strict=True) if extent}
 
 
 def test_the_lists_of_a_block_mask_count_where_its_function_is_trivial():
