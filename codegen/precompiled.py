@@ -19,6 +19,9 @@ from pyflash.codegen.compilation import Compilation, Compiler
 
 _PAYS_FROM = 4  # sources, with CuTe
 
+# GCC's collector of garbage would look through all that was precompiled.
+_NO_COLLECTION = ("--param", "ggc-min-heapsize=2000000")  # KiB
+
 Headers = Mapping[Compiler, Compilation]
 
 
@@ -42,7 +45,7 @@ def using(source: Compilation, headers: Headers) -> Compilation:
     header = headers.get(source.compiler)
     if header is None or not header.object.exists():
         return source
-    includes = (*source.compiler.includes, "-include", str(header.source))
+    includes = (*source.compiler.includes, "-include", str(header.source), *_NO_COLLECTION)
     return replace(source, compiler=replace(source.compiler, includes=includes))
 
 
