@@ -19,9 +19,6 @@ from pyflash.codegen.compilation import Compilation, Compiler
 
 _PAYS_FROM = 4  # sources, with CuTe
 
-# GCC's collector of garbage would look through all that was precompiled.
-_NO_COLLECTION = ("--param", "ggc-min-heapsize=2000000")  # KiB
-
 Headers = Mapping[Compiler, Compilation]
 
 
@@ -35,7 +32,7 @@ def headers_for(
     before = (cache_dir() / "objects").glob(f"{stem}*/*") if stem else ()
     n_compiled = sum(1 for _ in before)
     compilers = {source.compiler for source in sources}
-    found = {c: _precompiled(c, header) for c in compilers if "Free Software" in c.identity}
+    found = {c: _precompiled(c, header) for c in compilers if c.is_gcc}
     pays = n_compiled + len(sources) >= pays_from
     return {c: made for c, made in found.items() if pays or made.object.exists()}
 
@@ -45,7 +42,7 @@ def using(source: Compilation, headers: Headers) -> Compilation:
     header = headers.get(source.compiler)
     if header is None or not header.object.exists():
         return source
-    includes = (*source.compiler.includes, "-include", str(header.source), *_NO_COLLECTION)
+    includes = (*source.compiler.includes, "-include", str(header.source))
     return replace(source, compiler=replace(source.compiler, includes=includes))
 
 
