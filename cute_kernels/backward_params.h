@@ -52,9 +52,12 @@ struct BackwardShape {
   int d_head;                         // columns of a tile
   bool lanes_are_neighbours = false;  // in the sums of dQ
   bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
+  bool divides_groups = false;        // CTAs may divide the query heads of a group
+  // The time of a column, beside that of the SM90 family where both run: selection takes the least columns times this.
+  int slowness = 1;
 };
 
-// Queries of a part of the workspace: blocks have a multiple of it.
+// Queries of a part of the workspace: blocks have a multiple of it. Keys, too, where dK and dV are summed there.
 inline constexpr int kQueriesOfPiece = 64;
 
 // Floats of the sums of dQ that one warp adds at a time, which has a turn of its own.
@@ -65,6 +68,9 @@ inline constexpr int kSumsOfTurn = 1024;
 inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
 inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
+
+// Each block of keys is compared with each other where they are sorted.
+inline constexpr int kMostSortedBlocks = 4096;
 
 // The gradients of attention without dropout. Strides are in elements. k, v, dk and dv have heads_kv heads, the others have
 // heads. Packed sequences are one batch of the tensors: (total, heads, d_head).
@@ -137,9 +143,14 @@ struct AttentionGradients {
   // to them, have rounded them and have cleared a share, of all heads that had them. A number below 2^24.
   float* added;
 
+  // Workspace if blocks of keys are sorted, else of no element: the blocks of all packed sequences in the order in which their tiles
+  // start, numbered through the blocks that blocked_keys has. Those that the most blocks of queries attend are the first.
+  float* order_of_keys;
+
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_queries() const {
     return {q_sequences, block_q};
   }
+  PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_keys() const { return {k_sequences, block_k}; }
   constexpr void set_shape(BackwardShape const& shape) {
     block_q = shape.B_r;
     padded_q = int(blocked_queries().n_rows(batch));
@@ -170,10 +181,12 @@ struct AttentionGradients {
 
   PYFLASH_HOST_DEVICE constexpr int group() const { return heads / heads_kv; }
   // Blocks of keys of a head of k and v, and these heads of all batches.
-  constexpr int64_t n_key_blocks() const {
-    return k_sequences.tensor_rows() == 0
-               ? 0
-               : BlockedRows{k_sequences, block_k}.n_rows(batch) / block_k;
+  PYFLASH_HOST_DEVICE constexpr int64_t n_key_blocks() const {
+    return k_sequences.tensor_rows() == 0 ? 0 : blocked_keys().n_rows(batch) / block_k;
+  }
+  // Whether tiles start in the order of their lengths, which packed sequences have many of. Sums in one order have their own.
+  PYFLASH_HOST_DEVICE constexpr bool sorts_key_blocks() const {
+    return k_sequences.is_packed() && !deterministic && n_key_blocks() <= kMostSortedBlocks;
   }
   PYFLASH_HOST_DEVICE constexpr int64_t n_heads_of_keys() const {
     return int64_t(heads_kv) * k_sequences.tensor_batches(batch);
@@ -231,6 +244,57 @@ struct AttentionGradients {
 
 struct BackwardParams : AttentionGradients {
   Dropout dropout;  // of the forward pass
+
+  // CTAs that divide the query heads of a head of k and v between them. Several of them add dK and dV up in memory.
+  int ctas_of_group;
+  int padded_k;  // rows of those sums for each head: keys in whole blocks
+  // Workspace if there are several, else of no element: (2, batch, heads_kv, padded_k * columns), the sums of dK, and those of dV; how
+  // they lie: sm80/backward/key_sums.h.
+  float* dkv_sum;
+
+  PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_key_sums() const {
+    return {k_sequences, larger(block_k, kQueriesOfPiece)};
+  }
+  constexpr void set_shape(BackwardShape const& shape) {
+    AttentionGradients::set_shape(shape);
+    padded_k = int(blocked_key_sums().n_rows(batch));
+    ctas_of_group = 1;
+    // Deterministic kernels add dK and dV up in registers, in the order of the heads.
+    if (shape.divides_groups && !deterministic) {
+      divide_groups(kCtasAtATime);
+    }
+  }
+  // n_ctas: that run at a time.
+  // NOTE: CTAs whose tiles differ in length are each at another query head. L2 does not hold Q, dO and the sums of dQ of many.
+  constexpr void divide_groups(int n_ctas) {
+    constexpr int kMostHeads = 2;  // that a CTA goes through where tiles differ
+    constexpr int64_t kMost = (int64_t(1) << 31) - 1;
+    bool const differ = mask.cuts_right() || mask.cuts_left() || k_sequences.is_packed();
+    int64_t const n_tiles = n_key_blocks() * n_heads_of_keys();
+    int n = 1;
+    while (n < group() &&
+           ((differ && group() > kMostHeads * n) || n_tiles * n < 2 * int64_t(n_ctas))) {
+      do {
+        ++n;
+      } while (group() % n != 0);
+    }
+    bool const has_numbers =
+        n_tiles * n <= kMost && 2 * n_heads_of_keys() * blocked_key_sums().n_rows(batch) <= kMost;
+    ctas_of_group = has_numbers ? n : 1;
+  }
+
+  // The rows of the sums of dK, and of those of dV.
+  PYFLASH_HOST_DEVICE constexpr int n_key_rows() const {
+    return ctas_of_group > 1 ? int(n_heads_of_keys()) * padded_k : 0;
+  }
+  // Pieces of kQueriesOfPiece rows of both.
+  PYFLASH_HOST_DEVICE constexpr int n_key_pieces() const {
+    return n_key_rows() / kQueriesOfPiece * 2;
+  }
+  // A row. tensor_batch: 0 where sequences are packed.
+  PYFLASH_HOST_DEVICE constexpr int key_row(int tensor_batch, int head_kv, int row) const {
+    return (tensor_batch * heads_kv + head_kv) * padded_k + row;
+  }
 };
 
 inline BackwardFeatures features_needed(BackwardParams const& params, int /*d_head_of_config*/) {

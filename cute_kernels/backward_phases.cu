@@ -1,4 +1,5 @@
 // The kernels of op backward that run before and after a config's own.
+#include <bit>
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -44,14 +45,14 @@ struct PhaseKernel {
   int smem_bytes;
 };
 
-// A CTA for each piece of queries of each head that it has.
+// A CTA for each piece of the sums of dK and dV, and for each piece of queries of each head that it has.
 int launch(PhaseKernel const& kernel, int64_t n_pieces, BackwardParams params, void* stream) {
   bool waits = false;
   if (cudaError_t const error = waits_for_previous_kernel(waits); error != cudaSuccess) {
     return error;
   }
   sm90::Grid const grid{.kernel = kernel.function,
-                        .n_ctas = n_pieces,
+                        .n_ctas = params.n_key_pieces() + n_pieces,
                         .n_threads = kernel.n_threads,
                         .smem_bytes = kernel.smem_bytes};
   if (waits || grid.n_ctas == 0) {
@@ -74,9 +75,13 @@ PhaseKernel postprocess(BackwardParams const& params) {
     return {reinterpret_cast<void const*>(postprocess_neighbours_kernel<Element, kColumns>),
             sm80::backward::kPostprocessThreads, 0};
   }
-  return {reinterpret_cast<void const*>(postprocess_kernel<Element, kColumns>),
-          sm90::backward::kPostprocessThreads<kColumns>,
-          int(sizeof(sm90::backward::PostprocessStorage<Element, kColumns>))};
+  // NOTE: the SM90 family has no other columns.
+  if constexpr (std::has_single_bit(unsigned(kColumns))) {
+    return {reinterpret_cast<void const*>(postprocess_kernel<Element, kColumns>),
+            sm90::backward::kPostprocessThreads<kColumns>,
+            int(sizeof(sm90::backward::PostprocessStorage<Element, kColumns>))};
+  }
+  return {};
 }
 
 // Calls run.operator()<Element, kColumns>().
@@ -86,8 +91,12 @@ int with_types(BackwardParams const& params, DType dtype, Run const& run) {
     switch (params.columns) {
       case 64:
         return run.template operator()<Element, 64>();
+      case 96:
+        return run.template operator()<Element, 96>();
       case 128:
         return run.template operator()<Element, 128>();
+      case 192:
+        return run.template operator()<Element, 192>();
       case 256:
         return run.template operator()<Element, 256>();
       default:
@@ -108,9 +117,11 @@ int preprocess_backward(BackwardParams const& params, DType dtype, void* stream)
 }
 
 int postprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
-  return with_types(params, dtype, [&]<class Element, int kColumns>() {
-    return launch(postprocess<Element, kColumns>(params), backward::n_sum_pieces(params), params,
-                  stream);
+  return with_types(params, dtype, [&]<class Element, int kColumns>() -> int {
+    PhaseKernel const kernel = postprocess<Element, kColumns>(params);
+    return kernel.function == nullptr
+               ? int(cudaErrorInvalidValue)
+               : launch(kernel, backward::n_sum_pieces(params), params, stream);
   });
 }
 

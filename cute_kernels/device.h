@@ -24,6 +24,14 @@ CUTE_DEVICE void at(Site) {}
 CUTE_DEVICE void leave_out() {}
 
 CUTE_DEVICE int thread_idx() { return threadIdx.x; }
+// The index of this thread, read here and now: what depends on it is not computed ahead of time, and takes no registers in
+// between.
+CUTE_DEVICE int fresh_thread_idx() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  __builtin_assume(0 <= index && index < 1024);
+  return index;
+}
 CUTE_DEVICE int block_idx() { return blockIdx.x; }
 
 CUTE_DEVICE void sync_threads() { __syncthreads(); }
@@ -298,6 +306,7 @@ void at(Site site);
 void leave_out();
 
 int thread_idx();
+int fresh_thread_idx();
 int block_idx();
 
 void sync_threads();

@@ -44,15 +44,6 @@ CUTE_DEVICE SharedStorage& uniform_smem() {
   return *reinterpret_cast<SharedStorage*>(__cvta_shared_to_generic(address));
 }
 
-// The index of this thread, read here and now: what depends on it is not computed ahead of time, and takes no registers in
-// between.
-CUTE_DEVICE int fresh_thread_idx() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
-  __builtin_assume(0 <= index && index < 1024);
-  return index;
-}
-
 // p, which the compiler takes for another pointer each time: what follows from it is not computed ahead of time either.
 template <class T>
 CUTE_DEVICE T* fresh(T* p) {
@@ -249,9 +240,24 @@ CUTE_DEVICE void copy_captured(SmemAddress smem, void const* captured) {
                "n"(kSmemOffset), "n"(kOffset)
                : "memory");
 }
-// What lane `lane` of four has.
-CUTE_DEVICE uint32_t bits_of_quad(uint32_t bits, int lane) {
-  return __shfl_sync(0xffffffffu, bits, lane, 4);
+// Copies 16 bytes to shared memory, a cp.async, or zeros where they are not `valid`, and nothing is read.
+CUTE_DEVICE void copy_or_zeros(SmemAddress smem, void const* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+// Arrives, as one of those that the phase takes, once every cp.async of this thread so far has written its bytes.
+// NOTE: it does so by the generic proxy. TMA and the tensor cores need a fence of who waits for them.
+CUTE_DEVICE void mbarrier_arrive_when_copied(Mbarrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&barrier))
+               : "memory");
+}
+
+// What one lane, the same of each group of so many, has.
+template <int kLanes>
+CUTE_DEVICE uint32_t bits_of_group(uint32_t bits, int lane) {
+  return __shfl_sync(0xffffffffu, bits, lane, kLanes);
 }
 // Bits of a word, rotated to the left or to the right.
 CUTE_DEVICE uint32_t rotate_left(uint32_t bits, int n) { return __funnelshift_l(bits, bits, n); }
@@ -302,7 +308,6 @@ template <class SharedStorage>
 SharedStorage& uniform_smem() {
   return dynamic_smem<SharedStorage>();
 }
-int fresh_thread_idx();
 template <class T>
 T* fresh(T* p) {
   return p;
@@ -383,7 +388,13 @@ template <int kSmemOffset, int kOffset>
 void copy_captured(SmemAddress smem, void const* captured) {
   copy_captured(smem + kSmemOffset, static_cast<char const*>(captured) + kOffset);
 }
-uint32_t bits_of_quad(uint32_t bits, int lane);
+void copy_or_zeros(SmemAddress smem, void const* global, bool valid);
+void mbarrier_arrive_when_copied(Mbarrier& barrier);
+uint32_t bits_of_group(uint32_t bits, int lane, int n_lanes);
+template <int kLanes>
+uint32_t bits_of_group(uint32_t bits, int lane) {
+  return bits_of_group(bits, lane, kLanes);
+}
 inline uint32_t rotate_left(uint32_t bits, int n) { return std::rotl(bits, n); }
 inline uint32_t rotate_right(uint32_t bits, int n) { return std::rotr(bits, n); }
 

@@ -21,6 +21,7 @@ struct ForwardFeatures {
   bool equal_shares = false;  // of the keys of all sequences, one for each CTA, from a list
   bool dropout = false;       // of P
   bool fixed_splits = false;  // at multiples of a number of keys
+  bool gathered_kv = false;   // pages of K and V of any size, row by row
 
   friend auto operator<=>(ForwardFeatures const&, ForwardFeatures const&) = default;
 
@@ -41,7 +42,8 @@ struct ForwardFeatures {
       {"fp8_kv", &ForwardFeatures::fp8_kv},
       {"equal_shares", &ForwardFeatures::equal_shares},
       {"dropout", &ForwardFeatures::dropout},
-      {"fixed_splits", &ForwardFeatures::fixed_splits}};
+      {"fixed_splits", &ForwardFeatures::fixed_splits},
+      {"gathered_kv", &ForwardFeatures::gathered_kv}};
   static constexpr bool ForwardFeatures::* kExact[] = {
       &ForwardFeatures::paged_kv, &ForwardFeatures::fp8_kv, &ForwardFeatures::equal_shares,
       &ForwardFeatures::dropout, &ForwardFeatures::fixed_splits};
@@ -71,6 +73,8 @@ inline ForwardFeatures features_needed(ListedForwardParams const& params, int d_
   needed.equal_shares = params.has_shares();
   needed.dropout = params.dropout.drops();
   needed.fixed_splits = params.has_fixed_splits;
+  // NOTE: kernels that read FP8 caches take pages of any size.
+  needed.gathered_kv = params.kv().is_paged() && !params.pages.are_boxes() && !params.has_fp8_kv();
   return needed;
 }
 

@@ -1,14 +1,17 @@
 // What the main kernel of a backward needs of each query: lse in base 2 and -delta = dlse - rowsum(dO * O), padded to whole
 // blocks; sums of dQ that start at 0, and, where they have an order, who adds first, or where they are recycled, that none has
-// added. A CTA has a piece of the queries of a head.
+// added; and sums of dK and dV that start at 0, where there are any. And what packed sequences need: the order of the blocks of keys,
+// and gradients of 0 in rows of no sequence. A CTA has a piece of the queries of a head, or of the sums of dK and dV.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include <cute/config.hpp>
 
 #include "cute_kernels/backward_params.h"
+#include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device.h"
 #include "cute_kernels/row_softmax.h"
 
@@ -16,7 +19,7 @@ namespace pyflash::backward {
 
 inline constexpr int kPreprocessThreads = 256;
 
-// CTAs of the kernels before and after the main one.
+// CTAs of the kernels before and after the main one, behind those of the pieces of keys.
 constexpr int64_t n_query_pieces(BackwardParams const& problem) {
   return problem.n_workspace_rows() / kQueriesOfPiece;
 }
@@ -129,17 +132,106 @@ CUTE_DEVICE void store_turns(BackwardParams const& problem, QueryPiece const& pi
   }
 }
 
+// The blocks of queries that attend a block of keys of the packed sequences.
+CUTE_DEVICE int queries_attending(AttentionGradients const& problem, int n_block) {
+  constexpr BackwardFeatures kAnyMask{.right_window = true, .left_window = true, .packed = true};
+  Tile<kAnyMask> tile{.problem = problem};
+  tile.find_sequence(n_block * problem.block_k, problem.block_k);
+  return tile.blocks_attending(problem.block_k, problem.block_q).size();
+}
+
+// Writes the places of every n_warps-th block of keys, from block `warp` on, in the order of their tiles. By a warp.
+CUTE_DEVICE void store_order(AttentionGradients const& problem, int warp, int n_warps, int lane) {
+  int const n_blocks = int(problem.n_key_blocks());
+  for (int block = warp; block < n_blocks; block += n_warps) {
+    int const length = queries_attending(problem, block);
+    int place = 0;
+    for (int i = lane; i < n_blocks; i += 32) {
+      int const other = queries_attending(problem, i);
+      place += other > length || (other == length && i < block);
+    }
+    CUTE_UNROLL
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      place += int(device::shfl_xor_bits(place, lanes));
+    }
+    if (lane == 0) {
+      device::store(problem.order_of_keys + place, float(block));
+    }
+  }
+}
+
+// Writes zeros to the rows of a tensor that no packed sequence has: before the first and behind the last one. By n_threads threads.
+template <class Element>
+CUTE_DEVICE void zero_rows_of_none(Sequences const& sequences, int batch, void* tensor,
+                                   TensorStrides const& strides, int heads, int d_head,
+                                   int64_t thread, int64_t n_threads) {
+  constexpr int kVector = sizeof(uint4) / sizeof(Element);
+  device::Loader const load;
+  int const begin = smaller(larger(load(sequences.starts), 0), sequences.total);
+  int const end = smaller(larger(load(sequences.starts + batch), begin), sequences.total);
+  int const of_head = d_head / kVector;
+  int const of_row = heads * of_head;
+  int64_t const n = int64_t(begin + sequences.total - end) * of_row;
+  for (int64_t i = thread; i < n; i += n_threads) {
+    int const row = int(i / of_row);
+    int const vector = int(i % of_row);
+    auto* const out = static_cast<Element*>(tensor) +
+                      (row < begin ? row : row - begin + end) * strides.row +
+                      vector / of_head * strides.head + vector % of_head * kVector;
+    device::store(reinterpret_cast<uint4*>(out), uint4{});
+  }
+}
+
+// n_piece: of queries, that the CTA has.
+template <class Element>
+CUTE_DEVICE void prepare_packed(BackwardParams const& problem, int n_piece) {
+  int const thread = device::thread_idx();
+  int64_t const n_threads = n_query_pieces(problem) * kPreprocessThreads;
+  int64_t const in_grid = int64_t(n_piece) * kPreprocessThreads + thread;
+  if (problem.sorts_key_blocks()) {
+    store_order(problem, int(in_grid / 32), int(n_threads / 32), thread % 32);
+  }
+  auto zero = [&](Sequences const& sequences, void* tensor, TensorStrides const& strides,
+                  int heads) {
+    zero_rows_of_none<Element>(sequences, problem.batch, tensor, strides, heads, problem.d_head,
+                               in_grid, n_threads);
+  };
+  zero(problem.q_sequences, problem.dq, problem.dq_strides, problem.heads);
+  zero(problem.k_sequences, problem.dk, problem.dk_strides, problem.heads_kv);
+  zero(problem.k_sequences, problem.dv, problem.dv_strides, problem.heads_kv);
+}
+
+// Sums of a piece start at 0.
+template <int kColumns>
+CUTE_DEVICE void clear_sums(float* sums) {
+  auto* const vectors = reinterpret_cast<float4*>(sums);
+  CUTE_UNROLL
+  for (int i = 0; i < kQueriesOfPiece * kColumns / 4; i += kPreprocessThreads) {
+    device::store(vectors + i + device::thread_idx(), float4{});
+  }
+}
+
 // kColumns: those of the config.
 template <class Element, int kColumns>
 CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   constexpr int kVector = 8;  // elements in 16 bytes
-  constexpr int kLanesPerRow = kColumns / kVector;
+  constexpr int kLanesPerRow =
+      std::bit_ceil(unsigned(kColumns / kVector));  // some without a vector
   constexpr int kRowsAtATime = kPreprocessThreads / kLanesPerRow;
   device::wait_for_previous_kernel();
   device::launch_dependents();
-  QueryPiece const piece = QueryPiece::of(problem, device::block_idx());
+  int const n_key_pieces = problem.n_key_pieces();
+  if (device::block_idx() < n_key_pieces) {
+    clear_sums<kColumns>(problem.dkv_sum +
+                         int64_t(device::block_idx()) * kQueriesOfPiece * kColumns);
+    return;
+  }
+  QueryPiece const piece = QueryPiece::of(problem, device::block_idx() - n_key_pieces);
   int const thread = device::thread_idx();
   int const column = thread % kLanesPerRow * kVector;
+  if (problem.q_sequences.is_packed()) {
+    prepare_packed<Element>(problem, device::block_idx() - n_key_pieces);
+  }
   auto row_of = [&](void const* tensor, TensorStrides const& strides, int query) {
     return reinterpret_cast<uint4 const*>(
         piece.row_of(static_cast<Element const*>(tensor), strides, query) + column);
@@ -174,11 +266,7 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
       return;
     }
   }
-  auto* const sums = reinterpret_cast<float4*>(problem.sums_of(piece.row));
-  CUTE_UNROLL
-  for (int i = 0; i < kQueriesOfPiece * kColumns / 4; i += kPreprocessThreads) {
-    device::store(sums + i + thread, float4{});
-  }
+  clear_sums<kColumns>(problem.sums_of(piece.row));
 }
 
 }  // namespace pyflash::backward

@@ -54,6 +54,23 @@ struct Tile {
         key, queries().length, keys().length);
   }
 
+  // The block of keys that starts as number n_block.
+  CUTE_DEVICE int key_block_at(int n_block) const {
+    if constexpr (kFeatures.packed && !kFeatures.deterministic) {
+      if (problem.sorts_key_blocks()) {
+        return int(device::load(problem.order_of_keys + n_block));
+      }
+    }
+    return n_block;
+  }
+
+  // The blocks of `block_q` queries of which some attend some of the tile's keys.
+  CUTE_DEVICE Interval blocks_attending(int block_k, int block_q) const {
+    int const n_keys = smaller(keys().length - first_key, block_k);
+    return n_keys <= 0 ? Interval{}
+                       : queries_from(first_key).of_some(n_keys).blocks_touched(block_q);
+  }
+
   // From the rows of all sequences, each in whole blocks, to those of one. row: of the first key.
   CUTE_DEVICE void find_sequence(int row, int block) {
     device::Loader const load;

@@ -42,6 +42,10 @@ struct Pages {
 
   PYFLASH_HOST_DEVICE constexpr bool exists(int page) const { return 0 <= page && page < number; }
 
+  // Whether rows of a page are a TMA box, which takes as long where it has fewer; else each row is loaded by itself.
+  static constexpr int kLog2FewestBoxRows = 2;
+  PYFLASH_HOST_DEVICE constexpr bool are_boxes() const { return log2_size >= kLog2FewestBoxRows; }
+
   // longest: the keys that the entries of a sequence have room for, within which the length is.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable

@@ -14,6 +14,7 @@ void at(Site site) { machine->at(static_cast<int>(site)); }
 void leave_out() { machine->leave_out(); }
 
 int thread_idx() { return machine->thread_idx(); }
+int fresh_thread_idx() { return machine->thread_idx(); }
 int block_idx() { return machine->block_idx(); }
 
 void sync_threads() { machine->sync_threads(); }

@@ -20,7 +20,6 @@ static int uniform(int value) {
 int warp_idx() { return uniform(machine->thread_idx() / 32); }
 int warpgroup_idx() { return uniform(machine->thread_idx() / 128); }
 int grid_size() { return machine->grid_size(); }
-int fresh_thread_idx() { return machine->thread_idx(); }
 
 int bits(float x) { return std::bit_cast<int>(x); }
 int exponent(float x) { return (bits(x) >> 23) - 127; }
@@ -120,10 +119,19 @@ void copy_captured(SmemAddress smem, void const* captured) {
   machine->async_copy_captured(captured, reinterpret_cast<void*>(smem), 16);
 }
 
-uint32_t bits_of_quad(uint32_t bits, int lane) {
-  uint32_t const values[] = {bits, shfl_xor_bits(bits, 1), shfl_xor_bits(bits, 2),
-                             shfl_xor_bits(bits, 3)};
-  return values[lane ^ (thread_idx() % 4)];
+void copy_or_zeros(SmemAddress smem, void const* global, bool valid) {
+  machine->async_copy(global, reinterpret_cast<void*>(smem), 16, valid);
+}
+void mbarrier_arrive_when_copied(Mbarrier& barrier) {
+  machine->mbarrier_arrive_when_copied(&barrier);
+}
+
+uint32_t bits_of_group(uint32_t bits, int lane, int n_lanes) {
+  for (int step = 1; step < n_lanes; step *= 2) {
+    uint32_t const of_other = shfl_xor_bits(bits, step);
+    bits = (lane ^ thread_idx()) & step ? of_other : bits;
+  }
+  return bits;
 }
 
 void mma_fence() { machine->mma_fence(); }

@@ -84,6 +84,8 @@ class Machine {
   virtual void async_copy(void const* source, void* destination, int bytes, bool valid) = 0;
   // cp.async of what a variant captures, which lies where the host has it.
   virtual void async_copy_captured(void const* source, void* destination, int bytes) = 0;
+  // Arrives at an mbarrier when this thread's cp.async so far have landed.
+  virtual void mbarrier_arrive_when_copied(void* barrier) = 0;
   virtual void async_commit() = 0;
   virtual void async_wait(int n_pending) = 0;
 

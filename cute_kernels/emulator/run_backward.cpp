@@ -44,6 +44,9 @@ class BackwardRun final : public Run {
     if (kernel_.backward->shape.recycles_sums && !params_.deterministic) {
       params_.set_heads_with_sums(n_resident(), 0);
     }
+    if (kernel_.backward->shape.divides_groups && !params_.deterministic) {
+      params_.divide_groups(n_resident());
+    }
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
@@ -116,11 +119,30 @@ class BackwardRun final : public Run {
     Role const of_sums = recycles ? Role::kRecycledAccumulator : Role::kAccumulator;
     workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? of_sums : role(kBefore));
     if (recycles && phase != kAfter) {
-      workspace(params.added, "added", 4, phase == kOwn ? Role::kAccumulator : Role::kOutput);
+      workspace(params.added, "added", 5, phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
-    if (phase == kAfter || (recycles && phase == kOwn)) {
+    bool const is_packed = params.q_sequences.is_packed();
+    // Role of what the sequences of a tensor have all rows of, or only some.
+    auto const of_rows = [&](Sequences const& sequences) {
+      bool const has_all = !is_packed || (sequences.starts[0] <= 0 &&
+                                          sequences.starts[params.batch] >= sequences.total);
+      return has_all && phase != kBefore ? Role::kOutput : Role::kPartialOutput;
+    };
+    if (params.sorts_key_blocks() && phase != kAfter) {
+      workspace(params.order_of_keys, "order of keys", 6, role(kBefore));
+    }
+    if (phase == kAfter || (recycles && phase == kOwn) || (is_packed && phase == kBefore)) {
       rows(params.dq, "dq", params.dq_strides, false,
-           recycles ? Role::kPartialOutput : Role::kOutput);
+           recycles ? Role::kPartialOutput : of_rows(params_.q_sequences));
+    }
+    bool const divides = params.ctas_of_group > 1;
+    if (divides) {
+      workspace(params.dkv_sum, "dkv_sum", 4, phase == kOwn ? Role::kAccumulator : role(kBefore));
+    }
+    if (phase == (divides ? kAfter : kOwn) || (is_packed && phase == kBefore)) {
+      Role const of_keys = of_rows(params_.k_sequences);
+      rows(params.dk, "dk", params.dk_strides, true, of_keys);
+      rows(params.dv, "dv", params.dv_strides, true, of_keys);
     }
     if (phase != kAfter) {
       workspace(params.lse2, "lse2", 1, role(kBefore));
@@ -143,8 +165,6 @@ class BackwardRun final : public Run {
       }
       mapping.map(Dropout::kStateName, params.dropout.state, 8, {{2, 1}}, Role::kInput);
       rows(params.v, "v", params.v_strides, true, Role::kInput);
-      rows(params.dk, "dk", params.dk_strides, true, Role::kOutput);
-      rows(params.dv, "dv", params.dv_strides, true, Role::kOutput);
       for (size_t i = 0; i < arguments.sums_of.size(); ++i) {
         variant::TensorArgument const& tensor = arguments.tensors[i];
         int64_t const size = std::accumulate(tensor.extents, tensor.extents + tensor.rank,

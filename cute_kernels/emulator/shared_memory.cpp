@@ -87,9 +87,10 @@ std::byte* SharedMemory::end_async_write(int64_t offset, int bytes, Accessor con
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell& cell = cells_[i];
     cell.in_flight = false;
-    // The bytes may land this late: like the issue, the wait needs a barrier before others read.
+    // The bytes may land this late: like the issue, the wait needs a barrier before others read, and a fence behind it.
     cell.write.epoch = who.epoch;
     cell.write.n_warp_syncs = who.n_warp_syncs;
+    cell.detail = static_cast<uint32_t>(fences_of(who.thread).size());
   }
   return data_.get() + offset;
 }

@@ -1,12 +1,14 @@
 // A kernel's params with what a variant captures, and what is made for it before the kernel runs.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 #include <vector>
 
 #include "cute_kernels/variant/arguments.h"
 #include "cute_kernels/variant/gradient_problem.h"
 #include "cute_kernels/variant/kernel_params.h"
+#include "cute_kernels/variant/mask_bits.h"
 #include "cute_kernels/variant/query_lists.h"
 #include "cute_kernels/variant/tile_order.h"
 
@@ -19,6 +21,7 @@ struct VariantLaunch {
   variant::ParamsOf<Base, Variant> params{};
   std::vector<int> lists;
   std::vector<int> prepared;
+  std::vector<uint32_t> bits;
   std::vector<ListedTile> order;
 
   VariantLaunch() = default;
@@ -34,6 +37,7 @@ struct VariantLaunch {
         params.lists = problem.lists<Variant>();
         lists.resize(params.lists.size());
         params.lists.data = lists.data();
+        judge(problem);
         for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
           variant::write_list<Variant>(params.captured, problem, params.lists, i,
                                        variant::OneLane{}, HostLoader{});
@@ -73,6 +77,20 @@ struct VariantLaunch {
     problem.q.starts = captured.host_starts_q;
     problem.k.starts = captured.host_starts_k;
     return problem;
+  }
+
+  // Where there are bits of the mask.
+  void judge(variant::ListedProblem& problem) {
+    bits.resize(variant::bits_size<Variant>(problem));
+    if (bits.empty()) {
+      return;
+    }
+    for (int64_t i = 0; i < params.lists.n_lists() * params.lists.blocks; ++i) {
+      variant::judge_block<Variant>(params.captured, params.prepared, problem, params.lists,
+                                    bits.data(), i, variant::HostCta{}, HostLoader{});
+    }
+    params.bits = bits.data();
+    problem.is_judged = true;
   }
 
   template <class Sort>

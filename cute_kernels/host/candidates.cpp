@@ -33,7 +33,7 @@ void look_up(CandidatesKey const& key, Candidates& candidates) {
   candidates.tables = tuned_tables();
   ForwardFeatures features = key.features;
   // What was measured without pages stands for problems with them.
-  features.paged_kv = features.fp8_kv = false;
+  features.paged_kv = features.fp8_kv = features.gathered_kv = false;
   for (TunedTable const& table : *candidates.tables) {
     if (table.sm_arch != key.sm_arch || table.n_sms != key.n_sms) {
       continue;

@@ -11,9 +11,10 @@
 namespace pyflash {
 namespace {
 
-// By d_head, then by rank.
+// By columns, then by rank.
 bool comes_before(Kernel<Backward> const& a, Kernel<Backward> const& b) {
-  return std::pair(a.row->d_head, a.row->rank) < std::pair(b.row->d_head, b.row->rank);
+  return std::pair(columns_compared(*a.row), a.row->rank) <
+         std::pair(columns_compared(*b.row), b.row->rank);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/host/names.h"
+#include "cute_kernels/host/select_backward.h"
 #include "cute_kernels/host/short_form.h"
 
 namespace pyflash {
@@ -25,6 +26,8 @@ void add_rows(Span<VariantRowOf<Op>> const& rows, KernelLibrary const& library) 
     kernels<Op>.insert(kernels<Op>.begin(), VariantKernelOf<Op>{&row, &library});
   }
 }
+
+int columns_compared(ConfigMapRow<Forward> const& row) { return row.d_head; }
 
 Forward::Params fitted(Forward::Params const& params, ConfigMapRow<Forward> const&) {
   return params;
@@ -68,7 +71,7 @@ VariantKernelOf<Op> select_of(DType dtype, typename Op::Params const& params, in
     }
     kernel.features = *combination;
     auto const order = [](VariantKernelOf<Op> const& k) {
-      return std::pair(k.row->row.d_head, k.row->row.rank);
+      return std::pair(columns_compared(k.row->row), k.row->row.rank);
     };
     if (!best || order(kernel) < order(*best)) {
       best = kernel;

@@ -225,8 +225,9 @@ CUTE_DEVICE void load_B(Fragment& rB, Element const* block, Offsets const& offse
   }
 }
 
-// Stores an accumulator packed by as_operand_A, whose first row and column are `first`, to a block of shared memory.
-template <class Traits, class Packed, class Element>
+// Stores an accumulator packed by as_operand_A, whose first row and column are `first`, to a block of shared memory. kColumnStep: from
+// two of its tiles of 8 columns to the next two.
+template <class Traits, int kColumnStep = 16, class Packed, class Element>
 CUTE_DEVICE void store_packed(Packed const& pairs, Coord const& first, Element* block) {
   ThreadOffsets<typename Traits::SmemLayoutO, 8, 8> const offsets(first);
   CUTE_UNROLL
@@ -236,8 +237,8 @@ CUTE_DEVICE void store_packed(Packed const& pairs, Coord const& first, Element* 
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {
         int const rows = i % 2 + m * (Traits::kRowStep / 8);
-        issue<typename Traits::SmemCopyAtomO>(pairs(i, m, k),
-                                              as<uint32_t>(block[offsets(rows, 2 * k + i / 2)]));
+        issue<typename Traits::SmemCopyAtomO>(
+            pairs(i, m, k), as<uint32_t>(block[offsets(rows, kColumnStep / 8 * k + i / 2)]));
       }
     }
   }

@@ -1,4 +1,4 @@
-// A ring of shared-memory stages between a producer, which fills them by TMA, and consumers.
+// A ring of shared-memory stages between a producer, which fills them by TMA, or a warp that does by cp.async, and consumers.
 #pragma once
 
 #include "cute_kernels/device_sm90.h"
@@ -28,10 +28,10 @@ struct Pipeline {
   using Position = RingPosition<kStages>;
 
   // By one thread, before a fence and a barrier.
-  CUTE_DEVICE void init(int n_consumer_warps) {
+  CUTE_DEVICE void init(int n_consumer_warps, int n_producers = 1) {
     CUTE_UNROLL
     for (int stage = 0; stage < kStages; ++stage) {
-      device::mbarrier_init(full[stage], 1);
+      device::mbarrier_init(full[stage], n_producers);
       device::mbarrier_init(empty[stage], n_consumer_warps);
     }
   }
@@ -41,6 +41,14 @@ struct Pipeline {
     device::mbarrier_wait(empty[at.stage], at.parity ^ 1);
     device::mbarrier_arrive_and_expect(full[at.stage], bytes);
     return full[at.stage];
+  }
+
+  // The same by each thread that copies: waits for the stage to be empty, and then tells when its copies so far have arrived.
+  CUTE_DEVICE void acquire_to_copy(Position const& at) {
+    device::mbarrier_wait(empty[at.stage], at.parity ^ 1);
+  }
+  CUTE_DEVICE void commit_copies(Position const& at) {
+    device::mbarrier_arrive_when_copied(full[at.stage]);
   }
 
   // A consumer's side.

@@ -44,10 +44,13 @@ struct BlockLists {
   PYFLASH_HOST_DEVICE constexpr TileOfLists tile_of(int64_t index) const {
     return {int(index / tiles / heads), int(index / tiles % heads), int(index % tiles)};
   }
-  PYFLASH_HOST_DEVICE constexpr int* list(int batch, int head, int tile) const {
+  PYFLASH_HOST_DEVICE constexpr int64_t index_of(int batch, int head, int tile) const {
     int64_t const of_batch = batches == 1 ? 0 : batch;
     int64_t const of_head = heads == 1 ? 0 : head;
-    return data + ((of_batch * heads + of_head) * tiles + tile) * (1 + blocks);
+    return (of_batch * heads + of_head) * tiles + tile;
+  }
+  PYFLASH_HOST_DEVICE constexpr int* list(int batch, int head, int tile) const {
+    return data + index_of(batch, head, tile) * (1 + blocks);
   }
 };
 
@@ -60,7 +63,9 @@ struct ListedProblem {
   int heads;      // of q
   int n_queries;  // of a tile
   int B_c;
-  int group;  // heads of q that are rows of a tile, neighbours
+  int group;               // heads of q that are rows of a tile, neighbours
+  int warpgroups = 0;      // of a tile, where kernels take a mask as bits (mask_bits.h)
+  bool is_judged = false;  // places of lists hold what is shown of their blocks
 
   template <class Variant>
   constexpr BlockLists lists() const {
@@ -120,6 +125,22 @@ PYFLASH_HOST_DEVICE void write_shown(int* list, Interval blocks, Lanes const& la
   }
 }
 
+// The blocks that windows leave to the tile of queries [first, end).
+PYFLASH_HOST_DEVICE Interval listed_blocks(ListedProblem const& problem, BlockLists const& lists,
+                                           Rows const& q_rows, Rows const& k_rows, int first,
+                                           int end) {
+  if (first >= end) {
+    return {0, 0};
+  }
+  int const aligned = aligned_column(first, q_rows.length, k_rows.length);
+  Interval blocks = problem.mask.keys_from(aligned, k_rows.length)
+                        .of_some(end - first)
+                        .from_0()
+                        .blocks_touched(problem.B_c);
+  blocks.end = smaller(blocks.end, lists.blocks);  // whatever cu_seqlens hold
+  return blocks;
+}
+
 // Writes list number `index`, by all lanes of a warp. load: reads an int at an address.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
@@ -134,17 +155,13 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
   int* const list = lists.list(at.batch, at.head, at.tile);
   int const first = at.tile * problem.n_queries;
   int const end = smaller(first + problem.n_queries, q_rows.length);
-  Interval blocks{0, 0};
-  if (first < end) {
-    int const aligned = aligned_column(first, q_rows.length, k_rows.length);
-    blocks = problem.mask.keys_from(aligned, k_rows.length)
-                 .of_some(end - first)
-                 .from_0()
-                 .blocks_touched(problem.B_c);
-    blocks.end = smaller(blocks.end, lists.blocks);  // whatever cu_seqlens hold
-  }
+  Interval const blocks = listed_blocks(problem, lists, q_rows, k_rows, first, end);
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
   write_shown(list, blocks, lanes, [&](int block) {
+    // NOTE: what is written of a list is of blocks before those that are read.
+    if (problem.is_judged) {
+      return static_cast<Shown>(list[1 + block]);
+    }
     return shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
                                    {first, end - 1}, block);
   });

@@ -2,6 +2,7 @@
 // it.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "cute_kernels/variant/block_lists.h"
@@ -16,6 +17,7 @@ struct Made {
   BlockLists lists;
   PreparedTables<Variant::kPrepared> prepared;
   int const* order_of_tiles = nullptr;  // of tiles (tile_order.h); nullptr: there is none
+  uint32_t const* bits = nullptr;       // of the mask (mask_bits.h); nullptr: there are none
 };
 
 template <class Base, class Variant>

@@ -1,5 +1,5 @@
-// What launchers of kernels with a variant share: the tables of prepared fields and the lists of blocks, each made by a kernel
-// of their own. Host code, for the emitted rows alone: their kernels are compiled by themselves (makers.cuh).
+// What launchers of kernels with a variant share: the tables of prepared fields, the bits of masks and the lists of blocks, each
+// made by a kernel of their own. Host code, for the emitted rows alone: their kernels are compiled by themselves (makers.cuh).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "cute_kernels/row.h"
 #include "cute_kernels/variant/kernel_params.h"
 #include "cute_kernels/variant/makers.h"
+#include "cute_kernels/variant/mask_bits.h"
 #include "cute_kernels/variant/tile_order.h"
 #include "cute_kernels/variant_row.h"
 
@@ -49,15 +50,26 @@ cudaError_t write_lists(Makers const& makers, Captured const& captured,
                       captured, problem, lists);
 }
 
-// Launches what writes the lists at `memory`; there is nothing to do without a mask.
+// Launches what writes the lists at `memory`, and where there are bits of the mask, these before them at `bits`; there is nothing to
+// do without a mask.
 template <class Variant>
-cudaError_t make_lists(Makers const& makers, BlockLists& lists,
-                       typename Variant::Params const& captured, ListedProblem const& problem,
-                       int* memory, cudaStream_t stream) {
-  lists = {};
+cudaError_t make_lists(Makers const& makers, Made<Variant>& made,
+                       typename Variant::Params const& captured, ListedProblem problem, int* memory,
+                       uint32_t* bits, cudaStream_t stream) {
   if constexpr (Variant::kHasMask) {
+    BlockLists& lists = made.lists;
     lists = problem.lists<Variant>();
     lists.data = memory;
+    if (bits != nullptr) {
+      made.bits = bits;
+      problem.is_judged = true;
+      cudaError_t const error =
+          launch_maker(makers.judge, lists.n_lists() * lists.blocks, kJudgingThreads, stream,
+                       captured, made.prepared, problem, lists, bits);
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
     return write_lists(makers, captured, problem, lists, stream);
   }
   return cudaSuccess;
@@ -75,15 +87,16 @@ cudaError_t make_order(Makers const& makers, int const*& order, Sort const& sort
   return launch_maker(makers.sort, n_ctas, kSortThreads, stream, sort, memory);
 }
 
-// The ints that are made for a kernel of op forward: tables, lists, and the order of tiles where the family takes one.
+// The ints that are made for a kernel of op forward: tables, bits, lists, and the order of tiles where the family takes one.
 template <class Variant>
 struct Memory {
   int64_t prepared = 0;
+  int64_t bits = 0;
   int64_t lists = 0;
   int64_t order = 0;
 
   Memory(ListedProblem const& problem, bool takes_order)
-      : prepared(prepared_size<Variant>(problem)) {
+      : prepared(prepared_size<Variant>(problem)), bits(bits_size<Variant>(problem)) {
     if constexpr (Variant::kHasMask) {
       BlockLists const of_tiles = problem.lists<Variant>();
       lists = ceil_div(of_tiles.size(), int64_t(2)) * 2;  // so that the order is aligned
@@ -105,13 +118,15 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
   Memory<Variant> const sizes(problem, takes_order(kConfig, params));
   Made<Variant> made{{}, prepared_tables<Variant>(problem, memory)};
   cudaError_t error = make_prepared<Variant>(kMakers, captured, problem, memory, on);
+  memory += sizes.prepared;
+  auto* const bits = sizes.bits > 0 ? reinterpret_cast<uint32_t*>(memory) : nullptr;
+  memory += sizes.bits;
   if (error == cudaSuccess) {
-    error =
-        make_lists<Variant>(kMakers, made.lists, captured, problem, memory + sizes.prepared, on);
+    error = make_lists<Variant>(kMakers, made, captured, problem, memory, bits, on);
   }
   if (error == cudaSuccess && sizes.order > 0) {
     error = make_order(kMakers, made.order_of_tiles, TileSort{made.lists, problem.batch},
-                       memory + sizes.prepared + sizes.lists, on);
+                       memory + sizes.lists, on);
   }
   if (error == cudaSuccess) {
     error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured,
@@ -134,7 +149,7 @@ VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
           .n_ints = [](Forward::Params const& params) -> int64_t {
             Memory<Variant> const sizes(listed_problem(kConfig, params),
                                         takes_order(kConfig, params));
-            return sizes.prepared + sizes.lists + sizes.order;
+            return sizes.prepared + sizes.bits + sizes.lists + sizes.order;
           },
           .run = run<kConfig, Variant, kMakers>};
 }

@@ -6,6 +6,7 @@
 
 #include "cute_kernels/variant/block_lists.h"
 #include "cute_kernels/variant/makers.h"
+#include "cute_kernels/variant/mask_bits.h"
 #include "cute_kernels/variant/prepared_tables.h"
 #include "cute_kernels/variant/query_lists.h"
 #include "cute_kernels/variant/tile_order.h"
@@ -17,7 +18,65 @@ struct WarpLanes {
   static __device__ int index() { return threadIdx.x % kLanes; }
   static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
   static __device__ int count(uint32_t word) { return __popc(word); }
+
+  static constexpr int kOwnLanes = 1;
+  static __device__ int own(int) { return 0; }
+  template <class Visit>
+  static __device__ void for_each_own_lane(Visit const& visit) {
+    visit(index());
+  }
+  template <class Shows>
+  static __device__ uint32_t vote(Shows const& shows) {
+    return ballot(shows(index()));
+  }
+  template <class Visit>
+  static __device__ void for_each_of_quad(uint32_t const (&votes)[4], Visit const& visit) {
+    int const lane = index() % 4;
+    int const two = lane | (4 + lane) << 4;
+    uint32_t const low = __byte_perm(votes[0], votes[1], two);
+    uint32_t const high = __byte_perm(votes[2], votes[3], two);
+    if (index() < 4) {
+      visit(lane, __byte_perm(low, high, 0x5410));
+    }
+  }
 };
+
+// Threads that judge a block.
+struct JudgingCta {
+  using Warp = WarpLanes;
+
+  template <class Judge>
+  static __device__ Shown agreed(Judge const& judge) {
+    __shared__ Shown shown;
+    if (is_first()) {
+      shown = judge();
+    }
+    __syncthreads();  // it is visible
+    return shown;
+  }
+  template <class Visit>
+  static __device__ void for_each_row(int rows, Visit const& visit) {
+    // NOTE: in a register that the compiler knows to be uniform.
+    int const warp = __shfl_sync(0xffffffffu, threadIdx.x / WarpLanes::kLanes, 0);
+    for (int row = warp; row < rows; row += kJudgingThreads / WarpLanes::kLanes) {
+      visit(row);
+    }
+  }
+  static __device__ SeenPairs of_all(SeenPairs const& seen) {
+    return {__syncthreads_or(seen.shown) != 0, __syncthreads_or(seen.hidden) != 0};
+  }
+  static __device__ bool is_first() { return threadIdx.x == 0; }
+};
+
+// A CTA judges a block.
+template <class Variant>
+__global__ void __launch_bounds__(kJudgingThreads)
+    judge_blocks(typename Variant::Params const captured,
+                 PreparedTables<Variant::kPrepared> const tables, ListedProblem const problem,
+                 BlockLists const lists, uint32_t* const bits) {
+  judge_block<Variant>(captured, tables, problem, lists, bits, int64_t(blockIdx.x), JudgingCta{},
+                       [](int const* address) { return *address; });
+}
 
 // A warp writes a list.
 template <class Variant>
@@ -68,12 +127,15 @@ __global__ void sort_tiles(Sort const sort, int* const list) {
   }
 }
 
-// kSorts: the family takes tiles in an order, which Sort makes.
-template <class Variant, class Sort, bool kSorts>
+// kSorts: the family takes tiles in an order, which Sort makes. kBits: it takes masks as bits.
+template <class Variant, class Sort, bool kSorts, bool kBits = false>
 Makers makers() {
   Makers makers{};
   if constexpr (Variant::kPrepared > 0) {
     makers.prepare = reinterpret_cast<void const*>(prepare<Variant>);
+  }
+  if constexpr (kBits && kTakesBits<Variant>) {
+    makers.judge = reinterpret_cast<void const*>(judge_blocks<Variant>);
   }
   if constexpr (Variant::kHasMask && std::is_same_v<Sort, TileSort>) {
     makers.list = reinterpret_cast<void const*>(list_blocks<Variant>);

@@ -6,11 +6,13 @@ namespace pyflash::variant {
 // nullptr: no launch needs one.
 struct Makers {
   void const* prepare;  // the tables of prepared fields
+  void const* judge;    // the bits of a mask, and what is shown of blocks
   void const* list;     // the lists of blocks
   void const* sort;     // the order of tiles
 };
 
-// Threads of a CTA that sorts tiles.
+// Threads of a CTA that sorts tiles, and of one that judges a block.
 inline constexpr int kSortThreads = 256;
+inline constexpr int kJudgingThreads = 256;
 
 }  // namespace pyflash::variant

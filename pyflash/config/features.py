@@ -35,9 +35,16 @@ class Features(KernelFeatures):
     equal_shares: bool = False  # of the keys of all sequences, one for each CTA
     dropout: bool = False  # of the probabilities
     fixed_splits: bool = False  # at multiples of a number of keys
+    gathered_kv: bool = False  # pages of k and v of any size, row by row
 
 
 NAMES = Features.names()
+
+
+def gathering(features: Features) -> Features:
+    """Those of a kernel that takes pages of any size."""
+    return dataclasses.replace(features, gathered_kv=features.paged_kv and not features.fp8_kv)
+
 
 # Those that take a list of the tiles of packed sequences. Where what a problem needs is not built
 # with it, the problem runs without a list.
@@ -51,6 +58,9 @@ LISTED = tuple(
             "right_window+left_window+predicated_head_dim+softcap+sinks+listed_tiles",
             "right_window+paged_kv+listed_tiles",
             "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+listed_tiles",
+            "right_window+paged_kv+listed_tiles+gathered_kv",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+listed_tiles"
+            "+gathered_kv",
         ),
     )
 )
@@ -66,6 +76,10 @@ SHARED = tuple(
             "right_window+paged_kv+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+equal_shares",
             "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+equal_shares",
+            "paged_kv+equal_shares+gathered_kv",
+            "right_window+paged_kv+equal_shares+gathered_kv",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+equal_shares"
+            "+gathered_kv",
         ),
     )
 )
@@ -126,9 +140,22 @@ def with_fixed_splits(built: Iterable[Features]) -> tuple[Features, ...]:
     return tuple(dict.fromkeys(fixed))
 
 
-FIXED = with_fixed_splits(_UNLISTED)
+# Those that take pages of any size, fewer than of pages that are boxes.
+GATHERED = tuple(
+    map(
+        Features.parse,
+        (
+            "paged_kv+gathered_kv",
+            "right_window+paged_kv+gathered_kv",
+            "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv+gathered_kv",
+            "right_window+left_window+predicated_head_dim+sinks+alibi_slopes+paged_kv+gathered_kv",
+        ),
+    )
+)
 
-BUILT = Features.in_dispatch_order((*_UNLISTED, *LISTED, *FP8))
+FIXED = with_fixed_splits((*_UNLISTED, *GATHERED))
+
+BUILT = Features.in_dispatch_order((*_UNLISTED, *GATHERED, *LISTED, *FP8))
 
 # The combinations that the emulator runs: every code path of a kernel in fewer instantiations,
 # because the host compiler takes seconds for each.
@@ -147,11 +174,12 @@ EMULATED = tuple(
 
 # The same of pages, of equal shares, and of both, for libraries of their own.
 _EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+alibi_slopes"
-EMULATED_PAGED = (Features.parse(f"{_EVERY}+paged_kv+listed_tiles"),)
+_ON_PAGES = (Features.parse(f"{_EVERY}+paged_kv"), Features.parse(f"{_EVERY}+paged_kv+gathered_kv"))
+EMULATED_PAGED = tuple(dataclasses.replace(f, listed_tiles=True) for f in _ON_PAGES)
 EMULATED_SHARED = (Features.parse(f"{_EVERY}+equal_shares"),)
-EMULATED_PAGED_SHARED = (Features.parse(f"{_EVERY}+paged_kv+equal_shares"),)
+EMULATED_PAGED_SHARED = tuple(dataclasses.replace(f, equal_shares=True) for f in _ON_PAGES)
 EMULATED_FIXED = with_fixed_splits([Features.parse(_EVERY)])
-EMULATED_PAGED_FIXED = with_fixed_splits([Features.parse(f"{_EVERY}+paged_kv")])
+EMULATED_PAGED_FIXED = with_fixed_splits(_ON_PAGES)
 
 # And of caches of e4m3.
 EMULATED_FP8 = FP8

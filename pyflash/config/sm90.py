@@ -36,7 +36,8 @@ class Budgets:
 
 def budgets(n_consumers: int, arch: Arch, ctas_per_sm: int = 1) -> Budgets:
     """How the registers of a CTA are shared out: as many as fit to the consumers, the rest to the
-    producer. The same as in the traits.h of the families."""
+    producer. The same as in the traits.h of the families, but for kernels that gather rows of K and
+    V, whose producer has 8 or 16 more."""
     n_warpgroups = 1 + n_consumers
     entry = register_limit(WARPGROUP * n_warpgroups, ctas_per_sm, arch)
     pool = entry * n_warpgroups

@@ -1,5 +1,5 @@
-"""Attention of padded batches: packs the tokens and calls `attention_varlen`. While torch.compile
-traces, tokens stay where they are, and their places on the device.
+"""Attention of padded batches: packs the tokens and calls `attention_varlen`. The keys of a cache
+stay where they are, and while torch.compile traces all tokens do, and their places on the device.
 
 A mask is (batch, seqlen_k), or that expanded in more dimensions; 0 or False is padding. int32 and
 int64 number the sequences of a row; tokens attend their own sequence only.
@@ -7,7 +7,7 @@ int64 number the sequences of a row; tokens attend their own sequence only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +24,7 @@ from pyflash.op.options import (
     of_scope,
     windows_asked,
 )
-from pyflash.op.used_lengths import Used
+from pyflash.op.used_lengths import Ranges, Used, ranges_of_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,11 +38,13 @@ class Packing:
 
     queries: Places | None  # None: every row
     keys: Places
+    used_keys: Used  # of each row, if it has no holes
     cu_seqlens_q: Tensor  # (sequences + 1), int32
     cu_seqlens_k: Tensor
     max_seqlen_q: int
     max_seqlen_k: int
     holes: bool  # some row has padding between its tokens
+    in_place: dict[tuple[int, int], Ranges] = field(default_factory=dict)  # by sequences and rows
 
 
 def padded_attention(
@@ -108,8 +110,10 @@ def _used(tokens: Tensor | None) -> Used:
 def _packed_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, in_order: bool, options: AttentionOptions
 ) -> Tensor:
-    k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]
     packing = packing_of(mask, q.shape[1], in_order)
+    if packing is not None and _may_stay(packing, q, k, v, options):
+        return _attention_over_cache(q, k, v, packing, options)
+    k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]
     if packing is None:
         return attention(q, k, v, **options)
     if packing.holes and (counting := _counting_tokens(options)):
@@ -130,6 +134,40 @@ def _packed_attention(
     if packing.queries is None:
         return out.unflatten(0, q.shape[:2])
     return out.new_zeros(q.shape).index_put(packing.queries, out)
+
+
+def _may_stay(packing: Packing, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
+    """Whether keys need not be packed: where a row has one query, the keys of a head lie one after
+    the other, as in a cache, and nothing has a gradient or a number for each head."""
+    return (
+        q.shape[1] == 1
+        and packing.queries is None
+        and not packing.holes
+        and k.transpose(1, 2).is_contiguous()
+        and v.transpose(1, 2).is_contiguous()
+        and not any(isinstance(x, Tensor) for x in options.values())
+        and not options.get("dropout_p")
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+    )
+
+
+def _attention_over_cache(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, options: AttentionOptions
+) -> Tensor:
+    """Each head of keys is a sequence, with the query heads of its group."""
+    batch, seqlen_k, heads_kv, d_head = k.shape
+    key = (batch * heads_kv, seqlen_k)
+    if key not in packing.in_place:
+        used = Used(*(x.repeat_interleave(heads_kv) for x in packing.used_keys))
+        packing.in_place[key] = ranges_of_keys(*key, used)
+    out = attention_varlen(
+        q.reshape(batch * heads_kv, -1, d_head),
+        k.transpose(1, 2).view(-1, 1, d_head),
+        v.transpose(1, 2).view(-1, 1, v.shape[3]),
+        *packing.in_place[key].packing,
+        **options,
+    )
+    return out.view(q.shape)
 
 
 def _counting_tokens(options: AttentionOptions) -> str | None:
@@ -160,11 +198,12 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
     tokens = mask != 0
     queries = None
     keys = tokens.nonzero(as_tuple=True)
+    lengths_of_rows = tokens.sum(1)
     if _is_numbered(mask, seqlen_q):
         queries, lengths_k = keys, _lengths_of_numbered(mask, keys)
         lengths_q = lengths_k
     else:
-        lengths_k = tokens.sum(1)
+        lengths_k = lengths_of_rows
         lengths_q = lengths_k.new_full((batch,), seqlen_q)
         if in_order:
             is_query = tokens[:, seqlen_k - seqlen_q :]
@@ -181,6 +220,7 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
     return Packing(
         queries,
         keys,
+        Used(tokens.to(torch.uint8).argmax(1), lengths_of_rows),
         lengths_q.cumsum(0, dtype=torch.int32),
         lengths_k.cumsum(0, dtype=torch.int32),
         max_seqlen_q,

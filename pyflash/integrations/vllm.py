@@ -69,7 +69,7 @@ class BackendMethods:
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Those that TMA loads on a Hopper; others are read by other kernels."""
+        """Those that TMA loads on a Hopper, whatever B_c is."""
         return [16, 32, 64, 128, 256]
 
     @classmethod

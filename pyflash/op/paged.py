@@ -105,7 +105,8 @@ def attention_paged(
     effect.
 
     On a GPU, lengths and tables are read there alone: a CUDA graph serves any lengths that the
-    table has room for. Pages of a power of two of rows from 2 on are loaded by TMA.
+    table has room for. On a Hopper TMA loads pages of a power of two of rows from 4 on, and rows of
+    others are gathered.
 
     {options}
 

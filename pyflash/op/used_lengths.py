@@ -73,6 +73,22 @@ def ranges_of(q: Tensor, k: Tensor, used_q: Used, used_k: Used) -> Ranges:
     )
 
 
+def ranges_of_keys(batch: int, seqlen_k: int, used_k: Used) -> Ranges:
+    """`ranges_of` for one query of each sequence, all of which are used: with fewer sequences."""
+    first = torch.arange(batch, dtype=torch.int64, device=used_k.lengths.device)
+    begin = first * seqlen_k + used_k.begins
+    end = begin + used_k.lengths
+    # Keys before those that are used, of no query; those that are; keys behind them, of no query.
+    begins = [(first, first * seqlen_k), (first, begin), (first + 1, end)]
+    return Ranges(
+        len(begins),
+        _with_end([begin for begin, _ in begins], batch),
+        _with_end([begin for _, begin in begins], batch * seqlen_k),
+        1,
+        seqlen_k,
+    )
+
+
 def _bounds(x: Tensor, used: Used) -> tuple[Tensor, Tensor, Tensor]:
     """The first row of each sequence, of its used ones, and the end of these."""
     batch, seqlen = x.shape[:2]

@@ -115,7 +115,7 @@ def _struct_of(variant: Variant, name: str, has_slope: bool, places: tuple[int, 
         _Sum(load.data, summed[load.data], by_load, tuple(next(parts) for _ in load.args))
         for load, by_load in zip(loads, derivatives, strict=True)
     ]
-    lines = [f"// {variant}", f"struct {name} {{", *_facts(normal)]
+    lines = [f"// {variant}", f"struct {name} {{", *_facts(normal, emitter.stages)]
     has_floats = apart != by_distances or makes_floats_of_positions(*apart, mask)
     most = MOST_APART if has_floats else MAX_POSITION
     lines += [f"  static constexpr int kMostPositions = {most};  // of a sequence"]
@@ -138,7 +138,7 @@ def _struct_of(variant: Variant, name: str, has_slope: bool, places: tuple[int, 
     return "\n".join([*lines, "};"])
 
 
-def _facts(normal: Variant) -> list[str]:
+def _facts(normal: Variant, stages: Stages) -> list[str]:
     """What kernels ask of a variant before they are compiled."""
     nodes = list(postorder(normal.mask))
     read = {node.data for node in nodes if node.op == "index"}
@@ -148,6 +148,7 @@ def _facts(normal: Variant) -> list[str]:
         "kMaskReadsBatch": "b" in read,
         "kMaskReadsHead": "h" in read,
         "kMaskReadsTensors": any(n.op == "load" and n.data.rank is not None for n in nodes),
+        "kMaskIsDear": stages.mask_is_dear,
     }
     return [
         f"  static constexpr bool {name} = {str(fact).lower()};" for name, fact in facts.items()

@@ -41,6 +41,8 @@ class Stage(IntEnum):
 # rows, but of many columns and distances; for gradients, of many rows.
 _DEAR = {Stage.ROW: 12, Stage.COLUMN: 3, Stage.DISTANCE: 5}
 _DEAR_IN_GRADIENTS = _DEAR | {Stage.ROW: 3}
+# The same of a pair, from which on a mask is dear.
+_DEAR_MASK = 2
 _SPECIAL = 4  # instructions that an operation of the special function unit takes the place of
 _CONVERSION = 4
 
@@ -224,6 +226,15 @@ class Stages:
             is_float = part.op == "f32" and part.args[0].kind.is_integer
             cost += _CONVERSION if is_float and not is_free else 0
         return cost >= dear[stage]
+
+    @property
+    def mask_is_dear(self) -> bool:
+        """Whether a bit of a pair is cheaper than what the mask computes for it, or reads."""
+        cost = 0
+        for node in postorder(self.mask, operands=self.operands):
+            if self.of[node] is Stage.PAIR:
+                cost += _DEAR_MASK if node.op == "load" else cost_of(node).instructions
+        return cost >= _DEAR_MASK
 
     def _is_stream(self, node: Node) -> bool:
         if node.op != "load" or self.of[node] is not Stage.PAIR:

@@ -177,7 +177,9 @@ def test_machine_code_is_registered_by_the_names_of_its_kernels():
     text = emit_machine_code([code._replace(makers={"sort": "_Z1s", "prepare": "_Z1p"})])
     assert '    "_Z1a",\n    "_Z1b",\n    "_Z1s",\n    "_Z1p"});' in text
     assert "kernels_of_a[] = {of_a::kernels + 0, of_a::kernels + 1};" in text
-    makers = ".prepare = of_a::kernels + 3, .list = nullptr, .sort = of_a::kernels + 2"
+    found = dict.fromkeys(MAKERS, "nullptr")
+    found |= {"prepare": "of_a::kernels + 3", "sort": "of_a::kernels + 2"}
+    makers = ", ".join(f".{name} = {place}" for name, place in found.items())
     assert f"makers_of_a{{{makers}}};" in text
 
 
@@ -205,6 +207,7 @@ def test_kernels_that_make_lists_are_told_from_those_with_features(tmp_path, mon
     monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path))
     kernel = f"_ZN7pyflash1kIN7variant4listE15ForwardFeatures{_flags(Features())}EE"
     makers = ["_ZN7pyflash7variant7prepareIvEEvT_", "_ZN7pyflash7variant11list_blocksIvEEvT_"]
+    makers += ["_ZN7pyflash7variant12judge_blocksIvEEvT_"]
     for reported in itertools.permutations([kernel, *makers]):
         record = {"kernels": [{"function": name} for name in reported]}
         compiled = SimpleNamespace(label="k", stem="k", object=tmp_path / "k.fatbin", record=record)
@@ -218,6 +221,7 @@ def test_kernels_that_make_lists_are_told_from_those_with_features(tmp_path, mon
         assert {name: found[int(i)] for name, i in places} == {
             "prepare": makers[0],
             "list": makers[1],
+            "judge": makers[2],
         }
         assert ".sort = nullptr" in text
 

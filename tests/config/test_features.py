@@ -62,6 +62,10 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
     assert len(set(BUILT)) == len(BUILT)
     for needed in ALL:
         found = first_covering(needed)
+        # Rows are gathered from pages.
+        if needed.gathered_kv and not needed.paged_kv:
+            assert not any(first_covering(needed, of) for of in (BUILT, DROPOUT, FIXED, SHARED))
+            continue
         # The options refuse each other; with slopes a problem runs without a list.
         # Caches of e4m3 are in pages; one combination has all the other features there.
         if needed.dropout:  # built by its own set
@@ -76,6 +80,7 @@ def test_every_problem_runs_in_the_first_combination_that_covers_it():
                 or needed.listed_tiles
                 or needed.equal_shares
                 or needed.fixed_splits
+                or needed.gathered_kv
             )
             continue
         # As batch_invariant asks for, whose configs have no other combinations.

@@ -61,6 +61,19 @@ def test_registers_are_the_tiles_of_a_warp():
     assert (shared.dQ, WIDE.replace(B_c=64, n_warps=4).columns_dQ) == (64, 64)
 
 
+def test_columns_of_dQ_that_do_not_deal_out_leave_a_warp_of_four_idle():
+    narrow = FlashBackwardKernelConfig.parse(
+        "(BF16, 96, 64, 128, 8): sm80_bwd+stages_2+warp_keys_32"
+    )
+    assert (narrow.columns_dQ, register_demand(narrow).dQ) == (32, 32)
+    wide = narrow.replace(d_head=192, B_c=64, warp_keys=16)
+    assert (wide.columns_dQ, register_demand(wide).dQ) == (64, 64)
+    assert narrow.is_legal(90)
+    assert wide.is_legal(90)
+    # Half of the warps would idle.
+    assert any(v.rule == "dQ_per_warp" for v in narrow.replace(d_head=64).violations(90))
+
+
 def test_a_warp_of_more_keys_has_as_many_sums():
     two_tiles = WIDE.replace(warp_keys=32)
     assert str(two_tiles) == f"{TEXT}+warp_keys_32"
@@ -71,7 +84,9 @@ def test_a_warp_of_more_keys_has_as_many_sums():
 
 def test_what_is_built_is_legal_canonical_and_preferred():
     configs = named_set("backward_sm80")
-    assert {(c.dtype, c.d_head) for c in configs} == {(t, d) for t in DType for d in (64, 128, 256)}
+    assert {(c.dtype, c.d_head) for c in configs} == {
+        (t, d) for t in DType for d in (64, 96, 128, 192, 256)
+    }
     assert not {*configs} & {*named_set("all"), *named_set("backward")}
     for config in configs:
         assert config.is_legal(80)
@@ -84,7 +99,7 @@ def test_what_is_built_is_legal_canonical_and_preferred():
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 def test_every_architecture_has_a_config_of_each_d_head(arch):
     legal = {c.d_head for c in named_set("backward_sm80") if c.is_legal(arch)}
-    assert legal == {64, 128, 256}
+    assert legal == {64, 96, 128, 192, 256}
 
 
 def test_a_space_has_what_rules_leave():

@@ -18,6 +18,9 @@ PROBLEMS = {
     "narrow_windows": Packed(2, 2, (100, 90), (140, 90), 8, {"window_left": 30, "window_right": 4}),
     "chunks": Packed(1, 1, (100, 90), (140, 90), options={"attention_chunk": 48}),
     "softcap": Packed(2, 1, (100, 90), (140, 90), options={"softcap": 1.5, "causal": True}),
+    # Tiles of many lengths, so that none starts at its place.
+    "shortest_first": Packed(2, 1, (1, 40, 90, 200), (10, 130, 150, 260), options={"causal": True}),
+    "rows_of_none": Packed(4, 2, (70, 33), (40, 129), 8, before=5, behind=70),
     # More heads than have sums of dQ at a time.
     "many_heads": Packed(5, 5, (70, 0, 133), (150, 40, 129)),
     "many_groups": Packed(10, 5, (70, 1, 133), (150, 40, 129), options={"causal": True}),

@@ -37,6 +37,7 @@ PROBLEMS = {
     ),
     "deterministic": Shape(1, 1, 1, 300, 300, options={"causal": True}),
     "packed": Packed(1, 1, (70, 59, 64, 12), (130, 40, 7, 129)),
+    "rows_of_none": Packed(1, 1, (70, 33), (40, 129), before=5, behind=9),
     "packed_with_nan": Packed(1, 1, (70, 90, 33), (130, 40, 129), nan_sequence=1),
 }
 

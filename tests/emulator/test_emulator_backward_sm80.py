@@ -65,6 +65,7 @@ PROBLEMS = {
         1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}
     ),
     "deterministic": Shape(1, 1, 1, 200, 200, options={"causal": True}),
+    "groups": Shape(1, 4, 2, 90, 150, options={"causal": True}),
 }
 
 
@@ -74,12 +75,20 @@ def call_of(config: str, problem: Shape | Packed) -> Call | PackedCall:
     return make(CONFIGS[config], problem)
 
 
-def run(libraries, config: str, problem: Shape | Packed, order: str, deterministic: bool = False):
+def run(
+    libraries,
+    config: str,
+    problem: Shape | Packed,
+    order: str,
+    deterministic: bool = False,
+    resident_ctas: int = 132,
+):
     """The gradients, their errors and the report."""
     call = call_of(config, problem)
     *gradients, report = run_backward_library(
         libraries[config], call.inputs, CONFIGS[config], order=order, seed=1,
-        grad_lse=call.grad_lse, deterministic=int(deterministic), **problem.options,
+        grad_lse=call.grad_lse, deterministic=int(deterministic), resident_ctas=resident_ctas,
+        **problem.options,
     )  # fmt: skip
     if isinstance(call, PackedCall):
         errors = wrong_packed(call, tuple(gradients), LIMITS[CONFIGS[config].dtype])
@@ -114,12 +123,39 @@ def test_gradients(planted_libraries, config, mask, scores):
 def test_gradients_of_packed_sequences(planted_libraries, config, mask, lengths):
     at = list(MASKS).index(mask) + LENGTHS.index(lengths)
     options = MASKS[mask] | list(SCORES.values())[at % len(SCORES)]
-    packed = Packed(2, 1 + at % 2, *lengths, narrower_by=8 * (at % 3), options=options)
+    rows_of_none = {"before": 3 * (at % 2), "behind": 5 * (at % 3)}
+    narrower = 8 * (at % 3)
+    packed = Packed(2, 1 + at % 2, *lengths, narrower_by=narrower, options=options, **rows_of_none)
     order = ORDERS[at % len(ORDERS)]
     _, errors, report = run(planted_libraries, config, packed, order, deterministic=bool(at % 2))
     report.check()
     assert report.completed
     assert errors == {}
+
+
+CAUSAL = Shape(1, 12, 1, 70, 130, options={"causal": True})
+# The tiles of a problem with a group of 12 heads, CTAs that run at a time, whether dQ is summed in
+# one order, and the heads of a CTA.
+HEADS_OF_A_CTA = {
+    "no mask, many tiles": (Shape(1, 12, 1, 70, 130), 3, 1, False, 12),
+    "no mask, few tiles": (Shape(1, 12, 1, 70, 130), 3, 4, False, 4),
+    "a mask": (CAUSAL, 3, 1, False, 2),
+    "a left window": (Shape(1, 12, 1, 70, 130, options={"window_left": 30}), 3, 1, False, 2),
+    "packed": (Packed(12, 1, (70, 20), (60, 70)), 4, 1, False, 2),
+    "a mask, few tiles": (CAUSAL, 3, 132, False, 1),
+    "in order": (CAUSAL, 3, 132, True, 12),
+}
+
+
+@pytest.mark.parametrize("case", HEADS_OF_A_CTA)
+def test_ctas_divide_the_heads_of_a_group(planted_libraries, case):
+    problem, tiles, resident_ctas, in_order, n_heads = HEADS_OF_A_CTA[case]
+    _, errors, report = run(
+        planted_libraries, "two_tiles", problem, ORDERS[1], in_order, resident_ctas
+    )
+    report.check()
+    assert errors == {}
+    assert report.n_ctas == tiles * 12 // n_heads
 
 
 @pytest.mark.parametrize("nan_sequence", range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,7 +49,10 @@ MASKS = {
     "chunks": {"attention_chunk": 24, "causal": True},
 }
 EXTRAS = ({}, {"softcap": 3.0}, {"sinks": torch.linspace(-2, 3, 4)}, {"num_splits": 3})
-PAGES = {**dict.fromkeys(SM90, (2, 4, 8, 16, 64, 256)), **dict.fromkeys(SM80, (1, 7, 64, 256))}
+PAGES = {
+    **dict.fromkeys(SM90, (1, 2, 3, 4, 8, 16, 48, 64, 256)),
+    **dict.fromkeys(SM80, (1, 7, 64, 256)),
+}
 CASES = [(config, page_size) for config, sizes in PAGES.items() for page_size in sizes]
 
 
@@ -90,11 +94,12 @@ def test_pages_masks_and_lengths(libraries, config, page_size, mask):
     is_right(libraries[config], config, cache, q, **MASKS[mask], **extra)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("order", ["descending", "random"])
 @pytest.mark.parametrize("mask", ["causal", "left"])
 @pytest.mark.parametrize("config", [*SM90, *SM80], ids=str)
-def test_packed_queries(libraries, config, mask, order):
-    cache = Cache((37, 70, 0, 129), 16, 2, config.d_head, dtype_of(config))
+def test_packed_queries(libraries, config, mask, order, page_size):
+    cache = Cache((37, 70, 0, 129), page_size, 2, config.d_head, dtype_of(config))
     lengths_q = (3, 70, 5, 0)
     cache.expire(lengths_q, **MASKS[mask])
     starts = [0, *itertools.accumulate(lengths_q)]
@@ -150,7 +155,7 @@ def test_pages_give_the_bits_of_packed_sequences(libraries, config, mask):
     cu_k = torch.tensor([0, *itertools.accumulate(lengths)]).int()
     cu_q = torch.arange(5).int() * 20
     q = torch.randn(80, 4, config.d_head).to(dtype_of(config))
-    for page_size in (16, 64):
+    for page_size in (1, 16, 64):
         cache = Cache(lengths, page_size, 2, config.d_head, dtype_of(config))
         inputs = (q, torch.cat(cache.keys), torch.cat(cache.values), cu_q, cu_k, 20, 129)
         expected = run_library(libraries[config], inputs, config, **MASKS[mask])
@@ -161,7 +166,7 @@ def test_pages_give_the_bits_of_packed_sequences(libraries, config, mask):
 
 
 @pytest.mark.parametrize("config", [SM90[0], SM80[0]], ids=str)
-@pytest.mark.parametrize("page_size", [8, 64])
+@pytest.mark.parametrize("page_size", [1, 8, 64])
 def test_pages_that_do_not_exist_are_zeros(libraries, config, page_size):
     """Pitfall 5; and lengths are clamped to the table."""
     cache = Cache((128, 128), page_size, 2, config.d_head, dtype_of(config), width=128 // page_size)
@@ -180,13 +185,34 @@ def test_pages_that_do_not_exist_are_zeros(libraries, config, page_size):
         assert (out[1] == 0).all()
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 12, 48])
-def test_pages_that_tma_cannot_load_are_refused(libraries, page_size):
-    cache = Cache((37,), page_size, 2, 64)
-    assert cache.table.shape[1] > 1
+@pytest.mark.parametrize("d_head", [8, 40, 56])
+@pytest.mark.parametrize("page_size", [1, 3])
+def test_columns_past_the_head_are_not_gathered(libraries, page_size, d_head):
+    """Behind the last row there is nothing, and the head beside holds NaN."""
+    config = SM90[2]
+    cache = Cache((37, 64), page_size, 2, d_head, dtype_of(config), spare=0)
+    q = torch.randn(2, 3, 2, d_head).to(dtype_of(config))
+    cache.k[:, :, 1], cache.v[:, :, 1] = torch.nan, torch.nan
+    out, lse, report = run_library(
+        libraries[config], (q[:, :, :1], cache.k[:, :, :1], cache.v[:, :, :1]), config,
+        pages=cache.tensors[2:],
+    )  # fmt: skip
+    report.check()
+    cache.keys, cache.values = ([x[:, :1] for x in rows] for rows in (cache.keys, cache.values))
+    cache.check_padded(q[:, :, :1], out, lse)
+
+
+def test_rows_that_32_bits_do_not_count_are_refused(libraries):
+    cache = Cache((37,), 1, 2, 64)
+    # The largest power of two that divides it is 16 bytes. NOTE: torch refuses views of no storage.
+    far = [2 * stride for stride in (2**31 + 8, 64 * 2, 64, 1)]
+    k, v = (
+        torch.from_numpy(np.lib.stride_tricks.as_strided(x.numpy(), x.shape, far))
+        for x in (cache.k, cache.v)
+    )
     q = torch.randn(1, 1, 4, 64).half()
-    with pytest.raises(ValueError, match="TMA loads pages of a power of two of rows from 2 on"):
-        run_library(libraries[SM90[0]], (q, cache.k, cache.v), SM90[0], pages=cache.tensors[2:])
+    with pytest.raises(ValueError, match="rows are counted by 32 bits"):
+        run_library(libraries[SM90[0]], (q, k, v), SM90[0], pages=cache.tensors[2:])
 
 
 @pytest.mark.parametrize("capacity", [5, 131, 200])
@@ -225,8 +251,8 @@ def _cache(page_size: int, lengths=(37, 133)) -> Cache:
 def planted_problem(name: str):
     """A cache, q and options."""
     options = {} if name == "unmasked" else {"causal": True, "window_left": 40}
-    cache = _cache({"large_pages": 256, "small_pages": 2}.get(name, 16))
-    n_queries = 70 if name == "window" else 131
+    cache = _cache({"large_pages": 256, "small_pages": 4, "rows": 1, "threes": 3}.get(name, 16))
+    n_queries = 70 if name in ("window", "rows", "threes") else 131
     q = torch.randn(2, n_queries, 2, 64).half()
     cache.expire([n_queries] * 2, **options)
     if name == "interleaved":
@@ -251,7 +277,8 @@ def run_planted(library, config, problem, order):
 
 @pytest.mark.parametrize("order", ["ascending", "random"])
 @pytest.mark.parametrize(
-    "problem", ["window", "unmasked", "large_pages", "small_pages", "interleaved"]
+    "problem",
+    ["window", "unmasked", "large_pages", "small_pages", "interleaved", "rows", "threes"],
 )
 @pytest.mark.parametrize("config", CONFIGS)
 def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem, order):
@@ -286,7 +313,7 @@ def last_chunk(library, config, q, k, v, page_size, n_queries, neighbours=(), **
     return out[starts[-2] :], lse[:, starts[-2] :]
 
 
-NEIGHBOURS = ((1, 64, ()), (7, 16, ((9, 40),)), (7, 128, ((10, 40), (70, 70))), (66, 8, ((1, 0),)))
+NEIGHBOURS = ((1, 64, ()), (7, 1, ((9, 40),)), (7, 127, ((10, 40), (70, 70))), (66, 8, ((1, 0),)))
 
 
 def changed_bits(library, config, options) -> int:
@@ -297,12 +324,10 @@ def changed_bits(library, config, options) -> int:
     q, k, v = (torch.randn(n, heads, config.d_head).to(dtype_of(config)) for heads in (4, 2, 2))
     q = q * torch.randint(1, 9, (n, 1, 1)).to(q.dtype)
     k = k * torch.linspace(3, 0.1, n)[:, None, None].to(q.dtype)
-    tma = config in SM90
     out, lse = last_chunk(library, config, q, k, v, 16, n, **options)
     changed = 0
     for n_queries, page_size, neighbours in NEIGHBOURS:
-        size = page_size if tma else page_size - 1
-        found = last_chunk(library, config, q, k, v, size, n_queries, neighbours, **options)
+        found = last_chunk(library, config, q, k, v, page_size, n_queries, neighbours, **options)
         same = torch.equal(found[0], out[n - n_queries :])
         changed += not (same and torch.equal(found[1], lse[:, n - n_queries :]))
     return changed

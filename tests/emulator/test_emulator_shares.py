@@ -44,7 +44,7 @@ def test_pages(shared_library, seed):
     torch.manual_seed(seed)
     lengths, n_queries = lengths_of(chance), chance.choice((1, 1, 3, 8))
     options = options_of(seed)
-    cache = Cache(lengths, chance.choice((8, 16, 64)), 2, 64, torch.bfloat16)
+    cache = Cache(lengths, chance.choice((1, 3, 16, 64)), 2, 64, torch.bfloat16)
     cache.expire([n_queries] * len(lengths), **options)
     q = torch.randn(len(lengths), n_queries, 8, 64).bfloat16()
     order = ("ascending", "random", "descending")[seed % 3]

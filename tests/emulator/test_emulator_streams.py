@@ -227,7 +227,7 @@ def problem_of(name: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     tensors = {
         "a": numbers("bf16", 2, 2, q_len, k_len),
         "f": numbers("f32", 2, 2, q_len, k_len),
-        "m": shown(q_len, k_len),
+        "m": shown(2, 2, q_len, k_len),
     }
     if name == "odd":
         tensors["a"] = torch.cat([tensors["a"]] * 2, -1)[..., 1 : 1 + k_len]

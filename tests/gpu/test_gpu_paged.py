@@ -58,7 +58,7 @@ def is_right(cache, seqlen_q, heads, expired=True, packed=False, **options):
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("d_head", [64, 128])
-@pytest.mark.parametrize("page_size", [1, 8, 16, 48, 64, 128, 256])
+@pytest.mark.parametrize("page_size", [1, 2, 3, 4, 8, 16, 48, 64, 128, 256])
 def test_pages_masks_and_lengths(page_size, d_head, mask):
     """Pitfalls 1 to 5, 16 and 28."""
     lengths = (0, 1, page_size - 1, page_size, page_size + 1, 127, 300, 4 * page_size)
@@ -103,7 +103,7 @@ def test_random_cases(first):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("page_size", [2, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 def test_caches_are_views(layout, page_size):
     """Pitfalls 7 and 8."""
     cache = Cache((37, 300), page_size, device="cuda")
@@ -121,7 +121,7 @@ SM80 = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softma
 @pytest.mark.parametrize("config", [FEW, MANY, SM80])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_pages_give_the_bits_of_packed_sequences(config, mask):
-    """A box is a part of a block: blocks, and the order of sums, are those without pages."""
+    """Blocks, and the order of sums, are those without pages."""
     if torch.cuda.get_device_capability()[0] != 9 and "sm90" in config:
         pytest.skip("its kernels run on a Hopper")
     lengths = (1000, 129, 64, 0)
@@ -135,7 +135,7 @@ def test_pages_give_the_bits_of_packed_sequences(config, mask):
     found = [
         pyflash.attention_varlen(q, torch.cat(k), torch.cat(v), cu_q, cu_k, 70, 1000, **options)
     ]
-    for page_size in (8, 16, 64, 256):
+    for page_size in (1, 8, 16, 48, 64, 256):
         cache = Cache(lengths, page_size, 2, 128, BF16, device="cuda")
         for b in range(4):
             cache.k[cache.place(b)], cache.v[cache.place(b)] = k[b], v[b]
@@ -228,10 +228,9 @@ def random_lengths(rng: random.Random, batch: int, longest: int) -> torch.Tensor
     return torch.tensor([rng.choice(kinds()) for _ in range(batch)], dtype=torch.int32)
 
 
-# NOTE: kernels of batch_invariant load pages by TMA.
 @pytest.mark.parametrize(
     ("page_size", "batch_invariant"),
-    [(1, False), (16, False), (64, False), (8, True), (16, True), (64, True)],
+    [(1, False), (16, False), (64, False), (1, True), (8, True), (16, True), (64, True)],
 )
 @pytest.mark.parametrize("seqlen_q", [1, 5])
 def test_a_graph_serves_all_lengths(page_size, seqlen_q, batch_invariant, request):

@@ -14,6 +14,7 @@ from pyflash.config import DType, parse
 from pyflash.op import library
 from pyflash.op.variants.jit import default_config
 from pyflash.op.variants.reference import expect
+from pyflash.variant import parse as parse_variant
 from pyflash.variant.library import named, names
 from pyflash.variant.tiles import Problem
 
@@ -64,6 +65,71 @@ def test_it_is_its_formula(configs, name, family, problem):
     expect(*inputs, variant=name, tensors=tensors).check(out, lse)
     again = pyflash.attention(*inputs, variant=name, tensors=tensors, config=configs[family])
     assert torch.equal(out, again)
+
+
+OPAQUE = {
+    "bools": "bools(m: bool[2]): s where m[q, k]",
+    "bools_of_batches": "bools_of_batches(m: bool[3]): s where m[b, q, k] & (k <= q + 40)",
+    "bools_of_heads": "bools_of_heads(m: bool[3]): s where m[h, q, k]",
+    "computed": "computed: s where (q * 31 + k * 5) % 7 < 3",
+    "biased": "biased(a: bf16[4], m: bool[2]): s + a[b, h, q, k] where m[q, k]",
+}
+LENGTHS = [(128, 128), (300, 333), (130, 517), (1, 700), (1000, 1024), (515, 3000)]
+
+
+@pytest.fixture(scope="module", params=[64, 128])
+def opaque_config(request):
+    """A config of SM90 that is built with all opaque masks."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("bits of masks are of kernels of sm_90")
+    archs = nearest_archs([90])
+    config = default_config(DType.FP16, request.param, archs[0])
+    variants = [parse_variant(text) for text in OPAQUE.values()]
+    library.load(build_with_variants(variants, [config], archs))
+    return config
+
+
+def opaque_problem(text: str, q_len: int, k_len: int, d_head: int):
+    """Of 2 batches and 4 heads: q, k, v, and what is captured. Nothing is shown to the first 64
+    queries, nor of keys 128 to 255; of keys 256 to 383 everything is to the others."""
+    torch.manual_seed(q_len + k_len)
+    sizes = ((q_len, 4), (k_len, 2), (k_len, 2))
+    qkv = [torch.randn(2, *size, d_head, device="cuda").half() for size in sizes]
+    tensors = {}
+    for param in parse_variant(text).params:
+        if param.name == "a":
+            tensors["a"] = torch.randn(2, 4, q_len, k_len, device="cuda").bfloat16()
+            continue
+        shape = {"b": (2,), "h": (4,), "q": ()}[text.partition("m[")[2][0]]
+        mask = torch.rand(*shape, q_len, k_len, device="cuda") < 0.6
+        mask[..., 256:384] = True
+        mask[..., :64, :] = mask[..., 128:256] = False
+        tensors["m"] = mask
+    return qkv, tensors
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", OPAQUE)
+def test_opaque_masks_are_bits(opaque_config, name, lengths):
+    variant = parse_variant(OPAQUE[name])
+    qkv, tensors = opaque_problem(OPAQUE[name], *lengths, opaque_config.d_head)
+    config = opaque_config.canonical().short_form()
+    given = {"variant": variant, "tensors": tensors}
+    out, lse = pyflash.attention(*qkv, **given, config=config, return_lse=True)
+    expect(*qkv, **given).check(out, lse)
+
+
+@pytest.mark.parametrize("name", ["bools", "computed"])
+def test_bits_are_what_kernels_evaluate(opaque_config, name):
+    """A single head has no bits, since they would serve once."""
+    variant = parse_variant(OPAQUE[name])
+    qkv, tensors = opaque_problem(OPAQUE[name], 1000, 1024, opaque_config.d_head)
+    config = opaque_config.canonical().short_form()
+    given = {"variant": variant, "tensors": tensors, "config": config}
+    q, k, v = qkv
+    out = pyflash.attention(q, k, v, **given)
+    of_one = pyflash.attention(q[1:, :, 2:3], k[1:, :, 1:], v[1:, :, 1:], **given)
+    assert torch.equal(of_one, out[1:, :, 2:3])
 
 
 def test_flex_attention_compiles_what_it_needs():

@@ -45,9 +45,10 @@ MASKS = {
 CASES = [(case, n) for case in MASKS for n in (6, 4, 1) if n == 6 or "numbered" not in case]
 
 
+@pytest.mark.parametrize("in_cache", [False, True], ids=["rows", "cache"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("case", "seqlen_q"), CASES)
-def test_padded_attention(case, seqlen_q, causal, device):
+def test_padded_attention(case, seqlen_q, causal, in_cache, device):
     mask = torch.tensor(MASKS[case], device=device)
     if "numbered" not in case:
         mask = mask.bool()
@@ -58,11 +59,17 @@ def test_padded_attention(case, seqlen_q, causal, device):
         for seqlen, heads in ((seqlen_q, 4), (8, 2), (8, 2))
     )
     k[:, 6:], v[:, 6:] = torch.nan, torch.nan
+    if in_cache:  # the keys of a head lie one after the other
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
     options = {"causal": causal, "window_left": -1, "window_right": -1}
     out = padded_attention(q, k, v, mask, **options)
     ref, pt16 = (masked_reference(q, k, v, mask, x, causal) for x in (torch.float64, q.dtype))
     assert (out - ref).abs().max().item() <= tolerance(ref, pt16)
     assert torch.equal(out[ref == 0], torch.zeros_like(out[ref == 0]))
+    packing = packing_of(mask, seqlen_q, in_order=causal)
+    if packing is not None:
+        stays = in_cache and seqlen_q == 1 and packing.queries is None and not packing.holes
+        assert bool(packing.in_place) == stays
 
 
 def test_a_mask_that_was_changed_is_looked_at_again():

@@ -107,7 +107,16 @@ def test_pages(fake_library):
             page_size=page_size,
             options={"causal": causal},
         )
-        features = "right_window+paged_kv" if causal else "paged_kv"
+        # Pages of a sequence that has one alone are boxes, of any size.
+        features = "+".join(
+            name
+            for name, is_needed in (
+                ("right_window", causal),
+                ("paged_kv", True),
+                ("gathered_kv", page_size == 1),
+            )
+            if is_needed
+        )
         assert class_of(problem).features == features
         selection = pyflash.select(problem)
         assert selection.backward == "none: attention over pages has no gradients"

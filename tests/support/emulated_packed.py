@@ -23,6 +23,9 @@ class Packed:
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     # The sequence whose rows are NaN in every tensor, as are its gradients; none of the others' is.
     nan_sequence: int | None = None
+    # Rows of NaN before the first sequence and behind the last one, whose gradients are 0.
+    before: int = 0
+    behind: int = 0
 
 
 class PackedCall(NamedTuple):
@@ -36,16 +39,21 @@ def make_packed_call(config: KernelConfig, packed: Packed) -> PackedCall:
     torch.manual_seed(0)
     d_head, dtype = config.d_head - packed.narrower_by, TORCH_DTYPES[config.dtype]
     starts = [
-        torch.tensor([0, *lengths]).cumsum(0).int()
+        torch.tensor([packed.before, *lengths]).cumsum(0).int()
         for lengths in (packed.lengths_q, packed.lengths_k)
     ]
-    total_q, total_k = (int(x[-1]) for x in starts)
+    total_q, total_k = (int(x[-1]) + packed.behind for x in starts)
     of_queries, of_keys = (total_q, packed.heads, d_head), (total_k, packed.heads_kv, d_head)
     sizes = (of_queries, of_keys, of_keys, of_queries)
     q, k, v, grad_out = (torch.randn(size).to(dtype) for size in sizes)
     out, lse = torch.zeros(of_queries, dtype=dtype), torch.zeros(packed.heads, total_q)
     grad_lse = torch.randn(lse.shape)
     exact = tuple(torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v))
+    for tensors, at in (((q, grad_out, out), starts[0]), ((k, v), starts[1])):
+        for x in tensors:
+            x[: at[0]] = x[at[-1] :] = torch.nan
+    for x in (lse, grad_lse):
+        x[:, : starts[0][0]] = x[:, starts[0][-1] :] = torch.nan
     for b, (n_q, n_k) in enumerate(zip(packed.lengths_q, packed.lengths_k, strict=True)):
         rows_q, rows_k = (slice(int(x[b]), int(x[b + 1])) for x in starts)
         rows = (rows_q, rows_k, rows_k)
@@ -70,7 +78,8 @@ def make_packed_call(config: KernelConfig, packed: Packed) -> PackedCall:
         for x, of, values in zip(exact, rows, found, strict=True):
             x[of] = values[0]
         out[rows_q], lse[:, rows_q] = o[0].detach().to(dtype), s[0].detach().float()
-    lengths = (*starts, max(packed.lengths_q), max(packed.lengths_k))
+    beside = packed.before + packed.behind  # the longest lengths have room for all rows
+    lengths = (*starts, max(packed.lengths_q) + beside, max(packed.lengths_k) + beside)
     return PackedCall((grad_out, out, lse, q, k, v, *lengths), grad_lse, exact)
 
 

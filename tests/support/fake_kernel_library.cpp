@@ -152,7 +152,24 @@ BackwardRow backward_row(DType dtype, int d_head, int stages, char const* short_
           few_keys};
 }
 
+// Of the SM80 family, for a d_head between those of the others.
+BackwardRow slow_row() {
+  FlashBackwardKernelConfig const config{.dtype = DType::BF16,
+                                         .d_head = 96,
+                                         .B_r = 64,
+                                         .B_c = 128,
+                                         .n_warps = 8,
+                                         .stages = 2,
+                                         .warp_keys = 32};
+  BackwardRow row = backward_row(DType::BF16, 96, 2,
+                                 "(BF16, 96, 64, 128, 8): sm80_bwd+stages_2+warp_keys_32", 2, 0);
+  row.config = config;
+  row.shape = {.B_r = 64, .B_c = 128, .d_head = 96, .slowness = 2};
+  return row;
+}
+
 BackwardRow const backward_rows[] = {
+    slow_row(),
     backward_row(DType::BF16, 128, 3, "(BF16, 128, 64, 128, 2): sm90_bwd+stages_3", 2, 1),
     backward_row(DType::BF16, 128, 2, "(BF16, 128, 64, 128, 2): sm90_bwd+stages_2", 3, 2),
     backward_row(DType::BF16, 64, 2, "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2", 3, 9),

@@ -15,6 +15,7 @@ def build_invariant() -> None:
     major, minor = torch.cuda.get_device_capability()
     chosen = itertools.product(("FP16", "BF16"), (64, 128), (10 * major + minor,), (False, True))
     masks = ("", "right_window", "right_window+left_window+sinks")
-    features = [*masks, *(f"{mask}+paged_kv".lstrip("+") for mask in masks)]
+    paged = ("", "paged_kv", "paged_kv+gathered_kv")
+    features = [f"{mask}+{pages}".strip("+") for mask in masks for pages in paged]
     configs = dict.fromkeys(itertools.starmap(invariant_config, chosen))
     pyflash.build(list(configs), features=[f"{name}+fixed_splits".lstrip("+") for name in features])

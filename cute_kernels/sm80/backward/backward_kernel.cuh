@@ -1,7 +1,8 @@
 // FlashAttention backward with SM80 atoms (Dao 2023, algorithm 2): dK, dV, and the sums of dQ.
 //
 // A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
-// query head of the group. Keys are the rows of the MMAs:
+// query head of the group, or of a part of them, in which case dK and dV are added to fp32 sums in global memory, as dQ always
+// is. Keys are the rows of the MMAs:
 //   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers, 16 or 32 keys by a warp
 //   P^T = 2^(scale S^T - lse)          where a mask cuts a block, 0
 //   dS^T = P^T * (dP^T - delta)        to shared memory, from which other warps read it
@@ -15,6 +16,7 @@
 #include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
+#include "cute_kernels/sm80/backward/key_sums.h"
 #include "cute_kernels/sm80/backward/problem.h"
 #include "cute_kernels/sm80/backward/scores.h"
 #include "cute_kernels/sm80/backward/sums.h"
@@ -123,9 +125,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   // columns.
   int const warp = device::thread_idx() / 32;
   int const companion = warp / Traits::kKeyWarps;
-  int const key = warp % Traits::kKeyWarps * Traits::kWarpKeys;
+  int const key = Traits::first_key(warp);
   int const query = companion * kQueries;
-  int const column_dKV = companion * kColumnsDKV;
+  int const column_dKV = Traits::first_column_dKV(companion);
   int const query_dQ = warp % Traits::kQueryWarps * Traits::kWarpQueries;
   int const column_dQ = warp / Traits::kQueryWarps * Traits::kColumnsDQ;
 
@@ -146,6 +148,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   using Blocks = variant::BlocksOf<kFeatures, kBlockN, Variant>;
   Scores<Traits, kFeatures, Variant> const scores(tile, acc_first, tile.first_key + key, given);
   Sums<Traits, kFeatures> const sums{tile};
+  KeySums<Traits, kFeatures> const key_sums(problem, tile);
 
   auto store_pairs = [&](auto const& pairs, Element* block) {
     constexpr int kRows = 2 * Traits::kKeyTiles;  // of a thread
@@ -180,7 +183,7 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
   // acc += A B of keys and columns, over the queries of one of the companions, from `first` on. A: P^T or dS^T. B: dO or Q.
   auto multiply_columns = [&](auto& acc, auto& rA, int first, Element const* b, Site site_b,
                               auto const& load_rA) __attribute__((always_inline)) {
-    ThreadOffsets<typename Traits::SmemLayoutQt, 16, 16> const qt_tiles(
+    ThreadOffsets<typename Traits::SmemLayoutQt, Traits::kColumnStepDKV, 16> const qt_tiles(
         lane_at(typename Traits::LanesBt{}, column_dKV, first));
     Tensor rB = make_tensor<uint32_t>(typename Traits::template OperandB<kColumnsDKV, kQueries>{});
     gemm_staged<MmaAtom, 1, false>(acc, rA, rB, [&](int k) {
@@ -280,6 +283,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     CUTE_UNROLL
     for (int pass = 0; pass < Traits::kColumnsDQ / kSlab; ++pass) {
       int const column = column_dQ + pass * kSlab;
+      if (Traits::kUnevenDQ && column >= kHeadDim) {
+        break;
+      }
       ThreadOffsets<typename Traits::SmemLayoutKt, 16, 16> const kt_tiles(
           lane_coord<typename Traits::LanesBt>(column));
       constexpr int kQueryTiles = Traits::kQueryTiles;
@@ -305,7 +311,6 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     }
   }
 
-  // dK and dV leave through the space of K and V.
   device::async_wait<0>();
   device::sync_threads();  // every warp has read K and V
   CUTE_UNROLL
@@ -315,10 +320,16 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
       acc_dV(i) *= problem.dropout.factor;
     }
   }
+  if (ctas_of_group<kFeatures>(problem) > 1) {
+    key_sums.add(acc_dK, false);
+    key_sums.add(acc_dV, true);
+    return;
+  }
+  // dK and dV leave through the space of K and V.
   Coord const out = lane_at(typename Traits::AccLanes{}, key, column_dKV);
   device::at(Site::rows_r2s);
-  store_packed<Traits>(as_operand_A<Element>(acc_dK), out, smem.k);
-  store_packed<Traits>(as_operand_A<Element>(acc_dV), out, smem.v);
+  store_packed<Traits, Traits::kColumnStepDKV>(as_operand_A<Element>(acc_dK), out, smem.k);
+  store_packed<Traits, Traits::kColumnStepDKV>(as_operand_A<Element>(acc_dV), out, smem.v);
   device::sync_threads();  // dK and dV are visible
   device::at(Site::rows_s2g);
   auto store = [&](Element const* block, void* tensor, TensorStrides const& strides) {

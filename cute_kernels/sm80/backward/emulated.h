@@ -57,7 +57,7 @@ EmulatedKernel const* emulated_kernel_of() {
         if (phase == 1) {
           return launch_sm80_backward<kConfig, Variant>(params, captured);
         }
-        return {.n_ctas = pyflash::backward::n_query_pieces(params),
+        return {.n_ctas = params.n_key_pieces() + pyflash::backward::n_query_pieces(params),
                 .params = std::make_shared<BackwardParams>(params)};
       }};
   static EmulatedKernel const kernel{.n_threads = Traits::kNThreads,

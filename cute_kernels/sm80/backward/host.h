@@ -11,7 +11,9 @@ constexpr BackwardShape tile_shape(FlashBackwardKernelConfig const& config) {
   return {.B_r = larger(config.B_r, kQueriesOfPiece),
           .B_c = config.B_c,
           .d_head = config.d_head,
-          .lanes_are_neighbours = true};
+          .lanes_are_neighbours = true,
+          .divides_groups = true,
+          .slowness = 2};
 }
 
 }  // namespace pyflash

@@ -22,20 +22,28 @@ PYFLASH_HOST_DEVICE constexpr int64_t n_key_heads(BackwardParams const& problem)
   return int64_t(problem.heads_kv) * problem.k_sequences.tensor_batches(problem.batch);
 }
 
-// Tiles of a head are neighbours. Under a right window, where the first keys have the most queries, the tiles of a section of
-// heads, as many as have their Q, dO and sums of dQ in L2 together, go from the first keys to the last. Deterministic kernels
-// go the way in which dQ is summed: a CTA waits for those with lower indices alone, which start before it.
+// CTAs that divide the query heads of a head of K and V.
+template <BackwardFeatures kFeatures>
+CUTE_DEVICE int ctas_of_group(BackwardParams const& problem) {
+  return kFeatures.deterministic ? 1 : problem.ctas_of_group;
+}
+
+// Tiles of a head, or of those of its query heads that a CTA goes through, are neighbours: a head below is such a part. Under a right
+// window, where the first keys have the most queries, the tiles of a section of heads, as many as have their Q, dO and sums of dQ in L2
+// together, go from the first keys to the last. Deterministic kernels go the way in which dQ is summed: a CTA waits for those with
+// lower indices alone, which start before it.
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   constexpr int kBlockN = Traits::kBlockN;
   int const n_blocks = n_key_blocks(problem, kBlockN);
+  int const n_parts = ctas_of_group<kFeatures>(problem);
   int n_block = device::block_idx() % n_blocks;
   int head = device::block_idx() / n_blocks;
   if constexpr (kFeatures.right_window) {
     constexpr int kL2Rows = (32 << 20) / (Traits::kHeadDim * (2 * 2 + int(sizeof(float))));
-    int const n_heads = int(n_key_heads(problem));
+    int const n_heads = int(n_key_heads(problem)) * n_parts;
     int const rows = max(problem.q_sequences.tensor_rows(), 1);
-    int const in_L2 = kL2Rows / rows / (problem.heads / problem.heads_kv);
+    int const in_L2 = kL2Rows / rows / (problem.heads / problem.heads_kv / n_parts);
     int const per_section = max(min(in_L2, n_heads), 1);
     int const first = head / per_section * per_section;
     int const in_section = device::block_idx() - first * n_blocks;
@@ -47,21 +55,19 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
     n_block = n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = problem};
+  int const part = head % n_parts;
+  head /= n_parts;
   tile.head_kv = head % problem.heads_kv;
   tile.batch = head / problem.heads_kv;
-  tile.take_heads(0, 1);
+  tile.take_heads(part, n_parts);
   if constexpr (kFeatures.packed) {
+    n_block = tile.key_block_at(n_block);
     tile.find_sequence(n_block * kBlockN, kBlockN);
   } else {
     tile.first_key = n_block * kBlockN;
   }
-  int const n_keys = min(tile.keys().length - tile.first_key, kBlockN);
-  if (n_keys <= 0) {
-    return tile;
-  }
   constexpr int kBlocks = Traits::kWorkspaceBlock / Traits::kBlockM;
-  Interval const blocks =
-      tile.queries_from(tile.first_key).of_some(n_keys).blocks_touched(Traits::kWorkspaceBlock);
+  Interval const blocks = tile.blocks_attending(kBlockN, Traits::kWorkspaceBlock);
   tile.blocks = {blocks.begin * kBlocks, blocks.end * kBlocks};
   return tile;
 }

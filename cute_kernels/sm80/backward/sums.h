@@ -16,6 +16,8 @@ using namespace cute;
 inline constexpr int kLanes = 32;
 inline constexpr int kRowsOfPart = 32;
 inline constexpr int kColumnsOfPart = 32;
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileColumns = 8;
 inline constexpr int kValuesOfTile = 4 * kLanes;
 static_assert(kRowsOfPart * kColumnsOfPart == kSumsOfTurn);
 
@@ -25,6 +27,14 @@ CUTE_DEVICE int64_t part_of(int row, int column, int columns) {
   constexpr int kRowParts = kQueriesOfPiece / kRowsOfPart;
   return int64_t(row / kQueriesOfPiece) * (columns / kColumnsOfPart * kRowParts) +
          column / kColumnsOfPart * kRowParts + row % kQueriesOfPiece / kRowsOfPart;
+}
+
+// The first value of the tile that has a row and a column.
+CUTE_DEVICE int64_t tile_at(int row, int column, int columns) {
+  constexpr int kTilesOfColumn = kRowsOfPart / kTileRows;
+  int const in_part =
+      column % kColumnsOfPart / kTileColumns * kTilesOfColumn + row % kRowsOfPart / kTileRows;
+  return part_of(row, column, columns) * kSumsOfTurn + in_part * kValuesOfTile;
 }
 
 template <class Traits, BackwardFeatures kFeatures>

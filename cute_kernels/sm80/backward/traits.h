@@ -13,6 +13,7 @@
 #include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/backward_params.h"
+#include "cute_kernels/common/integers.h"
 #include "cute_kernels/config.h"
 
 namespace pyflash::sm80::backward {
@@ -41,16 +42,30 @@ struct KernelTraits {
   static constexpr int kCompanions = kNWarps / kKeyWarps;
   static constexpr int kQueriesOfWarp = kBlockM / kCompanions;
   static constexpr int kColumnsDKV = kHeadDim / kCompanions;
-  // dQ: a warp has 32 queries, and a share of the columns.
+  CUTE_HOST_DEVICE static constexpr int first_key(int warp) { return warp % kKeyWarps * kWarpKeys; }
+  // Two tiles of 8 columns of dK and dV lie beside each other. From these on a warp has the next two, or those of every companion in
+  // turns where the columns of one do not begin at a multiple of a power of two: sums of offsets have no carries (ThreadOffsets).
+  static constexpr bool kTakesTurns = (kColumnsDKV & (kColumnsDKV - 1)) != 0;
+  static constexpr int kColumnStepDKV = kMmaK * (kTakesTurns ? kCompanions : 1);
+  CUTE_HOST_DEVICE static constexpr int first_column_dKV(int companion) {
+    return companion * (kTakesTurns ? kMmaK : kColumnsDKV);
+  }
+  // The n-th tile of 8 columns, counted from the first one.
+  CUTE_HOST_DEVICE static constexpr int column_dKV(int n) {
+    return n / 2 * kColumnStepDKV + n % 2 * (kMmaK / 2);
+  }
+  // dQ: a warp has 32 queries, and a share of the columns. Where there is none for all, the last warps have fewer, or none.
   static constexpr int kWarpQueries = 32;
   static constexpr int kQueryTiles = kWarpQueries / kMmaM;
   static constexpr int kQueryWarps = kBlockM / kWarpQueries;
-  static constexpr int kColumnsDQ = kHeadDim * kQueryWarps / kNWarps;
-  static constexpr int kSlab = kColumnsDQ % 64 == 0 ? 64 : 32;  // that it computes at a time
+  static constexpr int kColumnsDQ = pyflash::ceil_div(kHeadDim * kQueryWarps, kNWarps * 32) * 32;
+  static constexpr bool kUnevenDQ = kColumnsDQ * kNWarps != kHeadDim * kQueryWarps;
+  static constexpr int kSlab =  // that it computes at a time
+      kColumnsDQ % 64 == 0 && kHeadDim % 64 == 0 ? 64 : 32;
   static_assert(kWarpKeys == 16 || kWarpKeys == 32);
   static_assert(kNWarps % kKeyWarps == 0 && kNWarps % kQueryWarps == 0);
   static_assert(kBlockN % kWarpKeys == 0 && kBlockM % kWarpQueries == 0);
-  static_assert(kColumnsDKV % kMmaK == 0 && kColumnsDQ % kSlab == 0);
+  static_assert(kColumnsDKV % kMmaK == 0 && kHeadDim % kSlab == 0);
   static_assert(kQueriesOfWarp % kMmaK == 0);
   static_assert(1 <= kStages && kStages <= 3);
   // With three stages blocks are loaded two ahead, and dS and P have two places: then every warp waits for the others once a block.

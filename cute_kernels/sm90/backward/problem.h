@@ -35,17 +35,15 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
       n_block = device::load(
           variant::KeyTileSort::entry(params.order_of_tiles, params.lists, tile.batch, n_block));
     }
+  } else {
+    n_block = tile.key_block_at(n_block);
   }
   if constexpr (kFeatures.packed) {
     tile.find_sequence(n_block * kBlockN, kBlockN);
   } else {
     tile.first_key = n_block * kBlockN;
   }
-  int const n_keys = min(tile.keys().length - tile.first_key, kBlockN);
-  tile.blocks = tile.queries_from(tile.first_key).of_some(n_keys).blocks_touched(Traits::kBlockM);
-  if (kFeatures.packed && n_keys <= 0) {
-    tile.blocks = {};
-  }
+  tile.blocks = tile.blocks_attending(kBlockN, Traits::kBlockM);
   return tile;
 }
 

@@ -178,17 +178,18 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     device::fence_async_proxy();
     device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);  // the zeros are visible
   };
-  // Rows of V past the end of a packed sequence belong to its neighbour; those of a page hold anything.
+  // Rows of V past the end of a packed sequence belong to its neighbour; those of a page hold anything, unless they are gathered.
+  constexpr bool kBoxesOfPages = kFeatures.paged_kv && !kFeatures.gathered_kv;
   auto clear_tail_of_V = [&](Tile const& tile, int place) {
     int const n_block = Schedule::walk(params, tile)[place].number;
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
-    if ((kFeatures.paged_kv || problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
+    if ((kBoxesOfPages || problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
       clear_rows_of_V(n_rows, kBlockN);
     }
   };
   // Rows of a page hold anything where no query attends them any more, too.
   auto clear_head_of_V = [&](Tile const& tile, int n_block) {
-    if constexpr (kFeatures.paged_kv && kFeatures.left_window) {
+    if constexpr (kBoxesOfPages && kFeatures.left_window) {
       int const n_rows = first_key<kFeatures>(params, tile) - n_block * kBlockN;
       if (n_rows > 0) {
         clear_rows_of_V(0, n_rows);
@@ -196,14 +197,22 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
+  // Of K or V that this thread has waited for: cp.async is of the generic proxy.
+  auto fence_gathered = [] {
+    if constexpr (kFeatures.gathered_kv) {
+      device::fence_async_proxy();
+    }
+  };
   auto issue_QK = [&](auto& acc_S) {
     device::at(Site::QK);
     smem.pipeline_K.wait(read_K);
+    fence_gathered();
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
     device::at(Site::PV);
     smem.pipeline_V.wait(read_V);
+    fence_gathered();
     gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   };
   auto release_K = [&] {
@@ -248,11 +257,25 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
 
   // What a variant reads for the scores of the block at a place, while what is before it is computed.
   constexpr bool kHasStreams = variant::kStreamCount<Variant> > 0;
+  constexpr bool kTakesBits = variant::kTakesBits<Variant>;
+  constexpr bool kReadsAhead = kHasStreams || kTakesBits;
   int first_place = 0;  // of the tile, with such a variant
-  auto copy_streams_of = [&](auto place) __attribute__((always_inline)) {
-    if (place >= first_place) {
-      copy_streams<Traits, kFeatures, Variant>(params, tile, tile.first_query + first_row_query,
-                                               Schedule::walk(params, tile)[place]);
+  auto blocks_ahead = [&] {
+    if constexpr (kTakesBits) {
+      return BlocksAhead<Traits, Variant>(params);
+    } else {
+      return NoBlocksAhead{};
+    }
+  }();
+  auto read_ahead = [&](auto place) __attribute__((always_inline)) {
+    if constexpr (kTakesBits) {
+      blocks_ahead.advance(place);
+    }
+    if constexpr (kHasStreams) {
+      if (place >= first_place) {
+        copy_streams<Traits, kFeatures, Variant>(params, tile, tile.first_query + first_row_query,
+                                                 Schedule::walk(params, tile)[place]);
+      }
     }
   };
 
@@ -261,14 +284,24 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
                            int place) __attribute__((always_inline)) {
     auto const walk = Schedule::walk(params, tile);
-    auto const [n_block, is_cut] = walk[place];
+    auto [n_block, is_cut] = walk[place];
+    if constexpr (kTakesBits) {
+      n_block = blocks_ahead.next().number;
+      is_cut = blocks_ahead.next().is_cut;
+    }
     auto make_scores = [&](auto ahead) {
-      sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(
-          acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
+      int const first_query = tile.first_query + first_row_query;
+      if constexpr (kTakesBits) {
+        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
+                                                                   n_block, is_cut, blocks_ahead);
+      } else {
+        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
+                                                                   n_block, is_cut);
+      }
     };
     make_scores(true_type{});
-    if constexpr (kHasStreams) {
-      copy_streams_of(place - 1);
+    if constexpr (kReadsAhead) {
+      read_ahead(place - 1);
     }
     device::at(Site::softmax);
     if constexpr (TileSoftmax::kSumsTell && !first.value) {
@@ -308,15 +341,25 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   // The same of a block after the first, where rows decide alone.
   auto softmax_rows = [&](auto& acc_S, auto& softmax, TileMask& mask, int place) {
     auto const walk = Schedule::walk(params, tile);
-    auto const [n_block, is_cut] = walk[place];
+    auto [n_block, is_cut] = walk[place];
+    if constexpr (kTakesBits) {
+      n_block = blocks_ahead.next().number;
+      is_cut = blocks_ahead.next().is_cut;
+    }
     auto make_scores = [&](auto ahead) {
-      sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(
-          acc_S, params, tile, tile.first_query + first_row_query, n_block, is_cut);
+      int const first_query = tile.first_query + first_row_query;
+      if constexpr (kTakesBits) {
+        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
+                                                                   n_block, is_cut, blocks_ahead);
+      } else {
+        sm90::make_scores<Traits, kFeatures, Variant, ahead.value>(acc_S, params, tile, first_query,
+                                                                   n_block, is_cut);
+      }
       device::at(Site::softmax);
     };
     make_scores(true_type{});
-    if constexpr (kHasStreams) {
-      copy_streams_of(place - 1);
+    if constexpr (kReadsAhead) {
+      read_ahead(place - 1);
     }
     bool const is_masked = mask.cuts(n_block) || is_cut;
     bool const rescale = softmax_by_rows(softmax, acc_S, correction, mask, n_block, is_masked, [&] {
@@ -379,9 +422,12 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
-    if constexpr (kHasStreams) {
+    if constexpr (kTakesBits) {
+      blocks_ahead.begin(tile, warpgroup, blocks);
+    }
+    if constexpr (kReadsAhead) {
       first_place = blocks.begin;
-      copy_streams_of(blocks.end - 1);
+      read_ahead(blocks.end - 1);
     }
     if constexpr (kDrawsBesideQK) {
       if (has_P) {

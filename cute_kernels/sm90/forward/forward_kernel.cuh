@@ -3,7 +3,7 @@
 //
 // A tile is kBlockM rows of Q, of one head of one sequence; a CTA works through one tile, or, where it is persistent,
 // through every tile of its share. Warpgroup 0 loads: one warp each for Q, K and V runs ahead through the blocks of all
-// tiles, as far as there is room in shared memory; of K and V in pages a lane loads a box of one page. The other warpgroups compute, each 64 rows of the tile:
+// tiles, as far as there is room in shared memory; of K and V in pages a lane loads a box of one page, or gathers rows. The other warpgroups compute, each 64 rows of the tile:
 //   S = Q K[j]^T                 fp32 accumulators in registers
 //   m, l, P = online softmax(S)  in registers; where a mask cuts a block, it is applied first
 //   O = diag(correction) O + P V[j]
@@ -17,6 +17,7 @@
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/forward/consumer.h"
+#include "cute_kernels/sm90/forward/gather.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/load.h"
 #include "cute_kernels/sm90/forward/share_schedule.h"
@@ -27,20 +28,23 @@ namespace pyflash::sm90 {
 template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
 CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
   static_assert(!kFeatures.fp8_kv, "the SM90 forward family does not read FP8 caches");
+  static_assert(kFeatures.paged_kv || !kFeatures.gathered_kv, "rows are gathered from pages");
   constexpr int kIdleWarp = 3;  // of those that load
   auto& smem = device::uniform_smem<typename Traits::SharedStorage>();
   int const warpgroup = device::warpgroup_idx();
   int const warp = device::warp_idx();
   if (warp == 0 && device::elect_one()) {
     device::prefetch_tensor_map(params.q_map);
-    device::prefetch_tensor_map(params.k_map);
-    device::prefetch_tensor_map(params.v_map);
+    if constexpr (!kFeatures.gathered_kv) {
+      device::prefetch_tensor_map(params.k_map);
+      device::prefetch_tensor_map(params.v_map);
+    }
     CUTE_UNROLL
     for (int i = 0; i < Traits::kNConsumers; ++i) {
       smem.pipeline_Q[i].init(kWarpgroup / 32);
     }
-    smem.pipeline_K.init(Traits::kNConsumerWarps);
-    smem.pipeline_V.init(Traits::kNConsumerWarps);
+    smem.pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);
+    smem.pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);
     device::fence_mbarrier_init();
   }
   device::sync_threads();  // the mbarriers are visible
@@ -62,7 +66,7 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
   }
 
   if (warpgroup == 0) {
-    device::registers_release<Traits::kProducerRegisters>();
+    device::registers_release<Traits::producer_registers(kFeatures)>();
     if constexpr (kFeatures.equal_shares) {
       // What comes after may use what the kernel before reads and writes: this one ends after it. One CTA does, as others make
       // room for those that have not begun.
@@ -71,13 +75,15 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
         device::wait_for_previous_kernel();
       }
     }
-    if constexpr (kFeatures.paged_kv) {
+    if constexpr (kFeatures.gathered_kv) {
+      gather_tiles<Traits, kFeatures>(params, smem, warp);
+    } else if constexpr (kFeatures.paged_kv) {
       load_paged_tiles<Traits, kFeatures>(params, smem, warp);
     } else if (device::elect_one()) {
       load_tiles<Traits, kFeatures, Variant>(params, smem, warp);
     }
   } else {
-    device::registers_claim<Traits::kConsumerRegisters>();
+    device::registers_claim<Traits::consumer_registers(kFeatures)>();
     compute_tiles<Traits, kFeatures, Variant>(params, smem, warpgroup - 1);
   }
 }

@@ -50,6 +50,14 @@ struct ShareOrder {
   uint64_t tag;
 };
 
+// Where a row of K, or of V, in pages begins: in steps that divide the strides, so that 32 bits count them.
+struct RowSteps {
+  uint32_t bytes;
+  uint32_t of_page;
+  uint32_t of_row;
+};
+inline constexpr uint32_t kNoRow = 0xffffffffu;  // as their number: none is there
+
 struct KernelParams {
   CUtensorMap q_map;  // (d_head, group, seqlen_q, heads, batch)
   CUtensorMap k_map;  // (d_head, seqlen_k, heads_kv, batch); of pages (d_head, row, heads_kv, page)
@@ -59,6 +67,11 @@ struct KernelParams {
   Pages pages;        // NOTE: at the end, so that kernels without pages stay as they are
   ShareOrder shares;  // NOTE: so, too
   Dropout dropout;    // NOTE: so, too
+
+  // Where rows are gathered. NOTE: so, too
+  cutlass::FastDivmod by_page;  // keys
+  RowSteps k_steps;
+  RowSteps v_steps;
 
   PYFLASH_HOST_DEVICE KvSource kv() const {
     KvSource source = problem.kv();

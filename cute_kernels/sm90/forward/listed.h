@@ -17,7 +17,8 @@ inline variant::ListedProblem listed_problem(FlashForwardSm90Config const& confi
           .heads = problem.heads,
           .n_queries = config.n_consumers * (sm90::kMmaM / group),
           .B_c = config.B_c,
-          .group = group};
+          .group = group,
+          .warpgroups = config.n_consumers};
 }
 
 // Whether tiles come in an order that is made for a variant.

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -67,6 +68,40 @@ inline MapForm form_of_maps(Config const& config, int d_head) {
                            : CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
 }
 
+// Whether a kernel gathers rows of K and V, and reads no maps of them.
+inline bool gathers(KvSource const& kv) { return kv.is_paged() && !kv.pages.are_boxes(); }
+
+// NOTE: the stride of an extent of 1 may be anything.
+inline int64_t step_bytes(KvTensor const& tensor, Pages const& pages) {
+  constexpr int64_t kLongest = int64_t(1) << 30;
+  int64_t step = kLongest;
+  if (pages.number > 1) {
+    step = std::gcd(step, tensor.strides.batch * kElementBytes);
+  }
+  if (pages.size > 1) {
+    step = std::gcd(step, tensor.strides.row * kElementBytes);
+  }
+  return step;
+}
+// Steps of a page and of a row, and of all of them.
+struct PageSteps {
+  int64_t of_page;
+  int64_t of_row;
+  int64_t all;
+};
+inline PageSteps page_steps(KvTensor const& tensor, Pages const& pages) {
+  int64_t const bytes = step_bytes(tensor, pages);
+  int64_t const of_page = pages.number > 1 ? tensor.strides.batch * kElementBytes / bytes : 0;
+  int64_t const of_row = pages.size > 1 ? tensor.strides.row * kElementBytes / bytes : 0;
+  return {of_page, of_row, (pages.number - 1) * of_page + (pages.size - 1) * of_row};
+}
+inline RowSteps row_steps(KvTensor const& tensor, Pages const& pages) {
+  PageSteps const steps = page_steps(tensor, pages);
+  return {.bytes = uint32_t(step_bytes(tensor, pages)),
+          .of_page = uint32_t(steps.of_page),
+          .of_row = uint32_t(steps.of_row)};
+}
+
 inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
                                    TensorMapEncoder encoder) {
   if (encoder == nullptr) {
@@ -81,8 +116,9 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
   };
   bool const encoded =
       encode(params.q_map, problem.q, map_dimensions_Q(config, problem)) &&
-      encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem.batch, kv, kv.k)) &&
-      encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem.batch, kv, kv.v));
+      (gathers(kv) ||
+       (encode(params.k_map, kv.k.data, map_dimensions_KV(config, problem.batch, kv, kv.k)) &&
+        encode(params.v_map, kv.v.data, map_dimensions_KV(config, problem.batch, kv, kv.v))));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -127,13 +163,15 @@ inline char const* refusal(Config const& config, ListedForwardParams const& prob
     return reason;
   }
   KvSource const kv = problem.kv();
-  if (kv.is_paged() &&
-      (kv.pages.log2_size < 0 || 1 << kv.pages.log2_size < fewest_box_rows(config))) {
-    return "TMA loads pages of a power of two of rows from 2 on, of 4 where d_head is no multiple "
-           "of "
-           "64, and those of k and v are not";
-  }
   for (KvTensor const& tensor : {kv.k, kv.v}) {
+    // NOTE: a kernel that gathers runs problems whose pages are boxes, too, where it alone is built.
+    if (kv.is_paged() && page_steps(tensor, kv.pages).all >= kNoRow) {
+      return "the pages of k or v span 2^32 times the largest power of two that divides their "
+             "strides, and rows are counted by 32 bits";
+    }
+    if (gathers(kv)) {
+      continue;
+    }
     if (char const* const reason =
             refusal_of_map(map_dimensions_KV(config, problem.batch, kv, tensor))) {
       return reason;
@@ -245,6 +283,11 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardPara
   }
   plan.params.problem = problem;
   plan.params.pages = problem.pages;
+  if (KvSource const kv = problem.kv(); kv.is_paged()) {
+    plan.params.by_page = cutlass::FastDivmod(kv.pages.size);
+    plan.params.k_steps = row_steps(kv.k, kv.pages);
+    plan.params.v_steps = row_steps(kv.v, kv.pages);
+  }
   plan.params.dropout = problem.dropout;
   if (problem.kv().is_paged() && problem.pages.number == 0) {
     plan.params.problem.sequence_lengths.longest_k =

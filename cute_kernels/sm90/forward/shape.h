@@ -19,12 +19,7 @@ constexpr int slab_columns(FlashForwardSm90Config const& config) {
   return config.d_head % 64 == 0 ? 64 : 32;
 }
 
-// Keys in pages: a TMA box has as many rows as lie in one page and divide a block, a power of two. TMA takes as long for a box of
-// fewer bytes; those of one row are loaded faster by cp.async.
-inline constexpr int kFewestBoxBytes = 256;
-constexpr int fewest_box_rows(FlashForwardSm90Config const& config) {
-  return kFewestBoxBytes / (slab_columns(config) * kElementBytes);
-}
+// Keys in pages: a TMA box has as many rows as lie in one page and divide a block, a power of two.
 PYFLASH_HOST_DEVICE constexpr int box_rows(int B_c, Pages const& pages) {
   return smaller(1 << pages.log2_size, B_c & -B_c);
 }

@@ -103,7 +103,7 @@ struct StreamReader<bool, kColumns> {
       uint32_t of_lane[4];
       CUTE_UNROLL
       for (int s = 0; s < 4; ++s) {
-        of_lane[s] = device::rotate_right(device::bits_of_quad(own, s), shift);
+        of_lane[s] = device::rotate_right(device::bits_of_group<4>(own, s), shift);
       }
       uint32_t const low = device::bits_of_either(kEven, of_lane[0], of_lane[1]);
       uint32_t const high = device::bits_of_either(kEven, of_lane[2], of_lane[3]);

@@ -10,6 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "cute_kernels/config.h"
+#include "cute_kernels/features.h"
 #include "cute_kernels/generated/mma_sm90.h"
 #include "cute_kernels/sm90/forward/cta_share.h"
 #include "cute_kernels/sm90/forward/shape.h"
@@ -57,6 +58,16 @@ struct KernelTraits {
                                             : kNConsumers == 2   ? 240
                                             : kConfig.three_ctas ? 136
                                                                  : 232;
+  // A thread that gathers rows of K and V takes some of the others', as far as they have any to spare.
+  static constexpr int kGathererRegisters = kNConsumers >= 3 ? 32 : 40;
+  static constexpr int producer_registers(ForwardFeatures const& features) {
+    return features.gathered_kv ? kGathererRegisters : kProducerRegisters;
+  }
+  static constexpr int consumer_registers(ForwardFeatures const& features) {
+    constexpr int kUnit = 8;  // of setmaxnreg
+    int const taken = producer_registers(features) - kProducerRegisters;
+    return kConsumerRegisters - (taken + kNConsumers * kUnit - 1) / (kNConsumers * kUnit) * kUnit;
+  }
   // Whether there are enough for S and a tile of O on its way out together.
   static constexpr bool kStoresDuringQK = kNConsumers < 3;
   static constexpr int kNConsumerWarps = kNConsumers * kWarpgroup / 32;

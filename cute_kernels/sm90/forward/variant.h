@@ -9,6 +9,7 @@
 #include "cute_kernels/features.h"
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/forward/mask_bits.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/scores.h"
 #include "cute_kernels/sm90/forward/streams.h"
@@ -63,10 +64,13 @@ struct ScoresOfBlock {
 };
 
 // Raw scores to those of the variant: scaled, capped, through its score function where it has one; -inf where its mask hides a
-// pair, if it cuts the block. first_query: the warpgroup's. kAhead: the streams that are copied were copied.
-template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS>
+// pair, if it cuts the block. first_query: the warpgroup's. kAhead: the streams that are copied were copied, and `blocks` has the
+// block's bits.
+template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS,
+          class Blocks>
 CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& params,
-                                     Tile const& tile, int first_query, int n_block, bool is_cut) {
+                                     Tile const& tile, int first_query, int n_block, bool is_cut,
+                                     Blocks const& blocks) {
   using Tiles = StreamTiles<Traits, kFeatures, Variant>;
   Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
   auto const& problem = params.problem;
@@ -140,13 +144,20 @@ CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& par
     make(cut, false_type{}, false_type{}, none);
   };
   if constexpr (Variant::kHasMask) {
-    if (is_cut) {
+    if (is_cut && !blocks.has_bits()) {
       make_by_loads(true_type{});
       return;
     }
   }
   if constexpr (Variant::kHasScore) {
     make_by_loads(false_type{});
+  }
+  if constexpr (variant::kTakesBits<Variant>) {
+    if (is_cut) {
+      device::at(device::Site::softmax);
+      auto const bits = kAhead ? blocks.bits : blocks.of_block(n_block);
+      bits.hide(acc_S);
+    }
   }
 }
 
@@ -158,20 +169,22 @@ CUTE_DEVICE void copy_streams(ParamsWith<Variant> const& params, Tile const& til
   if constexpr (Tiles::kCopies) {
     device::at(device::Site::softmax);
     int const first_key = block.number * Traits::kBlockN;
-    if (Tiles::are_copied(params.captured, first_key, block.is_cut)) {
+    bool const is_cut = block.is_cut && params.bits == nullptr;
+    if (Tiles::are_copied(params.captured, first_key, is_cut)) {
       ScoresOfBlock<Traits, Variant> const scores(params, tile, first_query, first_key);
-      Tiles{}.copy(first_key, block.is_cut, scores.rows[0].row, scores.rows[1].row);
+      Tiles{}.copy(first_key, is_cut, scores.rows[0].row, scores.rows[1].row);
     }
   }
 }
 
 // What becomes of this thread's QK^T of a block before the softmax: by a variant, or ALiBi. kAhead: as of make_variant_scores.
-template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS>
+template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS,
+          class Blocks = NoBlocksAhead>
 CUTE_DEVICE void make_scores(AccS& acc_S, ParamsWith<Variant> const& params, Tile const& tile,
-                             int first_query, int n_block, bool is_cut) {
+                             int first_query, int n_block, bool is_cut, Blocks const& blocks = {}) {
   if constexpr (Variant::kHasMask || Variant::kHasScore) {
     make_variant_scores<Traits, kFeatures, Variant, kAhead>(acc_S, params, tile, first_query,
-                                                            n_block, is_cut);
+                                                            n_block, is_cut, blocks);
   }
   if constexpr (kFeatures.alibi_slopes) {
     add_alibi_to<Traits, kFeatures>(acc_S, params, tile, first_query, n_block);

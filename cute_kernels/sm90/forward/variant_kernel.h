@@ -25,7 +25,7 @@ void const* variant_kernel() {
 
 template <class Variant>
 variant::Makers variant_makers() {
-  return variant::makers<Variant, variant::TileSort, true>();
+  return variant::makers<Variant, variant::TileSort, /*kSorts=*/true, /*kBits=*/true>();
 }
 
 }  // namespace pyflash

@@ -15,6 +15,7 @@ from pyflash.config.fields import number, tile
 
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80
 QUERIES_DQ = 32  # of which a warp computes dQ
+SLAB = 32  # columns of dQ that a warp computes at a time, or twice as many
 ALIGNMENT = 1024  # bytes, of tiles in smem
 
 
@@ -51,8 +52,9 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def columns_dQ(self) -> int:
-        """Columns of dQ that a warp computes of its 32 queries, rounded down."""
-        return self.d_head * self.B_r // (QUERIES_DQ * self.n_warps)
+        """Columns of dQ that a warp computes of its 32 queries, in whole slabs; where these do not
+        deal out evenly, the last warps have fewer, or none."""
+        return -(-self.d_head * self.B_r // (QUERIES_DQ * self.n_warps * SLAB)) * SLAB
 
     @property
     def smem_bytes(self) -> int:

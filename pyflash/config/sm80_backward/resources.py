@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from pyflash.config.arch import Arch
 from pyflash.config.resources import Resources, occupancy
-from pyflash.config.sm80_backward.config import QUERIES_DQ, FlashBackwardKernelConfig
+from pyflash.config.sm80_backward.config import QUERIES_DQ, SLAB, FlashBackwardKernelConfig
 
 # Registers per thread beside the fragments: addresses, the tile's coordinates, loop counters.
 BASE = 54
 NEAR_LIMIT = 4  # with fewer left below the limit, ptxas spills
-SLAB = 32  # columns of dQ that a warp computes at a time, or twice as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def register_demand(config: FlashBackwardKernelConfig) -> RegisterDemand:
     """Elements of a warp's tiles over its lanes."""
     of_keys = config.warp_keys * config.d_head // config.companions // 32
     S = config.warp_keys * config.B_r // config.companions // 32
-    slab = SLAB if config.columns_dQ % (2 * SLAB) else 2 * SLAB
+    slab = SLAB if config.columns_dQ % (2 * SLAB) or config.d_head % (2 * SLAB) else 2 * SLAB
     dQ = QUERIES_DQ * slab // 32
     return RegisterDemand(dK=of_keys, dV=of_keys, S=S, dP=S, dQ=dQ, operands=12)
 

@@ -13,15 +13,16 @@ from pyflash.config.rules import Rules
 from pyflash.config.sm80_backward.config import (
     MMA_ROWS,
     QUERIES_DQ,
+    SLAB,
     FlashBackwardKernelConfig,
 )
-from pyflash.config.sm80_backward.resources import SLAB, register_demand, resources
+from pyflash.config.sm80_backward.resources import register_demand, resources
 
 COPY_COLUMNS = 8  # 16 bytes, one cp.async
 
 # What the kernels are written and tested for.
 SUPPORTED = {
-    "d_head": (64, 128, 256),
+    "d_head": (64, 96, 128, 192, 256),
     "B_r": (32, 64, 128),
     "B_c": (32, 64, 128),
     "n_warps": (4, 8),
@@ -57,13 +58,14 @@ def shared_keys(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
 @RULES.rule
 def dQ_per_warp(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
     rows = QUERIES_DQ * c.n_warps
-    whole = rows % c.B_r == 0 and c.d_head * c.B_r % rows == 0
-    if c.B_r % QUERIES_DQ or not whole or c.columns_dQ % SLAB:
+    most = 4 * c.d_head * c.B_r  # a fourth of the warps may idle
+    if c.B_r % QUERIES_DQ or rows % c.B_r or c.d_head % SLAB or 3 * c.columns_dQ * rows > most:
         yield (
             f"each of the n_warps = {c.n_warps} warps computes dQ of {QUERIES_DQ} of the B_r = "
             f"{c.B_r} queries in slabs of {SLAB} of the d_head = {c.d_head} columns, and all have "
-            f"as many: make B_r * d_head a multiple of {QUERIES_DQ * SLAB} * n_warps, and B_r a "
-            f"multiple of {QUERIES_DQ}, at most {QUERIES_DQ} * n_warps"
+            f"as many, or a fourth has none: make B_r * d_head a multiple of "
+            f"{QUERIES_DQ * SLAB} * n_warps, or three quarters of one, d_head a multiple of "
+            f"{SLAB}, and B_r one of {QUERIES_DQ}, at most {QUERIES_DQ} * n_warps"
         )
 
 

@@ -24,6 +24,10 @@ RANKED = _of_each_dtype(
     "(FP16, 128, 64, 128, 8): sm80_bwd+stages_2+warp_keys_32",
     "(FP16, 128, 64, 64, 4): sm80_bwd+stages_1+warp_keys_32",
     "(FP16, 64, 64, 64, 4): sm80_bwd+stages_3+warp_keys_32",
+    "(FP16, 96, 64, 128, 8): sm80_bwd+stages_2+warp_keys_32",
+    "(FP16, 96, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32",
+    "(FP16, 192, 64, 64, 8): sm80_bwd+stages_2",
+    "(FP16, 192, 32, 64, 8): sm80_bwd+stages_1",
     "(FP16, 256, 64, 64, 8): sm80_bwd+stages_1",
     "(FP16, 256, 32, 32, 4): sm80_bwd+stages_1",
 )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from pyflash.config.base import DType
-from pyflash.config.features import DROPOUT, FIXED, FORWARD, Features
+from pyflash.config.features import DROPOUT, FIXED, FORWARD, Features, gathering
 from pyflash.config.sm80_forward.config import FlashForwardKernelConfig
 
 # The optimisation ladder: what each step adds, and its config.
@@ -106,11 +106,12 @@ _FOREMOST = {(c.dtype, c.d_head, c.B_r): c for c in reversed(RANKED)}.values()
 def built_features(config: FlashForwardKernelConfig) -> Sequence[Features]:
     if config in DROPPING:
         return DROPOUT
+    # Its kernels take pages of any size.
     if config in INVARIANT:
-        return FIXED
-    built = tuple(f for f in FORWARD.built if not f.fp8_kv or reads_fp8(config))
+        return tuple(dict.fromkeys(map(gathering, FIXED)))
+    built = [f for f in FORWARD.built if not f.fp8_kv or reads_fp8(config)]
     if config in _FOREMOST:
-        return built
+        return Features.in_dispatch_order(map(gathering, built))
     return tuple(f for f in built if not (f.paged_kv or f.listed_tiles))
 
 

@@ -134,9 +134,7 @@ def bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, where `takes` says so. packing: as there."""
     grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
-    # Nothing writes rows behind the last of packed sequences.
-    empty_like = torch.zeros_like if packing else torch.empty_like
-    gradients = tuple(empty_like(x) for x in (q, k, v))
+    gradients = tuple(torch.empty_like(x) for x in (q, k, v))
     torch.ops.pyflash.run_backward(
         grad_out,
         out,

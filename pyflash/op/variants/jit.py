@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,10 +37,13 @@ def default_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
 
 
 def default_gradient_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
-    """The same of gradients."""
+    """The same of gradients. Columns of a family that is slower on the architecture count for
+    more."""
     families = [family for family in FAMILIES if family.gradient_header]
     known = [config for family in families for config in family.ranked]
-    return _first_fitting(known, dtype, d_head, arch)
+    return _first_fitting(
+        known, dtype, d_head, arch, lambda config: config.d_head / config.family.mma_rate(arch)
+    )
 
 
 def _takes_variant(config: KernelConfig) -> bool:
@@ -48,7 +51,11 @@ def _takes_variant(config: KernelConfig) -> bool:
 
 
 def _first_fitting(
-    known: Iterable[KernelConfig], dtype: DType, d_head: int, arch: Arch
+    known: Iterable[KernelConfig],
+    dtype: DType,
+    d_head: int,
+    arch: Arch,
+    columns: Callable[[KernelConfig], float] = lambda config: config.d_head,
 ) -> KernelConfig:
     fitting = [
         config
@@ -57,7 +64,7 @@ def _first_fitting(
     ]
     if not fitting:
         raise ValueError(f"pyflash: no config is for {dtype.name} with d_head {d_head} on {arch}")
-    return min(fitting, key=lambda config: (config.d_head, rank(config)))
+    return min(fitting, key=lambda config: (columns(config), rank(config)))
 
 
 def ensure_built(text: str, arguments: dict[str, Any], q: torch.Tensor) -> None:

@@ -350,7 +350,7 @@ BUGS = [
     # The kernels before and after.
     _bug(
         "sums_not_zeroed",
-        condition("device::store(sums + i + thread, float4{});", "if (!BUG) { {original} }",
+        condition("clear_sums<kColumns>(problem.sums_of(piece.row));", "if (!BUG) { {original} }",
                   _BEFORE),
         finds=[found("not_written", memory="dq_sum")],
     ),
@@ -362,13 +362,37 @@ BUGS = [
         finds=[found("out_of_bounds", memory="lse")],
     ),
     _bug(
+        "tiles_of_one_length_at_one_place",
+        condition("(other == length && i < block)", "(!BUG && other == length && i < block)",
+                  _BEFORE),
+        finds=[found("not_written or written_twice or race", memory=None)],
+        problem="packed",
+    ),
+    _bug(
+        "the_order_of_another_block",
+        condition("device::store(problem.order_of_keys + place, float(block));",
+                  "device::store(problem.order_of_keys + place, float(BUG ? place : block) * "
+                  "(BUG && place == 0 ? 0 : 1) + (BUG && place == 0 ? 1 : 0));", _BEFORE),
+        problem="packed",
+    ),
+    _bug(
+        "rows_behind_the_last_sequence_not_zeroed",
+        condition("int64_t(begin + sequences.total - end) * of_row",
+                  "int64_t(begin + (BUG ? 0 : sequences.total - end)) * of_row", _BEFORE),
+        problem="rows_of_none",
+    ),
+    _bug(
+        "rows_behind_the_last_sequence_counted_from_it",
+        condition("(row < begin ? row : row - begin + end) * strides.row",
+                  "(row < begin || BUG ? row : row - begin + end) * strides.row", _BEFORE),
+        problem="rows_of_none",
+    ),
+    _bug(
         "preprocess_does_not_wait_for_the_kernel_before",
-        condition("device::wait_for_previous_kernel(); device::launch_dependents(); QueryPiece"
-                  " const piece = QueryPiece::of(problem, device::block_idx()); int const thread ="
-                  " device::thread_idx(); int const column",
+        condition("device::wait_for_previous_kernel(); device::launch_dependents();"
+                  " int const n_key_pieces",
                   "if (!BUG) { device::wait_for_previous_kernel(); } device::launch_dependents();"
-                  " QueryPiece const piece = QueryPiece::of(problem, device::block_idx());"
-                  " int const thread = device::thread_idx(); int const column", _BEFORE),
+                  " int const n_key_pieces", _BEFORE),
         finds=[found("before_previous_kernel_ended", memory=None)],
     ),
     _bug(

@@ -14,9 +14,12 @@ _SCORES = "sm80/backward/scores.h"
 _SUMS = "sm80/backward/sums.h"
 _PROBLEM = "sm80/backward/problem.h"
 _AFTER = "sm80/backward/postprocess.cuh"
+_BEFORE = "common/backward_preprocess.cuh"
+_KEYS = "sm80/backward/key_sums.h"
 
 # Each warp with keys of its own, and two stages; two warps with the same keys, and one stage; two
-# warps with the same keys, of two tiles; the same with one barrier a block.
+# warps with the same keys, of two tiles; the same with one barrier a block; d_heads that are no
+# power of two: the columns of dQ do not deal out evenly.
 CONFIGS = {
     "alone": FlashBackwardKernelConfig.parse("(BF16, 64, 64, 64, 4): sm80_bwd+stages_2"),
     "companions": FlashBackwardKernelConfig.parse("(FP16, 128, 32, 32, 4): sm80_bwd+stages_1"),
@@ -26,9 +29,14 @@ CONFIGS = {
     "one_barrier": FlashBackwardKernelConfig.parse(
         "(FP16, 64, 64, 64, 4): sm80_bwd+stages_3+warp_keys_32"
     ),
+    "uneven": FlashBackwardKernelConfig.parse(
+        "(BF16, 96, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32"
+    ),
+    "uneven_wide": FlashBackwardKernelConfig.parse("(FP16, 192, 32, 64, 8): sm80_bwd+stages_1"),
 }
 ALL = tuple(CONFIGS)
-TWO_BARRIERS = ("alone", "companions", "two_tiles")
+TWO_BARRIERS = ("alone", "companions", "two_tiles", "uneven", "uneven_wide")
+UNEVEN = ("uneven", "uneven_wide")
 
 
 def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=ALL) -> Bug:
@@ -121,8 +129,8 @@ BUGS = [
     ),
     _bug(
         "a_row_of_dQ_past_the_last",
-        condition("piece.first_query + row >= piece.queries.length",
-                  "piece.first_query + row >= piece.queries.length + BUG", _AFTER),
+        condition("piece.queries.length - piece.first_query",
+                  "piece.queries.length - piece.first_query + BUG", _AFTER),
         finds=[found("out_of_bounds", memory="dq")],
     ),
     _bug(
@@ -179,8 +187,20 @@ BUGS = [
         finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
     ),
     _bug(
+        "columns_of_dQ_past_the_last",
+        condition("column >= kHeadDim", "column >= kHeadDim && !BUG", _KERNEL),
+        finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
+        configs=UNEVEN,
+    ),
+    _bug(
+        "columns_of_dK_of_the_other_companion",
+        condition("return companion * (kTakesTurns", "return BUG ? 0 : companion * (kTakesTurns",
+                  "sm80/backward/traits.h"),
+        configs=UNEVEN,
+    ),
+    _bug(
         "even_columns_twice",
-        condition("sums + kLanes)", "sums + (1 - BUG) * kLanes)", _AFTER),
+        condition("values + kLanes)", "values + (1 - BUG) * kLanes)", _AFTER),
     ),
     _bug(
         "a_turn_that_is_not_given_on",
@@ -202,6 +222,50 @@ BUGS = [
         "postprocess_does_not_wait_for_the_main_kernel",
         without("device::wait_for_previous_kernel();", _AFTER),
         finds=[found("before_previous_kernel_ended", memory=None)],
+    ),
+    # Sums of dK and dV.
+    _bug(
+        "sums_of_keys_that_do_not_start_at_0",
+        condition("clear_sums<kColumns>(problem.dkv_sum",
+                  "if (!BUG) clear_sums<kColumns>(problem.dkv_sum", _BEFORE),
+        finds=[found("not_written", memory="dkv_sum")],
+        problem="groups",
+    ),
+    _bug(
+        "sums_of_keys_of_another_head",
+        condition("problem.key_row(tile.batch, tile.head_kv,",
+                  "problem.key_row(tile.batch, BUG ? 0 : tile.head_kv,", _KEYS),
+        problem="groups",
+    ),
+    _bug(
+        "dV_added_to_dK",
+        condition("return of_dV ?", "return of_dV && !BUG ?", _KEYS),
+        problem="groups",
+    ),
+    _bug(
+        "dK_of_a_part_of_the_heads_stored",
+        condition("if (ctas_of_group<kFeatures>(problem) > 1) {",
+                  "if (ctas_of_group<kFeatures>(problem) > 1 && !BUG) {", _KERNEL),
+        problem="groups",
+    ),
+    _bug(
+        "the_first_heads_by_every_CTA",
+        condition("tile.take_heads(part,", "tile.take_heads(BUG ? 0 : part,", _PROBLEM),
+        problem="groups",
+    ),
+    _bug(
+        "sums_of_dK_without_the_last_CTA",
+        condition("key_sums.add(acc_dK, false);",
+                  "if (!BUG || tile.first_head % 2 == 0) { key_sums.add(acc_dK, false); }",
+                  _KERNEL),
+        problem="groups",
+    ),
+    _bug(
+        "a_key_of_another_sequence",
+        condition("tile.keys().length - tile.first_key, 1.f",
+                  "tile.keys().length - tile.first_key + BUG, 1.f", _AFTER),
+        finds=[found("out_of_bounds", memory="dk"), found("out_of_bounds", memory="dv")],
+        problem="groups",
     ),
 ]  # fmt: skip
 

@@ -10,6 +10,9 @@ from support.planted.planting import Bug, build_planted, condition, found, witho
 from pyflash.config import parse
 
 _LOAD = "sm90/forward/load.h"
+_GATHER = "sm90/forward/gather.h"
+_KERNEL = "sm90/forward/forward_kernel.cuh"
+_PIPELINE = "sm90/pipeline.h"
 _PLAN = "sm90/forward/plan.h"
 _CONSUMER = "sm90/forward/consumer.h"
 _SM80 = "sm80/forward/problem.h"
@@ -17,6 +20,8 @@ _SOURCE = "common/kv_source.h"
 
 CONFIGS = {
     "sm90": parse("(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
+    # With more boxes of the fewest rows than a warp has lanes.
+    "wide": parse("(FP16, 64, 64, 256, 1): sm90+stages_2+persistent+rescale_threshold"),
     "sm80": parse("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
 }
 BOTH = ("sm90", "sm80")
@@ -72,6 +77,7 @@ BUGS = [
         "one_page_for_all_boxes_of_a_lane",
         condition("n_rows, more_pages[box]);", "n_rows, BUG ? page : more_pages[box]);", _LOAD),
         problem="small_pages",
+        configs=("wide",),
     ),
     _bug(
         "pages_that_are_taken_for_dense",
@@ -93,7 +99,7 @@ BUGS = [
     ),
     _bug(
         "the_tail_of_a_page_not_cleared",
-        condition("(kFeatures.paged_kv || problem.kv().sequences.is_packed()) && n_rows < kBlockN",
+        condition("(kBoxesOfPages || problem.kv().sequences.is_packed()) && n_rows < kBlockN",
                   "!BUG && n_rows < kBlockN", _CONSUMER),
     ),
     _bug(
@@ -116,6 +122,113 @@ BUGS = [
         condition("pages.table + tile.batch * pages.table_stride",
                   "pages.table + (tile.batch + BUG) * pages.table_stride", _LOAD),
         finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+    ),
+    _bug(
+        "rows_gathered_without_a_fence",
+        condition("if constexpr (kFeatures.gathered_kv) { device::fence_async_proxy();",
+                  "if constexpr (kFeatures.gathered_kv) { if (!BUG) device::fence_async_proxy();",
+                  _CONSUMER),
+        finds=[found("missing_proxy_fence", "K_g2s"), found("missing_proxy_fence", "V_g2s")],
+        problem="rows",
+    ),
+    _bug(
+        "rows_gathered_with_the_fence_of_a_thread_that_does_not_wait_for_them",
+        condition("auto fence_gathered = [] {", "auto fence_gathered = [] { if (BUG) { return; }",
+                  _CONSUMER),
+        condition("device::mbarrier_arrive_when_copied(full[at.stage]);",
+                  "if (BUG) { device::fence_async_proxy(); }"
+                  " device::mbarrier_arrive_when_copied(full[at.stage]);"
+                  " if (BUG) { device::fence_async_proxy(); }", _PIPELINE),
+        finds=[found("missing_proxy_fence", "K_g2s"), found("missing_proxy_fence", "V_g2s")],
+        problem="rows",
+    ),
+    _bug(
+        "rows_of_a_lane_not_waited_for",
+        condition("pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
+                  "pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> - BUG);",
+                  _KERNEL),
+        finds=[found("in_flight_read", "K_g2s", "QK")],
+        problem="rows",
+    ),
+    _bug(
+        "an_arrival_too_many_waited_for",
+        condition("pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
+                  "pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> + BUG);",
+                  _KERNEL),
+        finds=[found("deadlock", memory=None)],
+        problem="rows",
+    ),
+    _bug(
+        "arrival_before_the_copies",
+        condition("void commit_copies(Position const& at) {",
+                  "void commit_copies(Position const& at) { if (BUG) {"
+                  " device::mbarrier_arrive(full[at.stage]); return; }", _PIPELINE),
+        finds=[found("in_flight_read", "K_g2s", "QK"), found("copy_never_awaited", "K_g2s")],
+        problem="rows",
+    ),
+    _bug(
+        "rows_gathered_before_the_stage_is_empty",
+        condition("void acquire_to_copy(Position const& at) {",
+                  "void acquire_to_copy(Position const& at) { if (BUG) { return; }", _PIPELINE),
+        finds=[found("race", "K_g2s"), found("phase_never_awaited", "K_g2s", memory=None)],
+        problem="rows",
+    ),
+    _bug(
+        "rows_looked_up_by_the_wrong_lane",
+        condition("lane % kAbreast * kRows + lane / kAbreast",
+                  "(BUG ? lane : lane % kAbreast * kRows + lane / kAbreast)", _GATHER),
+        problem="rows",
+    ),
+    _bug(
+        "rows_of_the_block_before_the_next",
+        condition("page_of(n_block - 1, i)", "page_of(n_block - 1 + BUG, i)", _GATHER),
+        problem="rows",
+    ),
+    _bug(
+        "entries_past_the_end_gathered",
+        condition("first <= key && key < tile.k_rows.length",
+                  "first <= key && (BUG || key < tile.k_rows.length)", _GATHER),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+        problem="rows",
+    ),
+    _bug(
+        "expired_rows_gathered",
+        condition("row < kBlockN && first <= key", "row < kBlockN && (BUG || first <= key)",
+                  _GATHER),
+        problem="threes",
+    ),
+    _bug(
+        "rows_of_pages_that_do_not_exist_gathered",
+        condition("pages.exists(page) ? page * steps", "BUG || pages.exists(page) ? page * steps",
+                  _GATHER),
+        finds=[found("unsupported or out_of_bounds", "K_g2s", memory=None)],
+        problem="threes",
+    ),
+    _bug(
+        "gathered_from_the_table_of_the_next_sequence",
+        condition("pages.table + tile.batch * pages.table_stride",
+                  "pages.table + (tile.batch + BUG) * pages.table_stride", _GATHER),
+        finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
+        problem="rows",
+    ),
+    _bug(
+        "rows_of_the_head_beside_gathered",
+        condition("is_K ? params.problem.template k_at<Element>(0, head_kv, 0)",
+                  "is_K ? params.problem.template k_at<Element>(0, head_kv ^ BUG, 0)", _GATHER),
+        problem="rows",
+    ),
+    _bug(
+        "the_first_row_of_a_page_gathered",
+        condition("page * steps.of_page + row * steps.of_row",
+                  "page * steps.of_page + (BUG ? 0 : row) * steps.of_row", _GATHER),
+        problem="threes",
+    ),
+    _bug(
+        "rows_gathered_past_the_swizzle",
+        condition("Slabs::further(stage, copy * Copies::kRows, 0)",
+                  "(BUG ? stage + copy * Copies::kRows * Traits::kSlab * kElementBytes"
+                  " : Slabs::further(stage, copy * Copies::kRows, 0))", _GATHER),
+        problem="rows",
     ),
     _bug(
         "gathered_from_the_next_entry",

@@ -7,7 +7,8 @@ from support.planted.planting import Bug, condition, without
 
 # An element of 16 bits, one of 32, and a bool.
 PLANTED = (
-    "planted(a: bf16[4], f: f32[4], m: bool[2]): s + a[b, h, q, k] + f[b, h, q, k] where m[q, k]"
+    "planted(a: bf16[4], f: f32[4], m: bool[4]): "
+    "s + a[b, h, q, k] + f[b, h, q, k] where m[b, h, q, k]"
 )
 
 _STREAMS = "sm90/forward/streams.h"
@@ -31,11 +32,11 @@ BUGS = [
          condition("block.number * Traits::kBlockN;",
                    "(BUG ? block.number ^ 1 : block.number) * Traits::kBlockN;", _SCORES)),
     _bug("the_next_place",
-         condition("copy_streams_of(place - 1); } device::at(Site::softmax);",
-                   "copy_streams_of(BUG && place > 1 ? place - 2 : place - 1); }"
+         condition("read_ahead(place - 1); } device::at(Site::softmax);",
+                   "read_ahead(BUG && place > 1 ? place - 2 : place - 1); }"
                    " device::at(Site::softmax);", _CONSUMER)),
     _bug("no_copy_for_the_first_block",
-         without("copy_streams_of(blocks.end - 1);", _CONSUMER)),
+         without("read_ahead(blocks.end - 1);", _CONSUMER)),
     _bug("a_copy_behind_the_last_block",
          condition("if (place >= first_place) {", "if (place >= first_place - BUG) {", _CONSUMER)),
     _bug("made_again_from_the_next_copy",
@@ -65,8 +66,8 @@ BUGS = [
          condition("s / 2 * 16 + c % 2 * 8", "s / 2 * 16 + (BUG ? 1 - c % 2 : c % 2) * 8",
                    _STREAMS)),
     _bug("bits_of_the_lane_beside",
-         condition("device::bits_of_quad(own, s)", "device::bits_of_quad(own, BUG ? s ^ 1 : s)",
-                   _STREAMS)),
+         condition("device::bits_of_group<4>(own, s)",
+                   "device::bits_of_group<4>(own, BUG ? s ^ 1 : s)", _STREAMS)),
     _bug("bits_of_the_first_lane",
          condition("quad_lane % 2 * 16 + quad_lane / 2;",
                    "BUG ? 0 : quad_lane % 2 * 16 + quad_lane / 2;", _STREAMS)),

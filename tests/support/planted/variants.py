@@ -127,8 +127,8 @@ BUGS = [
                     "!BUG && kFeatures.softcap && problem.softcap.cap != 0.f;", _SCORES),
           problem="softcap"),
     _sm90("the_mask_of_a_cut_block_ignored",
-          condition("if (is_cut) { make_by_loads(true_type{}); return; }",
-                    "if (is_cut && !BUG) { make_by_loads(true_type{}); return; }", _SCORES),
+          condition("if (is_cut && !blocks.has_bits()) {",
+                    "if (is_cut && !blocks.has_bits() && !BUG) {", _SCORES),
           problem="dilated"),
     # The softmax of those.
     _sm90("not_made_again_after_an_overflow",
@@ -146,10 +146,10 @@ BUGS = [
           problem="sinks"),
     _sm90("the_mask_of_the_block_before",
           condition("__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
-                    " tile); auto const [n_block, is_cut] = walk[place];",
+                    " tile); auto [n_block, is_cut] = walk[place];",
                     "__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
                     " tile);"
-                    " auto const [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
+                    " auto [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
                     _CONSUMER), problem="documents"),
     _sm90("a_tail_of_V_by_its_place",
           condition("Schedule::walk(params, tile)[place].number; int const n_rows",

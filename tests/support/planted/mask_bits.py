@@ -1,0 +1,109 @@
+"""Bugs for the emulator to find in masks as bits: in what makes them, and in what SM90 forward
+kernels read of them."""
+
+from __future__ import annotations
+
+from support.planted.planting import Bug, condition, without
+
+PLANTED = "planted(m: bool[2]): s where m[q, k] & ((q * 5 + k * 3) % 11 != 0)"
+
+_MADE = "variant/mask_bits.h"
+_LISTS = "variant/block_lists.h"
+_READ = "sm90/forward/mask_bits.h"
+_SCORES = "sm90/forward/variant.h"
+_CONSUMER = "sm90/forward/consumer.h"
+
+
+def _bug(name: str, *edits, problem: str = "all") -> Bug:
+    return Bug(name, edits, problem=problem)
+
+
+BUGS = [
+    # What is made.
+    _bug("the_word_of_the_other_row",
+         condition("int const half = row % 16 / 8;", "int const half = BUG ^ row % 16 / 8;",
+                   _MADE)),
+    _bug("the_word_of_the_lane_beside",
+         condition(" + row % 8 * 4 + lane;", " + row % 8 * 4 + (lane ^ BUG);", _MADE)),
+    _bug("the_words_of_the_warp_before",
+         condition("int const thread = row / 16 * 32",
+                   "int const thread = (BUG ? row / 16 & ~1 : row / 16) * 32", _MADE)),
+    _bug("bits_of_neighbours_swapped",
+         condition("key_of_bit(lane), problem", "key_of_bit(lane ^ BUG), problem", _MADE)),
+    _bug("bits_of_the_next_eight_columns",
+         condition("column = column_of(i, lane); int const first =",
+                   "column = column_of(i, lane ^ 2 * BUG); int const first =", _MADE)),
+    _bug("bytes_in_another_order",
+         condition(" & 255) << (8 * i);", " & 255) << (8 * (i ^ BUG));", _MADE)),
+    _bug("the_byte_of_the_first_lane",
+         condition("(votes[i] >> (8 * lane)", "(votes[i] >> (BUG ? 0 : 8 * lane)", _MADE)),
+    _bug("the_query_below",
+         condition("* queries_of_warpgroup + of_warpgroup;",
+                   "* queries_of_warpgroup + of_warpgroup + BUG;", _MADE)),
+    _bug("the_rows_of_the_first_warpgroup",
+         condition("of.first_query + row / kRowsOfWarpgroup",
+                   "of.first_query + (BUG ? 0 : row / kRowsOfWarpgroup)", _MADE)),
+    _bug("the_first_block_of_keys",
+         condition("return first_key + (column & ~1);",
+                   "return (BUG ? 0 : first_key) + (column & ~1);", _MADE)),
+    _bug("even_columns_alone",
+         condition("int const offset = column & 1;", "int const offset = BUG ? 0 : column & 1;",
+                   _MADE)),
+    # What is judged.
+    _bug("a_block_that_hides_some_is_whole",
+         condition("(~votes[i] & keys[i]) != 0;", "(!BUG && (~votes[i] & keys[i]) != 0);",
+                   _MADE)),
+    _bug("a_block_with_few_pairs_is_empty",
+         condition("(votes[i] & keys[i]) != 0;",
+                   "((BUG && of.block == 1 ? 0 : votes[i]) & keys[i]) != 0;", _MADE)),
+    _bug("what_is_judged_of_the_block_before",
+         condition("[1 + block] = int(shown);",
+                   "[BUG && block > 0 ? block : 1 + block] = int(shown);", _MADE),
+         problem="sparse"),
+    _bug("the_next_verdict",
+         condition("return static_cast<Shown>(list[1 + block]);",
+                   "return static_cast<Shown>(list[(BUG && block + 1 < lists.blocks ? 2 : 1)"
+                   " + block]);", _LISTS), problem="sparse"),
+    # What is read.
+    _bug("words_of_the_block_beside",
+         condition("of_block(variant::ListedBlock::of(entry).number)",
+                   "of_block(variant::ListedBlock::of(entry).number ^ BUG)", _READ)),
+    _bug("stale_words",
+         condition("{ return; } entry = entry_after;",
+                   "{ return; } Bits const stale = bits; entry = entry_after;", _READ),
+         condition("if (place > first_place) {",
+                   "if (BUG && place == first_place) { bits = stale; } if (place > first_place) {",
+                   _READ)),
+    _bug("words_of_the_tile_before",
+         condition("first_vector = list * lists.blocks * kVectorsOfBlock",
+                   "first_vector = (BUG && list > 0 ? list - 1 : list) * lists.blocks *"
+                   " kVectorsOfBlock", _READ)),
+    _bug("words_of_the_other_warpgroup",
+         condition("+ warpgroup * kWarpgroup + device", "+ (warpgroup ^ BUG) * kWarpgroup + device",
+                   _READ)),
+    _bug("words_of_the_thread_beside",
+         condition("device::fresh_thread_idx() % kWarpgroup; first_place",
+                   "(device::fresh_thread_idx() % kWarpgroup ^ BUG); first_place", _READ)),
+    _bug("words_past_the_end",
+         condition("first_vector + n_block * kVectorsOfBlock",
+                   "first_vector + (n_block + BUG) * kVectorsOfBlock", _READ)),
+    _bug("rows_the_other_way_round",
+         condition("row_words[r * kWordsOfRow + c / 32]",
+                   "row_words[(BUG ? 1 - r : r) * kWordsOfRow + c / 32]", _READ)),
+    _bug("the_next_bit",
+         condition(">> c % 32 & 1) == 0", ">> (c % 32 ^ BUG) & 1) == 0", _READ)),
+    _bug("bits_that_hide_what_is_shown",
+         condition("& 1) == 0) { S(r, c)", "& 1) == BUG) { S(r, c)", _READ)),
+    _bug("the_entry_one_further",
+         condition("entry_after = entry_at(place - 1);",
+                   "entry_after = entry_at(place - (BUG && place > first_place + 1 ? 2 : 1));",
+                   _READ)),
+    _bug("made_again_with_the_next_words",
+         condition("kAhead ? blocks.bits : blocks.of_block(n_block);",
+                   "kAhead || BUG ? blocks.bits : blocks.of_block(n_block);", _SCORES),
+         problem="growing"),
+    _bug("nothing_hidden",
+         without("bits.hide(acc_S);", _SCORES)),
+    _bug("nothing_read_ahead",
+         without("blocks_ahead.advance(place);", _CONSUMER)),
+]  # fmt: skip
