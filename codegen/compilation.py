@@ -41,6 +41,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # What a compiler may take on a CuTe kernel; more jobs than fit would bring the machine to swap.
 BYTES_PER_JOB = 4 << 30
 
+# GCC looks for garbage, through all that is precompiled too, only when this much is in use. What is
+# compiled is the same.
+_LATE_COLLECTION = ["--param", "ggc-min-heapsize=1000000"]  # KiB
+
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -58,6 +62,10 @@ class Compiler:
     identity: str
     suffix: str  # of its sources
     object_suffix: str = ".o"
+
+    @property
+    def is_gcc(self) -> bool:
+        return "Free Software" in self.identity  # of which `--version` speaks
 
     @property
     def include_dirs(self) -> list[Path]:
@@ -132,7 +140,8 @@ class Compilation:
         """For codegen.compile_object, which names the output."""
         compiler = self.compiler
         timing = [f"--time={phases_file(self.object)}"] if compiler.suffix == ".cu" else []
-        options = [*compiler.flags, *compiler.includes, *timing]
+        late = _LATE_COLLECTION if compiler.is_gcc else []
+        options = [*compiler.flags, *compiler.includes, *timing, *late]
         return [*compiler.command, *options, "-c", str(self.source)]
 
     def first_errors(self) -> str:

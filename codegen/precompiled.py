@@ -32,7 +32,7 @@ def headers_for(
     before = (cache_dir() / "objects").glob(f"{stem}*/*") if stem else ()
     n_compiled = sum(1 for _ in before)
     compilers = {source.compiler for source in sources}
-    found = {c: _precompiled(c, header) for c in compilers if "Free Software" in c.identity}
+    found = {c: _precompiled(c, header) for c in compilers if c.is_gcc}
     pays = n_compiled + len(sources) >= pays_from
     return {c: made for c, made in found.items() if pays or made.object.exists()}
 

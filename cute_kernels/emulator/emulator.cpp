@@ -137,9 +137,12 @@ void Emulator::leave_out() {
 // At a point that all lanes have reached: the n-th of each lane since the last one are one instruction.
 void Emulator::flush_counts(Warp& warp) {
   warp.traffic.flush(traffic_);
-  counts_.exponential_instructions +=
-      *std::max_element(warp.exponentials.begin(), warp.exponentials.end());
-  warp.exponentials = {};
+  if (warp.has_exponentials) {
+    counts_.exponential_instructions +=
+        *std::max_element(warp.exponentials.begin(), warp.exponentials.end());
+    warp.exponentials = {};
+    warp.has_exponentials = false;
+  }
 }
 
 // Machine: the calls of the thread that runs
@@ -287,6 +290,7 @@ void Emulator::mma(MmaRegisters& registers, DType dtype) {
 void Emulator::count_exponential() {
   ++counts_.exponentials;
   ++current_warp().exponentials[current().index % kLanes];
+  current_warp().has_exponentials = true;
   if (current().index % kLanes == 0) {
     timeline_.add_exponential(current().index / kLanes);
   }

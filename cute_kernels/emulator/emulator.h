@@ -203,7 +203,9 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void end_remote_reads(Cta const& cta);
   // The CTA of the thread that runs, of any thread, of a warp.
   Cta& cta() { return cta_of(current()); }
-  Cta& cta_of(Thread const& thread) { return ctas_[thread.index / kernel_.n_threads]; }
+  Cta& cta_of(Thread const& thread) {
+    return launch_->cluster == 1 ? ctas_.front() : ctas_[thread.index / kernel_.n_threads];
+  }
   Cta& cta_of(Warp const& warp) { return cta_of(*warp.lanes[0]); }
   Accessor accessor(Thread const& thread, int site);
   // Checks an access of the running thread to global memory.

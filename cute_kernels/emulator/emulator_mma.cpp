@@ -181,15 +181,11 @@ void Emulator::complete_group(Warp& warp) {
   WarpMmas& mmas = warp.mmas;
   size_t const n = mmas.groups.front();
   mmas.groups.pop_front();
-  auto const read = [this](uint32_t address) -> std::byte const* {
-    int64_t const offset = int64_t{address} - kSharedBase;
-    bool const inside = offset >= 0 && offset + kChunkBytes <= cta().shared.size();
-    return inside ? cta().shared.data(offset) : nullptr;
-  };
+  SharedBytes const shared{cta().shared.data(0), cta().shared.size()};
   for (size_t i = 0; i < n; ++i) {
     MmaInFlight const op = mmas.in_flight.front();
     mmas.in_flight.pop_front();
-    multiply(op, warp.index() % kWarpgroupWarps, read);
+    multiply(op, warp.index() % kWarpgroupWarps, shared);
     if (--op.accumulator->n_in_flight == 0) {
       give_registers(*op.accumulator);
     }

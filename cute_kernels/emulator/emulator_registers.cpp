@@ -1,7 +1,9 @@
 // Registers: those of warpgroup MMAs in flight, and those that move between warps.
 #include <algorithm>
+#include <cstring>
 
 #include "cute_kernels/emulator/emulator.h"
+#include "cute_kernels/emulator/float_vectors.h"
 
 namespace pyflash::emulator {
 
@@ -13,6 +15,17 @@ constexpr int kRegisterUnit = 8;
 
 size_t bytes_of_d(WarpgroupMma const& mma) { return mma.n / 2 * sizeof(float); }
 constexpr size_t kBytesOfA = 4 * sizeof(uint32_t);
+
+// Whether one of the words, four or a multiple of it, is `value`.
+bool holds(uint32_t const* first, uint32_t const* last, uint32_t value) {
+  Words equal{};
+  for (; first != last; first += kWidth) {
+    Words words;
+    std::memcpy(&words, first, sizeof words);
+    equal |= reinterpret_cast<Words>(words == value);
+  }
+  return (equal[0] | equal[1] | equal[2] | equal[3]) != 0;
+}
 
 }  // namespace
 
@@ -47,7 +60,7 @@ void Emulator::check_fences(Warp& warp) {
       }
       auto const* const first = watch.written + offset / sizeof(uint32_t);
       auto const* const last = first + bytes / sizeof(uint32_t);
-      if (std::find(first, last, watch.n_fences) != last) {
+      if (holds(first, last, watch.n_fences)) {
         findings_.add({.kind = "missing_mma_fence",
                        .memory = what,
                        .access = {lane->site, lane->index, "wgmma"},

@@ -166,14 +166,16 @@ Thread* Scheduler::next_lane(Warp& warp) {
 
 // After a round. False: the CTA cannot go on.
 bool Scheduler::settle(Warp& warp) {
-  bool const waits = std::any_of(warp.lanes.begin(), warp.lanes.end(),
-                                 [](Thread const* lane) { return lane->stop == Stop::kMbarrier; });
-  if (waits) {
+  if (warp.lanes[0]->stop == Stop::kMbarrier || find_other_stop(warp) != nullptr) {
+    bool const waits = std::any_of(warp.lanes.begin(), warp.lanes.end(), [](Thread const* lane) {
+      return lane->stop == Stop::kMbarrier;
+    });
+    if (!waits) {
+      report_divergence(warp);
+      return false;
+    }
     warp.stop = Stop::kMbarrier;
     return true;
-  }
-  if (!same_stop(warp)) {
-    return false;
   }
   if (warp.lanes[0]->stop == Stop::kEnd) {
     warp.stop = Stop::kEnd;
@@ -194,20 +196,22 @@ void Scheduler::resume(Warp& warp) {
   }
 }
 
-bool Scheduler::same_stop(Warp& warp) {
+// The first lane that does not stop at the same as lane 0; nullptr: there is none.
+Thread const* Scheduler::find_other_stop(Warp const& warp) {
   Thread const& first = *warp.lanes[0];
   auto const other = std::find_if(warp.lanes.begin() + 1, warp.lanes.end(),
                                   [&](Thread const* lane) { return !together(first, *lane); });
-  if (other == warp.lanes.end()) {
-    return true;
-  }
+  return other == warp.lanes.end() ? nullptr : *other;
+}
+
+void Scheduler::report_divergence(Warp const& warp) {
+  Thread const& first = *warp.lanes[0];
+  Thread const& other = *find_other_stop(warp);
   std::string const stops = std::string("a lane stops at ") + name(first.stop);
-  diverged(first, **other,
-           first.stop == (*other)->stop
-               ? stops + ", another with different operands"
-               : stops + ", another of its warp at " + name((*other)->stop));
+  diverged(first, other,
+           first.stop == other.stop ? stops + ", another with different operands"
+                                    : stops + ", another of its warp at " + name(other.stop));
   aborted_ = true;
-  return false;
 }
 
 // Lanes that need not wait any longer can run.

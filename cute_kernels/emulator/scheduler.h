@@ -130,6 +130,7 @@ struct Warp {
   WarpMmas mmas;
   uint32_t n_stores;                           // of TMA
   std::array<int64_t, kLanes> exponentials{};  // since the lanes last met
+  bool has_exponentials = false;               // whether there were any
   WarpTraffic traffic;
 
   int index() const { return lanes[0]->index / kLanes; }
@@ -183,7 +184,8 @@ class Scheduler {
   Thread* advance();
   Thread* next_lane(Warp& warp);
   bool settle(Warp& warp);
-  bool same_stop(Warp& warp);
+  static Thread const* find_other_stop(Warp const& warp);
+  void report_divergence(Warp const& warp);
   bool can_run(Warp& warp);
   Warp* next_warp();
   void begin_round(Warp& warp);

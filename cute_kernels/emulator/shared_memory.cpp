@@ -5,11 +5,13 @@
 
 #include "cute_kernels/emulator/tensor_map.h"
 
+// Of each cell of each access.
+#define PYFLASH_INLINE inline __attribute__((always_inline))
+
 namespace pyflash::emulator {
 
 namespace {
 
-constexpr int kAsyncReadBytes = 16;
 constexpr char const* kReaderNames[] = {"wgmma", "TMA store"};
 
 constexpr int warp_of(int thread) { return thread / 32; }
@@ -114,7 +116,7 @@ void SharedMemory::begin_async_read(int64_t offset, Reader reader, uint32_t numb
                                     bool may_be_unwritten, Accessor const& who) {
   AsyncReads& reads = async_reads_of(warp_of(who.thread), reader);
   if (reads.last.empty()) {
-    reads.last.resize(cells_.size());
+    reads.last.resize(async_bytes_of(cells_.size() - 1) + 1);
   }
   reads.latest = number;
   Problem problem;
@@ -125,8 +127,8 @@ void SharedMemory::begin_async_read(int64_t offset, Reader reader, uint32_t numb
     if (problem.kind == nullptr && !is_right) {
       problem = check_async_read(i, who);
     }
-    reads.last[i] = {number, static_cast<int8_t>(who.site)};
   }
+  reads.last[offset / kAsyncReadBytes] = {number, static_cast<int8_t>(who.site)};
   report(problem, offset, kAsyncReadBytes, who, kReaderNames[static_cast<int>(reader)]);
 }
 
@@ -141,13 +143,13 @@ bool SharedMemory::check_range(int64_t offset, int bytes, Accessor const& who, c
   return problem.kind == nullptr;
 }
 
-SharedMemory::Event SharedMemory::event(Accessor const& who) {
+PYFLASH_INLINE SharedMemory::Event SharedMemory::event(Accessor const& who) {
   return {who.epoch, who.n_warp_syncs, static_cast<int16_t>(who.thread),
           static_cast<int8_t>(who.site)};
 }
 
 // Whether a barrier that both take part in, or a chain of them, stands between the event and now.
-bool SharedMemory::ordered(Event const& before, Accessor const& now) {
+PYFLASH_INLINE bool SharedMemory::ordered(Event const& before, Accessor const& now) {
   if (before.thread == now.thread) {
     return true;
   }
@@ -158,12 +160,12 @@ bool SharedMemory::ordered(Event const& before, Accessor const& now) {
 }
 
 // Whether the bytes of an asynchronous write are known to have come.
-bool SharedMemory::complete(Cell const& cell, Accessor const& who) {
+PYFLASH_INLINE bool SharedMemory::complete(Cell const& cell, Accessor const& who) {
   return !cell.in_flight && (cell.by != By::kTma || who.known->phases[cell.mbarrier] > cell.detail);
 }
 
 // Whether what was written there last is known to have been.
-bool SharedMemory::is_known(Cell const& cell, Accessor const& who) {
+PYFLASH_INLINE bool SharedMemory::is_known(Cell const& cell, Accessor const& who) {
   return cell.write.thread != kNobody && complete(cell, who) &&
          (cell.by == By::kTma || ordered(cell.write, who));
 }
@@ -263,12 +265,13 @@ bool SharedMemory::knows_async_reads(Accessor const& who) const {
 }
 
 SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& who) const {
+  size_t const at = async_bytes_of(i);
   AsyncReads const* reads = async_reads_.data();
   for (int warp = first_warp_; warp < first_warp_ + n_warps_; ++warp) {
     for (uint32_t const complete : {who.known->mmas[warp], who.known->stores[warp]}) {
-      if (reads->latest > complete && reads->last[i].number > complete) {
+      if (reads->latest > complete && reads->last[at].number > complete) {
         auto const reader = (reads - async_reads_.data()) % kReaders;
-        return {"race", {reads->last[i].site, 32 * warp, kReaderNames[reader]}};
+        return {"race", {reads->last[at].site, 32 * warp, kReaderNames[reader]}};
       }
       ++reads;
     }
@@ -279,7 +282,7 @@ SharedMemory::Problem SharedMemory::check_async_reads(size_t i, Accessor const& 
 // Keeps the readers that a later write is checked against. Of readers that do not know of each other two are enough: if
 // there are any of two warps, one of them is not the writer's; if all are of one warp, those before its last sync do
 // not matter to it.
-void SharedMemory::note_read(Cell& cell, Accessor const& who) {
+PYFLASH_INLINE void SharedMemory::note_read(Cell& cell, Accessor const& who) {
   Event& first = cell.read;
   Event& other = cell.other_read;
   if (other.thread != kNobody && ordered(other, who)) {
@@ -315,14 +318,16 @@ void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, B
                                bool changes) {
   Problem problem;
   bool const knows_reads = knows_async_reads(who);
+  size_t checked = cells_.size();  // the bytes whose asynchronous reads were checked last
   for (size_t i = first_cell(offset); i < end_cell(offset, bytes); ++i) {
     Cell const& cell = cells_[i];
     if (problem.kind == nullptr) {
       problem = check_write(i, who, changes);
       // What changes no byte disturbs no reader.
       bool const disturbs = changes || cell.write.thread == kNobody || cell.by != By::kThread;
-      if (problem.kind == nullptr && disturbs && !knows_reads) {
+      if (problem.kind == nullptr && disturbs && !knows_reads && async_bytes_of(i) != checked) {
         problem = check_async_reads(i, who);
+        checked = async_bytes_of(i);
       }
       bool const by_generic_proxy = cell.write.thread != kNobody && cell.by != By::kTma;
       if (problem.kind == nullptr && by == By::kTma && by_generic_proxy &&
@@ -336,17 +341,15 @@ void SharedMemory::note_writes(int64_t offset, int bytes, Accessor const& who, B
   report(problem, offset, bytes, who, kWhat[static_cast<int>(by)]);
 }
 
-void SharedMemory::report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
-                          char const* what) {
-  if (problem.kind != nullptr) {
-    int const warp = warp_of(who.thread) - first_warp_;
-    findings_.add({.kind = problem.kind,
-                   .memory = warp >= 0 && warp < n_warps_ ? "shared" : kSharedOfAnother,
-                   .offset = offset,
-                   .bytes = bytes,
-                   .access = {who.site, who.thread, what},
-                   .other = problem.other});
-  }
+void SharedMemory::add_finding(Problem const& problem, int64_t offset, int bytes,
+                               Accessor const& who, char const* what) {
+  int const warp = warp_of(who.thread) - first_warp_;
+  findings_.add({.kind = problem.kind,
+                 .memory = warp >= 0 && warp < n_warps_ ? "shared" : kSharedOfAnother,
+                 .offset = offset,
+                 .bytes = bytes,
+                 .access = {who.site, who.thread, what},
+                 .other = problem.other});
 }
 
 }  // namespace pyflash::emulator

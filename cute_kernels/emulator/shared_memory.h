@@ -106,15 +106,16 @@ class SharedMemory {
   };
 
   static constexpr int kReaders = 2;
-  // The last MMA, or store, of a warp that reads a cell.
+  static constexpr int kAsyncReadBytes = 16;  // and what these are aligned to
+  // The last MMA, or store, of a warp that reads these bytes.
   struct AsyncRead {
     uint32_t number = 0;
     int8_t site = -1;
   };
 
   struct AsyncReads {
-    uint32_t latest = 0;          // number of any cell
-    std::vector<AsyncRead> last;  // by cell; empty before the first
+    uint32_t latest = 0;          // number of any bytes
+    std::vector<AsyncRead> last;  // by bytes that are read at once; empty before the first
   };
 
   // The fault of an access to a cell, and the other access; no kind: no fault.
@@ -127,6 +128,8 @@ class SharedMemory {
   size_t end_cell(int64_t offset, int bytes) const {
     return static_cast<size_t>(offset + bytes) / cell_bytes_;
   }
+  // Of a cell, the bytes that an asynchronous read reads at once.
+  size_t async_bytes_of(size_t cell) const { return cell * cell_bytes_ / kAsyncReadBytes; }
   bool check_range(int64_t offset, int bytes, Accessor const& who, char const* what);
   static Event event(Accessor const& who);
   static bool ordered(Event const& before, Accessor const& now);
@@ -152,7 +155,13 @@ class SharedMemory {
   void note_writes(int64_t offset, int bytes, Accessor const& who, By by, bool changes = true);
   void note_write(size_t i, Accessor const& who, By by, bool changes);
   void report(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
-              char const* what);
+              char const* what) {
+    if (problem.kind != nullptr) {
+      add_finding(problem, offset, bytes, who, what);
+    }
+  }
+  void add_finding(Problem const& problem, int64_t offset, int bytes, Accessor const& who,
+                   char const* what);
 
   Findings& findings_;
   int bytes_;

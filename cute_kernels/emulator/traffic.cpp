@@ -15,14 +15,19 @@ constexpr int kSectorBytes = 32;
 int n_different(Request const& request, uint32_t lanes, int bytes, int unit) {
   std::array<uint64_t, kLanes * 16 / kWordBytes> units;
   int n = 0;
+  bool ascends = true;
   for (; lanes != 0; lanes &= lanes - 1) {
     uint64_t const address = request.addresses[std::countr_zero(lanes)];
     for (uint64_t u = address / unit; u <= (address + bytes - 1) / unit; ++u) {
       // Neighbours mostly follow each other.
       if (n == 0 || units[n - 1] != u) {
+        ascends = ascends && (n == 0 || units[n - 1] < u);
         units[n++] = u;
       }
     }
+  }
+  if (ascends) {
+    return n;
   }
   std::sort(units.begin(), units.begin() + n);
   return static_cast<int>(std::unique(units.begin(), units.begin() + n) - units.begin());

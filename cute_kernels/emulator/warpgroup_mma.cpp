@@ -15,42 +15,45 @@ constexpr int kPerChunk = 8;  // elements
 constexpr int column_of(int lane, int r) { return lane % 4 * 2 + r % 2 + r / 4 * 8; }
 constexpr int row_of(int lane, int r) { return lane / 4 + r / 2 % 2 * 8; }
 
+// 8 elements, 4 in each half.
 template <Floats (*kConvert)(Words)>
-std::array<float, kPerChunk> to_floats(std::byte const* chunk) {
-  std::array<float, kPerChunk> values;
+std::array<Floats, 2> to_floats(std::byte const* chunk) {
   if (chunk == nullptr) {
-    values.fill(std::numeric_limits<float>::quiet_NaN());
-    return values;
+    Floats const nan = Floats{} + std::numeric_limits<float>::quiet_NaN();
+    return {nan, nan};
   }
-  std::array<uint16_t, kPerChunk> halves;
+  std::array<FourHalves, 2> halves;
   std::memcpy(halves.data(), chunk, sizeof halves);
-  for (int i = 0; i < kPerChunk; i += kWidth) {
-    Floats const floats = kConvert(Words{halves[i], halves[i + 1], halves[i + 2], halves[i + 3]});
-    std::memcpy(&values[i], &floats, sizeof floats);
-  }
-  return values;
+  return {kConvert(__builtin_convertvector(halves[0], Words)),
+          kConvert(__builtin_convertvector(halves[1], Words))};
 }
 
 // A rows x kMmaDepth operand, from row first_row on, as (k, row) with rows `pitch` apart.
 template <Floats (*kConvert)(Words)>
-void load(uint64_t bits, bool mn_major, int first_row, int rows, int pitch, ReadChunk const& read,
-          float* values) {
+void load(uint64_t bits, bool mn_major, int first_row, int rows, int pitch,
+          SharedBytes const& shared, float* values) {
   Descriptor const descriptor(bits);
   if (mn_major) {
     for (int i = 0; i < rows / kPerChunk; ++i) {
       for (int k = 0; k < kMmaDepth; ++k) {
         auto const chunk =
-            to_floats<kConvert>(read(descriptor.chunk(true, first_row / kPerChunk + i, k)));
+            to_floats<kConvert>(shared.chunk(descriptor.chunk(true, first_row / kPerChunk + i, k)));
         std::memcpy(&values[k * pitch + i * kPerChunk], chunk.data(), sizeof chunk);
       }
     }
     return;
   }
-  for (int row = 0; row < rows; ++row) {
+  for (int row = 0; row < rows; row += kWidth) {
     for (int j = 0; j < kMmaDepth / kPerChunk; ++j) {
-      auto const chunk = to_floats<kConvert>(read(descriptor.chunk(false, first_row + row, j)));
+      std::array<std::array<Floats, 2>, kWidth> chunks;
+      for (int i = 0; i < kWidth; ++i) {
+        chunks[i] =
+            to_floats<kConvert>(shared.chunk(descriptor.chunk(false, first_row + row + i, j)));
+      }
       for (int k = 0; k < kPerChunk; ++k) {
-        values[(j * kPerChunk + k) * pitch + row] = chunk[k];
+        auto const of_row = [&](int i) { return chunks[i][k / kWidth][k % kWidth]; };
+        Floats const column{of_row(0), of_row(1), of_row(2), of_row(3)};
+        std::memcpy(&values[(j * kPerChunk + k) * pitch + row], &column, sizeof column);
       }
     }
   }
@@ -71,42 +74,26 @@ void load_registers(std::array<uint32_t const*, kLanes> const& lanes, float* val
   }
 }
 
-// Sums in fp32, k ascending; 8 sums at a time, so that none waits for its last addition.
-void add_products(float const* A, float const* B, int n, float* D) {
-  for (int m = 0; m < kMmaRows; m += 4) {
-    for (int column = 0; column < n; column += 2 * kWidth) {
-      Floats sums[4][2];
-      for (int i = 0; i < 4; ++i) {
-        std::memcpy(sums[i], &D[(m + i) * n + column], sizeof sums[i]);
-      }
-      for (int k = 0; k < kMmaDepth; ++k) {
-        Floats b[2];
-        std::memcpy(b, &B[k * n + column], sizeof b);
-        for (int i = 0; i < 4; ++i) {
-          sums[i][0] += A[k * kMmaRows + m + i] * b[0];
-          sums[i][1] += A[k * kMmaRows + m + i] * b[1];
-        }
-      }
-      for (int i = 0; i < 4; ++i) {
-        sums[i][0] = canonical(sums[i][0]);
-        sums[i][1] = canonical(sums[i][1]);
-        std::memcpy(&D[(m + i) * n + column], sums[i], sizeof sums[i]);
-      }
+// Sums in fp32, k ascending; of 8 rows at a time, so that none waits for its last addition.
+PYFLASH_WIDE void add_products(float const* A, float const* B, int n, float* D) {
+  for (int m = 0; m < kMmaRows; m += kWideRows) {
+    for (int column = 0; column < n; column += kWideWidth) {
+      add_wide_products(A + m, kMmaRows, B + column, n, kMmaDepth, D + m * n + column, n);
     }
   }
 }
 
 template <Floats (*kConvert)(Words)>
-void multiply(MmaInFlight const& op, int warp, ReadChunk const& read) {
+void multiply(MmaInFlight const& op, int warp, SharedBytes const& shared) {
   WarpgroupMma const& mma = op.mma;
   float A[kMmaDepth * kMmaRows];
   if (mma.a != nullptr) {
     load_registers<kConvert>(op.a, A);
   } else {
-    load<kConvert>(mma.a_desc, mma.a_is_mn_major, warp * kMmaRows, kMmaRows, kMmaRows, read, A);
+    load<kConvert>(mma.a_desc, mma.a_is_mn_major, warp * kMmaRows, kMmaRows, kMmaRows, shared, A);
   }
   std::vector<float> B(kMmaDepth * mma.n);
-  load<kConvert>(mma.b_desc, mma.b_is_mn_major, 0, mma.n, mma.n, read, B.data());
+  load<kConvert>(mma.b_desc, mma.b_is_mn_major, 0, mma.n, mma.n, shared, B.data());
   if (mma.negate_a != mma.negate_b) {
     for (float& a : A) {
       a = -a;
@@ -132,24 +119,8 @@ Descriptor::Descriptor(uint64_t bits)
     : start((bits & 0x3fff) << 4),
       leading_offset((bits >> 16 & 0x3fff) << 4),
       stride_offset((bits >> 32 & 0x3fff) << 4),
-      row_bytes(std::array{16, 128, 64, 32}[bits >> 62]),
+      chunk_bits(std::array{0, 3, 2, 1}[bits >> 62]),
       base_offset(bits >> 49 & 7) {}
-
-uint32_t Descriptor::chunk(bool mn_major, int i, int j) const {
-  uint32_t const chunks = row_bytes / kChunkBytes;  // in a row of the pattern
-  uint32_t address = start;
-  if (!mn_major) {
-    uint32_t const along_k = chunks == 1 ? leading_offset : kChunkBytes;
-    address += i % 8 * row_bytes + i / 8 * stride_offset + j * along_k;
-  } else if (chunks == 1) {
-    address += j % 8 * row_bytes + i * stride_offset + j / 8 * leading_offset;
-  } else {
-    address += i % chunks * kChunkBytes + i / chunks * leading_offset + j % 8 * row_bytes +
-               j / 8 * stride_offset;
-  }
-  // The chunks of a row are permuted by the number of the row, which is in the address.
-  return address ^ ((address >> 7) - base_offset & (chunks - 1)) << 4;
-}
 
 void take_registers(Accumulator& accumulator) {
   accumulator.values.resize(kMmaRows * accumulator.n);
@@ -171,9 +142,9 @@ void give_registers(Accumulator const& accumulator) {
   }
 }
 
-void multiply(MmaInFlight const& mma, int warp, ReadChunk const& read) {
-  mma.mma.dtype == DType::FP16 ? multiply<from_fp16>(mma, warp, read)
-                               : multiply<from_bf16>(mma, warp, read);
+void multiply(MmaInFlight const& mma, int warp, SharedBytes const& shared) {
+  mma.mma.dtype == DType::FP16 ? multiply<from_fp16>(mma, warp, shared)
+                               : multiply<from_bf16>(mma, warp, shared);
 }
 
 }  // namespace pyflash::emulator

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "cute_kernels/emulator/machine.h"
+#include "cute_kernels/emulator/tensor_map.h"
 #include "cute_kernels/emulator/traffic.h"
 
 namespace pyflash::emulator {
@@ -27,14 +27,29 @@ struct Descriptor {
   uint32_t start;           // address
   uint32_t leading_offset;  // bytes
   uint32_t stride_offset;
-  int row_bytes;    // of the swizzle's pattern: 16 (none), 32, 64, 128
+  int chunk_bits;   // of the number of a chunk in a row of the swizzle's pattern: 0 (none) to 3
   int base_offset;  // of the pattern
 
   explicit Descriptor(uint64_t bits);
 
   // The address of 8 elements. K-major: those of row i, and of 8 * j and on along k. MN-major: those of rows 8 * i and on,
   // and of j along k.
-  uint32_t chunk(bool mn_major, int i, int j) const;
+  uint32_t chunk(bool mn_major, uint32_t i, uint32_t j) const {
+    uint32_t const in_row = (1u << chunk_bits) - 1;
+    uint32_t const row_bytes = kChunkBytes << chunk_bits;
+    uint32_t address = start;
+    if (!mn_major) {
+      uint32_t const along_k = chunk_bits == 0 ? leading_offset : kChunkBytes;
+      address += i % 8 * row_bytes + i / 8 * stride_offset + j * along_k;
+    } else if (chunk_bits == 0) {
+      address += j % 8 * row_bytes + i * stride_offset + j / 8 * leading_offset;
+    } else {
+      address += (i & in_row) * kChunkBytes + (i >> chunk_bits) * leading_offset +
+                 j % 8 * row_bytes + j / 8 * stride_offset;
+    }
+    // The chunks of a row are permuted by the number of the row, which is in the address.
+    return address ^ ((address >> 7) - base_offset & in_row) << 4;
+  }
 };
 
 // The accumulators of a warp while MMAs in flight write to them.
@@ -60,14 +75,23 @@ struct WarpMmas {
   uint32_t n_issued = 0;
 };
 
-// The bytes at an address of shared memory: 16 of them, or nullptr where there are none.
-using ReadChunk = std::function<std::byte const*(uint32_t address)>;
+// The shared memory of a CTA.
+struct SharedBytes {
+  std::byte const* data;
+  int64_t size;
+
+  // The 16 bytes at an address, or nullptr where there are none.
+  std::byte const* chunk(uint32_t address) const {
+    int64_t const offset = int64_t{address} - kSharedBase;
+    return offset >= 0 && offset + kChunkBytes <= size ? data + offset : nullptr;
+  }
+};
 
 // Puts the registers of a warp's lanes into the accumulator, and NaN in their place.
 void take_registers(Accumulator& accumulator);
 void give_registers(Accumulator const& accumulator);
 
 // Adds the product to the accumulator; `warp` of the warpgroup, from 0.
-void multiply(MmaInFlight const& mma, int warp, ReadChunk const& read);
+void multiply(MmaInFlight const& mma, int warp, SharedBytes const& shared);
 
 }  // namespace pyflash::emulator

@@ -66,7 +66,7 @@ def attention_ref(
     for start in range(0, seqlen_q, n_rows):
         q_rows = q[:, :, :, start : start + n_rows]
         # One matrix of all rows of a group, so that k and v are not copied for each head.
-        scores = (q_rows.flatten(2, 3) @ k.transpose(-1, -2)) * softmax_scale
+        scores = _product(q_rows.flatten(2, 3), k.transpose(-1, -2)) * softmax_scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.unflatten(2, q_rows.shape[2:4])
@@ -89,10 +89,17 @@ def attention_ref(
         if dropout_p := options.get("dropout_p"):
             is_kept = kept(options, batch, heads, rows, seqlen_k).unflatten(1, (heads_kv, group))
             p = torch.where(is_kept, p * factor_of(dropout_p), 0)
-        outs.append((p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4]))
+        outs.append(_product(p.flatten(2, 3), v).unflatten(2, p.shape[2:4]))
         lses.append(torch.logsumexp(scores, dim=-1))
     out = torch.cat(outs, dim=3).permute(0, 3, 1, 2, 4).flatten(2, 3).contiguous()
     return out, torch.cat(lses, dim=3).flatten(1, 2)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b. PyTorch's product of fp16 on a CPU sums in fp32, too, but without a fast kernel."""
+    if a.dtype is torch.float16 and a.device.type == "cpu":
+        return (a.float() @ b.float()).to(a.dtype)
+    return a @ b
 
 
 def with_alibi(

@@ -23,7 +23,7 @@ EMULATOR = ROOT / "cute_kernels" / "emulator" / "cute.h"
 def compiler(tmp_path, monkeypatch) -> Compiler:
     monkeypatch.setenv("PYFLASH_CACHE_DIR", str(tmp_path / "cache"))
     plain = toolchain.cpp_compiler()
-    if "Free Software" not in plain.identity:
+    if not plain.is_gcc:
         pytest.skip("not GCC")
     return plain
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_families import FAKES, ROOT, copied_tree
+from support.headers import APART, one_unit
 from support.toy_op import NEGATE, NEGATING
 
 from pyflash.config import FORWARD, Features
@@ -92,9 +93,15 @@ def test_a_cubin_of_an_op_replaces_the_kernel_with_its_features_alone(ran):
     assert ran[9:] == ["plain: error 0, y -2", "of the cubin: error 801, y 0"]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("cute_kernels/host/*.cpp")))
+@pytest.mark.parametrize("name", APART["host"])
 def test_host_code_compiles_unchanged(tree, name):
     compiled(tree, "-fsyntax-only", tree / f"cute_kernels/host/{name}.cpp")
+
+
+def test_the_other_host_code_compiles_unchanged(tree):
+    unit = tree / "host.cpp"
+    unit.write_text(one_unit("host", tree))
+    compiled(tree, "-fsyntax-only", unit)
 
 
 def test_features_of_one_op_are_taken_by_name_for_another():
