@@ -34,7 +34,6 @@ BROKEN = [
     ("smem", {"d_head": 256}, "280576 bytes of shared memory, more than the 166912 that sm_80"),
     ("accumulators", {"d_head": 256}, "dV (128), S (32) and dP (32) alone take 320 registers"),
     ("register_file", {"B_r": 256, "B_c": 256, "n_warps": 16}, "512 threads of about 256"),
-    ("three_ctas", {"three_ctas": True}, "use fewer stages, a smaller B_r or B_c"),
     (
         "supported_values",
         {"d_head": 64, "stages": 4, "B_c": 64, "n_warps": 4},

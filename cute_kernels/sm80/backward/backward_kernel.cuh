@@ -245,13 +245,8 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     Tensor tdVrP = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});   // (MMA,MMA_M,MMA_K)
     Tensor tdKrDS = make_tensor<uint32_t>(OperandOf<decltype(acc_S)>{});  // (MMA,MMA_M,MMA_K)
     multiply_rows(acc_S, smem.k, Site::K_s2r, sQ, Site::Q_s2r);
-    if constexpr (!scores.kFromPairs) {
-      multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
-    }
+    multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
     scores.to_P(acc_S, tdVrP, smem.lse2[stage], block);
-    if constexpr (scores.kFromPairs) {  // S has given up its registers
-      multiply_rows(acc_dP, smem.v, Site::V_s2r, sDO, Site::dO_s2r);
-    }
     if constexpr (kFeatures.dropout) {
       scores.drop(tdVrP, acc_dP, problem.dropout, block);
     }
@@ -262,9 +257,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<BackwardParams, Variant> const& 
     if constexpr (variant::kHasSums<Variant>) {
       scores.to_dS_and_sums(acc_S, tdVrP, acc_dP, tdKrDS, smem.minus_delta[stage], block);
     } else if constexpr (kFeatures.dropout) {
-      scores.to_dS(acc_S, tdVrP, acc_dP, tdKrDS, smem.minus_delta[stage], problem.dropout.factor);
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage], problem.dropout.factor);
     } else {
-      scores.to_dS(acc_S, tdVrP, acc_dP, tdKrDS, smem.minus_delta[stage]);
+      scores.to_dS(acc_S, acc_dP, tdKrDS, smem.minus_delta[stage]);
     }
     device::at(Site::dS_r2s);
     store_pairs(tdKrDS, sDS);

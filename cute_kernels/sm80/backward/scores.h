@@ -148,14 +148,10 @@ struct Scores {
     }
   }
 
-  // Whether dS is computed from the pairs of P^T, which no derivative multiplies, and of which nothing is dropped.
-  static constexpr bool kFromPairs =
-      Traits::kRoundsP && !kFeatures.softcap && !kFeatures.dropout && !variant::kIsVariant<Variant>;
-
-  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of dP^T, for dropout. acc_P, of_P: as to_P leaves them.
+  // dP^T to dS^T = P^T (dP^T - delta), as pairs. factor: of dP^T, for dropout. acc_P: as to_P leaves it.
   template <class Acc, class Pairs>
-  CUTE_DEVICE void to_dS(Acc& acc_P, Pairs const& of_P, Acc& acc_dP, Pairs& pairs,
-                         float const* minus_delta, float factor = 1.f) const {
+  CUTE_DEVICE void to_dS(Acc& acc_P, Acc& acc_dP, Pairs& pairs, float const* minus_delta,
+                         float factor = 1.f) const {
     device::at(Site::dS);
     Tensor P = rows_by_columns(acc_P);    // ((2,MMA_M),(2,MMA_N))
     Tensor dS = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,MMA_N))
@@ -169,12 +165,8 @@ struct Scores {
           dS(r, c + 1) = P(r, c + 1) * fmaf(dS(r, c + 1), factor, of_queries.y);
           continue;
         }
-        float2 p = {P(r, c), P(r, c + 1)};
-        if constexpr (kFromPairs) {
-          p = device::unpack2(of_P.data()[kTiles * c + r], Element{});
-        }
-        dS(r, c) = p.x * (dS(r, c) + of_queries.x);
-        dS(r, c + 1) = p.y * (dS(r, c + 1) + of_queries.y);
+        dS(r, c) = P(r, c) * (dS(r, c) + of_queries.x);
+        dS(r, c + 1) = P(r, c + 1) * (dS(r, c + 1) + of_queries.y);
       }
     }
     pack(acc_dP, pairs);

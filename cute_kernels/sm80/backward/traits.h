@@ -29,8 +29,6 @@ struct KernelTraits {
   static constexpr int kNThreads = 32 * kNWarps;
   static constexpr int kStages = kConfig.stages;
   static constexpr bool kAsyncCopy = true;
-  // dS is computed from P as its operand has it, in 16 bits.
-  static constexpr bool kRoundsP = kConfig.three_ctas;
 
   static constexpr int kMmaM = 16;  // rows of one warp's MMA atom
   static constexpr int kMmaK = 16;  // columns of one MMA step

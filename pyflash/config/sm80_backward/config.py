@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyflash.config.base import DType, KernelConfig
-from pyflash.config.fields import flag, number, tile
+from pyflash.config.fields import number, tile
 
 MMA_ROWS = 16  # of the m16n8k16 mma of SM80
 QUERIES_DQ = 32  # of which a warp computes dQ
@@ -39,8 +39,6 @@ class FlashBackwardKernelConfig(KernelConfig):
     n_warps: int = tile(usual=8)  # per CTA
     stages: int = number("stages_{}", usual=2)  # blocks of Q, and of dO, in smem at a time
     warp_keys: int = number("warp_keys_{}", default=MMA_ROWS)  # 32: less of Q and dO is read
-    # Registers for three CTAs an SM: P is computed before dP, and dS from P in 16 bits.
-    three_ctas: bool = flag("three_ctas", default=False)
 
     @property
     def n_threads(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyflash.config.arch import Arch
-from pyflash.config.resources import Resources, occupancy, register_limit
+from pyflash.config.resources import Resources, occupancy
 from pyflash.config.sm80_backward.config import QUERIES_DQ, SLAB, FlashBackwardKernelConfig
 
 # Registers per thread beside the fragments: addresses, the tile's coordinates, loop counters.
@@ -53,12 +53,9 @@ def register_demand(config: FlashBackwardKernelConfig) -> RegisterDemand:
 
 
 def resources(config: FlashBackwardKernelConfig, arch: Arch) -> Resources:
-    """Occupancy from the modelled registers, of which three CTAs get what there is."""
-    demand = register_demand(config).peak
-    if config.three_ctas:
-        demand = min(demand, register_limit(config.n_threads, 3, arch) - NEAR_LIMIT)
+    """Occupancy from the modelled registers."""
     return occupancy(
-        demand,
+        register_demand(config).peak,
         config.smem_bytes,
         config.n_warps,
         arch,

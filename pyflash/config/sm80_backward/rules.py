@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
-from pyflash.config.resources import refuse_over_register_file, register_limit, tell_spills
+from pyflash.config.resources import refuse_over_register_file, tell_spills
 from pyflash.config.rules import Rules
 from pyflash.config.sm80_backward.config import (
     MMA_ROWS,
@@ -19,7 +19,6 @@ from pyflash.config.sm80_backward.config import (
 from pyflash.config.sm80_backward.resources import register_demand, resources
 
 COPY_COLUMNS = 8  # 16 bytes, one cp.async
-OPERANDS = 24  # registers of a thread that three CTAs an SM leave beside accumulators, at least
 
 # What the kernels are written and tested for.
 SUPPORTED = {
@@ -102,27 +101,6 @@ def accumulators(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
             f"the accumulators of dK ({demand.dK}), dV ({demand.dV}), S ({demand.S}) and dP "
             f"({demand.dP}) alone take {taken} registers a thread, more than "
             f"{arch.max_registers_per_thread}: use more warps, or a smaller B_r"
-        )
-
-
-@RULES.rule
-def three_ctas(c: FlashBackwardKernelConfig, arch: Arch) -> Iterator[str]:
-    if not c.three_ctas:
-        return
-    taken = 3 * (c.smem_bytes + arch.smem_reserved_per_cta)
-    if taken > arch.smem_per_sm:
-        yield (
-            f"three_ctas = True shares an SM among three CTAs, whose {taken} bytes of shared "
-            f"memory are more than the {arch.smem_per_sm} of {arch}: use fewer stages, a smaller "
-            f"B_r or B_c, or three_ctas = False"
-        )
-    demand, limit = register_demand(c), register_limit(c.n_threads, 3, arch)
-    accumulators = demand.dK + demand.dV + demand.S + demand.dP
-    if accumulators + OPERANDS > limit:
-        yield (
-            f"three_ctas = True leaves a thread {limit} registers, and accumulators and operands "
-            f"take {accumulators + OPERANDS}: use fewer warps, a smaller B_r or B_c, or three_ctas "
-            f"= False"
         )
 
 

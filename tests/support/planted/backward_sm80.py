@@ -32,13 +32,10 @@ CONFIGS = {
     "uneven": FlashBackwardKernelConfig.parse(
         "(BF16, 96, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32"
     ),
-    "rounded": FlashBackwardKernelConfig.parse(
-        "(BF16, 64, 64, 64, 4): sm80_bwd+stages_2+warp_keys_32+three_ctas"
-    ),
     "uneven_wide": FlashBackwardKernelConfig.parse("(FP16, 192, 32, 64, 8): sm80_bwd+stages_1"),
 }
 ALL = tuple(CONFIGS)
-TWO_BARRIERS = ("alone", "companions", "two_tiles", "uneven", "rounded", "uneven_wide")
+TWO_BARRIERS = ("alone", "companions", "two_tiles", "uneven", "uneven_wide")
 UNEVEN = ("uneven", "uneven_wide")
 
 
