@@ -65,7 +65,8 @@ class Compiler:
 
     @property
     def is_gcc(self) -> bool:
-        return "Free Software" in self.identity  # of which `--version` speaks
+        # `--version` speaks of it; nvcc's identity has that of its host compiler, too.
+        return self.suffix == ".cpp" and "Free Software" in self.identity
 
     @property
     def include_dirs(self) -> list[Path]:
