@@ -54,15 +54,18 @@ struct KeySums {
     float* const to =
         problem.dkv_sum +
         key_tile_at(row, Traits::first_column_dKV(warp / Traits::kKeyWarps), Traits::kHeadDim) +
-        thread % kLanes * kLaneStep;
+        thread % kLanes;
     device::at(device::Site::dKV_r2g);
     CUTE_UNROLL
     for (int n = 0; n < size<2>(acc); ++n) {
       CUTE_UNROLL
       for (int m = 0; m < size<1>(acc); ++m) {
-        add_tiles<4>(
-            to + Traits::column_dKV(n) / kTileColumns * kValuesOfColumn + m * kValuesOfTile,
-            [&](int i) { return acc(i, m, n); });
+        CUTE_UNROLL
+        for (int i = 0; i < size<0>(acc); ++i) {
+          device::reduce_add(to + Traits::column_dKV(n) / kTileColumns * kValuesOfColumn +
+                                 m * kValuesOfTile + i * kLanes,
+                             acc(i, m, n));
+        }
       }
     }
   }

@@ -31,26 +31,15 @@ CUTE_DEVICE void round_piece(TileOf const& tile_of, int n_rows, float scale, Ele
     if (in_piece >= n_rows || column >= d_head) {
       continue;
     }
-    // In its tile, four lanes have two values each.
-    float const* const values = tile_of(in_piece, column) +
-                                in_piece % kTileRows / 8 * (2 * kValueStep) +
-                                in_piece % 8 * (4 * kLaneStep);
-    auto const pack = [&](float even, float odd) {
-      return device::pack2(even * scale, odd * scale, Element{});
-    };
-    uint4 packed;
-    if constexpr (kAddsVectors) {
-      auto const of_lane = [&](int lane) {
-        float2 const pair =
-            device::load(reinterpret_cast<float2 const*>(values + lane * kLaneStep));
-        return pack(pair.x, pair.y);
-      };
-      packed = {of_lane(0), of_lane(1), of_lane(2), of_lane(3)};
-    } else {
-      float4 const even = device::load(reinterpret_cast<float4 const*>(values));
-      float4 const odd = device::load(reinterpret_cast<float4 const*>(values + kValueStep));
-      packed = {pack(even.x, odd.x), pack(even.y, odd.y), pack(even.z, odd.z), pack(even.w, odd.w)};
-    }
+    // In its tile, four lanes have two values each: the even columns, then the odd ones.
+    float const* const values =
+        tile_of(in_piece, column) + in_piece % kTileRows / 8 * (2 * kLanes) + in_piece % 8 * 4;
+    float4 const even = device::load(reinterpret_cast<float4 const*>(values));
+    float4 const odd = device::load(reinterpret_cast<float4 const*>(values + kLanes));
+    uint4 const packed{device::pack2(even.x * scale, odd.x * scale, Element{}),
+                       device::pack2(even.y * scale, odd.y * scale, Element{}),
+                       device::pack2(even.z * scale, odd.z * scale, Element{}),
+                       device::pack2(even.w * scale, odd.w * scale, Element{})};
     device::store(reinterpret_cast<uint4*>(out + in_piece * stride + column), packed);
   }
 }

@@ -1,15 +1,12 @@
 // The sums of dQ in global memory, in fp32, as the family's kernels add to them and as they are read afterwards.
 //
 // A part is 32 queries by 32 columns, which a warp adds at a time. It has tiles of 16 x 8, down the queries first, of each the four values
-// of every lane of an accumulator: all lanes' first value, then all lanes' second one, so that a warp adds to 32 neighbours at a
-// time. Where a lane can add four values at once, sm_90 and newer, these are neighbours, and a warp adds to 128.
-// NOTE: kernels and those before and after them are compiled for the same architectures.
+// of every lane of an accumulator: all lanes' first value, then all lanes' second one. So a warp adds to 32 neighbours at a time.
 #pragma once
 
 #include <cute/tensor_impl.hpp>
 
 #include "cute_kernels/device.h"
-#include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm80/backward/problem.h"
 
 namespace pyflash::sm80::backward {
@@ -40,34 +37,6 @@ CUTE_DEVICE int64_t tile_at(int row, int column, int columns) {
   return part_of(row, column, columns) * kSumsOfTurn + in_part * kValuesOfTile;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr bool kAddsVectors = false;
-#else
-inline constexpr bool kAddsVectors = true;
-#endif
-
-// From one value of a lane to the next, and from one lane to the next.
-inline constexpr int kValueStep = kAddsVectors ? 1 : kLanes;
-inline constexpr int kLaneStep = kAddsVectors ? 4 : 1;
-
-// Adds the values of a lane to a tile, or several, 0 to n - 1. first: of the lane.
-template <int n, class Values>
-CUTE_DEVICE void add_tiles(float* first, Values const& values) {
-  CUTE_UNROLL
-  for (int i = 0; i < n; i += 4) {
-    float* const to = first + i / 4 * kValuesOfTile;
-    if constexpr (kAddsVectors) {
-      device::reduce_add(reinterpret_cast<float4*>(to),
-                         float4{values(i), values(i + 1), values(i + 2), values(i + 3)});
-    } else {
-      CUTE_UNROLL
-      for (int v = 0; v < 4; ++v) {
-        device::reduce_add(to + v * kLanes, values(i + v));
-      }
-    }
-  }
-}
-
 template <class Traits, BackwardFeatures kFeatures>
 struct Sums {
   Tile<kFeatures> const& tile;
@@ -88,9 +57,12 @@ struct Sums {
   template <class Values>
   CUTE_DEVICE void add_part(int64_t part, Values const& values) const {
     int const lane = device::thread_idx() % kLanes;
-    float* const first = tile.problem.dq_sum + part * kSumsOfTurn + lane * kLaneStep;
+    float* const first = tile.problem.dq_sum + part * kSumsOfTurn + lane;
     bool const in_turn = take_turn(part, lane);
-    add_tiles<kSumsOfTurn / kLanes>(first, values);
+    CUTE_UNROLL
+    for (int i = 0; i < kSumsOfTurn / kLanes; ++i) {
+      device::reduce_add(first + i * kLanes, values(i));
+    }
     if constexpr (kFeatures.deterministic) {
       device::sync_warp();  // all lanes have added
       if (in_turn) {

@@ -200,7 +200,7 @@ BUGS = [
     ),
     _bug(
         "even_columns_twice",
-        condition("pack(pair.x, pair.y)", "pack(pair.x, BUG ? pair.x : pair.y)", _AFTER),
+        condition("values + kLanes)", "values + (1 - BUG) * kLanes)", _AFTER),
     ),
     _bug(
         "a_turn_that_is_not_given_on",
