@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from support.gpu_kernels import skip_without_kernels_for
 
 from pyflash import built_configs
 from pyflash.config import DType, family_of, parse
@@ -39,10 +40,14 @@ OPTIONS = {
 }
 
 
-def configs() -> list[str]:
-    """Those of the family with bf16 that are built."""
+def configs_of(d_head: int) -> list[str]:
+    """Those of the family with bf16 and these columns that are built; skips without any."""
+    skip_without_kernels_for(d_head)
     known = [str(c) for c in built_configs("backward") if family_of(c).name == "sm80_backward"]
-    return [c for c in known if parse(c).dtype == DType.BF16]
+    found = [c for c in known if parse(c).dtype == DType.BF16 and parse(c).d_head == d_head]
+    if not found:
+        pytest.skip(f"no config of the SM80 backward with d_head {d_head} is built")
+    return found
 
 
 def make(sizes: Sizes, d_head: int, options):
@@ -71,15 +76,14 @@ def make(sizes: Sizes, d_head: int, options):
     return (torch.randn_like(q), out, lse, q, k, v), packing
 
 
+@pytest.mark.parametrize("d_head", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", SIZES)
-def test_as_summed_in_registers(name, options):
+def test_as_summed_in_registers(name, options, d_head):
     """Deterministic kernels go through all heads of a group in a CTA. Several calls, since a sum
     that is left out or rounded early rarely is."""
-    if not configs():
-        pytest.skip("no config of the SM80 backward is built")
-    for config in configs():
-        inputs, packing = make(SIZES[name], parse(config).d_head, OPTIONS[options])
+    for config in configs_of(d_head):
+        inputs, packing = make(SIZES[name], d_head, OPTIONS[options])
         call = {"packing": packing, "config": config, **OPTIONS[options]}
         torch.use_deterministic_algorithms(True)
         try:
@@ -95,9 +99,7 @@ def test_as_summed_in_registers(name, options):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_bytes_of_the_workspace(deterministic):
     sizes, d_head = SIZES["groups_of_8"], 128
-    config = next((c for c in configs() if parse(c).d_head == d_head), None)
-    if config is None:
-        pytest.skip(f"no config of the SM80 backward with d_head {d_head} is built")
+    config = configs_of(d_head)[0]
     inputs, _ = make(sizes, d_head, {"causal": True})
     torch.use_deterministic_algorithms(deterministic)
     try:
