@@ -26,7 +26,7 @@ COUNTS = {
     "head_dims": 24,
     "invariant": 26,
     "backward": 8,
-    "backward_sm80": 10,
+    "backward_sm80": 18,
     "dropout": 36,
 }
 
