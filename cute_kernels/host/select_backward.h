@@ -1,6 +1,6 @@
-// Which config of op backward runs a problem: the named one, or the call is refused; without a name, of those that are built for its dtype, have code for the device, cover its
-// features and accept its strides, the first in rank of the smallest d_head that is not below the problem's. A family that is slower where another one runs
-// counts for more columns.
+// Which config of op backward runs a problem: the named one, or the call is refused; without a name, of those that are built for its
+// dtype, have code for the device, cover its features and accept its strides, the first in rank of the smallest d_head that is not
+// below the problem's. A family that is slower where another one runs counts for more columns.
 #pragma once
 
 #include <optional>

@@ -80,8 +80,8 @@ def make(sizes: Sizes, d_head: int, options):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", SIZES)
 def test_as_summed_in_registers(name, options, d_head):
-    """Deterministic kernels go through all heads of a group in a CTA. Several calls, since a sum
-    that is left out or rounded early rarely is."""
+    """Deterministic kernels go through all heads of a group in a CTA. The others run several times,
+    since CTAs that add in another order may find a fault that one order hides."""
     for config in configs_of(d_head):
         inputs, packing = make(SIZES[name], d_head, OPTIONS[options])
         call = {"packing": packing, "config": config, **OPTIONS[options]}

@@ -72,6 +72,57 @@ def test_padded_attention(case, seqlen_q, causal, in_cache, device):
         assert bool(packing.in_place) == stays
 
 
+OPTIONS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window_left": 2},
+    "softcap": {"causal": True, "softcap": 1.5},
+    "scale": {"softmax_scale": 0.7},
+    "slopes": {"causal": True, "alibi_slopes": [0.5, 0.25, 0.1, 0.7]},
+    "sinks": {"causal": True, "sinks": [0.3, -1.0, 0.0, 2.0]},
+}
+
+
+@pytest.mark.parametrize("n_columns", [6, 8])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+def test_keys_in_a_cache_are_attended_as_gathered_ones(heads_kv, options, n_columns, device):
+    """Of one query a row; n_columns: of the mask, the cache has eight rows."""
+    padded = [[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8, [0, 0, 0, 0, 0, 0, 0, 1]]
+    mask = torch.tensor(padded, device=device)[:, 8 - n_columns :].bool()
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(3, seqlen, heads, 16, generator=generator).to(device, torch.float16)
+        for seqlen, heads in ((1, 4), (8, heads_kv), (8, heads_kv))
+    )
+    k[:, n_columns:], v[:, n_columns:] = torch.nan, torch.nan
+    given = {
+        name: torch.tensor(x, device=device) if isinstance(x, list) else x
+        for name, x in OPTIONS[options].items()
+    }
+    # A row more in memory, so that one head of keys does not lie in a row, either.
+    apart = (torch.cat([x, x[:, :1]], 1)[:, :8] for x in (k, v))
+    gathered = padded_attention(q, *apart, mask.clone(), **given)
+    in_cache = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    out = padded_attention(q, *in_cache, mask, **given)
+    in_order = options not in ("full", "scale")
+    of_heads = any(isinstance(x, torch.Tensor) for x in given.values())
+    assert bool(packing_of(mask, 1, in_order).in_place) == (not of_heads)
+    torch.testing.assert_close(out, gathered, rtol=2e-3, atol=2e-3)
+
+
+def test_keys_in_a_cache_that_have_gradients_are_gathered(device):
+    mask = torch.tensor([[0, 1, 1, 1], [1] * 4], device=device).bool()
+    q, k, v = (torch.randn(2, n, 4, 16, device=device).half() for n in (1, 4, 4))
+    k, v = (x.transpose(1, 2).contiguous().requires_grad_() for x in (k, v))
+    out = padded_attention(q, k.transpose(1, 2), v.transpose(1, 2), mask, causal=True)
+    assert not packing_of(mask, 1, True).in_place
+    of_k, of_v = torch.autograd.grad(out.float().sum(), (k, v))
+    assert (of_k[0, :, 0] == 0).all()
+    assert (of_v[0, :, 0] == 0).all()
+    assert of_v[0, :, 1:].any()
+
+
 def test_a_mask_that_was_changed_is_looked_at_again():
     mask = torch.tensor(MASKS["left"]) > 0
     packing = packing_of(mask, 6, True)

@@ -12,14 +12,11 @@ namespace pyflash::sm80::backward {
 using namespace cute;
 using pyflash::backward::Tile;
 
-// The blocks of keys of a head, and the heads of all batches of the tensors.
+// The blocks of keys of a head.
 PYFLASH_HOST_DEVICE constexpr int n_key_blocks(BackwardParams const& problem, int block_n) {
   Sequences const& keys = problem.k_sequences;
   return keys.tensor_rows() == 0 ? 0
                                  : int(BlockedRows{keys, block_n}.n_rows(problem.batch) / block_n);
-}
-PYFLASH_HOST_DEVICE constexpr int64_t n_key_heads(BackwardParams const& problem) {
-  return int64_t(problem.heads_kv) * problem.k_sequences.tensor_batches(problem.batch);
 }
 
 // CTAs that divide the query heads of a head of K and V.
@@ -41,7 +38,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   int head = device::block_idx() / n_blocks;
   if constexpr (kFeatures.right_window) {
     constexpr int kL2Rows = (32 << 20) / (Traits::kHeadDim * (2 * 2 + int(sizeof(float))));
-    int const n_heads = int(n_key_heads(problem)) * n_parts;
+    int const n_heads = int(problem.n_heads_of_keys()) * n_parts;
     int const rows = max(problem.q_sequences.tensor_rows(), 1);
     int const in_L2 = kL2Rows / rows / (problem.heads / problem.heads_kv / n_parts);
     int const per_section = max(min(in_L2, n_heads), 1);

@@ -3,7 +3,8 @@
 //
 // A tile is kBlockM rows of Q, of one head of one sequence; a CTA works through one tile, or, where it is persistent,
 // through every tile of its share. Warpgroup 0 loads: one warp each for Q, K and V runs ahead through the blocks of all
-// tiles, as far as there is room in shared memory; of K and V in pages a lane loads a box of one page, or gathers rows. The other warpgroups compute, each 64 rows of the tile:
+// tiles, as far as there is room in shared memory; of K and V in pages a lane loads a box of one page, or gathers rows. The other
+// warpgroups compute, each 64 rows of the tile:
 //   S = Q K[j]^T                 fp32 accumulators in registers
 //   m, l, P = online softmax(S)  in registers; where a mask cuts a block, it is applied first
 //   O = diag(correction) O + P V[j]

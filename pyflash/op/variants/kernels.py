@@ -40,7 +40,9 @@ def bwd_variant_kernels(
     """The gradients of q, k and v, and of the captured tensors `summed`, by their places. packing:
     cu_seqlens and the longest lengths, or ()."""
     grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
-    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    # Nothing writes keys of a packed sequence behind max_seqlen_k, if it is longer than that.
+    empty_like = torch.zeros_like if packing else torch.empty_like
+    gradients = [empty_like(x) for x in (q, k, v)]
     tensors = [captured.tensors[place] for place in summed]
     sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in tensors]
     torch.ops.pyflash.run_variant_backward(

@@ -371,8 +371,8 @@ BUGS = [
     _bug(
         "the_order_of_another_block",
         condition("device::store(problem.order_of_keys + place, float(block));",
-                  "device::store(problem.order_of_keys + place, float(BUG ? place : block) * "
-                  "(BUG && place == 0 ? 0 : 1) + (BUG && place == 0 ? 1 : 0));", _BEFORE),
+                  "device::store(problem.order_of_keys + place,"
+                  " float(BUG ? larger(place, 1) : block));", _BEFORE),
         problem="packed",
     ),
     _bug(
