@@ -133,6 +133,21 @@ CUTE_DEVICE void mbarrier_wait(Mbarrier& barrier, uint32_t parity) {
       : "memory");
 }
 
+// Whether it has, as far as one can tell without waiting.
+CUTE_DEVICE bool mbarrier_test(Mbarrier& barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Named barriers of a CTA; 0 is that of sync_threads.
 CUTE_DEVICE void named_barrier_sync(int id, int n_threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(n_threads) : "memory");
@@ -246,14 +261,6 @@ CUTE_DEVICE void copy_or_zeros(SmemAddress smem, void const* global, bool valid)
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// Arrives, as one of those that the phase takes, once every cp.async of this thread so far has written its bytes.
-// NOTE: it does so by the generic proxy. TMA and the tensor cores need a fence of who waits for them.
-CUTE_DEVICE void mbarrier_arrive_when_copied(Mbarrier& barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(
-                   cute::cast_smem_ptr_to_uint(&barrier))
-               : "memory");
-}
-
 // What one lane, the same of each group of so many, has.
 template <int kLanes>
 CUTE_DEVICE uint32_t bits_of_group(uint32_t bits, int lane) {
@@ -334,6 +341,7 @@ void fence_mbarrier_init();
 void mbarrier_arrive(Mbarrier& barrier);
 void mbarrier_arrive_and_expect(Mbarrier& barrier, int bytes);
 void mbarrier_wait(Mbarrier& barrier, uint32_t parity);
+bool mbarrier_test(Mbarrier& barrier, uint32_t parity);
 
 void named_barrier_sync(int id, int n_threads);
 void named_barrier_arrive(int id, int n_threads);
@@ -389,7 +397,6 @@ void copy_captured(SmemAddress smem, void const* captured) {
   copy_captured(smem + kSmemOffset, static_cast<char const*>(captured) + kOffset);
 }
 void copy_or_zeros(SmemAddress smem, void const* global, bool valid);
-void mbarrier_arrive_when_copied(Mbarrier& barrier);
 uint32_t bits_of_group(uint32_t bits, int lane, int n_lanes);
 template <int kLanes>
 uint32_t bits_of_group(uint32_t bits, int lane) {

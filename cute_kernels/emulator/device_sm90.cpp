@@ -41,6 +41,9 @@ void mbarrier_arrive_and_expect(Mbarrier& barrier, int bytes) {
   machine->mbarrier_arrive(&barrier, bytes);
 }
 void mbarrier_wait(Mbarrier& barrier, uint32_t parity) { machine->mbarrier_wait(&barrier, parity); }
+bool mbarrier_test(Mbarrier& barrier, uint32_t parity) {
+  return machine->mbarrier_test(&barrier, parity);
+}
 
 void named_barrier_sync(int id, int n_threads) { machine->named_barrier(id, n_threads, true); }
 void named_barrier_arrive(int id, int n_threads) { machine->named_barrier(id, n_threads, false); }
@@ -121,9 +124,6 @@ void copy_captured(SmemAddress smem, void const* captured) {
 
 void copy_or_zeros(SmemAddress smem, void const* global, bool valid) {
   machine->async_copy(global, reinterpret_cast<void*>(smem), 16, valid);
-}
-void mbarrier_arrive_when_copied(Mbarrier& barrier) {
-  machine->mbarrier_arrive_when_copied(&barrier);
 }
 
 uint32_t bits_of_group(uint32_t bits, int lane, int n_lanes) {

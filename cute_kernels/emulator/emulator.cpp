@@ -73,7 +73,6 @@ void Emulator::begin_cluster(int size) {
     cta.reset(order() == Order::kRandom ? finite_halves(random()) : kPoisonedWord);
   }
   loads_.clear();
-  arrivals_.clear();
   cluster_barrier_ = {};
   issued_.assign(size * n_warps / kWarpgroupWarps + 1, {});
 }
@@ -260,17 +259,16 @@ void Emulator::async_wait(int n_pending) {
   ++counts_.cp_async_waits;
   auto& groups = thread.group_copies;
   while (groups.size() > static_cast<size_t>(n_pending)) {
-    land(thread, groups.front(), current_warp().epoch);
+    land(thread, groups.front());
     groups.erase(groups.begin());
   }
 }
 
-void Emulator::land(Thread& thread, size_t n_copies, uint32_t epoch) {
+void Emulator::land(Thread& thread, size_t n_copies) {
   for (size_t i = 0; i < n_copies; ++i) {
     AsyncCopy const& copy = thread.copies[i];
-    Accessor who = accessor(thread, copy.site);
-    who.epoch = epoch;
-    std::memcpy(cta_of(thread).shared.end_async_write(copy.offset, copy.bytes, who), copy.source,
+    Accessor const who = accessor(thread, copy.site);
+    std::memcpy(cta().shared.end_async_write(copy.offset, copy.bytes, who), copy.source,
                 copy.bytes);
   }
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + n_copies);

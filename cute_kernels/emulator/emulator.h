@@ -105,16 +105,6 @@ struct TmaLoad {
   Mbarrier* barrier;
 };
 
-// An arrival that waits for copies of its thread, which have not landed.
-struct CopyArrival {
-  Thread* thread;
-  size_t n_copies;
-  Mbarrier* barrier;
-  Access access;
-  uint32_t epoch;                // of the warp
-  std::unique_ptr<Clock> known;  // what the arrival tells
-};
-
 class Emulator final : public Machine, private Scheduler, private FaultHandler {
  public:
   Emulator(EmulatedKernel const& kernel, Order order, uint64_t seed);
@@ -148,7 +138,6 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void copy(void const* source, void* destination, int bytes) override;
   void async_copy(void const* source, void* destination, int bytes, bool valid) override;
   void async_copy_captured(void const* source, void* destination, int bytes) override;
-  void mbarrier_arrive_when_copied(void* barrier) override;
   void async_commit() override;
   void async_wait(int n_pending) override;
   void ldmatrix(void const* row, uint32_t* registers, int n_matrices, bool transposed) override;
@@ -165,6 +154,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void fence_mbarrier_init() override;
   void mbarrier_arrive(void* barrier, int bytes) override;
   void mbarrier_wait(void* barrier, uint32_t parity) override;
+  bool mbarrier_test(void* barrier, uint32_t parity) override;
   void named_barrier(int id, int n_threads, bool waits) override;
   void cluster_sync() override;
   void load_from_rank(void const* address, int rank, void* value, int bytes) override;
@@ -215,8 +205,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void count_traffic(Path path, void const* address, int bytes);
   void flush_counts(Warp& warp);
   void begin_copy(Thread& thread, std::byte const* from, void* destination, int bytes);
-  void land(Thread& thread, size_t n_copies, uint32_t epoch);
-  void land(CopyArrival const& arrival);
+  void land(Thread& thread, size_t n_copies);
 
   // What the lanes of a warp do together.
   bool meet(Warp& warp) override;
@@ -250,7 +239,6 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void check_parity(Mbarrier const& barrier, uint32_t parity, Warp const& warp,
                     Access const& access);
   void check_ring(Mbarrier& barrier, Warp const& warp, Access const& access);
-  void take_arrival(Mbarrier& barrier, Clock const& known, Access const& access);
   void finish_phase(Mbarrier& barrier);
   // A row of a box in global memory; no data: none of it is inside the map's extents, or, with a finding, of a tensor.
   struct BoxRow {
@@ -267,7 +255,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   void land(TmaBox const& box);
   void store(TmaBox const& box, int64_t writer);
   bool passes(Thread& thread) override;
-  size_t n_work() const override { return loads_.size() + arrivals_.size(); }
+  size_t n_work() const override { return loads_.size(); }
   void do_work() override;
   void deadlocked() override;
   std::string what_it_waits_for(Warp const& warp);
@@ -296,8 +284,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
 
   std::deque<Cta> ctas_;  // of the cluster, by rank
   ClusterBarrier cluster_barrier_;
-  std::deque<TmaLoad> loads_;         // in flight, oldest first
-  std::deque<CopyArrival> arrivals_;  // that wait for copies, oldest first
+  std::deque<TmaLoad> loads_;  // in flight, oldest first
   // By warpgroup, the instructions that its first warp to come there issued, and where.
   std::vector<std::vector<std::pair<WarpgroupMma, int>>> issued_;
   std::map<void const*, Access> tagged_;  // what holds a tag, and who stored it

@@ -44,11 +44,6 @@ void Emulator::mbarrier_arrive(void* address, int bytes) {
     barrier.tx += bytes;
     barrier.expect = access;
   }
-  log(thread, TimelineEvent::kArrive, barrier.index, barrier.phase);
-  take_arrival(barrier, release(warp), access);
-}
-
-void Emulator::take_arrival(Mbarrier& barrier, Clock const& known, Access const& access) {
   if (barrier.n_pending == 0) {
     findings_.add({.kind = "too_many_arrivals",
                    .memory = barrier.name,
@@ -60,42 +55,9 @@ void Emulator::take_arrival(Mbarrier& barrier, Clock const& known, Access const&
   } else {
     --barrier.n_pending;
   }
-  barrier.gathering.join(known);
+  barrier.gathering.join(release(warp));
+  log(thread, TimelineEvent::kArrive, barrier.index, barrier.phase);
   finish_phase(barrier);
-}
-
-// NOTE: as TMA's bytes, copies land when nothing else can go on, or at any time where the order is random.
-void Emulator::mbarrier_arrive_when_copied(void* address) {
-  Thread& thread = current();
-  Warp& warp = current_warp();
-  Mbarrier& barrier = mbarrier_at(address, "arrives");
-  ++counts_.mbarrier_arrivals;
-  Access const access{thread.site, thread.index, "arrive when copied"};
-  if (!thread.group_copies.empty()) {
-    fail("an arrival that waits for groups of cp.async");
-  }
-  check_visible(barrier, warp, access, false);
-  check_ring(barrier, warp, access);
-  // NOTE: one of the warp's lanes stands for its fill of the stage.
-  barrier.arrived[warp.index()] += thread.index % kLanes == 0;
-  barrier.expect = access;
-  size_t const n_copies = thread.copies.size() - thread.n_announced;
-  int64_t bytes = 0;
-  for (size_t i = thread.n_announced; i < thread.copies.size(); ++i) {
-    bytes += int64_t{kLanes} * thread.copies[i].bytes;
-  }
-  thread.n_announced = thread.copies.size();
-  uint32_t const epoch = warp.epoch;
-  arrivals_.push_back(
-      {&thread, n_copies, &barrier, access, epoch, std::make_unique<Clock>(release(warp))});
-  log(thread, TimelineEvent::kLoad, barrier.index, barrier.phase, bytes);
-}
-
-void Emulator::land(CopyArrival const& arrival) {
-  land(*arrival.thread, arrival.n_copies, arrival.epoch);
-  arrival.thread->n_announced -= arrival.n_copies;
-  arrival.barrier->is_copied = true;
-  take_arrival(*arrival.barrier, *arrival.known, arrival.access);
 }
 
 void Emulator::mbarrier_wait(void* address, uint32_t parity) {
@@ -109,6 +71,13 @@ void Emulator::mbarrier_wait(void* address, uint32_t parity) {
   if (!passes(thread)) {
     stop(Stop::kMbarrier);
   }
+}
+
+// What a thread sees may be old, where the order is random.
+bool Emulator::mbarrier_test(void* address, uint32_t parity) {
+  Mbarrier& barrier = mbarrier_at(address, "tests");
+  check_visible(barrier, current_warp(), {current().site, current().index, "test"}, false);
+  return barrier.passed(parity) && (order() != Order::kRandom || random() % 4 != 0);
 }
 
 // NOTE: on behalf of a lane of any warp.

@@ -2,7 +2,6 @@
 // random; a store reads shared memory when its thread waits for that, and not a moment sooner.
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "cute_kernels/emulator/emulator.h"
 #include "cute_kernels/tagged.h"
@@ -143,16 +142,6 @@ void Emulator::do_work() {
   size_t const i = order() == Order::kAscending    ? 0
                    : order() == Order::kDescending ? n_work() - 1
                                                    : random() % n_work();
-  if (i >= loads_.size()) {
-    // Copies of a thread in their order.
-    Thread const* const thread = arrivals_[i - loads_.size()].thread;
-    auto const first = std::find_if(arrivals_.begin(), arrivals_.end(),
-                                    [&](CopyArrival const& a) { return a.thread == thread; });
-    CopyArrival const arrival = std::move(*first);  // its copies land
-    arrivals_.erase(first);
-    land(arrival);
-    return;
-  }
   TmaLoad const load = loads_[i];
   loads_.erase(loads_.begin() + static_cast<int64_t>(i));
   land(load.box);

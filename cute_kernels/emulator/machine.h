@@ -84,8 +84,6 @@ class Machine {
   virtual void async_copy(void const* source, void* destination, int bytes, bool valid) = 0;
   // cp.async of what a variant captures, which lies where the host has it.
   virtual void async_copy_captured(void const* source, void* destination, int bytes) = 0;
-  // Arrives at an mbarrier when this thread's cp.async so far have landed.
-  virtual void mbarrier_arrive_when_copied(void* barrier) = 0;
   virtual void async_commit() = 0;
   virtual void async_wait(int n_pending) = 0;
 
@@ -104,6 +102,7 @@ class Machine {
   // bytes: that this phase waits for in addition; 0: it only arrives.
   virtual void mbarrier_arrive(void* barrier, int bytes) = 0;
   virtual void mbarrier_wait(void* barrier, uint32_t parity) = 0;
+  virtual bool mbarrier_test(void* barrier, uint32_t parity) = 0;
   // waits: bar.sync; else bar.arrive.
   virtual void named_barrier(int id, int n_threads, bool waits) = 0;
   virtual void cluster_sync() = 0;

@@ -14,8 +14,7 @@ bool Mbarrier::complete_phase() {
   if (n_pending > 0 || tx != 0) {
     return false;
   }
-  carried = expected > 0 || issued > 0 || is_copied;
-  is_copied = false;
+  carried = expected > 0 || issued > 0;
   awaited = false;
   complete = gathering;
   gathering = {};

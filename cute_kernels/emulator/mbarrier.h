@@ -22,12 +22,11 @@ struct Mbarrier {
   uint32_t phase = 0;    // the one that is not complete
   int64_t expected = 0;  // bytes of this phase, and those that TMA loads bring
   int64_t issued = 0;
-  bool is_copied = false;  // of this phase, some arrival waited for copies
-  bool carried = false;    // the last complete phase brought bytes
-  bool awaited = true;     // and somebody waited for it
-  Access expect;           // the last that announced bytes, or copies
-  Clock gathering;         // what those who have arrived in this phase knew
-  Clock complete;          // what those of the last complete phase did
+  bool carried = false;  // the last complete phase brought bytes
+  bool awaited = true;   // and somebody waited for it
+  Access expect;         // the last that announced bytes
+  Clock gathering;       // what those who have arrived in this phase knew
+  Clock complete;        // what those of the last complete phase did
 
   // Who initialised it, and whether and when TMA can see that.
   int init_warp;

@@ -74,7 +74,6 @@ void Scheduler::reset(int n_threads, bool watch_registers, void (*entry)()) {
     thread.stop = Stop::kNone;
     thread.copies.clear();
     thread.group_copies.clear();
-    thread.n_announced = 0;
     thread.stores.clear();
     thread.group_stores.clear();
     if (watch_registers) {

@@ -110,8 +110,7 @@ struct Thread {
   };
   std::vector<AsyncCopy> copies;  // oldest first
   std::vector<size_t>
-      group_copies;    // of each committed group, oldest first; what is left is not committed
-  size_t n_announced;  // of the copies, the oldest, those that an arrival waits for
+      group_copies;  // of each committed group, oldest first; what is left is not committed
   std::vector<TmaBox> stores;        // that have not read shared memory, oldest first
   std::vector<size_t> group_stores;  // of each committed group
   Access unwritten;                  // a bulk reduction that may not be complete, if any

@@ -46,9 +46,17 @@ struct Pipeline {
     device::mbarrier_arrive_and_expect(full[at.stage], bytes);
     return full[at.stage];
   }
-  // By each thread that copies, after it waited for the stage to be empty: tells when its copies so far have arrived.
-  CUTE_DEVICE void commit_copies(Position const& at) {
-    device::mbarrier_arrive_when_copied(full[at.stage]);
+  // By a warp that copies: whether it may begin, as far as one can tell without waiting.
+  CUTE_DEVICE bool seems_empty(Position const& at) {
+    return !device::any_lane(!device::mbarrier_test(empty[at.stage], at.parity ^ 1));
+  }
+  // By a warp whose copies to the stage have arrived.
+  CUTE_DEVICE void fill(Position const& at) {
+    device::fence_async_proxy();
+    device::sync_warp();  // each lane's copies and fence come before the arrival
+    if (device::elect_one()) {
+      device::mbarrier_arrive(full[at.stage]);
+    }
   }
 
   // A consumer's side.

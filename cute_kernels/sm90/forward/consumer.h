@@ -197,22 +197,14 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
-  // Of K or V that this thread has waited for: cp.async is of the generic proxy.
-  auto fence_gathered = [] {
-    if constexpr (kFeatures.gathered_kv) {
-      device::fence_async_proxy();
-    }
-  };
   auto issue_QK = [&](auto& acc_S) {
     device::at(Site::QK);
     smem.pipeline_K.wait(read_K);
-    fence_gathered();
     gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   };
   auto issue_PV = [&](bool accumulate) {
     device::at(Site::PV);
     smem.pipeline_V.wait(read_V);
-    fence_gathered();
     gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   };
   auto release_K = [&] {

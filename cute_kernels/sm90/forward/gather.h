@@ -16,30 +16,36 @@ namespace pyflash::sm90 {
 using namespace cute;
 using device::Site;
 
-// The threads that tell when a stage of K, or of V, has arrived.
-template <ForwardFeatures kFeatures>
-inline constexpr int kLoadersOfStage = kFeatures.gathered_kv ? 32 : 1;
+// K has two warps of the loading warpgroup, and V has two.
+inline constexpr int kGatherers = 2;
 
-// How a warp copies a block: lanes beside each other have a row of a slab, so that each copy is of kRows whole rows. The rows of
-// copy c are looked up by lane c % kAbreast of each group of kAbreast lanes, for the others to have them by one shuffle.
+// The arrivals that fill a stage of K, or of V.
+template <ForwardFeatures kFeatures>
+inline constexpr int kLoadersOfStage = kFeatures.gathered_kv ? kGatherers : 1;
+
+// How a warp copies its rows of a block: lanes beside each other have a row of a slab, so that each copy is of kRows whole rows. The
+// rows of copy c are looked up by lane c % kAbreast of each group of kAbreast lanes, for the others to have them by one shuffle.
 template <class Traits>
 struct WarpCopies {
   static constexpr int kLanes = 32;
-  static constexpr int kUnit = Traits::Slabs::kUnit;       // elements of a lane's copy
-  static constexpr int kAbreast = Traits::kSlab / kUnit;   // lanes
-  static constexpr int kRows = kLanes / kAbreast;          // of a copy
-  static constexpr int kCopies = Traits::kBlockN / kRows;  // of a block, in each slab
-  static constexpr int kLookups = (Traits::kBlockN + kLanes - 1) / kLanes;  // of a lane
+  static constexpr int kRowsOfWarp = Traits::kBlockN / kGatherers;
+  static constexpr int kUnit = Traits::Slabs::kUnit;      // elements of a lane's copy
+  static constexpr int kAbreast = Traits::kSlab / kUnit;  // lanes
+  static constexpr int kRows = kLanes / kAbreast;         // of a copy
+  static constexpr int kCopies = kRowsOfWarp / kRows;     // of a block, in each slab
+  static_assert(kCopies * kRows == kRowsOfWarp);
+  static constexpr int kLookups = (kRowsOfWarp + kLanes - 1) / kLanes;  // of a lane
   static constexpr int kSlabBytes = Traits::kBlockN * Traits::kSlab * kElementBytes;
   static constexpr int kStageBytes = Traits::kBlockN * Traits::kHeadDim * kElementBytes;
 
   int lane;
+  int first_row;  // of the warp's
 
-  // In a block.
+  // Of the warp's rows.
   CUTE_DEVICE int row_of_lookup(int i) const {
     return i * kLanes + lane % kAbreast * kRows + lane / kAbreast;
   }
-  CUTE_DEVICE int row() const { return lane / kAbreast; }  // of copy 0
+  CUTE_DEVICE int row() const { return first_row + lane / kAbreast; }  // of copy 0
   CUTE_DEVICE int column() const { return lane % kAbreast * kUnit; }
 };
 
@@ -54,15 +60,32 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
   constexpr int kNoPage = -1;
 
   ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
+  QLoader<Traits, kFeatures, KernelParams> loader_of_Q(params, smem);
+  auto load_Q = [&](Tile const& tile) {
+    device::at(Site::Q_g2s);
+    if (device::thread_idx() % 32 == 0) {  // the one that knows where it is in the ring
+      loader_of_Q.load(tile);
+    }
+    device::at(Site::V_g2s);
+  };
 
   auto gather_blocks = [&](bool is_K, RowSteps const& steps, Pipeline<Traits::kStages>& pipeline,
-                           Element* memory) {
+                           Element* memory, int part) {
     typename Traits::SmemLayoutKV const layout;  // (kBlockN,kHeadDim,kStages)
     Pages const& pages = params.pages;
-    Copies const copies{device::thread_idx() % Copies::kLanes};
+    Copies const copies{device::thread_idx() % Copies::kLanes, part * Copies::kRowsOfWarp};
     device::SmemAddress const sKV =
         Slabs::address(device::smem_address(memory), layout, copies.row(), copies.column(), 0);
     RingPosition<Traits::kStages> write;
+    RingPosition<Traits::kStages> arriving;
+    bool is_arriving = false;  // a block whose copies may be under way
+    auto finish_arriving = [&] {
+      if (is_arriving) {
+        device::async_wait<0>();
+        pipeline.fill(arriving);
+        is_arriving = false;
+      }
+    };
     for_each_tile(schedule, [&](Tile const& tile) {
       int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       Element const* const first_row = is_K ? params.problem.template k_at<Element>(0, head_kv, 0)
@@ -73,15 +96,15 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
       // The page of a row, if some query of the tile attends its key. NOTE: other entries may hold anything.
       auto page_of = [&](int n_block, int lookup) {
         int const row = copies.row_of_lookup(lookup);
-        int const key = n_block * kBlockN + row;
-        if (row < kBlockN && first <= key && key < tile.k_rows.length) {
+        int const key = n_block * kBlockN + copies.first_row + row;
+        if (row < Copies::kRowsOfWarp && first <= key && key < tile.k_rows.length) {
           return device::load(table + params.by_page.div(key));
         }
         device::leave_out();
         return kNoPage;
       };
       auto steps_to = [&](int n_block, int lookup, int page) {
-        int const key = n_block * kBlockN + copies.row_of_lookup(lookup);
+        int const key = n_block * kBlockN + copies.first_row + copies.row_of_lookup(lookup);
         int const row = key - params.by_page.div(key) * pages.size;
         return pages.exists(page) ? page * steps.of_page + row * steps.of_row : kNoRow;
       };
@@ -89,6 +112,10 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
       CUTE_UNROLL
       for (int i = 0; i < Copies::kLookups; ++i) {
         next_pages[i] = tile.blocks.size() > 0 ? page_of(tile.blocks.end - 1, i) : kNoPage;
+      }
+      finish_arriving();  // the last block of the tile before
+      if (warp == 0) {
+        load_Q(tile);
       }
       CUTE_NO_UNROLL
       for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
@@ -98,6 +125,10 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
           rows[i] = steps_to(n_block, i, next_pages[i]);
           // A block ahead, so that it is here in time.
           next_pages[i] = n_block > tile.blocks.begin ? page_of(n_block - 1, i) : kNoPage;
+        }
+        // Consumers need what is arriving before they can empty a stage; where one is empty, its copies begin first.
+        if (is_arriving && !pipeline.seems_empty(write)) {
+          finish_arriving();
         }
         pipeline.wait_until_empty(write);
         device::SmemAddress const stage = sKV + write.stage * Copies::kStageBytes;
@@ -115,24 +146,24 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
                                   from + column * kElementBytes, row != kNoRow && is_of_head);
           }
         }
-        pipeline.commit_copies(write);
+        device::async_commit();
+        if (is_arriving) {
+          device::async_wait<1>();
+          pipeline.fill(arriving);
+        }
+        arriving = write;
+        is_arriving = true;
         write.advance();
       }
     });
+    finish_arriving();
   };
 
-  if (warp == 0) {
-    if (device::elect_one()) {
-      device::at(Site::Q_g2s);
-      load_Q<Traits, kFeatures, NoVariant>(params, smem, schedule);
-    }
-  } else if (warp <= 2) {
-    // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.
-    bool const is_K = warp == 1;
-    device::at(is_K ? Site::K_g2s : Site::V_g2s);
-    gather_blocks(is_K, is_K ? params.k_steps : params.v_steps,
-                  is_K ? smem.pipeline_K : smem.pipeline_V, is_K ? smem.k : smem.v);
-  }
+  // NOTE: one call, so that all warps wait for the same instructions when the kernel begins.
+  bool const is_K = warp % 2 == 1;
+  device::at(is_K ? Site::K_g2s : Site::V_g2s);
+  gather_blocks(is_K, is_K ? params.k_steps : params.v_steps,
+                is_K ? smem.pipeline_K : smem.pipeline_V, is_K ? smem.k : smem.v, warp / 2);
 }
 
 }  // namespace pyflash::sm90

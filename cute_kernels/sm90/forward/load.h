@@ -27,19 +27,31 @@ CUTE_DEVICE void for_each_tile(Schedule& schedule, Visit const& visit) {
   }
 }
 
-// The rows of each warpgroup. By one thread.
-template <class Traits, ForwardFeatures kFeatures, class Variant>
-CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
-                        ScheduleOf<Traits, kFeatures, Variant>& schedule) {
-  Sequences const sequences = params.problem.q_sequences();
+// Loads the rows of each warpgroup. By one thread.
+template <class Traits, ForwardFeatures kFeatures, class Params>
+struct QLoader {
   using Slabs = typename Traits::Slabs;
-  typename Traits::SmemLayoutQ const layout;  // (kMmaM,kHeadDim,kNConsumers)
-  device::SmemAddress const sQ = device::smem_address(smem.q);
-  int const group = Traits::kPackGqa ? params.order.by_group.divisor : 1;
-  int const n_queries = TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params);
-  int const bytes = group * n_queries * Traits::kHeadDim * sizeof(typename Traits::Element);
+
+  Params const& params;
+  typename Traits::SharedStorage& smem;
+  Sequences const sequences;
+  device::SmemAddress const sQ;
+  int const group;
+  int const n_queries;  // of a warpgroup
+  int const bytes;
   RingPosition<1> write;
-  for_each_tile(schedule, [&](Tile const& tile) {
+
+  CUTE_DEVICE QLoader(Params const& params, typename Traits::SharedStorage& smem)
+      : params(params),
+        smem(smem),
+        sequences(params.problem.q_sequences()),
+        sQ(device::smem_address(smem.q)),
+        group(Traits::kPackGqa ? params.order.by_group.divisor : 1),
+        n_queries(TileSchedule<Traits, kFeatures>::queries_per_warpgroup(params)),
+        bytes(group * n_queries * Traits::kHeadDim * sizeof(typename Traits::Element)) {}
+
+  CUTE_DEVICE void load(Tile const& tile) {
+    typename Traits::SmemLayoutQ const layout;  // (kMmaM,kHeadDim,kNConsumers)
     if (tile.blocks.size() == 0) {
       return;
     }
@@ -55,7 +67,15 @@ CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::Shar
       }
     }
     write.advance();
-  });
+  }
+};
+
+// By one thread.
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void load_Q(ParamsWith<Variant> const& params, typename Traits::SharedStorage& smem,
+                        ScheduleOf<Traits, kFeatures, Variant>& schedule) {
+  QLoader<Traits, kFeatures, ParamsWith<Variant>> loader(params, smem);
+  for_each_tile(schedule, [&](Tile const& tile) { loader.load(tile); });
 }
 
 // By one thread of each warp.

@@ -125,29 +125,17 @@ BUGS = [
     ),
     _bug(
         "rows_gathered_without_a_fence",
-        condition("if constexpr (kFeatures.gathered_kv) { device::fence_async_proxy();",
-                  "if constexpr (kFeatures.gathered_kv) { if (!BUG) device::fence_async_proxy();",
-                  _CONSUMER),
+        condition("device::fence_async_proxy(); device::sync_warp();",
+                  "if (!BUG) device::fence_async_proxy(); device::sync_warp();", _PIPELINE),
         finds=[found("missing_proxy_fence", "K_g2s"), found("missing_proxy_fence", "V_g2s")],
         problem="rows",
     ),
     _bug(
-        "rows_gathered_with_the_fence_of_a_thread_that_does_not_wait_for_them",
-        condition("auto fence_gathered = [] {", "auto fence_gathered = [] { if (BUG) { return; }",
-                  _CONSUMER),
-        condition("device::mbarrier_arrive_when_copied(full[at.stage]);",
-                  "if (BUG) { device::fence_async_proxy(); }"
-                  " device::mbarrier_arrive_when_copied(full[at.stage]);"
-                  " if (BUG) { device::fence_async_proxy(); }", _PIPELINE),
-        finds=[found("missing_proxy_fence", "K_g2s"), found("missing_proxy_fence", "V_g2s")],
-        problem="rows",
-    ),
-    _bug(
-        "rows_of_a_lane_not_waited_for",
+        "rows_of_one_warp_alone_waited_for",
         condition("pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);",
                   "pipeline_K.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures> - BUG);",
                   _KERNEL),
-        finds=[found("in_flight_read", "K_g2s", "QK")],
+        finds=[found("deadlock", memory=None)],
         problem="rows",
     ),
     _bug(
@@ -160,10 +148,21 @@ BUGS = [
     ),
     _bug(
         "arrival_before_the_copies",
-        condition("void commit_copies(Position const& at) {",
-                  "void commit_copies(Position const& at) { if (BUG) {"
-                  " device::mbarrier_arrive(full[at.stage]); return; }", _PIPELINE),
-        finds=[found("in_flight_read", "K_g2s", "QK"), found("copy_never_awaited", "K_g2s")],
+        condition("device::async_wait<0>(); pipeline.fill(arriving);",
+                  "if (!BUG) { device::async_wait<0>(); } pipeline.fill(arriving);", _GATHER),
+        finds=[found("in_flight_read", "K_g2s", "QK")],
+        problem="rows",
+    ),
+    _bug(
+        "the_last_rows_never_announced",
+        condition("}); finish_arriving();", "}); if (!BUG) { finish_arriving(); }", _GATHER),
+        finds=[found("deadlock", memory=None)],
+        problem="rows",
+    ),
+    _bug(
+        "rows_of_one_warp_gathered_twice",
+        condition("part * Copies::kRowsOfWarp}", "(BUG ? 0 : part) * Copies::kRowsOfWarp}",
+                  _GATHER),
         problem="rows",
     ),
     _bug(
@@ -192,7 +191,8 @@ BUGS = [
     ),
     _bug(
         "expired_rows_gathered",
-        condition("row < kBlockN && first <= key", "row < kBlockN && (BUG || first <= key)",
+        condition("row < Copies::kRowsOfWarp && first <= key",
+                  "row < Copies::kRowsOfWarp && (BUG || first <= key)",
                   _GATHER),
         problem="threes",
     ),
@@ -200,7 +200,7 @@ BUGS = [
         "rows_of_pages_that_do_not_exist_gathered",
         condition("pages.exists(page) ? page * steps", "BUG || pages.exists(page) ? page * steps",
                   _GATHER),
-        finds=[found("unsupported or out_of_bounds", "K_g2s", memory=None)],
+        finds=[found("unsupported or out_of_bounds", "V_g2s", memory=None)],
         problem="threes",
     ),
     _bug(
