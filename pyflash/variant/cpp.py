@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyflash.variant.cpp_bounds import tile_lines
-from pyflash.variant.cpp_expressions import FLOATS, TYPES, enclosed, no_float, statements
+from pyflash.variant.cpp_expressions import TYPES, enclosed, floats_of, statements
 from pyflash.variant.derivative import ONE, derivative
 from pyflash.variant.expr import SCORE, TRUE, Node, Param, index
 from pyflash.variant.interval import MAX_POSITION
@@ -256,7 +256,7 @@ class _Emitter:
         if stage is Stage.ROW:
             streams = self.stages.streams
             roots += [arg for node in streams for arg in node.args if arg != index("k")]
-        lines, texts = statements(roots, known, FLOATS.get(stage, no_float))
+        lines, texts = statements(roots, known, floats_of(stage, self._names_of(Stage.UNIFORM)))
         values, rest = texts[: len(wanted)], iter(texts[len(wanted) :])
         if stage is Stage.ROW:
             for node in self.stages.streams:
