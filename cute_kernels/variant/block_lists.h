@@ -62,9 +62,19 @@ struct alignas(16) BlockSpan {
   int whole_end;
 };
 
-// Blocks of a tile that are neighbours are their own places; else the places of a list begin here.
-inline constexpr int kFirstListedPlace = 1 << 28;
-static_assert(kFirstListedPlace > kNoWindow / 16, "a block of 16 keys or more has no such number");
+// Blocks of a tile that are neighbours are their own places; else the places of a list begin behind this one.
+inline constexpr int kListedPlaces = 1 << 28;
+static_assert(kListedPlaces > kNoWindow / 16, "a block of 16 keys or more has no such number");
+
+// The blocks of a tile by these places, of which the mask may show less than all.
+struct SpanWalk {
+  int const* list;
+
+  PYFLASH_HOST_DEVICE ListedBlock operator[](int place) const {
+    return place < kListedPlaces ? ListedBlock{place, true}
+                                 : ListedBlock::of(list[place - kListedPlaces]);
+  }
+};
 
 // (n_lists, 1 + warpgroups): the span of a tile, then those of its warpgroups, which hold where the tile's blocks are neighbours.
 struct BlockSpans {
@@ -143,10 +153,10 @@ struct SpanFinder {
     add_word(lanes, whole, n_whole, first, lanes.ballot(shown == Shown::all));
   }
 
-  PYFLASH_HOST_DEVICE constexpr bool are_neighbours() const {
+  PYFLASH_HOST_DEVICE bool are_neighbours() const {
     return n_attended == attended.size() && n_whole == whole.size();
   }
-  PYFLASH_HOST_DEVICE constexpr BlockSpan span() const {
+  PYFLASH_HOST_DEVICE BlockSpan span() const {
     bool const has_whole = n_whole == whole.size();
     return {attended.begin, attended.end, has_whole ? whole.begin : 0, has_whole ? whole.end : 0};
   }
@@ -243,7 +253,7 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
   if (spans.warpgroups > 0 && lanes.index() == 0) {
     BlockSpan span = found.span();
     if (part == 0 && !found.are_neighbours()) {
-      span = {kFirstListedPlace, kFirstListedPlace + found.n_attended, 0, 0};
+      span = {kListedPlaces + 1, kListedPlaces + 1 + found.n_attended, 0, 0};
     }
     spans.of_list(number)[part] = span;
   }

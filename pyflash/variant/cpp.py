@@ -96,6 +96,13 @@ def gradient_struct_of(variant: Variant | Summed) -> str:
     return _struct_of(variant, name, has_slope=True)
 
 
+def stages_of(variant: Variant) -> Stages:
+    """The stages of a forward kernel's scores."""
+    score, mask = variant.normal.score, variant.normal.mask
+    by_sums = with_sums_apart(with_distances(score))
+    return Stages(with_inverses(by_sums), with_inverses(with_distances(mask)))
+
+
 def _struct_of(variant: Variant, name: str, has_slope: bool, places: tuple[int, ...] = ()) -> str:
     normal = variant.normal
     own = [param for param in normal.params if param.rank is not None]

@@ -181,7 +181,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   // Rows of V past the end of a packed sequence belong to its neighbour; those of a page hold anything, unless they are gathered.
   constexpr bool kBoxesOfPages = kFeatures.paged_kv && !kFeatures.gathered_kv;
   auto clear_tail_of_V = [&](Tile const& tile, int place) {
-    int const n_block = Schedule::block_at(params, tile, place).number;
+    int const n_block = Schedule::walk(params, tile)[place].number;
     int const n_rows = tile.k_rows.length - n_block * kBlockN;
     if ((kBoxesOfPages || problem.kv().sequences.is_packed()) && n_rows < kBlockN) {
       clear_rows_of_V(n_rows, kBlockN);
@@ -258,6 +258,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   // What a variant reads for the scores of the block at a place, while what is before it is computed.
   constexpr bool kHasStreams = variant::kStreamCount<Variant> > 0;
   constexpr bool kTakesBits = variant::kTakesBits<Variant>;
+  constexpr bool kTakesSpans = variant::kTakesSpans<Variant>;
   constexpr bool kReadsAhead = kHasStreams || kTakesBits;
   int first_place = 0;  // of the tile, with such a variant
   auto blocks_ahead = [&] {
@@ -267,23 +268,17 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       return NoBlocksAhead{};
     }
   }();
-  Interval blocks{};  // of the tile, that this warpgroup attends something of, by their places
-  Interval whole{};   // of these, those that a mask is known to show all of
-  // The block at a place whose scores are made.
+  Interval whole{};  // places of blocks that a mask is known to show all of
+  // The block at a place whose scores are made next, under a mask.
   auto block_at = [&](int place) __attribute__((always_inline)) {
     if constexpr (kTakesBits) {
       return blocks_ahead.next();
-    } else if constexpr (variant::kTakesSpans<Variant>) {
+    } else if constexpr (kTakesSpans) {
       if (whole.begin <= place && place < whole.end) {
         return variant::ListedBlock{place, false};
       }
     }
-    return Schedule::block_at(params, tile, place);
-  };
-  // The number of the block whose scores come after those of the one at a place, if there is one.
-  auto number_after = [&](int place) {
-    int const next = variant::kTakesSpans<Variant> ? max(place - 1, blocks.begin) : place - 1;
-    return Schedule::block_at(params, tile, next).number;
+    return variant::ListedBlock{Schedule::walk(params, tile)[place]};
   };
   auto read_ahead = [&](auto place) __attribute__((always_inline)) {
     if constexpr (kTakesBits) {
@@ -291,7 +286,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
     if constexpr (kHasStreams) {
       if (place >= first_place) {
-        auto const block = kTakesBits ? Schedule::block_at(params, tile, place) : block_at(place);
+        auto const block = kTakesSpans ? block_at(place) : Schedule::walk(params, tile)[place];
         copy_streams<Traits, kFeatures, Variant>(params, tile, tile.first_query + first_row_query,
                                                  block);
       }
@@ -302,7 +297,13 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   // NOTE: called from more than one place, it would not always be inlined.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
                            int place) __attribute__((always_inline)) {
-    auto const [n_block, is_cut] = block_at(place);
+    auto const walk = Schedule::walk(params, tile);
+    auto [n_block, is_cut] = walk[place];
+    if constexpr (Variant::kHasMask) {
+      variant::ListedBlock const block = block_at(place);
+      n_block = block.number;
+      is_cut = block.is_cut;
+    }
     auto make_scores = [&](auto ahead) {
       int const first_query = tile.first_query + first_row_query;
       if constexpr (kTakesBits) {
@@ -339,7 +340,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       mask.apply(acc_S, n_block);
       bool const rescale = softmax.template update<false, true>(acc_S, correction, problem.softcap);
       if (softmax.lacks_maximum()) {
-        mask.also_cut(number_after(place));
+        mask.also_cut(walk[place - 1].number);
       }
       return rescale;
     }
@@ -354,7 +355,13 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
 
   // The same of a block after the first, where rows decide alone.
   auto softmax_rows = [&](auto& acc_S, auto& softmax, TileMask& mask, int place) {
-    auto const [n_block, is_cut] = block_at(place);
+    auto const walk = Schedule::walk(params, tile);
+    auto [n_block, is_cut] = walk[place];
+    if constexpr (Variant::kHasMask) {
+      variant::ListedBlock const block = block_at(place);
+      n_block = block.number;
+      is_cut = block.is_cut;
+    }
     auto make_scores = [&](auto ahead) {
       int const first_query = tile.first_query + first_row_query;
       if constexpr (kTakesBits) {
@@ -377,7 +384,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       make_scores(false_type{});
     });
     if (is_masked && softmax.lacks_maximum()) {
-      mask.also_cut(number_after(place));
+      mask.also_cut(walk[place - 1].number);
     }
     return rescale;
   };
@@ -418,6 +425,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
+  Interval blocks{};  // of the tile, that this warpgroup attends something of
   TileMask mask;
   TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,
                       Variant::kHasScore ? kLn2 : problem.inverse_scale_log2);
@@ -426,7 +434,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   int n_skip = 0;           // blocks between the last one attended and the next
   auto next_tile = [&] {
     tile = schedule.next();
-    blocks = schedule.blocks_of_warpgroup(tile, warpgroup, whole);
+    if constexpr (kTakesSpans) {
+      blocks = schedule.blocks_of_warpgroup(tile, warpgroup, whole);
+    } else {
+      blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    }
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
@@ -472,7 +484,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
     if constexpr (TileSoftmax::kSumsTell) {
       if (softmax.lacks_maximum()) {
-        mask.also_cut(number_after(blocks.end - 1));
+        mask.also_cut(Schedule::walk(params, tile)[blocks.end - 2].number);
       }
     }
     convert_P<Element>(acc_S, tOrP);
@@ -618,7 +630,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
           leave_out_missing_rows();
           if constexpr (TileSoftmax::kSumsTell) {
             if (softmax.lacks_maximum()) {
-              mask.also_cut(number_after(n_block - 1));
+              mask.also_cut(Schedule::walk(params, tile)[n_block - 2].number);
             }
           }
           if constexpr (Traits::kOverlap) {

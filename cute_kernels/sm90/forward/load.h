@@ -82,9 +82,10 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
     for_each_tile(schedule, [&](Tile const& tile) {
       int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const batch = kv.sequences.tensor_batch(tile.batch);
+      auto const walk = schedule.walk(params, tile);
       CUTE_NO_UNROLL
       for (int place = tile.blocks.end - 1; place >= tile.blocks.begin; --place) {
-        int const n_block = schedule.block_at(params, tile, place).number;
+        int const n_block = walk[place].number;
         device::Mbarrier& full = pipeline.acquire(write, kKVBytes);
         CUTE_UNROLL
         for (int column = 0; column < Traits::kHeadDim; column += Traits::kSlab) {

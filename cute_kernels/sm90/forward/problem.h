@@ -226,43 +226,35 @@ struct TileSchedule {
 
  public:
   // What the places of a tile's blocks stand for.
-  CUTE_DEVICE static variant::Walk<Variant> walk(ParamsWith<Variant> const& params,
-                                                 Tile const& tile) {
+  CUTE_DEVICE static auto walk(ParamsWith<Variant> const& params, Tile const& tile) {
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
-    return variant::walk_of<Variant>(params, tile.batch, tile.head, tile.first_query / n_queries);
-  }
-  // The block at a place of a tile of which a mask may show less than all.
-  CUTE_DEVICE static variant::ListedBlock block_at(ParamsWith<Variant> const& params,
-                                                   Tile const& tile, int place) {
     if constexpr (variant::kTakesSpans<Variant>) {
-      if (place < variant::kFirstListedPlace) {
-        return {place, Variant::kHasMask};
-      }
-      place -= variant::kFirstListedPlace;
+      return variant::SpanWalk{
+          params.lists.list(tile.batch, tile.head, tile.first_query / n_queries)};
+    } else {
+      return variant::walk_of<Variant>(params, tile.batch, tile.head, tile.first_query / n_queries);
     }
-    return walk(params, tile)[place];
   }
 
-  // Those of a tile's blocks that some row of a warpgroup attends, by their places; `whole` becomes those that a mask is known to
-  // show all of.
-  CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup, Interval& whole) const {
-    Interval blocks;
-    if constexpr (variant::kTakesSpans<Variant>) {
-      whole = {0, 0};
-      if (tile.blocks.begin >= variant::kFirstListedPlace) {
-        return tile.blocks;
-      }
-      variant::BlockSpan const span =
-          device::load(params.spans.of_list(list_of(params, tile)) + 1 + warpgroup);
-      whole = {span.whole_begin, span.whole_end};
-      blocks = {span.begin, span.end};
-    } else if constexpr (Variant::kHasMask) {
+  // Those of a tile's blocks that some row of a warpgroup attends, by their places.
+  CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup) const {
+    if constexpr (Variant::kHasMask) {
       return tile.blocks;
-    } else {
-      int const n_queries = queries_per_warpgroup(params);
-      blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
     }
+    int const n_queries = queries_per_warpgroup(params);
+    Interval const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
     return {.begin = max(blocks.begin, tile.blocks.begin), .end = min(blocks.end, tile.blocks.end)};
+  }
+  // The same by spans; `whole` becomes those that the mask is known to show all of.
+  CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup, Interval& whole) const {
+    whole = {0, 0};
+    if (tile.blocks.begin >= variant::kListedPlaces) {
+      return tile.blocks;
+    }
+    variant::BlockSpan const span =
+        device::load(params.spans.of_list(list_of(params, tile)) + 1 + warpgroup);
+    whole = {span.whole_begin, span.whole_end};
+    return {.begin = max(span.begin, tile.blocks.begin), .end = min(span.end, tile.blocks.end)};
   }
 
   // The number of a tile's list.

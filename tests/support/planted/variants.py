@@ -25,7 +25,9 @@ _TABLE = "variant/table.h"
 
 CONFIGS = {
     "sm90": parse("(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
-    "sm90_wide": parse("(FP16, 64, 256, 64, 4): sm90+stages_2+overlap+persistent+rescale_threshold"),
+    "sm90_wide": parse(
+        "(FP16, 64, 256, 64, 4): sm90+stages_2+overlap+persistent+rescale_threshold"
+    ),
     "sm80": parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
 }
 BOTH = ("sm90", "sm80")
@@ -150,28 +152,31 @@ BUGS = [
                     "Variant::kHasScore && !BUG ? kLn2 : problem.inverse_scale_log2);", _CONSUMER),
           problem="sinks"),
     _sm90("the_mask_of_the_block_before",
-          condition("__attribute__((always_inline)) {"
-                    " auto const [n_block, is_cut] = block_at(place);",
-                    "__attribute__((always_inline)) { auto const [n_block, is_cut] ="
-                    " block_at(BUG && place > blocks.begin ? place - 1 : place);",
+          condition("__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
+                    " tile); auto [n_block, is_cut] = walk[place];"
+                    " if constexpr (Variant::kHasMask) {"
+                    " variant::ListedBlock const block = block_at(place);",
+                    "__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
+                    " tile); auto [n_block, is_cut] = walk[place];"
+                    " if constexpr (Variant::kHasMask) {"
+                    " variant::ListedBlock const block ="
+                    " block_at(BUG && place > 0 ? place - 1 : place);",
                     _CONSUMER), problem="documents"),
     _sm90("a_tail_of_V_by_its_place",
-          condition("Schedule::block_at(params, tile, place).number; int const n_rows",
-                    "BUG ? place % variant::kFirstListedPlace"
-                    " : Schedule::block_at(params, tile, place).number; int const n_rows",
+          condition("Schedule::walk(params, tile)[place].number; int const n_rows",
+                    "BUG ? (place - 1) % variant::kListedPlaces"
+                    " : Schedule::walk(params, tile)[place].number; int const n_rows",
                     _CONSUMER), problem="packed"),
     # The walk.
     _sm90("places_taken_for_blocks",
-          condition("schedule.block_at(params, tile, place).number; device::Mbarrier",
-                    "BUG ? place % variant::kFirstListedPlace"
-                    " : schedule.block_at(params, tile, place).number; device::Mbarrier",
+          condition("int const n_block = walk[place].number; device::Mbarrier",
+                    "int const n_block = BUG && place > variant::kListedPlaces"
+                    " ? place - 1 - variant::kListedPlaces : walk[place].number; device::Mbarrier",
                     _LOAD), problem="blocks"),
     _sm90("the_list_of_the_tile_before",
-          condition("return variant::walk_of<Variant>(params, tile.batch, tile.head,"
-                    " tile.first_query / n_queries);",
-                    "int const tile_of = tile.first_query / n_queries;"
-                    " return variant::walk_of<Variant>(params, tile.batch, tile.head,"
-                    " BUG && tile_of > 0 ? tile_of - 1 : tile_of);", _SCHEDULE), problem="blocks"),
+          condition("params.lists.list(tile.batch, tile.head, tile.first_query / n_queries)};",
+                    "params.lists.list(tile.batch, tile.head,"
+                    " BUG ? 0 : tile.first_query / n_queries)};", _SCHEDULE), problem="blocks"),
     _sm90("splits_that_share_blocks",
           condition("tile.blocks.begin += tile.split * share;",
                     "tile.blocks.begin += tile.split * (BUG && share > 1 ? share - 1 : share);",
@@ -245,8 +250,8 @@ BUGS = [
                      "n_attended == attended.size() && (BUG || n_whole == whole.size());", _LISTS),
            problem="but_one"),
     _spans("a_span_without_its_last_block",
-           condition("found.end = first + lanes.highest(word) + 1;",
-                     "found.end = first + lanes.highest(word) + 1 - BUG;", _LISTS),
+           condition("return {attended.begin, attended.end,",
+                     "return {attended.begin, attended.end - BUG,", _LISTS),
            problem="documents"),
     _spans("the_span_of_the_warpgroup_beside",
            condition("+ 1 + warpgroup);", "+ 1 + (warpgroup ^ BUG));", _SCHEDULE),
@@ -258,10 +263,10 @@ BUGS = [
     _spans("the_span_of_the_first_tile",
            condition("params.spans.of_list(list_of(params, tile)));",
                      "params.spans.of_list(BUG ? 0 : list_of(params, tile)));", _SCHEDULE),
-           problem="alibi"),
-    _spans("listed_places_from_the_second",
-           condition("place -= variant::kFirstListedPlace;",
-                     "place -= variant::kFirstListedPlace - BUG;", _SCHEDULE), problem="apart"),
+           problem="two_tiles"),
+    _spans("listed_places_from_the_length",
+           condition("list[place - kListedPlaces]", "list[place - kListedPlaces - BUG]", _LISTS),
+           problem="apart"),
     # The lists.
     _bug("some_taken_for_all",
          condition("ListedBlock{block, shown == Shown::some}.entry();",
@@ -270,7 +275,7 @@ BUGS = [
     _bug("some_taken_for_none",
          condition("bool const is_attended = shown != Shown::none;",
                    "bool const is_attended = BUG ? shown == Shown::all : shown != Shown::none;",
-                   _LISTS), problem="documents"),
+                   _LISTS), problem="apart"),
     _bug("the_list_of_batch_0",
          condition("PYFLASH_HOST_DEVICE constexpr int* list(", "PYFLASH_HOST_DEVICE int* list(",
                    _LISTS),
@@ -293,7 +298,7 @@ BUGS = [
                    "ListedBlock of(int entry) { return {entry >> 1, !BUG && (entry & 1) != 0};",
                    _LISTS),
          problem="apart"),
-    _bug("the_walk_from_the_length",
+    _sm80("the_walk_from_the_length",
          condition("ListedBlock::of(list[1 + place]);", "ListedBlock::of(list[1 - BUG + place]);",
                    _WALK), problem="blocks"),
 ]  # fmt: skip
