@@ -28,6 +28,7 @@ WITH_ROOM = [
 ]
 # Beside what is computed once more after an overflow, and copies of rows that are not aligned.
 MOST_SPILLED = 80
+_MINUS_INFINITY = "0xff800000"
 
 
 def _spills_on_the_way(kernel: Kernel, hides: bool) -> int:
@@ -39,7 +40,7 @@ def _spills_on_the_way(kernel: Kernel, hides: bool) -> int:
     head = kernel.main_loop.indices[0]
     ways = networkx.DiGraph()
     for start, instructions in blocks.items():
-        hidden = any("SEL" in i.opcode and "-INF" in i.operands for i in instructions)
+        hidden = any("SEL" in i.opcode and _MINUS_INFINITY in i.operands for i in instructions)
         for successor in graph.successors(start):
             for before in (False, True):
                 after = before or hidden
