@@ -20,6 +20,7 @@ template <class Base, class Variant>
 struct VariantLaunch {
   variant::ParamsOf<Base, Variant> params{};
   std::vector<int> lists;
+  std::vector<variant::BlockSpan> spans;
   std::vector<int> prepared;
   std::vector<uint32_t> bits;
   std::vector<ListedTile> order;
@@ -38,8 +39,11 @@ struct VariantLaunch {
         lists.resize(params.lists.size());
         params.lists.data = lists.data();
         judge(problem);
-        for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
-          variant::write_list<Variant>(params.captured, problem, params.lists, i,
+        params.spans = variant::block_spans<Variant>(problem);
+        spans.resize(params.spans.size(params.lists));
+        params.spans.data = spans.data();
+        for (int64_t i = 0; i < params.lists.n_lists() * params.spans.parts(); ++i) {
+          variant::write_list<Variant>(params.captured, problem, params.lists, params.spans, i,
                                        variant::OneLane{}, HostLoader{});
         }
         if (variant::kSortsTiles<Variant> && takes_order) {

@@ -54,6 +54,42 @@ struct BlockLists {
   }
 };
 
+// The blocks of a tile, or of the rows of one of its warpgroups, by their places. The mask cuts none in [whole_begin, whole_end).
+struct alignas(16) BlockSpan {
+  int begin;
+  int end;
+  int whole_begin;
+  int whole_end;
+};
+
+// Blocks of a tile that are neighbours are their own places; else the places of a list begin behind this one.
+inline constexpr int kListedPlaces = 1 << 28;
+static_assert(kListedPlaces > kNoWindow / 16, "a block of 16 keys or more has no such number");
+
+// The blocks of a tile by these places, of which the mask may show less than all.
+struct SpanWalk {
+  int const* list;
+
+  PYFLASH_HOST_DEVICE ListedBlock operator[](int place) const {
+    return place < kListedPlaces ? ListedBlock{place, true}
+                                 : ListedBlock::of(list[place - kListedPlaces]);
+  }
+};
+
+// (n_lists, 1 + warpgroups): the span of a tile, then those of its warpgroups, which hold where the tile's blocks are neighbours.
+struct BlockSpans {
+  BlockSpan* data = nullptr;
+  int warpgroups = 0;  // 0: there are no spans
+
+  PYFLASH_HOST_DEVICE constexpr int parts() const { return 1 + warpgroups; }
+  PYFLASH_HOST_DEVICE constexpr int64_t size(BlockLists const& lists) const {
+    return warpgroups > 0 ? lists.n_lists() * parts() : 0;
+  }
+  PYFLASH_HOST_DEVICE constexpr BlockSpan* of_list(int64_t list) const {
+    return data + list * parts();
+  }
+};
+
 // A problem and the tiles that a config cuts it into, as lists depend on them.
 struct ListedProblem {
   Sequences q;
@@ -64,7 +100,7 @@ struct ListedProblem {
   int n_queries;  // of a tile
   int B_c;
   int group;               // heads of q that are rows of a tile, neighbours
-  int warpgroups = 0;      // of a tile, where kernels take a mask as bits (mask_bits.h)
+  int warpgroups = 0;      // of a tile, where kernels take a mask as bits (mask_bits.h), or spans
   bool is_judged = false;  // places of lists hold what is shown of their blocks
 
   template <class Variant>
@@ -99,30 +135,70 @@ struct OneLane {
   static constexpr int index() { return 0; }
   static constexpr uint32_t ballot(bool value) { return value ? 1 : 0; }
   static constexpr int count(uint32_t word) { return static_cast<int>(word); }
+  static constexpr int highest(uint32_t) { return 0; }
 };
 
-// Writes a list of those of `blocks` of which something is shown, by all lanes of a warp. shown_of: what is shown of a block.
+// The blocks from the first to the last of which something is shown, and whether all of these are, and those that are whole.
+struct SpanFinder {
+  Interval attended{0, 0};
+  Interval whole{0, 0};
+  int n_attended = 0;
+  int n_whole = 0;
+
+  // Takes the lanes' blocks, which are neighbours; `block` is this one's.
+  template <class Lanes>
+  PYFLASH_HOST_DEVICE void add(Lanes const& lanes, int block, Shown shown) {
+    int const first = block - lanes.index();
+    add_word(lanes, attended, n_attended, first, lanes.ballot(shown != Shown::none));
+    add_word(lanes, whole, n_whole, first, lanes.ballot(shown == Shown::all));
+  }
+
+  PYFLASH_HOST_DEVICE bool are_neighbours() const {
+    return n_attended == attended.size() && n_whole == whole.size();
+  }
+  PYFLASH_HOST_DEVICE BlockSpan span() const {
+    bool const has_whole = n_whole == whole.size();
+    return {attended.begin, attended.end, has_whole ? whole.begin : 0, has_whole ? whole.end : 0};
+  }
+
+ private:
+  template <class Lanes>
+  static PYFLASH_HOST_DEVICE void add_word(Lanes const& lanes, Interval& found, int& n, int first,
+                                           uint32_t word) {
+    if (word != 0) {
+      found.begin = n == 0 ? first + lanes.count((word & (0u - word)) - 1) : found.begin;
+      found.end = first + lanes.highest(word) + 1;
+      n += lanes.count(word);
+    }
+  }
+};
+
+// Writes a list of those of `blocks` of which something is shown, by all lanes of a warp; list: nullptr, where nothing is written.
+// shown_of: what is shown of a block.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Lanes, class ShownOf>
-PYFLASH_HOST_DEVICE void write_shown(int* list, Interval blocks, Lanes const& lanes,
-                                     ShownOf const& shown_of) {
-  int length = 0;
+PYFLASH_HOST_DEVICE SpanFinder write_shown(int* list, Interval blocks, Lanes const& lanes,
+                                           ShownOf const& shown_of) {
+  SpanFinder found;
   for (int begin = blocks.begin; begin < blocks.end; begin += Lanes::kLanes) {
     int const block = begin + lanes.index();
     Shown const shown = block < blocks.end ? shown_of(block) : Shown::none;
     bool const is_attended = shown != Shown::none;
-    uint32_t const attended = lanes.ballot(is_attended);
-    if (is_attended) {
-      uint32_t const before = attended & ((1u << lanes.index()) - 1);
-      list[1 + length + lanes.count(before)] = ListedBlock{block, shown == Shown::some}.entry();
+    if (list != nullptr) {
+      uint32_t const before = lanes.ballot(is_attended) & ((1u << lanes.index()) - 1);
+      if (is_attended) {
+        list[1 + found.n_attended + lanes.count(before)] =
+            ListedBlock{block, shown == Shown::some}.entry();
+      }
     }
-    length += lanes.count(attended);
+    found.add(lanes, block, shown);
   }
-  if (lanes.index() == 0) {
-    list[0] = length;
+  if (list != nullptr && lanes.index() == 0) {
+    list[0] = found.n_attended;
   }
+  return found;
 }
 
 // The blocks that windows leave to the tile of queries [first, end).
@@ -141,23 +217,32 @@ PYFLASH_HOST_DEVICE Interval listed_blocks(ListedProblem const& problem, BlockLi
   return blocks;
 }
 
-// Writes list number `index`, by all lanes of a warp. load: reads an int at an address.
+// Writes list number index / spans.parts() and the span of its tile, or in place of both the span of a warpgroup, by all lanes of a
+// warp. load: reads an int at an address.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Variant, class Lanes, class Loader>
 PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
                                     ListedProblem const& problem, BlockLists const& lists,
-                                    int64_t index, Lanes const& lanes, Loader const& load) {
-  TileOfLists const at = lists.tile_of(index);
+                                    BlockSpans const& spans, int64_t index, Lanes const& lanes,
+                                    Loader const& load) {
+  int64_t const number = index / spans.parts();
+  int const part = int(index % spans.parts());
+  TileOfLists const at = lists.tile_of(number);
   Rows const q_rows = problem.q.rows_of(at.batch, load);
   Rows const k_rows = problem.k.rows_of(at.batch, load);
-  int* const list = lists.list(at.batch, at.head, at.tile);
-  int const first = at.tile * problem.n_queries;
-  int const end = smaller(first + problem.n_queries, q_rows.length);
+  int* const list = part == 0 ? lists.list(at.batch, at.head, at.tile) : nullptr;
+  int first = at.tile * problem.n_queries;
+  int n_queries = problem.n_queries;
+  if (part > 0) {
+    n_queries /= spans.warpgroups;
+    first += (part - 1) * n_queries;
+  }
+  int const end = smaller(first + n_queries, q_rows.length);
   Interval const blocks = listed_blocks(problem, lists, q_rows, k_rows, first, end);
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-  write_shown(list, blocks, lanes, [&](int block) {
+  SpanFinder const found = write_shown(list, blocks, lanes, [&](int block) {
     // NOTE: what is written of a list is of blocks before those that are read.
     if (problem.is_judged) {
       return static_cast<Shown>(list[1 + block]);
@@ -165,6 +250,13 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
     return shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
                                    {first, end - 1}, block);
   });
+  if (spans.warpgroups > 0 && lanes.index() == 0) {
+    BlockSpan span = found.span();
+    if (part == 0 && !found.are_neighbours()) {
+      span = {kListedPlaces + 1, kListedPlaces + 1 + found.n_attended, 0, 0};
+    }
+    spans.of_list(number)[part] = span;
+  }
 }
 
 }  // namespace pyflash::variant

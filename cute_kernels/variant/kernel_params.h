@@ -18,6 +18,7 @@ struct Made {
   PreparedTables<Variant::kPrepared> prepared;
   int const* order_of_tiles = nullptr;  // of tiles (tile_order.h); nullptr: there is none
   uint32_t const* bits = nullptr;       // of the mask (mask_bits.h); nullptr: there are none
+  BlockSpans spans;
 };
 
 template <class Base, class Variant>

@@ -40,26 +40,56 @@ cudaError_t make_prepared(Makers const& makers, typename Variant::Params const& 
                       problem, memory, size);
 }
 
-// Launches what writes `lists`, a warp each.
-template <class Captured>
-cudaError_t write_lists(Makers const& makers, Captured const& captured,
-                        ListedProblem const& problem, BlockLists const& lists,
-                        cudaStream_t stream) {
+// The ints that are made for a kernel of op forward: tables, bits, spans, lists, and the order of tiles where the family takes one.
+template <class Variant>
+struct Memory {
+  int64_t prepared = 0;
+  int64_t bits = 0;
+  int64_t spans = 0;  // NOTE: before what is not of 16-byte alignment
+  int64_t lists = 0;
+  int64_t order = 0;
+
+  Memory(ListedProblem const& problem, bool takes_order)
+      : prepared(prepared_size<Variant>(problem)), bits(bits_size<Variant>(problem)) {
+    if constexpr (Variant::kHasMask) {
+      BlockLists const of_tiles = problem.lists<Variant>();
+      spans =
+          block_spans<Variant>(problem).size(of_tiles) * int64_t(sizeof(BlockSpan) / sizeof(int));
+      lists = ceil_div(of_tiles.size(), int64_t(2)) * 2;  // so that the order is aligned
+      if (kSortsTiles<Variant> && takes_order) {
+        order = TileSort{of_tiles, problem.batch}.size();
+      }
+    }
+  }
+
+  int64_t sum() const { return prepared + bits + spans + lists + order; }
+};
+
+// Launches what writes n_lists lists, a warp each.
+template <class... Arguments>
+cudaError_t write_lists(Makers const& makers, int64_t n_lists, cudaStream_t stream,
+                        Arguments const&... arguments) {
   constexpr int kWarps = 4;
-  return launch_maker(makers.list, ceil_div(lists.n_lists(), int64_t(kWarps)), kWarps * 32, stream,
-                      captured, problem, lists);
+  return launch_maker(makers.list, ceil_div(n_lists, int64_t(kWarps)), kWarps * 32, stream,
+                      arguments...);
 }
 
-// Launches what writes the lists at `memory`, and where there are bits of the mask, these before them at `bits`; there is nothing to
-// do without a mask.
+// Launches what writes the lists at `memory` behind the spans, and where there are bits of the mask, these before them at
+// `bits`; there is nothing to do without a mask.
 template <class Variant>
 cudaError_t make_lists(Makers const& makers, Made<Variant>& made,
-                       typename Variant::Params const& captured, ListedProblem problem, int* memory,
-                       uint32_t* bits, cudaStream_t stream) {
+                       typename Variant::Params const& captured, ListedProblem problem,
+                       Memory<Variant> const& sizes, int* memory, uint32_t* bits,
+                       cudaStream_t stream) {
   if constexpr (Variant::kHasMask) {
     BlockLists& lists = made.lists;
     lists = problem.lists<Variant>();
-    lists.data = memory;
+    made.spans = block_spans<Variant>(problem);
+    made.spans.data = reinterpret_cast<BlockSpan*>(memory);
+    lists.data = memory + sizes.spans;
+    if (kTakesBits<Variant> && lists.size() > INT32_MAX) {
+      return cudaErrorInvalidConfiguration;  // kernels count entries by 32 bits
+    }
     if (bits != nullptr) {
       made.bits = bits;
       problem.is_judged = true;
@@ -70,7 +100,8 @@ cudaError_t make_lists(Makers const& makers, Made<Variant>& made,
         return error;
       }
     }
-    return write_lists(makers, captured, problem, lists, stream);
+    return write_lists(makers, lists.n_lists() * made.spans.parts(), stream, captured, problem,
+                       lists, made.spans);
   }
   return cudaSuccess;
 }
@@ -87,26 +118,6 @@ cudaError_t make_order(Makers const& makers, int const*& order, Sort const& sort
   return launch_maker(makers.sort, n_ctas, kSortThreads, stream, sort, memory);
 }
 
-// The ints that are made for a kernel of op forward: tables, bits, lists, and the order of tiles where the family takes one.
-template <class Variant>
-struct Memory {
-  int64_t prepared = 0;
-  int64_t bits = 0;
-  int64_t lists = 0;
-  int64_t order = 0;
-
-  Memory(ListedProblem const& problem, bool takes_order)
-      : prepared(prepared_size<Variant>(problem)), bits(bits_size<Variant>(problem)) {
-    if constexpr (Variant::kHasMask) {
-      BlockLists const of_tiles = problem.lists<Variant>();
-      lists = ceil_div(of_tiles.size(), int64_t(2)) * 2;  // so that the order is aligned
-      if (kSortsTiles<Variant> && takes_order) {
-        order = TileSort{of_tiles, problem.batch}.size();
-      }
-    }
-  }
-};
-
 // Runs a config's kernel with a variant. Overloads of the family launch it, and say whether it takes an order of tiles and how much
 // shared memory.
 template <auto kConfig, class Variant, Makers const& kMakers>
@@ -122,11 +133,11 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
   auto* const bits = sizes.bits > 0 ? reinterpret_cast<uint32_t*>(memory) : nullptr;
   memory += sizes.bits;
   if (error == cudaSuccess) {
-    error = make_lists<Variant>(kMakers, made, captured, problem, memory, bits, on);
+    error = make_lists<Variant>(kMakers, made, captured, problem, sizes, memory, bits, on);
   }
   if (error == cudaSuccess && sizes.order > 0) {
     error = make_order(kMakers, made.order_of_tiles, TileSort{made.lists, problem.batch},
-                       memory + sizes.lists, on);
+                       memory + sizes.spans + sizes.lists, on);
   }
   if (error == cudaSuccess) {
     error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured,
@@ -143,15 +154,14 @@ template <auto kConfig, class Variant, Makers const& kMakers>
 VariantRow make_variant_row(char const* key, ConfigMapRow<Forward> const& row) {
   auto of_variant = row;
   of_variant.smem_bytes = variant_smem_bytes<Variant>(kConfig, row);
-  return {.key = key,
-          .most_positions = Variant::kMostPositions,
-          .row = of_variant,
-          .n_ints = [](Forward::Params const& params) -> int64_t {
-            Memory<Variant> const sizes(listed_problem(kConfig, params),
-                                        takes_order(kConfig, params));
-            return sizes.prepared + sizes.bits + sizes.lists + sizes.order;
-          },
-          .run = run<kConfig, Variant, kMakers>};
+  return {
+      .key = key,
+      .most_positions = Variant::kMostPositions,
+      .row = of_variant,
+      .n_ints = [](Forward::Params const& params) -> int64_t {
+        return Memory<Variant>(listed_problem(kConfig, params), takes_order(kConfig, params)).sum();
+      },
+      .run = run<kConfig, Variant, kMakers>};
 }
 
 }  // namespace pyflash::variant

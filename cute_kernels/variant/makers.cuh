@@ -18,6 +18,7 @@ struct WarpLanes {
   static __device__ int index() { return threadIdx.x % kLanes; }
   static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
   static __device__ int count(uint32_t word) { return __popc(word); }
+  static __device__ int highest(uint32_t word) { return 31 - __clz(word); }
 
   static constexpr int kOwnLanes = 1;
   static __device__ int own(int) { return 0; }
@@ -78,13 +79,13 @@ __global__ void __launch_bounds__(kJudgingThreads)
                        [](int const* address) { return *address; });
 }
 
-// A warp writes a list.
+// A warp writes a list, or the span of a warpgroup.
 template <class Variant>
 __global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
-                            BlockLists const lists) {
+                            BlockLists const lists, BlockSpans const spans) {
   int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists()) {
-    write_list<Variant>(captured, problem, lists, index, WarpLanes{},
+  if (index < lists.n_lists() * spans.parts()) {
+    write_list<Variant>(captured, problem, lists, spans, index, WarpLanes{},
                         [](int const* address) { return *address; });
   }
 }

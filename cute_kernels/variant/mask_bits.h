@@ -16,6 +16,16 @@ template <class Variant>
 inline constexpr bool kTakesBits = Variant::kHasMask && Variant::kMaskIsDear &&
                                    !(Variant::kMaskReadsBatch && Variant::kMaskReadsHead);
 
+// Whether kernels that compute with warpgroups take a tile's blocks as spans (block_lists.h). NOTE: with bits they read ahead which
+// block is next.
+template <class Variant>
+inline constexpr bool kTakesSpans = Variant::kHasMask && !kTakesBits<Variant>;
+
+template <class Variant>
+constexpr BlockSpans block_spans(ListedProblem const& problem) {
+  return {.data = nullptr, .warpgroups = kTakesSpans<Variant> ? problem.warpgroups : 0};
+}
+
 // Keys whose bits a lane of each quad has a byte of, and those that it has a word of.
 inline constexpr int kKeysOfByte = 32;
 inline constexpr int kKeysOfWord = 128;

@@ -47,6 +47,7 @@ class Asked:
         """With a variant, a set's configs that have room for it, and those of gradients."""
         from pyflash.codegen.build import default_archs, that_run_on
         from pyflash.config import ARCHS, from_environment, named_set, parse
+        from pyflash.variant.needs import needs_of
 
         archs = default_archs() if archs is None else archs
         if named:
@@ -55,7 +56,8 @@ class Asked:
             found = named_set(set_name) if set_name else from_environment()
             configs = that_run_on(found, archs or ARCHS)
             if with_variant:
-                configs = [c for c in configs if c.family.builds_variant(c)]
+                needs = needs_of(with_variant.variant)
+                configs = [c for c in configs if c.family.builds_variant(c, needs)]
         variant = with_variant.variant if with_variant else None
         return cls(configs, named, set_name, archs, features or [], only, variant)
 

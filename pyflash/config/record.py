@@ -11,6 +11,7 @@ from pyflash.config.fields import Field, describe
 from pyflash.config.op import KernelFeatures, Op
 from pyflash.config.resources import RegisterDemand, Resources
 from pyflash.config.rules import Rules
+from pyflash.config.variant_needs import VariantNeeds
 
 if TYPE_CHECKING:
     from pyflash.config.base import DType, KernelConfig
@@ -76,8 +77,10 @@ class Family:
     variant_header: str | None = None
     gradient_header: str | None = None  # the same of gradients
     variant_launcher: str | None = None  # of rows with either
-    # Whether a config has registers left for a variant.
-    has_room_for_variant: Callable[[Any], bool] = lambda config: True
+    # Why a config has no room for a variant of such needs, a sentence; None: it has.
+    variant_refusal: Callable[[Any, VariantNeeds], str | None] = lambda config, needs: None
+    # The configs that run variants where none is named, best first; (): the ranked ones.
+    for_variants: Sequence[KernelConfig] = ()
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
     emulation_watches_registers: bool = False
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer
@@ -114,13 +117,13 @@ class Family:
         """The name of the config type in C++."""
         return self.config_type.__name__
 
-    def takes_variant(self, config: Any) -> bool:
+    def takes_variant(self, config: Any, needs: VariantNeeds) -> bool:
         """Whether kernels of a config of this family take a variant, with registers to spare."""
-        return self.variant_header is not None and self.has_room_for_variant(config)
+        return self.variant_header is not None and self.variant_refusal(config, needs) is None
 
-    def builds_variant(self, config: Any) -> bool:
+    def builds_variant(self, config: Any, needs: VariantNeeds) -> bool:
         """The same, and whether kernels of gradients do."""
-        return self.takes_variant(config) or self.gradient_header is not None
+        return self.takes_variant(config, needs) or self.gradient_header is not None
 
     def nvcc_arch(self, arch: Arch | str | int) -> str:
         """The target that nvcc compiles for `arch`: "90", or "90a" where it has to be that."""

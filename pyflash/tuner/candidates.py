@@ -11,6 +11,7 @@ from pyflash.op.selection import Problem, features_needed
 from pyflash.op.variants.features import features_asked
 from pyflash.tuner.builder import Kernel
 from pyflash.variant import Variant
+from pyflash.variant.needs import needs_of
 
 AnySpace = Space | KernelConfig | str | Iterable["AnySpace"]
 
@@ -60,7 +61,8 @@ def kernels_for(
     """Those of the problem's dtype and of the smallest d_head that is large enough; with a variant,
     those that take one. Raises ValueError for an option that no kernel has beside a variant."""
     if variant:
-        configs = [c for c in configs if c.family.takes_variant(c)]
+        needs = needs_of(variant)
+        configs = [c for c in configs if c.family.takes_variant(c, needs)]
     fitting = [c for c in configs if c.dtype == problem.dtype and c.d_head >= problem.d_head]
     d_head = min((config.d_head for config in fitting), default=0)
     smallest = [config for config in fitting if config.d_head == d_head]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyflash.variant.cpp_bounds import tile_lines
-from pyflash.variant.cpp_expressions import FLOATS, TYPES, enclosed, no_float, statements
+from pyflash.variant.cpp_expressions import TYPES, enclosed, floats_of, statements
 from pyflash.variant.derivative import ONE, derivative
 from pyflash.variant.expr import SCORE, TRUE, Node, Param, index
 from pyflash.variant.interval import MAX_POSITION
@@ -94,6 +94,13 @@ def gradient_struct_of(variant: Variant | Summed) -> str:
     if isinstance(variant, Summed):
         return _struct_of(variant.variant, name, has_slope=True, places=variant.places)
     return _struct_of(variant, name, has_slope=True)
+
+
+def stages_of(variant: Variant) -> Stages:
+    """The stages of a forward kernel's scores."""
+    score, mask = variant.normal.score, variant.normal.mask
+    by_sums = with_sums_apart(with_distances(score))
+    return Stages(with_inverses(by_sums), with_inverses(with_distances(mask)))
 
 
 def _struct_of(variant: Variant, name: str, has_slope: bool, places: tuple[int, ...] = ()) -> str:
@@ -256,7 +263,7 @@ class _Emitter:
         if stage is Stage.ROW:
             streams = self.stages.streams
             roots += [arg for node in streams for arg in node.args if arg != index("k")]
-        lines, texts = statements(roots, known, FLOATS.get(stage, no_float))
+        lines, texts = statements(roots, known, floats_of(stage, self._names_of(Stage.UNIFORM)))
         values, rest = texts[: len(wanted)], iter(texts[len(wanted) :])
         if stage is Stage.ROW:
             for node in self.stages.streams:

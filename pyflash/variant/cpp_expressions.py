@@ -34,11 +34,11 @@ def no_float(node: Node) -> str | None:
     return None
 
 
-def _float_of_key(node: Node) -> str | None:
-    return "(float(first) + float(offset))" if is_float_of_key(node) else None
+def _float_of_key(node: Node) -> tuple[str, str] | None:
+    return ("float(first)", "float(offset)") if is_float_of_key(node) else None
 
 
-def _float_of_distance(node: Node) -> str | None:
+def _float_of_distance(node: Node) -> tuple[str, str] | None:
     if not is_float_of_distance(node):
         return None
     total = Affine.of(node.args[0])
@@ -47,12 +47,31 @@ def _float_of_distance(node: Node) -> str | None:
     lines, (text,) = statements([node.args[0]], places)
     assert not lines
     steps = "offset" if factor == 1 else f"{factor} * offset"
-    return f"(float({text}) + float({steps}))"
+    return f"float({text})", f"float({steps})"
 
 
-# Floats of positions in functions of a stage, by the place of a thread's first one: what is added
-# is a constant, and the first one is converted once.
-FLOATS = {Stage.COLUMN: _float_of_key, Stage.DISTANCE: _float_of_distance}
+# Floats of positions in functions of a stage as the sum of that of a thread's first one, which is
+# converted once, and a constant.
+_SUMS = {Stage.COLUMN: _float_of_key, Stage.DISTANCE: _float_of_distance}
+
+
+def floats_of(stage: Stage, uniform: Mapping[Node, str]) -> Callable[[Node], str | None]:
+    """Of positions in functions of a stage. uniform: the fields that all positions share. Their
+    product with a position is one multiply-add of the constant."""
+    if (sum_of := _SUMS.get(stage)) is None:
+        return no_float
+
+    def float_of(node: Node) -> str | None:
+        if found := sum_of(node):
+            return f"({found[0]} + {found[1]})"
+        if node.op == "*" and node.kind is F32:
+            for position, factor in (node.args, node.args[::-1]):
+                if factor in uniform and (found := sum_of(position)):
+                    times = uniform[factor]
+                    return f"fused({found[1]}, {times}, {found[0]} * {times})"
+        return None
+
+    return float_of
 
 
 def statements(

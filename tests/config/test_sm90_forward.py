@@ -10,9 +10,10 @@ from pyflash.config.arch import ARCHS, Arch
 from pyflash.config.features import first_covering
 from pyflash.config.sets import UNRANKED
 from pyflash.config.sm90 import Budgets, budgets
-from pyflash.config.sm90_forward.resources import register_demand
+from pyflash.config.sm90_forward.resources import register_demand, variant_refusal
 from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
-from pyflash.config.sm90_forward.sets import SHORT
+from pyflash.config.sm90_forward.sets import FOR_VARIANTS, SHORT
+from pyflash.config.variant_needs import NO_NEEDS, VariantNeeds
 
 TEXT = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 BEST = FlashForwardSm90Config.parse(TEXT)
@@ -185,6 +186,43 @@ def test_short_blocks_of_wide_tiles_are_for_windows():
     assert all(features.left_window for features in built)
     for features in ("right_window+left_window+sinks", "left_window+softcap"):
         assert first_covering(features, built), features
+
+
+ALL_NEEDS = VariantNeeds(positions=True, bits=True, pairs=True)
+
+
+def test_room_for_variants():
+    """By registers: four consumers have none for what is kept of positions, bits or pairs."""
+    four, three, short = (parse(text) for text in (
+        "(FP16, 64, 256, 64, 4): sm90+stages_4+overlap+persistent+rescale_threshold",
+        "(FP16, 64, 192, 128, 3): sm90+stages_2+overlap+persistent+rescale_threshold",
+        "(FP16, 64, 192, 96, 3): sm90+stages_3+overlap+persistent+rescale_threshold",
+    ))  # fmt: skip
+    assert variant_refusal(four, NO_NEEDS) is None
+    for needs, words in (
+        (VariantNeeds(positions=True), "with scores by position,"),
+        (VariantNeeds(bits=True), "with a mask as bits,"),
+        (VariantNeeds(pairs=True), "with tensors of an element for each pair,"),
+    ):
+        refusal = variant_refusal(four, needs)
+        assert words in refusal
+        assert "120 registers of a consumer thread, which has 112" in refusal
+    assert "168 registers of a consumer thread, which has 160" in variant_refusal(three, NO_NEEDS)
+    assert variant_refusal(short, ALL_NEEDS) is None
+    assert variant_refusal(BEST, ALL_NEEDS) is None
+    packed = BEST.replace(pack_gqa=True)
+    assert "use pack_gqa = False" in variant_refusal(packed, NO_NEEDS)
+
+
+def test_each_d_head_has_a_config_for_any_variant():
+    for d_head in SUPPORTED["d_head"]:
+        for dtype in DType:
+            own = [c for c in FOR_VARIANTS if (c.d_head, c.dtype) == (d_head, dtype)]
+            assert any(c.family.takes_variant(c, ALL_NEEDS) for c in own)
+    for config in FOR_VARIANTS:
+        assert config.is_legal(SM90)
+        assert config == config.canonical()
+        assert config.family.takes_variant(config, NO_NEEDS)
 
 
 def test_a_space():

@@ -41,6 +41,7 @@ PROBLEMS: dict[str, tuple[str, tuple[int, int, int, int], dict[str, Any]]] = {
     "softcap": ("bias", (1, 2, 70, 90), {"softcap": 1.0}),
     "sinks": ("of_row", (1, 2, 70, 90), {"sinks": torch.tensor([1.0, -2.0])}),
     "windows": ("alibi", (1, 2, 150, 200), {"window_left": 70, "window_right": 5}),
+    "two_tiles": ("alibi", (1, 2, 300, 330), {}),
     "packed": ("blocks", (2, 2, 70, 150), {}),
     # The last query of a tile sees the first key of a block, the last tile the last of a block.
     "last_query": ("of_heads", (1, 1, 128, 200), {}),

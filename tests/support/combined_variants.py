@@ -42,6 +42,9 @@ PARTS = {
     "of_row": "of_row(row: f32[2]): s + row[h, q]",
     "of_column": "of_column(jump: f32[1]): s + jump[k] where k != 70",
     "blocks": "blocks: s where (k // 64 + q // 128) % 2 == 0",
+    "apart": "apart: s where (k // 64 % 2 == 0) & (k % 64 < 60 + q // 128)",
+    "but_one": "but_one: s where (k // 64 != 1) | (k % 64 < 5)",
+    "ring": "ring: s where abs(k - q) <= 90",
     "prefix": "prefix(prefix: i32[1]): s * 0.5 where (k < prefix[b]) | (k == q)",
 }
 RANDOM_SEEDS = tuple(range(100, 108))

@@ -130,7 +130,8 @@ def test_the_text_says_where_it_is_from():
     assert "Table<float, 1> p0;  // slope" in text
     assert "return {params.p0.at(h)};" in text
     assert "return fused(raw, scale, distance.d0);" in text
-    assert "return {(float(first_apart) + float(offset)) * uniform.u0, apart <= 0};" in text
+    distance = "fused(float(offset), uniform.u0, float(first_apart) * uniform.u0)"
+    assert f"return {{{distance}, apart <= 0}};" in text
     assert f"kMostPositions = {MOST_APART};" in text
     assert "return distance.d1;" in text
 

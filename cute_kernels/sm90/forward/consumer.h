@@ -250,6 +250,7 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   // What a variant reads for the scores of the block at a place, while what is before it is computed.
   constexpr bool kHasStreams = variant::kStreamCount<Variant> > 0;
   constexpr bool kTakesBits = variant::kTakesBits<Variant>;
+  constexpr bool kTakesSpans = variant::kTakesSpans<Variant>;
   constexpr bool kReadsAhead = kHasStreams || kTakesBits;
   int first_place = 0;  // of the tile, with such a variant
   auto blocks_ahead = [&] {
@@ -259,14 +260,27 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       return NoBlocksAhead{};
     }
   }();
+  Interval whole{};  // places of blocks that a mask is known to show all of
+  // The block at a place whose scores are made next, under a mask.
+  auto block_at = [&](int place) __attribute__((always_inline)) {
+    if constexpr (kTakesBits) {
+      return blocks_ahead.next();
+    } else if constexpr (kTakesSpans) {
+      if (whole.begin <= place && place < whole.end) {
+        return variant::ListedBlock{place, false};
+      }
+    }
+    return variant::ListedBlock{Schedule::walk(params, tile)[place]};
+  };
   auto read_ahead = [&](auto place) __attribute__((always_inline)) {
     if constexpr (kTakesBits) {
       blocks_ahead.advance(place);
     }
     if constexpr (kHasStreams) {
       if (place >= first_place) {
+        auto const block = kTakesSpans ? block_at(place) : Schedule::walk(params, tile)[place];
         copy_streams<Traits, kFeatures, Variant>(params, tile, tile.first_query + first_row_query,
-                                                 Schedule::walk(params, tile)[place]);
+                                                 block);
       }
     }
   };
@@ -277,9 +291,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
                            int place) __attribute__((always_inline)) {
     auto const walk = Schedule::walk(params, tile);
     auto [n_block, is_cut] = walk[place];
-    if constexpr (kTakesBits) {
-      n_block = blocks_ahead.next().number;
-      is_cut = blocks_ahead.next().is_cut;
+    if constexpr (Variant::kHasMask) {
+      variant::ListedBlock const block = block_at(place);
+      n_block = block.number;
+      is_cut = block.is_cut;
     }
     auto make_scores = [&](auto ahead) {
       int const first_query = tile.first_query + first_row_query;
@@ -334,9 +349,10 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   auto softmax_rows = [&](auto& acc_S, auto& softmax, TileMask& mask, int place) {
     auto const walk = Schedule::walk(params, tile);
     auto [n_block, is_cut] = walk[place];
-    if constexpr (kTakesBits) {
-      n_block = blocks_ahead.next().number;
-      is_cut = blocks_ahead.next().is_cut;
+    if constexpr (Variant::kHasMask) {
+      variant::ListedBlock const block = block_at(place);
+      n_block = block.number;
+      is_cut = block.is_cut;
     }
     auto make_scores = [&](auto ahead) {
       int const first_query = tile.first_query + first_row_query;
@@ -410,7 +426,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   int n_skip = 0;           // blocks between the last one attended and the next
   auto next_tile = [&] {
     tile = schedule.next();
-    blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    if constexpr (kTakesSpans) {
+      blocks = schedule.blocks_of_warpgroup(tile, warpgroup, whole);
+    } else {
+      blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
+    }
     has_P = blocks.size() > 0;
     n_skip += has_P ? tile.blocks.end - blocks.end : tile.blocks.size();
     mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());

@@ -47,17 +47,18 @@ struct BitsOfBlock {
 };
 
 // The blocks of a tile, from its last place on.
-// NOTE: offsets, since of pointers that a loop carries the compiler does not know that all lanes read one address.
+// NOTE: offsets, since of pointers that a loop carries the compiler does not know that all lanes read one address. There are no
+// more of them than 32 bits count: bits are few (bits_size), and longer lists are refused.
 template <class Traits, class Variant>
 struct BlocksAhead {
   using Bits = BitsOfBlock<Traits::kBlockN>;
   using Vector = typename Bits::Vector;
-  static constexpr int64_t kVectorsOfBlock =
-      variant::words_of_block(Traits::kNConsumers, Traits::kBlockN) / Bits::kWords;
+  static constexpr int kVectorsOfBlock =
+      int(variant::words_of_block(Traits::kNConsumers, Traits::kBlockN) / Bits::kWords);
 
   ParamsWith<Variant> const& params;
-  int64_t first_entry;   // of the tile's list
-  int64_t first_vector;  // this thread's, of the tile's block 0
+  uint32_t first_entry;   // of the tile's list
+  uint32_t first_vector;  // this thread's, of the tile's block 0
   int first_place;
   int entry;        // of the block whose scores are made next
   int entry_after;  // of the one after it
@@ -69,10 +70,9 @@ struct BlocksAhead {
   CUTE_DEVICE void begin(Tile const& tile, int warpgroup, Interval const& places) {
     using Schedule = TileSchedule<Traits, ForwardFeatures{}, Variant>;
     auto const& lists = params.lists;
-    int const n_queries = Traits::kNConsumers * Schedule::queries_per_warpgroup(params);
-    int64_t const list = lists.index_of(tile.batch, tile.head, tile.first_query / n_queries);
-    first_entry = list * (1 + lists.blocks) + 1;
-    first_vector = list * lists.blocks * kVectorsOfBlock + warpgroup * kWarpgroup +
+    int64_t const list = Schedule::list_of(params, tile);
+    first_entry = uint32_t(list * (1 + lists.blocks) + 1);
+    first_vector = uint32_t(list * lists.blocks) * kVectorsOfBlock + warpgroup * kWarpgroup +
                    device::fresh_thread_idx() % kWarpgroup;
     first_place = places.begin;
     if (places.size() > 0) {

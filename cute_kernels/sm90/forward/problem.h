@@ -11,6 +11,7 @@
 #include "cute_kernels/params.h"
 #include "cute_kernels/sm90/forward/cta_share.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
+#include "cute_kernels/variant/mask_bits.h"
 #include "cute_kernels/variant/tile_order.h"
 
 namespace pyflash::sm90 {
@@ -174,7 +175,7 @@ struct TileSchedule {
     tile.first_query = m_block * n_queries;
     find_rows(tile);
     if constexpr (Variant::kHasMask) {
-      tile.blocks = {0, walk(params, tile).list[0]};
+      tile.blocks = places(tile);
     } else {
       tile.blocks = attended(tile, tile.first_query, n_queries);
     }
@@ -202,6 +203,16 @@ struct TileSchedule {
     }
   }
 
+  // The places of a tile's blocks under a mask.
+  CUTE_DEVICE Interval places(Tile const& tile) const {
+    if constexpr (variant::kTakesSpans<Variant>) {
+      variant::BlockSpan const span = device::load(params.spans.of_list(list_of(params, tile)));
+      return {span.begin, span.end};
+    } else {
+      return {0, walk(params, tile).list[0]};
+    }
+  }
+
   // The blocks of keys that some of these queries attend.
   CUTE_DEVICE Interval attended(Tile const& tile, int first_query, int n_queries) const {
     int const end_query = min(first_query + n_queries, tile.q_rows.length);
@@ -215,10 +226,14 @@ struct TileSchedule {
 
  public:
   // What the places of a tile's blocks stand for.
-  CUTE_DEVICE static variant::Walk<Variant> walk(ParamsWith<Variant> const& params,
-                                                 Tile const& tile) {
+  CUTE_DEVICE static auto walk(ParamsWith<Variant> const& params, Tile const& tile) {
     int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
-    return variant::walk_of<Variant>(params, tile.batch, tile.head, tile.first_query / n_queries);
+    if constexpr (variant::kTakesSpans<Variant>) {
+      return variant::SpanWalk{
+          params.lists.list(tile.batch, tile.head, tile.first_query / n_queries)};
+    } else {
+      return variant::walk_of<Variant>(params, tile.batch, tile.head, tile.first_query / n_queries);
+    }
   }
 
   // Those of a tile's blocks that some row of a warpgroup attends, by their places.
@@ -229,6 +244,23 @@ struct TileSchedule {
     int const n_queries = queries_per_warpgroup(params);
     Interval const blocks = attended(tile, tile.first_query + warpgroup * n_queries, n_queries);
     return {.begin = max(blocks.begin, tile.blocks.begin), .end = min(blocks.end, tile.blocks.end)};
+  }
+  // The same by spans; `whole` becomes those that the mask is known to show all of.
+  CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup, Interval& whole) const {
+    whole = {0, 0};
+    if (tile.blocks.begin >= variant::kListedPlaces) {
+      return tile.blocks;
+    }
+    variant::BlockSpan const span =
+        device::load(params.spans.of_list(list_of(params, tile)) + 1 + warpgroup);
+    whole = {span.whole_begin, span.whole_end};
+    return {.begin = max(span.begin, tile.blocks.begin), .end = min(span.end, tile.blocks.end)};
+  }
+
+  // The number of a tile's list.
+  CUTE_DEVICE static int64_t list_of(ParamsWith<Variant> const& params, Tile const& tile) {
+    int const n_queries = Traits::kNConsumers * queries_per_warpgroup(params);
+    return params.lists.index_of(tile.batch, tile.head, tile.first_query / n_queries);
   }
 
   CUTE_DEVICE static int queries_per_warpgroup(KernelParams const& params) {

@@ -4,11 +4,12 @@ from pyflash.config.features import FORWARD
 from pyflash.config.record import Family
 from pyflash.config.sm90 import RUNS_ON, WARPGROUP
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
-from pyflash.config.sm90_forward.resources import register_demand, resources
+from pyflash.config.sm90_forward.resources import register_demand, resources, variant_refusal
 from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
 from pyflash.config.sm90_forward.sets import (
     DROPPING,
     FIRST_RANK,
+    FOR_VARIANTS,
     RANKED,
     SETS,
     SETTLED,
@@ -47,7 +48,8 @@ SM90_FORWARD = Family(
     emulation_header="cute_kernels/sm90/forward/emulated.h",
     variant_header="cute_kernels/sm90/forward/variant_kernel.h",
     variant_launcher="cute_kernels/sm90/forward/variant_launch.h",
-    has_room_for_variant=lambda config: config.n_consumers <= 2 and not config.pack_gqa,
+    variant_refusal=variant_refusal,
+    for_variants=FOR_VARIANTS,
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),

@@ -10,12 +10,19 @@ from dataclasses import dataclass
 
 from pyflash.config.arch import Arch
 from pyflash.config.resources import Resources
-from pyflash.config.sm90 import WARPGROUP, resources_of
+from pyflash.config.sm90 import RUNS_ON, WARPGROUP, budgets, resources_of
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
+from pyflash.config.variant_needs import VariantNeeds
 
 # Registers per consumer thread beside the fragments: softmax state, descriptors, the tile's
 # coordinates, loop counters. Without spills compiled: 32, where 128 of 160 are fragments.
 BASE = 32
+
+# Those that a variant takes beside all that: whole blocks and their places, unless a thread of four
+# consumers finds out anew where its scores are; and what scores by position, bits and tensors of
+# pairs keep. With as many left, the way of whole blocks and that of cut ones have no spills.
+OF_VARIANT = 8
+OF_NEEDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +58,27 @@ def register_demand(config: FlashForwardSm90Config) -> RegisterDemand:
 def resources(config: FlashForwardSm90Config, arch: Arch) -> Resources:
     demand = register_demand(config).peak
     return resources_of(config.n_consumers, config.smem_bytes, demand, arch, config.ctas_per_sm)
+
+
+def variant_demand(config: FlashForwardSm90Config, needs: VariantNeeds) -> int:
+    """Registers per consumer thread of a kernel with a variant."""
+    of_variant = 0 if config.n_consumers == 4 else OF_VARIANT
+    return register_demand(config).peak + of_variant + (OF_NEEDS if needs.words else 0)
+
+
+def variant_refusal(config: FlashForwardSm90Config, needs: VariantNeeds) -> str | None:
+    """Why a config has no room for a variant of such needs; None: it has."""
+    if config.pack_gqa:
+        return (
+            "rows of its tiles are of several heads, each of which has parts of the variant of its "
+            "own: use pack_gqa = False"
+        )
+    budget = budgets(config.n_consumers, Arch.of(RUNS_ON), config.ctas_per_sm).consumer
+    demand = variant_demand(config, needs)
+    if demand <= budget:
+        return None
+    kept = f", with {needs.words}," if needs.words else ""
+    return (
+        f"the variant{kept} takes about {demand} registers of a consumer thread, which has "
+        f"{budget} with n_consumers = {config.n_consumers}: use a smaller B_c, or fewer consumers"
+    )

@@ -75,6 +75,23 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
 )
 
+# With a variant, at each d_head, best first: the first with room for it. What scores by position,
+# bits and tensors of pairs keep leaves room for three consumers at most.
+FOR_VARIANTS = (
+    *_of_each_dtype(
+        "overlap+persistent+rescale_threshold",
+        "(FP16, 64, 256, 64, 4): sm90+stages_4",
+        "(FP16, 64, 192, 96, 3): sm90+stages_3",
+    ),
+    *_of_each_dtype(
+        _LONG,
+        "(FP16, 96, 128, 128, 2): sm90+stages_2",
+        "(FP16, 128, 128, 128, 2): sm90+stages_2",
+        "(FP16, 192, 128, 96, 2): sm90+stages_2",
+        "(FP16, 256, 128, 64, 2): sm90+stages_2",
+    ),
+)
+
 # The best of two consumers at each d_head.
 _OF_TWO = {
     (c.dtype, c.d_head): c

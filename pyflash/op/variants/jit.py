@@ -19,21 +19,38 @@ from pyflash.config import (
     parse,
     rank,
 )
+from pyflash.config.variant_needs import NO_NEEDS, VariantNeeds
 from pyflash.op import library
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.features import backward_features_asked, features_asked
+from pyflash.variant.needs import needs_of
 from pyflash.variant.parser import normal_of
 from pyflash.variant.summed import Summed
 
 _lock = threading.Lock()
 
 
-def default_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
-    """The first in rank of the default configs that an architecture runs, of the smallest d_head
-    that is not below this one, whose threads have registers left for a variant. Raises ValueError
-    where there is none."""
-    known = [*named_set("all"), *named_set("head_dims")]
-    return _first_fitting(filter(_takes_variant, known), dtype, d_head, arch)
+def default_config(
+    dtype: DType, d_head: int, arch: Arch, needs: VariantNeeds = NO_NEEDS
+) -> KernelConfig:
+    """The first in rank of the configs for variants, or of the default ones where a family has
+    none of those, that an architecture runs, of the smallest d_head that is not below this one,
+    whose threads have registers left for a variant of such needs. Raises ValueError where there is
+    none."""
+    default = [*named_set("all"), *named_set("head_dims")]
+    known = [
+        *(config for family in FAMILIES for config in family.for_variants),
+        *(config for config in default if not config.family.for_variants),
+    ]
+    with_room = [config for config in known if config.family.takes_variant(config, needs)]
+    return _first_fitting(with_room, dtype, d_head, arch, rank_of=_rank_with_variant)
+
+
+def _rank_with_variant(config: KernelConfig) -> int:
+    family = config.family
+    if config in family.for_variants:
+        return family.first_rank + family.for_variants.index(config)
+    return rank(config)
 
 
 def default_gradient_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
@@ -46,16 +63,13 @@ def default_gradient_config(dtype: DType, d_head: int, arch: Arch) -> KernelConf
     )
 
 
-def _takes_variant(config: KernelConfig) -> bool:
-    return config.family.takes_variant(config)
-
-
 def _first_fitting(
     known: Iterable[KernelConfig],
     dtype: DType,
     d_head: int,
     arch: Arch,
     columns: Callable[[KernelConfig], float] = lambda config: config.d_head,
+    rank_of: Callable[[KernelConfig], int] = rank,
 ) -> KernelConfig:
     fitting = [
         config
@@ -64,7 +78,7 @@ def _first_fitting(
     ]
     if not fitting:
         raise ValueError(f"pyflash: no config is for {dtype.name} with d_head {d_head} on {arch}")
-    return min(fitting, key=lambda config: (columns(config), rank(config)))
+    return min(fitting, key=lambda config: (columns(config), rank_of(config)))
 
 
 def ensure_built(text: str, arguments: dict[str, Any], q: torch.Tensor) -> None:
@@ -119,7 +133,8 @@ def _ensure_once(
     if of_q is None or not archs:
         return named
     if packed_gradients is None:
-        config = parse(named) if named else default_config(of_q, d_head, archs[0])
+        needs = needs_of(normal_of(text))
+        config = parse(named) if named else default_config(of_q, d_head, archs[0], needs)
         features = features_asked(options, d_head, config.canonical())
     else:
         config = default_gradient_config(of_q, d_head, archs[0])

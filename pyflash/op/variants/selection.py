@@ -17,6 +17,7 @@ from pyflash.op.variants.arguments import as_variant
 from pyflash.op.variants.gradients import select as select_gradients
 from pyflash.op.variants.jit import default_config
 from pyflash.variant import Variant
+from pyflash.variant.needs import needs_of
 
 
 def select(problem: Problem, variant: Variant | str) -> Selection:
@@ -34,7 +35,8 @@ def select(problem: Problem, variant: Variant | str) -> Selection:
     except RuntimeError as error:
         if "compile=True" not in str(error):
             raise
-        config = default_config(problem.dtype, problem.d_head, Arch.of(sm_arch))
+        needs = needs_of(as_variant(variant))
+        config = default_config(problem.dtype, problem.d_head, Arch.of(sm_arch), needs)
         raise RuntimeError(f"{error}, which compiles it for '{config}'") from None
     backward = _backward(problem, variant, sm_arch) if sm_arch else "the formula in float32"
     return Selection(parse(short_form), num_splits, reason, backward)

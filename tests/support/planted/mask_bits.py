@@ -75,8 +75,8 @@ BUGS = [
                    "if (BUG && place == first_place) { bits = stale; } if (place > first_place) {",
                    _READ)),
     _bug("words_of_the_tile_before",
-         condition("first_vector = list * lists.blocks * kVectorsOfBlock",
-                   "first_vector = (BUG && list > 0 ? list - 1 : list) * lists.blocks *"
+         condition("first_vector = uint32_t(list * lists.blocks) * kVectorsOfBlock",
+                   "first_vector = uint32_t((BUG && list > 0 ? list - 1 : list) * lists.blocks) *"
                    " kVectorsOfBlock", _READ)),
     _bug("words_of_the_other_warpgroup",
          condition("+ warpgroup * kWarpgroup + device", "+ (warpgroup ^ BUG) * kWarpgroup + device",

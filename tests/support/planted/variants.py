@@ -25,9 +25,12 @@ _TABLE = "variant/table.h"
 
 CONFIGS = {
     "sm90": parse("(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+persistent+rescale_threshold"),
+    "sm90_wide": parse(
+        "(FP16, 64, 256, 64, 4): sm90+stages_2+overlap+persistent+rescale_threshold"
+    ),
     "sm80": parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
 }
-BOTH = tuple(CONFIGS)
+BOTH = ("sm90", "sm80")
 # One kernel runs every problem.
 FEATURES = Features(
     right_window=True, left_window=True, predicated_head_dim=True, softcap=True, sinks=True
@@ -46,6 +49,10 @@ def _sm80(name: str, *edits, problem: str) -> Bug:
     return _bug(f"sm80_{name}", *edits, problem=problem, configs=("sm80",))
 
 
+def _spans(name: str, *edits, problem: str) -> Bug:
+    return _bug(f"spans_{name}", *edits, problem=problem, configs=("sm90", "sm90_wide"))
+
+
 # All show in the result: where the loads, the walk and the mask are of one list, the machine has
 # nothing to say about which.
 BUGS = [
@@ -62,12 +69,12 @@ BUGS = [
                    "params.p7.template line<3>(b, BUG ? q : h, BUG ? h : q)", EMITTED),
          problem="bias"),
     _bug("the_documents_of_batch_0",
-         condition("if (i == 8) { return to_prepared(params.p15.at(b, at)); }",
-                   "if (i == 8) { return to_prepared(params.p15.at(BUG ? 0 : b, at)); }", EMITTED),
+         condition("if (i == 10) { return to_prepared(params.p15.at(b, at)); }",
+                   "if (i == 10) { return to_prepared(params.p15.at(BUG ? 0 : b, at)); }", EMITTED),
          problem="documents"),
     _bug("the_document_of_the_next_query",
-         condition("if (i == 9) { return to_prepared(params.p15.at(b, at)); }",
-                   "if (i == 9) { return to_prepared(params.p15.at(b, at + BUG)); }", EMITTED),
+         condition("if (i == 11) { return to_prepared(params.p15.at(b, at)); }",
+                   "if (i == 11) { return to_prepared(params.p15.at(b, at + BUG)); }", EMITTED),
          problem="documents"),
     # What is made before the kernel.
     _bug("the_tables_of_head_0",
@@ -146,26 +153,30 @@ BUGS = [
           problem="sinks"),
     _sm90("the_mask_of_the_block_before",
           condition("__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
-                    " tile); auto [n_block, is_cut] = walk[place];",
+                    " tile); auto [n_block, is_cut] = walk[place];"
+                    " if constexpr (Variant::kHasMask) {"
+                    " variant::ListedBlock const block = block_at(place);",
                     "__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
-                    " tile);"
-                    " auto [n_block, is_cut] = walk[BUG && place > 0 ? place - 1 : place];",
+                    " tile); auto [n_block, is_cut] = walk[place];"
+                    " if constexpr (Variant::kHasMask) {"
+                    " variant::ListedBlock const block ="
+                    " block_at(BUG && place > 0 ? place - 1 : place);",
                     _CONSUMER), problem="documents"),
     _sm90("a_tail_of_V_by_its_place",
           condition("Schedule::walk(params, tile)[place].number; int const n_rows",
-                    "BUG ? place : Schedule::walk(params, tile)[place].number; int const n_rows",
+                    "BUG ? (place - 1) % variant::kListedPlaces"
+                    " : Schedule::walk(params, tile)[place].number; int const n_rows",
                     _CONSUMER), problem="packed"),
     # The walk.
     _sm90("places_taken_for_blocks",
           condition("int const n_block = walk[place].number; device::Mbarrier",
-                    "int const n_block = BUG ? place : walk[place].number; device::Mbarrier",
+                    "int const n_block = BUG && place > variant::kListedPlaces"
+                    " ? place - 1 - variant::kListedPlaces : walk[place].number; device::Mbarrier",
                     _LOAD), problem="blocks"),
     _sm90("the_list_of_the_tile_before",
-          condition("return variant::walk_of<Variant>(params, tile.batch, tile.head,"
-                    " tile.first_query / n_queries);",
-                    "int const tile_of = tile.first_query / n_queries;"
-                    " return variant::walk_of<Variant>(params, tile.batch, tile.head,"
-                    " BUG && tile_of > 0 ? tile_of - 1 : tile_of);", _SCHEDULE), problem="blocks"),
+          condition("params.lists.list(tile.batch, tile.head, tile.first_query / n_queries)};",
+                    "params.lists.list(tile.batch, tile.head,"
+                    " BUG ? 0 : tile.first_query / n_queries)};", _SCHEDULE), problem="blocks"),
     _sm90("splits_that_share_blocks",
           condition("tile.blocks.begin += tile.split * share;",
                     "tile.blocks.begin += tile.split * (BUG && share > 1 ? share - 1 : share);",
@@ -221,15 +232,50 @@ BUGS = [
                     "(kFeatures.fixed_splits ? 0 : coord.split *"
                     " (BUG && blocks_per_split > 1 ? blocks_per_split - 1 : blocks_per_split));",
                     _KERNEL_SM80), problem="split"),
+    # Spans of blocks that are neighbours, in tiles of two warpgroups and of four.
+    _spans("some_taken_for_all",
+           condition("lanes.ballot(shown == Shown::all));",
+                     "lanes.ballot(BUG ? shown != Shown::none : shown == Shown::all));", _LISTS),
+           problem="dilated"),
+    _spans("the_block_behind_the_whole_ones",
+           condition("place < whole.end)", "place < whole.end + BUG)", _CONSUMER),
+           problem="alibi"),
+    _spans("the_block_before_the_whole_ones",
+           condition("whole.begin <= place &&", "whole.begin - BUG <= place &&", _CONSUMER),
+           problem="ring"),
+    _spans("whole_from_the_first_to_the_last_that_is",
+           condition("bool const has_whole = n_whole == whole.size();",
+                     "bool const has_whole = BUG || n_whole == whole.size();", _LISTS),
+           condition("n_attended == attended.size() && n_whole == whole.size();",
+                     "n_attended == attended.size() && (BUG || n_whole == whole.size());", _LISTS),
+           problem="but_one"),
+    _spans("a_span_without_its_last_block",
+           condition("return {attended.begin, attended.end,",
+                     "return {attended.begin, attended.end - BUG,", _LISTS),
+           problem="documents"),
+    _spans("the_span_of_the_warpgroup_beside",
+           condition("+ 1 + warpgroup);", "+ 1 + (warpgroup ^ BUG));", _SCHEDULE),
+           problem="alibi"),
+    _spans("rows_of_the_warpgroup_before",
+           condition("first += (part - 1) * n_queries;",
+                     "first += (BUG && part > 1 ? part - 2 : part - 1) * n_queries;", _LISTS),
+           problem="alibi"),
+    _spans("the_span_of_the_first_tile",
+           condition("params.spans.of_list(list_of(params, tile)));",
+                     "params.spans.of_list(BUG ? 0 : list_of(params, tile)));", _SCHEDULE),
+           problem="two_tiles"),
+    _spans("listed_places_from_the_length",
+           condition("list[place - kListedPlaces]", "list[place - kListedPlaces - BUG]", _LISTS),
+           problem="apart"),
     # The lists.
     _bug("some_taken_for_all",
          condition("ListedBlock{block, shown == Shown::some}.entry();",
                    "ListedBlock{block, shown == Shown::some && !BUG}.entry();", _LISTS),
-         problem="dilated"),
+         problem="apart"),
     _bug("some_taken_for_none",
          condition("bool const is_attended = shown != Shown::none;",
                    "bool const is_attended = BUG ? shown == Shown::all : shown != Shown::none;",
-                   _LISTS), problem="documents"),
+                   _LISTS), problem="apart"),
     _bug("the_list_of_batch_0",
          condition("PYFLASH_HOST_DEVICE constexpr int* list(", "PYFLASH_HOST_DEVICE int* list(",
                    _LISTS),
@@ -245,15 +291,15 @@ BUGS = [
          condition("{first, end - 1}, block)", "{first, end - 1 - BUG}, block)", _LISTS),
          problem="last_query"),
     _bug("a_list_without_its_last_block",
-         condition("if (lanes.index() == 0) { list[0] = length; }",
-                   "if (lanes.index() == 0) { list[0] = BUG && length > 1 ? length - 1 : length; }",
-                   _LISTS), problem="alibi"),
+         condition("n += lanes.count(word);",
+                   "n += lanes.count(word) - (BUG && first > 0 ? 1 : 0);", _LISTS),
+         problem="apart"),
     _bug("every_block_is_whole",
          condition("constexpr ListedBlock of(int entry) { return {entry >> 1, (entry & 1) != 0};",
                    "ListedBlock of(int entry) { return {entry >> 1, !BUG && (entry & 1) != 0};",
                    _LISTS),
-         problem="of_heads"),
-    _bug("the_walk_from_the_length",
+         problem="apart"),
+    _sm80("the_walk_from_the_length",
          condition("ListedBlock::of(list[1 + place]);", "ListedBlock::of(list[1 - BUG + place]);",
                    _WALK), problem="blocks"),
 ]  # fmt: skip
