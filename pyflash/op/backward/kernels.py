@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
 from pyflash.op.answers import kept
-from pyflash.op.backward.cudnn import readable
 from pyflash.op.built import built_configs
 from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 
@@ -133,18 +132,14 @@ def bwd(
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, where `takes` says so. packing: as there."""
-    grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
-    gradients = tuple(torch.empty_like(x) for x in (q, k, v))
-    torch.ops.pyflash.run_backward(
+    return torch.ops.pyflash.run_backward(
         grad_out,
         out,
-        lse.contiguous(),
-        None if grad_lse is None else grad_lse.contiguous(),
+        lse,
+        grad_lse,
         q,
         k,
         v,
         *(packing or _PADDED),
-        *gradients,
         **{**options, **_determinism(options)},
     )
-    return gradients
