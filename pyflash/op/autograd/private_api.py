@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pyflash.op.answers import Answers, answers_about, state
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, refusal, save
-from pyflash.op.backward import refuse_what_has_no_gradients
+from pyflash.op.backward import (
+    kernels,
+    lse_has_gradient,
+    refuse_gradients_of_tensors,
+    refuse_what_nothing_serves,
+    runs_own,
+)
 from pyflash.op.options import TENSORS, tensors_of
 
 _C = torch._C
@@ -28,6 +35,7 @@ _NEEDED = (
     "_functorch.utils.enable_single_level_autograd_function",
     "_C._after_autograd_keyset",
     "_C._any_requires_grad",
+    "_C._len_torch_dispatch_stack",
     "_C._are_functorch_transforms_active",
     "_C._AutoDispatchBelowAutograd",
     "_C._ExcludeDispatchKeyGuard",
@@ -65,12 +73,17 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
             or v.requires_grad
             or (tensors is not no_tensors and _require_grad(tensors))
         )
+        if not recorded and forward_ad._current_level < 0:
+            return below(keyset & after_autograd, q, k, v, *packing, **options)
+        answers = answers_about(q, k, packing, options)
         if recorded:
-            refuse_what_has_no_gradients(q, k, packing, options)
-        if recorded or forward_ad._current_level >= 0:
-            call = _Below(below, keyset & after_autograd)
-            return _apply(_Attention, call, forward, options, *tensors, q, k, v, *packing)
-        return below(keyset & after_autograd, q, k, v, *packing, **options)
+            if options:
+                refuse_gradients_of_tensors(options)
+            refuse_what_nothing_serves.among(answers, q, k, packing, options)
+        has_tensors = any(x is not None for x in tensors)
+        call = _Recorded(below, keyset & after_autograd, forward, options, has_tensors, answers)
+        inputs = (q, k, v, *packing, *tensors) if has_tensors else (q, k, v, *packing)
+        return _apply(_Attention, call, *inputs)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
@@ -144,32 +157,79 @@ def _apply(function: type[_Function], *arguments: Any) -> Any:
         return function.apply(*arguments)
 
 
-class _Attention(_Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        below: _Below,
+class _Recorded(_Below):
+    """A call of attention."""
+
+    __slots__ = ("answers", "forward", "has_tensors", "options")
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        keyset: Any,
         forward: Forward,
         options: dict[str, Any],
-        *tensors_and_inputs: Any,
-    ) -> tuple[Tensor, ...]:
-        n = len(TENSORS)
-        tensors, inputs = tensors_and_inputs[:n], tensors_and_inputs[n:]
-        # NOTE: under torch.func those among the arguments are unwrapped, those in options are not.
-        per_head = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
-        results = below(*inputs, **options | per_head)
-        save(ctx, forward, results, tensors, inputs, options)
+        has_tensors: bool,
+        answers: Answers,
+    ) -> None:
+        super().__init__(call, keyset)
+        self.forward, self.options, self.has_tensors = forward, options, has_tensors
+        self.answers = answers
+
+
+class _Attention(_Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Recorded, *inputs: Any) -> tuple[Tensor, ...]:
+        options, tensors = call.options, ()
+        if call.has_tensors:
+            n = len(inputs) - len(TENSORS)
+            inputs, tensors = inputs[:n], inputs[n:]
+            # NOTE: under torch.func those among the arguments are unwrapped, those in options are
+            # not.
+            named = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
+            options = {**options, **named}
+        results = call(*inputs, **options)
+        q, k, _, *packing = inputs
+        has_gradient = lse_has_gradient.among(call.answers, q, k, packing, options)
+        save(ctx, results, tensors, inputs, options, has_gradient)
+        ctx.call = call
         return results
 
     @staticmethod
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[3:]
-        below = nullcontext if is_grad_enabled() else below_autograd
-        return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed, below))
+        call = ctx.call
+        saved = ctx.saved_tensors  # NOTE: may run the forward pass again, which is recorded
+        if not ctx.n_tensors and _is_plain(grad_out) and call.answers.follow_from == state():
+            out, lse, q, k, v, *packing = saved
+            packing += ctx.lengths
+            if runs_own.among(call.answers, q, k, packing, call.options):
+                found = kernels.bwd(
+                    grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **ctx.options
+                )
+                return (None, *found, *[None] * len(packing))
+        needed = ctx.needs_input_grad
+        n = len(needed) - ctx.n_tensors
+        with nullcontext() if is_grad_enabled() else below_autograd():
+            of_inputs, of_tensors = gradients(
+                ctx, saved, call.forward.backward, grad_out, grad_lse, needed[1:n], needed[n:]
+            )
+        return (None, *of_inputs, *of_tensors)
 
     jvp = staticmethod(refusal(FORWARD_MODE))
+
+
+def _is_plain(grad_out: Tensor | None) -> bool:
+    """Whether nobody but autograd looks at the op of a backward pass: no graph is recorded or
+    traced, and no transform, mode or subclass of torch's is there."""
+    return (
+        type(grad_out) is Tensor
+        and not is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not _C._are_functorch_transforms_active()
+        and not _C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
+    )
 
 
 class _Gradients(_Function):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
-from pyflash.op.backward import refuse_what_has_no_gradients
+from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
 from pyflash.op.options import TENSORS, tensors_of
 
 
@@ -53,12 +53,17 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         keyword_only_inputs: Mapping[str, Any],
         output: tuple[Tensor, Tensor],
     ) -> None:
-        save(ctx, forward, output, inputs[:n], inputs[n:], keyword_only_inputs)
+        has_gradient = lse_has_gradient(*inputs[n : n + 2], inputs[n + 3 :], keyword_only_inputs)
+        save(ctx, output, inputs[:n], inputs[n:], keyword_only_inputs, has_gradient)
 
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        return tuple(gradients(ctx, grad_out, grad_lse, ctx.needs_input_grad))
+        needed = ctx.needs_input_grad
+        of_inputs, of_tensors = gradients(
+            ctx, ctx.saved_tensors, forward.backward, grad_out, grad_lse, needed[n:], needed[:n]
+        )
+        return (*of_tensors, *of_inputs)
 
     torch.library.register_autograd(f"pyflash::{name}", backward, setup_context=setup, lib=library)
     library.impl(forward.name, kernel, "Autograd")

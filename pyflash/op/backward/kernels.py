@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
-from pyflash.op.answers import kept
 from pyflash.op.built import built_configs
 from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 
@@ -45,7 +44,7 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
         return torch.ops.pyflash.select_backward(
             sm_arch=properties.major * 10 + properties.minor,
             n_sms=properties.multi_processor_count,
-            **{**problem, **tensors, **_determinism(problem)},
+            **with_determinism({**problem, **tensors}),
         )
 
 
@@ -58,9 +57,11 @@ def _shape(name: str, problem: Mapping[str, Any]) -> list[int]:
     return [n if isinstance(n, int) else of_q for n, of_q in zip(shape, known, strict=True)]
 
 
-def _determinism(options: Mapping[str, Any]) -> dict[str, bool]:
-    asked = options.get("deterministic", False) or torch.are_deterministic_algorithms_enabled()
-    return {"deterministic": asked}
+def with_determinism(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of these kernels, which torch's switch asks for one order, too."""
+    if torch.are_deterministic_algorithms_enabled():
+        return {**options, "deterministic": True}
+    return options
 
 
 def are_built() -> bool:
@@ -74,7 +75,6 @@ def takes(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, An
     return not refusal(q, k, packing, options)
 
 
-@kept
 def refusal(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Why `takes` is False, as half a sentence; "": it is True."""
     config, reason = choice(q.device, problem_of(q, k, packing, options))
@@ -141,5 +141,5 @@ def bwd(
         k,
         v,
         *(packing or _PADDED),
-        **{**options, **_determinism(options)},
+        **with_determinism(options),
     )
