@@ -78,7 +78,7 @@ def _told_apart(option: tuple[str, Any]) -> tuple[Any, ...]:
     return (name, x.shape, x.dtype) if isinstance(x, Tensor) else option
 
 
-class kept(Generic[_Answer]):  # noqa: N801, a decorator
+class kept(Generic[_Answer]):
     """A function of (q, k, packing, options, *others) whose answer follows from what
     `answers_about` tells calls apart by, from `others` and from `state`; what it raises is not
     kept."""

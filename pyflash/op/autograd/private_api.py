@@ -3,7 +3,7 @@ reads on top of the op itself. The only file that needs private parts of torch."
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pyflash.op.answers import Answers, answers_about, state
+from pyflash.op.answers import answers_about, state
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, refusal, save
 from pyflash.op.backward import (
     kernels,
@@ -33,6 +33,7 @@ _NEEDED = (
     "autograd.forward_ad._current_level",
     "autograd.forward_ad._set_fwd_grad_enabled",
     "_functorch.utils.enable_single_level_autograd_function",
+    "autograd._profiler_enabled",
     "_C._after_autograd_keyset",
     "_C._any_requires_grad",
     "_C._len_torch_dispatch_stack",
@@ -60,6 +61,7 @@ def is_available() -> bool:
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
+    attention = _Attention.apply
     no_tensors = tensors_of({})
 
     # NOTE: every call of the op comes through here, so what it does costs.
@@ -73,17 +75,20 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
             or v.requires_grad
             or (tensors is not no_tensors and _require_grad(tensors))
         )
+        keyset = keyset & after_autograd
         if not recorded and forward_ad._current_level < 0:
-            return below(keyset & after_autograd, q, k, v, *packing, **options)
+            return below(keyset, q, k, v, *packing, **options)
         answers = answers_about(q, k, packing, options)
         if recorded:
             if options:
                 refuse_gradients_of_tensors(options)
             refuse_what_nothing_serves.among(answers, q, k, packing, options)
-        has_tensors = any(x is not None for x in tensors)
-        call = _Recorded(below, keyset & after_autograd, forward, options, has_tensors, answers)
-        inputs = (q, k, v, *packing, *tensors) if has_tensors else (q, k, v, *packing)
-        return _apply(_Attention, call, *inputs)
+        if tensors == no_tensors:
+            tensors = ()
+        call = (below, keyset, forward, options, tensors, answers)
+        if _C._are_functorch_transforms_active():
+            return _apply(_Attention, call, q, k, v, *packing, *tensors)
+        return attention(call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
@@ -109,7 +114,7 @@ def register_backward(
         keyset = keyset & _C._after_autograd_keyset
         recorded = _C.is_grad_enabled() and _C._any_requires_grad(*inputs)
         if recorded or forward_ad._current_level >= 0:
-            return _apply(_Gradients, _Below(below, keyset), refuse, options, *inputs)
+            return _apply(_Gradients, (below, keyset), refuse, options, *inputs)
         return below(keyset, *inputs, **options)
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
@@ -130,24 +135,17 @@ def _require_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
-class _Below:
+def _run(below: Callable[..., Any], keyset: Any, inputs: Sequence[Any], options: Any) -> Any:
     """The kernels of an op below autograd, for the forward pass of a function."""
-
-    __slots__ = ("call", "keyset")
-
-    def __init__(self, call: Callable[..., Any], keyset: Any) -> None:
-        self.call, self.keyset = call, keyset
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if not _C._are_functorch_transforms_active():
-            return self.call(self.keyset, *inputs, **options)
-        # Not recorded here, but by the next level of torch.func.
-        with (
-            _C._AutoDispatchBelowAutograd(),
-            torch.enable_grad(),
-            forward_ad._set_fwd_grad_enabled(True),
-        ):
-            return self.call(self.keyset, *inputs, **options)
+    if not _C._are_functorch_transforms_active():
+        return below(keyset, *inputs, **options)
+    # Not recorded here, but by the next level of torch.func.
+    with (
+        _C._AutoDispatchBelowAutograd(),
+        torch.enable_grad(),
+        forward_ad._set_fwd_grad_enabled(True),
+    ):
+        return below(keyset, *inputs, **options)
 
 
 def _apply(function: type[_Function], *arguments: Any) -> Any:
@@ -157,53 +155,34 @@ def _apply(function: type[_Function], *arguments: Any) -> Any:
         return function.apply(*arguments)
 
 
-class _Recorded(_Below):
-    """A call of attention."""
-
-    __slots__ = ("answers", "forward", "has_tensors", "options")
-
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        keyset: Any,
-        forward: Forward,
-        options: dict[str, Any],
-        has_tensors: bool,
-        answers: Answers,
-    ) -> None:
-        super().__init__(call, keyset)
-        self.forward, self.options, self.has_tensors = forward, options, has_tensors
-        self.answers = answers
-
-
 class _Attention(_Function):
     @staticmethod
-    def forward(ctx: Any, call: _Recorded, *inputs: Any) -> tuple[Tensor, ...]:
-        options, tensors = call.options, ()
-        if call.has_tensors:
-            n = len(inputs) - len(TENSORS)
-            inputs, tensors = inputs[:n], inputs[n:]
+    def forward(ctx: Any, call: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, ...]:
+        below, keyset, forward, options, tensors, answers = call
+        if tensors:
             # NOTE: under torch.func those among the arguments are unwrapped, those in options are
             # not.
+            n = len(inputs) - len(tensors)
+            inputs, tensors = inputs[:n], inputs[n:]
             named = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
             options = {**options, **named}
-        results = call(*inputs, **options)
+        results = _run(below, keyset, inputs, options)
         q, k, _, *packing = inputs
-        has_gradient = lse_has_gradient.among(call.answers, q, k, packing, options)
+        has_gradient = lse_has_gradient.among(answers, q, k, packing, options)
         save(ctx, results, tensors, inputs, options, has_gradient)
-        ctx.call = call
+        ctx.forward, ctx.answers = forward, answers
         return results
 
     @staticmethod
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        call = ctx.call
         saved = ctx.saved_tensors  # NOTE: may run the forward pass again, which is recorded
-        if not ctx.n_tensors and _is_plain(grad_out) and call.answers.follow_from == state():
+        answers = ctx.answers
+        if not ctx.n_tensors and _is_seen_by_nobody(grad_out) and answers.follow_from == state():
             out, lse, q, k, v, *packing = saved
             packing += ctx.lengths
-            if runs_own.among(call.answers, q, k, packing, call.options):
+            if runs_own.among(answers, q, k, packing, ctx.options):
                 found = kernels.bwd(
                     grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **ctx.options
                 )
@@ -212,22 +191,23 @@ class _Attention(_Function):
         n = len(needed) - ctx.n_tensors
         with nullcontext() if is_grad_enabled() else below_autograd():
             of_inputs, of_tensors = gradients(
-                ctx, saved, call.forward.backward, grad_out, grad_lse, needed[1:n], needed[n:]
+                ctx, saved, ctx.forward.backward, grad_out, grad_lse, needed[1:n], needed[n:]
             )
         return (None, *of_inputs, *of_tensors)
 
     jvp = staticmethod(refusal(FORWARD_MODE))
 
 
-def _is_plain(grad_out: Tensor | None) -> bool:
-    """Whether nobody but autograd looks at the op of a backward pass: no graph is recorded or
-    traced, and no transform, mode or subclass of torch's is there."""
+def _is_seen_by_nobody(grad_out: Tensor | None) -> bool:
+    """Whether nobody looks at the op of a backward pass: no graph is recorded or traced, and no
+    mode, transform, subclass or profiler of torch's is there."""
     return (
         type(grad_out) is Tensor
         and not is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not _C._are_functorch_transforms_active()
         and not _C._len_torch_dispatch_stack()
+        and not torch.autograd._profiler_enabled()
         and forward_ad._current_level < 0
     )
 
@@ -235,10 +215,10 @@ def _is_plain(grad_out: Tensor | None) -> bool:
 class _Gradients(_Function):
     @staticmethod
     def forward(
-        ctx: Any, below: _Below, refuse: Callable[..., Any], options: dict[str, Any], *inputs: Any
+        ctx: Any, below: Any, refuse: Callable[..., Any], options: dict[str, Any], *inputs: Any
     ) -> Any:
         ctx.refuse = refuse
-        return below(*inputs, **options)
+        return _run(*below, inputs, options)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
