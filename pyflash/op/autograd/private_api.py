@@ -62,32 +62,31 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
     attention = _Attention.apply
-    no_tensors = tensors_of({})
 
     # NOTE: every call of the op comes through here, so what it does costs.
     def kernel(
         keyset: Any, q: Tensor, k: Tensor, v: Tensor, *packing: Any, **options: Any
     ) -> tuple[Tensor, ...]:
-        tensors = tensors_of(options) if options else no_tensors
+        tensors = () if _TENSORS.isdisjoint(options) else tensors_of(options)
         recorded = is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
             or v.requires_grad
-            or (tensors is not no_tensors and _require_grad(tensors))
+            or (tensors and _require_grad(tensors))
         )
         keyset = keyset & after_autograd
         if not recorded and forward_ad._current_level < 0:
             return below(keyset, q, k, v, *packing, **options)
         answers = answers_about(q, k, packing, options)
         if recorded:
-            if options:
+            if tensors:
                 refuse_gradients_of_tensors(options)
-            refuse_what_nothing_serves.among(answers, q, k, packing, options)
-        if tensors == no_tensors:
-            tensors = ()
+            if refuse_what_nothing_serves not in answers:
+                refuse_what_nothing_serves.among(answers, q, k, packing, options)
         call = (below, keyset, forward, options, tensors, answers)
         if _C._are_functorch_transforms_active():
-            return _apply(_Attention, call, q, k, v, *packing, *tensors)
+            with torch._functorch.utils.enable_single_level_autograd_function():
+                return attention(call, q, k, v, *packing, *tensors)
         return attention(call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
@@ -135,6 +134,9 @@ def _require_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
+_TENSORS = frozenset(TENSORS)
+
+
 def _run(below: Callable[..., Any], keyset: Any, inputs: Sequence[Any], options: Any) -> Any:
     """The kernels of an op below autograd, for the forward pass of a function."""
     if not _C._are_functorch_transforms_active():
@@ -167,8 +169,10 @@ class _Attention(_Function):
             named = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
             options = {**options, **named}
         results = _run(below, keyset, inputs, options)
-        q, k, _, *packing = inputs
-        has_gradient = lse_has_gradient.among(answers, q, k, packing, options)
+        has_gradient = answers.get(lse_has_gradient)
+        if has_gradient is None:
+            q, k, _, *packing = inputs
+            has_gradient = lse_has_gradient.among(answers, q, k, packing, options)
         save(ctx, results, tensors, inputs, options, has_gradient)
         ctx.forward, ctx.answers = forward, answers
         return results

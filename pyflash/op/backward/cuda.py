@@ -39,7 +39,7 @@ def bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _is_empty(q, k, ()):
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    chosen = _chosen(q, k, (), options, grad_lse is not None, os.environ.get(SWITCH))
+    chosen = _chosen(q, k, (), options, grad_lse is not None, *_switches())
     if chosen.by is By.OWN:
         return kernels.bwd(grad_out, out, lse, q, k, v, grad_lse=grad_lse, **options)
     _refuse_to_borrow(grad_lse, options, chosen)
@@ -68,9 +68,14 @@ def _chosen(
     packing: Sequence[Any],
     options: AttentionOptions,
     gradient_of_lse: bool,
-    _switch: str | None,
+    *_: Any,
 ) -> Choice:
     return choose(q.device, kernels.problem_of(q, k, packing, options), gradient_of_lse)
+
+
+def _switches() -> tuple[Any, ...]:
+    """What `choose` follows from beside its arguments and the `state` of answers."""
+    return os.environ.get(SWITCH), torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _refuse_to_borrow(grad_lse: Tensor | None, options: AttentionOptions, chosen: Choice) -> None:
@@ -168,7 +173,7 @@ def bwd_varlen(
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if _is_empty(q, k, packing):
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    chosen = _chosen(q, k, packing, options, grad_lse is not None, os.environ.get(SWITCH))
+    chosen = _chosen(q, k, packing, options, grad_lse is not None, *_switches())
     if chosen.by is By.OWN:
         return kernels.bwd(
             grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **options
