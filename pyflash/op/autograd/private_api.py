@@ -27,23 +27,26 @@ is_grad_enabled = _C.is_grad_enabled
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
 # interpreter a kernel already is; this class does what the kernels of torch's own ops do.
 _Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+# NOTE: a call of the op by its name takes longer by a microsecond.
+_run_backward = getattr(torch.ops.pyflash.run_backward.default, "_op", None)
+_TENSORS = frozenset(TENSORS)
 
 _NEEDED = (
     "autograd.function._SingleLevelFunction",
     "autograd.forward_ad._current_level",
     "autograd.forward_ad._set_fwd_grad_enabled",
     "_functorch.utils.enable_single_level_autograd_function",
-    "autograd._profiler_enabled",
     "_C._after_autograd_keyset",
     "_C._any_requires_grad",
-    "_C._len_torch_dispatch_stack",
     "_C._are_functorch_transforms_active",
     "_C._AutoDispatchBelowAutograd",
     "_C._ExcludeDispatchKeyGuard",
+    "_C._len_torch_dispatch_stack",
     "_C.DispatchKeySet",
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
     "ops.pyflash.fwd.default._handle.redispatch_boxed",
+    "ops.pyflash.run_backward.default._op",
 )
 
 
@@ -61,7 +64,6 @@ def is_available() -> bool:
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
-    attention = _Attention.apply
 
     # NOTE: every call of the op comes through here, so what it does costs.
     def kernel(
@@ -84,10 +86,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
             if refuse_what_nothing_serves not in answers:
                 refuse_what_nothing_serves.among(answers, q, k, packing, options)
         call = (below, keyset, forward, options, tensors, answers)
-        if _C._are_functorch_transforms_active():
-            with torch._functorch.utils.enable_single_level_autograd_function():
-                return attention(call, q, k, v, *packing, *tensors)
-        return attention(call, q, k, v, *packing, *tensors)
+        return _apply(_Attention, call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
@@ -132,9 +131,6 @@ def autocast(forward: Forward, device_type: str, key: str) -> Callable[..., tupl
 
 def _require_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
-
-
-_TENSORS = frozenset(TENSORS)
 
 
 def _run(below: Callable[..., Any], keyset: Any, inputs: Sequence[Any], options: Any) -> Any:
@@ -182,15 +178,10 @@ class _Attention(_Function):
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # NOTE: may run the forward pass again, which is recorded
-        answers = ctx.answers
-        if not ctx.n_tensors and _is_seen_by_nobody(grad_out) and answers.follow_from == state():
-            out, lse, q, k, v, *packing = saved
-            packing += ctx.lengths
-            if runs_own.among(answers, q, k, packing, ctx.options):
-                found = kernels.bwd(
-                    grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **ctx.options
-                )
-                return (None, *found, *[None] * len(packing))
+        if _is_seen_by_nobody(grad_out):
+            found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
+            if found:
+                return (None, *found, None, None, None, None) if ctx.lengths else (None, *found)
         needed = ctx.needs_input_grad
         n = len(needed) - ctx.n_tensors
         with nullcontext() if is_grad_enabled() else below_autograd():
@@ -203,16 +194,37 @@ class _Attention(_Function):
 
 
 def _is_seen_by_nobody(grad_out: Tensor | None) -> bool:
-    """Whether nobody looks at the op of a backward pass: no graph is recorded or traced, and no
-    mode, transform, subclass or profiler of torch's is there."""
+    """Whether nobody looks at which op computes gradients: no graph is recorded or traced, and no
+    mode, transform or subclass of torch's is there."""
     return (
         type(grad_out) is Tensor
         and not is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not _C._are_functorch_transforms_active()
         and not _C._len_torch_dispatch_stack()
-        and not torch.autograd._profiler_enabled()
         and forward_ad._current_level < 0
+    )
+
+
+def _by_own_kernels(
+    ctx: Any, saved: Sequence[Any], grad_out: Tensor | None, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`kernels.bwd`, if that is all that the backward pass does, as it is in most: what is asked
+    elsewhere of each call was asked before."""
+    answers = ctx.answers
+    if ctx.n_tensors or answers.follow_from != state():
+        return None
+    out, lse, q, k, v, *packing = saved
+    packing += ctx.lengths
+    runs = answers.get(runs_own)
+    if runs is None:
+        runs = runs_own.among(answers, q, k, packing, ctx.options)
+    if not runs:
+        return None
+    return _run_backward(
+        *(grad_out, out, lse, grad_lse, q, k, v),
+        *(packing or kernels.PADDED),
+        **kernels.with_determinism(ctx.options),
     )
 
 

@@ -22,7 +22,7 @@ from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PADDED = (None, None, 0, 0)  # in place of packing
+PADDED = (None, None, 0, 0)  # in place of packing
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 # Lengths that need as much of a kernel as any.
 _UNKNOWN = dict.fromkeys(("seqlen_q", "seqlen_k", "total_q", "total_k"), 1 << 20)
@@ -140,6 +140,6 @@ def bwd(
         q,
         k,
         v,
-        *(packing or _PADDED),
+        *(packing or PADDED),
         **with_determinism(options),
     )
