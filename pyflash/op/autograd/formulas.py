@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pyflash.op import backward
-from pyflash.op.options import TENSORS, backward_options
+from pyflash.op.options import TENSORS
 
 SECOND_DERIVATIVES = (
     "pyflash: attention has no second derivatives: call backward without create_graph = True, or "
@@ -47,10 +47,11 @@ def save(
     results: tuple[Tensor, Tensor],
     tensors: tuple[Tensor | None, ...],
     inputs: tuple[Any, ...],
-    options: Mapping[str, Any],
     lse_has_gradient: bool,
+    options: Mapping[str, Any],
 ) -> None:
-    """Keeps in ctx what `gradients` needs. tensors: the options of `TENSORS`, or () for none."""
+    """Keeps in ctx what `gradients` needs. tensors: the options of `TENSORS`, or () for none;
+    options: those of the backward pass."""
     out, lse = results
     if not lse_has_gradient:
         ctx.mark_non_differentiable(lse)
@@ -58,7 +59,7 @@ def save(
     ctx.save_for_backward(out, lse, *inputs[:5], *tensors)
     ctx.n_tensors = len(tensors)
     ctx.lengths = inputs[5:]
-    ctx.options = backward_options(options) if options else {}
+    ctx.options = options
 
 
 def gradients(

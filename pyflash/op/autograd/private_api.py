@@ -20,7 +20,7 @@ from pyflash.op.backward import (
     refuse_what_nothing_serves,
     runs_own,
 )
-from pyflash.op.options import TENSORS, tensors_of
+from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 _C = torch._C
 is_grad_enabled = _C.is_grad_enabled
@@ -30,6 +30,8 @@ _Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autog
 # NOTE: a call of the op by its name takes longer by a microsecond.
 _run_backward = getattr(torch.ops.pyflash.run_backward.default, "_op", None)
 _TENSORS = frozenset(TENSORS)
+# The question whether lse has a gradient, and which options the backward pass takes.
+_IN_BACKWARD = "in backward"
 
 _NEEDED = (
     "autograd.function._SingleLevelFunction",
@@ -64,6 +66,7 @@ def is_available() -> bool:
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
+    record = _Attention.apply
 
     # NOTE: every call of the op comes through here, so what it does costs.
     def kernel(
@@ -86,7 +89,9 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
             if refuse_what_nothing_serves not in answers:
                 refuse_what_nothing_serves.among(answers, q, k, packing, options)
         call = (below, keyset, forward, options, tensors, answers)
-        return _apply(_Attention, call, q, k, v, *packing, *tensors)
+        if _C._are_functorch_transforms_active():
+            return _apply(_Attention, call, q, k, v, *packing, *tensors)
+        return record(call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
@@ -164,12 +169,16 @@ class _Attention(_Function):
             inputs, tensors = inputs[:n], inputs[n:]
             named = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
             options = {**options, **named}
-        results = _run(below, keyset, inputs, options)
-        has_gradient = answers.get(lse_has_gradient)
-        if has_gradient is None:
+        if _C._are_functorch_transforms_active():
+            results = _run(below, keyset, inputs, options)
+        else:
+            results = below(keyset, *inputs, **options)
+        known = answers.get(_IN_BACKWARD)
+        if known is None:
             q, k, _, *packing = inputs
             has_gradient = lse_has_gradient.among(answers, q, k, packing, options)
-        save(ctx, results, tensors, inputs, options, has_gradient)
+            known = answers[_IN_BACKWARD] = (has_gradient, backward_options(options))
+        save(ctx, results, tensors, inputs, *known)
         ctx.forward, ctx.answers = forward, answers
         return results
 

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
 from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
-from pyflash.op.options import TENSORS, tensors_of
+from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -54,7 +54,8 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         output: tuple[Tensor, Tensor],
     ) -> None:
         has_gradient = lse_has_gradient(*inputs[n : n + 2], inputs[n + 3 :], keyword_only_inputs)
-        save(ctx, output, inputs[:n], inputs[n:], keyword_only_inputs, has_gradient)
+        options = backward_options(keyword_only_inputs)
+        save(ctx, output, inputs[:n], inputs[n:], has_gradient, options)
 
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
