@@ -62,6 +62,12 @@ def save(
     ctx.options = options
 
 
+def unpacked(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    """What ctx saved, or () where no gradient is asked for. NOTE: this may run the forward pass
+    again, which has to be recorded."""
+    return () if grad_out is None and grad_lse is None else ctx.saved_tensors
+
+
 def gradients(
     ctx: Any,
     saved: tuple[Any, ...],
@@ -72,11 +78,11 @@ def gradients(
     needed_tensors: Sequence[bool],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """The gradients of the inputs and the tensors of `save`; None for those that are not needed.
-    saved: what ctx saved. op: the backward of the forward."""
-    found: list[Tensor | None] = [None] * len(needed)
+    saved: `unpacked`. op: the backward of the forward."""
+    of_inputs: list[Tensor | None] = [None] * len(needed)
     of_tensors: list[Tensor | None] = [None] * len(needed_tensors)
-    if grad_out is None and grad_lse is None:
-        return found, of_tensors
+    if not saved:
+        return of_inputs, of_tensors
     n = len(saved) - ctx.n_tensors
     out, lse, *inputs = saved[:n]
     tensors = saved[n:]
@@ -86,9 +92,9 @@ def gradients(
     if any(needed[:3]):
         named = dict(zip(TENSORS, tensors, strict=True)) if tensors else {}
         arguments = backward.arguments_of(results, (*inputs, *ctx.lengths), named)
-        of_qkv = op(*arguments, **ctx.options)
-        found[:3] = [x if n else None for x, n in zip(of_qkv, needed, strict=False)]
-    return found, of_tensors
+        found = zip(op(*arguments, **ctx.options), needed[:3], strict=True)
+        of_inputs[:3] = [x if is_needed else None for x, is_needed in found]
+    return of_inputs, of_tensors
 
 
 def cast(

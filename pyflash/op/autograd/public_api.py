@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
+from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save, unpacked
 from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
@@ -60,9 +60,9 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad
+        needed, saved = ctx.needs_input_grad, unpacked(ctx, grad_out, grad_lse)
         of_inputs, of_tensors = gradients(
-            ctx, ctx.saved_tensors, forward.backward, grad_out, grad_lse, needed[n:], needed[:n]
+            ctx, saved, forward.backward, grad_out, grad_lse, needed[n:], needed[:n]
         )
         return (*of_tensors, *of_inputs)
 
