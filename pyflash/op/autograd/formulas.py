@@ -62,12 +62,6 @@ def save(
     ctx.options = options
 
 
-def unpacked(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    """What ctx saved, or () where no gradient is asked for. NOTE: this may run the forward pass
-    again, which has to be recorded."""
-    return () if grad_out is None and grad_lse is None else ctx.saved_tensors
-
-
 def gradients(
     ctx: Any,
     saved: tuple[Any, ...],
@@ -78,7 +72,7 @@ def gradients(
     needed_tensors: Sequence[bool],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """The gradients of the inputs and the tensors of `save`; None for those that are not needed.
-    saved: `unpacked`. op: the backward of the forward."""
+    saved: what ctx saved, or () where no gradient is given. op: the backward of the forward."""
     of_inputs: list[Tensor | None] = [None] * len(needed)
     of_tensors: list[Tensor | None] = [None] * len(needed_tensors)
     if not saved:

@@ -12,15 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pyflash.op.answers import answers_about, state
-from pyflash.op.autograd.formulas import (
-    FORWARD_MODE,
-    Forward,
-    cast,
-    gradients,
-    refusal,
-    save,
-    unpacked,
-)
+from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, refusal, save
 from pyflash.op.backward import (
     kernels,
     lse_has_gradient,
@@ -194,7 +186,8 @@ class _Attention(_Function):
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        saved = unpacked(ctx, grad_out, grad_lse)
+        # NOTE: unpacking may run the forward pass again, which has to be recorded.
+        saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
         if _is_seen_by_nobody(grad_out):
             found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
             if found:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save, unpacked
+from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
 from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
@@ -60,7 +60,8 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        needed, saved = ctx.needs_input_grad, unpacked(ctx, grad_out, grad_lse)
+        needed = ctx.needs_input_grad
+        saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
         of_inputs, of_tensors = gradients(
             ctx, saved, forward.backward, grad_out, grad_lse, needed[n:], needed[:n]
         )
