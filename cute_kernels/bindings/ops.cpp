@@ -348,8 +348,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   m.def(("run_variant_backward(" + of_backward +
          "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, str text, Tensor[] tensors, float[] reals, "
-         "SymInt[] integers, Tensor(d!)[] sums, "
-         "int[] summed, *, " +
+         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, *, " +
          options_schema() + ") -> ()")
             .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
