@@ -66,7 +66,6 @@ def is_available() -> bool:
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
-    record = _Attention.apply
 
     # NOTE: every call of the op comes through here, so what it does costs.
     def kernel(
@@ -89,9 +88,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
             if refuse_what_nothing_serves not in answers:
                 refuse_what_nothing_serves.among(answers, q, k, packing, options)
         call = (below, keyset, forward, options, tensors, answers)
-        if _C._are_functorch_transforms_active():
-            return _apply(_Attention, call, q, k, v, *packing, *tensors)
-        return record(call, q, k, v, *packing, *tensors)
+        return _apply(_Attention, call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
@@ -169,10 +166,7 @@ class _Attention(_Function):
             inputs, tensors = inputs[:n], inputs[n:]
             named = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
             options = {**options, **named}
-        if _C._are_functorch_transforms_active():
-            results = _run(below, keyset, inputs, options)
-        else:
-            results = below(keyset, *inputs, **options)
+        results = _run(below, keyset, inputs, options)
         known = answers.get(_IN_BACKWARD)
         if known is None:
             q, k, _, *packing = inputs
