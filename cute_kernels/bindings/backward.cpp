@@ -31,6 +31,73 @@ struct Gradient {
   }
 };
 
+// x, or a copy where kernels could not read it: rows of 16-byte vectors, none of them shared.
+Tensor readable(Tensor const& x) {
+  constexpr uintptr_t kVector = 16;
+  auto const strides = x.strides();
+  auto const elements = static_cast<int64_t>(kVector / x.element_size());
+  bool is_readable = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kVector == 0;
+  for (size_t i = 0; i < strides.size(); ++i) {
+    is_readable =
+        is_readable &&
+        (i + 1 == strides.size() ? strides[i] == 1 : strides[i] > 0 && strides[i] % elements == 0);
+  }
+  return is_readable ? x : copied(x);
+}
+
+Tensor as_contiguous(Tensor const& x) { return x.is_contiguous() ? x : copied(x); }
+
+// The first arguments of both ops, or copies of what kernels could not read.
+struct Inputs {
+  explicit Inputs(Arguments& arguments)
+      : grad_out(readable(arguments.take<Tensor>())),
+        out(readable(arguments.take<Tensor>())),
+        lse(as_contiguous(arguments.take<Tensor>())),
+        grad_lse(arguments.take<std::optional<Tensor>>()),
+        q(readable(arguments.take<Tensor>())),
+        k(readable(arguments.take<Tensor>())),
+        v(readable(arguments.take<Tensor>())) {
+    if (grad_lse) {
+      grad_lse = as_contiguous(*grad_lse);
+    }
+  }
+
+  BackwardCall call() const {
+    return {.forward = {.q = view_of("q", q), .k = view_of("k", k), .v = view_of("v", v)},
+            .out = view_of("out", out),
+            .lse = view_of("lse", lse),
+            .grad_out = view_of("grad_out", grad_out),
+            .grad_lse = grad_lse ? std::optional(view_of("grad_lse", *grad_lse)) : std::nullopt};
+  }
+
+  Tensor grad_out, out, lse;
+  std::optional<Tensor> grad_lse;
+  Tensor q, k, v;
+};
+
+std::optional<Packing> take_packing(Arguments& arguments) {
+  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+  auto const cu_seqlens_k = arguments.take_optional_tensor("cu_seqlens_k");
+  auto const max_seqlen_q = arguments.take<int64_t>(), max_seqlen_k = arguments.take<int64_t>();
+  require(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(),
+          "one of cu_seqlens_q and cu_seqlens_k came: expected both, or neither");
+  return cu_seqlens_q
+             ? std::optional(Packing{*cu_seqlens_q, *cu_seqlens_k, max_seqlen_q, max_seqlen_k})
+             : std::nullopt;
+}
+
+// Those of q, k and v.
+struct Gradients {
+  BackwardParams placed(BackwardParams params, Call const& call) const {
+    std::tie(params.dq, params.dq_strides) = dq.place(call.q);
+    std::tie(params.dk, params.dk_strides) = dk.place(call.k);
+    std::tie(params.dv, params.dv_strides) = dv.place(call.v);
+    return params;
+  }
+
+  Gradient dq, dk, dv;
+};
+
 void run_on_cpu(BackwardParams const& params, DType dtype, Tensor const& q) {
   std::optional<Tensor> sums;
   float* of_heads = nullptr;
@@ -86,65 +153,45 @@ void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, T
                "the kernel of the variant was not launched: ", kernel.library->error_string(error));
 }
 
-// has_variant: whether the arguments have one, behind the tensors.
-void run_with(StableIValue* stack, bool has_variant) {
-  Arguments arguments(stack);
-  TensorView const grad_out = arguments.take_tensor("grad_out");
-  TensorView const out = arguments.take_tensor("out");
-  TensorView const lse = arguments.take_tensor("lse");
-  auto const grad_lse = arguments.take<std::optional<Tensor>>();
-  size_t const first = 3;
-  BackwardCall call{
-      .forward = {.q = arguments.take_tensor("q"),
-                  .k = arguments.take_tensor("k"),
-                  .v = arguments.take_tensor("v")},
-      .out = out,
-      .lse = lse,
-      .grad_out = grad_out,
-      .grad_lse = grad_lse ? std::optional(view_of("grad_lse", *grad_lse)) : std::nullopt};
-  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
-  auto const cu_seqlens_k = arguments.take_optional_tensor("cu_seqlens_k");
-  auto const max_seqlen_q = arguments.take<int64_t>(), max_seqlen_k = arguments.take<int64_t>();
-  require(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(),
-          "one of cu_seqlens_q and cu_seqlens_k came: expected both, or neither");
-  if (cu_seqlens_q) {
-    call.forward.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, max_seqlen_q, max_seqlen_k};
-  }
-  Gradient const dq{arguments.take<Tensor>(), "dq"};
-  Gradient const dk{arguments.take<Tensor>(), "dk"};
-  Gradient const dv{arguments.take<Tensor>(), "dv"};
-  std::optional<VariantCall> variant;
-  std::vector<TensorView> sums;
-  std::vector<int64_t> summed;
-  if (has_variant) {
-    variant = VariantCall{.text = arguments.take<std::string>(),
-                          .tensors = arguments.take_tensors("a tensor of the variant"),
-                          .reals = arguments.take<std::vector<double>>(),
-                          .integers = arguments.take<std::vector<int64_t>>()};
-    sums = arguments.take_tensors("sums of a captured tensor");
-    summed = arguments.take<std::vector<int64_t>>();
-  }
-  call.forward.options = arguments.take_options();
-  BackwardProblem const problem = backward_problem_of(call);
-  BackwardParams params = problem.params;
-  std::tie(params.dq, params.dq_strides) = dq.place(call.forward.q);
-  std::tie(params.dk, params.dk_strides) = dk.place(call.forward.k);
-  std::tie(params.dv, params.dv_strides) = dv.place(call.forward.v);
-
-  Tensor const& q = arguments.tensor(first);
-  Options const& options = call.forward.options;
-  if (variant) {
-    run_variant_on_gpu(problem, params, q, *variant, sums, summed, options);
-  } else if (call.forward.q.device.kind == Device::Kind::kCpu) {
-    run_on_cpu(params, problem.dtype, q);
-  } else {
-    run_on_gpu(problem, params, q, options.config);
-  }
-}
-
 }  // namespace
 
-void run_backward(StableIValue* stack, uint64_t, uint64_t) { run_with(stack, false); }
-void run_variant_backward(StableIValue* stack, uint64_t, uint64_t) { run_with(stack, true); }
+void run_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Inputs const inputs(arguments);
+  BackwardCall call = inputs.call();
+  call.forward.packing = take_packing(arguments);
+  call.forward.options = arguments.take_options();
+  BackwardProblem const problem = backward_problem_of(call);
+  Gradients const gradients{{allocate_like("dq", inputs.q), "dq"},
+                            {allocate_like("dk", inputs.k), "dk"},
+                            {allocate_like("dv", inputs.v), "dv"}};
+  BackwardParams const params = gradients.placed(problem.params, call.forward);
+  if (call.forward.q.device.kind == Device::Kind::kCpu) {
+    run_on_cpu(params, problem.dtype, inputs.q);
+  } else {
+    run_on_gpu(problem, params, inputs.q, call.forward.options.config);
+  }
+  put_results(stack, gradients.dq.tensor, gradients.dk.tensor, gradients.dv.tensor);
+}
+
+void run_variant_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Inputs const inputs(arguments);
+  BackwardCall call = inputs.call();
+  call.forward.packing = take_packing(arguments);
+  Gradients const gradients{{arguments.take<Tensor>(), "dq"},
+                            {arguments.take<Tensor>(), "dk"},
+                            {arguments.take<Tensor>(), "dv"}};
+  VariantCall const variant{.text = arguments.take<std::string>(),
+                            .tensors = arguments.take_tensors("a tensor of the variant"),
+                            .reals = arguments.take<std::vector<double>>(),
+                            .integers = arguments.take<std::vector<int64_t>>()};
+  auto const sums = arguments.take_tensors("sums of a captured tensor");
+  auto const summed = arguments.take<std::vector<int64_t>>();
+  call.forward.options = arguments.take_options();
+  BackwardProblem const problem = backward_problem_of(call);
+  run_variant_on_gpu(problem, gradients.placed(problem.params, call.forward), inputs.q, variant,
+                     sums, summed, call.forward.options);
+}
 
 }  // namespace pyflash

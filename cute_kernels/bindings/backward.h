@@ -7,9 +7,10 @@
 
 namespace pyflash {
 
-// grad_out, out, lse, grad_lse or None, q, k, v, what sets sequences apart, then where dq, dk and dv go, then options.
+// grad_out, out, lse, grad_lse or None, q, k, v, what sets sequences apart, then options. Results are dq, dk and dv, with the
+// strides of torch.empty_like.
 void run_backward(StableIValue* stack, uint64_t n_arguments, uint64_t n_results);
-// The same with a variant and what it captures, before the options.
+// The same arguments with where dq, dk and dv go, a variant and what it captures before the options.
 void run_variant_backward(StableIValue* stack, uint64_t n_arguments, uint64_t n_results);
 
 }  // namespace pyflash

@@ -340,14 +340,15 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   m.def(problem_schema("select_backward", "int sm_arch, int n_sms, ", "str config, str reason")
             .c_str());
-  std::string const gradients =
+  std::string const of_backward =
       "Tensor grad_out, Tensor out, Tensor lse, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
-      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-      "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, ";
-  m.def(("run_backward(" + gradients + "*, " + options_schema() + ") -> ()").c_str());
-  m.def(("run_variant_backward(" + gradients +
-         "str text, Tensor[] tensors, float[] reals, SymInt[] integers, Tensor(d!)[] sums, "
-         "int[] summed, *, " +
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, ";
+  m.def(("run_backward(" + of_backward + "*, " + options_schema() +
+         ") -> (Tensor dq, Tensor dk, Tensor dv)")
+            .c_str());
+  m.def(("run_variant_backward(" + of_backward +
+         "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, str text, Tensor[] tensors, float[] reals, "
+         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, *, " +
          options_schema() + ") -> ()")
             .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")

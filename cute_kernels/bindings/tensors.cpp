@@ -67,6 +67,22 @@ Tensor allocate(char const* name, Tensor const& q, int64_t const* shape, int ran
   return Tensor(tensor);
 }
 
+Tensor allocate_like(char const* name, Tensor const& x) {
+  // NOTE: the dispatcher looks an op of torch up by its name, which takes longer than to allocate.
+  if (!x.is_contiguous()) {
+    return torch::stable::empty_like(x);
+  }
+  auto const sizes = x.sizes();
+  return allocate(name, x, sizes.data(), static_cast<int>(sizes.size()), dtype_of(x));
+}
+
+Tensor copied(Tensor const& x) {
+  auto const sizes = x.sizes();
+  Tensor copy = allocate("a copy", x, sizes.data(), static_cast<int>(sizes.size()), dtype_of(x));
+  torch::stable::copy_(copy, x);
+  return copy;
+}
+
 int32_t dtype_of(Tensor const& tensor) {
   int32_t dtype = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));

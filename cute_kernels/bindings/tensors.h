@@ -23,6 +23,12 @@ torch::stable::Tensor allocate(char const* name, torch::stable::Tensor const& q,
   return allocate(name, q, shape.data(), n, dtype);
 }
 
+// An uninitialised tensor as torch.empty_like makes it.
+torch::stable::Tensor allocate_like(char const* name, torch::stable::Tensor const& x);
+
+// A contiguous copy.
+torch::stable::Tensor copied(torch::stable::Tensor const& x);
+
 // Allocates an op's workspace where `like` is, if params need any, and points them at it. It may be freed when the kernels
 // that use it are in the stream: torch reuses memory in the order of the stream.
 template <class Op>

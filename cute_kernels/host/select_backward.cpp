@@ -1,6 +1,7 @@
 #include "cute_kernels/host/select_backward.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -26,38 +27,71 @@ BackwardParams fitted(BackwardParams problem, Kernel<Backward> const& kernel) {
 
 namespace {
 
-// Why a kernel does not run a problem, as half a sentence; "": it does.
-std::string refusal_of(Kernel<Backward> const& kernel, DType dtype, BackwardParams const& problem,
-                       Gpu const& gpu) {
+// What a kernel lacks to run a problem. Words are made of it only for a refusal.
+enum class Lack { kNothing, kCodeForGpu, kDtype, kColumns, kFeatures, kOther };
+
+Lack lack_of(Kernel<Backward> const& kernel, DType dtype, BackwardParams const& problem,
+             Gpu const& gpu) {
   ConfigMapRow<Backward> const& row = *kernel.row;
   if (ctas_per_sm(row, gpu.sm_arch) == 0) {
-    return sentence("does not run on sm_", gpu.sm_arch);
+    return Lack::kCodeForGpu;
   }
   if (row.dtype != dtype) {
-    return sentence("is for ", name(row.dtype), ", q is ", name(dtype));
+    return Lack::kDtype;
   }
   if (row.d_head < problem.d_head) {
-    return sentence("is for d_head up to ", row.d_head, ", q has d_head ", problem.d_head);
+    return Lack::kColumns;
   }
-  BackwardFeatures const needed = features_needed(problem, row.d_head);
-  if (!covers(row, needed)) {
-    return sentence("is not built with ", name(needed));
+  if (!covers(row, features_needed(problem, row.d_head))) {
+    return Lack::kFeatures;
   }
-  char const* const reason = kernel.refuses(fitted(problem, kernel));
-  return reason != nullptr ? sentence("cannot run this problem: ", reason) : "";
+  return kernel.refuses(fitted(problem, kernel)) != nullptr ? Lack::kOther : Lack::kNothing;
 }
 
-}  // namespace
-
-BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu,
-                                  std::string_view named) {
-  std::vector<Kernel<Backward>> kernels;
-  if (named.empty()) {
-    kernels = all_kernels<Backward>();
-    std::sort(kernels.begin(), kernels.end(), comes_before);
-  } else if (auto kernel = find_kernel<Backward>(parse_short_form_of<Backward>(named))) {
-    kernels = {*kernel};
+// As half a sentence.
+std::string words_of(Lack lack, Kernel<Backward> const& kernel, DType dtype,
+                     BackwardParams const& problem, Gpu const& gpu) {
+  ConfigMapRow<Backward> const& row = *kernel.row;
+  switch (lack) {
+    case Lack::kCodeForGpu:
+      return sentence("does not run on sm_", gpu.sm_arch);
+    case Lack::kDtype:
+      return sentence("is for ", name(row.dtype), ", q is ", name(dtype));
+    case Lack::kColumns:
+      return sentence("is for d_head up to ", row.d_head, ", q has d_head ", problem.d_head);
+    case Lack::kFeatures:
+      return sentence("is not built with ", name(features_needed(problem, row.d_head)));
+    case Lack::kOther:
+      return sentence("cannot run this problem: ", kernel.refuses(fitted(problem, kernel)));
+    case Lack::kNothing:
+      break;
   }
+  return "";
+}
+
+// All of the map, in the order in which they are tried.
+std::vector<Kernel<Backward>> const& ordered_kernels() {
+  struct Cache {
+    uint64_t generation = 0;
+    std::vector<Kernel<Backward>> kernels;
+  };
+  thread_local Cache cache;
+  // NOTE: read before the map is: a change in between is then seen at the next call.
+  uint64_t const generation = config_map_generation();
+  if (cache.generation != generation) {
+    cache = {.generation = generation, .kernels = all_kernels<Backward>()};
+    std::sort(cache.kernels.begin(), cache.kernels.end(), comes_before);
+  }
+  return cache.kernels;
+}
+
+std::vector<Kernel<Backward>> kernel_named(std::string_view name) {
+  auto const kernel = find_kernel<Backward>(parse_short_form_of<Backward>(name));
+  return kernel ? std::vector{*kernel} : std::vector<Kernel<Backward>>{};
+}
+
+BackwardSelection none_of(std::vector<Kernel<Backward>> const& kernels, DType dtype,
+                          BackwardParams const& problem, Gpu const& gpu, std::string_view named) {
   if (kernels.empty()) {
     return {std::nullopt, sentence(named.empty() ? std::string("no kernel of op backward")
                                                  : sentence("config '", named, "'"),
@@ -66,16 +100,29 @@ BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gp
   }
   std::string refused;
   for (Kernel<Backward> const& kernel : kernels) {
-    std::string const reason = refusal_of(kernel, dtype, problem, gpu);
-    if (reason.empty()) {
-      return {kernel, named.empty() ? "the first in rank of those built that take it" : "named"};
-    }
-    refused += sentence(refused.empty() ? "" : "; ", kernel.row->short_form, " ", reason);
+    Lack const lack = lack_of(kernel, dtype, problem, gpu);
+    refused += sentence(refused.empty() ? "" : "; ", kernel.row->short_form, " ",
+                        words_of(lack, kernel, dtype, problem, gpu));
   }
   if (problem.dropout.drops()) {
     refused += "; to build kernels with dropout: pyflash build --set dropout";
   }
   return {std::nullopt, refused};
+}
+
+}  // namespace
+
+BackwardSelection select_backward(DType dtype, BackwardParams const& problem, Gpu const& gpu,
+                                  std::string_view named) {
+  std::vector<Kernel<Backward>> const of_name =
+      named.empty() ? std::vector<Kernel<Backward>>{} : kernel_named(named);
+  std::vector<Kernel<Backward>> const& kernels = named.empty() ? ordered_kernels() : of_name;
+  for (Kernel<Backward> const& kernel : kernels) {
+    if (lack_of(kernel, dtype, problem, gpu) == Lack::kNothing) {
+      return {kernel, named.empty() ? "the first in rank of those built that take it" : "named"};
+    }
+  }
+  return none_of(kernels, dtype, problem, gpu, named);
 }
 
 }  // namespace pyflash

@@ -9,6 +9,8 @@ import torch
 
 import pyflash
 from pyflash.op import answers, library
+from pyflash.op.backward import cuda, kernels
+from pyflash.op.backward.choice import By, Choice
 
 
 @pytest.fixture
@@ -60,20 +62,36 @@ def test_functions_have_answers_of_their_own(count):
     assert answers.kept(lambda *_: "another")(*CALLS["plain"]) == "another"
 
 
-def test_switches_are_asked(count, monkeypatch):
-    first = count(*CALLS["plain"])
-    monkeypatch.setenv("PYFLASH_BACKWARD", "own")
-    second = count(*CALLS["plain"])
+def test_the_switch_is_asked(count):
+    found = [count(*CALLS["plain"])]
     torch.use_deterministic_algorithms(True)
     try:
-        third = count(*CALLS["plain"])
+        found.append(count(*CALLS["plain"]))
         torch.use_deterministic_algorithms(True, warn_only=True)
-        fourth = count(*CALLS["plain"])
+        found.append(count(*CALLS["plain"]))
     finally:
         torch.use_deterministic_algorithms(False)
+    found.append(count(*CALLS["plain"]))
+    assert found == [1, 2, 3, 1]
+
+
+def test_what_else_the_choice_on_a_gpu_follows_from_is_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cuda, "choose", lambda *_: asked.append(1) or Choice(By.OWN, "a config"))
+    monkeypatch.setattr(kernels, "bwd", lambda *_, **__: "own")
+    q = q_of()
+    lse = torch.empty(2, 4, 9)
+
+    def n_asked() -> int:
+        for _ in range(2):
+            assert cuda.bwd(q, q, lse, q, q, q) == "own"
+        return len(asked)
+
+    assert n_asked() == 1
+    monkeypatch.setenv("PYFLASH_BACKWARD", "own")
+    assert n_asked() == 2
     monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: "other")
-    fifth = count(*CALLS["plain"])
-    assert (first, second, third, fourth, fifth) == (1, 2, 3, 4, 5)
+    assert n_asked() == 3
 
 
 def test_loading_kernels_forgets(count, monkeypatch, tmp_path):
@@ -109,7 +127,7 @@ def test_extents_that_are_unknown_are_asked_each_time(count):
     with FakeTensorMode(shape_env=shape_env):
         q = torch.empty(shape_env.create_unbacked_symint(), 9, 4, 16)
         assert [count(q, q, (), {}) for _ in range(2)] == [1, 2]
-    assert not answers._answers
+    assert not answers._of_calls
 
 
 def test_memory_is_bounded(monkeypatch):
@@ -118,4 +136,4 @@ def test_memory_is_bounded(monkeypatch):
     for n in range(23):
         q = SimpleNamespace(device="cpu", dtype="fp16", shape=(n,))
         assert asked(q, q, (), {}) == n
-        assert len(answers._answers) <= 5
+        assert len(answers._of_calls) <= 5

@@ -168,9 +168,10 @@ def test_lse_has_a_gradient_on_a_gpu_where_own_kernels_run(monkeypatch, config):
     with FakeTensorMode():
         q = torch.empty(2, 9, 4, 16, dtype=torch.float16, device="cuda")
         starts = torch.zeros(3, dtype=torch.int32, device="cuda")
-        assert lse_has_gradient((q, q, q), {}) == bool(config)
-        packed = (*[q.flatten(0, 1)] * 3, starts, starts, 9, 9)
-        assert lse_has_gradient(packed, {"causal": True, "num_splits": 0}) == bool(config)
+        assert lse_has_gradient(q, q, (), {}) == bool(config)
+        q, packing = q.flatten(0, 1), (starts, starts, 9, 9)
+        options = {"causal": True, "num_splits": 0}
+        assert lse_has_gradient(q, q, packing, options) == bool(config)
     padded, packed = asked
     assert (padded["packed"], padded["batch"], padded["seqlen_q"]) == (False, 2, 9)
     assert (packed["packed"], packed["batch"], packed["total_k"]) == (True, 2, 18)
@@ -205,7 +206,7 @@ def test_own_kernels_are_asked_while_every_extent_is_unknown(monkeypatch, slopes
             options["alibi_slopes"] = of_unknown_extents(real_slopes)
         problem = kernels.problem_of(q, q, (), options)
         config, reason = kernels.choice(q.device, problem)
-        assert lse_has_gradient((q, q, q), options) == bool(config), reason
+        assert lse_has_gradient(q, q, (), options) == bool(config), reason
     assert problem["d_head"] == 16
     numbers = {name: x for name, x in problem.items() if name not in options}
     assert all(isinstance(x, int) for x in numbers.values())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pyflash.op import backward
-from pyflash.op.options import TENSORS, backward_options
+from pyflash.op.options import TENSORS
 
 SECOND_DERIVATIVES = (
     "pyflash: attention has no second derivatives: call backward without create_graph = True, or "
@@ -45,45 +44,51 @@ FORWARDS = (
 
 def save(
     ctx: Any,
-    forward: Forward,
     results: tuple[Tensor, Tensor],
     tensors: tuple[Tensor | None, ...],
     inputs: tuple[Any, ...],
+    lse_has_gradient: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Keeps in ctx what `gradients` needs. tensors: the options of `TENSORS`."""
+    """Keeps in ctx what `gradients` needs. tensors: the options of `TENSORS`, or () for none;
+    options: those of the backward pass."""
     out, lse = results
-    if not backward.lse_has_gradient(inputs, options):
+    if not lse_has_gradient:
         ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(out, lse, *tensors, *inputs[:5])
+    ctx.save_for_backward(out, lse, *inputs[:5], *tensors)
+    ctx.n_tensors = len(tensors)
     ctx.lengths = inputs[5:]
-    ctx.forward = forward
-    ctx.options = backward_options(options)
+    ctx.options = options
 
 
 def gradients(
     ctx: Any,
+    saved: tuple[Any, ...],
+    op: OpOverload,
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
-    needed: tuple[bool, ...],
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> list[Tensor | None]:
-    """The gradients of (*tensors, *inputs); None for those that are not needed. around: of the ops,
-    and not of what unpacks saved tensors, which may run the forward pass again."""
-    results: list[Tensor | None] = [None] * len(needed)
-    if grad_out is None and grad_lse is None:
-        return results
-    n = len(TENSORS)
-    out, lse, *saved = ctx.saved_tensors
-    of_out = (torch.zeros_like(out) if grad_out is None else grad_out, out, lse, grad_lse)
-    with around():
-        results[:n] = backward.of_tensors(of_out, saved[:n], needed[:n])
-        if any(needed[n : n + 3]):
-            tensors = dict(zip(TENSORS, saved[:n], strict=True))
-            arguments = backward.arguments_of(of_out, (*saved[n:], *ctx.lengths), tensors)
-            results[n : n + 3] = ctx.forward.backward(*arguments, **ctx.options)
-    return [x if n else None for x, n in zip(results, needed, strict=True)]
+    needed: Sequence[bool],
+    needed_tensors: Sequence[bool],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The gradients of the inputs and the tensors of `save`; None for those that are not needed.
+    saved: what ctx saved, or () where no gradient is given. op: the backward of the forward."""
+    of_inputs: list[Tensor | None] = [None] * len(needed)
+    of_tensors: list[Tensor | None] = [None] * len(needed_tensors)
+    if not saved:
+        return of_inputs, of_tensors
+    n = len(saved) - ctx.n_tensors
+    out, lse, *inputs = saved[:n]
+    tensors = saved[n:]
+    results = (torch.zeros_like(out) if grad_out is None else grad_out, out, lse, grad_lse)
+    if any(needed_tensors):
+        of_tensors = backward.of_tensors(results, tensors, needed_tensors)
+    if any(needed[:3]):
+        named = dict(zip(TENSORS, tensors, strict=True)) if tensors else {}
+        arguments = backward.arguments_of(results, (*inputs, *ctx.lengths), named)
+        found = zip(op(*arguments, **ctx.options), needed[:3], strict=True)
+        of_inputs[:3] = [x if is_needed else None for x, is_needed in found]
+    return of_inputs, of_tensors
 
 
 def cast(

@@ -3,7 +3,7 @@ reads on top of the op itself. The only file that needs private parts of torch."
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,15 +11,27 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pyflash.op.answers import answers_about, state
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, refusal, save
-from pyflash.op.backward import refuse_what_has_no_gradients
-from pyflash.op.options import TENSORS, tensors_of
+from pyflash.op.backward import (
+    kernels,
+    lse_has_gradient,
+    refuse_gradients_of_tensors,
+    refuse_what_nothing_serves,
+    runs_own,
+)
+from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 _C = torch._C
 is_grad_enabled = _C.is_grad_enabled
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
 # interpreter a kernel already is; this class does what the kernels of torch's own ops do.
 _Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+# NOTE: a call of the op by its name takes longer by a microsecond.
+_run_backward = getattr(torch.ops.pyflash.run_backward.default, "_op", None)
+_TENSORS = frozenset(TENSORS)
+# The question whether lse has a gradient, and which options the backward pass takes.
+_IN_BACKWARD = "in backward"
 
 _NEEDED = (
     "autograd.function._SingleLevelFunction",
@@ -31,10 +43,12 @@ _NEEDED = (
     "_C._are_functorch_transforms_active",
     "_C._AutoDispatchBelowAutograd",
     "_C._ExcludeDispatchKeyGuard",
+    "_C._len_torch_dispatch_stack",
     "_C.DispatchKeySet",
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
     "ops.pyflash.fwd.default._handle.redispatch_boxed",
+    "ops.pyflash.run_backward.default._op",
 )
 
 
@@ -52,25 +66,29 @@ def is_available() -> bool:
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
-    no_tensors = tensors_of({})
 
     # NOTE: every call of the op comes through here, so what it does costs.
     def kernel(
         keyset: Any, q: Tensor, k: Tensor, v: Tensor, *packing: Any, **options: Any
     ) -> tuple[Tensor, ...]:
-        tensors = tensors_of(options) if options else no_tensors
+        tensors = () if _TENSORS.isdisjoint(options) else tensors_of(options)
         recorded = is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
             or v.requires_grad
-            or (tensors is not no_tensors and _require_grad(tensors))
+            or (tensors and _require_grad(tensors))
         )
+        keyset = keyset & after_autograd
+        if not recorded and forward_ad._current_level < 0:
+            return below(keyset, q, k, v, *packing, **options)
+        answers = answers_about(q, k, packing, options)
         if recorded:
-            refuse_what_has_no_gradients(q, k, packing, options)
-        if recorded or forward_ad._current_level >= 0:
-            call = _Below(below, keyset & after_autograd)
-            return _apply(_Attention, call, forward, options, *tensors, q, k, v, *packing)
-        return below(keyset & after_autograd, q, k, v, *packing, **options)
+            if tensors:
+                refuse_gradients_of_tensors(options)
+            if refuse_what_nothing_serves not in answers:
+                refuse_what_nothing_serves.among(answers, q, k, packing, options)
+        call = (below, keyset, forward, options, tensors, answers)
+        return _apply(_Attention, call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
@@ -96,7 +114,7 @@ def register_backward(
         keyset = keyset & _C._after_autograd_keyset
         recorded = _C.is_grad_enabled() and _C._any_requires_grad(*inputs)
         if recorded or forward_ad._current_level >= 0:
-            return _apply(_Gradients, _Below(below, keyset), refuse, options, *inputs)
+            return _apply(_Gradients, (below, keyset), refuse, options, *inputs)
         return below(keyset, *inputs, **options)
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
@@ -117,24 +135,17 @@ def _require_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
-class _Below:
+def _run(below: Callable[..., Any], keyset: Any, inputs: Sequence[Any], options: Any) -> Any:
     """The kernels of an op below autograd, for the forward pass of a function."""
-
-    __slots__ = ("call", "keyset")
-
-    def __init__(self, call: Callable[..., Any], keyset: Any) -> None:
-        self.call, self.keyset = call, keyset
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if not _C._are_functorch_transforms_active():
-            return self.call(self.keyset, *inputs, **options)
-        # Not recorded here, but by the next level of torch.func.
-        with (
-            _C._AutoDispatchBelowAutograd(),
-            torch.enable_grad(),
-            forward_ad._set_fwd_grad_enabled(True),
-        ):
-            return self.call(self.keyset, *inputs, **options)
+    if not _C._are_functorch_transforms_active():
+        return below(keyset, *inputs, **options)
+    # Not recorded here, but by the next level of torch.func.
+    with (
+        _C._AutoDispatchBelowAutograd(),
+        torch.enable_grad(),
+        forward_ad._set_fwd_grad_enabled(True),
+    ):
+        return below(keyset, *inputs, **options)
 
 
 def _apply(function: type[_Function], *arguments: Any) -> Any:
@@ -146,39 +157,88 @@ def _apply(function: type[_Function], *arguments: Any) -> Any:
 
 class _Attention(_Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        below: _Below,
-        forward: Forward,
-        options: dict[str, Any],
-        *tensors_and_inputs: Any,
-    ) -> tuple[Tensor, ...]:
-        n = len(TENSORS)
-        tensors, inputs = tensors_and_inputs[:n], tensors_and_inputs[n:]
-        # NOTE: under torch.func those among the arguments are unwrapped, those in options are not.
-        per_head = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
-        results = below(*inputs, **options | per_head)
-        save(ctx, forward, results, tensors, inputs, options)
+    def forward(ctx: Any, call: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, ...]:
+        below, keyset, forward, options, tensors, answers = call
+        if tensors:
+            # NOTE: under torch.func those among the arguments are unwrapped, those in options are
+            # not.
+            n = len(inputs) - len(tensors)
+            inputs, tensors = inputs[:n], inputs[n:]
+            named = {k: x for k, x in zip(TENSORS, tensors, strict=True) if x is not None}
+            options = {**options, **named}
+        results = _run(below, keyset, inputs, options)
+        known = answers.get(_IN_BACKWARD)
+        if known is None:
+            q, k, _, *packing = inputs
+            has_gradient = lse_has_gradient.among(answers, q, k, packing, options)
+            known = answers[_IN_BACKWARD] = (has_gradient, backward_options(options))
+        save(ctx, results, tensors, inputs, *known)
+        ctx.forward, ctx.answers = forward, answers
         return results
 
     @staticmethod
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[3:]
-        below = nullcontext if is_grad_enabled() else below_autograd
-        return (None, None, None, *gradients(ctx, grad_out, grad_lse, needed, below))
+        # NOTE: unpacking may run the forward pass again, which has to be recorded.
+        saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
+        if _is_seen_by_nobody(grad_out):
+            found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
+            if found:
+                return (None, *found, None, None, None, None) if ctx.lengths else (None, *found)
+        needed = ctx.needs_input_grad
+        n = len(needed) - ctx.n_tensors
+        with nullcontext() if is_grad_enabled() else below_autograd():
+            of_inputs, of_tensors = gradients(
+                ctx, saved, ctx.forward.backward, grad_out, grad_lse, needed[1:n], needed[n:]
+            )
+        return (None, *of_inputs, *of_tensors)
 
     jvp = staticmethod(refusal(FORWARD_MODE))
+
+
+def _is_seen_by_nobody(grad_out: Tensor | None) -> bool:
+    """Whether nobody looks at which op computes gradients: no graph is recorded or traced, and no
+    mode, transform or subclass of torch's is there."""
+    return (
+        type(grad_out) is Tensor
+        and not is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not _C._are_functorch_transforms_active()
+        and not _C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
+    )
+
+
+def _by_own_kernels(
+    ctx: Any, saved: Sequence[Any], grad_out: Tensor | None, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`kernels.bwd`, if that is all that the backward pass does, as it is in most: what is asked
+    elsewhere of each call was asked before."""
+    answers = ctx.answers
+    if ctx.n_tensors or answers.follow_from != state():
+        return None
+    out, lse, q, k, v, *packing = saved
+    packing += ctx.lengths
+    runs = answers.get(runs_own)
+    if runs is None:
+        runs = runs_own.among(answers, q, k, packing, ctx.options)
+    if not runs:
+        return None
+    return _run_backward(
+        *(grad_out, out, lse, grad_lse, q, k, v),
+        *(packing or kernels.PADDED),
+        **kernels.with_determinism(ctx.options),
+    )
 
 
 class _Gradients(_Function):
     @staticmethod
     def forward(
-        ctx: Any, below: _Below, refuse: Callable[..., Any], options: dict[str, Any], *inputs: Any
+        ctx: Any, below: Any, refuse: Callable[..., Any], options: dict[str, Any], *inputs: Any
     ) -> Any:
         ctx.refuse = refuse
-        return below(*inputs, **options)
+        return _run(*below, inputs, options)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

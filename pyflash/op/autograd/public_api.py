@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
-from pyflash.op.backward import refuse_what_has_no_gradients
-from pyflash.op.options import TENSORS, tensors_of
+from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
+from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -53,12 +53,19 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         keyword_only_inputs: Mapping[str, Any],
         output: tuple[Tensor, Tensor],
     ) -> None:
-        save(ctx, forward, output, inputs[:n], inputs[n:], keyword_only_inputs)
+        has_gradient = lse_has_gradient(*inputs[n : n + 2], inputs[n + 3 :], keyword_only_inputs)
+        options = backward_options(keyword_only_inputs)
+        save(ctx, output, inputs[:n], inputs[n:], has_gradient, options)
 
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        return tuple(gradients(ctx, grad_out, grad_lse, ctx.needs_input_grad))
+        needed = ctx.needs_input_grad
+        saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
+        of_inputs, of_tensors = gradients(
+            ctx, saved, forward.backward, grad_out, grad_lse, needed[n:], needed[:n]
+        )
+        return (*of_tensors, *of_inputs)
 
     torch.library.register_autograd(f"pyflash::{name}", backward, setup_context=setup, lib=library)
     library.impl(forward.name, kernel, "Autograd")

@@ -39,12 +39,12 @@ def refuse_what_has_no_gradients(
     k: None where pyflash's own kernels of op backward are not asked. packing: the positional
     arguments of `fwd_varlen` after v, or ().
     """
-    _refuse_gradients_of_tensors(options)
-    _refuse_what_nothing_serves(q, k, packing, options)
+    refuse_gradients_of_tensors(options)
+    refuse_what_nothing_serves(q, k, packing, options)
 
 
 @kept
-def _refuse_what_nothing_serves(
+def refuse_what_nothing_serves(
     q: Tensor, k: Tensor | None, packing: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
     device_type = q.device.type
@@ -81,7 +81,7 @@ def _refusal_of_borrowed_grids(q: Tensor, packing: Sequence[Any]) -> str | None:
     return None
 
 
-def _refuse_gradients_of_tensors(options: Mapping[str, Any]) -> None:
+def refuse_gradients_of_tensors(options: Mapping[str, Any]) -> None:
     for name in TENSORS:
         x = options.get(name)
         if x is not None and x.requires_grad and not OPTIONS[name].gradient:
@@ -95,12 +95,24 @@ def _refuse_gradients_of_tensors(options: Mapping[str, Any]) -> None:
 Results = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
-def lse_has_gradient(inputs: Sequence[Any], options: Mapping[str, Any]) -> bool:
+@kept
+def lse_has_gradient(
+    q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]
+) -> bool:
     """Whether the backward pass of a call takes a gradient of lse: on the CPU, and where pyflash's
-    own kernels run it. inputs: the positional arguments of the forward pass."""
-    q, k, _, *packing = inputs
+    own kernels run it. packing: the positional arguments of `fwd_varlen` after v, or ()."""
     device_type = q.device.type
     return device_type == "cpu" or (device_type == "cuda" and kernels.takes(q, k, packing, options))
+
+
+@kept
+def runs_own(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether `bwd` and `bwd_varlen` do nothing but `kernels.bwd` for a call, with a gradient of
+    lse and without. packing: as for `lse_has_gradient`."""
+    device_type = q.device.type
+    if device_type == "cuda":
+        return cuda.always_runs_own(q, k, packing, options)
+    return device_type == "cpu"
 
 
 def arguments_of(

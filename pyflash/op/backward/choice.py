@@ -22,8 +22,10 @@ from pyflash.op.options import OPTIONS, OWN_KERNELS, given
 PLACES = {"cuda": "a GPU", "cpu": "the CPU"}
 
 
-# The generations whose kernels no GPU has been measured with.
+# The generations whose kernels no GPU has been measured with, and the variable of the environment
+# that has them run, "own".
 UNMEASURED = (80,)
+SWITCH = "PYFLASH_BACKWARD"
 
 
 class By(Enum):
@@ -53,14 +55,19 @@ def choose(
 ) -> Choice:
     """Whose kernels run a problem on a GPU. problem: as `kernels.choice` takes it."""
     config, own = _own(device, problem)
-    if config and family_of(config).generation in UNMEASURED:
+    if config and not is_measured(config):
         others_run = not gradient_of_lse and not without_gradients(_options_of(problem), "cuda")
-        if others_run and os.environ.get("PYFLASH_BACKWARD") != "own":
+        if others_run and os.environ.get(SWITCH) != "own":
             config, own = "", f"{config} takes it, but no GPU was measured with its family"
     if config:
         return Choice(By.OWN, config, own)
     not_cudnn = _refusal_of_cudnn(device, problem, gradient_of_lse)
     return Choice(By.FLASH if not_cudnn else By.CUDNN, "", own, not_cudnn)
+
+
+def is_measured(config: str) -> bool:
+    """Whether a GPU was measured with the family of a config."""
+    return family_of(config).generation not in UNMEASURED
 
 
 def _own(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:

@@ -7,7 +7,8 @@ rowsum(dO * O) is the same with and without them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from pyflash.op.answers import kept
 from pyflash.op.backward import cudnn, kernels
-from pyflash.op.backward.choice import By, Choice, choose, switch_is_on
+from pyflash.op.backward.choice import SWITCH, By, Choice, choose, is_measured, switch_is_on
 from pyflash.op.options import AttentionOptions, windows_of
 
 if TYPE_CHECKING:
@@ -36,13 +37,28 @@ def bwd(
     grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if q.numel() == 0 or k.numel() == 0:
+    if _is_empty(q, k, ()):
         return tuple(torch.zeros_like(x) for x in (q, k, v))
-    chosen = _chosen(q, k, (), options, grad_lse is not None)
+    chosen = _chosen(q, k, (), options, grad_lse is not None, *_switches())
     if chosen.by is By.OWN:
         return kernels.bwd(grad_out, out, lse, q, k, v, grad_lse=grad_lse, **options)
     _refuse_to_borrow(grad_lse, options, chosen)
     return _borrowed(grad_out, out, lse, q, k, v, **options)
+
+
+def always_runs_own(
+    q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]
+) -> bool:
+    """Whether `bwd` runs own kernels, with a gradient of lse and without, and whatever the
+    environment says. packing: the positional arguments of `fwd_varlen` after v, or ()."""
+    if _is_empty(q, k, packing):
+        return False
+    chosen = choose(q.device, kernels.problem_of(q, k, packing, options))
+    return chosen.by is By.OWN and is_measured(chosen.config)
+
+
+def _is_empty(q: Tensor, k: Tensor, packing: Sequence[Any]) -> bool:
+    return q.numel() == 0 or k.numel() == 0 or 0 in packing[2:]
 
 
 @kept
@@ -52,8 +68,14 @@ def _chosen(
     packing: Sequence[Any],
     options: AttentionOptions,
     gradient_of_lse: bool,
+    *_: Any,
 ) -> Choice:
     return choose(q.device, kernels.problem_of(q, k, packing, options), gradient_of_lse)
+
+
+def _switches() -> tuple[Any, ...]:
+    """What `choose` follows from beside its arguments and the `state` of answers."""
+    return os.environ.get(SWITCH), torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _refuse_to_borrow(grad_lse: Tensor | None, options: AttentionOptions, chosen: Choice) -> None:
@@ -148,10 +170,10 @@ def bwd_varlen(
     grad_lse: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if q.numel() == 0 or k.numel() == 0 or max_seqlen_q == 0 or max_seqlen_k == 0:
-        return tuple(torch.zeros_like(x) for x in (q, k, v))
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    chosen = _chosen(q, k, packing, options, grad_lse is not None)
+    if _is_empty(q, k, packing):
+        return tuple(torch.zeros_like(x) for x in (q, k, v))
+    chosen = _chosen(q, k, packing, options, grad_lse is not None, *_switches())
     if chosen.by is By.OWN:
         return kernels.bwd(
             grad_out, out, lse, q, k, v, packing=packing, grad_lse=grad_lse, **options

@@ -16,15 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
-from pyflash.op.answers import kept
-from pyflash.op.backward.cudnn import readable
 from pyflash.op.built import built_configs
 from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PADDED = (None, None, 0, 0)  # in place of packing
+PADDED = (None, None, 0, 0)  # in place of packing
 _DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 # Lengths that need as much of a kernel as any.
 _UNKNOWN = dict.fromkeys(("seqlen_q", "seqlen_k", "total_q", "total_k"), 1 << 20)
@@ -46,7 +44,7 @@ def choice(device: torch.device, problem: Mapping[str, Any]) -> tuple[str, str]:
         return torch.ops.pyflash.select_backward(
             sm_arch=properties.major * 10 + properties.minor,
             n_sms=properties.multi_processor_count,
-            **{**problem, **tensors, **_determinism(problem)},
+            **with_determinism({**problem, **tensors}),
         )
 
 
@@ -59,9 +57,11 @@ def _shape(name: str, problem: Mapping[str, Any]) -> list[int]:
     return [n if isinstance(n, int) else of_q for n, of_q in zip(shape, known, strict=True)]
 
 
-def _determinism(options: Mapping[str, Any]) -> dict[str, bool]:
-    asked = options.get("deterministic", False) or torch.are_deterministic_algorithms_enabled()
-    return {"deterministic": asked}
+def with_determinism(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of these kernels, which torch's switch asks for one order, too."""
+    if torch.are_deterministic_algorithms_enabled():
+        return {**options, "deterministic": True}
+    return options
 
 
 def are_built() -> bool:
@@ -75,7 +75,6 @@ def takes(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, An
     return not refusal(q, k, packing, options)
 
 
-@kept
 def refusal(q: Tensor, k: Tensor, packing: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Why `takes` is False, as half a sentence; "": it is True."""
     config, reason = choice(q.device, problem_of(q, k, packing, options))
@@ -133,18 +132,14 @@ def bwd(
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, where `takes` says so. packing: as there."""
-    grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
-    gradients = tuple(torch.empty_like(x) for x in (q, k, v))
-    torch.ops.pyflash.run_backward(
+    return torch.ops.pyflash.run_backward(
         grad_out,
         out,
-        lse.contiguous(),
-        None if grad_lse is None else grad_lse.contiguous(),
+        lse,
+        grad_lse,
         q,
         k,
         v,
-        *(packing or _PADDED),
-        *gradients,
-        **{**options, **_determinism(options)},
+        *(packing or PADDED),
+        **with_determinism(options),
     )
-    return gradients
