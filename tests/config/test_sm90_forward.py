@@ -12,7 +12,7 @@ from pyflash.config.sets import UNRANKED
 from pyflash.config.sm90 import Budgets, budgets
 from pyflash.config.sm90_forward.resources import register_demand, variant_refusal
 from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
-from pyflash.config.sm90_forward.sets import FOR_VARIANTS, SHORT
+from pyflash.config.sm90_forward.sets import SHORT, for_variants
 from pyflash.config.variant_needs import NO_NEEDS, VariantNeeds
 
 TEXT = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
@@ -214,15 +214,16 @@ def test_room_for_variants():
     assert "use pack_gqa = False" in variant_refusal(packed, NO_NEEDS)
 
 
-def test_each_d_head_has_a_config_for_any_variant():
+@pytest.mark.parametrize("needs", [NO_NEEDS, ALL_NEEDS], ids=["none", "all"])
+def test_each_d_head_has_a_config_for_any_variant(needs):
     for d_head in SUPPORTED["d_head"]:
         for dtype in DType:
-            own = [c for c in FOR_VARIANTS if (c.d_head, c.dtype) == (d_head, dtype)]
-            assert any(c.family.takes_variant(c, ALL_NEEDS) for c in own)
-    for config in FOR_VARIANTS:
+            own = [c for c in for_variants(needs) if (c.d_head, c.dtype) == (d_head, dtype)]
+            assert own
+    for config in for_variants(needs):
         assert config.is_legal(SM90)
         assert config == config.canonical()
-        assert config.family.takes_variant(config, NO_NEEDS)
+        assert config.family.takes_variant(config, needs)
 
 
 def test_a_space():

@@ -13,6 +13,8 @@ from pyflash.variant.needs import needs_of
 SM90 = Arch.of(90)
 FOUR = "(FP16, 64, 256, 64, 4): sm90+stages_4+overlap+persistent+rescale_threshold"
 THREE = "(FP16, 64, 192, 96, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
+WIDE = "(FP16, 128, 192, 64, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
+WIDE_TWO = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "documents", "prefix_lm", "softcap"])
@@ -20,6 +22,7 @@ def test_intervals_and_functions_of_a_score_need_nothing(name):
     needs = needs_of(named(name).variant)
     assert needs.words == ""
     assert str(default_config(DType.FP16, 64, SM90, needs)) == FOUR
+    assert str(default_config(DType.FP16, 128, SM90, needs)) == WIDE
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,7 @@ def test_what_is_kept_needs_room(text, words):
     needs = needs_of(parse(text) if ":" in text else named(text).variant)
     assert needs.words == words
     assert str(default_config(DType.FP16, 64, SM90, needs)) == THREE
+    assert str(default_config(DType.FP16, 128, SM90, needs)) == WIDE_TWO
 
 
 def test_the_smallest_d_head_that_is_large_enough_and_other_families():

@@ -9,12 +9,12 @@ from pyflash.config.sm90_forward.rules import RULES, SUPPORTED
 from pyflash.config.sm90_forward.sets import (
     DROPPING,
     FIRST_RANK,
-    FOR_VARIANTS,
     RANKED,
     SETS,
     SETTLED,
     SLOWDOWNS,
     built_features,
+    for_variants,
 )
 
 SM90_FORWARD = Family(
@@ -49,7 +49,7 @@ SM90_FORWARD = Family(
     variant_header="cute_kernels/sm90/forward/variant_kernel.h",
     variant_launcher="cute_kernels/sm90/forward/variant_launch.h",
     variant_refusal=variant_refusal,
-    for_variants=FOR_VARIANTS,
+    for_variants=for_variants,
     emulation_watches_registers=True,
     arch_specific=True,
     runs_on=(RUNS_ON,),

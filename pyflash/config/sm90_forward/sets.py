@@ -15,6 +15,7 @@ from pyflash.config.features import (
     with_fixed_splits,
 )
 from pyflash.config.sm90_forward.config import FlashForwardSm90Config
+from pyflash.config.variant_needs import VariantNeeds
 
 
 def _of_each_dtype(words: str, *tiles: str) -> list[FlashForwardSm90Config]:
@@ -75,13 +76,17 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
 )
 
-# With a variant, at each d_head, best first: the first with room for it. What scores by position,
-# bits and tensors of pairs keep leaves room for three consumers at most.
-FOR_VARIANTS = (
+# With a variant. Where it keeps nothing beside the scores, more consumers are faster. What scores
+# by position, bits and tensors of pairs keep leaves no room for four, and at d_head 128 two are faster
+# with it: docs/experiments/2026-11-variant-instructions.md.
+_FOR_FEW_NEEDS = _of_each_dtype(
+    "overlap+persistent+rescale_threshold",
+    "(FP16, 64, 256, 64, 4): sm90+stages_4",
+    "(FP16, 128, 192, 64, 3): sm90+stages_3",
+)
+_FOR_ANY_NEEDS = (
     *_of_each_dtype(
-        "overlap+persistent+rescale_threshold",
-        "(FP16, 64, 256, 64, 4): sm90+stages_4",
-        "(FP16, 64, 192, 96, 3): sm90+stages_3",
+        "overlap+persistent+rescale_threshold", "(FP16, 64, 192, 96, 3): sm90+stages_3"
     ),
     *_of_each_dtype(
         _LONG,
@@ -91,6 +96,12 @@ FOR_VARIANTS = (
         "(FP16, 256, 128, 64, 2): sm90+stages_2",
     ),
 )
+
+
+def for_variants(needs: VariantNeeds) -> Sequence[FlashForwardSm90Config]:
+    """What runs a variant of such needs where no config is named, at each d_head the best first."""
+    return _FOR_ANY_NEEDS if needs.words else (*_FOR_FEW_NEEDS, *_FOR_ANY_NEEDS)
+
 
 # The best of two consumers at each d_head.
 _OF_TWO = {

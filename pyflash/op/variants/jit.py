@@ -38,19 +38,16 @@ def default_config(
     whose threads have registers left for a variant of such needs. Raises ValueError where there is
     none."""
     default = [*named_set("all"), *named_set("head_dims")]
-    known = [
-        *(config for family in FAMILIES for config in family.for_variants),
-        *(config for config in default if not config.family.for_variants),
-    ]
-    with_room = [config for config in known if config.family.takes_variant(config, needs)]
-    return _first_fitting(with_room, dtype, d_head, arch, rank_of=_rank_with_variant)
+    for_variants = [config for family in FAMILIES for config in family.for_variants(needs)]
+    others = [config for config in default if not config.family.for_variants(needs)]
+    with_room = [c for c in (*for_variants, *others) if c.family.takes_variant(c, needs)]
 
+    def rank_with_variant(config: KernelConfig) -> int:
+        if config in for_variants:
+            return config.family.first_rank + for_variants.index(config)
+        return rank(config)
 
-def _rank_with_variant(config: KernelConfig) -> int:
-    family = config.family
-    if config in family.for_variants:
-        return family.first_rank + family.for_variants.index(config)
-    return rank(config)
+    return _first_fitting(with_room, dtype, d_head, arch, rank_of=rank_with_variant)
 
 
 def default_gradient_config(dtype: DType, d_head: int, arch: Arch) -> KernelConfig:
