@@ -77,8 +77,8 @@ HEAD_DIMS = _of_each_dtype(
 )
 
 # With a variant. Where it keeps nothing beside the scores, more consumers are faster. What scores
-# by position, bits and tensors of pairs keep leaves no room for four, and at d_head 128 two are faster
-# with it: docs/experiments/2026-11-variant-instructions.md.
+# by position, bits and tensors of pairs keep leaves no room for four, and at d_head 128 two are
+# faster with it: docs/experiments/2026-11-variant-instructions.md.
 _FOR_FEW_NEEDS = _of_each_dtype(
     "overlap+persistent+rescale_threshold",
     "(FP16, 64, 256, 64, 4): sm90+stages_4",
