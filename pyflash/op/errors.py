@@ -1,5 +1,5 @@
-"""The exceptions of calls: TypeError for types, ValueError for values, RuntimeError for what this
-machine, or what is built on it, cannot do."""
+"""The exceptions of calls: TypeError for types, ValueError for values, torch.OutOfMemoryError where
+memory is not enough, RuntimeError for what else this machine, or what is built, cannot do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,14 @@ def call(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     except RuntimeError as error:
         if str(error) == torch.ops.pyflash.last_refusal():
             raise ValueError(str(error)) from None
-        raise
+        raise with_cause(error) from None
+
+
+def with_cause(error: RuntimeError) -> RuntimeError:
+    """An error of an op as callers catch it: the op library cannot say that memory was the cause
+    but in words."""
+    lacks_memory = str(error).startswith("pyflash: torch could not allocate ")
+    return torch.OutOfMemoryError(str(error)) if lacks_memory else error
 
 
 def _not_dense(arguments: tuple[Any, ...], error: Exception) -> Exception:

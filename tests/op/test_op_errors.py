@@ -11,6 +11,7 @@ from torch.nested import nested_tensor as nested
 from pyflash import attention, attention_varlen
 from pyflash.codegen.seal import seal
 from pyflash.op import library
+from pyflash.op.options import BACKWARD_TENSORS
 
 
 def assert_refused(function, arguments: dict, sentence: str) -> None:
@@ -130,8 +131,12 @@ def test_extents_beyond_the_kernels_integers_are_refused():
 
 def test_outputs_too_large_for_the_memory_are_named():
     q = half(1, 1, 1, 128).expand(2**14, 2**16, 2**14, 128)
-    with pytest.raises(RuntimeError, match=r"torch could not allocate out, 4\.5036e\+15 bytes"):
+    sentence = r"torch could not allocate out, 4\.5036e\+15 bytes"
+    with pytest.raises(torch.OutOfMemoryError, match=sentence):
         attention(q, q, q)
+    lse = torch.zeros(1, 1, 1).expand(2**14, 2**14, 2**16)
+    with pytest.raises(torch.OutOfMemoryError, match="torch could not allocate a copy"):
+        torch.ops.pyflash.bwd(q, q, lse, None, *[None] * len(BACKWARD_TENSORS), q, q, q)
 
 
 MALFORMED = {

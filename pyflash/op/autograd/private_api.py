@@ -20,6 +20,7 @@ from pyflash.op.backward import (
     refuse_what_nothing_serves,
     runs_own,
 )
+from pyflash.op.errors import with_cause
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 _C = torch._C
@@ -225,11 +226,14 @@ def _by_own_kernels(
         runs = runs_own.among(answers, q, k, packing, ctx.options)
     if not runs:
         return None
-    return _run_backward(
-        *(grad_out, out, lse, grad_lse, q, k, v),
-        *(packing or kernels.PADDED),
-        **kernels.with_determinism(ctx.options),
-    )
+    try:
+        return _run_backward(
+            *(grad_out, out, lse, grad_lse, q, k, v),
+            *(packing or kernels.PADDED),
+            **kernels.with_determinism(ctx.options),
+        )
+    except RuntimeError as error:
+        raise with_cause(error) from None
 
 
 class _Gradients(_Function):
