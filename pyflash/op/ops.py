@@ -137,8 +137,9 @@ def attention(
     Forward-mode derivatives and vmap raise. `torch.autocast` casts q, k and v to its dtype.
 
     Raises ValueError that names the argument, what was expected and what came; TypeError for an
-    unknown keyword argument and for one of another type; RuntimeError for what this machine, or
-    what is built on it, cannot do. (The op, `torch.ops.pyflash.fwd`, raises RuntimeError for all.)
+    unknown keyword argument and for one of another type; torch.OutOfMemoryError where memory is not
+    enough for a result; RuntimeError for what else this machine, or what is built on it, cannot do.
+    (The op, `torch.ops.pyflash.fwd`, raises RuntimeError for all.)
     """
     arguments = arguments_of("attention", options)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
