@@ -63,7 +63,7 @@ class Packing:
 
     @cached_property
     def used_keys(self) -> Used:
-        """Of each row, if it has no holes."""
+        """Those of each row; they hold where no row has holes."""
         return Used(self.tokens.to(torch.uint8).argmax(1), self.of_rows)
 
 
@@ -225,7 +225,7 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
         lengths_q, lengths_k = is_query.sum(1), of_rows
     else:
         lengths_q, lengths_k = of_rows.new_full((batch,), seqlen_q), of_rows
-    # Of no sequence the longest has 0.
+    # The longest of no sequences has 0 rows.
     longest = [F.pad(lengths, (0, 1)).max() for lengths in (lengths_q, lengths_k)]
     runs = _starts_of_runs(tokens).sum(1).max()
     max_seqlen_q, max_seqlen_k, most_runs, n_queries, n_keys = torch.stack(
