@@ -75,6 +75,14 @@ CUTE_DEVICE void store_global(uint4* address, uint4 value) {
 
 // The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
 CUTE_DEVICE int bits(float x) { return __float_as_int(x); }
+// Has the compiler keep a value, and not compute it again.
+CUTE_DEVICE void keep(int& value) { asm volatile("" : "+r"(value)); }
+// 0, of which the compiler does not know that it is: grids have one dimension.
+CUTE_DEVICE uint32_t unknown_zero() {
+  uint32_t zero;
+  asm("mov.u32 %0, %%ctaid.z;\n" : "=r"(zero));
+  return zero;
+}
 
 // The exponent of x > 0, rounded down, and 2 to one from -126 to 127.
 CUTE_DEVICE int exponent(float x) { return (__float_as_int(x) >> 23) - 127; }
@@ -329,6 +337,8 @@ inline void store_shared(SmemAddress address, uint4 value) {
 inline void store_global(uint4* address, uint4 value) { store(address, value); }
 
 int bits(float x);
+inline void keep(int&) {}
+inline uint32_t unknown_zero() { return 0; }
 int exponent(float x);
 float power_of_two(int exponent);
 int max3(int a, int b, int c);

@@ -17,6 +17,7 @@
 #include "cute_kernels/sm90/forward/share_schedule.h"
 #include "cute_kernels/sm90/forward/softmax.h"
 #include "cute_kernels/sm90/forward/traits.h"
+#include "cute_kernels/sm90/forward/usual_scores.h"
 #include "cute_kernels/sm90/forward/variant.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -260,6 +261,14 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
       return NoBlocksAhead{};
     }
   }();
+  using Usual = UsualScoresOf<Traits, kFeatures, Variant>;
+  auto usual = [&] {
+    if constexpr (Usual::kExists) {
+      return Usual(params);
+    } else {
+      return Usual{};
+    }
+  }();
   Interval whole{};  // places of blocks that a mask is known to show all of
   // The block at a place whose scores are made next, under a mask.
   auto block_at = [&](int place) __attribute__((always_inline)) {
@@ -306,6 +315,42 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
                                                                    n_block, is_cut);
       }
     };
+    if constexpr (Usual::kExists && TileSoftmax::kSumsTell && !first.value) {
+      if (!mask.cuts(n_block) && usual.are_of({n_block, is_cut}, blocks_ahead)) {
+        device::at(Site::softmax);
+        usual.make(acc_S, tile, tile.first_query + first_row_query, n_block, blocks_ahead);
+        auto const before = usual.before(blocks_ahead, place - 1, first_place, block_at);
+        typename TileSoftmax::PerRow const sums =
+            softmax.exponentiate_with_m(acc_S, problem.softcap, before);
+        if constexpr (Usual::kReadsAhead) {
+          usual.load_ahead(blocks_ahead, place - 1);
+        } else {
+          read_ahead(place - 1);
+        }
+        if (!softmax.are_large(sums)) {
+          softmax.add(sums);
+          return false;
+        }
+        if (!softmax.overflow(sums)) {
+          softmax.grow(acc_S, sums, correction);
+          return true;
+        }
+        compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
+                                          acc_S);
+        make_scores(false_type{});
+        mask.cut_all();  // of the tile's blocks none is to take that long again
+      } else {
+        make_scores(true_type{});
+        read_ahead(place - 1);
+      }
+      device::at(Site::softmax);
+      mask.apply(acc_S, n_block);
+      bool const rescale = softmax.template update<false, true>(acc_S, correction, problem.softcap);
+      if (softmax.lacks_maximum()) {
+        mask.also_cut(walk[place - 1].number);
+      }
+      return rescale;
+    }
     make_scores(true_type{});
     if constexpr (kReadsAhead) {
       read_ahead(place - 1);
@@ -436,6 +481,11 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     mask = TileMask(params, tile, tile.first_query + first_row_query, coords_S());
     if constexpr (kTakesBits) {
       blocks_ahead.begin(tile, warpgroup, blocks);
+    }
+    if constexpr (Usual::kExists) {
+      if (has_P) {
+        usual.begin(tile, tile.first_query + first_row_query);
+      }
     }
     if constexpr (kReadsAhead) {
       first_place = blocks.begin;
