@@ -294,6 +294,24 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
     }
   };
 
+  // Of the usual way: what is done before the exponential of a score, and what is read after them.
+  auto before_exponential = [&](int n_block) __attribute__((always_inline)) {
+    if constexpr (Usual::kExists) {
+      return usual.before_exponential(blocks_ahead, n_block, first_place);
+    } else {
+      return Nothing{};
+    }
+  };
+  auto read_ahead_of_usual = [&](int place) __attribute__((always_inline)) {
+    if constexpr (Usual::kExists) {
+      if constexpr (Usual::kReadsAhead) {
+        usual.load_ahead(blocks_ahead, place);
+      } else if constexpr (kReadsAhead) {
+        read_ahead(place);
+      }
+    }
+  };
+
   // S of the block at a place to P, in place. Returns whether O is to be rescaled.
   // NOTE: called from more than one place, it would not always be inlined.
   auto softmax_block = [&](auto first, auto& acc_S, TileSoftmax& softmax, TileMask& mask,
@@ -315,51 +333,29 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
                                                                    n_block, is_cut);
       }
     };
-    if constexpr (Usual::kExists && TileSoftmax::kSumsTell && !first.value) {
-      if (!mask.cuts(n_block) && usual.are_of({n_block, is_cut}, blocks_ahead)) {
-        device::at(Site::softmax);
-        usual.make(acc_S, tile, tile.first_query + first_row_query, n_block, blocks_ahead);
-        auto const before = usual.before(blocks_ahead, place - 1, first_place, block_at);
-        typename TileSoftmax::PerRow const sums =
-            softmax.exponentiate_with_m(acc_S, problem.softcap, before);
-        if constexpr (Usual::kReadsAhead) {
-          usual.load_ahead(blocks_ahead, place - 1);
-        } else {
-          read_ahead(place - 1);
+    bool is_usual = false;
+    if constexpr (Usual::kExists && TileSoftmax::kSumsTell) {
+      if constexpr (!first.value) {
+        is_usual = !mask.cuts(n_block) && usual.are_of({n_block, is_cut}, blocks_ahead);
+        if (is_usual) {
+          device::at(Site::softmax);
+          usual.make(acc_S, tile, tile.first_query + first_row_query, n_block);
         }
-        if (!softmax.are_large(sums)) {
-          softmax.add(sums);
-          return false;
-        }
-        if (!softmax.overflow(sums)) {
-          softmax.grow(acc_S, sums, correction);
-          return true;
-        }
-        compute_scores<Traits, kFeatures>(params, tile, tile.first_query + first_row_query, n_block,
-                                          acc_S);
-        make_scores(false_type{});
-        mask.cut_all();  // of the tile's blocks none is to take that long again
-      } else {
-        make_scores(true_type{});
+      }
+    }
+    if (!is_usual) {
+      make_scores(true_type{});
+      if constexpr (kReadsAhead) {
         read_ahead(place - 1);
       }
-      device::at(Site::softmax);
-      mask.apply(acc_S, n_block);
-      bool const rescale = softmax.template update<false, true>(acc_S, correction, problem.softcap);
-      if (softmax.lacks_maximum()) {
-        mask.also_cut(walk[place - 1].number);
-      }
-      return rescale;
-    }
-    make_scores(true_type{});
-    if constexpr (kReadsAhead) {
-      read_ahead(place - 1);
     }
     device::at(Site::softmax);
     if constexpr (TileSoftmax::kSumsTell && !first.value) {
-      if (!mask.cuts(n_block) && (Variant::kHasMask || !is_cut)) {
+      // NOTE: a second way by sums beside the usual one would share its registers, at the price of moving P there.
+      if (Usual::kExists ? is_usual : !mask.cuts(n_block) && (Variant::kHasMask || !is_cut)) {
         typename TileSoftmax::PerRow const sums =
-            softmax.exponentiate_with_m(acc_S, problem.softcap);
+            softmax.exponentiate_with_m(acc_S, problem.softcap, before_exponential(n_block));
+        read_ahead_of_usual(place - 1);
         if (!softmax.are_large(sums)) {
           softmax.add(sums);
           return false;

@@ -27,6 +27,9 @@ struct BitsOfBlock {
 
   Vector words;
 
+  // NOTE: of bits of a word ptxas turns several at a time into predicates (R2P).
+  static CUTE_DEVICE bool shows(uint32_t word, int c) { return (word >> c % 32 & 1) != 0; }
+
   // Sets the scores of pairs that are hidden to -inf.
   template <class AccS>
   CUTE_DEVICE void hide(AccS& acc_S) const {
@@ -37,8 +40,7 @@ struct BitsOfBlock {
     for (int r = 0; r < 2; ++r) {
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        // NOTE: of bits of a word ptxas turns several at a time into predicates (R2P).
-        if ((row_words[r * kWordsOfRow + c / 32] >> c % 32 & 1) == 0) {
+        if (!shows(row_words[r * kWordsOfRow + c / 32], c)) {
           S(r, c) = -INFINITY;
         }
       }
@@ -61,7 +63,7 @@ struct BitsOfBlock {
       if (c % kGroup == 0 && earlier >= 0) {
         word |= device::bits(S(earlier / kColumns, earlier % kColumns)) & nothing;
       }
-      if ((word >> c % 32 & 1) == 0) {
+      if (!shows(word, c)) {
         S(r, c) = -INFINITY;
       }
     }
@@ -127,9 +129,6 @@ struct BlocksAhead {
   }
 
   CUTE_DEVICE variant::ListedBlock next() const { return variant::ListedBlock::of(entry); }
-  CUTE_DEVICE variant::ListedBlock after_next() const {
-    return variant::ListedBlock::of(entry_after);
-  }
   CUTE_DEVICE bool has_bits() const { return params.bits != nullptr; }
   // NOTE: of blocks that the mask does not cut, nobody reads them.
   CUTE_DEVICE Bits of_block(int n_block) const {

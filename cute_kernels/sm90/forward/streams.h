@@ -220,6 +220,26 @@ struct StreamTiles {
     device::async_commit();
   }
 
+  // Has L2 fetch what scores of a block read in the thread's two rows.
+  CUTE_DEVICE void prefetch(int first_key, typename Variant::Row const& row0,
+                            typename Variant::Row const& row1) const {
+    for_each_constant<kCount>([&](auto i) {
+      constexpr int kLine = 128;
+      constexpr int kOfRow = kBlockN * sizeof(Type<i.value>);
+      if (!reads(i.value, false)) {
+        return;
+      }
+      // Two lanes for each of the rows.
+      auto const* const line0 = Variant::template line<i.value>(row0);
+      auto const* const line1 = Variant::template line<i.value>(row1);
+      auto const* const row = lane % 4 < 2 ? line0 : line1;
+      for_each_constant<(kOfRow + 2 * kLine - 1) / (2 * kLine)>([&](auto j) {
+        int const offset = min((j.value * 2 + lane % 2) * kLine, kOfRow - 1);
+        device::prefetch_captured(reinterpret_cast<char const*>(row + first_key) + offset);
+      });
+    });
+  }
+
   // Waits for what was copied.
   CUTE_DEVICE void wait() const {
     device::async_wait<0>();

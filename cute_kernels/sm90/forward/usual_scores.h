@@ -21,18 +21,17 @@ template <class Traits, ForwardFeatures kFeatures, class Variant>
 struct UsualScores {
   using Tiles = StreamTiles<Traits, kFeatures, Variant>;
   static constexpr bool kExists = true;
-  static constexpr bool kReadsStreams = Variant::kStreamsOfScore != 0;
   // NOTE: four consumers lack the registers.
   static constexpr bool kKeeps = Traits::kNConsumers < 4;
   static constexpr bool kHides = variant::kTakesBits<Variant>;
-  // Whether `read_ahead` does all that a block needs: nothing is read of those alone that a mask cuts.
-  static constexpr bool kReadsAhead =
-      kKeeps && (kHides || kReadsStreams) && (kHides || Variant::kStreamsOfMask == 0);
+  static constexpr bool kReadsStreams = Variant::kStreamsOfScore != 0;
+  // Whether what is read ahead, is so here.
+  static constexpr bool kReadsAhead = kKeeps && (kHides || kReadsStreams);
 
   ParamsWith<Variant> const& params;
   Tiles tiles;
   ScoresOfBlock<Traits, Variant> of_tile;  // as if key 0 were a block's first
-  int copied_until;  // keys whose streams are copied for scores
+  int copied_until;                        // keys whose streams are copied
 
   CUTE_DEVICE explicit UsualScores(ParamsWith<Variant> const& params) : params(params) {
     if constexpr (kReadsStreams) {
@@ -48,72 +47,68 @@ struct UsualScores {
     }
   }
 
-  CUTE_DEVICE bool are_copied(int n_block) const {
-    return (n_block + 1) * Traits::kBlockN <= copied_until;
-  }
-
   // Whether the scores of a block are made this way.
   template <class Blocks>
   CUTE_DEVICE bool are_of(variant::ListedBlock const& block, Blocks const& blocks) const {
-    bool are_usual = true;
     if constexpr (kHides) {
-      are_usual = block.is_cut && blocks.has_bits();
-    } else if constexpr (Variant::kHasMask) {
-      are_usual = !block.is_cut;
+      return block.is_cut && blocks.has_bits();
     }
-    if constexpr (kReadsStreams) {
-      are_usual = are_usual && are_copied(block.number);
-    }
-    return are_usual;
+    return !block.is_cut && (!kReadsStreams || are_copied(block.number));
   }
 
-  template <class AccS, class Blocks>
-  CUTE_DEVICE void make(AccS& acc_S, Tile const& tile, int first_query, int n_block,
-                        Blocks const& blocks) {
-    if constexpr (Variant::kHasScore) {
-      auto scores = [&] {
-        if constexpr (kKeeps) {
-          auto scores = of_tile;
-          scores.first += n_block * Traits::kBlockN;
-          return scores;
-        } else {
-          return ScoresOfBlock<Traits, Variant>(params, tile, first_query,
-                                                n_block * Traits::kBlockN);
-        }
-      }();
-      auto make_of = [&](auto copied, auto const& set_elements) {
-        make_scores_of<Traits, kFeatures, Variant, false, copied.value, copied.value>(
-            acc_S, params, tile, scores, set_elements);
-      };
-      if constexpr (kReadsStreams) {
-        tiles.wait();
-        StreamElements<Tiles, Variant, false> elements(tiles);
-        make_of(true_type{}, elements.setter());
+  // Scores, but for what bits hide.
+  template <class AccS>
+  CUTE_DEVICE void make(AccS& acc_S, Tile const& tile, int first_query, int n_block) {
+    if constexpr (!Variant::kHasScore) {
+      return;
+    }
+    int const first_key = n_block * Traits::kBlockN;
+    auto scores = [&] {
+      if constexpr (kKeeps) {
+        auto of_block = of_tile;
+        of_block.first += first_key;
+        return of_block;
       } else {
-        make_of(false_type{}, NoElements{});
+        return ScoresOfBlock<Traits, Variant>(params, tile, first_query, first_key);
       }
+    }();
+    auto make_of = [&](auto copied, auto const& set_elements) {
+      make_scores_of<Traits, kFeatures, Variant, false, copied.value, copied.value>(
+          acc_S, params, tile, scores, set_elements);
+    };
+    if constexpr (kReadsStreams) {
+      tiles.wait();
+      StreamElements<Tiles, Variant, false> elements(tiles);
+      make_of(true_type{}, elements.setter());
+      if constexpr (kReadsAhead) {
+        // NOTE: the next block is copied once this one has been read: too late for what comes from DRAM.
+        int const after_next = max(n_block - 2, 0) * Traits::kBlockN;
+        tiles.prefetch(after_next, of_tile.rows[0].row, of_tile.rows[1].row);
+      }
+    } else {
+      make_of(false_type{}, NoElements{});
     }
   }
 
-  // What is done before the exponential of a score: hides it where a bit says so. And in the midst of them, when its own elements
-  // have been read, the streams of the block at `place` are copied, if that is in the tile. block_at(place): that block.
-  template <class Blocks, class BlockAt>
-  CUTE_DEVICE auto before(Blocks const& blocks, int place, int first_place,
-                          BlockAt const& block_at) const {
-    auto const hider = [&] {
+  // What is done before the exponential of a score: it is hidden where its bit says so. Amid them, when its own elements have been
+  // read, those of the block before are copied, if there is one from first_block on.
+  template <class Blocks>
+  CUTE_DEVICE auto before_exponential(Blocks const& blocks, int n_block, int first_block) const {
+    auto const hide = [&] {
       if constexpr (kHides) {
         return blocks.bits.hider();
       } else {
         return Nothing{};
       }
     }();
-    return [=, this, &blocks, &block_at](auto& S, int r, int c) __attribute__((always_inline)) {
+    return [=, this](auto& S, int r, int c) __attribute__((always_inline)) {
       if constexpr (kReadsAhead && kReadsStreams) {
-        if (r == 1 && c == 0 && place >= first_place) {
-          copy_ahead(blocks, place, block_at);
+        if (r == 1 && c == 0 && n_block > first_block && are_copied(n_block - 1)) {
+          tiles.copy((n_block - 1) * Traits::kBlockN, false, of_tile.rows[0].row,
+                     of_tile.rows[1].row);
         }
       }
-      hider(S, r, c);
+      hide(S, r, c);
     };
   }
 
@@ -121,24 +116,14 @@ struct UsualScores {
   // NOTE: before the exponentials there are too few registers.
   template <class Blocks>
   CUTE_DEVICE void load_ahead(Blocks& blocks, int place) const {
-    if constexpr (kReadsAhead && kHides) {
+    if constexpr (kHides) {
       blocks.advance_with_bits(place);
     }
   }
 
  private:
-  template <class Blocks, class BlockAt>
-  CUTE_DEVICE void copy_ahead(Blocks const& blocks, int place, BlockAt const& block_at) const {
-    int const n_block = [&] {
-      if constexpr (kHides) {
-        return blocks.after_next().number;
-      } else {
-        return block_at(place).number;
-      }
-    }();
-    if (are_copied(n_block)) {
-      tiles.copy(n_block * Traits::kBlockN, false, of_tile.rows[0].row, of_tile.rows[1].row);
-    }
+  CUTE_DEVICE bool are_copied(int n_block) const {
+    return (n_block + 1) * Traits::kBlockN <= copied_until;
   }
 };
 
@@ -147,11 +132,13 @@ struct NoUsualScores {
   static constexpr bool kExists = false;
 };
 
+// NOTE: with streams beside a mask, or of which some columns are loaded, ptxas makes a loop that waits for each MMA.
 template <class Traits, ForwardFeatures kFeatures, class Variant>
 constexpr bool has_usual_scores() {
   if constexpr (Variant::kHasScore || variant::kTakesBits<Variant>) {
     using Tiles = StreamTiles<Traits, kFeatures, Variant>;
-    return Variant::kStreamsOfScore == 0 || Tiles::kCopies;
+    bool const has_all_columns = Tiles::kColumns == Traits::kBlockN;
+    return Variant::kStreamsOfScore == 0 || (has_all_columns && !Variant::kHasMask);
   } else {
     return false;
   }

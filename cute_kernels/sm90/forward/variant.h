@@ -106,10 +106,9 @@ CUTE_DEVICE void make_scores_of(AccS& acc_S, ParamsWith<Variant> const& params, 
             captured, lengths, uniform, row, column, distance, tile.batch, head, query, first,
             offset, uncapped_or_capped(S(r, c)), scale);
       }
-      if (kCut &&
-          !Variant::template counts<kStreamed, kCopied>(captured, lengths, uniform, row, column,
-                                                        distance, tile.batch, head, query, first,
-                                                        offset)) {
+      if (kCut && !Variant::template counts<kStreamed, kCopied>(captured, lengths, uniform, row,
+                                                                column, distance, tile.batch, head,
+                                                                query, first, offset)) {
         S(r, c) = -INFINITY;
       }
     }
