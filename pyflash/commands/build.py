@@ -216,15 +216,15 @@ def _print_rows(rows: Iterator[Shown], json: bool) -> None:
 # Beside each of these an option does nothing, but for those that are named with it.
 _WITH = {
     "ops": {"out", "json"},
-    "list_configs": {"configs", "set_name", "arch", "json"},
+    "list_configs": {"configs", "set_name", "arch", "variant", "json"},
     "emit_to": {"configs", "set_name", "arch", "features", "only", "variant", "json"},
     "dry_run": {"configs", "set_name", "arch", "features", "only", "variant", "json"},
     "only": {"configs", "set_name", "arch", "variant", "dry_run", "emit_to", "out", "name",
              "keep_going", "json"},
     "configs": {"list_configs", "emit_to", "dry_run", "arch", "features", "only", "variant", "out",
                 "name", "keep_going", "json"},
-    "variant": {"configs", "set_name", "arch", "features", "only", "dry_run", "emit_to", "out",
-                "name", "json"},
+    "variant": {"configs", "set_name", "arch", "features", "only", "list_configs", "dry_run",
+                "emit_to", "out", "name", "json"},
 }  # fmt: skip
 
 

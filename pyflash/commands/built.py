@@ -148,7 +148,10 @@ def build_library(asked: Asked, out: Path | None, name: str, keep_going: bool) -
 
 
 def listed(asked: Asked) -> Iterator[Shown]:
-    """Each config; below it what it takes, and what speaks against it."""
+    """Each config; below it what it takes, and what speaks against it, and against the variant in
+    it."""
+    from pyflash.variant.needs import needs_of
+
     for config in asked.configs:
         canonical = config.canonical()
         notes = [] if config == canonical else [f"built as {canonical}"]
@@ -173,6 +176,10 @@ def listed(asked: Asked) -> Iterator[Shown]:
             notes += [f"not on {', '.join(others)}: --arch says why"] if others else []
         else:
             notes += _told(found["violations"])
+        if asked.variant:
+            refusal = config.family.variant_refusal(config, needs_of(asked.variant))
+            found["variant"] = refusal
+            notes += [refusal] if refusal else []
         yield "\n  ".join([str(config), *notes, *_told(found["warnings"])]), found
     typer.echo(f"{len(asked.configs)} configs", err=True)
 

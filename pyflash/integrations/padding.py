@@ -8,6 +8,7 @@ int64 number the sequences of a row; tokens attend their own sequence only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,19 +33,38 @@ if TYPE_CHECKING:
 Places = tuple[Tensor, Tensor]  # of tokens: (row of the batch, column)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packing:
-    """The places of the tokens of a padded batch, and the lengths of the packed sequences."""
+    """The tokens of a padded batch, and the lengths of the packed sequences."""
 
-    queries: Places | None  # None: every row
-    keys: Places
-    used_keys: Used  # of each row, if it has no holes
-    cu_seqlens_q: Tensor  # (sequences + 1), int32
-    cu_seqlens_k: Tensor
+    tokens: Tensor  # (batch, seqlen_k), whether there is one
+    is_query: Tensor | None  # (batch, seqlen_q), the same of the queries; None: every row is one
+    of_rows: Tensor  # (batch), how many tokens there are
+    lengths_q: Tensor  # of the sequences
+    lengths_k: Tensor
     max_seqlen_q: int
     max_seqlen_k: int
     holes: bool  # some row has padding between its tokens
     in_place: dict[tuple[int, int], Ranges] = field(default_factory=dict)  # by sequences and rows
+
+    # NOTE: finding places waits for the GPU. A step of decoding needs none of these.
+    @cached_property
+    def queries(self) -> Places | None:  # None: every row
+        return None if self.is_query is None else self.is_query.nonzero(as_tuple=True)
+
+    @cached_property
+    def keys(self) -> Places:
+        return self.tokens.nonzero(as_tuple=True)
+
+    @cached_property
+    def cu_seqlens(self) -> tuple[Tensor, Tensor]:
+        """(sequences + 1), int32, of queries and of keys."""
+        return _starts(self.lengths_q), _starts(self.lengths_k)
+
+    @cached_property
+    def used_keys(self) -> Used:
+        """Those of each row; they hold where no row has holes."""
+        return Used(self.tokens.to(torch.uint8).argmax(1), self.of_rows)
 
 
 def padded_attention(
@@ -125,8 +145,7 @@ def _packed_attention(
         q.flatten(0, 1) if packing.queries is None else q[packing.queries],
         k[packing.keys],
         v[packing.keys],
-        packing.cu_seqlens_q,
-        packing.cu_seqlens_k,
+        *packing.cu_seqlens,
         packing.max_seqlen_q,
         packing.max_seqlen_k,
         **options,
@@ -141,7 +160,7 @@ def _may_stay(packing: Packing, q: Tensor, k: Tensor, v: Tensor, options: Attent
     the other, as in a cache, and nothing has a gradient or a number for each head."""
     return (
         q.shape[1] == 1
-        and packing.queries is None
+        and packing.is_query is None
         and not packing.holes
         and k.transpose(1, 2).is_contiguous()
         and v.transpose(1, 2).is_contiguous()
@@ -196,37 +215,33 @@ def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
     mask = _without_pattern(mask)
     batch, seqlen_k = mask.shape
     tokens = mask != 0
-    queries = None
-    keys = tokens.nonzero(as_tuple=True)
-    lengths_of_rows = tokens.sum(1)
+    of_rows = tokens.sum(1)
+    is_query = None
     if _is_numbered(mask, seqlen_q):
-        queries, lengths_k = keys, _lengths_of_numbered(mask, keys)
-        lengths_q = lengths_k
+        is_query = tokens
+        lengths_q = lengths_k = _lengths_of_numbered(mask)
+    elif in_order:
+        is_query = tokens[:, seqlen_k - seqlen_q :]
+        lengths_q, lengths_k = is_query.sum(1), of_rows
     else:
-        lengths_k = lengths_of_rows
-        lengths_q = lengths_k.new_full((batch,), seqlen_q)
-        if in_order:
-            is_query = tokens[:, seqlen_k - seqlen_q :]
-            queries, lengths_q = is_query.nonzero(as_tuple=True), is_query.sum(1)
-            if len(queries[0]) == is_query.numel():
-                queries = None
-    if len(keys[0]) == mask.numel() and len(lengths_k) == batch:
-        return None
-    lengths_q, lengths_k = (F.pad(lengths, (1, 0)) for lengths in (lengths_q, lengths_k))
-    starts = _starts_of_runs(tokens)
-    max_seqlen_q, max_seqlen_k, runs = torch.stack(
-        [lengths_q.max(), lengths_k.max(), starts.sum(1).max()]
+        lengths_q, lengths_k = of_rows.new_full((batch,), seqlen_q), of_rows
+    # The longest of no sequences has 0 rows.
+    longest = [F.pad(lengths, (0, 1)).max() for lengths in (lengths_q, lengths_k)]
+    runs = _starts_of_runs(tokens).sum(1).max()
+    max_seqlen_q, max_seqlen_k, most_runs, n_queries, n_keys = torch.stack(
+        [*longest, runs, lengths_q.sum(), of_rows.sum()]
     ).tolist()
-    return Packing(
-        queries,
-        keys,
-        Used(tokens.to(torch.uint8).argmax(1), lengths_of_rows),
-        lengths_q.cumsum(0, dtype=torch.int32),
-        lengths_k.cumsum(0, dtype=torch.int32),
-        max_seqlen_q,
-        max_seqlen_k,
-        holes=runs > 1,
-    )
+    if n_keys == mask.numel() and len(lengths_k) == batch:
+        return None
+    if n_queries == batch * seqlen_q:
+        is_query = None
+    holes = most_runs > 1
+    sizes = (max_seqlen_q, max_seqlen_k)
+    return Packing(tokens, is_query, of_rows, lengths_q, lengths_k, *sizes, holes)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
 def _without_pattern(mask: Tensor) -> Tensor:
@@ -242,7 +257,8 @@ def _starts_of_runs(tokens: Tensor) -> Tensor:
     return F.pad(tokens, (1, 0))[:, :-1] < tokens
 
 
-def _lengths_of_numbered(mask: Tensor, tokens: Places) -> Tensor:
+def _lengths_of_numbered(mask: Tensor) -> Tensor:
     """The length of each sequence, in the order of the tokens."""
-    numbers = torch.stack([tokens[0], mask[tokens].to(torch.int64)])
+    row, column = mask.nonzero(as_tuple=True)
+    numbers = torch.stack([row, mask[row, column].to(torch.int64)])
     return torch.unique_consecutive(numbers, dim=1, return_counts=True)[1]

@@ -67,12 +67,19 @@ def call(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     except RuntimeError as error:
         if str(error) == torch.ops.pyflash.last_refusal():
             raise ValueError(str(error)) from None
-        raise with_cause(error) from None
+        raise _with_cause(error) from None
 
 
-def with_cause(error: RuntimeError) -> RuntimeError:
-    """An error of an op as callers catch it: the op library cannot say that memory was the cause
-    but in words."""
+def run(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """A call of an op that the caller did not name: what it refuses stays a RuntimeError."""
+    try:
+        return op(*arguments, **options)
+    except RuntimeError as error:
+        raise _with_cause(error) from None
+
+
+def _with_cause(error: RuntimeError) -> RuntimeError:
+    """NOTE: the op library cannot say that memory was the cause but in words."""
     lacks_memory = str(error).startswith("pyflash: torch could not allocate ")
     return torch.OutOfMemoryError(str(error)) if lacks_memory else error
 

@@ -27,9 +27,10 @@ def fitted(
 
 def aligned(x: Tensor) -> Tensor:
     """A copy where vectors of 16 bytes cannot be read, as in a slice of a fused projection."""
-    offsets = [x.stride(i) for i in range(x.dim() - 1) if x.shape[i] > 1]
+    *strides, last = x.stride()
+    is_aligned = last == 1 and all(
+        stride % _VECTOR == 0 or n <= 1 for stride, n in zip(strides, x.shape, strict=False)
+    )
     if not torch.compiler.is_compiling():  # which does not know the offset
-        offsets.append(x.storage_offset())
-    if x.stride(-1) == 1 and all(offset % _VECTOR == 0 for offset in offsets):
-        return x
-    return x.contiguous()
+        is_aligned = is_aligned and x.storage_offset() % _VECTOR == 0
+    return x if is_aligned else x.contiguous()

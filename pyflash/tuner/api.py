@@ -158,10 +158,11 @@ def _contests(
         kernels = kernels_for(problem, found.legal, asked and asked.variant)
         if not kernels:
             rules = ", ".join(f"{rule} ({n})" for rule, n in found.refused.most_common(3))
+            room = ", and room for the variant (pyflash build --list --variant)" if asked else ""
             raise ValueError(
                 f"no candidate for {name} among {found.n_configs} configs: {found.n_refused} break "
                 f"rules of {gpu.arch}{f', the most {rules}' if rules else ''}, and of the others "
-                "none has its dtype and a d_head that is large enough"
+                f"none has its dtype and a d_head that is large enough{room}"
             )
         contests.append(Contest(problem, kernels, gpu, rng_of(seed, name), asked))
     return contests

@@ -56,8 +56,8 @@ _SUMS = {Stage.COLUMN: _float_of_key, Stage.DISTANCE: _float_of_distance}
 
 
 def floats_of(stage: Stage, uniform: Mapping[Node, str]) -> Callable[[Node], str | None]:
-    """Of positions in functions of a stage. uniform: the fields that all positions share. Their
-    product with a position is one multiply-add of the constant."""
+    """Writes floats of positions in functions of a stage. uniform: the fields that all positions
+    share; the product of one with a position is one multiply-add of the constant."""
     if (sum_of := _SUMS.get(stage)) is None:
         return no_float
 

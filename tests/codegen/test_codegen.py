@@ -266,6 +266,15 @@ def notes_of(*arguments: str) -> dict[str, list[str]]:
     return notes
 
 
+def test_list_tells_where_a_variant_has_no_room():
+    config = "(BF16, 64, 256, 64, 4): sm90+stages_4+overlap+persistent+rescale_threshold"
+    of_alibi, of_causal = (
+        notes_of(config, "--arch", "90", "--variant", name)[config] for name in ("alibi", "causal")
+    )
+    assert of_alibi[:-1] == of_causal
+    assert "with scores by position, takes about" in of_alibi[-1]
+
+
 def test_list_names_every_config_of_the_set():
     listed = notes_of("--set", "prog", "--arch", "90")
     assert list(listed) == [str(config) for config in named_set("prog")]

@@ -32,7 +32,8 @@ _MINUS_INFINITY = "0xff800000"
 
 
 def _spills_on_the_way(kernel: Kernel, hides: bool) -> int:
-    """Of the shortest way through the main loop, and where it hides scores, of one that does."""
+    """Loads and stores of spilled registers on the shortest way through the main loop; hides: on
+    the shortest of those that hide scores."""
     code, inside = kernel.instructions, set(kernel.main_loop.indices)
     graph, starts = sass.flow(code)
     ends = dict(zip(starts, [*starts[1:], len(code)], strict=True))

@@ -107,7 +107,7 @@ def frames_of(call: Callable[[], Any]) -> Counter[str]:
 
 @private
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 3}], ids=str)
-@pytest.mark.parametrize(("run", "most"), [(padded, (13, 5)), (packed, (21, 5))])
+@pytest.mark.parametrize(("run", "most"), [(padded, (13, 6)), (packed, (21, 6))])
 def test_few_functions_run_in_python(run, most, options):
     inputs = leaves()
     out = run(*inputs, **options)

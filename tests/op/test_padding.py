@@ -123,12 +123,28 @@ def test_keys_in_a_cache_that_have_gradients_are_gathered(device):
     assert of_v[0, :, 1:].any()
 
 
+def test_a_step_over_a_cache_reads_the_mask_once(monkeypatch, device):
+    """What is read waits for the GPU."""
+    reads = []
+    for name in ("nonzero", "tolist", "item", "__bool__", "__int__"):
+        method = getattr(torch.Tensor, name)
+        counted = lambda x, *a, method=method, **k: reads.append(method) or method(x, *a, **k)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    q = torch.randn(2, 1, 4, 64, dtype=torch.float16, device=device)
+    k, v = torch.randn(2, 2, 2, 9, 64, dtype=torch.float16, device=device).transpose(2, 3)
+    mask = torch.ones(2, 9, dtype=torch.bool, device=device)
+    mask[0, :3] = False
+    for _ in range(3):  # layers
+        padded_attention(q, k, v, mask, causal=True)
+    assert len(reads) == 1
+
+
 def test_a_mask_that_was_changed_is_looked_at_again():
     mask = torch.tensor(MASKS["left"]) > 0
     packing = packing_of(mask, 6, True)
-    assert packing.cu_seqlens_q.tolist() == [0, 4, 10]
+    assert packing.cu_seqlens[0].tolist() == [0, 4, 10]
     assert packing_of(mask, 6, True) is packing
     mask[0] = True
     assert packing_of(mask, 6, True) is None
     mask[1, :5] = False
-    assert packing_of(mask, 6, True).cu_seqlens_q.tolist() == [0, 6, 7]
+    assert packing_of(mask, 6, True).cu_seqlens[0].tolist() == [0, 6, 7]

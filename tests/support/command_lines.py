@@ -130,7 +130,6 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ("emulate", "--alibi-slopes"): "no kernel of op backward takes that",
     ("emulate", "--variant"): "kernels of sm(80|90)_backward take none",
     ("emulate", "--alibi-slopes", "--variant"): "slopes came with a variant|backward take none",
-    ("build", "--list", "--variant"): "--list .*exclude|--list exclude each other",
     ("build", "--ops", "--variant"): "--ops .*exclude each other",
     ("build", "--keep-going", "--variant"): "--keep-going .*exclude each other",
     ("build", "--variant"): "kernels of sm(80|90)_backward take none",

@@ -40,6 +40,7 @@ SPACE = Space(
     dtype="BF16", d_head=128, B_c=[32, 64], async_copy=True, eager_load_blocks=True, swizzled=True,
     optimized_softmax=True,
 )  # fmt: skip
+FOUR_CONSUMERS = "(BF16, 64, 256, 64, 4): sm90+stages_4+overlap+persistent+rescale_threshold"
 FEW = SPACE.filter(lambda c: c.B_r == 64 and c.V_mma_load_K_tiles in (0, 2))
 ALL = survey([SPACE, *named_set("tune")], Arch.of(90)).legal
 
@@ -273,6 +274,12 @@ def test_compilers_that_cannot_run_are_no_candidates_fault(tmp_path):
         (SPACE, [], {}, "no problems to tune for"),
         (SPACE, SMALL, {"effort": "hard"}, "unknown effort 'hard'"),
         (FEW, "fp16,heads=1,seqlen=9,d_head=64", {}, "no candidate for fp16,batch=1,heads=1"),
+        (
+            [FOUR_CONSUMERS],
+            "bf16,batch=1,heads=1,seqlen=9,d_head=64",
+            {"variant": "alibi", "arch": 90},
+            "large enough, and room for the variant (pyflash build --list --variant)",
+        ),
         (["(BF16, 128, 64)"], SMALL, {}, "(BF16, 128, 64)"),
     ],
 )

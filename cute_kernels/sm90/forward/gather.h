@@ -41,7 +41,7 @@ struct WarpCopies {
   int lane;
   int first_row;  // of the warp's
 
-  // Of the warp's rows.
+  // The row that a lane looks up, counted from the warp's first.
   CUTE_DEVICE int row_of_lookup(int i) const {
     return i * kLanes + lane % kAbreast * kRows + lane / kAbreast;
   }

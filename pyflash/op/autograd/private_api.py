@@ -20,7 +20,7 @@ from pyflash.op.backward import (
     refuse_what_nothing_serves,
     runs_own,
 )
-from pyflash.op.errors import with_cause
+from pyflash.op.errors import run
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 _C = torch._C
@@ -226,14 +226,12 @@ def _by_own_kernels(
         runs = runs_own.among(answers, q, k, packing, ctx.options)
     if not runs:
         return None
-    try:
-        return _run_backward(
-            *(grad_out, out, lse, grad_lse, q, k, v),
-            *(packing or kernels.PADDED),
-            **kernels.with_determinism(ctx.options),
-        )
-    except RuntimeError as error:
-        raise with_cause(error) from None
+    return run(
+        _run_backward,
+        *(grad_out, out, lse, grad_lse, q, k, v),
+        *(packing or kernels.PADDED),
+        **kernels.with_determinism(ctx.options),
+    )
 
 
 class _Gradients(_Function):

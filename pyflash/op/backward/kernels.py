@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
 from pyflash.op.built import built_configs
-from pyflash.op.errors import with_cause
+from pyflash.op.errors import run
 from pyflash.op.options import OPTIONS, TENSORS, AttentionOptions
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ def bwd(
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, where `takes` says so. packing: as there."""
-    inputs = (grad_out, out, lse, grad_lse, q, k, v)
-    options = with_determinism(options)
-    try:
-        return torch.ops.pyflash.run_backward(*inputs, *(packing or PADDED), **options)
-    except RuntimeError as error:
-        raise with_cause(error) from None
+    return run(
+        torch.ops.pyflash.run_backward,
+        *(grad_out, out, lse, grad_lse, q, k, v),
+        *(packing or PADDED),
+        **with_determinism(options),
+    )

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pyflash.op.backward.choice import switch_is_on
 from pyflash.op.backward.cudnn import readable
+from pyflash.op.backward.kernels import PADDED
+from pyflash.op.errors import run
 from pyflash.op.options import OPTIONS
 from pyflash.op.variants.arguments import Captured
-
-_PADDED = (None, None, 0, 0)  # in place of packing
 
 
 def options_in_backward(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,14 +39,15 @@ def bwd_variant_kernels(
 ) -> list[Tensor]:
     """The gradients of q, k and v, and of the captured tensors `summed`, by their places. packing:
     cu_seqlens and the longest lengths, or ()."""
-    grad_out, out, q, k, v = map(readable, (grad_out, out, q, k, v))
+    q, k, v = map(readable, (q, k, v))  # gradients lie as these
     # Nothing writes keys of a packed sequence behind max_seqlen_k, if it is longer than that.
     empty_like = torch.zeros_like if packing else torch.empty_like
     gradients = [empty_like(x) for x in (q, k, v)]
     tensors = [captured.tensors[place] for place in summed]
     sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in tensors]
-    torch.ops.pyflash.run_variant_backward(
-        grad_out, out, lse.contiguous(), None, q, k, v, *(packing or _PADDED), *gradients,
+    run(
+        torch.ops.pyflash.run_variant_backward,
+        grad_out, out, lse, None, q, k, v, *(packing or PADDED), *gradients,
         *captured, sums, list(summed), **{**options_in_backward(options), "config": config},
     )  # fmt: skip
     return [*gradients, *map(_like, sums, tensors)]
