@@ -130,6 +130,9 @@ struct UsualScores {
 // Stands for one where scores are made in another way, or are raw.
 struct NoUsualScores {
   static constexpr bool kExists = false;
+
+  template <class Params>
+  CUTE_DEVICE explicit NoUsualScores(Params const&) {}
 };
 
 // NOTE: with streams beside a mask, or of which some columns are loaded, ptxas makes a loop that waits for each MMA.

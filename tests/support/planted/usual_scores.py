@@ -8,7 +8,7 @@ from support.planted.planting import Bug, condition, without
 PLANTED = "planted(a: bf16[4], slope: f32[1]): s + a[b, h, q, k] + slope[h] * (k - q)"
 
 _USUAL = "sm90/forward/usual_scores.h"
-_CONSUMER = "sm90/forward/consumer.h"
+_TILE = "sm90/forward/warpgroup_tile.h"
 
 
 def _bug(name: str, *edits, problem: str = "all") -> Bug:
@@ -23,7 +23,7 @@ BUGS = [
          condition("(params, tile, first_query, 0);", "(params, tile, first_query + BUG, 0);",
                    _USUAL)),
     _bug("rows_of_no_tile",
-         without("usual.begin(tile, tile.first_query + first_row_query);", _CONSUMER)),
+         without("usual.begin(tile, first_query());", _TILE)),
     _bug("copies_not_waited_for", without("tiles.wait();", _USUAL)),
     _bug("the_block_that_is_read",
          condition("tiles.copy((n_block - 1) *", "tiles.copy((n_block - (BUG ? 0 : 1)) *", _USUAL)),
@@ -32,8 +32,8 @@ BUGS = [
     _bug("rows_the_other_way_round",
          condition("of_tile.rows[0].row, of_tile.rows[1].row); } } hide",
                    "of_tile.rows[BUG].row, of_tile.rows[1 - BUG].row); } } hide", _USUAL)),
-    _bug("lost_scores_taken_for_large_ones",
-         condition("if (!softmax.overflow(sums)) { softmax.grow",
-                   "if (BUG || !softmax.overflow(sums)) { softmax.grow", _CONSUMER),
+    _bug("not_made_again_after_an_overflow",
+         condition("compute_again(acc_S, block); mask.cut_all(); } else {",
+                   "if (!BUG) { compute_again(acc_S, block); } mask.cut_all(); } else {", _TILE),
          problem="late"),
 ]  # fmt: skip
