@@ -46,6 +46,7 @@ struct WarpgroupTile {
   static constexpr bool kTakesSpans = variant::kTakesSpans<Variant>;
   using Ahead = std::conditional_t<kTakesBits, BlocksAhead<Traits, Variant>, NoBlocksAhead>;
   using Usual = UsualScoresOf<Traits, kFeatures, Variant>;
+  static constexpr bool kMostAreUsual = Usual::kExists && TileSoftmax::kSumsTell && !kRowsDecide;
   // Dropout draws while S is computed, once other warpgroups may issue MMAs: else they would wait for this, too.
   // NOTE: wide heads have no registers for it, nor have scores with a cap or slopes; they draw when P is there.
   static constexpr bool kDrawsBesideQK =
@@ -95,7 +96,7 @@ struct WarpgroupTile {
       blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
     }
     mask = ScoreMask<Traits, kFeatures>(params, tile, first_query(), coords_S());
-    if constexpr (Usual::kExists) {
+    if constexpr (kMostAreUsual) {
       if (blocks.size() > 0) {
         usual.begin(tile, first_query());
       }
@@ -140,7 +141,7 @@ struct WarpgroupTile {
 
   // A later one: S to P, in place. Returns whether O is to be rescaled, by `correction`.
   CUTE_DEVICE bool softmax_of_next(auto& acc_S, int place) {
-    if constexpr (Usual::kExists && TileSoftmax::kSumsTell) {
+    if constexpr (kMostAreUsual) {
       return softmax_where_most_are_usual(acc_S, place);
     }
     ListedBlock const block = take_scores(acc_S, place);
