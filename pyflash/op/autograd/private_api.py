@@ -3,7 +3,7 @@ reads on top of the op itself. The only file that needs private parts of torch."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -45,6 +45,7 @@ _NEEDED = (
     "_C._AutoDispatchBelowAutograd",
     "_C._ExcludeDispatchKeyGuard",
     "_C._len_torch_dispatch_stack",
+    "_C._len_torch_function_stack",
     "_C.DispatchKeySet",
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
@@ -62,6 +63,10 @@ def is_available() -> bool:
                 return False
             value = getattr(value, name)
     return True
+
+
+# For a call that leaves no trace. NOTE: is_available says whether torch has it.
+past_autograd = getattr(_C, "_AutoDispatchBelowAutograd", nullcontext)
 
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
@@ -92,6 +97,19 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
         return _apply(_Attention, call, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
+
+
+def leaves_no_trace(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> bool:
+    """Whether a call of an op of attention need not pass its kernel of autograd, which is Python:
+    nothing is recorded, and nobody looks."""
+    if is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or not _TENSORS.isdisjoint(options)  # which may require gradients
+    ):
+        return False
+    return type(k) is type(v) is Tensor and _is_seen_by_nobody(q)
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -183,7 +201,7 @@ class _Attention(_Function):
     ) -> tuple[Tensor | None, ...]:
         # NOTE: unpacking may run the forward pass again, which has to be recorded.
         saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
-        if _is_seen_by_nobody(grad_out):
+        if not is_grad_enabled() and _is_seen_by_nobody(grad_out):
             found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
             if found:
                 return (None, *found, None, None, None, None) if ctx.lengths else (None, *found)
@@ -198,15 +216,15 @@ class _Attention(_Function):
     jvp = staticmethod(refusal(FORWARD_MODE))
 
 
-def _is_seen_by_nobody(grad_out: Tensor | None) -> bool:
-    """Whether nobody looks at which op computes gradients: no graph is recorded or traced, and no
-    mode, transform or subclass of torch's is there."""
+def _is_seen_by_nobody(x: Tensor | None) -> bool:
+    """Whether nobody looks at which ops run on a tensor: no graph is traced, and no mode, transform
+    or subclass of torch's is there."""
     return (
-        type(grad_out) is Tensor
-        and not is_grad_enabled()
+        type(x) is Tensor
         and not torch.compiler.is_compiling()
         and not _C._are_functorch_transforms_active()
         and not _C._len_torch_dispatch_stack()
+        and not _C._len_torch_function_stack()
         and forward_ad._current_level < 0
     )
 

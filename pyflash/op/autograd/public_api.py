@@ -24,6 +24,14 @@ def below_autograd() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+past_autograd = nullcontext
+
+
+def leaves_no_trace(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> bool:
+    """As that of private_api; False, since there is no way past autograd."""
+    return False
+
+
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     name = f"recorded_{forward.name}"
     library.define(_schema_of_recorded(forward), tags=torch.Tag.pt2_compliant_tag)
