@@ -202,6 +202,7 @@ def paged_attention_forward(
         key,
         value,
         told,
+        module.layer_idx,
         softmax_scale=told.get("scaling"),
         softcap=told.get("softcap") or 0.0,
         sinks=_sinks(query, told),
@@ -281,12 +282,20 @@ def _packed_attention(
     out = attention_varlen(
         *(x.flatten(0, 1) for x in (q, k, v)),
         *(x.to(torch.int32).contiguous() for x in (cu_seqlens_q, cu_seqlens_k)),
-        _longest(cu_seqlens_q, max_seqlen_q),
-        _longest(cu_seqlens_k, max_seqlen_k),
+        _longest(cu_seqlens_q, max_seqlen_q, q),
+        _longest(cu_seqlens_k, max_seqlen_k, k),
         **options,
     )
     return out.unflatten(0, q.shape[:2])
 
 
-def _longest(cu_seqlens: Tensor, max_seqlen: int | Tensor | None) -> int:
-    return int(cu_seqlens.diff().max() if max_seqlen is None else max_seqlen)
+def _longest(cu_seqlens: Tensor, max_seqlen: int | Tensor | None, rows: Tensor) -> int:
+    """An upper bound of the lengths.
+
+    NOTE: where continuous batching records graphs, rows behind the last sequence pad the batch,
+    which sequences of that bound may have no room for.
+    """
+    if max_seqlen is None:
+        return int(cu_seqlens.diff().max())
+    n_sequences = max(cu_seqlens.shape[0] - 1, 1)
+    return max(int(max_seqlen), -(-rows.shape[0] * rows.shape[1] // n_sequences))
