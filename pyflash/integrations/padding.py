@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
-from pyflash.op.ops import attend_used_rows, attention, attention_varlen, call_op
+from pyflash.op.autograd import call_op
+from pyflash.op.ops import attend_used_rows, attention, attention_varlen
 from pyflash.op.options import (
     OPTIONS,
     AttentionOptions,
@@ -45,7 +46,9 @@ class Packing:
     the mask and what is given to the op."""
 
     mask: Tensor  # (batch, seqlen_k)
-    n_queries: int | None  # of a row, its last columns, some of which are padding; None: no query is
+    n_queries: (
+        int | None
+    )  # of a row, its last columns, some of which are padding; None: no query is
     begins: Tensor  # (batch), int32, of the first token
     of_rows: Tensor  # (batch), int32, how many tokens there are
     lengths_q: Tensor  # of the sequences

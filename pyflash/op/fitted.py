@@ -33,4 +33,5 @@ def aligned(x: Tensor) -> Tensor:
     )
     if not torch.compiler.is_compiling():  # which does not know the offset
         is_aligned = is_aligned and x.storage_offset() % VECTOR == 0
-    return x if is_aligned else x.contiguous()
+    # NOTE: contiguous() copies nothing where the first element alone is not aligned.
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)

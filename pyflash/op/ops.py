@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pyflash.op import dropout
 from pyflash.op.arguments import arguments_of
-from pyflash.op.autograd import leaves_no_trace, past_autograd
-from pyflash.op.errors import call, check_type, check_types
+from pyflash.op.autograd import call_op
+from pyflash.op.errors import check_type, check_types
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.on_demand import ensure_built
 from pyflash.op.options import AttentionOptions, shows_options
@@ -168,16 +168,6 @@ def attention(
         arguments = dropout.with_state(arguments, q)
     out, lse = call_op(torch.ops.pyflash.fwd, q, k, v, (), arguments)
     return (out, lse) if return_lse else out
-
-
-def call_op(
-    op: Any, q: Tensor, k: Tensor, v: Tensor, others: tuple[Any, ...], arguments: dict[str, Any]
-) -> Any:
-    """What an op of attention returns. others: its positional arguments behind v."""
-    if leaves_no_trace(q, k, v, arguments):
-        with past_autograd():
-            return call(op, q, k, v, *others, **arguments)
-    return call(op, q, k, v, *others, **arguments)
 
 
 def _of_used_rows(

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
+from pyflash.op.autograd import call_op
 from pyflash.op.errors import check_type, check_types, require
 from pyflash.op.fp8 import check_scales, is_fp8
 from pyflash.op.invariant import invariant_arguments
-from pyflash.op.ops import call_op
 from pyflash.op.options import AttentionOptions, shows_options
 from pyflash.op.schedule import Schedule, scheduled_arguments
 

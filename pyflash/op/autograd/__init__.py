@@ -32,8 +32,7 @@ def _picked() -> str:
 TORCH_API = _picked()
 autocast = _APIS[TORCH_API].autocast
 below_autograd = _APIS[TORCH_API].below_autograd
-leaves_no_trace = _APIS[TORCH_API].leaves_no_trace
-past_autograd = _APIS[TORCH_API].past_autograd
+call_op = _APIS[TORCH_API].call_op
 
 
 def _register(library: torch.library.Library) -> None:

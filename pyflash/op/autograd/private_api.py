@@ -3,7 +3,7 @@ reads on top of the op itself. The only file that needs private parts of torch."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyflash.op.backward import (
     refuse_what_nothing_serves,
     runs_own,
 )
-from pyflash.op.errors import run
+from pyflash.op.errors import call, run
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 _C = torch._C
@@ -65,10 +65,6 @@ def is_available() -> bool:
     return True
 
 
-# For a call that leaves no trace. NOTE: is_available says whether torch has it.
-past_autograd = getattr(_C, "_AutoDispatchBelowAutograd", nullcontext)
-
-
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
     below = forward.op._handle.redispatch_boxed
     after_autograd = _C._after_autograd_keyset
@@ -93,23 +89,33 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
                 refuse_gradients_of_tensors(options)
             if refuse_what_nothing_serves not in answers:
                 refuse_what_nothing_serves.among(answers, q, k, packing, options)
-        call = (below, keyset, forward, options, tensors, answers)
-        return _apply(_Attention, call, q, k, v, *packing, *tensors)
+        told = (below, keyset, forward, options, tensors, answers)
+        return _apply(_Attention, told, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
 
 
-def leaves_no_trace(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> bool:
-    """Whether a call of an op of attention need not pass its kernel of autograd, which is Python:
-    nothing is recorded, and nobody looks."""
-    if is_grad_enabled() and (
+def call_op(
+    op: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """What an op of attention returns, `errors.call` of it. others: its positional arguments behind
+    v. The call does not pass the op's kernel of autograd, which is Python, where nothing is
+    recorded and nobody looks."""
+    recorded = is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or not _TENSORS.isdisjoint(options)  # which may require gradients
-    ):
-        return False
-    return type(k) is type(v) is Tensor and _is_seen_by_nobody(q)
+    )
+    if recorded or not (type(k) is type(v) is Tensor and _is_seen_by_nobody(q)):
+        return call(op, q, k, v, *others, **options)
+    with _C._AutoDispatchBelowAutograd():
+        return call(op, q, k, v, *others, **options)
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -176,8 +182,8 @@ def _apply(function: type[_Function], *arguments: Any) -> Any:
 
 class _Attention(_Function):
     @staticmethod
-    def forward(ctx: Any, call: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, ...]:
-        below, keyset, forward, options, tensors, answers = call
+    def forward(ctx: Any, told: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, ...]:
+        below, keyset, forward, options, tensors, answers = told
         if tensors:
             # NOTE: under torch.func those among the arguments are unwrapped, those in options are
             # not.

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
 from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
+from pyflash.op.errors import call
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 
@@ -24,12 +25,16 @@ def below_autograd() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-past_autograd = nullcontext
-
-
-def leaves_no_trace(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> bool:
-    """As that of private_api; False, since there is no way past autograd."""
-    return False
+def call_op(
+    op: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """As that of private_api; there is no way past autograd."""
+    return call(op, q, k, v, *others, **options)
 
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:
