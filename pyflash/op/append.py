@@ -108,15 +108,15 @@ def _append(
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     n, (num_pages, page_size) = slots.shape[0], k_cache.shape[:2]
     n_slots = num_pages * page_size
-    slots = slots.long()
     if slots.device.type == "cpu":
         for slot in slots[slots >= n_slots].tolist()[:1]:
             raise ValueError(
                 f"pyflash: slots has {slot}: expected numbers below {n_slots}, {num_pages} pages "
                 f"of {page_size} rows, or negative ones"
             )
-    if n == 0 or n_slots == 0:
+    if n == 0 or n_slots == 0 or torch.ops.pyflash.append_rows(k, v, k_cache, v_cache, slots):
         return
+    slots = slots.long()
     # A row to skip is written as the first one that is not, or, if there is none, as what is at
     # slot 0: neither changes anything.
     is_kept = (slots >= 0) & (slots < n_slots)
@@ -127,6 +127,11 @@ def _append(
     for new, cache in ((k[:n], k_cache), (v[:n], v_cache)):
         other = torch.where(has_kept, new.index_select(0, first), cache[0, :1])
         cache.index_put_(place, torch.where(is_kept[:, None, None], new, other))
+
+
+@torch.library.register_fake("pyflash::append_rows")
+def _append_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
+    return False  # so that torch's ops stand for it
 
 
 def _check_append(

@@ -150,6 +150,8 @@ def main() -> None:
     model = make_model(shape, device)
     config = GenerationConfig(max_new_tokens=asked.new, do_sample=False, pad_token_id=0)
     generate = by_batches(model, config, asked) if is_continuous else by_padding(model, config)
+    one = GenerationConfig(max_new_tokens=1, do_sample=False, pad_token_id=0)
+    generate_one = by_padding(model, one)
     prompts = make_prompts(asked.requests, asked.longest, shape["vocab_size"])
     print(
         f"transformers {transformers.__version__}, torch {torch.__version__}, {way}, "
@@ -173,6 +175,10 @@ def main() -> None:
             generate([prompt[::-1] for prompt in prompts[:2]])
             found, seconds = generate(prompts)
             rates[name].append(sum(map(len, found)) / seconds)
+            first = (
+                "" if is_continuous else f", {1e3 * generate_one(prompts)[1]:.1f} ms to the first"
+            )
+            print(f"{name:8s} {1e3 * seconds:9.1f} ms{first}", flush=True)
             forget_manager(model)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, rate in medians.items():
