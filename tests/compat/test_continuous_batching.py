@@ -169,6 +169,50 @@ def test_forks(name):
         torch.testing.assert_close(taken, logits.amax(1), atol=0.05, rtol=0.02)
 
 
+def test_slots_are_found_once_in_a_step(monkeypatch, calls):
+    """By the first of its layers, of which there are two."""
+    found = []
+    slots_of = integration.slots_of
+    monkeypatch.setattr(integration, "slots_of", lambda *x: found.append(1) or slots_of(*x))
+    check(make_model("llama"), prompts_of(5, 33, 47, 1))
+    assert len(calls) == 2 * len(found) > 0
+
+
+def test_a_step_is_that_of_its_pass():
+    """What an earlier pass found is of other lengths, or of memory that a graph must not keep."""
+    starts = torch.tensor([0, 5, 9], dtype=torch.int32)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    step = integration._step_of(starts, table, 4, 3)
+    assert step.lengths.tolist() == [5, 4]
+    assert step.slots.tolist() == [4, 11]
+    assert integration._step_of(starts, table, 4, 4) is step
+    assert integration._step_of(starts, table, 4, 5) is step
+    assert integration._step_of(starts, table, 4, 5) is not step, "the same layer again"
+    step = integration._step_of(starts, table, 4, 3)
+    assert integration._step_of(starts, table.clone(), 4, 4) is not step, "another group of layers"
+    step = integration._step_of(starts, table, 4, 3)
+    starts[2] += 1
+    assert integration._step_of(starts, table, 4, 4).lengths.tolist() == [5, 5]
+
+
+def test_rows_behind_the_last_sequence_have_room(monkeypatch):
+    """Where a graph is recorded, the batch is padded to more rows than the bound of the lengths
+    times the number of sequences."""
+    told = []
+
+    def attention_varlen(q, k, v, *packing, **options):
+        told.extend(packing[2:])
+        return q
+
+    monkeypatch.setattr(pyflash_transformers, "attention_varlen", attention_varlen)
+    q, k = torch.zeros(1, 4, 64, 64).half(), torch.zeros(1, 4, 335, 64).half()
+    starts = torch.tensor([0, 3, 7, 7], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+    sizes = {"max_length_q": 4, "max_length_k": 100}
+    pyflash_transformers.attention_forward(torch.nn.Module(), q, k, k, None, **lengths, **sizes)
+    assert told == [22, 112]
+
+
 def test_without_register_of_continuous_batching_a_cache_is_refused():
     q = torch.zeros(1, 4, 5, 64).half()
     with pytest.raises(ValueError, match=r"cache is given: .* register\(continuous_batching=True"):
