@@ -1,5 +1,7 @@
 """`generate_batch` of transformers with attn_implementation="pyflash" gives the tokens of
-`generate`, and goes the way that it says."""
+`generate`, and goes the way that it says.
+
+tests/gpu/test_gpu_continuous_batching.py runs the tests that take `device` on a GPU."""
 
 from __future__ import annotations
 
@@ -70,6 +72,11 @@ def one_thread():
 
 
 @pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+@pytest.fixture
 def calls(monkeypatch) -> list[int]:
     """The number of sequences of each call over a block table."""
     counted = []
@@ -83,11 +90,11 @@ def calls(monkeypatch) -> list[int]:
     return counted
 
 
-def make_model(name: str):
+def make_model(name: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0):
     pyflash_transformers.register(continuous_batching=True)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model_class, config = MODELS[name]
-    model = model_class(config).to(torch.bfloat16).eval()
+    model = model_class(config).to(dtype).eval()
     if name == "gpt_oss":  # zeros, as they are made, are no sinks that one would notice
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
@@ -131,6 +138,35 @@ def test_tokens_are_those_of_generate(name, table, tokens, calls):
     changed = {"max_batch_tokens": tokens, **({} if table else {"max_blocks_per_request": 0})}
     check(model, prompts_of(5, 33, 47, 1), **changed)
     assert bool(calls) == (table and name in WITH_TABLES)
+
+
+# Weights whose best token leads by more than logits in float16 differ: one that differs is no tie.
+LEADING = {"llama": 54, "qwen3": 29, "gemma3": 44, "gpt_oss": 5}
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("name", LEADING)
+def test_tokens_are_those_of_pytorchs_attention(name, graphs, device):
+    model = make_model(name, torch.float16, LEADING[name]).to(device)
+    greedy = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63)
+    prompts = prompts_of(5, 33, 47, 1)
+    config = settings(use_cuda_graph=graphs and device != "cpu")
+    results = model.generate_batch(
+        prompts, generation_config=greedy, continuous_batching_config=config
+    )
+    found = {tuple(x.prompt_ids): x.generated_tokens for x in results.values()}
+    leads = []
+    for implementation in ("pyflash", "eager"):
+        model.set_attn_implementation(implementation)
+        for prompt in prompts:
+            ids = torch.tensor([prompt], device=device)
+            expected = model.generate(
+                ids, generation_config=greedy, output_logits=True, return_dict_in_generate=True
+            )
+            assert found[tuple(prompt)] == expected.sequences[0, len(prompt) :].tolist()
+            best, second = torch.stack(expected.logits).topk(2).values.unbind(-1)
+            leads.append((best - second).min().item())
+    assert min(leads) > 0.03
 
 
 @pytest.mark.parametrize("name", MODELS)
