@@ -116,6 +116,10 @@ def decode(
     return out.transpose(0, 1)
 
 
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _step_of(starts: Tensor, table: Tensor, page_size: int, layer: int) -> Step:
     """The step of these starts of keys, (sequences + 1,), after it: kept with them for the layers
     behind the first.
@@ -125,8 +129,7 @@ def _step_of(starts: Tensor, table: Tensor, page_size: int, layer: int) -> Step:
     """
     keeps = not (torch.compiler.is_compiling() or starts.is_inference())
     if keeps:
-        captures = starts.is_cuda and torch.cuda.is_current_stream_capturing()
-        key = (starts._version, captures, table.data_ptr(), table.shape, page_size)
+        key = (starts._version, _is_captured(starts), table.data_ptr(), table.shape, page_size)
         known = getattr(starts, "_pyflash_step", None)
         if known is not None and known[0] == key and known[1] < layer:
             starts._pyflash_step = (key, layer, known[2])

@@ -231,6 +231,21 @@ def test_a_step_is_that_of_its_pass():
     assert integration._step_of(starts, table, 4, 4).lengths.tolist() == [5, 5]
 
 
+def test_a_graph_makes_its_own_step(monkeypatch):
+    """It is recorded after a step with the same tensors, whose lengths it must not keep."""
+    starts = torch.tensor([0, 5, 9], dtype=torch.int32)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    step = integration._step_of(starts, table, 4, 0)
+    monkeypatch.setattr(integration, "_is_captured", lambda x: True)
+    captured = integration._step_of(starts, table, 4, 1)
+    assert captured is not step
+    assert integration._step_of(starts, table, 4, 2) is captured
+    again = integration._step_of(starts, table, 4, 0)
+    assert again is not captured, "another graph"
+    monkeypatch.undo()
+    assert integration._step_of(starts, table, 4, 1) is not again
+
+
 def test_rows_behind_the_last_sequence_have_room(monkeypatch):
     """Where a graph is recorded, the batch is padded to more rows than the bound of the lengths
     times the number of sequences."""
