@@ -144,33 +144,45 @@ def _check_append(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """What depends on shapes alone."""
-    require(k.dim() == 3, f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
-    require(v.shape == k.shape, f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
+    """What depends on shapes alone.
+
+    NOTE: sentences are made where they are raised: a layer in each step of decoding comes here.
+    """
+    if k.dim() != 3:
+        raise _refusal(f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
+    if v.shape != k.shape:
+        raise _refusal(f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require(
-            cache.dim() == 4 and cache.shape[2:] == k.shape[1:],
-            f"{name} has shape {tuple(cache.shape)}: expected (num_pages, page_size, "
-            f"{k.shape[1]}, {k.shape[2]})",
+        if cache.dim() != 4 or cache.shape[2:] != k.shape[1:]:
+            raise _refusal(
+                f"{name} has shape {tuple(cache.shape)}: expected (num_pages, page_size, "
+                f"{k.shape[1]}, {k.shape[2]})"
+            )
+    if v_cache.shape != k_cache.shape:
+        raise _refusal(
+            f"v_cache has {v_cache.shape[0]} pages of {v_cache.shape[1]} rows: expected "
+            f"{k_cache.shape[0]} of {k_cache.shape[1]} as k_cache"
         )
-    require(
-        v_cache.shape[:2] == k_cache.shape[:2],
-        f"v_cache has {v_cache.shape[0]} pages of {v_cache.shape[1]} rows: expected "
-        f"{k_cache.shape[0]} of {k_cache.shape[1]} as k_cache",
-    )
-    check_integers(slots=slots)
-    require(
-        slots.dim() == 1 and slots.shape[0] <= k.shape[0],
-        f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows of k",
-    )
-    require(v.dtype == k.dtype, f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
+    if slots.dtype not in (torch.int32, torch.int64):
+        check_integers(slots=slots)
+    if slots.dim() != 1 or slots.shape[0] > k.shape[0]:
+        raise _refusal(
+            f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows "
+            "of k"
+        )
+    if v.dtype != k.dtype:
+        raise _refusal(f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require(
-            x.dtype == k.dtype or (is_fp8(k_cache) and is_fp8(v_cache)),
-            f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k",
-        )
-    check_scales(k_cache, k_scale, v_scale)
-    check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+        if x.dtype != k.dtype and not (is_fp8(k_cache) and is_fp8(v_cache)):
+            raise _refusal(f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k")
+    if k_scale is not None or v_scale is not None or is_fp8(k_cache):
+        check_scales(k_cache, k_scale, v_scale)
+    if not (k.device == v.device == k_cache.device == v_cache.device == slots.device):
+        check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+
+
+def _refusal(sentence: str) -> ValueError:
+    return ValueError(f"pyflash: {sentence}")
 
 
 _NO_GRADIENTS = (
