@@ -103,6 +103,30 @@ def test_few_functions_run_in_python(run, most, options):
     assert in_backward.total() <= most[1], in_backward
 
 
+def paged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    table = torch.tensor([[0]], dtype=torch.int32)
+    return pyflash.attention_paged(q, k, v, table, torch.tensor([9], dtype=torch.int32))
+
+
+def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return pyflash.attention_cached(q, k, v, torch.tensor([9], dtype=torch.int32))
+
+
+def appended(_: Tensor, k: Tensor, v: Tensor) -> None:
+    pyflash.append_kv(k[0, :1], v[0, :1], k.clone(), v.clone(), torch.tensor([3]))
+
+
+@private
+@pytest.mark.parametrize(
+    ("run", "most"), [(padded, 8), (packed, 16), (paged, 17), (cached, 22), (appended, 19)]
+)
+def test_few_functions_run_in_python_without_gradients(run, most):
+    inputs = [x.detach() for x in leaves()]
+    run(*inputs)
+    frames = frames_of(lambda: run(*inputs))
+    assert frames.total() - frames[run.__name__] <= most, frames
+
+
 @private
 @pytest.mark.parametrize("run", [padded, packed])
 def test_who_computes_gradients_is_asked_once(run, on_a_gpu, asked):
