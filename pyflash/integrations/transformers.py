@@ -13,7 +13,6 @@ transformers then calls `make_mask` once per forward pass, and passes the result
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +22,11 @@ from pyflash.integrations.continuous_batching import (
     allow_continuous_batching,
     decode,
 )
-from pyflash.integrations.padding import attention_to, known_of, padded_attention
+from pyflash.integrations.packing import known_of, layout_of
+from pyflash.integrations.padding import attention_to, padded_attention
 from pyflash.integrations.transformers_masks import make_mask, pattern_of
 from pyflash.integrations.transformers_models import NAME, PAGED, allow_pyflash
-from pyflash.op.fitted import VECTOR, fitted
+from pyflash.op.fitted import fitted
 from pyflash.op.ops import attention, attention_varlen
 from pyflash.op.options import AttentionOptions
 
@@ -107,8 +107,10 @@ def attention_forward(
     pattern = None if attention_mask is None else pattern_of(attention_mask)
     _check(attention_mask if pattern is None else None, kwargs)
     layout = None
-    if pattern is not None and cu_seq_lens_q is None and cu_seq_lens_k is None:
-        layout = _layout(query, key, value, scaling, softcap, dropout, kwargs)
+    is_packed = cu_seq_lens_q is not None or cu_seq_lens_k is not None
+    has_sinks = any(kwargs.get(name) is not None for name in _SINKS)
+    if pattern is not None and not (is_packed or dropout or has_sinks):
+        layout = layout_of(query, key, value, scaling, softcap)
         if layout is not None and (repeated := known_of(attention_mask).calls.get(layout)):
             return repeated(query, key, value), None
     given = (query, key, value)
@@ -133,7 +135,7 @@ def attention_forward(
         "dropout_p": dropout,
     }
     has_padding = attention_mask is not None and attention_mask.shape[1] > 0
-    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+    if is_packed:
         mask = attention_mask if has_padding else None
         lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         out = _packed_attention(q, k, v, mask, *lengths, **options)
@@ -144,32 +146,6 @@ def attention_forward(
         if layout is not None and (repeated := attention_to(k.shape[1], options)):
             known_of(attention_mask).calls[layout] = repeated
     return out[..., : value.shape[-1]], None
-
-
-def _layout(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    dropout: float,
-    kwargs: dict[str, Any],
-) -> Hashable | None:
-    """What decides, beside the mask, how a layer calls the op; None where layers call it each in
-    its own way."""
-    if (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or dropout > 0
-        or any(kwargs.get(name) is not None for name in _SINKS)
-    ):
-        return None
-    return (
-        (query.shape, query.stride(), query.dtype, query.storage_offset() % VECTOR),
-        (key.shape, key.stride(), key.dtype, key.storage_offset() % VECTOR),
-        (value.shape, value.stride(), value.dtype, value.storage_offset() % VECTOR),
-        (scaling, softcap),
-    )
 
 
 def paged_attention_forward(

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyflash.integrations.padding import packing_of, padded_attention
+from pyflash.integrations.packing import packing_of
+from pyflash.integrations.padding import padded_attention
 from pyflash.op.reference import attention_ref, tolerance
 
 

@@ -10,7 +10,7 @@ from support.host_time import frames_of
 pytest.importorskip("transformers")
 
 from pyflash.integrations import transformers as integration
-from pyflash.integrations.padding import known_of
+from pyflash.integrations.packing import known_of
 from pyflash.integrations.transformers_masks import make_mask
 from pyflash.op.autograd import TORCH_API
 
