@@ -9,6 +9,7 @@
 #include "cute_kernels/bindings/gpu.h"
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/slots.h"
 
 namespace pyflash {
 namespace {
@@ -63,7 +64,7 @@ void append_rows(StableIValue* stack) {
                    v_cache = arguments.take_tensor("v_cache"),
                    slots = arguments.take_tensor("slots");
   bool const on_gpu = k.device.kind == Device::Kind::kCuda;
-  auto const append = on_gpu ? any_append() : nullptr;
+  auto const append = on_gpu ? page_writers().append_rows : nullptr;
   bool const is_apart = !may_share(k, k_cache) && !may_share(k, v_cache) &&
                         !may_share(v, k_cache) && !may_share(v, v_cache);
   bool const is_able = is_apart && is_of_vectors(k) && is_of_vectors(v) && is_of_vectors(k_cache) &&
@@ -95,6 +96,48 @@ void append_rows(StableIValue* stack) {
     torch::stable::accelerator::DeviceGuard const guard(device_index);
     int const error = append(&params, current_cuda_stream(device_index));
     require_able(error == 0, "rows were not appended: ", any_kernel_library()->error_string(error));
+  }
+  put_results(stack, true);
+}
+
+void find_slots(StableIValue* stack) {
+  Arguments arguments(stack);
+  TensorView const table = arguments.take_tensor("block_table"),
+                   lengths = arguments.take_tensor("seqlens_k"),
+                   starts = arguments.take_tensor("cu_seqlens_q");
+  auto const page_size = arguments.take<int64_t>();
+  TensorView const slots = arguments.take_tensor("slots");
+  bool const on_gpu = table.device.kind == Device::Kind::kCuda;
+  auto const find = on_gpu ? page_writers().find_slots : nullptr;
+  bool const is_able = slots.sizes[0] <= kMostRows && table.sizes[0] <= kMostRows &&
+                       table.sizes[1] <= kMostRows && page_size <= kMostRows &&
+                       (!on_gpu || find != nullptr);
+  if (!is_able) {
+    put_results(stack, false);
+    return;
+  }
+  auto const integers = [](TensorView const& x) {
+    return SlotParams::Integers{
+        .data = x.data, .are_64_bits = x.dtype == ElementType::kInt64, .stride = x.strides[0]};
+  };
+  SlotParams const params{.table = integers(table),
+                          .table_column_stride = table.strides[1],
+                          .lengths = integers(lengths),
+                          .starts = integers(starts),
+                          .batch = static_cast<int>(table.sizes[0]),
+                          .max_pages = static_cast<int>(table.sizes[1]),
+                          .page_size = static_cast<int>(page_size),
+                          .n_rows = static_cast<int>(slots.sizes[0]),
+                          .slots = static_cast<int64_t*>(const_cast<void*>(slots.data))};
+  if (!on_gpu) {
+    for (int row = 0; row < params.n_rows; ++row) {
+      params.slots[row] = params.slot(row);
+    }
+  } else if (params.n_rows > 0) {
+    int32_t const device_index = arguments.tensor(0).get_device_index();
+    torch::stable::accelerator::DeviceGuard const guard(device_index);
+    int const error = find(&params, current_cuda_stream(device_index));
+    require_able(error == 0, "slots were not found: ", any_kernel_library()->error_string(error));
   }
   put_results(stack, true);
 }

@@ -52,6 +52,7 @@ void fwd_variant(StableIValue* stack, uint64_t, uint64_t) { forward_variant(stac
 void schedule_plan(StableIValue* stack, uint64_t, uint64_t) { plan_schedule(stack); }
 void schedule_fill(StableIValue* stack, uint64_t, uint64_t) { fill_schedule(stack); }
 void rows_appended(StableIValue* stack, uint64_t, uint64_t) { append_rows(stack); }
+void slots_found(StableIValue* stack, uint64_t, uint64_t) { find_slots(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, last_refusal_of_thread);
@@ -325,6 +326,9 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(
       "append_rows(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> "
       "bool");
+  m.def(
+      "find_slots(Tensor block_table, Tensor seqlens_k, Tensor cu_seqlens_q, int page_size, "
+      "Tensor(a!) slots) -> bool");
   m.def("load_kernels(str path) -> int");
   m.def(
       "load_cubin(str path, str config, str features, str symbols, str sm_arch, int n_threads, "
@@ -376,6 +380,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
   m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
+  m.impl("find_slots", pyflash::noted<pyflash::slots_found>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
@@ -388,6 +393,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
   m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
+  m.impl("find_slots", pyflash::noted<pyflash::slots_found>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {

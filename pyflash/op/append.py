@@ -78,6 +78,10 @@ def slots_of(
     batch, max_pages = block_table.shape
     for name, x, n in (("seqlens_k", seqlens_k, batch), ("cu_seqlens_q", cu_seqlens_q, batch + 1)):
         require(x.shape == (n,), f"{name} has shape {tuple(x.shape)}: expected ({n},)")
+    if not torch.compiler.is_compiling():
+        slots = torch.empty(total_q, dtype=torch.int64, device=block_table.device)
+        if torch.ops.pyflash.find_slots(block_table, seqlens_k, cu_seqlens_q, page_size, slots):
+            return slots
     rows = torch.arange(total_q, device=block_table.device)
     if batch == 0 or max_pages == 0:
         return torch.full_like(rows, -1)
@@ -132,6 +136,13 @@ def _append(
 @torch.library.register_fake("pyflash::append_rows")
 def _append_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
     return False  # so that torch's ops stand for it
+
+
+@torch.library.register_fake("pyflash::find_slots")
+def _find_slots(
+    table: Tensor, lengths: Tensor, starts: Tensor, page_size: int, out: Tensor
+) -> bool:
+    return False  # as above
 
 
 def _check_append(

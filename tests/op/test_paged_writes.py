@@ -204,6 +204,32 @@ def test_slots_are_those_of_the_definition():
     assert pyflash.slots_of(empty, int32(), int32(0), 3, 2).tolist() == [-1, -1]
 
 
+def random_slots(seed, device="cpu"):
+    """Arguments of `slots_of`, of any dtypes and strides; lengths and pages may be wrong."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(low, high, *shape):
+        return torch.randint(low, high, shape, generator=generator)
+
+    batch, max_pages, page_size = (int(drawn(low, 9, 1)) for low in (0, 0, 1))
+    starts = torch.cat([torch.zeros(1), drawn(0, 6, batch).cumsum(0)])
+    total_q = int(starts[-1]) + int(drawn(0, 3, 1))
+    table = drawn(-2, 40, max_pages, batch).t() if seed % 2 else drawn(-2, 40, batch, max_pages)
+    lengths = drawn(-3, 50, 2 * batch)[::2]
+    dtypes = [torch.int64 if seed >> i & 1 else torch.int32 for i in range(3)]
+    tensors = (x.to(dtype) for x, dtype in zip((table, lengths, starts), dtypes, strict=True))
+    return (*(x.to(device) for x in tensors), page_size, total_q)
+
+
+@pytest.mark.parametrize("seed", range(64))
+def test_slots_are_those_of_torchs_ops(seed, monkeypatch):
+    arguments = random_slots(seed)
+    found = pyflash.slots_of(*arguments)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(found, pyflash.slots_of(*arguments))
+    assert found.dtype == torch.int64
+
+
 def test_slots_beyond_32_bits():
     table, page_size = int32(2**27).view(1, 1), 256
     assert pyflash.slots_of(table, int32(3), int32(0, 1), page_size, 1).tolist() == [2**35 + 2]
