@@ -31,7 +31,7 @@ struct Consumer {
   using Acc = decltype(make_tensor<float>(Accumulator<kColumns>{}));
   using AccS = Acc<kBlockM>;                // (MMA,MMA_M,MMA_N) of (keys, queries)
   using AccDKV = Acc<Traits::kColumnsDKV>;  // (MMA,MMA_M,MMA_N) of (keys, columns)
-  using AccDQ = Acc<Traits::kSlab>;         // (MMA,MMA_M,MMA_N) of (queries, columns)
+  using AccDQ = Acc<Traits::kColumnsDQ>;    // (MMA,MMA_M,MMA_N) of (queries, columns)
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
   struct Nothing {};
   using Dropped = std::conditional_t<kFeatures.dropout, DropoutOfColumns<kBlockM>, Nothing>;
@@ -296,12 +296,20 @@ struct Consumer {
     if constexpr (kFeatures.packed) {
       if (params.problem.k_sequences.is_packed()) {
         int const n_keys = tile.keys().length - tile.first_key;
-        for (Element* keys : {smem.k, smem.v}) {
-          zero_tail<Traits>(make_tensor(make_smem_ptr(keys), typename Traits::SmemLayoutKV{}),
-                            n_keys);
+        if constexpr (std::is_same_v<typename Traits::SmemLayoutK, typename Traits::SmemLayoutV>) {
+          for (Element* keys : {smem.k, smem.v}) {
+            drop_tail_of_keys(keys, typename Traits::SmemLayoutK{}, n_keys);
+          }
+        } else {
+          drop_tail_of_keys(smem.k, typename Traits::SmemLayoutK{}, n_keys);
+          drop_tail_of_keys(smem.v, typename Traits::SmemLayoutV{}, n_keys);
         }
       }
     }
+  }
+  template <class Layout>
+  CUTE_DEVICE static void drop_tail_of_keys(Element* keys, Layout const& layout, int n_keys) {
+    zero_tail<Traits>(make_tensor(make_smem_ptr(keys), layout), n_keys);
   }
   CUTE_DEVICE void drop_tail(Element* queries, int m_block) {
     if constexpr (kFeatures.packed) {
@@ -317,10 +325,9 @@ struct Consumer {
     device::at(Site::QK);
     smem.pipeline_Q.wait(read);
     drop_tail(smem.q, m_block);
-    Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
-        of_all_blocks(smem.k + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
-    Tensor tSrQ =
-        descriptors<Traits, typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
+    Tensor tSrK = descriptors<typename Traits::OperandK>(of_all_blocks(
+        smem.k + Traits::first_key(warpgroup) * Traits::kSlabK));  // (MMA,MMA_M,MMA_K)
+    Tensor tSrQ = descriptors<typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
   }
 
@@ -334,10 +341,10 @@ struct Consumer {
   // dP^T = V dO^T, or with early_dP acc_dP += V dO^T
   CUTE_DEVICE void issue_dP(AccS& acc_dP) {
     device::at(Site::dP);
-    Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
+    Tensor tdPrV = descriptors<typename Traits::OperandV>(
         of_all_blocks(smem.v + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tdPrDO =
-        descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
+        descriptors<typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, kEarlyDP);
   }
 
@@ -355,7 +362,7 @@ struct Consumer {
       dropped.apply_to_pairs(recast<uint32_t>(tdVrP));
     }
     device::at(Site::dV);
-    Tensor tdVrDO = descriptors<Traits, typename Traits::OperandQt>(
+    Tensor tdVrDO = descriptors<typename Traits::OperandQt>(
         smem.grad_o + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaDV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
   }
@@ -363,11 +370,11 @@ struct Consumer {
   // dK += dS^T Q, but for the scale. Of shared memory, it is behind dQ of the same block, which waits for all of dS.
   CUTE_DEVICE void issue_dK(Position const& at) {
     device::at(Site::dK);
-    Tensor tdKrQ = descriptors<Traits, typename Traits::OperandQt>(
+    Tensor tdKrQ = descriptors<typename Traits::OperandQt>(
         smem.q + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
     if constexpr (Traits::kOverlap) {
-      Tensor tdKrDSt = descriptors<Traits, typename Traits::OperandDSt>(
-          smem.ds + Traits::first_key(warpgroup) * Traits::kSlab);  // (MMA,MMA_M,MMA_K,kStagesDS)
+      Tensor tdKrDSt = descriptors<typename Traits::OperandDSt>(
+          smem.ds + Traits::first_key(warpgroup) * kSlabDS);  // (MMA,MMA_M,MMA_K,kStagesDS)
       gemm_async(typename Traits::MmaDK{}, tdKrDSt(_, _, _, at_dS.stage), tdKrQ(_, _, _, at.stage),
                  acc_dK, true);
     } else {
@@ -379,10 +386,10 @@ struct Consumer {
   CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ, PositionDS const& of_dS, int pass) {
     device::at(Site::dQ);
     device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);
-    Tensor tdQrDS = descriptors<Traits, typename Traits::OperandDS>(
+    Tensor tdQrDS = descriptors<typename Traits::OperandDS>(
         smem.ds +
         Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
-    Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(of_all_blocks(
+    Tensor tdQrK = descriptors<typename Traits::OperandKt>(of_all_blocks(
         smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
     gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
   }

@@ -46,14 +46,12 @@ CUTE_DEVICE void compute_tiles(ParamsWith<Variant> const& params,
   // MMA operands; those in shared memory are descriptors.
   typename Traits::MmaQK mma_QK;
   typename Traits::MmaPV mma_PV;
-  Tensor tSrQ = descriptors<Traits, typename Traits::OperandQ>(
-      smem.q + warpgroup * kMmaM * kHeadDim);  // (MMA,MMA_M,MMA_K)
-  Tensor tSrK =
-      descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrV =
-      descriptors<Traits, typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
-  Tensor tOrP = make_tensor<Element>(FragmentA<kBlockN>{});    // (MMA,MMA_M,MMA_K)
-  using AccS = Accumulator<kBlockN>;                           // (MMA,MMA_M,MMA_N)
+  Tensor tSrQ = descriptors<typename Traits::OperandQ>(smem.q + warpgroup * kMmaM *
+                                                                    kHeadDim);  // (MMA,MMA_M,MMA_K)
+  Tensor tSrK = descriptors<typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrV = descriptors<typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
+  Tensor tOrP = make_tensor<Element>(FragmentA<kBlockN>{});      // (MMA,MMA_M,MMA_K)
+  using AccS = Accumulator<kBlockN>;                             // (MMA,MMA_M,MMA_N)
   Tensor acc_O = make_tensor<float>(Accumulator<kHeadDim>{});
   // Where this thread's scores are. NOTE: with four consumers and no right window to keep that would take the registers of two
   // of four chains of maxima.
