@@ -372,7 +372,7 @@ struct Consumer {
     device::at(Site::dK);
     Tensor tdKrQ = descriptors<typename Traits::OperandQt>(
         smem.q + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
-    if constexpr (Traits::kOverlap) {
+    if constexpr (Traits::kDKFromSmem) {
       Tensor tdKrDSt = descriptors<typename Traits::OperandDSt>(
           smem.ds + Traits::first_key(warpgroup) * kSlabDS);  // (MMA,MMA_M,MMA_K,kStagesDS)
       gemm_async(typename Traits::MmaDK{}, tdKrDSt(_, _, _, at_dS.stage), tdKrQ(_, _, _, at.stage),

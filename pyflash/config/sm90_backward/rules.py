@@ -18,7 +18,7 @@ SUPPORTED = {
     "d_head": (64, 96, 128, 192, 256),
     "B_r": (64, 128),
     "n_consumers": (2,),
-    "stages": (2, 3),
+    "stages": (2, 3, 4),
 }
 
 
