@@ -66,11 +66,11 @@ struct Outputs {
   // Adds this warp's 16 rows of dQ to the sums of the block, whose first row in the workspace is `row`.
   template <class AccDQ>
   CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row, int pass) {
-    int const of_block =
-        Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer + fresh_thread() / 32;
-    int64_t const part = int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ + of_block;
+    int64_t const part = int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ +
+                         Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer +
+                         fresh_thread() / 32;
     if constexpr (Traits::kDQByRed) {
-      reduce_dQ(acc_dQ, part, int64_t(uint32_t(row)) * Traits::kHeadDim / kSumsOfTurn + of_block);
+      reduce_dQ(acc_dQ, part, row);
       return;
     }
     device::at(Site::dQ_r2s);
@@ -132,13 +132,12 @@ struct Outputs {
 
   // From registers.
   template <class AccDQ>
-  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part, int64_t turn_of_part) {
-    static_assert(kWarpDQ >= kSumsOfTurn, "each warp has a turn");
+  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part, int row) {
     device::at(Site::dQ_s2g);
     if constexpr (kFeatures.deterministic) {
       wait_for_sent_dQ();
       if (fresh_lane() == 0) {
-        take_turn(turn_of_part);
+        take_turn(turn_of(part, row));
       }
       device::sync_warp();
     }
@@ -149,6 +148,16 @@ struct Outputs {
       device::reduce_add(sums + i / 4 * 32,
                          float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
     }
+  }
+
+  // The turn of a part of the sums, of those that its block of queries has.
+  CUTE_DEVICE static int64_t turn_of(int64_t part, int row) {
+    static_assert(kWarpDQ >= kSumsOfTurn, "there is one for each part");
+    if constexpr (kWarpDQ == kSumsOfTurn) {
+      return part;
+    }
+    int64_t const sums = int64_t(uint32_t(row)) * Traits::kHeadDim;
+    return part - sums / kWarpDQ + sums / kSumsOfTurn;
   }
 
   // Waits until what blocks of keys before this one add to a part of the sums has been added. By one lane.

@@ -19,9 +19,11 @@ template <class Piece>
 CUTE_DEVICE float4* vectors_of(float* sums, int slab) {
   constexpr int kWarps = kWarpgroup / 32;
   constexpr int kSlabs = Piece::kColumns / Piece::kSlab;  // of a piece
-  return reinterpret_cast<float4*>(sums + (slab / kSlabs * kWarps + fresh_thread() / 32) *
-                                              Piece::kWarpFloats) +
-         slab % kSlabs * Piece::kVectors * 32 + fresh_lane();
+  int const piece = slab / kSlabs;
+  int const part = slab % kSlabs * Piece::kVectors * 32 * 4;
+  return reinterpret_cast<float4*>(
+             sums + ((piece * kWarps + fresh_thread() / 32) * Piece::kWarpFloats + part)) +
+         fresh_lane();
 }
 
 // vector(i): a float4. memory: shared, of the warp, for 16 rows of a slab.

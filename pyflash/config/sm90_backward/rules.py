@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
-from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures, tell_spills
+from pyflash.config.sm90 import MMA_ROWS, WARPGROUP, budgets, refuse_other_architectures, tell_spills
 from pyflash.config.sm90_backward.config import NARROWEST, SLAB, FlashBackwardSm90Config
 from pyflash.config.sm90_backward.resources import register_demand
 
@@ -20,6 +20,7 @@ SUPPORTED = {
     "n_consumers": (2,),
     "stages": (2, 3, 4),
 }
+SUMS_OF_TURN = 1024  # that have a turn of their own where they are added in one order
 
 
 RULES = Rules()
@@ -91,6 +92,17 @@ def overlap_is_of_one_pass(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[s
         yield (
             f"overlap = True has registers for one pass over a block's dQ, and at d_head = "
             f"{c.d_head} there are several: use overlap = False"
+        )
+
+
+@RULES.rule
+def dQ_by_red_takes_turns(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    of_warp = MMA_ROWS * c.dQ_columns // (WARPGROUP // 32)
+    if c.dQ_by_red and of_warp < SUMS_OF_TURN:
+        yield (
+            f"dQ_by_red = True has a warp add {of_warp} elements of dQ at a time at d_head = "
+            f"{c.d_head}, and sums in one order have a turn for {SUMS_OF_TURN} at least: use "
+            "dQ_by_red = False"
         )
 
 
