@@ -206,6 +206,11 @@ struct Consumer {
     finish_block();
   }
 
+  // Whether this warpgroup adds up the gradients of what is captured of a block: one of those that have the same scores.
+  CUTE_DEVICE bool sums_captured(Blocks const& block) const {
+    return !Traits::kSharesKeys || block.m_block % Traits::kNConsumers == warpgroup;
+  }
+
   // dS^T of dP^T - delta and of the operand P^T, which dV may be reading.
   CUTE_DEVICE void store_dS(AccS& acc_dP, Blocks const& block) {
     scores.seeded_to_dS(tdVrP, acc_dP);
@@ -213,7 +218,7 @@ struct Consumer {
       scores.apply_slopes(slopes, acc_dP);
     }
     if constexpr (variant::kHasSums<Variant>) {
-      scores.sum_captured(acc_dP, acc_dP, block);  // of no score that is kept
+      scores.sum_captured(acc_dP, acc_dP, block, sums_captured(block));  // of no score that is kept
     }
     convert_P<Element>(acc_dP, tdKrDS);
     outputs.store_dS(tdKrDS, at_dS.stage);
@@ -417,7 +422,8 @@ struct Consumer {
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP, Blocks const& block) {
     if constexpr (variant::kHasSums<Variant>) {
-      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block);
+      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block,
+                            sums_captured(block));
     } else if constexpr (kFeatures.dropout) {
       dropped.apply_to_rows(rows_by_columns(acc_dP));
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta), params.dropout.factor);

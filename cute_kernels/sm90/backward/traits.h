@@ -29,7 +29,8 @@ struct KernelTraits {
   static constexpr int kStages = kConfig.stages;
   static constexpr bool kOverlap = kConfig.overlap;
   static constexpr bool kEarlyDP = kConfig.early_dP;
-  static constexpr bool kDKFromSmem = kOverlap && !(kConfig.d_head == 96 ? kStages == 4 : kConfig.d_head == 192 && kStages == 3);
+  static constexpr bool kDKFromSmem =
+      kOverlap && !(kConfig.d_head == 96 ? kStages == 4 : kConfig.d_head == 192 && kStages == 3);
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr bool kDQByRed = kConfig.dQ_by_red;
   static constexpr bool kSharesKeys = shares_keys(kConfig);
@@ -64,8 +65,8 @@ struct KernelTraits {
   using MmaS = MMA_Atom<typename Atoms<kBlockM>::template SS<GMMA::Major::K, GMMA::Major::K>>;
   using MmaDV = MMA_Atom<typename Atoms<kColumnsDKV>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
   using MmaDK = std::conditional_t<
-      kDKFromSmem, MMA_Atom<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>,
-      MmaDV>;
+      kDKFromSmem,
+      MMA_Atom<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>, MmaDV>;
   using MmaDQ = MMA_Atom<typename Atoms<kColumnsDQ>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
 
   // Shared memory.
