@@ -29,8 +29,6 @@ struct KernelTraits {
   static constexpr int kStages = kConfig.stages;
   static constexpr bool kOverlap = kConfig.overlap;
   static constexpr bool kEarlyDP = kConfig.early_dP;
-  static constexpr bool kDKFromSmem =
-      kOverlap && !(kConfig.d_head == 96 ? kStages == 4 : kConfig.d_head == 192 && kStages == 3);
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr bool kDQByRed = kConfig.dQ_by_red;
   static constexpr bool kSharesKeys = shares_keys(kConfig);
@@ -38,6 +36,9 @@ struct KernelTraits {
   static constexpr int kColumnsDKV = columns_dKV(kConfig);
   using PieceDQ = backward::PieceDQ<kConfig.d_head>;
   static constexpr int kColumnsDQ = PieceDQ::kColumns;
+  // Whether dS is an operand of dK from shared memory: the overlapped loop has registers for it where dK, dV, S and dP leave
+  // them.
+  static constexpr bool kDKFromSmem = kOverlap && kColumnsDKV + kBlockM > 160;
   static_assert(kBlockN == (kSharesKeys ? kMmaM : kMmaM * kNConsumers),
                 "each consumer warpgroup has 64 keys");
   static_assert(kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 192 ||

@@ -47,7 +47,8 @@ class FlashBackwardSm90Config(KernelConfig):
     B_c: int = tile()  # keys that a CTA owns
     n_consumers: int = tile(usual=2)  # warpgroups that compute
     stages: int = number("stages_{}", usual=2)  # blocks of Q, and of dO, in smem at a time
-    # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem.
+    # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem, unless
+    # there are registers for it.
     overlap: bool = flag("overlap")
     # dQ is added to its sums from registers, not by TMA from smem.
     dQ_by_red: bool = flag("dQ_by_red")

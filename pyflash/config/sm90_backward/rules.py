@@ -112,7 +112,7 @@ def early_dP_is_an_order(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str
         yield (
             "early_dP = True and overlap = True are two orders of one loop's steps: use one of them"
         )
-    if c.early_dP and c.d_head > 64 and c.d_head not in (96, 192):
+    if c.early_dP and c.d_head > 64:
         yield (
             "early_dP = True has P, dP and dQ of a block in registers beside dK and dV, for which "
             f"there are enough up to d_head = 64, not at {c.d_head}: use early_dP = False"

@@ -32,7 +32,7 @@ CONFIGS = {
     "overlap": FlashBackwardSm90Config.parse("(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap"),
     "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
     "early": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP"),
-    "slabs": FlashBackwardSm90Config.parse("(FP16, 96, 64, 128, 2): sm90_bwd+stages_3+overlap"),
+    "slabs": FlashBackwardSm90Config.parse("(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap"),
 }
 # The last one has what the others have, but for its slabs.
 ALL = ("overlap", "in_turn", "early")
