@@ -85,7 +85,7 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     }
   } else {
     device::registers_claim<Traits::consumer_registers(kFeatures)>();
-    compute_tiles<Traits, kFeatures, Variant>(params, smem, warpgroup - 1);
+    Consumer<Traits, kFeatures, Variant>(params, smem, warpgroup - 1).run();
   }
 }
 

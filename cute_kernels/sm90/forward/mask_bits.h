@@ -111,6 +111,7 @@ struct BlocksAhead {
 
 // Stands for one of a variant whose kernels take no bits.
 struct NoBlocksAhead {
+  CUTE_DEVICE explicit NoBlocksAhead(KernelParams const&) {}
   static constexpr bool has_bits() { return false; }
 };
 

@@ -179,9 +179,9 @@ CUTE_DEVICE void copy_streams(ParamsWith<Variant> const& params, Tile const& til
 
 // What becomes of this thread's QK^T of a block before the softmax: by a variant, or ALiBi. kAhead: as of make_variant_scores.
 template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS,
-          class Blocks = NoBlocksAhead>
+          class Blocks>
 CUTE_DEVICE void make_scores(AccS& acc_S, ParamsWith<Variant> const& params, Tile const& tile,
-                             int first_query, int n_block, bool is_cut, Blocks const& blocks = {}) {
+                             int first_query, int n_block, bool is_cut, Blocks const& blocks) {
   if constexpr (Variant::kHasMask || Variant::kHasScore) {
     make_variant_scores<Traits, kFeatures, Variant, kAhead>(acc_S, params, tile, first_query,
                                                             n_block, is_cut, blocks);

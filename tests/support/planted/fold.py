@@ -46,14 +46,18 @@ BUGS = [
     _bug(
         "O_of_one_split_and_sums_of_the_next",
         condition(
-            "fold(false_type{}, tile, ended,",
-            "fold(false_type{}, tile, BUG ? softmax : ended,",
+            "fold<false>(now.tile, ended,",
+            "fold<false>(now.tile, BUG ? now.softmax : ended,",
             _CONSUMER,
         ),
     ),
     _bug(
         "PV_onto_the_split_before",
-        condition("accumulate = false; continue;", "accumulate = BUG; continue;", _CONSUMER),
+        condition(
+            "convert_P<Element>(acc_S, gemms.tOrP); accumulate = false;",
+            "convert_P<Element>(acc_S, gemms.tOrP); accumulate = BUG;",
+            _CONSUMER,
+        ),
     ),
     _bug(
         "what_came_before_keeps_its_weight",

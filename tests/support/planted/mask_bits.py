@@ -11,7 +11,7 @@ _MADE = "variant/mask_bits.h"
 _LISTS = "variant/block_lists.h"
 _READ = "sm90/forward/mask_bits.h"
 _SCORES = "sm90/forward/variant.h"
-_CONSUMER = "sm90/forward/consumer.h"
+_TILE = "sm90/forward/warpgroup_tile.h"
 
 
 def _bug(name: str, *edits, problem: str = "all") -> Bug:
@@ -105,5 +105,5 @@ BUGS = [
     _bug("nothing_hidden",
          without("bits.hide(acc_S);", _SCORES)),
     _bug("nothing_read_ahead",
-         without("blocks_ahead.advance(place);", _CONSUMER)),
+         without("ahead.advance(place);", _TILE)),
 ]  # fmt: skip

@@ -99,13 +99,13 @@ BUGS = [
     ),
     _bug(
         "the_tail_of_a_page_not_cleared",
-        condition("(kBoxesOfPages || problem.kv().sequences.is_packed()) && n_rows < kBlockN",
-                  "!BUG && n_rows < kBlockN", _CONSUMER),
+        condition("(kBoxesOfPages || params.problem.kv().sequences.is_packed()) &&",
+                  "!BUG &&", _CONSUMER),
     ),
     _bug(
         "keys_that_expired_not_cleared",
-        condition("if (n_rows > 0) { clear_rows_of_V(0, n_rows);",
-                  "if (n_rows > 0 && !BUG) { clear_rows_of_V(0, n_rows);", _CONSUMER),
+        condition("if (n_rows > 0) { gemms.clear_rows_of_V(0, n_rows);",
+                  "if (n_rows > 0 && !BUG) { gemms.clear_rows_of_V(0, n_rows);", _CONSUMER),
     ),
     _bug(
         "a_row_too_many_cleared",

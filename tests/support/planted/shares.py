@@ -11,7 +11,7 @@ from pyflash.config.features import EMULATED_PAGED_SHARED, EMULATED_SHARED
 _SCHEDULE = "sm90/forward/share_schedule.h"
 _PARTS = "sm90/forward/merge_parts.h"
 _KERNEL = "sm90/forward/forward_kernel.cuh"
-_CONSUMER = "sm90/forward/consumer.h"
+_FINISH = "sm90/forward/finish_tile.h"
 _EPILOGUE = "sm90/forward/epilogue.h"
 _MERGE = "host/merge_shares.h"
 _RUN = "emulator/run.cpp"
@@ -64,13 +64,12 @@ BUGS = [
     _bug(
         "a_part_is_stored_as_the_whole",
         condition("bool const is_part = kFeatures.equal_shares &&",
-                  "bool const is_part = !BUG && kFeatures.equal_shares &&", _CONSUMER),
+                  "bool const is_part = !BUG && kFeatures.equal_shares &&", _FINISH),
         finds=[found("written_twice", memory="o")],
     ),
     _bug(
         "sinks_join_in_every_part",
-        condition("!is_split &&\n          !is_part)", "!is_split && (BUG || !is_part))",
-                  _CONSUMER),
+        condition("!is_split() && !is_part)", "!is_split() && (BUG || !is_part))", _FINISH),
     ),
     _bug(
         "a_row_of_a_part_is_that_of_another",

@@ -11,6 +11,7 @@ from pyflash import FlashForwardSm90Config
 
 _KERNEL = "sm90/forward/forward_kernel.cuh"
 _CONSUMER = "sm90/forward/consumer.h"
+_GEMMS = "sm90/forward/warpgroup_gemms.h"
 _LOAD = "sm90/forward/load.h"
 _PIPELINE = "sm90/pipeline.h"
 _GEMM = "sm90/gemm.h"
@@ -31,9 +32,9 @@ CONFIGS = {
     "cluster": FlashForwardSm90Config.parse("(FP16, 128, 64, 64, 1): sm90+stages_3"),
 }
 
-_WAIT_IN_LOOP = "draw_beside_QK(n_block - 1); gemm_wait<1>(acc_S); } else {"
-_QK = "gemm_async(mma_QK, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
-_PV = "gemm_async(mma_PV, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
+_WAIT_IN_LOOP = "now.draw_beside_QK(place - 1); gemm_wait<1>(acc_S); } else {"
+_QK = "gemm_async(typename Traits::MmaQK{}, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
+_PV = "gemm_async(typename Traits::MmaPV{}, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
 
 
 def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=("overlap",)) -> Bug:
@@ -76,22 +77,22 @@ BUGS = [
     # Stages and who has done with them.
     _bug(
         "K_released_before_its_MMAs_are_waited_for",
-        condition(_QK, "{original} if (BUG) { smem.pipeline_K.release(read_K); }", _CONSUMER),
+        condition(_QK, "{original} if (BUG) { smem.pipeline_K.release(read_K); }", _GEMMS),
         condition("smem.pipeline_K.release(read_K);\n    read_K.advance();",
-                  "if (!BUG) { smem.pipeline_K.release(read_K); } read_K.advance();", _CONSUMER),
+                  "if (!BUG) { smem.pipeline_K.release(read_K); } read_K.advance();", _GEMMS),
         finds=[found("race", "K_g2s", "QK")],
     ),
     _bug(
         "V_released_before_its_MMAs_are_waited_for",
-        condition(_PV, "{original} if (BUG) { smem.pipeline_V.release(read_V); }", _CONSUMER),
+        condition(_PV, "{original} if (BUG) { smem.pipeline_V.release(read_V); }", _GEMMS),
         condition("smem.pipeline_V.release(read_V);\n    read_V.advance();",
-                  "if (!BUG) { smem.pipeline_V.release(read_V); } read_V.advance();", _CONSUMER),
+                  "if (!BUG) { smem.pipeline_V.release(read_V); } read_V.advance();", _GEMMS),
         finds=[found("race", "V_g2s", "PV")],
     ),
     _bug(
         "Q_released_while_other_blocks_need_it",
-        condition("finish_QK(n_block - 1 == blocks.begin);",
-                  "finish_QK(BUG || n_block - 1 == blocks.begin);", _CONSUMER),
+        condition("finish_QK(place - 1 == now.blocks.begin);",
+                  "finish_QK(BUG || place - 1 == now.blocks.begin);", _CONSUMER),
         finds=[found("phase_never_awaited", "PV", memory="Q of consumer 0 full[0]")],
     ),
     _bug(
@@ -109,25 +110,23 @@ BUGS = [
     ),
     _bug(
         "K_not_waited_for",
-        condition("smem.pipeline_K.wait(read_K); gemm_async(",
-                  "if (!BUG) { smem.pipeline_K.wait(read_K); } gemm_async(", _CONSUMER),
+        condition("smem.pipeline_K.wait(read_K); Tensor",
+                  "if (!BUG) { smem.pipeline_K.wait(read_K); } Tensor", _GEMMS),
         finds=[found("in_flight_read or uninitialised_read", "QK"),
                found("phase_never_awaited", memory="K full[0]")],
     ),
     _bug(
         "V_not_waited_for",
-        condition("smem.pipeline_V.wait(read_V); gemm_async(",
-                  "if (!BUG) { smem.pipeline_V.wait(read_V); } gemm_async(", _CONSUMER),
+        condition("smem.pipeline_V.wait(read_V); Tensor tOrV",
+                  "if (!BUG) { smem.pipeline_V.wait(read_V); } Tensor tOrV", _GEMMS),
         finds=[found("in_flight_read or uninitialised_read", "PV"),
                found("phase_never_awaited", memory="V full[0]")],
         configs=("overlap", "one_consumer"),
     ),
     _bug(
         "Q_not_waited_for",
-        condition("pipeline_Q.wait(read_Q); wait_for_turn(); issue_QK(acc_S); pass_turn(warpgroup);"
-                  " first_softmax",
-                  "if (!BUG) { pipeline_Q.wait(read_Q); } wait_for_turn(); issue_QK(acc_S);"
-                  " pass_turn(warpgroup); first_softmax", _CONSUMER),
+        condition("gemms.wait_for_Q(); gemms.wait_for_turn();",
+                  "if (!BUG) { gemms.wait_for_Q(); } gemms.wait_for_turn();", _CONSUMER),
         finds=[found("in_flight_read or uninitialised_read", "QK")],
     ),
     _bug(
@@ -208,13 +207,13 @@ BUGS = [
         "zeros_without_a_proxy_fence",
         condition("device::fence_async_proxy(); device::named_barrier_sync(",
                   "if (!BUG) { device::fence_async_proxy(); } device::named_barrier_sync(",
-                  _CONSUMER),
+                  _GEMMS),
         finds=[found("missing_proxy_fence", "PV", "V_r2s")],
         problem="packed",
     ),
     _bug(
         "zeros_without_a_barrier",
-        without("device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);", _CONSUMER),
+        without("device::named_barrier_sync(kWarpgroupSync + warpgroup, kWarpgroup);", _GEMMS),
         finds=[found("race", "PV", "V_r2s")],
         problem="packed",
         configs=("one_consumer",),  # taking turns orders the warps, too
@@ -223,7 +222,7 @@ BUGS = [
         "zeros_before_the_stage_is_full",
         condition("device::at(Site::V_r2s); smem.pipeline_V.wait(read_V);",
                   "device::at(Site::V_r2s); if (!BUG) { smem.pipeline_V.wait(read_V); }",
-                  _CONSUMER),
+                  _GEMMS),
         finds=[found("race", "V_r2s", "V_g2s")],
         problem="packed",
     ),
@@ -231,16 +230,15 @@ BUGS = [
     _bug(
         "S_read_before_its_MMAs_are_done",
         condition(_WAIT_IN_LOOP,
-                  "draw_beside_QK(n_block - 1); if (!BUG) { gemm_wait<1>(acc_S); } } else {",
+                  "now.draw_beside_QK(place - 1); if (!BUG) { gemm_wait<1>(acc_S); } } else {",
                   _CONSUMER),
         finds=[found("register_in_flight", "softmax", "QK", memory="accumulators")],
     ),
     _bug(
         "P_overwritten_while_MMAs_read_it",
-        condition("if constexpr (Traits::kOverlap) { gemm_wait<0>(acc_O); release_V(); }"
-                  " if (rescale) {",
-                  "if constexpr (Traits::kOverlap) { if (!BUG) { gemm_wait<0>(acc_O); }"
-                  " release_V(); } if (rescale) {", _CONSUMER),
+        condition("if constexpr (Traits::kOverlap) { gemm_wait<0>(gemms.acc_O);",
+                  "if constexpr (Traits::kOverlap) { if (!BUG) { gemm_wait<0>(gemms.acc_O); }",
+                  _CONSUMER),
         finds=[found("register_in_flight", "P_convert", "PV", memory="A registers"),
                found("race", "V_g2s", "PV")],
     ),
@@ -248,10 +246,10 @@ BUGS = [
         "O_scaled_while_MMAs_write_it",
         condition("if (rescale) { device::at(Site::O_rescale);",
                   "if (rescale || BUG) { device::at(Site::O_rescale);", _CONSUMER),
-        condition("bool rescale; if constexpr (kRowsDecide) {",
+        condition("bool const rescale = now.softmax_of_next(acc_S, place - 1);",
                   "if (BUG) { device::at(Site::O_rescale);"
-                  " TileSoftmax::rescale(acc_O, correction); }"
-                  " bool rescale; if constexpr (kRowsDecide) {",
+                  " TileSoftmax::rescale(gemms.acc_O, now.correction); }"
+                  " bool const rescale = now.softmax_of_next(acc_S, place - 1);",
                   _CONSUMER),
         finds=[found("register_in_flight", "O_rescale", "PV", memory="accumulators")],
     ),
@@ -277,27 +275,27 @@ BUGS = [
     _bug(
         "K_of_another_stage",
         condition("tSrK(_, _, _, read_K.stage), acc_S",
-                  "tSrK(_, _, _, (read_K.stage + BUG) % Traits::kStages), acc_S", _CONSUMER),
+                  "tSrK(_, _, _, (read_K.stage + BUG) % Traits::kStages), acc_S", _GEMMS),
         finds=[found("in_flight_read or uninitialised_read", "QK")],
     ),
     _bug(
         "a_descriptor_past_the_end",
         condition("tSrK(_, _, _,",
-                  "tSrK(_, _, _, 16 * BUG +", _CONSUMER),
+                  "tSrK(_, _, _, 16 * BUG +", _GEMMS),
         finds=[found("out_of_bounds", "QK", detail="descriptor")],
     ),
     _bug(
         "a_descriptor_across_stages",
         condition("tOrV(_, _, _, read_V.stage), acc_O, accumulate",
                   "make_tensor(tOrV(_, _, _, read_V.stage).data() + 64 * BUG,"
-                  " tOrV(_, _, _, read_V.stage).layout()), acc_O, accumulate", _CONSUMER),
+                  " tOrV(_, _, _, read_V.stage).layout()), acc_O, accumulate", _GEMMS),
         finds=[found("outside_tile", "PV", detail="V")],
     ),
     _bug(
         "Q_of_another_warpgroup",
-        condition("smem.q + warpgroup * kMmaM * kHeadDim);",
-                  "smem.q + (warpgroup + BUG) % kNConsumers * kMmaM * kHeadDim);",
-                  _CONSUMER),
+        condition("smem.q + warpgroup * Traits::kMmaM * kHeadDim);",
+                  "smem.q + (warpgroup + BUG) % Traits::kNConsumers * Traits::kMmaM * kHeadDim);",
+                  _GEMMS),
         finds=[found("in_flight_read", "QK", "Q_g2s")],
     ),
     _bug(
@@ -340,8 +338,9 @@ BUGS = [
     ),
     _bug(
         "scores_computed_again_into_MMAs_in_flight",
-        condition("device::at(Site::softmax); mask.cut_all();",
-                  "if (BUG) { acc_O(0) = acc_S(0); } {original}", _CONSUMER),
+        condition("bool const rescale = now.softmax_of_next(acc_S, place - 1);",
+                  "{original} if (BUG && now.mask.uncut_end == 0) {"
+                  " device::at(Site::QK_g2r); gemms.acc_O(0) = acc_S(0); }", _CONSUMER),
         finds=[found("register_in_flight", "QK_g2r", "PV", memory="accumulators")],
         problem="leaping",
     ),
@@ -384,19 +383,19 @@ BUGS = [
     ),
     _bug(
         "a_turn_that_is_not_passed",
-        condition("int const next = from + 1 == kNConsumers ? 0 : from + 1;",
-                  "if (BUG) { return; } {original}", _CONSUMER),
+        condition("int const next = warpgroup + 1 == Traits::kNConsumers ? 0 : warpgroup + 1;",
+                  "if (BUG) { return; } {original}", _GEMMS),
         finds=[found("deadlock", memory="", detail="named barrier")],
     ),
     _bug(
         "a_turn_that_nobody_takes",
-        without("wait_for_turn();  // the last turn that was passed", _CONSUMER),
+        without("gemms.wait_for_turn();  // the last turn that was passed", _CONSUMER),
         finds=[found("arrivals_left", memory="")],
     ),
     _bug(
         "a_turn_for_half_of_the_threads",
         condition("device::named_barrier_arrive(kTurn + next, 2 * kWarpgroup);",
-                  "device::named_barrier_arrive(kTurn + next, (2 - BUG) * kWarpgroup);", _CONSUMER),
+                  "device::named_barrier_arrive(kTurn + next, (2 - BUG) * kWarpgroup);", _GEMMS),
         finds=[found("deadlock or divergence", memory="", detail="named barrier")],
     ),
     _bug(

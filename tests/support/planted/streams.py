@@ -13,7 +13,7 @@ PLANTED = (
 
 _STREAMS = "sm90/forward/streams.h"
 _SCORES = "sm90/forward/variant.h"
-_CONSUMER = "sm90/forward/consumer.h"
+_TILE = "sm90/forward/warpgroup_tile.h"
 _TABLE = "variant/table.h"
 
 
@@ -32,13 +32,12 @@ BUGS = [
          condition("block.number * Traits::kBlockN;",
                    "(BUG ? block.number ^ 1 : block.number) * Traits::kBlockN;", _SCORES)),
     _bug("the_next_place",
-         condition("read_ahead(place - 1); } device::at(Site::softmax);",
-                   "read_ahead(BUG && place > 1 ? place - 2 : place - 1); }"
-                   " device::at(Site::softmax);", _CONSUMER)),
+         condition("read_ahead(place - 1);",
+                   "read_ahead(BUG && place > 1 ? place - 2 : place - 1);", _TILE)),
     _bug("no_copy_for_the_first_block",
-         without("read_ahead(blocks.end - 1);", _CONSUMER)),
+         without("read_ahead(blocks.end - 1);", _TILE)),
     _bug("a_copy_behind_the_last_block",
-         condition("if (place >= first_place) {", "if (place >= first_place - BUG) {", _CONSUMER)),
+         condition("if (place >= blocks.begin) {", "if (place >= blocks.begin - BUG) {", _TILE)),
     _bug("made_again_from_the_next_copy",
          condition("if constexpr (Tiles::kCopies && kAhead) {"
                    " if (Tiles::are_copied(captured, first_key, cut.value)) {",

@@ -13,6 +13,7 @@ from pyflash.config import Features, parse
 
 _SCORES = "sm90/forward/variant.h"
 _CONSUMER = "sm90/forward/consumer.h"
+_TILE = "sm90/forward/warpgroup_tile.h"
 _LOAD = "sm90/forward/load.h"
 _SCHEDULE = "sm90/forward/problem.h"
 _SCORES_SM80 = "sm80/forward/variant.h"
@@ -139,33 +140,25 @@ BUGS = [
           problem="dilated"),
     # The softmax of those.
     _sm90("not_made_again_after_an_overflow",
-          condition("make_scores(false_type{}); device::at(Site::softmax); mask.cut_all();",
-                    "if (!BUG) { make_scores(false_type{}); } device::at(Site::softmax);"
-                    " mask.cut_all();",
-                    _CONSUMER), problem="of_column"),
+          without("make_scores<false>(acc_S, block);", _TILE), problem="of_column"),
     _sm90("scaled_twice",
-          condition("TileSoftmax softmax(Variant::kHasScore ? 1.f : problem.softmax_scale,",
-                    "TileSoftmax softmax(Variant::kHasScore && !BUG ? 1.f : problem.softmax_scale,",
-                    _CONSUMER), problem="of_row"),
+          condition("softmax(Variant::kHasScore ? 1.f : params.problem.softmax_scale,",
+                    "softmax(Variant::kHasScore && !BUG ? 1.f : params.problem.softmax_scale,",
+                    _TILE), problem="of_row"),
     _sm90("powers_of_2_of_natural_scores",
-          condition("Variant::kHasScore ? kLn2 : problem.inverse_scale_log2);",
-                    "Variant::kHasScore && !BUG ? kLn2 : problem.inverse_scale_log2);", _CONSUMER),
+          condition("Variant::kHasScore ? kLn2 : params.problem.inverse_scale_log2)",
+                    "Variant::kHasScore && !BUG ? kLn2 : params.problem.inverse_scale_log2)",
+                    _TILE),
           problem="sinks"),
     _sm90("the_mask_of_the_block_before",
-          condition("__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
-                    " tile); auto [n_block, is_cut] = walk[place];"
-                    " if constexpr (Variant::kHasMask) {"
-                    " variant::ListedBlock const block = block_at(place);",
-                    "__attribute__((always_inline)) { auto const walk = Schedule::walk(params,"
-                    " tile); auto [n_block, is_cut] = walk[place];"
-                    " if constexpr (Variant::kHasMask) {"
-                    " variant::ListedBlock const block ="
-                    " block_at(BUG && place > 0 ? place - 1 : place);",
-                    _CONSUMER), problem="documents"),
+          condition("ListedBlock const block = next_block(place); make_scores<true>",
+                    "ListedBlock const block = next_block(BUG && place > 0 ? place - 1 : place);"
+                    " make_scores<true>",
+                    _TILE), problem="documents"),
     _sm90("a_tail_of_V_by_its_place",
-          condition("Schedule::walk(params, tile)[place].number; int const n_rows",
-                    "BUG ? (place - 1) % variant::kListedPlaces"
-                    " : Schedule::walk(params, tile)[place].number; int const n_rows",
+          condition("int const n_block = now.block_at(now.first_place()).number;",
+                    "int const n_block = BUG ? (now.first_place() - 1) % variant::kListedPlaces"
+                    " : now.block_at(now.first_place()).number;",
                     _CONSUMER), problem="packed"),
     # The walk.
     _sm90("places_taken_for_blocks",
@@ -238,10 +231,10 @@ BUGS = [
                      "lanes.ballot(BUG ? shown != Shown::none : shown == Shown::all));", _LISTS),
            problem="dilated"),
     _spans("the_block_behind_the_whole_ones",
-           condition("place < whole.end)", "place < whole.end + BUG)", _CONSUMER),
+           condition("place < whole.end)", "place < whole.end + BUG)", _TILE),
            problem="alibi"),
     _spans("the_block_before_the_whole_ones",
-           condition("whole.begin <= place &&", "whole.begin - BUG <= place &&", _CONSUMER),
+           condition("whole.begin <= place &&", "whole.begin - BUG <= place &&", _TILE),
            problem="ring"),
     _spans("whole_from_the_first_to_the_last_that_is",
            condition("bool const has_whole = n_whole == whole.size();",
