@@ -149,6 +149,7 @@ struct Consumer {
     gemm_wait<1>(acc_dP);
     compute_dS(acc_S, acc_dP, block);
     outputs.store_dS(tdKrDS, at_dS.stage);
+    outputs.make_dS_visible();
     outputs.announce_dS(at_dS.stage);
     issue_dK(read);
     gemm_wait<1>(acc_dV);
@@ -192,6 +193,7 @@ struct Consumer {
       gemm_wait<1>(acc_dV);
       smem.pipeline_dO.release(read);
       issue_dK(read);
+      outputs.make_dS_visible();
       gemm_wait<1>(acc_dQ);
       outputs.announce_dS(at_dS.stage);
       outputs.send_dQ(acc_dQ, at, 0);
@@ -201,6 +203,7 @@ struct Consumer {
       gemm_wait<0>(acc_dV);
       smem.pipeline_dO.release(read);
       issue_dK(read);
+      outputs.make_dS_visible();
       outputs.announce_dS(at_dS.stage);
     }
     finish_block();
@@ -240,7 +243,7 @@ struct Consumer {
       draw_dropout(block);
       gemm_wait<0>(acc_S);
       exponentiate(acc_S, block);
-      scores_to_dS(acc_S, block, [] {});
+      scores_to_dS(acc_S, block, [] {}, [] {});
     }
     int at = row_of_dQ(block);
     for (block.advance(); block.exists(); block.advance()) {
@@ -258,12 +261,15 @@ struct Consumer {
       gemm_wait<2>(acc_S);
       exponentiate(acc_S, block);
       gemm_wait<1>(acc_dQ);
-      outputs.send_dQ(acc_dQ, at, 0);
+      outputs.stage_dQ(acc_dQ, at, 0);
+      scores_to_dS(
+          acc_S, block,
+          [&] {
+            gemm_wait<1>(acc_dK);
+            smem.pipeline_Q.release(before);
+          },
+          [&] { outputs.send_staged_dQ(at, 0); });
       at = row_of_dQ(block);
-      scores_to_dS(acc_S, block, [&] {
-        gemm_wait<1>(acc_dK);
-        smem.pipeline_Q.release(before);
-      });
     }
     gemm_wait<0>(acc_dV);
     smem.pipeline_dO.release(read);
@@ -276,17 +282,20 @@ struct Consumer {
     smem.pipeline_Q.release(read);
   }
 
-  // P of a block to dS in shared memory, and dV, which is in flight. beside_dP(): once dP is issued.
-  template <class BesideDP>
-  CUTE_DEVICE void scores_to_dS(AccS& acc_P, Blocks const& block, BesideDP const& beside_dP) {
+  // P of a block to dS in shared memory, and dV, which is in flight. beside_dP(): once dP is issued; beside_dV(): once dV is, too.
+  template <class BesideDP, class BesideDV>
+  CUTE_DEVICE void scores_to_dS(AccS& acc_P, Blocks const& block, BesideDP const& beside_dP,
+                                BesideDV const& beside_dV) {
     AccS acc_dP;
     wait_for_dO(block.m_block);
     issue_dP(acc_dP);
     beside_dP();
     issue_dV(acc_P);
+    beside_dV();
     gemm_wait<1>(acc_dP);
     compute_dS(acc_P, acc_dP, block);
     outputs.store_dS(tdKrDS, at_dS.stage);
+    outputs.make_dS_visible();
     outputs.announce_dS(at_dS.stage);
   }
 

@@ -32,7 +32,7 @@ struct Outputs {
   int n_staged = 0;  // blocks of dQ that senders are to add
   int turn_at = -1;  // of the turn that this warp has taken and not yet given on; -1: none
 
-  // dS^T to shared memory, where both consumers read it for dQ once it is announced.
+  // dS^T to shared memory, where both consumers read it for dQ once it is visible and announced.
   template <class FragmentP>
   CUTE_DEVICE void store_dS(FragmentP const& rDS, int stage) {
     device::at(Site::dS_r2s);
@@ -52,10 +52,13 @@ struct Outputs {
                                  pairs(c / 4 + 3)};
       device::store_matrices(words, columns_on(first, c));
     }
-    device::fence_async_proxy();
   }
 
-  // Says, too, that this warp has read all of the stage before, where the next dS is stored.
+  // Behind store_dS.
+  // NOTE: it waits for the stores, at best beside MMAs that are issued between the two.
+  CUTE_DEVICE void make_dS_visible() { device::fence_async_proxy(); }
+
+  // Behind both. Says, too, that this warp has read all of the stage before, where the next dS is stored.
   CUTE_DEVICE void announce_dS(int stage) {
     device::sync_warp();
     if (device::elect_one()) {
@@ -66,21 +69,30 @@ struct Outputs {
   // Adds this warp's 16 rows of dQ to the sums of the block, whose first row in the workspace is `row`.
   template <class AccDQ>
   CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row, int pass) {
-    int64_t const part = int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ +
-                         Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer +
-                         fresh_thread() / 32;
+    stage_dQ(acc_dQ, row, pass);
+    send_staged_dQ(row, pass);
+  }
+
+  // The same in two steps: here the accumulator is read, and may be used again; there the sums are added to.
+  // NOTE: the fence before they are waits for the stores, beside MMAs that are issued between the two.
+  template <class AccDQ>
+  CUTE_DEVICE void stage_dQ(AccDQ const& acc_dQ, int row, int pass) {
     if constexpr (Traits::kDQByRed) {
-      reduce_dQ(acc_dQ, part, row);
+      reduce_dQ(acc_dQ, part_of_dQ(row, pass), row);
       return;
     }
     device::at(Site::dQ_r2s);
-    float* const staged = staged_dQ();
-    float4* const staged4 = reinterpret_cast<float4*>(staged) + fresh_lane();
+    float4* const staged4 = reinterpret_cast<float4*>(staged_dQ()) + fresh_lane();
     wait_for_sent_dQ();
     CUTE_UNROLL
     for (int i = 0; i < kValuesDQ; i += 4) {
       device::store(staged4 + i / 4 * 32,
                     float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
+    }
+  }
+  CUTE_DEVICE void send_staged_dQ(int row, int pass) {
+    if constexpr (Traits::kDQByRed) {
+      return;
     }
     device::fence_async_proxy();
     device::sync_warp();
@@ -93,7 +105,7 @@ struct Outputs {
     }
     device::at(Site::dQ_s2g);
     if (fresh_lane() == 0) {
-      device::bulk_reduce_add(staged, params.problem.dq_sum + part * kWarpDQ,
+      device::bulk_reduce_add(staged_dQ(), params.problem.dq_sum + part_of_dQ(row, pass) * kWarpDQ,
                               kWarpDQ * sizeof(float));
       device::tma_store_commit();
     }
@@ -124,6 +136,12 @@ struct Outputs {
   }
 
  private:
+  // Where this warp's rows are in the sums, in units of kWarpDQ.
+  CUTE_DEVICE int64_t part_of_dQ(int row, int pass) const {
+    return int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ +
+           Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer + fresh_thread() / 32;
+  }
+
   // That many columns of dS^T, a multiple of 16, behind an element of the first 16.
   CUTE_DEVICE static device::SmemAddress columns_on(device::SmemAddress first, int n) {
     constexpr int kSlabBytes = kSlabDS * Traits::kBlockN * sizeof(Element);

@@ -213,8 +213,8 @@ BUGS = [
     ),
     _bug(
         "dS_without_a_proxy_fence",
-        condition("columns_on(first, c)); } device::fence_async_proxy();",
-                  "columns_on(first, c)); } if (!BUG) { device::fence_async_proxy(); }",
+        condition("make_dS_visible() { device::fence_async_proxy(); }",
+                  "make_dS_visible() { if (!BUG) { device::fence_async_proxy(); } }",
                   _OUTPUTS),
         finds=[found("missing_proxy_fence", "dS_r2s")],
     ),
@@ -292,8 +292,8 @@ BUGS = [
     ),
     _bug(
         "dQ_without_a_proxy_fence",
-        condition("acc_dQ(i + 3)}); } device::fence_async_proxy();",
-                  "acc_dQ(i + 3)}); } if (!BUG) { device::fence_async_proxy(); }", _OUTPUTS),
+        condition("return; } device::fence_async_proxy();",
+                  "return; } if (!BUG) { device::fence_async_proxy(); }", _OUTPUTS),
         finds=[found("missing_proxy_fence", "dQ_s2g")],
     ),
     _bug(
