@@ -214,8 +214,8 @@ struct AttentionGradients {
   PYFLASH_HOST_DEVICE constexpr int workspace_row(int tensor_batch, int head, int row) const {
     return (tensor_batch * heads + head) * padded_q + row;
   }
-  // The sums of kQueriesOfPiece rows from `row` on are pieces of as many columns, side by side: each has what a warpgroup computes of
-  // it, a warp after the other, four values of each lane at a time in the order of MMA accumulators.
+  // The sums of kQueriesOfPiece rows from `row` on are pieces of some columns, side by side: each has what a warpgroup computes at a
+  // time, a warp after the other, four values of each lane at a time in the order of MMA accumulators.
   PYFLASH_HOST_DEVICE constexpr float* sums_of(int row) const {
     return dq_sum + int64_t(row) * columns;
   }

@@ -1,5 +1,4 @@
 // The kernels of op backward that run before and after a config's own.
-#include <bit>
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -75,13 +74,9 @@ PhaseKernel postprocess(BackwardParams const& params) {
     return {reinterpret_cast<void const*>(postprocess_neighbours_kernel<Element, kColumns>),
             sm80::backward::kPostprocessThreads, 0};
   }
-  // NOTE: the SM90 family has no other columns.
-  if constexpr (std::has_single_bit(unsigned(kColumns))) {
-    return {reinterpret_cast<void const*>(postprocess_kernel<Element, kColumns>),
-            sm90::backward::kPostprocessThreads<kColumns>,
-            int(sizeof(sm90::backward::PostprocessStorage<Element, kColumns>))};
-  }
-  return {};
+  return {reinterpret_cast<void const*>(postprocess_kernel<Element, kColumns>),
+          sm90::backward::kPostprocessThreads<kColumns>,
+          int(sizeof(sm90::backward::PostprocessStorage<Element, kColumns>))};
 }
 
 // Calls run.operator()<Element, kColumns>().
@@ -118,10 +113,8 @@ int preprocess_backward(BackwardParams const& params, DType dtype, void* stream)
 
 int postprocess_backward(BackwardParams const& params, DType dtype, void* stream) {
   return with_types(params, dtype, [&]<class Element, int kColumns>() -> int {
-    PhaseKernel const kernel = postprocess<Element, kColumns>(params);
-    return kernel.function == nullptr
-               ? int(cudaErrorInvalidValue)
-               : launch(kernel, backward::n_sum_pieces(params), params, stream);
+    return launch(postprocess<Element, kColumns>(params), backward::n_sum_pieces(params), params,
+                  stream);
   });
 }
 

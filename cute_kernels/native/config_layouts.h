@@ -132,6 +132,10 @@ Description describe() {
     smem("K", typename Traits::SmemLayoutKV{});
     smem("V", typename Traits::SmemLayoutKV{});
   }
+  if constexpr (requires { typename Traits::SmemLayoutK; }) {
+    smem("K", typename Traits::SmemLayoutK{});
+    smem("V", typename Traits::SmemLayoutV{});
+  }
   if constexpr (requires { typename Traits::SmemLayoutVt; }) {
     smem("V^T", typename Traits::SmemLayoutVt{});
   }

@@ -29,9 +29,9 @@ CUTE_HOST_DEVICE constexpr auto first_coord(int thread) {
 }
 
 // The descriptors of an operand in shared memory, from that of the MMA tile at `data`.
-template <class Traits, class Operand, class Element>
+template <class Operand, class Element>
 CUTE_DEVICE auto descriptors(Element* data) {
-  using Slabs = typename Traits::Slabs;
+  using Slabs = typename Operand::Tile;
   GmmaDescriptor first;
   first.bitfield.layout_type_ = static_cast<uint8_t>(Slabs::kDescriptorLayout);
   first.bitfield.start_address_ = static_cast<uint16_t>(cast_smem_ptr_to_uint(data) >> 4);

@@ -31,8 +31,8 @@ struct SlabStores {
   CUTE_DEVICE static int row_of(int lane) { return lane / kLanesPerRow; }
   CUTE_DEVICE static int column_of(int lane) { return lane % kLanesPerRow * kVector; }
 
-  // memory: shared, of the warp. value_at(r, c): column c, as a thread holds them, of row r of an accumulator; the slab is 64 or
-  // 32 columns from `first_column` on. store_at(pass): a RowStore.
+  // memory: shared, of the warp. value_at(r, c): column c, as a thread holds them, of row r of an accumulator; the slab begins
+  // at `first_column`. store_at(pass): a RowStore.
   template <class ValueAt, class StoreAt>
   CUTE_DEVICE static void run(Element* memory, int lane, device::Site to_shared,
                               device::Site to_global, int first_column, ValueAt const& value_at,

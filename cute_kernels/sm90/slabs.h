@@ -1,4 +1,4 @@
-// Tiles in shared memory as TMA and the warpgroup MMAs agree on them: slabs of 64 or 32 columns, 128 or 64 bytes a row, their
+// Tiles in shared memory as TMA and the warpgroup MMAs agree on them: slabs of 64, 32 or 16 columns, 128 to 32 bytes a row, their
 // 16-byte chunks permuted among 8 rows. A slab is a TMA box.
 //
 // Layouts are spelled out, because the compiler takes seconds to compute them anew for each kernel.
@@ -18,9 +18,9 @@ using namespace cute;
 
 template <int kSlab>
 struct Slabs {
-  static_assert(kSlab == 64 || kSlab == 32);
+  static_assert(kSlab == 64 || kSlab == 32 || kSlab == 16);
 
-  using Bits = std::conditional_t<kSlab == 64, Swizzle<3, 4, 3>, Swizzle<2, 4, 3>>;  // of bytes
+  using Bits = Swizzle<kSlab == 64 ? 3 : kSlab == 32 ? 2 : 1, 4, 3>;  // of bytes
   template <class Plain>
   using Swizzled = ComposedLayout<Bits, smem_ptr_flag_bits<16>, Plain>;
   // Row by row in a slab; the strides of 8 rows.
@@ -67,11 +67,13 @@ struct Slabs {
   // tiles. In units of 16 bytes.
   static constexpr int kUnit = 8;  // elements
   static constexpr int kEightRows = 8 * kSlab / kUnit;
-  static constexpr auto kDescriptorLayout =
-      kSlab == 64 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
+  static constexpr auto kDescriptorLayout = kSlab == 64   ? SM90::GMMA::LayoutType::B128
+                                            : kSlab == 32 ? SM90::GMMA::LayoutType::B64
+                                                          : SM90::GMMA::LayoutType::B32;
   // k is along the columns.
   template <int kRows, int kColumns, int... kTiles>
   struct ByRows {
+    using Tile = Slabs;
     using Steps =
         Layout<Shape<_1, _1, Shape<Int<kSlab / kMmaK>, Int<kColumns / kSlab>>, Int<kTiles>...>,
                Stride<_0, _0, Stride<Int<kMmaK / kUnit>, Int<kRows * kSlab / kUnit>>,
@@ -81,6 +83,7 @@ struct Slabs {
   // k is along the rows. kUsed: columns of the operand.
   template <int kRows, int kColumns, int kUsed, int... kTiles>
   struct ByColumns {
+    using Tile = Slabs;
     using Steps = Layout<Shape<_1, _1, Int<kRows / kMmaK>, Int<kTiles>...>,
                          Stride<_0, _0, Int<kMmaK * kSlab / kUnit>,
                                 std::enable_if_t<(kTiles > 0), Int<kRows * kColumns / kUnit>>...>>;

@@ -39,7 +39,7 @@ char const* refusal_of_map(std::array<MapDimension, kRank> const& dimensions) {
 // What the maps of a kernel have in common.
 struct MapForm {
   DType dtype;
-  int slab;  // columns of a box: 64 or 32
+  int slab;  // columns of a box: 64, 32 or 16
   CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 };
 
@@ -59,7 +59,9 @@ bool encode_tensor_map(TensorMapEncoder encoder, CUtensorMap& map, void const* b
     box[i + 1] = dimensions[i].box;
     element_strides[i + 1] = 1;
   }
-  auto const swizzle = form.slab == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  auto const swizzle = form.slab == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : form.slab == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_32B;
   auto const type = form.dtype == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encoder(&map, type, kRank + 1, const_cast<void*>(base), extents, strides, box,

@@ -438,15 +438,17 @@ CUTE_DEVICE void add_all_gradients(Scores const& scores, Kept const& S, Rows con
   }
 }
 
-// Adds the gradients of what is captured to their sums, given G^T = P^T (dP^T - delta). Where scores are kept, in S,
+// Adds the gradients of what is captured to their sums, given G^T = P^T (dP^T - delta), if `adds`. Where scores are kept, in S,
 // G^T becomes dS^T.
 template <class Variant, BackwardFeatures kFeatures, class Kept, class Rows, class Column>
 CUTE_DEVICE void sum_captured(Kept const& S, Rows& G, backward::Tile<kFeatures> const& tile,
-                              Given<Variant> const& given, Place const& at,
-                              Column const& column_of) {
+                              Given<Variant> const& given, Place const& at, Column const& column_of,
+                              bool adds = true) {
   GradientScores<Variant, kFeatures> const scores(tile, given, at);
   device::at(device::Site::captured_r2g);
-  add_all_gradients<Variant>(scores, S, G, column_of);
+  if (adds) {
+    add_all_gradients<Variant>(scores, S, G, column_of);
+  }
   if constexpr (kHasSlopes<Variant, kFeatures>) {
     CUTE_UNROLL
     for (int c = 0; c < size<1>(G); ++c) {

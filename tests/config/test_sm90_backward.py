@@ -34,10 +34,14 @@ def test_text_of_a_config():
 
 BROKEN = [
     ("keys_per_warpgroup", {"B_c": 64}, "not B_c = 64: make B_c 64 * n_consumers"),
-    ("slabs", {"d_head": 96, "stages": 2, "B_r": 64}, "d_head = 96 is divided into slabs of 64"),
+    ("slabs", {"d_head": 80}, "d_head = 80 is divided into slabs of 32"),
+    ("slabs", {"B_r": 96}, "B_r = 96 is divided into slabs of 64"),
     ("dQ_per_warpgroup", {"d_head": 64}, "which has B_r * d_head = 4096"),
     ("keys_per_warpgroup", {"d_head": 256}, "all warpgroups have the same 64 keys"),
     ("dQ_per_warpgroup", {"d_head": 256, "B_c": 64, "B_r": 128}, "not of B_r = 128: make B_r 64"),
+    ("dQ_per_warpgroup", {"d_head": 96, "B_r": 128}, "64 x 48 elements of a block's dQ"),
+    ("dQ_per_warpgroup", {"d_head": 192, "B_c": 64, "B_r": 128}, "96 columns at a time, not of B_r"),
+    ("dQ_by_red_takes_turns", {"d_head": 96, "dQ_by_red": True}, "a warp add 768 elements of dQ"),
     ("overlap_is_of_one_pass", {"d_head": 256, "B_c": 64}, "at d_head = 256 there are several"),
     ("early_dP_is_an_order", {"early_dP": True}, "two orders of one loop's steps"),
     ("early_dP_is_an_order", {"overlap": False, "early_dP": True}, "up to d_head = 64, not at 128"),
@@ -85,6 +89,7 @@ def test_shared_memory_is_the_tiles_the_numbers_and_the_barriers():
     total = K_and_V + Q_and_dO + dS + dQ + numbers + zeros + barriers_and_count
     assert WIDE.smem_bytes == -(-total // 1024) * 1024
     assert NARROW.smem_bytes == (32 + 2 * 32 + 64 + 32 + 2 + 1 + 1) * 1024
+    assert WIDE.replace(d_head=96).smem_bytes == (48 + 3 * 24 + 32 + 24 + 1.5 + 1 + 0.5) * 1024
 
 
 def test_consumers_hold_dK_and_dV_and_two_blocks_of_scores():
@@ -93,16 +98,20 @@ def test_consumers_hold_dK_and_dV_and_two_blocks_of_scores():
         64, 64, 32, 32, 32, 16,
     )  # fmt: skip
     assert register_demand(NARROW).peak == budgets(2, Arch.of(90)).consumer == 240
+    of_96, of_192 = (register_demand(WIDE.replace(d_head=d)) for d in (96, 192))
+    assert (of_96.dK, of_96.dV, of_96.dQ) == (48, 48, 24)
+    assert (of_192.dK, of_192.dV, of_192.dQ) == (48, 48, 48)
     r = WIDE.resources(90)
     assert (r.registers, r.register_limit, r.num_ctas_per_sm) == (168, 240, 1)
 
 
 def test_what_is_built_is_legal_canonical_and_preferred():
     defaults = named_set("backward")
-    d_heads = (64, 128, 256)
+    d_heads = (64, 96, 128, 192, 256)
     assert {(c.dtype, c.d_head) for c in defaults} == {(t, d) for t in DType for d in d_heads}
-    built = {config for config in defaults if config.d_head <= 128}
-    assert {*defaults} & {*named_set("all"), *named_set("head_dims")} == built
+    built = {d: {c for c in defaults if c.d_head in d} for d in ((64, 128), (96, 192))}
+    assert {*defaults} & {*named_set("all")} == built[64, 128]
+    assert {*defaults} & {*named_set("head_dims")} == built[96, 192]
     for config in defaults:
         assert config.is_legal(90)
         assert not config.warnings(90)
@@ -121,6 +130,6 @@ def test_a_space_has_what_rules_leave():
     legal = list(Space(family="sm90_backward", dtype="BF16").legal(90))
     assert {WIDE, NARROW} < set(legal)
     assert {(c.d_head, c.B_r, c.B_c, c.n_consumers) for c in legal} == {
-        (64, 128, 128, 2), (128, 64, 128, 2), (256, 64, 64, 2),
+        (64, 128, 128, 2), (96, 64, 128, 2), (128, 64, 128, 2), (192, 64, 64, 2), (256, 64, 64, 2),
     }  # fmt: skip
     assert not any(config.warnings(90) for config in legal)

@@ -20,6 +20,9 @@ MAX_CLUSTER = {
     "in_turn": 2,
     "narrow_overlap": 4,
     "widest": 4,
+    "narrower_slabs": 4,
+    "shared_keys": 4,
+    "shared_keys_by_red": 4,
 }
 SHAPES = {
     "whole_blocks": Shape(1, 1, 1, 128, 128),

@@ -31,7 +31,11 @@ BACKWARD = {
     "sm90": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
 }
 
-WIDE = "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red"
+OTHER_HEADS = (
+    "(BF16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap",
+    "(BF16, 192, 64, 64, 2): sm90_bwd+stages_2",
+    "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red",
+)
 
 
 def dropping(p: float = 0.2, **options: Any) -> dict[str, Any]:
@@ -112,9 +116,12 @@ def test_gradients(family: str, name: str, deterministic: bool) -> None:
 @pytest.mark.parametrize("resident_ctas", [1, 132], ids=["one_cta", "cluster"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
 @pytest.mark.parametrize("name", ["causal", "window"])
-def test_gradients_of_wide_heads(name: str, deterministic: bool, resident_ctas: int) -> None:
+@pytest.mark.parametrize("text", OTHER_HEADS)
+def test_gradients_of_other_heads(
+    text: str, name: str, deterministic: bool, resident_ctas: int
+) -> None:
     """Two heads share keys: one CTA has both, or a cluster divides them."""
-    config, shape = parse(WIDE), SHAPES[name]
+    config, shape = parse(text), SHAPES[name]
     call = make_call(config, shape)
     *gradients, report = pyflash.emulate_backward(
         *call.inputs, config, grad_lse=call.grad_lse, deterministic=deterministic,

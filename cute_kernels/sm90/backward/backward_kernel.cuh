@@ -8,7 +8,7 @@
 //   P^T = 2^(scale S^T - lse)          in registers; where a mask cuts a block, 0
 //   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups
 //   dV += P^T dO, dK += dS^T Q         A from registers as it is
-//   dQ = dS K                          64 x 64 elements by each warpgroup, over all keys of the tile
+//   dQ = dS K                          64 queries and some columns by each warpgroup, over all keys of the tile
 // dQ of a block is added to fp32 sums in global memory; the last CTA to add to a head's scales and rounds them (recycled_sums.h), or
 // `postprocess`. A variant's scores are f(scale S^T), and
 // its dS^T has a factor f'.

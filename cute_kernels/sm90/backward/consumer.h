@@ -31,7 +31,7 @@ struct Consumer {
   using Acc = decltype(make_tensor<float>(Accumulator<kColumns>{}));
   using AccS = Acc<kBlockM>;                // (MMA,MMA_M,MMA_N) of (keys, queries)
   using AccDKV = Acc<Traits::kColumnsDKV>;  // (MMA,MMA_M,MMA_N) of (keys, columns)
-  using AccDQ = Acc<Traits::kSlab>;         // (MMA,MMA_M,MMA_N) of (queries, columns)
+  using AccDQ = Acc<Traits::kColumnsDQ>;    // (MMA,MMA_M,MMA_N) of (queries, columns)
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
   struct Nothing {};
   using Dropped = std::conditional_t<kFeatures.dropout, DropoutOfColumns<kBlockM>, Nothing>;
@@ -209,6 +209,11 @@ struct Consumer {
     finish_block();
   }
 
+  // Whether this warpgroup adds up the gradients of what is captured of a block: one of those that have the same scores.
+  CUTE_DEVICE bool sums_captured(Blocks const& block) const {
+    return !Traits::kSharesKeys || block.m_block % Traits::kNConsumers == warpgroup;
+  }
+
   // dS^T of dP^T - delta and of the operand P^T, which dV may be reading.
   CUTE_DEVICE void store_dS(AccS& acc_dP, Blocks const& block) {
     scores.seeded_to_dS(tdVrP, acc_dP);
@@ -216,7 +221,7 @@ struct Consumer {
       scores.apply_slopes(slopes, acc_dP);
     }
     if constexpr (variant::kHasSums<Variant>) {
-      scores.sum_captured(acc_dP, acc_dP, block);  // of no score that is kept
+      scores.sum_captured(acc_dP, acc_dP, block, sums_captured(block));  // of no score that is kept
     }
     convert_P<Element>(acc_dP, tdKrDS);
     outputs.store_dS(tdKrDS, at_dS.stage);
@@ -305,12 +310,20 @@ struct Consumer {
     if constexpr (kFeatures.packed) {
       if (params.problem.k_sequences.is_packed()) {
         int const n_keys = tile.keys().length - tile.first_key;
-        for (Element* keys : {smem.k, smem.v}) {
-          zero_tail<Traits>(make_tensor(make_smem_ptr(keys), typename Traits::SmemLayoutKV{}),
-                            n_keys);
+        if constexpr (std::is_same_v<typename Traits::SmemLayoutK, typename Traits::SmemLayoutV>) {
+          for (Element* keys : {smem.k, smem.v}) {
+            drop_tail_of_keys(keys, typename Traits::SmemLayoutK{}, n_keys);
+          }
+        } else {
+          drop_tail_of_keys(smem.k, typename Traits::SmemLayoutK{}, n_keys);
+          drop_tail_of_keys(smem.v, typename Traits::SmemLayoutV{}, n_keys);
         }
       }
     }
+  }
+  template <class Layout>
+  CUTE_DEVICE static void drop_tail_of_keys(Element* keys, Layout const& layout, int n_keys) {
+    zero_tail<Traits>(make_tensor(make_smem_ptr(keys), layout), n_keys);
   }
   CUTE_DEVICE void drop_tail(Element* queries, int m_block) {
     if constexpr (kFeatures.packed) {
@@ -326,10 +339,9 @@ struct Consumer {
     device::at(Site::QK);
     smem.pipeline_Q.wait(read);
     drop_tail(smem.q, m_block);
-    Tensor tSrK = descriptors<Traits, typename Traits::OperandK>(
-        of_all_blocks(smem.k + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
-    Tensor tSrQ =
-        descriptors<Traits, typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
+    Tensor tSrK = descriptors<typename Traits::OperandK>(of_all_blocks(
+        smem.k + Traits::first_key(warpgroup) * Traits::kSlabK));  // (MMA,MMA_M,MMA_K)
+    Tensor tSrQ = descriptors<typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
   }
 
@@ -343,10 +355,10 @@ struct Consumer {
   // dP^T = V dO^T, or with early_dP acc_dP += V dO^T
   CUTE_DEVICE void issue_dP(AccS& acc_dP) {
     device::at(Site::dP);
-    Tensor tdPrV = descriptors<Traits, typename Traits::OperandK>(
+    Tensor tdPrV = descriptors<typename Traits::OperandV>(
         of_all_blocks(smem.v + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
     Tensor tdPrDO =
-        descriptors<Traits, typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
+        descriptors<typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, kEarlyDP);
   }
 
@@ -364,7 +376,7 @@ struct Consumer {
       dropped.apply_to_pairs(recast<uint32_t>(tdVrP));
     }
     device::at(Site::dV);
-    Tensor tdVrDO = descriptors<Traits, typename Traits::OperandQt>(
+    Tensor tdVrDO = descriptors<typename Traits::OperandQt>(
         smem.grad_o + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaDV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
   }
@@ -372,11 +384,11 @@ struct Consumer {
   // dK += dS^T Q, but for the scale. Of shared memory, it is behind dQ of the same block, which waits for all of dS.
   CUTE_DEVICE void issue_dK(Position const& at) {
     device::at(Site::dK);
-    Tensor tdKrQ = descriptors<Traits, typename Traits::OperandQt>(
+    Tensor tdKrQ = descriptors<typename Traits::OperandQt>(
         smem.q + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
-    if constexpr (Traits::kOverlap) {
-      Tensor tdKrDSt = descriptors<Traits, typename Traits::OperandDSt>(
-          smem.ds + Traits::first_key(warpgroup) * Traits::kSlab);  // (MMA,MMA_M,MMA_K,kStagesDS)
+    if constexpr (Traits::kDKFromSmem) {
+      Tensor tdKrDSt = descriptors<typename Traits::OperandDSt>(
+          smem.ds + Traits::first_key(warpgroup) * kSlabDS);  // (MMA,MMA_M,MMA_K,kStagesDS)
       gemm_async(typename Traits::MmaDK{}, tdKrDSt(_, _, _, at_dS.stage), tdKrQ(_, _, _, at.stage),
                  acc_dK, true);
     } else {
@@ -388,10 +400,10 @@ struct Consumer {
   CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ, PositionDS const& of_dS, int pass) {
     device::at(Site::dQ);
     device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);
-    Tensor tdQrDS = descriptors<Traits, typename Traits::OperandDS>(
+    Tensor tdQrDS = descriptors<typename Traits::OperandDS>(
         smem.ds +
         Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
-    Tensor tdQrK = descriptors<Traits, typename Traits::OperandKt>(of_all_blocks(
+    Tensor tdQrK = descriptors<typename Traits::OperandKt>(of_all_blocks(
         smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
     gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
   }
@@ -419,7 +431,8 @@ struct Consumer {
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP, Blocks const& block) {
     if constexpr (variant::kHasSums<Variant>) {
-      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block);
+      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block,
+                            sums_captured(block));
     } else if constexpr (kFeatures.dropout) {
       dropped.apply_to_rows(rows_by_columns(acc_dP));
       scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta), params.dropout.factor);

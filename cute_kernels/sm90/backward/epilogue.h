@@ -22,8 +22,8 @@ struct SlabOut {
   int n_columns;
 };
 
-// acc: of 64 rows, of which the slab is 64 columns from `first_column` on. memory: shared, of the warp.
-template <class Element, class Acc>
+// acc: of 64 rows, of which the slab is kSlab columns from `first_column` on. memory: shared, of the warp.
+template <int kSlab, class Element, class Acc>
 CUTE_DEVICE void store_slab(Acc const& acc, int first_column, float scale, Element* memory,
                             SlabOut<Element> const& out) {
   using Stores = SlabStores<Element, kSlab>;

@@ -13,8 +13,8 @@ namespace pyflash::sm90::backward {
 using namespace cute;
 using device::Site;
 
-// What one warp loads: a block of keys, and the blocks of queries with a number for each of them.
-template <class Traits>
+// What one warp loads: a block of keys in slabs of kSlabKeys, and the blocks of queries with a number for each of them.
+template <class Traits, int kSlabKeys>
 struct Loads {
   using Element = typename Traits::Element;
 
@@ -31,9 +31,10 @@ struct Loads {
 inline constexpr int kLoaders = 2;  // warps
 
 // By one thread.
-template <class Traits, BackwardFeatures kFeatures, class Variant>
+template <class Traits, int kSlabKeys, BackwardFeatures kFeatures, class Variant>
 CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant> const& given,
-                             Loads<Traits> const& loads, Site keys_site, Site queries_site) {
+                             Loads<Traits, kSlabKeys> const& loads, Site keys_site,
+                             Site queries_site) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM;
   constexpr int kSlab = Traits::kSlab;
@@ -41,7 +42,8 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant
   constexpr int kQueriesBytes = kBlockM * Traits::kHeadDim * sizeof(Element) + kNumberBytes;
   constexpr int kKeysBytes = Traits::kBlockN * Traits::kHeadDim * sizeof(Element);
   using Slabs = typename Traits::Slabs;
-  typename Traits::SmemLayoutKV const layout_keys;
+  using SlabsKeys = sm90::Slabs<kSlabKeys>;
+  typename SlabsKeys::template Rows<Traits::kBlockN, Traits::kHeadDim> const layout_keys;
   typename Traits::SmemLayoutQ const layout_queries;
   device::SmemAddress const sKeys = device::smem_address(loads.keys);
   device::SmemAddress const sQueries = device::smem_address(loads.queries);
@@ -53,9 +55,9 @@ CUTE_DEVICE void load_blocks(Tile<kFeatures> const& tile, variant::Given<Variant
   device::at(keys_site);
   device::Mbarrier& keys_full = loads.keys_pipeline.acquire({}, kKeysBytes);
   CUTE_UNROLL
-  for (int column = 0; column < Traits::kHeadDim; column += kSlab) {
+  for (int column = 0; column < Traits::kHeadDim; column += kSlabKeys) {
     device::tma_load<device::CacheHint::kNormal>(
-        loads.keys_map, keys_full, Slabs::address(sKeys, layout_keys, 0, column), column,
+        loads.keys_map, keys_full, SlabsKeys::address(sKeys, layout_keys, 0, column), column,
         tile.keys().begin + tile.first_key, tile.head_kv, tile.batch);
   }
   device::at(queries_site);
@@ -82,15 +84,16 @@ CUTE_DEVICE void load_tile(variant::ParamsOf<KernelParams, Variant> const& param
                            int warp) {
   variant::Given<Variant> const given(params);
   if (warp == 0) {
-    load_blocks<Traits>(tile, given,
-                        {params.k_map, smem.k, smem.pipeline_K, params.q_map, smem.q,
-                         params.problem.lse2, smem.lse2, smem.pipeline_Q},
-                        Site::K_g2s, Site::Q_g2s);
+    load_blocks<Traits, Traits::kSlabK>(tile, given,
+                                        {params.k_map, smem.k, smem.pipeline_K, params.q_map,
+                                         smem.q, params.problem.lse2, smem.lse2, smem.pipeline_Q},
+                                        Site::K_g2s, Site::Q_g2s);
   } else if (warp == 1) {
-    load_blocks<Traits>(tile, given,
-                        {params.v_map, smem.v, smem.pipeline_V, params.do_map, smem.grad_o,
-                         params.problem.minus_delta, smem.minus_delta, smem.pipeline_dO},
-                        Site::V_g2s, Site::dO_g2s);
+    load_blocks<Traits, Traits::kSlab>(
+        tile, given,
+        {params.v_map, smem.v, smem.pipeline_V, params.do_map, smem.grad_o,
+         params.problem.minus_delta, smem.minus_delta, smem.pipeline_dO},
+        Site::V_g2s, Site::dO_g2s);
   }
 }
 

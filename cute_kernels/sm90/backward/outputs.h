@@ -25,6 +25,8 @@ struct Outputs {
   typename Traits::SharedStorage& smem;
   Tile<kFeatures> const& tile;
   int const warpgroup;  // of the consumers
+  static constexpr int kValuesDQ = Traits::PieceDQ::kValues;
+  static constexpr int kWarpDQ = Traits::PieceDQ::kWarpFloats;
   // Senders add dQ and wait for turns, unless it is added from registers.
   static constexpr bool kSendersAdd = kFeatures.deterministic && !Traits::kDQByRed;
   int n_staged = 0;  // blocks of dQ that senders are to add
@@ -37,7 +39,7 @@ struct Outputs {
     int const lane = fresh_lane();
     int const key = Traits::first_key(warpgroup) + fresh_thread() / 32 * 16 + lane % 16;
     // (kBlockN,kBlockM,kStagesDS)
-    device::SmemAddress const first = Slabs<Traits::kSlab>::address(
+    device::SmemAddress const first = Traits::SlabsDS::address(
         device::smem_address(smem.ds), typename Traits::SmemLayoutDSt{}, key, lane / 16 * 8, stage);
     Tensor pairs = recast<uint32_t>(rDS);
     CUTE_UNROLL
@@ -76,7 +78,7 @@ struct Outputs {
   template <class AccDQ>
   CUTE_DEVICE void stage_dQ(AccDQ const& acc_dQ, int row, int pass) {
     if constexpr (Traits::kDQByRed) {
-      reduce_dQ(acc_dQ, part_of_dQ(row, pass));
+      reduce_dQ(acc_dQ, part_of_dQ(row, pass), row);
       return;
     }
     device::at(Site::dQ_r2s);
@@ -142,19 +144,18 @@ struct Outputs {
 
   // That many columns of dS^T, a multiple of 16, behind an element of the first 16.
   CUTE_DEVICE static device::SmemAddress columns_on(device::SmemAddress first, int n) {
-    constexpr int kSlab = Traits::kSlab;
-    constexpr int kSlabBytes = kSlab * Traits::kBlockN * sizeof(Element);
-    return Slabs<kSlab>::further(first, 0, n % kSlab) + n / kSlab * kSlabBytes;
+    constexpr int kSlabBytes = kSlabDS * Traits::kBlockN * sizeof(Element);
+    return Traits::SlabsDS::further(first, 0, n % kSlabDS) + n / kSlabDS * kSlabBytes;
   }
 
   // From registers.
   template <class AccDQ>
-  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part) {
+  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part, int row) {
     device::at(Site::dQ_s2g);
     if constexpr (kFeatures.deterministic) {
       wait_for_sent_dQ();
       if (fresh_lane() == 0) {
-        take_turn(part);
+        take_turn(turn_of(part, row));
       }
       device::sync_warp();
     }
@@ -165,6 +166,16 @@ struct Outputs {
       device::reduce_add(sums + i / 4 * 32,
                          float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
     }
+  }
+
+  // The turn of a part of the sums, of those that its block of queries has.
+  CUTE_DEVICE static int64_t turn_of(int64_t part, int row) {
+    static_assert(kWarpDQ >= kSumsOfTurn, "there is one for each part");
+    if constexpr (kWarpDQ == kSumsOfTurn) {
+      return part;
+    }
+    int64_t const sums = int64_t(uint32_t(row)) * Traits::kHeadDim;
+    return part - sums / kWarpDQ + sums / kSumsOfTurn;
   }
 
   // Waits until what blocks of keys before this one add to a part of the sums has been added. By one lane.
@@ -219,9 +230,9 @@ struct Outputs {
     auto* const memory = reinterpret_cast<Element*>(staged_dQ());
     CUTE_UNROLL
     for (int column = 0; column < Traits::kColumnsDKV; column += Traits::kSlab) {
-      store_slab<Element>(acc, column, scale, memory,
-                          {out + column, strides.row, tile.keys().length - first_key,
-                           params.problem.d_head - first_column - column});
+      store_slab<Traits::kSlab, Element>(acc, column, scale, memory,
+                                         {out + column, strides.row, tile.keys().length - first_key,
+                                          params.problem.d_head - first_column - column});
     }
   }
 };

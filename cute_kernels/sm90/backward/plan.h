@@ -49,10 +49,10 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
     return cudaErrorNotSupported;
   }
   AttentionGradients const& problem = params.problem;
-  auto encode = [&](CUtensorMap& map, void const* base, auto const& dimensions) {
+  auto encode = [&](CUtensorMap& map, void const* base, int slab, auto const& dimensions) {
     // NOTE: no tensor is at a null address, not even one without queries.
     return encode_tensor_map(encoder, map, base ? base : problem.k,
-                             {.dtype = config.dtype, .slab = kSlab}, problem.d_head, dimensions);
+                             {.dtype = config.dtype, .slab = slab}, problem.d_head, dimensions);
   };
   auto of_queries = [&](TensorStrides const& strides) {
     return map_dimensions_of_queries(config, problem, strides);
@@ -60,10 +60,12 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
   auto of_keys = [&](TensorStrides const& strides) {
     return map_dimensions_of_keys(config, problem, strides);
   };
-  bool const encoded = encode(params.q_map, problem.q, of_queries(problem.q_strides)) &&
-                       encode(params.do_map, problem.grad_o, of_queries(problem.grad_o_strides)) &&
-                       encode(params.k_map, problem.k, of_keys(problem.k_strides)) &&
-                       encode(params.v_map, problem.v, of_keys(problem.v_strides));
+  int const slab = slab_of_others(config);
+  bool const encoded =
+      encode(params.q_map, problem.q, slab, of_queries(problem.q_strides)) &&
+      encode(params.do_map, problem.grad_o, slab, of_queries(problem.grad_o_strides)) &&
+      encode(params.k_map, problem.k, slab_of_K(config), of_keys(problem.k_strides)) &&
+      encode(params.v_map, problem.v, slab, of_keys(problem.v_strides));
   return encoded ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -11,7 +11,7 @@ namespace pyflash::sm90::backward {
 
 // kColumns: those of the config.
 template <int kColumns>
-inline constexpr int kPostprocessThreads = kColumns / kSlab * kWarpgroup;
+inline constexpr int kPostprocessThreads = kColumns / PieceDQ<kColumns>::kSlab * kWarpgroup;
 
 template <class Element, int kColumns>
 struct PostprocessStorage {
@@ -30,9 +30,11 @@ CUTE_DEVICE void postprocess_cta(BackwardParams const& problem) {
       QueryPiece::of(problem, (row + problem.rows_before_sums(head)) / kQueriesOfPiece);
   int const thread = device::thread_idx();
   int const slab = thread / kWarpgroup;
-  float4 const* const vectors = vectors_of(problem.sums_of(row), slab);
-  store_rounded<Element>(problem, piece, slab, smem.rows + thread / 32 * kWarpRows * kSlab,
-                         [&](int i) { return device::load(vectors + i * 32); });
+  using Piece = PieceDQ<kColumns>;
+  float4 const* const vectors = vectors_of<Piece>(problem.sums_of(row), slab);
+  store_rounded<Element, Piece>(problem, piece, slab,
+                                smem.rows + thread / 32 * kWarpRows * Piece::kSlab,
+                                [&](int i) { return device::load(vectors + i * 32); });
 }
 
 }  // namespace pyflash::sm90::backward

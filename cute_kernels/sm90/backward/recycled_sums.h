@@ -24,13 +24,16 @@ template <class Traits, BackwardFeatures kFeatures>
 struct RecycledSums {
   using Element = typename Traits::Element;
   using Storage = typename Traits::SharedStorage;
+  using Piece = typename Traits::PieceDQ;
+  static constexpr int kSlabs = Traits::kHeadDim / Piece::kSlab;
+  static constexpr int kVectors = Piece::kVectors;
   // Sums in one order have their own memory for each head.
   static constexpr bool kMayBe = !kFeatures.deterministic;
   static constexpr int kThreads = Traits::kNConsumers * kWarpgroup;
   // Shared memory that is free in the end: where K, V, Q, dO and dS were.
   static constexpr int kFreeBytes =
       offsetof(Storage, ds) + sizeof(Storage::ds) - offsetof(Storage, k);
-  static constexpr int kStages = kFreeBytes / (kThreads * kVectorsDQ * int(sizeof(float4)));
+  static constexpr int kStages = kFreeBytes / (kThreads * kVectors * int(sizeof(float4)));
   static_assert(offsetof(Storage, k) < offsetof(Storage, ds) &&
                 offsetof(Storage, ds) < offsetof(Storage, dq));
   static constexpr int kStep =
@@ -163,7 +166,7 @@ struct RecycledSums {
     int slab = 0;
 
     CUTE_DEVICE void advance() {
-      if (++slab == Traits::kHeadDim / kSlab) {
+      if (++slab == kSlabs) {
         slab = 0;
         row += kStep;
       }
@@ -173,16 +176,15 @@ struct RecycledSums {
   // NOTE: memory is slow to answer while other CTAs add, so as much is asked for at a time as there is room.
   CUTE_DEVICE void round(int warpgroup, Element* memory) const {
     AttentionGradients const& problem = params.problem;
-    constexpr int kSlabs = Traits::kHeadDim / kSlab;
     constexpr int kAtATime = kSlabs < 2 ? kSlabs : 2;
     // Those of the group's heads, one behind the other.
     int const n_rows = rows_of_head();
     float* const sums = sums_of(head());
     auto const vectors = [&](int row, int slab) {
-      return vectors_of(sums + int64_t(row) * Traits::kHeadDim, slab);
+      return vectors_of<Piece>(sums + int64_t(row) * Traits::kHeadDim, slab);
     };
     auto const staged = [&](int stage, int i) {
-      return reinterpret_cast<float4*>(smem.k) + (stage * kVectorsDQ + i) * kThreads +
+      return reinterpret_cast<float4*>(smem.k) + (stage * kVectors + i) * kThreads +
              consumer_thread();
     };
     Next next{warpgroup * kQueriesOfPiece};
@@ -190,7 +192,7 @@ struct RecycledSums {
       if (next.row < n_rows) {
         float4* const from = vectors(next.row, next.slab);
         CUTE_UNROLL
-        for (int i = 0; i < kVectorsDQ; ++i) {
+        for (int i = 0; i < kVectors; ++i) {
           SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(
               reinterpret_cast<uint128_t const&>(from[i * 32]),
               reinterpret_cast<uint128_t&>(*staged(stage, i)), true);
@@ -218,7 +220,7 @@ struct RecycledSums {
         device::async_wait<kStages - kAtATime>();
         CUTE_UNROLL
         for (int i = 0; i < kAtATime; ++i) {
-          store_rounded<Element>(problem, piece, slab + i, memory, [&](int at) {
+          store_rounded<Element, Piece>(problem, piece, slab + i, memory, [&](int at) {
             return device::load(staged((stage + i) % kStages, at));
           });
         }

@@ -108,7 +108,7 @@ struct Scores {
   // The same where gradients of captured tensors are summed, with these. operand: P^T.
   template <class Acc, class FragmentP, class Block>
   CUTE_DEVICE void to_dS_and_sums(Acc const& acc_P, FragmentP const& operand, Acc& acc_dP,
-                                  float const* minus_delta, Block const& block) const {
+                                  float const* minus_delta, Block const& block, bool adds) const {
     if constexpr (variant::kKeepsScores<Variant, kFeatures>) {
       Tensor dP = rows_by_columns(acc_dP);  // ((2,MMA_M),(2,V,MMA_N))
       CUTE_UNROLL
@@ -124,17 +124,18 @@ struct Scores {
     } else {
       to_dS(acc_P, acc_dP, minus_delta);
     }
-    sum_captured(acc_P, acc_dP, block);
+    sum_captured(acc_P, acc_dP, block, adds);
   }
-  // acc_dS: P^T (dP^T - delta). It becomes dS^T.
+  // acc_dS: P^T (dP^T - delta). It becomes dS^T. adds: to the sums.
   template <class Acc, class Block>
-  CUTE_DEVICE void sum_captured(Acc const& acc_S, Acc& acc_dS, Block const& block) const {
+  CUTE_DEVICE void sum_captured(Acc const& acc_S, Acc& acc_dS, Block const& block,
+                                bool adds) const {
     Tensor S = rows_by_columns(acc_S);   // ((2,MMA_M),(2,V,MMA_N))
     Tensor G = rows_by_columns(acc_dS);  // ((2,MMA_M),(2,V,MMA_N))
     variant::sum_captured<Variant>(
         S, G, mask.tile, given,
         {mask.key(0), mask.first_query(block.m_block), block.head, false, false},
-        [](int c) { return column_of(c); });
+        [](int c) { return column_of(c); }, adds);
   }
 
   // -delta of each query, where dP^T is to be added to it.

@@ -13,7 +13,8 @@ namespace pyflash::sm90::backward {
 template <class Traits, BackwardFeatures kFeatures>
 CUTE_DEVICE void send_in_turn(KernelParams const& params, typename Traits::SharedStorage& smem,
                               Tile<kFeatures> const& tile, int sender) {
-  constexpr int kValues = Traits::kWarpsPerConsumer * kWarpDQ;  // of a consumer
+  constexpr int kValues =
+      Traits::kWarpsPerConsumer * Traits::PieceDQ::kWarpFloats;  // of a consumer
   AttentionGradients const& problem = params.problem;
   device::at(device::Site::dQ_s2g);
   float const turn = float(problem.turn_of(tile.first_key / Traits::kBlockN));

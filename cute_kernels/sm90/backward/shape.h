@@ -1,18 +1,35 @@
 // Sizes that the main kernel of a backward shares with those before and after it, and with its launcher.
 #pragma once
 
+#include <bit>
+
 #include "cute_kernels/backward_params.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90::backward {
 
-inline constexpr int kSlab = 64;  // columns of 128 bytes
+inline constexpr int kSlabDS = 64;  // queries of a slab of dS
+static_assert(kMmaM == kQueriesOfPiece && kSlabDS == kQueriesOfPiece);
 
-// Sums of dQ in fp32, by pieces of 64 x 64. What a warp has of one, 16 rows, follows each other, four values of each lane at a
-// time.
-inline constexpr int kValuesDQ = kMmaM * kSlab / kWarpgroup;  // of a thread
-inline constexpr int kWarpDQ = 32 * kValuesDQ;                // floats of a warp
-static_assert(kMmaM == kQueriesOfPiece && kSlab == kQueriesOfPiece && kWarpDQ == kSumsOfTurn);
+// The widest slab of which so many columns are a multiple.
+constexpr int slab_of(int columns) { return columns % 64 == 0 ? 64 : columns % 32 == 0 ? 32 : 16; }
+
+// Of dQ that a consumer computes at a time, of 64 queries: slabs of 64, or where they do not go round, all of its half.
+constexpr int columns_dQ(int d_head) {
+  return std::has_single_bit(unsigned(d_head)) ? 64 : d_head / 2;
+}
+
+// Sums of dQ in fp32, by pieces of 64 queries and so many columns. What a warp has of one, 16 rows, follows each other, four values
+// of each lane at a time.
+template <int kHeadDim>
+struct PieceDQ {
+  static constexpr int kColumns = columns_dQ(kHeadDim);
+  static constexpr int kValues = kMmaM * kColumns / kWarpgroup;  // of a thread
+  static constexpr int kWarpFloats = 32 * kValues;               // of a warp
+  // A part that is rounded at a time.
+  static constexpr int kSlab = slab_of(kColumns);
+  static constexpr int kVectors = kMmaM * kSlab / kWarpgroup / 4;  // of a thread
+};
 
 inline constexpr int kEntryRegisters = 168;  // of a thread when the main kernel starts
 
@@ -26,6 +43,14 @@ constexpr int n_threads(FlashBackwardSm90Config const& config) {
 constexpr bool shares_keys(FlashBackwardSm90Config const& config) { return config.d_head > 128; }
 constexpr int columns_dKV(FlashBackwardSm90Config const& config) {
   return shares_keys(config) ? config.d_head / config.n_consumers : config.d_head;
+}
+
+// Columns of a slab of K, and of one of V, Q and dO: an operand's columns are whole slabs.
+constexpr int slab_of_K(FlashBackwardSm90Config const& config) {
+  return slab_of(columns_dQ(config.d_head));
+}
+constexpr int slab_of_others(FlashBackwardSm90Config const& config) {
+  return slab_of(columns_dKV(config));
 }
 
 // The most CTAs that divide the query heads of a tile, as a cluster. Each leaves what others add up of its dV and dK where Q and

@@ -30,17 +30,22 @@ struct KernelTraits {
   static constexpr bool kOverlap = kConfig.overlap;
   static constexpr bool kEarlyDP = kConfig.early_dP;
   static constexpr int kMmaM = sm90::kMmaM;
-  static constexpr int kSlab = backward::kSlab;
   static constexpr bool kDQByRed = kConfig.dQ_by_red;
   static constexpr bool kSharesKeys = shares_keys(kConfig);
   static constexpr int kMaxCluster = max_cluster(kConfig);
   static constexpr int kColumnsDKV = columns_dKV(kConfig);
+  using PieceDQ = backward::PieceDQ<kConfig.d_head>;
+  static constexpr int kColumnsDQ = PieceDQ::kColumns;
+  // Whether dS is an operand of dK from shared memory: the overlapped loop has registers for it where dK, dV, S and dP leave
+  // them.
+  static constexpr bool kDKFromSmem = kOverlap && kColumnsDKV + kBlockM > 160;
   static_assert(kBlockN == (kSharesKeys ? kMmaM : kMmaM * kNConsumers),
                 "each consumer warpgroup has 64 keys");
-  static_assert(kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
-  // Blocks of 64 x 64 elements of dQ that a consumer computes, one after another.
-  static constexpr int kPassesDQ = kBlockM * kHeadDim / (kNConsumers * kMmaM * kSlab);
-  static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kSlab * kPassesDQ);
+  static_assert(kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 192 ||
+                kHeadDim == 256);
+  // Pieces of dQ that a consumer computes, one after another.
+  static constexpr int kPassesDQ = kBlockM * kHeadDim / (kNConsumers * kMmaM * kColumnsDQ);
+  static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kColumnsDQ * kPassesDQ);
   static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap && !kEarlyDP));
   static_assert(!kEarlyDP || !kOverlap);
 
@@ -61,28 +66,34 @@ struct KernelTraits {
   using MmaS = MMA_Atom<typename Atoms<kBlockM>::template SS<GMMA::Major::K, GMMA::Major::K>>;
   using MmaDV = MMA_Atom<typename Atoms<kColumnsDKV>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
   using MmaDK = std::conditional_t<
-      kOverlap, MMA_Atom<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>,
-      MmaDV>;
-  using MmaDQ = MMA_Atom<typename Atoms<kSlab>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
+      kDKFromSmem,
+      MMA_Atom<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>, MmaDV>;
+  using MmaDQ = MMA_Atom<typename Atoms<kColumnsDQ>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
 
   // Shared memory.
+  static constexpr int kSlab = slab_of_others(kConfig);
+  static constexpr int kSlabK = slab_of_K(kConfig);
   using Slabs = sm90::Slabs<kSlab>;
+  using SlabsK = sm90::Slabs<kSlabK>;
+  using SlabsDS = sm90::Slabs<kSlabDS>;
   using SmemLayoutQ = typename Slabs::template Rows<kBlockM, kHeadDim, kStages>;
   using SmemLayoutDO = SmemLayoutQ;
-  using SmemLayoutKV = typename Slabs::template Rows<kBlockN, kHeadDim>;
+  using SmemLayoutK = typename SlabsK::template Rows<kBlockN, kHeadDim>;
+  using SmemLayoutV = typename Slabs::template Rows<kBlockN, kHeadDim>;
   static constexpr int kStagesDS = 2;
-  using SmemLayoutDSt = typename Slabs::template Rows<kBlockN, kBlockM, kStagesDS>;
+  using SmemLayoutDSt = typename SlabsDS::template Rows<kBlockN, kBlockM, kStagesDS>;
 
   // Operands in shared memory.
-  using OperandK = typename Slabs::template ByRows<kBlockN, kHeadDim>;  // A of S^T; V, of dP^T
+  using OperandK = typename SlabsK::template ByRows<kBlockN, kHeadDim>;          // A of S^T
+  using OperandV = typename Slabs::template ByRows<kBlockN, kHeadDim>;           // A of dP^T
   using OperandQ = typename Slabs::template ByRows<kBlockM, kHeadDim, kStages>;  // B; dO too
   // B of dK; dO, of dV
   using OperandQt = typename Slabs::template ByColumns<kBlockM, kHeadDim, kColumnsDKV, kStages>;
   // A of dK, if not in registers
-  using OperandDSt = typename Slabs::template ByRows<kBlockN, kBlockM, kStagesDS>;
+  using OperandDSt = typename SlabsDS::template ByRows<kBlockN, kBlockM, kStagesDS>;
   using OperandDS =
-      typename Slabs::template ByColumns<kBlockN, kBlockM, kSlab, kStagesDS>;      // A of dQ
-  using OperandKt = typename Slabs::template ByColumns<kBlockN, kHeadDim, kSlab>;  // B of dQ
+      typename SlabsDS::template ByColumns<kBlockN, kBlockM, kSlabDS, kStagesDS>;        // A of dQ
+  using OperandKt = typename SlabsK::template ByColumns<kBlockN, kHeadDim, kColumnsDQ>;  // B of dQ
 
   // The keys of a consumer in the tile, and its columns of dK and dV.
   CUTE_HOST_DEVICE static constexpr int first_key(int consumer) {
@@ -92,8 +103,8 @@ struct KernelTraits {
     return kSharesKeys ? consumer * kColumnsDKV : 0;
   }
 
-  // The 64 x 64 elements of dQ that a consumer computes in a pass: 64 queries and all columns, or 64 columns and all queries.
-  static constexpr int kSlabsDS = kBlockM / kSlab;
+  // The piece of dQ that a consumer computes in a pass: 64 queries and all columns, or some columns and all queries.
+  static constexpr int kSlabsDS = kBlockM / kSlabDS;
   // So that they are this piece of the sums.
   CUTE_HOST_DEVICE static constexpr int piece_dQ(int consumer, int pass) {
     return consumer * kPassesDQ + pass;
@@ -102,17 +113,17 @@ struct KernelTraits {
     return kSlabsDS > 1 ? consumer * kMmaM : 0;
   }
   CUTE_HOST_DEVICE static constexpr int first_column_dQ(int consumer, int pass) {
-    return kSlabsDS > 1 ? 0 : piece_dQ(consumer, pass) * kSlab;
+    return kSlabsDS > 1 ? 0 : piece_dQ(consumer, pass) * kColumnsDQ;
   }
 
   // Floats of a warp: of dQ of a pass, and in its place rows of dK and dV that leave.
   static constexpr int kWarpStaged =
-      kDQByRed ? kWarpRows * kSlab * int(sizeof(Element) / 2) / 2 : kWarpDQ;
+      kDQByRed ? kWarpRows * kSlab * int(sizeof(Element) / 2) / 2 : PieceDQ::kWarpFloats;
   static_assert(kWarpStaged * sizeof(float) >= kWarpRows * kSlab * sizeof(Element));
 
   struct SharedStorage {
-    alignas(1024) Element k[cosize_v<SmemLayoutKV>];
-    alignas(1024) Element v[cosize_v<SmemLayoutKV>];
+    alignas(1024) Element k[cosize_v<SmemLayoutK>];
+    alignas(1024) Element v[cosize_v<SmemLayoutV>];
     alignas(1024) Element q[cosize_v<SmemLayoutQ>];
     alignas(1024) Element grad_o[cosize_v<SmemLayoutDO>];
     alignas(1024) Element ds[cosize_v<SmemLayoutDSt>];

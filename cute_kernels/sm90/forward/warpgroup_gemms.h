@@ -57,10 +57,9 @@ struct WarpgroupGemms {
   CUTE_DEVICE void issue_QK(AccS& acc_S) const {
     device::at(Site::QK);
     smem.pipeline_K.wait(read_K);
-    Tensor tSrQ = descriptors<Traits, typename Traits::OperandQ>(
-        smem.q + warpgroup * Traits::kMmaM * kHeadDim);  // (MMA,MMA_M,MMA_K)
-    Tensor tSrK =
-        descriptors<Traits, typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
+    Tensor tSrQ = descriptors<typename Traits::OperandQ>(
+        smem.q + warpgroup * Traits::kMmaM * kHeadDim);            // (MMA,MMA_M,MMA_K)
+    Tensor tSrK = descriptors<typename Traits::OperandK>(smem.k);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaQK{}, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);
   }
 
@@ -68,8 +67,7 @@ struct WarpgroupGemms {
   CUTE_DEVICE void issue_PV(bool accumulate) {
     device::at(Site::PV);
     smem.pipeline_V.wait(read_V);
-    Tensor tOrV =
-        descriptors<Traits, typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
+    Tensor tOrV = descriptors<typename Traits::OperandV>(smem.v);  // (MMA,MMA_N,MMA_K,kStages)
     gemm_async(typename Traits::MmaPV{}, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);
   }
 

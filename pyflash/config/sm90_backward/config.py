@@ -18,6 +18,13 @@ DS_STAGES = 2  # blocks of dS in smem
 SUMS_COUNT = 32  # bytes: three mbarriers and what the count said
 ZEROS = 256 * 4  # bytes
 SENDERS = 2  # warps that add dQ in deterministic kernels
+SLAB = 64  # columns that lie together in smem, at most
+NARROWEST = 16  # and at least
+
+
+def slab_of(columns: int) -> int:
+    """The widest slab of which so many columns are a multiple."""
+    return next((slab for slab in (SLAB, 32) if columns % slab == 0), NARROWEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,8 @@ class FlashBackwardSm90Config(KernelConfig):
     B_c: int = tile()  # keys that a CTA owns
     n_consumers: int = tile(usual=2)  # warpgroups that compute
     stages: int = number("stages_{}", usual=2)  # blocks of Q, and of dO, in smem at a time
-    # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem.
+    # Scores of a block run beside dQ and dK of the one before; dK then reads dS from smem, unless
+    # there are registers for it.
     overlap: bool = flag("overlap")
     # dQ is added to its sums from registers, not by TMA from smem.
     dQ_by_red: bool = flag("dQ_by_red")
@@ -59,14 +67,31 @@ class FlashBackwardSm90Config(KernelConfig):
         return self.d_head > 128
 
     @property
+    def dQ_columns(self) -> int:
+        """Of 64 queries, that a warpgroup computes at a time: 64, or where slabs of 64 do not go
+        round, half of them all."""
+        return SLAB if self.d_head.bit_count() == 1 else self.d_head // 2
+
+    @property
+    def dK_columns(self) -> int:
+        """Of 64 keys, that a warpgroup computes, and as many of dV."""
+        return self.d_head // self.n_consumers if self.shares_keys else self.d_head
+
+    @property
+    def dQ_passes(self) -> int:
+        """Over a block's dQ, in each of which a warpgroup computes 64 queries and `dQ_columns`."""
+        return self.B_r * self.d_head // (self.n_consumers * MMA_ROWS * self.dQ_columns)
+
+    @property
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
-        query, dS of two blocks, 64 x 64 elements of dQ in fp32 of each consumer, or without them 64
-        rows of 64 columns of dK, and the mbarriers of pipelines for K, V, Q and dO, of dS, of what
+        query, dS of two blocks, 64 x `dQ_columns` elements of dQ in fp32 of each consumer, or
+        without them 64 rows of a slab of dK, and the mbarriers of pipelines for K, V, Q and dO, of dS, of what
         senders add of dQ and of who counts what is added, and zeros."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
         of_dS = DS_STAGES * self.B_c * self.B_r * 2
-        of_dQ = self.n_consumers * MMA_ROWS * MMA_ROWS * (2 if self.dQ_by_red else 4)
+        of_dQ = slab_of(self.dK_columns) * 2 if self.dQ_by_red else self.dQ_columns * 4
+        of_dQ *= self.n_consumers * MMA_ROWS
         numbers = 2 * self.stages * self.B_r * 4
         barriers = (2 + 2 * self.stages + self.n_consumers * SENDERS) * PIPELINE_STAGE
         barriers += DS_STAGES * 8 + SUMS_COUNT + ZEROS

@@ -47,10 +47,9 @@ class RegisterDemand:
 
 def register_demand(config: FlashBackwardSm90Config) -> RegisterDemand:
     """Elements of a warpgroup's tiles over its threads; two elements of P to a register."""
-    columns = config.d_head // config.n_consumers if config.shares_keys else config.d_head
-    of_keys = MMA_ROWS * columns // WARPGROUP
+    of_keys = MMA_ROWS * config.dK_columns // WARPGROUP
     S = MMA_ROWS * config.B_r // WARPGROUP
-    dQ = MMA_ROWS * MMA_ROWS // WARPGROUP
+    dQ = MMA_ROWS * config.dQ_columns // WARPGROUP
     return RegisterDemand(dK=of_keys, dV=of_keys, S=S, dP=S, dQ=dQ, P=S // 2)
 
 

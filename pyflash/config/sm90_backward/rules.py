@@ -9,17 +9,18 @@ from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
-from pyflash.config.sm90 import MMA_ROWS, budgets, refuse_other_architectures, tell_spills
-from pyflash.config.sm90_backward.config import FlashBackwardSm90Config
+from pyflash.config.sm90 import MMA_ROWS, WARPGROUP, budgets, refuse_other_architectures, tell_spills
+from pyflash.config.sm90_backward.config import NARROWEST, SLAB, FlashBackwardSm90Config
 from pyflash.config.sm90_backward.resources import register_demand
 
 # What the kernels are written and tested for.
 SUPPORTED = {
-    "d_head": (64, 128, 256),
+    "d_head": (64, 96, 128, 192, 256),
     "B_r": (64, 128),
     "n_consumers": (2,),
-    "stages": (2, 3),
+    "stages": (2, 3, 4),
 }
+SUMS_OF_TURN = 1024  # that have a turn of their own where they are added in one order
 
 
 RULES = Rules()
@@ -48,29 +49,31 @@ def keys_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def slabs(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    for name, value in (("d_head", c.d_head), ("B_r", c.B_r)):
-        if value % MMA_ROWS:
+    of_d_head = 2 * NARROWEST
+    for name, value, of in (("d_head", c.d_head, of_d_head), ("B_r", c.B_r, SLAB)):
+        if value % of:
             yield (
-                f"{name} = {value} is divided into slabs of {MMA_ROWS}, in which tiles lie in "
-                f"shared memory: make {name} a multiple of {MMA_ROWS}"
+                f"{name} = {value} is divided into slabs of {of}, in which tiles lie in shared "
+                f"memory: make {name} a multiple of {of}"
             )
 
 
 @RULES.rule
 def dQ_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    n_pieces, rest = divmod(c.B_r * c.d_head, MMA_ROWS * MMA_ROWS)
+    of_pass = c.n_consumers * MMA_ROWS * c.dQ_columns
     if c.shares_keys:
-        if c.B_r != MMA_ROWS or c.d_head % (MMA_ROWS * c.n_consumers):
+        if c.B_r != MMA_ROWS or c.d_head % (c.dQ_columns * c.n_consumers):
             yield (
                 f"at d_head = {c.d_head} each of the n_consumers = {c.n_consumers} warpgroups "
-                f"computes dQ of {MMA_ROWS} queries in slabs of {MMA_ROWS} columns, not of B_r = "
-                f"{c.B_r}: make B_r {MMA_ROWS}, and d_head a multiple of {MMA_ROWS} * n_consumers"
+                f"computes dQ of {MMA_ROWS} queries, {c.dQ_columns} columns at a time, not of B_r "
+                f"= {c.B_r}: make B_r {MMA_ROWS}, and d_head a multiple of {c.dQ_columns} * "
+                "n_consumers"
             )
-    elif rest or n_pieces != c.n_consumers:
+    elif c.B_r * c.d_head != of_pass:
         yield (
             f"each of the n_consumers = {c.n_consumers} warpgroups computes {MMA_ROWS} x "
-            f"{MMA_ROWS} elements of a block's dQ, which has B_r * d_head = {c.B_r * c.d_head}: "
-            f"make B_r {MMA_ROWS * MMA_ROWS} * n_consumers / d_head"
+            f"{c.dQ_columns} elements of a block's dQ, which has B_r * d_head = "
+            f"{c.B_r * c.d_head}: make B_r {MMA_ROWS * c.dQ_columns} * n_consumers / d_head"
         )
 
 
@@ -85,10 +88,21 @@ def overlap_needs_stages(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str
 
 @RULES.rule
 def overlap_is_of_one_pass(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    if c.overlap and c.shares_keys:
+    if c.overlap and c.dQ_passes > 1:
         yield (
             f"overlap = True has registers for one pass over a block's dQ, and at d_head = "
             f"{c.d_head} there are several: use overlap = False"
+        )
+
+
+@RULES.rule
+def dQ_by_red_takes_turns(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    of_warp = MMA_ROWS * c.dQ_columns // (WARPGROUP // 32)
+    if c.dQ_by_red and of_warp < SUMS_OF_TURN:
+        yield (
+            f"dQ_by_red = True has a warp add {of_warp} elements of dQ at a time at d_head = "
+            f"{c.d_head}, and sums in one order have a turn for {SUMS_OF_TURN} at least: use "
+            "dQ_by_red = False"
         )
 
 

@@ -26,14 +26,20 @@ DEFAULTS = (
     *_BY_TMA,
 )
 
+# Of other head dimensions, built on request.
+HEAD_DIMS = _of_each_dtype(
+    "(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap",
+    "(FP16, 192, 64, 64, 2): sm90_bwd+stages_2",
+)
+
 # Built by its own set alone. On one H200 it is 1.07 to 2.0 times as fast as PyTorch's flash
 # backward: docs/experiments/2026-11-backward.md.
 _WIDE = _of_each_dtype("(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red")
 
-RANKED = (*DEFAULTS, *_WIDE)
+RANKED = (*DEFAULTS, *HEAD_DIMS, *_WIDE)
 
-# Configs of the set `dropout` alone, which are built with dropout alone. The set has _WIDE, too: no
-# other config is legal at that d_head.
+# Configs of the set `dropout` alone, which are built with dropout alone. The set has HEAD_DIMS and
+# _WIDE, too, which are built with all features.
 DROPPING = _of_each_dtype(
     "(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap",
     "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
@@ -52,11 +58,12 @@ def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.Backwar
     built = backward.BACKWARD.built
     if config in (*_FROM_REGISTERS, *_BY_TMA):
         return [f for f in built if _sums_from_registers(f) == (config in _FROM_REGISTERS)]
-    return (*built, *backward.DROPOUT) if config in _WIDE else built
+    return (*built, *backward.DROPOUT) if config in (*HEAD_DIMS, *_WIDE) else built
 
 
 SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {
     "all": lambda: DEFAULTS,
+    "head_dims": lambda: HEAD_DIMS,
     "backward": lambda: RANKED,
-    "dropout": lambda: (*DROPPING, *_WIDE),
+    "dropout": lambda: (*DROPPING, *HEAD_DIMS, *_WIDE),
 }

@@ -26,13 +26,16 @@ _ROW_STORES = "sm90/row_stores.h"
 _ROUND = "sm90/backward/round_sums.h"
 _RECYCLED = "sm90/backward/recycled_sums.h"
 _TILES = "sm90/backward/problem.h"
+_PLAN = "sm90/backward/plan.h"
 
 CONFIGS = {
     "overlap": FlashBackwardSm90Config.parse("(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap"),
     "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
     "early": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP"),
+    "slabs": FlashBackwardSm90Config.parse("(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap"),
 }
-ALL = tuple(CONFIGS)
+# The last one has what the others have, but for its slabs.
+ALL = ("overlap", "in_turn", "early")
 
 
 def _bug(name: str, *edits, finds=(), problem: str = "ragged", configs=ALL) -> Bug:
@@ -346,6 +349,56 @@ BUGS = [
         "a_block_of_queries_too_few",
         condition("++m_block == tile.blocks.end", "++m_block == tile.blocks.end - BUG", _PROBLEM),
         problem="many_blocks",
+    ),
+    # Slabs that differ, and pieces of dQ that are several of them.
+    _bug(
+        "boxes_of_K_as_wide_as_those_of_V",
+        condition("problem.k, slab_of_K(config)",
+                  "problem.k, BUG ? slab_of_others(config) : slab_of_K(config)", _PLAN),
+        finds=[found("wrong_expect_tx or deadlock or outside_tile or race", memory=None)],
+        configs=("slabs",),
+    ),
+    _bug(
+        "keys_counted_in_slabs_of_V",
+        condition("smem.k + Traits::first_key(warpgroup) * Traits::kSlabK",
+                  "smem.k + Traits::first_key(warpgroup) * (BUG ? Traits::kSlab : Traits::kSlabK)",
+                  _CONSUMER),
+        configs=("slabs",),
+    ),
+    _bug(
+        "dQ_of_the_slab_before",
+        condition("smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN",
+                  "smem.k + (Traits::first_column_dQ(warpgroup, pass)"
+                  " - BUG * warpgroup * Traits::kSlabK) * Traits::kBlockN", _CONSUMER),
+        configs=("slabs",),
+    ),
+    _bug(
+        "columns_of_dV_from_the_next_slab",
+        condition("return Traits::first_column_dKV(warpgroup) * Traits::kBlockM;",
+                  "return (Traits::first_column_dKV(warpgroup) + BUG * Traits::kSlab)"
+                  " * Traits::kBlockM;", _CONSUMER),
+        finds=[found("outside_tile", memory="shared")],
+        configs=("slabs",),
+    ),
+    _bug(
+        "tails_of_K_in_slabs_of_V",
+        condition("drop_tail_of_keys(smem.k, typename Traits::SmemLayoutK{}, n_keys);",
+                  "if (BUG) { drop_tail_of_keys(smem.k, typename Traits::SmemLayoutV{}, n_keys); }"
+                  " else { {original} }", _CONSUMER),
+        configs=("slabs",),
+        problem="packed_with_nan",
+    ),
+    _bug(
+        "the_first_slab_of_each_piece_rounded",
+        condition("slab % kSlabs * Piece::kVectors * 32",
+                  "(BUG ? 0 : slab % kSlabs) * Piece::kVectors * 32", _ROUND),
+        configs=("slabs",),
+    ),
+    _bug(
+        "pieces_of_one_slab_recycled",
+        condition("if (++slab == kSlabs) {", "if (++slab == kSlabs - BUG) {", _RECYCLED),
+        configs=("slabs",),
+        problem="recycled",
     ),
     # The kernels before and after.
     _bug(

@@ -16,6 +16,7 @@ CONFIGS = {
     "sm80_two_tiles": parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_1+warp_keys_32"),
     "sm90": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap"),
     "sm90_early": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red+early_dP"),
+    "sm90_shared": parse("(FP16, 192, 64, 64, 2): sm90_bwd+stages_2"),
 }
 _UNCAPPED = "right_window+left_window+packed"
 FEATURES = [BACKWARD.features.parse(text) for text in ("plain", _UNCAPPED, f"{_UNCAPPED}+softcap")]
