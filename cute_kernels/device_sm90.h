@@ -75,6 +75,14 @@ CUTE_DEVICE void store_global(uint4* address, uint4 value) {
 
 // The bits of x. They order numbers above 0 as these are, and put all others below, NaN aside.
 CUTE_DEVICE int bits(float x) { return __float_as_int(x); }
+// Has the compiler keep a value, and not compute it again.
+CUTE_DEVICE void keep(int& value) { asm volatile("" : "+r"(value)); }
+// 0, of which the compiler does not know that it is: grids have one dimension.
+CUTE_DEVICE uint32_t unknown_zero() {
+  uint32_t zero;
+  asm("mov.u32 %0, %%ctaid.z;\n" : "=r"(zero));
+  return zero;
+}
 
 // The exponent of x > 0, rounded down, and 2 to one from -126 to 127.
 CUTE_DEVICE int exponent(float x) { return (__float_as_int(x) >> 23) - 127; }
@@ -255,6 +263,10 @@ CUTE_DEVICE void copy_captured(SmemAddress smem, void const* captured) {
                "n"(kSmemOffset), "n"(kOffset)
                : "memory");
 }
+// Has L2 fetch what will be copied from there.
+CUTE_DEVICE void prefetch_captured(void const* captured) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(captured));
+}
 // Copies 16 bytes to shared memory, a cp.async, or zeros where they are not `valid`, and nothing is read.
 CUTE_DEVICE void copy_or_zeros(SmemAddress smem, void const* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global),
@@ -329,6 +341,8 @@ inline void store_shared(SmemAddress address, uint4 value) {
 inline void store_global(uint4* address, uint4 value) { store(address, value); }
 
 int bits(float x);
+inline void keep(int&) {}
+inline uint32_t unknown_zero() { return 0; }
 int exponent(float x);
 float power_of_two(int exponent);
 int max3(int a, int b, int c);
@@ -396,6 +410,7 @@ template <int kSmemOffset, int kOffset>
 void copy_captured(SmemAddress smem, void const* captured) {
   copy_captured(smem + kSmemOffset, static_cast<char const*>(captured) + kOffset);
 }
+inline void prefetch_captured(void const*) {}
 void copy_or_zeros(SmemAddress smem, void const* global, bool valid);
 uint32_t bits_of_group(uint32_t bits, int lane, int n_lanes);
 template <int kLanes>

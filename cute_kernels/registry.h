@@ -1,7 +1,7 @@
 // The config map: config of any family -> architectures, features, resources, kernels.
 //
-// Kernels are compiled into *kernel libraries*: shared objects that know CUDA but not torch, each with one exported
-// function, pyflash_kernel_library(), that returns its rows. The op library knows torch but not CUDA; it loads kernel
+// Kernels are compiled into *kernel libraries*: shared objects that know CUDA but not torch, each with an exported
+// function, pyflash_kernel_library(), that returns its rows, and those of append.h and slots.h. The op library knows torch but not CUDA; it loads kernel
 // libraries with dlopen and keeps their rows in an ordered map for each op. So the op library is built once for every
 // torch, and more configs can be compiled and added while a process runs.
 #pragma once

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "cute_kernels/bindings/append.h"
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/backward.h"
 #include "cute_kernels/bindings/forward.h"
@@ -50,6 +51,8 @@ void fwd_paged_out(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stac
 void fwd_variant(StableIValue* stack, uint64_t, uint64_t) { forward_variant(stack); }
 void schedule_plan(StableIValue* stack, uint64_t, uint64_t) { plan_schedule(stack); }
 void schedule_fill(StableIValue* stack, uint64_t, uint64_t) { fill_schedule(stack); }
+void rows_appended(StableIValue* stack, uint64_t, uint64_t) { append_rows(stack); }
+void slots_found(StableIValue* stack, uint64_t, uint64_t) { find_slots(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, last_refusal_of_thread);
@@ -320,6 +323,12 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "str backward=\"\"",
                        /*separator=*/"")  // torch's public autograd takes no tensors by name alone
             .c_str());
+  m.def(
+      "append_rows(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> "
+      "bool");
+  m.def(
+      "find_slots(Tensor block_table, Tensor seqlens_k, Tensor cu_seqlens_q, int page_size, "
+      "Tensor(a!) slots) -> bool");
   m.def("load_kernels(str path) -> int");
   m.def(
       "load_cubin(str path, str config, str features, str symbols, str sm_arch, int n_threads, "
@@ -370,6 +379,8 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
   m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
+  m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
+  m.impl("find_slots", pyflash::noted<pyflash::slots_found>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
@@ -381,6 +392,8 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
   m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
+  m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
+  m.impl("find_slots", pyflash::noted<pyflash::slots_found>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {

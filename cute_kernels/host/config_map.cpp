@@ -21,12 +21,14 @@ namespace {
 std::shared_mutex maps_mutex;
 OfEachOp<ConfigMap> config_maps;
 KernelLibrary const* newest_library = nullptr;
+PageWriters writers;
 std::atomic<uint64_t> generation = 1;
 
 struct Opened {
   KernelLibrary const& library;
   Span<VariantRow> variants;
   Span<GradientRow> gradients;
+  PageWriters writers;
 };
 
 Opened open_kernel_library(std::string const& path) {
@@ -51,8 +53,14 @@ Opened open_kernel_library(std::string const& path) {
       reinterpret_cast<decltype(&pyflash_variant_rows)>(dlsym(handle, "pyflash_variant_rows"));
   auto const gradients =
       reinterpret_cast<decltype(&pyflash_gradient_rows)>(dlsym(handle, "pyflash_gradient_rows"));
-  return {*library, variants ? *variants() : Span<VariantRow>{},
-          gradients ? *gradients() : Span<GradientRow>{}};
+  return {
+      *library,
+      variants ? *variants() : Span<VariantRow>{},
+      gradients ? *gradients() : Span<GradientRow>{},
+      {.append_rows =
+           reinterpret_cast<decltype(&pyflash_append_rows)>(dlsym(handle, "pyflash_append_rows")),
+       .find_slots =
+           reinterpret_cast<decltype(&pyflash_find_slots)>(dlsym(handle, "pyflash_find_slots"))}};
 }
 
 // Whether machine code for `target`, "90" or "90a", runs on a device of compute capability sm_arch.
@@ -77,17 +85,17 @@ bool has_code_for(RowOfAnyOp const& row, int sm_arch) {
 }  // namespace
 
 ReadConfigMaps read_config_maps() {
-  return {std::shared_lock(maps_mutex), config_maps, newest_library};
+  return {std::shared_lock(maps_mutex), config_maps, newest_library, writers};
 }
 
 WriteConfigMaps write_config_maps() {
-  return {std::unique_lock(maps_mutex), config_maps, newest_library};
+  return {std::unique_lock(maps_mutex), config_maps, newest_library, writers};
 }
 
 WriteConfigMaps::~WriteConfigMaps() { generation.fetch_add(1, std::memory_order_release); }
 
 int64_t load_kernel_library(std::string const& path) {
-  auto const [library, variants, gradients] = open_kernel_library(path);
+  auto const [library, variants, gradients, own] = open_kernel_library(path);
   WriteConfigMaps const written = write_config_maps();
   size_t n_rows = 0;
   for_each_op([&]<class Op>(Op) {
@@ -98,6 +106,12 @@ int64_t load_kernel_library(std::string const& path) {
     }
   });
   written.newest_library = &library;
+  if (own.append_rows != nullptr) {
+    written.writers.append_rows = own.append_rows;
+  }
+  if (own.find_slots != nullptr) {
+    written.writers.find_slots = own.find_slots;
+  }
   add_variant_rows(variants, library);
   add_variant_rows(gradients, library);
   return static_cast<int64_t>(n_rows + variants.size + gradients.size);
@@ -108,6 +122,8 @@ std::string kernel_library_abi() { return sentence(kKernelLibraryAbi, "-", kConf
 uint64_t config_map_generation() { return generation.load(std::memory_order_acquire); }
 
 KernelLibrary const* any_kernel_library() { return read_config_maps().newest_library; }
+
+PageWriters page_writers() { return read_config_maps().writers; }
 
 int ctas_per_sm(RowOfAnyOp const& row, int sm_arch) {
   int per_sm = 0;

@@ -9,20 +9,29 @@
 #include <string>
 #include <vector>
 
+#include "cute_kernels/append.h"
 #include "cute_kernels/host/cubins.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/registry.h"
+#include "cute_kernels/slots.h"
 
 namespace pyflash {
 
 template <class Op>
 using ConfigMap = std::map<ConfigOf<Op>, Kernel<Op>>;
 
-// The maps, and the newest library, nullptr without one: they do not change while this lives.
+// What writes into pages; nullptr: no library is loaded that does.
+struct PageWriters {
+  decltype(&pyflash_append_rows) append_rows = nullptr;
+  decltype(&pyflash_find_slots) find_slots = nullptr;
+};
+
+// The maps, the newest library, nullptr without one, and the newest writers of pages: they do not change while this lives.
 struct ReadConfigMaps {
   std::shared_lock<std::shared_mutex> lock;
   OfEachOp<ConfigMap> const& maps;
   KernelLibrary const* newest_library;
+  PageWriters writers;
 
   template <class Op>
   ConfigMap<Op> const& of() const {
@@ -36,6 +45,7 @@ struct WriteConfigMaps {
   std::unique_lock<std::shared_mutex> lock;
   OfEachOp<ConfigMap>& maps;
   KernelLibrary const*& newest_library;
+  PageWriters& writers;
 
   ~WriteConfigMaps();
 };
@@ -90,6 +100,8 @@ std::vector<Kernel<Op>> all_kernels() {
 
 // A loaded library, to ask about the GPU; nullptr: none is.
 KernelLibrary const* any_kernel_library();
+
+PageWriters page_writers();
 
 // CTAs that run on an SM of compute capability sm_arch (major * 10 + minor) at a time; 0: the row has no code for it, or the
 // config is not legal there. Code is machine code of the same major version and no newer minor one (that for "90a" runs on 90

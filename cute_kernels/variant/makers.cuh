@@ -26,9 +26,17 @@ struct WarpLanes {
   static __device__ void for_each_own_lane(Visit const& visit) {
     visit(index());
   }
-  template <class Shows>
-  static __device__ uint32_t vote(Shows const& shows) {
-    return ballot(shows(index()));
+  template <int kVotes, class Shows>
+  static __device__ void vote(uint32_t (&votes)[kVotes], Shows const& shows) {
+    bool shown[kVotes];
+#pragma unroll
+    for (int i = 0; i < kVotes; ++i) {
+      shown[i] = shows(i, index());
+    }
+#pragma unroll
+    for (int i = 0; i < kVotes; ++i) {
+      votes[i] = ballot(shown[i]);
+    }
   }
   template <class Visit>
   static __device__ void for_each_of_quad(uint32_t const (&votes)[4], Visit const& visit) {
@@ -55,12 +63,13 @@ struct JudgingCta {
     __syncthreads();  // it is visible
     return shown;
   }
-  template <class Visit>
-  static __device__ void for_each_row(int rows, Visit const& visit) {
+  static constexpr int kWarps = kJudgingThreads / WarpLanes::kLanes;
+  template <int kAtOnce, class Visit>
+  static __device__ void for_each_rows(int rows, Visit const& visit) {
     // NOTE: in a register that the compiler knows to be uniform.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / WarpLanes::kLanes, 0);
-    for (int row = warp; row < rows; row += kJudgingThreads / WarpLanes::kLanes) {
-      visit(row);
+    for (int row = warp; row < rows; row += kAtOnce * kWarps) {
+      visit(row, kWarps);
     }
   }
   static __device__ SeenPairs of_all(SeenPairs const& seen) {

@@ -87,13 +87,14 @@ struct HostWarp {
       visit(lane);
     }
   }
-  template <class Shows>
-  static uint32_t vote(Shows const& shows) {
-    uint32_t word = 0;
-    for (int lane = 0; lane < 32; ++lane) {
-      word |= uint32_t(shows(lane)) << lane;
+  template <int kVotes, class Shows>
+  static void vote(uint32_t (&votes)[kVotes], Shows const& shows) {
+    for (int i = 0; i < kVotes; ++i) {
+      votes[i] = 0;
+      for (int lane = 0; lane < 32; ++lane) {
+        votes[i] |= uint32_t(shows(i, lane)) << lane;
+      }
     }
-    return word;
   }
   // Calls visit with each lane of a quad, and the word of its bytes of four votes.
   template <class Visit>
@@ -111,17 +112,18 @@ struct HostWarp {
 // All threads that judge a block, on the host.
 struct HostCta {
   using Warp = HostWarp;
+  static constexpr int kWarps = 1;
 
   // What one of them judges.
   template <class Judge>
   static Shown agreed(Judge const& judge) {
     return judge();
   }
-  // Rows are shared among warps.
-  template <class Visit>
-  static void for_each_row(int rows, Visit const& visit) {
-    for (int row = 0; row < rows; ++row) {
-      visit(row);
+  // Rows are shared among warps, which visit kAtOnce: `first`, and those that are `step` further on.
+  template <int kAtOnce, class Visit>
+  static void for_each_rows(int rows, Visit const& visit) {
+    for (int first = 0; first < rows; first += kAtOnce) {
+      visit(first, 1);
     }
   }
   static SeenPairs of_all(SeenPairs const& seen) { return seen; }
@@ -167,45 +169,59 @@ PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& capture
     };
     compute_columns();
     uint32_t keys[kVotes];  // those that exist
-    for (int i = 0; i < kVotes; ++i) {
-      keys[i] =
-          Warp::vote([&](int lane) { return first_key + column_of(i, lane) < of.lengths.k_len; });
-    }
-    cta.for_each_row(problem.warpgroups * kRowsOfWarpgroup, [&](int row) {
-      int const in_warpgroup = row % kRowsOfWarpgroup;
-      int const of_warpgroup = group == 1 ? in_warpgroup : in_warpgroup / group;
-      int const query =
-          of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
-      if (Variant::kMaskReadsHead && group > 1) {
-        head = of.at.head * group + in_warpgroup - of_warpgroup * group;
-        prepared = Variant::prepared(tables, batch, head);
-        uniform = Variant::uniform(captured, of.lengths, batch, head);
-        compute_columns();
-      }
-      uint32_t votes[kVotes] = {};
-      if (of_warpgroup < queries_of_warpgroup && query < of.end_query) {
-        auto const of_row =
-            Variant::row(captured, of.lengths, prepared, uniform, batch, head, query);
-        for (int i = 0; i < kVotes; ++i) {
-          votes[i] = Warp::vote([&](int lane) {
-            int const column = column_of(i, lane);
-            int const first = first_of(column);
-            int const offset = column & 1;
-            auto const distance = Variant::distance(captured, of.lengths, prepared, uniform, batch,
-                                                    head, first - query, offset);
-            return Variant::template counts<kStreamed>(captured, of.lengths, uniform, of_row,
-                                                       columns[i][Warp::own(lane)], distance, batch,
-                                                       head, query, first, offset);
-          });
-          seen.shown = seen.shown || (votes[i] & keys[i]) != 0;
-          seen.hidden = seen.hidden || (~votes[i] & keys[i]) != 0;
+    Warp::vote(keys,
+               [&](int i, int lane) { return first_key + column_of(i, lane) < of.lengths.k_len; });
+    // NOTE: of several rows at once, so that loads of one do not wait for those of another.
+    constexpr int kAtOnce = Variant::kMaskReadsHead ? 1 : 4;
+    static_assert(kRowsOfWarpgroup % (kAtOnce * Cta::kWarps) == 0);
+    int const rows = problem.warpgroups * kRowsOfWarpgroup;
+    cta.template for_each_rows<kAtOnce>(rows, [&](int first_row, int step) {
+      int queries[kAtOnce];
+      bool exists[kAtOnce];
+      typename Variant::Row of_rows[kAtOnce];
+      for (int n = 0; n < kAtOnce; ++n) {
+        int const row = first_row + n * step;
+        int const in_warpgroup = row % kRowsOfWarpgroup;
+        int const of_warpgroup = group == 1 ? in_warpgroup : in_warpgroup / group;
+        int const query =
+            of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
+        if (Variant::kMaskReadsHead && group > 1) {
+          head = of.at.head * group + in_warpgroup - of_warpgroup * group;
+          prepared = Variant::prepared(tables, batch, head);
+          uniform = Variant::uniform(captured, of.lengths, batch, head);
+          compute_columns();
         }
+        exists[n] = of_warpgroup < queries_of_warpgroup && query < of.end_query;
+        queries[n] = smaller(query, of.end_query - 1);
+        of_rows[n] = Variant::row(captured, of.lengths, prepared, uniform, batch, head, queries[n]);
       }
-      Warp::for_each_of_quad(votes, [&](int lane, uint32_t bits) {
-        int const thread = row / 16 * 32 + row % 8 * 4 + lane;
-        int const half = row % 16 / 8;
-        words[(thread * 2 + half) * words_per_row + word] = bits;
+      uint32_t votes[kAtOnce * kVotes];
+      Warp::vote(votes, [&](int i, int lane) {
+        int const column = column_of(i % kVotes, lane);
+        int const first = first_of(column);
+        int const offset = column & 1;
+        int const query = queries[i / kVotes];
+        auto const distance = Variant::distance(captured, of.lengths, prepared, uniform, batch,
+                                                head, first - query, offset);
+        return Variant::template counts<kStreamed>(
+            captured, of.lengths, uniform, of_rows[i / kVotes],
+            columns[i % kVotes][Warp::own(lane)], distance, batch, head, query, first, offset);
       });
+      for (int n = 0; n < kAtOnce; ++n) {
+        uint32_t of_row[kVotes];
+        for (int i = 0; i < kVotes; ++i) {
+          uint32_t const vote = votes[n * kVotes + i];
+          of_row[i] = exists[n] ? vote : 0;
+          seen.shown = seen.shown || (of_row[i] & keys[i]) != 0;
+          seen.hidden = seen.hidden || (exists[n] && (~vote & keys[i]) != 0);
+        }
+        int const row = first_row + n * step;
+        Warp::for_each_of_quad(of_row, [&](int lane, uint32_t bits) {
+          int const thread = row / 16 * 32 + row % 8 * 4 + lane;
+          int const half = row % 16 / 8;
+          words[(thread * 2 + half) * words_per_row + word] = bits;
+        });
+      }
     });
   }
   return seen;

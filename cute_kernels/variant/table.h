@@ -60,16 +60,15 @@ struct Table {
     return is_even && strides[kAxis] == 1 && first + count <= extents[kAxis];
   }
 
-  // The same, each line begins with a vector of 16 bytes, and `first` with another.
+  // So many indices of axis kAxis are neighbours in memory, where each line begins with a vector of 16 bytes. 0 where they do not.
   template <int kAxis>
-  PYFLASH_HOST_DEVICE bool is_copied(int first, int count) const {
+  PYFLASH_HOST_DEVICE int copied_until() const {
     constexpr int kVector = 16 / sizeof(T);
     bool is_aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
     for (int axis = 0; axis < Rank; ++axis) {
       is_aligned = is_aligned && (axis == kAxis || strides[axis] % kVector == 0);
     }
-    return is_aligned && strides[kAxis] == 1 && first % kVector == 0 &&
-           first + count <= extents[kAxis];
+    return is_aligned && strides[kAxis] == 1 ? extents[kAxis] : 0;
   }
 
   // An element of a line; first: even, as what a thread has of a block begins with.

@@ -8,14 +8,14 @@ update. The cache returns packed keys; or, where a step decodes alone, pages and
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyflash.compat.flash_attn import flash_attn_with_kvcache
 from pyflash.integrations.transformers_models import NAME, PAGED
-from pyflash.op.paged import DEVICES
+from pyflash.op.append import append_kv, slots_of
+from pyflash.op.paged import DEVICES, attention_paged
 
 # The one version whose managers hand a layer what is read here.
 KNOWN = (5, 23)
@@ -77,11 +77,19 @@ def _reads_pages(config: Any, d_head: int, initialization: Any) -> bool:
     return has_tables and d_head % 8 == 0 and device in DEVICES
 
 
+class Step(NamedTuple):
+    """What layers with one block table share in a step."""
+
+    lengths: Tensor  # (sequences,), int32, after the step
+    slots: Tensor  # (sequences,), of their keys
+
+
 def decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     told: dict[str, Any],
+    layer: int,
     softmax_scale: float | None,
     softcap: float,
     sinks: Tensor | None,
@@ -89,19 +97,46 @@ def decode(
     """Attention of one query of each sequence over pages, into which its key goes first. q, k and
     v are (1, heads, sequences, d_head); returns (1, sequences, heads, d_head).
 
-    NOTE: the lengths told are those after the step. Layers with windows have no block tables.
+    NOTE: layers with windows have no block tables.
     """
-    q, k, v = (x.transpose(1, 2).transpose(0, 1) for x in (q, k, v))
-    return flash_attn_with_kvcache(
-        q,
-        told["k_cache"],
-        told["v_cache"],
-        k,
-        v,
-        cache_seqlens=told["cu_seq_lens_k"].diff() - 1,
-        block_table=told["block_table"],
+    k_cache, v_cache, table = told["k_cache"], told["v_cache"], told["block_table"]
+    lengths, slots = _step_of(told["cu_seq_lens_k"], table, k_cache.shape[1], layer)
+    append_kv(k[0].transpose(0, 1), v[0].transpose(0, 1), k_cache, v_cache, slots)
+    out = attention_paged(
+        q.permute(2, 0, 1, 3),
+        k_cache,
+        v_cache,
+        table,
+        lengths,
         softmax_scale=softmax_scale,
         causal=True,
         softcap=softcap,
-        s_aux=sinks,
-    ).transpose(0, 1)
+        sinks=sinks,
+    )
+    return out.transpose(0, 1)
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _step_of(starts: Tensor, table: Tensor, page_size: int, layer: int) -> Step:
+    """The step of these starts of keys, (sequences + 1,), after it: kept with them for the layers
+    behind the first.
+
+    NOTE: a graph has to make its own. It is recorded after a step with the same tensors, layer by
+    layer from the first again, so what a layer finds is of its own pass if an earlier one made it.
+    """
+    keeps = not (torch.compiler.is_compiling() or starts.is_inference())
+    if keeps:
+        key = (starts._version, _is_captured(starts), table.data_ptr(), table.shape, page_size)
+        known = getattr(starts, "_pyflash_step", None)
+        if known is not None and known[0] == key and known[1] < layer:
+            starts._pyflash_step = (key, layer, known[2])
+            return known[2]
+    lengths = starts.diff()
+    each = torch.arange(len(starts), dtype=torch.int32, device=starts.device)
+    step = Step(lengths, slots_of(table, lengths, each, page_size, len(lengths)))
+    if keeps:
+        starts._pyflash_step = (key, layer, step)
+    return step

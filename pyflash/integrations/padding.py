@@ -3,19 +3,29 @@ stay where they are, and while torch.compile traces all tokens do, and their pla
 
 A mask is (batch, seqlen_k), or that expanded in more dimensions; 0 or False is padding. int32 and
 int64 number the sequences of a row; tokens attend their own sequence only.
+
+Layers of a forward pass behind the first repeat its call of the op, where they may.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from pyflash.integrations.packing import (
+    Packing,
+    Repeated,
+    is_numbered,
+    known_of,
+    packing_of,
+    starts_of_runs,
+    without_pattern,
+)
 from pyflash.op.arguments import arguments_of
+from pyflash.op.autograd import call_op
 from pyflash.op.ops import attend_used_rows, attention, attention_varlen
 from pyflash.op.options import (
     OPTIONS,
@@ -25,46 +35,10 @@ from pyflash.op.options import (
     of_scope,
     windows_asked,
 )
-from pyflash.op.used_lengths import Ranges, Used, ranges_of_keys
+from pyflash.op.used_lengths import Used
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Places = tuple[Tensor, Tensor]  # of tokens: (row of the batch, column)
-
-
-@dataclass(frozen=True)
-class Packing:
-    """The tokens of a padded batch, and the lengths of the packed sequences."""
-
-    tokens: Tensor  # (batch, seqlen_k), whether there is one
-    is_query: Tensor | None  # (batch, seqlen_q), the same of the queries; None: every row is one
-    of_rows: Tensor  # (batch), how many tokens there are
-    lengths_q: Tensor  # of the sequences
-    lengths_k: Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
-    holes: bool  # some row has padding between its tokens
-    in_place: dict[tuple[int, int], Ranges] = field(default_factory=dict)  # by sequences and rows
-
-    # NOTE: finding places waits for the GPU. A step of decoding needs none of these.
-    @cached_property
-    def queries(self) -> Places | None:  # None: every row
-        return None if self.is_query is None else self.is_query.nonzero(as_tuple=True)
-
-    @cached_property
-    def keys(self) -> Places:
-        return self.tokens.nonzero(as_tuple=True)
-
-    @cached_property
-    def cu_seqlens(self) -> tuple[Tensor, Tensor]:
-        """(sequences + 1), int32, of queries and of keys."""
-        return _starts(self.lengths_q), _starts(self.lengths_k)
-
-    @cached_property
-    def used_keys(self) -> Used:
-        """Those of each row; they hold where no row has holes."""
-        return Used(self.tokens.to(torch.uint8).argmax(1), self.of_rows)
 
 
 def padded_attention(
@@ -72,6 +46,7 @@ def padded_attention(
     k: Tensor,
     v: Tensor,
     mask: Tensor,
+    layout: Hashable | None = None,
     **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """`pyflash.attention` without the keys that are padding in `mask`, (batch, n), n <= seqlen_k;
@@ -79,6 +54,9 @@ def padded_attention(
 
     With causal or a window, the queries are the last columns of the mask, and those that are
     padding give 0. Otherwise every query attends every token of its row.
+
+    layout: names the options and layouts of q, k and v. `known_of(mask).calls` has the call of the
+    op under it afterwards, where other layers may repeat it.
 
     Raises ValueError for a mask that does not fit q and k, and for a window over rows with padding
     between their tokens. In a graph of torch.compile such padding ends the graph's run with a
@@ -95,23 +73,23 @@ def padded_attention(
             f"pyflash: attention_mask has {mask.shape[1]} columns for {q.shape[1]} queries: "
             "expected one for each query at least"
         )
-    if torch.compiler.is_compiling() and not _is_numbered(mask, q.shape[1]):
+    if torch.compiler.is_compiling() and not is_numbered(mask, q.shape[1]):
         if options.get("dropout_p"):
             raise ValueError(
                 f"pyflash: dropout_p = {options['dropout_p']} came with padding in a graph of "
                 "torch.compile: expected 0, or packed sequences"
             )
         return _attention_in_place(q, k, v, mask, in_order, options)
-    return _packed_attention(q, k, v, mask, in_order, options)
+    return _packed_attention(q, k, v, mask, in_order, options, layout)
 
 
 def _attention_in_place(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, in_order: bool, options: AttentionOptions
 ) -> Tensor:
     """Nothing is read on the host: no padding may be between tokens."""
-    tokens = _without_pattern(mask) != 0
+    tokens = without_pattern(mask) != 0
     torch._assert_async(
-        (_starts_of_runs(tokens).sum(1) <= 1).all(),
+        (starts_of_runs(tokens).sum(1) <= 1).all(),
         "pyflash: attention_mask has padding between the tokens of a row: expected it before or "
         "behind them in a compiled graph",
     )
@@ -128,14 +106,31 @@ def _used(tokens: Tensor | None) -> Used:
 
 @torch.compiler.disable  # reads the mask on the host
 def _packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, in_order: bool, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    in_order: bool,
+    options: AttentionOptions,
+    layout: Hashable | None,
 ) -> Tensor:
     packing = packing_of(mask, q.shape[1], in_order)
-    if packing is not None and _may_stay(packing, q, k, v, options):
-        return _attention_over_cache(q, k, v, packing, options)
-    k, v = k[:, : mask.shape[1]], v[:, : mask.shape[1]]
     if packing is None:
-        return attention(q, k, v, **options)
+        repeated = attention_to(mask.shape[1], options)
+    elif _may_stay(packing, q, k, v, options):
+        repeated = _attention_over_cache(packing, q, k, options)
+    else:
+        return _attention_of_tokens(q, k, v, packing, options)
+    if repeated is None:
+        return attention(q, k[:, : mask.shape[1]], v[:, : mask.shape[1]], **options)
+    if layout is not None:
+        known_of(mask).calls[layout] = repeated
+    return repeated(*(x.transpose(1, 2) for x in (q, k, v)))
+
+
+def _attention_of_tokens(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, options: AttentionOptions
+) -> Tensor:
     if packing.holes and (counting := _counting_tokens(options)):
         raise ValueError(
             "pyflash: attention_mask has padding between the tokens of a row: expected it before "
@@ -155,38 +150,57 @@ def _packed_attention(
     return out.new_zeros(q.shape).index_put(packing.queries, out)
 
 
+def _is_of_layer(options: AttentionOptions) -> bool:
+    """Whether options hold for one layer alone, as tensors do, or one call, as what is dropped."""
+    tensors = any(isinstance(x, Tensor) for x in options.values())
+    return tensors or bool(options.get("dropout_p"))
+
+
+def attention_to(n_keys: int, options: AttentionOptions) -> Repeated | None:
+    """That of all queries to the first keys; None where other layers must not repeat it."""
+    if _is_of_layer(options):
+        return None
+    arguments = arguments_of("attention", options)
+
+    def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if k.shape[2] != n_keys:
+            k, v = k[:, :, :n_keys], v[:, :, :n_keys]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return call_op(torch.ops.pyflash.fwd, q, k, v, (), arguments)[0]
+
+    return repeated
+
+
 def _may_stay(packing: Packing, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     """Whether keys need not be packed: where a row has one query, the keys of a head lie one after
     the other, as in a cache, and nothing has a gradient or a number for each head."""
     return (
         q.shape[1] == 1
-        and packing.is_query is None
+        and packing.n_queries is None
         and not packing.holes
         and k.transpose(1, 2).is_contiguous()
         and v.transpose(1, 2).is_contiguous()
-        and not any(isinstance(x, Tensor) for x in options.values())
-        and not options.get("dropout_p")
+        and not _is_of_layer(options)
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
     )
 
 
 def _attention_over_cache(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, options: AttentionOptions
-) -> Tensor:
+    packing: Packing, q: Tensor, k: Tensor, options: AttentionOptions
+) -> Repeated:
     """Each head of keys is a sequence, with the query heads of its group."""
     batch, seqlen_k, heads_kv, d_head = k.shape
-    key = (batch * heads_kv, seqlen_k)
-    if key not in packing.in_place:
-        used = Used(*(x.repeat_interleave(heads_kv) for x in packing.used_keys))
-        packing.in_place[key] = ranges_of_keys(*key, used)
-    out = attention_varlen(
-        q.reshape(batch * heads_kv, -1, d_head),
-        k.transpose(1, 2).view(-1, 1, d_head),
-        v.transpose(1, 2).view(-1, 1, v.shape[3]),
-        *packing.in_place[key].packing,
-        **options,
-    )
-    return out.view(q.shape)
+    heads = q.shape[2]
+    shape = (batch * heads_kv, heads // heads_kv, d_head)
+    ranges = packing.ranges(heads_kv, seqlen_k).packing
+    arguments = arguments_of("attention_varlen", options)
+
+    def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = q.reshape(shape), k.view(-1, 1, d_head), v.view(-1, 1, d_head)
+        out, _ = call_op(torch.ops.pyflash.fwd_varlen, q, k, v, ranges, arguments)
+        return out.view(batch, 1, heads, d_head)
+
+    return repeated
 
 
 def _counting_tokens(options: AttentionOptions) -> str | None:
@@ -194,71 +208,3 @@ def _counting_tokens(options: AttentionOptions) -> str | None:
     if windows_asked(options) not in ((-1, -1), (-1, 0)):
         return "a sliding window"
     return next(iter(of_scope(options, Scope.POSITION)), None)
-
-
-def packing_of(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
-    """The packing of a mask; None if every row is one sequence without padding.
-
-    Cached on the mask, because the layers of a model share it and computing it synchronizes with
-    the GPU; not on inference tensors, which have no version counter.
-    """
-    if mask.is_inference():
-        return _pack(mask, seqlen_q, in_order)
-    key = (mask._version, seqlen_q, in_order)
-    known = getattr(mask, "_pyflash_packing", None)
-    if known is None or known[0] != key:
-        known = mask._pyflash_packing = (key, _pack(mask, seqlen_q, in_order))
-    return known[1]
-
-
-def _pack(mask: Tensor, seqlen_q: int, in_order: bool) -> Packing | None:
-    mask = _without_pattern(mask)
-    batch, seqlen_k = mask.shape
-    tokens = mask != 0
-    of_rows = tokens.sum(1)
-    is_query = None
-    if _is_numbered(mask, seqlen_q):
-        is_query = tokens
-        lengths_q = lengths_k = _lengths_of_numbered(mask)
-    elif in_order:
-        is_query = tokens[:, seqlen_k - seqlen_q :]
-        lengths_q, lengths_k = is_query.sum(1), of_rows
-    else:
-        lengths_q, lengths_k = of_rows.new_full((batch,), seqlen_q), of_rows
-    # The longest of no sequences has 0 rows.
-    longest = [F.pad(lengths, (0, 1)).max() for lengths in (lengths_q, lengths_k)]
-    runs = _starts_of_runs(tokens).sum(1).max()
-    max_seqlen_q, max_seqlen_k, most_runs, n_queries, n_keys = torch.stack(
-        [*longest, runs, lengths_q.sum(), of_rows.sum()]
-    ).tolist()
-    if n_keys == mask.numel() and len(lengths_k) == batch:
-        return None
-    if n_queries == batch * seqlen_q:
-        is_query = None
-    holes = most_runs > 1
-    sizes = (max_seqlen_q, max_seqlen_k)
-    return Packing(tokens, is_query, of_rows, lengths_q, lengths_k, *sizes, holes)
-
-
-def _starts(lengths: Tensor) -> Tensor:
-    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-
-def _without_pattern(mask: Tensor) -> Tensor:
-    return mask[(..., *[0] * (mask.dim() - 2))]
-
-
-def _is_numbered(mask: Tensor, seqlen_q: int) -> bool:
-    return mask.dtype in (torch.int32, torch.int64) and seqlen_q == mask.shape[1]
-
-
-def _starts_of_runs(tokens: Tensor) -> Tensor:
-    """The tokens with padding, or nothing, before them."""
-    return F.pad(tokens, (1, 0))[:, :-1] < tokens
-
-
-def _lengths_of_numbered(mask: Tensor) -> Tensor:
-    """The length of each sequence, in the order of the tokens."""
-    row, column = mask.nonzero(as_tuple=True)
-    numbers = torch.stack([row, mask[row, column].to(torch.int64)])
-    return torch.unique_consecutive(numbers, dim=1, return_counts=True)[1]

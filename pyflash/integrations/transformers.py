@@ -22,7 +22,8 @@ from pyflash.integrations.continuous_batching import (
     allow_continuous_batching,
     decode,
 )
-from pyflash.integrations.padding import padded_attention
+from pyflash.integrations.packing import known_of, layout_of
+from pyflash.integrations.padding import attention_to, padded_attention
 from pyflash.integrations.transformers_masks import make_mask, pattern_of
 from pyflash.integrations.transformers_models import NAME, PAGED, allow_pyflash
 from pyflash.op.fitted import fitted
@@ -105,8 +106,18 @@ def attention_forward(
     (batch, heads_kv, seqlen_k, d_head). Returns (batch, seqlen_q, heads, d_head) and None."""
     pattern = None if attention_mask is None else pattern_of(attention_mask)
     _check(attention_mask if pattern is None else None, kwargs)
+    layout = None
+    is_packed = cu_seq_lens_q is not None or cu_seq_lens_k is not None
+    has_sinks = any(kwargs.get(name) is not None for name in _SINKS)
+    if pattern is not None and not (is_packed or dropout or has_sinks):
+        layout = layout_of(query, key, value, scaling, softcap)
+        if layout is not None and (repeated := known_of(attention_mask).calls.get(layout)):
+            return repeated(query, key, value), None
+    given = (query, key, value)
     query, key, value = _of_one_dtype(module, query, key, value)
     *tensors, scale = fitted(query, key, value, scaling)
+    if not all(x is y for x, y in zip(tensors, given, strict=True)):
+        layout = None  # of other tensors than the layers'
     q, k, v = (x.transpose(1, 2) for x in tensors)
     if pattern is not None:
         causal, sliding_window = pattern
@@ -124,14 +135,16 @@ def attention_forward(
         "dropout_p": dropout,
     }
     has_padding = attention_mask is not None and attention_mask.shape[1] > 0
-    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+    if is_packed:
         mask = attention_mask if has_padding else None
         lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         out = _packed_attention(q, k, v, mask, *lengths, **options)
     elif has_padding:
-        out = padded_attention(q, k, v, attention_mask, **options)
+        out = padded_attention(q, k, v, attention_mask, layout=layout, **options)
     else:
         out = attention(q, k, v, **options)
+        if layout is not None and (repeated := attention_to(k.shape[1], options)):
+            known_of(attention_mask).calls[layout] = repeated
     return out[..., : value.shape[-1]], None
 
 
@@ -165,6 +178,7 @@ def paged_attention_forward(
         key,
         value,
         told,
+        module.layer_idx,
         softmax_scale=told.get("scaling"),
         softcap=told.get("softcap") or 0.0,
         sinks=_sinks(query, told),
@@ -244,12 +258,20 @@ def _packed_attention(
     out = attention_varlen(
         *(x.flatten(0, 1) for x in (q, k, v)),
         *(x.to(torch.int32).contiguous() for x in (cu_seqlens_q, cu_seqlens_k)),
-        _longest(cu_seqlens_q, max_seqlen_q),
-        _longest(cu_seqlens_k, max_seqlen_k),
+        _longest(cu_seqlens_q, max_seqlen_q, q),
+        _longest(cu_seqlens_k, max_seqlen_k, k),
         **options,
     )
     return out.unflatten(0, q.shape[:2])
 
 
-def _longest(cu_seqlens: Tensor, max_seqlen: int | Tensor | None) -> int:
-    return int(cu_seqlens.diff().max() if max_seqlen is None else max_seqlen)
+def _longest(cu_seqlens: Tensor, max_seqlen: int | Tensor | None, rows: Tensor) -> int:
+    """An upper bound of the lengths.
+
+    NOTE: where continuous batching records graphs, rows behind the last sequence pad the batch,
+    which sequences of that bound may have no room for.
+    """
+    if max_seqlen is None:
+        return int(cu_seqlens.diff().max())
+    n_sequences = max(cu_seqlens.shape[0] - 1, 1)
+    return max(int(max_seqlen), -(-rows.shape[0] * rows.shape[1] // n_sequences))

@@ -43,7 +43,7 @@ def _with_pattern(
     if mask is None:
         mask = torch.empty(batch_size, 0, dtype=torch.bool, device=device)
     if mask.dtype == torch.bool:
-        mask = mask.to(torch.int8)
+        mask = mask.view(torch.int8)
     sizes = ((pattern.sliding_window or 0) + 2, 2 if pattern.causal else 1)
     return mask[:, :, None, None].expand(-1, -1, *sizes)
 

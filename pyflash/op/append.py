@@ -78,6 +78,10 @@ def slots_of(
     batch, max_pages = block_table.shape
     for name, x, n in (("seqlens_k", seqlens_k, batch), ("cu_seqlens_q", cu_seqlens_q, batch + 1)):
         require(x.shape == (n,), f"{name} has shape {tuple(x.shape)}: expected ({n},)")
+    if not torch.compiler.is_compiling():
+        slots = torch.empty(total_q, dtype=torch.int64, device=block_table.device)
+        if torch.ops.pyflash.find_slots(block_table, seqlens_k, cu_seqlens_q, page_size, slots):
+            return slots
     rows = torch.arange(total_q, device=block_table.device)
     if batch == 0 or max_pages == 0:
         return torch.full_like(rows, -1)
@@ -108,15 +112,15 @@ def _append(
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     n, (num_pages, page_size) = slots.shape[0], k_cache.shape[:2]
     n_slots = num_pages * page_size
-    slots = slots.long()
     if slots.device.type == "cpu":
         for slot in slots[slots >= n_slots].tolist()[:1]:
             raise ValueError(
                 f"pyflash: slots has {slot}: expected numbers below {n_slots}, {num_pages} pages "
                 f"of {page_size} rows, or negative ones"
             )
-    if n == 0 or n_slots == 0:
+    if n == 0 or n_slots == 0 or torch.ops.pyflash.append_rows(k, v, k_cache, v_cache, slots):
         return
+    slots = slots.long()
     # A row to skip is written as the first one that is not, or, if there is none, as what is at
     # slot 0: neither changes anything.
     is_kept = (slots >= 0) & (slots < n_slots)
@@ -129,6 +133,18 @@ def _append(
         cache.index_put_(place, torch.where(is_kept[:, None, None], new, other))
 
 
+@torch.library.register_fake("pyflash::append_rows")
+def _append_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
+    return False  # so that torch's ops stand for it
+
+
+@torch.library.register_fake("pyflash::find_slots")
+def _find_slots(
+    table: Tensor, lengths: Tensor, starts: Tensor, page_size: int, out: Tensor
+) -> bool:
+    return False  # as above
+
+
 def _check_append(
     k: Tensor,
     v: Tensor,
@@ -139,33 +155,45 @@ def _check_append(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """What depends on shapes alone."""
-    require(k.dim() == 3, f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
-    require(v.shape == k.shape, f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
+    """What depends on shapes alone.
+
+    NOTE: sentences are made where they are raised: a layer in each step of decoding comes here.
+    """
+    if k.dim() != 3:
+        raise _refusal(f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
+    if v.shape != k.shape:
+        raise _refusal(f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require(
-            cache.dim() == 4 and cache.shape[2:] == k.shape[1:],
-            f"{name} has shape {tuple(cache.shape)}: expected (num_pages, page_size, "
-            f"{k.shape[1]}, {k.shape[2]})",
+        if cache.dim() != 4 or cache.shape[2:] != k.shape[1:]:
+            raise _refusal(
+                f"{name} has shape {tuple(cache.shape)}: expected (num_pages, page_size, "
+                f"{k.shape[1]}, {k.shape[2]})"
+            )
+    if v_cache.shape != k_cache.shape:
+        raise _refusal(
+            f"v_cache has {v_cache.shape[0]} pages of {v_cache.shape[1]} rows: expected "
+            f"{k_cache.shape[0]} of {k_cache.shape[1]} as k_cache"
         )
-    require(
-        v_cache.shape[:2] == k_cache.shape[:2],
-        f"v_cache has {v_cache.shape[0]} pages of {v_cache.shape[1]} rows: expected "
-        f"{k_cache.shape[0]} of {k_cache.shape[1]} as k_cache",
-    )
-    check_integers(slots=slots)
-    require(
-        slots.dim() == 1 and slots.shape[0] <= k.shape[0],
-        f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows of k",
-    )
-    require(v.dtype == k.dtype, f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
+    if slots.dtype not in (torch.int32, torch.int64):
+        check_integers(slots=slots)
+    if slots.dim() != 1 or slots.shape[0] > k.shape[0]:
+        raise _refusal(
+            f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows "
+            "of k"
+        )
+    if v.dtype != k.dtype:
+        raise _refusal(f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require(
-            x.dtype == k.dtype or (is_fp8(k_cache) and is_fp8(v_cache)),
-            f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k",
-        )
-    check_scales(k_cache, k_scale, v_scale)
-    check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+        if x.dtype != k.dtype and not (is_fp8(k_cache) and is_fp8(v_cache)):
+            raise _refusal(f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k")
+    if k_scale is not None or v_scale is not None or is_fp8(k_cache):
+        check_scales(k_cache, k_scale, v_scale)
+    if not (k.device == v.device == k_cache.device == v_cache.device == slots.device):
+        check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
+
+
+def _refusal(sentence: str) -> ValueError:
+    return ValueError(f"pyflash: {sentence}")
 
 
 _NO_GRADIENTS = (

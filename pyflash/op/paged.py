@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pyflash.op.arguments import arguments_of
-from pyflash.op.errors import call, check_type, check_types, require
+from pyflash.op.autograd import call_op
+from pyflash.op.errors import check_type, check_types, require
 from pyflash.op.fp8 import check_scales, is_fp8
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
@@ -139,8 +140,7 @@ def attention_paged(
     )
     arguments = invariant_arguments(batch_invariant, arguments, q, k_cache, max_seqlen_q)
     work, arguments = scheduled_arguments(schedule, arguments, q)
-    packing = (cu_seqlens_q, max_seqlen_q)
-    inputs = (*tensors.values(), seqlens_k, *packing, k_scale, v_scale, work)
+    others = (block_table, seqlens_k, cu_seqlens_q, max_seqlen_q, k_scale, v_scale, work)
     if k_scale is not None or v_scale is not None or is_fp8(k_cache):
         check_type("k_scale", k_scale, "tensor or None")
         check_type("v_scale", v_scale, "tensor or None")
@@ -154,11 +154,12 @@ def attention_paged(
             "GPU, where the warps of a tile share keys by how many rows it has",
         )
     if out is None:
-        out, lse = call(torch.ops.pyflash.fwd_paged, *inputs, **arguments)
+        out, lse = call_op(torch.ops.pyflash.fwd_paged, q, k_cache, v_cache, others, arguments)
     else:
         *batch, seqlen_q, heads, _ = q.shape
         lse = q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
-        call(torch.ops.pyflash.fwd_paged.out, *inputs, **arguments, out=out, lse=lse)
+        arguments = {**arguments, "out": out, "lse": lse}
+        call_op(torch.ops.pyflash.fwd_paged.out, q, k_cache, v_cache, others, arguments)
     return (out, lse) if return_lse else out
 
 

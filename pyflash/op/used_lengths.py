@@ -39,6 +39,10 @@ class Ranges(NamedTuple):
         """The arguments of `attention_varlen` behind q, k and v."""
         return self[-_POSITIONAL_ARGUMENTS:]
 
+    def to(self, device: torch.device) -> Ranges:
+        starts = (self.cu_seqlens_q.to(device), self.cu_seqlens_k.to(device))
+        return self._replace(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
+
     def options(self, options: Mapping[str, object]) -> dict[str, object]:
         """Options whose tensors have a row for each packed sequence."""
         return {
@@ -73,17 +77,23 @@ def ranges_of(q: Tensor, k: Tensor, used_q: Used, used_k: Used) -> Ranges:
     )
 
 
-def ranges_of_keys(batch: int, seqlen_k: int, used_k: Used) -> Ranges:
-    """`ranges_of` for one query of each sequence, all of which are used: with fewer sequences."""
-    first = torch.arange(batch, dtype=torch.int64, device=used_k.lengths.device)
-    begin = first * seqlen_k + used_k.begins
-    end = begin + used_k.lengths
+def ranges_of_keys(heads: int, seqlen_k: int, used_k: Used) -> Ranges:
+    """`ranges_of` for one query of each sequence, all of which are used, where each head of a
+    sequence's keys is one, of seqlen_k rows: with fewer sequences."""
+    ends = used_k.begins + used_k.lengths
+    n = len(ends) * heads
     # Keys before those that are used, of no query; those that are; keys behind them, of no query.
-    begins = [(first, first * seqlen_k), (first, begin), (first + 1, end)]
+    places = [torch.zeros_like(ends), used_k.begins, ends]
+    queries = [0, 0, 1]
+    if bool((ends == seqlen_k).all()):
+        places.pop(), queries.pop()
+    first = torch.arange(n, dtype=torch.int32, device=ends.device)
+    begins_k = (first * seqlen_k).view(len(ends), heads, 1) + torch.stack(places, 1)[:, None]
+    begins_q = first[:, None] + first.new_tensor(queries)
     return Ranges(
-        len(begins),
-        _with_end([begin for begin, _ in begins], batch),
-        _with_end([begin for _, begin in begins], batch * seqlen_k),
+        len(queries),
+        torch.nn.functional.pad(begins_q.flatten(), (0, 1), value=n),
+        torch.nn.functional.pad(begins_k.flatten(), (0, 1), value=n * seqlen_k),
         1,
         seqlen_k,
     )

@@ -333,11 +333,11 @@ class _Emitter:
     def streaming(self) -> list[str]:
         """Whether loads of pairs of a block are of neighbours, and what loads them ahead."""
 
-        def tests(name: str) -> list[str]:
+        def asked(call: str) -> list[str]:
             axes = [(n.data.name, n.args.index(index("k"))) for n in self.stages.streams]
-            return [f"params.{p}.template {name}<{axis}>(first, count)" for p, axis in axes]
+            return [f"params.{p}.template {call.format(axis)}" for p, axis in axes]
 
-        neighbours = tests("is_streamed")
+        neighbours = asked("is_streamed<{}>(first, count)")
         lines = [
             f"  static constexpr bool kStreams = {str(bool(neighbours)).lower()};",
             "  static PYFLASH_HOST_DEVICE bool is_streamed([[maybe_unused]] Params const& params,",
@@ -356,7 +356,7 @@ class _Emitter:
         if not self.ahead:
             return lines
         parts = {
-            "bool is_copied(Params const& params, int first, int count)": tests("is_copied"),
+            "int copied_until(Params const& params)": asked("copied_until<{}>()"),
             "auto line(Row const& row)": list(self.lines.values()),
             "auto& element(Row& row)": list(self.ahead.values()),
         }

@@ -1,5 +1,7 @@
 """`generate_batch` of transformers with attn_implementation="pyflash" gives the tokens of
-`generate`, and goes the way that it says."""
+`generate`, and goes the way that it says.
+
+tests/gpu/test_gpu_continuous_batching.py runs the tests that take `device` on a GPU."""
 
 from __future__ import annotations
 
@@ -70,6 +72,11 @@ def one_thread():
 
 
 @pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+@pytest.fixture
 def calls(monkeypatch) -> list[int]:
     """The number of sequences of each call over a block table."""
     counted = []
@@ -83,11 +90,11 @@ def calls(monkeypatch) -> list[int]:
     return counted
 
 
-def make_model(name: str):
+def make_model(name: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0):
     pyflash_transformers.register(continuous_batching=True)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model_class, config = MODELS[name]
-    model = model_class(config).to(torch.bfloat16).eval()
+    model = model_class(config).to(dtype).eval()
     if name == "gpt_oss":  # zeros, as they are made, are no sinks that one would notice
         for layer in model.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
@@ -133,6 +140,38 @@ def test_tokens_are_those_of_generate(name, table, tokens, calls):
     assert bool(calls) == (table and name in WITH_TABLES)
 
 
+# Weights whose best token leads by more than logits in float16 differ: one that differs is no tie.
+LEADING = {"llama": 54, "qwen3": 29, "gemma3": 44, "gpt_oss": 5}
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("name", LEADING)
+def test_tokens_are_those_of_pytorchs_attention(name, graphs, device):
+    model = make_model(name, torch.float16, LEADING[name]).to(device)
+    if name == "gpt_oss":  # the experts that it takes by default wait for the GPU, in float16
+        model.set_experts_implementation("batched_mm")
+    greedy = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63)
+    prompts = prompts_of(5, 33, 47, 1)
+    config = settings(use_cuda_graph=graphs and device != "cpu")
+    results = model.generate_batch(
+        prompts, generation_config=greedy, continuous_batching_config=config
+    )
+    assert [x.error for x in results.values()] == [None] * len(prompts)
+    found = {tuple(x.prompt_ids): x.generated_tokens for x in results.values()}
+    leads = []
+    for implementation in ("pyflash", "eager"):
+        model.set_attn_implementation(implementation)
+        for prompt in prompts:
+            ids = torch.tensor([prompt], device=device)
+            expected = model.generate(
+                ids, generation_config=greedy, output_logits=True, return_dict_in_generate=True
+            )
+            assert found[tuple(prompt)] == expected.sequences[0, len(prompt) :].tolist()
+            best, second = torch.stack(expected.logits).topk(2).values.unbind(-1)
+            leads.append((best - second).min().item())
+    assert min(leads) > 0.03
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_prefixes_are_shared(name):
     """More prompts of one prefix than a step takes, so that the later find its blocks."""
@@ -167,6 +206,65 @@ def test_forks(name):
             logits = model(tokens).logits[0, len(result.prompt_ids) - 1 : -1]
         taken = logits.gather(1, tokens[0, len(result.prompt_ids) :, None])[:, 0]
         torch.testing.assert_close(taken, logits.amax(1), atol=0.05, rtol=0.02)
+
+
+def test_slots_are_found_once_in_a_step(monkeypatch, calls):
+    """By the first of its layers, of which there are two."""
+    found = []
+    slots_of = integration.slots_of
+    monkeypatch.setattr(integration, "slots_of", lambda *x: found.append(1) or slots_of(*x))
+    check(make_model("llama"), prompts_of(5, 33, 47, 1))
+    assert len(calls) == 2 * len(found) > 0
+
+
+def test_a_step_is_that_of_its_pass():
+    """What an earlier pass found is of other lengths, or of memory that a graph must not keep."""
+    starts = torch.tensor([0, 5, 9], dtype=torch.int32)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    step = integration._step_of(starts, table, 4, 3)
+    assert step.lengths.tolist() == [5, 4]
+    assert step.slots.tolist() == [4, 11]
+    assert integration._step_of(starts, table, 4, 4) is step
+    assert integration._step_of(starts, table, 4, 5) is step
+    assert integration._step_of(starts, table, 4, 5) is not step, "the same layer again"
+    step = integration._step_of(starts, table, 4, 3)
+    assert integration._step_of(starts, table.clone(), 4, 4) is not step, "another group of layers"
+    step = integration._step_of(starts, table, 4, 3)
+    starts[2] += 1
+    assert integration._step_of(starts, table, 4, 4).lengths.tolist() == [5, 5]
+
+
+def test_a_graph_makes_its_own_step(monkeypatch):
+    """It is recorded after a step with the same tensors, whose lengths it must not keep."""
+    starts = torch.tensor([0, 5, 9], dtype=torch.int32)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    step = integration._step_of(starts, table, 4, 0)
+    monkeypatch.setattr(integration, "_is_captured", lambda x: True)
+    captured = integration._step_of(starts, table, 4, 1)
+    assert captured is not step
+    assert integration._step_of(starts, table, 4, 2) is captured
+    again = integration._step_of(starts, table, 4, 0)
+    assert again is not captured, "another graph"
+    monkeypatch.undo()
+    assert integration._step_of(starts, table, 4, 1) is not again
+
+
+def test_rows_behind_the_last_sequence_have_room(monkeypatch):
+    """Where a graph is recorded, the batch is padded to more rows than the bound of the lengths
+    times the number of sequences."""
+    told = []
+
+    def attention_varlen(q, k, v, *packing, **options):
+        told.extend(packing[2:])
+        return q
+
+    monkeypatch.setattr(pyflash_transformers, "attention_varlen", attention_varlen)
+    q, k = torch.zeros(1, 4, 64, 64).half(), torch.zeros(1, 4, 335, 64).half()
+    starts = torch.tensor([0, 3, 7, 7], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+    sizes = {"max_length_q": 4, "max_length_k": 100}
+    pyflash_transformers.attention_forward(torch.nn.Module(), q, k, k, None, **lengths, **sizes)
+    assert told == [22, 112]
 
 
 def test_without_register_of_continuous_batching_a_cache_is_refused():

@@ -15,12 +15,18 @@ from compat.test_continuous_batching import (
     make_model,
     prompts_of,
     settings,
+    test_tokens_are_those_of_pytorchs_attention,
 )
 from transformers import GenerationConfig
 
-__all__ = ["calls"]
+__all__ = ["calls", "test_tokens_are_those_of_pytorchs_attention"]
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])

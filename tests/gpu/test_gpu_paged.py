@@ -14,6 +14,7 @@ import torch
 from support.graphs import asked_of_cuda, captured, medians
 from support.invariant import build_invariant
 from support.paged import LAYOUTS, Cache, laid_out
+from test_paged_writes import random_slots
 
 import pyflash
 
@@ -349,6 +350,14 @@ def test_append(page_size):
     assert torch.equal(flat[3], k[3])
     others = used[(used != 5) & (used != 3)]
     assert torch.equal(flat[others].nan_to_num(7), before[others].nan_to_num(7))
+
+
+@pytest.mark.parametrize("first", range(0, 64, 16))
+def test_slots(first):
+    """By a kernel, if a library has it, as on the CPU."""
+    for seed in range(first, first + 16):
+        found = pyflash.slots_of(*random_slots(seed, "cuda"))
+        assert torch.equal(found.cpu(), pyflash.slots_of(*random_slots(seed)))
 
 
 def test_no_synchronization():

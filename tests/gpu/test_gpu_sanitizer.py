@@ -228,6 +228,29 @@ for config, short_form in zip(configs(), sys.argv[1:]):
 assert min(n_checked.values()) > 0, n_checked
 print("checked", len(n_checked), "configs")
 """
+# Slots of no page, of several kinds, behind rows and pages of several layouts.
+APPENDED = """
+from pyflash import append_kv
+dtype = torch.float16
+slots = torch.tensor([5, -1, 2**31, 3, 2**40, -(2**40), 47, 48, 10**6], device="cuda")
+n_checked = 0
+for page_size in (1, 3, 16):
+    for heads, d_head in ((1, 8), (2, 64), (3, 80), (8, 256)):
+        for numbers in (slots, slots.clamp(-(2**31), 2**31 - 1).int()):
+            k, v = randn(2, len(slots), heads, d_head)
+            rows_first = [randn(48 // page_size, page_size, heads, d_head) for _ in "kv"]
+            heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rows_first]
+            for k_cache, v_cache in (rows_first, heads_first):
+                expected = [x.clone() for x in (k_cache, v_cache)]
+                for new, x in zip((k, v), expected):
+                    for i in (0, 3, 6):
+                        x[int(slots[i]) // page_size, int(slots[i]) % page_size] = new[i]
+                append_kv(k, v, k_cache, v_cache, numbers)
+                assert torch.ops.pyflash.append_rows(k, v, k_cache, v_cache, numbers)
+                assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
+                n_checked += 1
+print("checked", n_checked)
+"""
 # Part of the mangled names of op backward's kernels, and, by BackwardParams, of those that run
 # before and after them.
 OF_BACKWARD = "kns=ackward"
@@ -280,6 +303,11 @@ def test_compute_sanitizer_finds_nothing(tool, program):
 def test_compute_sanitizer_finds_nothing_where_splits_are_folded(tool):
     build_invariant()
     assert "checked 24" in output_under(tool, FOLDED)
+
+
+def test_compute_sanitizer_finds_nothing_in_append():
+    """Pitfalls 5 and 9 of serving."""
+    assert "checked 48" in output_under("memcheck", APPENDED)
 
 
 def backward_configs() -> list[KernelConfig]:

@@ -1,7 +1,11 @@
 """The tests of test_transformers.py and of test_padding.py, on a GPU."""
 
 import pytest
-from test_padding import test_padded_attention  # noqa: F401
+from test_padding import (  # noqa: F401
+    test_a_step_over_a_cache_reads_the_mask_once,
+    test_keys_in_a_cache_are_attended_as_gathered_ones,
+    test_padded_attention,
+)
 from test_transformers import (  # noqa: F401
     test_a_mask_is_looked_at_once_in_a_forward,
     test_a_training_steps_gradients,

@@ -3,16 +3,15 @@ the short way from autograd to own kernels is not taken."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support import host_time
+from support.host_time import frames_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +22,6 @@ from pyflash.op.autograd import TORCH_API, private_api
 from pyflash.op.backward import choice, cuda, kernels
 
 private = pytest.mark.skipif(TORCH_API == "public", reason="is of private parts of torch")
-PACKAGE = str(Path(pyflash.__file__).parent)
 MEASURED = str(named_set("backward")[0])
 UNMEASURED = str(named_set("backward_sm80")[0])
 STARTS = torch.tensor([0, 5, 9], dtype=torch.int32)
@@ -86,28 +84,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def frames_of(call: Callable[[], Any]) -> Counter[str]:
-    """The functions of this package that run in Python."""
-    found: Counter[str] = Counter()
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            found[frame.f_code.co_name] += 1
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 # What is done for each call
 
 
 @private
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 3}], ids=str)
-@pytest.mark.parametrize(("run", "most"), [(padded, (13, 6)), (packed, (21, 6))])
+@pytest.mark.parametrize(("run", "most"), [(padded, (14, 6)), (packed, (22, 6))])
 def test_few_functions_run_in_python(run, most, options):
     inputs = leaves()
     out = run(*inputs, **options)
@@ -119,6 +101,30 @@ def test_few_functions_run_in_python(run, most, options):
     assert in_forward["forward"] == in_backward["backward"] == 1
     assert in_forward.total() <= most[0] + extra, in_forward
     assert in_backward.total() <= most[1], in_backward
+
+
+def paged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    table = torch.tensor([[0]], dtype=torch.int32)
+    return pyflash.attention_paged(q, k, v, table, torch.tensor([9], dtype=torch.int32))
+
+
+def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return pyflash.attention_cached(q, k, v, torch.tensor([9], dtype=torch.int32))
+
+
+def appended(_: Tensor, k: Tensor, v: Tensor) -> None:
+    pyflash.append_kv(k[0, :1], v[0, :1], k.clone(), v.clone(), torch.tensor([3]))
+
+
+@private
+@pytest.mark.parametrize(
+    ("run", "most"), [(padded, 8), (packed, 16), (paged, 17), (cached, 22), (appended, 19)]
+)
+def test_few_functions_run_in_python_without_gradients(run, most):
+    inputs = [x.detach() for x in leaves()]
+    run(*inputs)
+    frames = frames_of(lambda: run(*inputs))
+    assert frames.total() - frames[run.__name__] <= most, frames
 
 
 @private

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyflash.integrations.padding import packing_of, padded_attention
+from pyflash.integrations.packing import packing_of
+from pyflash.integrations.padding import padded_attention
 from pyflash.op.reference import attention_ref, tolerance
 
 
@@ -124,11 +125,16 @@ def test_keys_in_a_cache_that_have_gradients_are_gathered(device):
 
 
 def test_a_step_over_a_cache_reads_the_mask_once(monkeypatch, device):
-    """What is read waits for the GPU."""
+    """What is read waits for the GPU; what is on the host is read there."""
     reads = []
-    for name in ("nonzero", "tolist", "item", "__bool__", "__int__"):
+    for name in ("nonzero", "tolist", "item", "__bool__", "__int__", "cpu"):
         method = getattr(torch.Tensor, name)
-        counted = lambda x, *a, method=method, **k: reads.append(method) or method(x, *a, **k)  # noqa: E731
+
+        def counted(x, *a, method=method, name=name, **k):
+            if name == "cpu" or x.device.type != "cpu":
+                reads.append(name)
+            return method(x, *a, **k)
+
         monkeypatch.setattr(torch.Tensor, name, counted)
     q = torch.randn(2, 1, 4, 64, dtype=torch.float16, device=device)
     k, v = torch.randn(2, 2, 2, 9, 64, dtype=torch.float16, device=device).transpose(2, 3)
@@ -136,7 +142,25 @@ def test_a_step_over_a_cache_reads_the_mask_once(monkeypatch, device):
     mask[0, :3] = False
     for _ in range(3):  # layers
         padded_attention(q, k, v, mask, causal=True)
-    assert len(reads) == 1
+    assert reads == ["cpu"]
+
+
+@pytest.mark.parametrize("case", [case for case in MASKS if "numbered" not in case])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64], ids=str)
+def test_what_is_found_out_about_a_mask(case, dtype):
+    mask = (torch.tensor(MASKS[case]) * (1 if dtype == torch.bool else 3)).to(dtype)
+    packing = packing_of(mask, 1, False)
+    if case == "no padding":
+        assert packing is None
+        return
+    rows = MASKS[case]
+    assert packing.of_rows.tolist() == [sum(row) for row in rows]
+    assert packing.max_seqlen_k == max(sum(row) for row in rows)
+    runs = ["".join(map(str, row)).strip("0") for row in rows]
+    assert packing.holes == any("0" in run for run in runs)
+    for begin, row in zip(packing.begins.tolist(), rows, strict=True):
+        if 1 in row:
+            assert begin == row.index(1)
 
 
 def test_a_mask_that_was_changed_is_looked_at_again():

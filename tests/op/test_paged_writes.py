@@ -67,6 +67,55 @@ def test_append_writes_the_rows_of_slots_alone(layout, page_size, slots_dtype, d
     assert (storage != MARK).sum() <= written
 
 
+def not_aligned(x):
+    """The same elements, one behind a multiple of 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def between_others(x):
+    """Heads are no multiple of 16 bytes apart."""
+    return torch.cat([x, x[..., :4]], -1)[..., : x.shape[-1]]
+
+
+LAYOUTS_OF_ROWS = {
+    "dense": lambda x: x,
+    "heads first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "not aligned": not_aligned,
+    "between others": between_others,
+    "columns first": lambda x: x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+    "one for all heads": lambda x: x[:, :1].expand(x.shape),
+    "narrow": lambda x: x[..., :4],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_OF_ROWS)
+def test_append_of_rows_that_lie_in_other_ways(layout):
+    """Some are copied 16 bytes at a time, others by torch's ops."""
+    k, v = map(LAYOUTS_OF_ROWS[layout], rows_of(5))
+    k_cache, v_cache = torch.full((2, 3, 4, 2, k.shape[2]), MARK).half()
+    slots = torch.tensor([7, -1, 0, 11])
+    copied = {"dense", "heads first", "one for all heads"}
+    copies = (x.clone() for x in (k_cache, v_cache))
+    assert torch.ops.pyflash.append_rows(k, v, *copies, slots) == (layout in copied)
+    pyflash.append_kv(k, v, k_cache, v_cache, slots)
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        expected = torch.full(cache.shape, MARK).half()
+        for i, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                expected[slot // 4, slot % 4] = new[i]
+        assert torch.equal(cache, expected)
+
+
+def test_append_of_rows_of_the_cache_itself():
+    """They are read before any is written."""
+    cache = torch.randn(2, 3, 4, 2, 8).half()
+    before = cache.clone()
+    slots = torch.tensor([1, 2, 3, 0])
+    pyflash.append_kv(cache[0, 0], cache[1, 0], *cache, slots)
+    assert torch.equal(cache[:, 0], before[:, 0, [3, 0, 1, 2]])
+    assert torch.equal(cache[:, 1:], before[:, 1:])
+
+
 @pytest.mark.parametrize("num_pages", [0, 3])
 @pytest.mark.parametrize("n", [0, 2])
 def test_append_of_nothing(num_pages, n):
@@ -153,6 +202,32 @@ def test_slots_are_those_of_the_definition():
         -1, 27, 3 * 3 + 2, -1, -1]  # fmt: skip
     empty = torch.zeros(0, 3, dtype=torch.int32)
     assert pyflash.slots_of(empty, int32(), int32(0), 3, 2).tolist() == [-1, -1]
+
+
+def random_slots(seed, device="cpu"):
+    """Arguments of `slots_of`, of any dtypes and strides; lengths and pages may be wrong."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(low, high, *shape):
+        return torch.randint(low, high, shape, generator=generator)
+
+    batch, max_pages, page_size = (int(drawn(low, 9, 1)) for low in (0, 0, 1))
+    starts = torch.cat([torch.zeros(1), drawn(0, 6, batch).cumsum(0)])
+    total_q = int(starts[-1]) + int(drawn(0, 3, 1))
+    table = drawn(-2, 40, max_pages, batch).t() if seed % 2 else drawn(-2, 40, batch, max_pages)
+    lengths = drawn(-3, 50, 2 * batch)[::2]
+    dtypes = [torch.int64 if seed >> i & 1 else torch.int32 for i in range(3)]
+    tensors = (x.to(dtype) for x, dtype in zip((table, lengths, starts), dtypes, strict=True))
+    return (*(x.to(device) for x in tensors), page_size, total_q)
+
+
+@pytest.mark.parametrize("seed", range(64))
+def test_slots_are_those_of_torchs_ops(seed, monkeypatch):
+    arguments = random_slots(seed)
+    found = pyflash.slots_of(*arguments)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(found, pyflash.slots_of(*arguments))
+    assert found.dtype == torch.int64
 
 
 def test_slots_beyond_32_bits():

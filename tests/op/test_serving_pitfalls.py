@@ -124,7 +124,10 @@ TESTS = {
         _GPU + "test_a_graph_serves_all_lengths",
     ),
     16: _MATRICES,
-    17: (_GPU + "test_pitfall_17_a_graph_outlives_what_others_free",),
+    17: (
+        _GPU + "test_pitfall_17_a_graph_outlives_what_others_free",
+        "compat/test_continuous_batching.py::test_a_graph_makes_its_own_step",
+    ),
     18: (_COMPAT + "test_wrong_caches_are_refused",),
     19: (
         _EMULATED + "test_pitfalls_14_19_24_27_splits_of_packed_queries",

@@ -23,7 +23,7 @@ from support.llama import (
 )
 from transformers import DynamicCache, StaticCache
 
-from pyflash.integrations import padding as padding_module
+from pyflash.integrations import packing as packing_module
 from pyflash.integrations import transformers as integration
 from pyflash.op.reference import tolerance
 
@@ -257,8 +257,8 @@ def test_a_compiled_training_steps_gradients(device):
 
 def test_a_mask_is_looked_at_once_in_a_forward(monkeypatch, device):
     count = []
-    pack = padding_module._pack
-    monkeypatch.setattr(padding_module, "_pack", lambda *x: count.append(None) or pack(*x))
+    pack = packing_module._pack
+    monkeypatch.setattr(packing_module, "_pack", lambda *x: count.append(None) or pack(*x))
     models = make_models("llama", torch.float16, device)
     ids, mask = make_ids(device), make_mask("left", device)
     for forwards in (1, 2):

@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pyflash
 
+PACKAGE = str(Path(pyflash.__file__).parent)
 MEASURES = ("forward", "recorded forward", "backward")
 
 
@@ -138,6 +143,22 @@ def host_times(
         contender.name: {m: median(samples[contender.name, m]) for m in MEASURES}
         for contender in all_of_them
     }
+
+
+def frames_of(call: Callable[[], Any]) -> Counter[str]:
+    """The functions of this package that run in Python."""
+    found: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found[frame.f_code.co_name] += 1
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> None:

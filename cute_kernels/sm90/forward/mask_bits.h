@@ -27,6 +27,9 @@ struct BitsOfBlock {
 
   Vector words;
 
+  // NOTE: of bits of a word ptxas turns several at a time into predicates (R2P).
+  static CUTE_DEVICE bool shows(uint32_t word, int c) { return (word >> c % 32 & 1) != 0; }
+
   // Sets the scores of pairs that are hidden to -inf.
   template <class AccS>
   CUTE_DEVICE void hide(AccS& acc_S) const {
@@ -37,12 +40,38 @@ struct BitsOfBlock {
     for (int r = 0; r < 2; ++r) {
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
-        // NOTE: of bits of a word ptxas turns several at a time into predicates (R2P).
-        if ((row_words[r * kWordsOfRow + c / 32] >> c % 32 & 1) == 0) {
+        if (!shows(row_words[r * kWordsOfRow + c / 32], c)) {
           S(r, c) = -INFINITY;
         }
       }
     }
+  }
+
+  // Hides one score after the other, between their exponentials.
+  struct Hider {
+    static constexpr int kGroup = 8;  // columns
+    uint32_t mutable words[kWords];
+    uint32_t nothing;  // 0, but not to the compiler
+
+    // NOTE: a group of bits is read once there is an exponential of two groups before it. Else the compiler has all of them first,
+    // through seven predicates, while the special function unit has nothing to do.
+    template <class Scores>
+    CUTE_DEVICE void operator()(Scores& S, int r, int c) const {
+      constexpr int kColumns = decltype(size<1>(S))::value;
+      uint32_t& word = words[r * kWordsOfRow + c / 32];
+      int const earlier = r * kColumns + c - 2 * kGroup;
+      if (c % kGroup == 0 && earlier >= 0) {
+        word |= device::bits(S(earlier / kColumns, earlier % kColumns)) & nothing;
+      }
+      if (!shows(word, c)) {
+        S(r, c) = -INFINITY;
+      }
+    }
+  };
+  CUTE_DEVICE Hider hider() const {
+    Hider hider{.words = {}, .nothing = device::unknown_zero()};
+    __builtin_memcpy(hider.words, &words, sizeof(words));
+    return hider;
   }
 };
 
@@ -92,6 +121,13 @@ struct BlocksAhead {
     }
   }
 
+  // The same without a branch, where there are bits. Before the first place there is that one again, and nobody asks.
+  CUTE_DEVICE void advance_with_bits(int place) {
+    entry = entry_after;
+    bits = {load_words(variant::ListedBlock::of(entry).number)};
+    entry_after = entry_at(max(place - 1, first_place));
+  }
+
   CUTE_DEVICE variant::ListedBlock next() const { return variant::ListedBlock::of(entry); }
   CUTE_DEVICE bool has_bits() const { return params.bits != nullptr; }
   // NOTE: of blocks that the mask does not cut, nobody reads them.
@@ -99,11 +135,14 @@ struct BlocksAhead {
     if (!has_bits()) {
       return {};
     }
-    auto const* const vectors = reinterpret_cast<Vector const*>(params.bits);
-    return {device::load(vectors + first_vector + n_block * kVectorsOfBlock)};
+    return {load_words(n_block)};
   }
 
  private:
+  CUTE_DEVICE Vector load_words(int n_block) const {
+    auto const* const vectors = reinterpret_cast<Vector const*>(params.bits);
+    return device::load(vectors + first_vector + n_block * kVectorsOfBlock);
+  }
   CUTE_DEVICE int entry_at(int place) const {
     return device::load(params.lists.data + first_entry + place);
   }

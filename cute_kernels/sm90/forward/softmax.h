@@ -30,6 +30,12 @@ CUTE_DEVICE bool exceeds(Value const& value, float limit) {
   return at_most_infinity > device::bits(limit);
 }
 
+// Nothing becomes of scores before their exponentials.
+struct Nothing {
+  template <class Scores>
+  CUTE_DEVICE void operator()(Scores const&, int, int) const {}
+};
+
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
 //
@@ -147,10 +153,12 @@ struct Softmax {
 
   // Where kSumsTell: P of a block, with m as it is; returns its sums. Then `add` takes these while they are not large, and `grow`
   // while they do not overflow. Else scores are lost, and the state is that of before. No row may lack its maximum.
-  template <class AccS>
-  CUTE_DEVICE PerRow exponentiate_with_m(AccS& acc_S, Softcap const& softcap) const {
+  // before: what becomes of a score first.
+  template <class AccS, class Before = Nothing>
+  CUTE_DEVICE PerRow exponentiate_with_m(AccS& acc_S, Softcap const& softcap,
+                                         Before const& before = {}) const {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    return exponentiate(S, softcap, [&](float) { return scale_log2(); });
+    return exponentiate(S, softcap, [&](float) { return scale_log2(); }, before);
   }
   CUTE_DEVICE static bool are_large(PerRow const& sums) {
     return device::any_lane(larger(sums) > kLargeSum);
@@ -205,8 +213,9 @@ struct Softmax {
   CUTE_DEVICE static float larger(PerRow const& rows) { return fmaxf(rows(0), rows(1)); }
 
   // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)); returns their sums.
-  template <class Scores, class Slope>
-  CUTE_DEVICE PerRow exponentiate(Scores& S, Softcap const& softcap, Slope const& slope) const {
+  template <class Scores, class Slope, class Before = Nothing>
+  CUTE_DEVICE PerRow exponentiate(Scores& S, Softcap const& softcap, Slope const& slope,
+                                  Before const& before = {}) const {
     PerRow sums;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -214,6 +223,7 @@ struct Softmax {
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
+        before(S, r, c);
         S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), -offset));
         sum[c % 2] += S(r, c);
       }

@@ -3,6 +3,7 @@
 // scores' own loads take over (variant.h).
 #pragma once
 
+#include <climits>
 #include <utility>
 
 #include <cute/tensor.hpp>
@@ -174,17 +175,20 @@ struct StreamTiles {
            (is_cut && variant::has_stream(Variant::kStreamsOfMask, stream));
   }
 
-  // Whether they read some, all of which are copied.
+  // How many keys those are of which all that scores read is copied, if they read some.
+  static CUTE_DEVICE int copied_until(typename Variant::Params const& captured, bool is_cut) {
+    static_assert(kBlockN % kStreamVector == 0);
+    int until = INT_MAX;
+    for_each_constant<kCount>([&](auto i) {
+      if (reads(i.value, is_cut)) {
+        until = min(until, Variant::template copied_until<i.value>(captured));
+      }
+    });
+    return until == INT_MAX ? 0 : until;
+  }
   static CUTE_DEVICE bool are_copied(typename Variant::Params const& captured, int first_key,
                                      bool is_cut) {
-    bool some = false;
-    bool all = true;
-    for_each_constant<kCount>([&](auto i) {
-      some = some || reads(i.value, is_cut);
-      all = all && (!reads(i.value, is_cut) ||
-                    Variant::template is_copied<i.value>(captured, first_key, kBlockN));
-    });
-    return some && all;
+    return first_key + kBlockN <= copied_until(captured, is_cut);
   }
 
   // The elements of the thread's two rows.
@@ -216,11 +220,37 @@ struct StreamTiles {
     device::async_commit();
   }
 
+  // Has L2 fetch what scores of a block read in the thread's two rows.
+  CUTE_DEVICE void prefetch(int first_key, typename Variant::Row const& row0,
+                            typename Variant::Row const& row1) const {
+    for_each_constant<kCount>([&](auto i) {
+      constexpr int kLine = 128;
+      constexpr int kOfRow = kBlockN * sizeof(Type<i.value>);
+      if (!reads(i.value, false)) {
+        return;
+      }
+      // Two lanes for each of the rows.
+      auto const* const line0 = Variant::template line<i.value>(row0);
+      auto const* const line1 = Variant::template line<i.value>(row1);
+      auto const* const row = lane % 4 < 2 ? line0 : line1;
+      for_each_constant<(kOfRow + 2 * kLine - 1) / (2 * kLine)>([&](auto j) {
+        int const offset = min((j.value * 2 + lane % 2) * kLine, kOfRow - 1);
+        device::prefetch_captured(reinterpret_cast<char const*>(row + first_key) + offset);
+      });
+    });
+  }
+
   // Waits for what was copied.
   CUTE_DEVICE void wait() const {
     device::async_wait<0>();
     device::sync_warp();  // what other lanes copied is visible
   }
+};
+
+// Stands for the setter of one whose streams are not copied.
+struct NoElements {
+  template <class Row>
+  CUTE_DEVICE void operator()(Row&, int, int, int) const {}
 };
 
 // A thread's elements of a block's streams, where kCut of those of the mask, too.
@@ -266,6 +296,16 @@ struct StreamElements {
         }
       }
     });
+  }
+
+  // What reads those of a pair: the first row of eight columns reads for both.
+  CUTE_DEVICE auto setter() {
+    return [this](typename Variant::Row& row, int r, int c, int first) {
+      if (c % 8 == 0 && r == 0) {
+        read(c);
+      }
+      set(row, r, c, first);
+    };
   }
 
  private:

@@ -37,6 +37,8 @@ struct ScoresOfBlock {
   int first;  // key of this thread
   ScoreRow<Variant> rows[2];
 
+  ScoresOfBlock() = default;
+
   CUTE_DEVICE ScoresOfBlock(ParamsWith<Variant> const& params, Tile const& tile, int first_query,
                             int first_key)
       : lengths{tile.q_rows.length, tile.k_rows.length, 0, 0} {
@@ -63,85 +65,90 @@ struct ScoresOfBlock {
   }
 };
 
-// Raw scores to those of the variant: scaled, capped, through its score function where it has one; -inf where its mask hides a
-// pair, if it cuts the block. first_query: the warpgroup's. kAhead: the streams that are copied were copied, and `blocks` has the
-// block's bits.
+// Raw scores to those of the variant: scaled, capped, through its score function where it has one; where kCut, -inf where its mask
+// hides a pair. scores: where they are. set_elements: puts what a pair has of copied streams into its row, kCopied.
+template <class Traits, ForwardFeatures kFeatures, class Variant, bool kCut, bool kStreamed,
+          bool kCopied, class AccS, class SetElements>
+CUTE_DEVICE void make_scores_of(AccS& acc_S, ParamsWith<Variant> const& params, Tile const& tile,
+                                ScoresOfBlock<Traits, Variant>& scores,
+                                SetElements const& set_elements) {
+  Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
+  auto const& problem = params.problem;
+  auto const& captured = params.captured;
+  bool const is_capped = kFeatures.softcap && problem.softcap.cap != 0.f;
+  float const scale = is_capped ? kLn2 : problem.softmax_scale;
+  auto uncapped_or_capped = [&](float raw) {
+    return is_capped ? capped_exponent(problem.softcap, raw) : raw;
+  };
+  auto const& lengths = scores.lengths;
+  int const first = scores.first;
+  CUTE_UNROLL
+  for (int i = 0; i < size<1>(S); ++i) {
+    // NOTE: bits of bools are in this order, of which ptxas turns seven at a time into predicates (R2P).
+    int const c = kCopied ? i / 8 * 8 + i % 4 * 2 + i % 8 / 4 : i;
+    int const offset = column_of(c);
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      auto& [head, query, prepared, uniform, row] = scores.rows[r];
+      set_elements(row, r, c, first);
+      // NOTE: of rows of one head the compiler computes a column once, and what a row and the one 8 below it have of a
+      // distance, which the columns 8 further on have, too.
+      auto const column =
+          Variant::column(captured, lengths, prepared, uniform, tile.batch, head, first, offset);
+      auto const distance =
+          Traits::kPackGqa
+              ? Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
+                                  first - query, offset)
+              : Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
+                                  first - scores.rows[0].query, offset - kRowStep * r);
+      if constexpr (Variant::kHasScore) {
+        S(r, c) = Variant::template score<kStreamed, kCopied>(
+            captured, lengths, uniform, row, column, distance, tile.batch, head, query, first,
+            offset, uncapped_or_capped(S(r, c)), scale);
+      }
+      if (kCut && !Variant::template counts<kStreamed, kCopied>(captured, lengths, uniform, row,
+                                                                column, distance, tile.batch, head,
+                                                                query, first, offset)) {
+        S(r, c) = -INFINITY;
+      }
+    }
+  }
+}
+
+// The same of a block, whichever way its elements come. first_query: the warpgroup's. kAhead: the streams that are copied were
+// copied, and `blocks` has the block's bits.
 template <class Traits, ForwardFeatures kFeatures, class Variant, bool kAhead, class AccS,
           class Blocks>
 CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& params,
                                      Tile const& tile, int first_query, int n_block, bool is_cut,
                                      Blocks const& blocks) {
   using Tiles = StreamTiles<Traits, kFeatures, Variant>;
-  Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-  auto const& problem = params.problem;
   auto const& captured = params.captured;
   int const first_key = n_block * Traits::kBlockN;
-  bool const is_capped = kFeatures.softcap && problem.softcap.cap != 0.f;
-  float const scale = is_capped ? kLn2 : problem.softmax_scale;
-  auto uncapped_or_capped = [&](float raw) {
-    return is_capped ? capped_exponent(problem.softcap, raw) : raw;
-  };
-  auto make = [&](auto cut, auto streamed, auto ahead, auto const& set_elements) {
+  auto make = [&](auto cut, auto streamed, auto copied, auto const& set_elements) {
     ScoresOfBlock<Traits, Variant> scores(params, tile, first_query, first_key);
-    auto const& lengths = scores.lengths;
-    int const first = scores.first;
-    CUTE_UNROLL
-    for (int i = 0; i < size<1>(S); ++i) {
-      // NOTE: bits of bools are in this order, of which ptxas turns seven at a time into predicates (R2P).
-      int const c = ahead.value ? i / 8 * 8 + i % 4 * 2 + i % 8 / 4 : i;
-      int const offset = column_of(c);
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        auto& [head, query, prepared, uniform, row] = scores.rows[r];
-        set_elements(row, r, c, first);
-        // NOTE: of rows of one head the compiler computes a column once, and what a row and the one 8 below it have of a
-        // distance, which the columns 8 further on have, too.
-        auto const column =
-            Variant::column(captured, lengths, prepared, uniform, tile.batch, head, first, offset);
-        auto const distance =
-            Traits::kPackGqa
-                ? Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
-                                    first - query, offset)
-                : Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
-                                    first - scores.rows[0].query, offset - kRowStep * r);
-        if constexpr (Variant::kHasScore) {
-          S(r, c) = Variant::template score<streamed.value, ahead.value>(
-              captured, lengths, uniform, row, column, distance, tile.batch, head, query, first,
-              offset, uncapped_or_capped(S(r, c)), scale);
-        }
-        if (cut.value && !Variant::template counts<streamed.value, ahead.value>(
-                             captured, lengths, uniform, row, column, distance, tile.batch, head,
-                             query, first, offset)) {
-          S(r, c) = -INFINITY;
-        }
-      }
-    }
+    make_scores_of<Traits, kFeatures, Variant, cut.value, streamed.value, copied.value>(
+        acc_S, params, tile, scores, set_elements);
   };
   auto make_by_loads = [&](auto cut) {
-    auto none = [](auto&, int, int, int) {};
     if constexpr (Tiles::kCopies && kAhead) {
       if (Tiles::are_copied(captured, first_key, cut.value)) {
         device::at(device::Site::softmax);
         Tiles const tiles;
         tiles.wait();
         StreamElements<Tiles, Variant, cut.value> elements(tiles);
-        make(cut, true_type{}, true_type{}, [&](auto& row, int r, int c, int first) {
-          if (c % 8 == 0 && r == 0) {
-            elements.read(c);
-          }
-          elements.set(row, r, c, first);
-        });
+        make(cut, true_type{}, true_type{}, elements.setter());
         return;
       }
     }
     // NOTE: what is made once more is rare.
     if constexpr (Variant::kStreams && kAhead) {
       if (Variant::is_streamed(captured, first_key, Traits::kBlockN)) {
-        make(cut, true_type{}, false_type{}, none);
+        make(cut, true_type{}, false_type{}, NoElements{});
         return;
       }
     }
-    make(cut, false_type{}, false_type{}, none);
+    make(cut, false_type{}, false_type{}, NoElements{});
   };
   if constexpr (Variant::kHasMask) {
     if (is_cut && !blocks.has_bits()) {

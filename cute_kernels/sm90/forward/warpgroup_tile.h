@@ -17,6 +17,7 @@
 #include "cute_kernels/sm90/forward/scores.h"
 #include "cute_kernels/sm90/forward/share_schedule.h"
 #include "cute_kernels/sm90/forward/softmax.h"
+#include "cute_kernels/sm90/forward/usual_scores.h"
 #include "cute_kernels/sm90/forward/variant.h"
 #include "cute_kernels/sm90/gemm.h"
 
@@ -44,11 +45,12 @@ struct WarpgroupTile {
   static constexpr bool kTakesBits = variant::kTakesBits<Variant>;
   static constexpr bool kTakesSpans = variant::kTakesSpans<Variant>;
   using Ahead = std::conditional_t<kTakesBits, BlocksAhead<Traits, Variant>, NoBlocksAhead>;
+  using Usual = UsualScoresOf<Traits, kFeatures, Variant>;
+  static constexpr bool kMostAreUsual = Usual::kExists && TileSoftmax::kSumsTell && !kRowsDecide;
   // Dropout draws while S is computed, once other warpgroups may issue MMAs: else they would wait for this, too.
   // NOTE: wide heads have no registers for it, nor have scores with a cap or slopes; they draw when P is there.
   static constexpr bool kDrawsBesideQK =
       kFeatures.dropout && Traits::kHeadDim <= 128 && !kSoftcap && !kFeatures.alibi_slopes;
-  struct Nothing {};
   using Dropped = std::conditional_t<kFeatures.dropout, DropoutOfOperand<kBlockN>, Nothing>;
   using Coords = decltype(coords_of<kBlockN>(0));  // (MMA,MMA_M,MMA_N)
   // Where this thread's scores are. NOTE: four consumers have no registers to keep it.
@@ -66,6 +68,7 @@ struct WarpgroupTile {
   TileSoftmax softmax;
   PerRow correction;  // of O, after a block
   Ahead ahead;
+  Usual usual;
   Dropped dropped;
 
   CUTE_DEVICE WarpgroupTile(ParamsWith<Variant> const& params, int warpgroup)
@@ -75,7 +78,8 @@ struct WarpgroupTile {
         tScS(coords_of<kBlockN>(device::thread_idx() % kWarpgroup)),
         softmax(Variant::kHasScore ? 1.f : params.problem.softmax_scale,
                 Variant::kHasScore ? kLn2 : params.problem.inverse_scale_log2),
-        ahead(params) {}
+        ahead(params),
+        usual(params) {}
 
   CUTE_DEVICE int first_query() const { return tile.first_query + first_row_query; }
   CUTE_DEVICE int first_place() const { return blocks.end - 1; }  // of the first block
@@ -92,6 +96,11 @@ struct WarpgroupTile {
       blocks = schedule.blocks_of_warpgroup(tile, warpgroup);
     }
     mask = ScoreMask<Traits, kFeatures>(params, tile, first_query(), coords_S());
+    if constexpr (kMostAreUsual) {
+      if (blocks.size() > 0) {
+        usual.begin(tile, first_query());
+      }
+    }
     if constexpr (kTakesBits) {
       ahead.begin(tile, warpgroup, blocks);
     }
@@ -132,6 +141,9 @@ struct WarpgroupTile {
 
   // A later one: S to P, in place. Returns whether O is to be rescaled, by `correction`.
   CUTE_DEVICE bool softmax_of_next(auto& acc_S, int place) {
+    if constexpr (kMostAreUsual) {
+      return softmax_where_most_are_usual(acc_S, place);
+    }
     ListedBlock const block = take_scores(acc_S, place);
     if constexpr (kRowsDecide) {
       return softmax_where_rows_decide(acc_S, block, place);
@@ -239,6 +251,39 @@ struct WarpgroupTile {
       compute_again(acc_S, block);
       mask.cut_all();  // of the tile's blocks none is to take that long again
     }
+    return softmax_by_maximum(acc_S, block, place);
+  }
+  // The same of scores that are made in between.
+  // NOTE: others go by a maximum. A second way by sums would share registers with the usual one, which moves P there.
+  CUTE_DEVICE bool softmax_where_most_are_usual(auto& acc_S, int place) {
+    ListedBlock const block = next_block(place);
+    if (!mask.cuts(block.number) && usual.are_of(block, ahead)) {
+      device::at(Site::softmax);
+      usual.make(acc_S, tile, first_query(), block.number);
+      PerRow const sums =
+          softmax.exponentiate_with_m(acc_S, params.problem.softcap,
+                                      usual.before_exponential(ahead, block.number, blocks.begin));
+      if constexpr (Usual::kReadsAhead) {
+        usual.load_ahead(ahead, place - 1);
+      } else {
+        read_ahead(place - 1);
+      }
+      if (!softmax.are_large(sums)) {
+        softmax.add(sums);
+        return false;
+      }
+      if (!softmax.overflow(sums)) {
+        softmax.grow(acc_S, sums, correction);
+        return true;
+      }
+      compute_again(acc_S, block);
+      mask.cut_all();
+    } else {
+      take_scores(acc_S, place);
+    }
+    return softmax_by_maximum(acc_S, block, place);
+  }
+  CUTE_DEVICE bool softmax_by_maximum(auto& acc_S, ListedBlock const& block, int place) {
     mask.apply(acc_S, block.number);
     bool const rescale =
         softmax.template update<false, true>(acc_S, correction, params.problem.softcap);

@@ -32,6 +32,7 @@ def _picked() -> str:
 TORCH_API = _picked()
 autocast = _APIS[TORCH_API].autocast
 below_autograd = _APIS[TORCH_API].below_autograd
+call_op = _APIS[TORCH_API].call_op
 
 
 def _register(library: torch.library.Library) -> None:

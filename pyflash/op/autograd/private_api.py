@@ -20,7 +20,7 @@ from pyflash.op.backward import (
     refuse_what_nothing_serves,
     runs_own,
 )
-from pyflash.op.errors import run
+from pyflash.op.errors import call, run
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 _C = torch._C
@@ -45,6 +45,7 @@ _NEEDED = (
     "_C._AutoDispatchBelowAutograd",
     "_C._ExcludeDispatchKeyGuard",
     "_C._len_torch_dispatch_stack",
+    "_C._len_torch_function_stack",
     "_C.DispatchKeySet",
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
@@ -88,10 +89,33 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
                 refuse_gradients_of_tensors(options)
             if refuse_what_nothing_serves not in answers:
                 refuse_what_nothing_serves.among(answers, q, k, packing, options)
-        call = (below, keyset, forward, options, tensors, answers)
-        return _apply(_Attention, call, q, k, v, *packing, *tensors)
+        told = (below, keyset, forward, options, tensors, answers)
+        return _apply(_Attention, told, q, k, v, *packing, *tensors)
 
     library.impl(forward.name, kernel, "Autograd", with_keyset=True)
+
+
+def call_op(
+    op: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """What an op of attention returns, `errors.call` of it. others: its positional arguments behind
+    v. The call does not pass the op's kernel of autograd, which is Python, where nothing is
+    recorded and nobody looks."""
+    recorded = is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or not _TENSORS.isdisjoint(options)  # which may require gradients
+    )
+    if recorded or not (type(k) is type(v) is Tensor and _is_seen_by_nobody(q)):
+        return call(op, q, k, v, *others, **options)
+    with _C._AutoDispatchBelowAutograd():
+        return call(op, q, k, v, *others, **options)
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -158,8 +182,8 @@ def _apply(function: type[_Function], *arguments: Any) -> Any:
 
 class _Attention(_Function):
     @staticmethod
-    def forward(ctx: Any, call: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, ...]:
-        below, keyset, forward, options, tensors, answers = call
+    def forward(ctx: Any, told: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, ...]:
+        below, keyset, forward, options, tensors, answers = told
         if tensors:
             # NOTE: under torch.func those among the arguments are unwrapped, those in options are
             # not.
@@ -183,7 +207,7 @@ class _Attention(_Function):
     ) -> tuple[Tensor | None, ...]:
         # NOTE: unpacking may run the forward pass again, which has to be recorded.
         saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
-        if _is_seen_by_nobody(grad_out):
+        if not is_grad_enabled() and _is_seen_by_nobody(grad_out):
             found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
             if found:
                 return (None, *found, None, None, None, None) if ctx.lengths else (None, *found)
@@ -198,15 +222,15 @@ class _Attention(_Function):
     jvp = staticmethod(refusal(FORWARD_MODE))
 
 
-def _is_seen_by_nobody(grad_out: Tensor | None) -> bool:
-    """Whether nobody looks at which op computes gradients: no graph is recorded or traced, and no
-    mode, transform or subclass of torch's is there."""
+def _is_seen_by_nobody(x: Tensor | None) -> bool:
+    """Whether nobody looks at which ops run on a tensor: no graph is traced, and no mode, transform
+    or subclass of torch's is there."""
     return (
-        type(grad_out) is Tensor
-        and not is_grad_enabled()
+        type(x) is Tensor
         and not torch.compiler.is_compiling()
         and not _C._are_functorch_transforms_active()
         and not _C._len_torch_dispatch_stack()
+        and not _C._len_torch_function_stack()
         and forward_ad._current_level < 0
     )
 

@@ -16,12 +16,25 @@ from torch.autograd import forward_ad
 
 from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients, save
 from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
+from pyflash.op.errors import call
 from pyflash.op.options import TENSORS, backward_options, tensors_of
 
 
 def below_autograd() -> AbstractContextManager[Any]:
     """As that of private_api, with no effect."""
     return nullcontext()
+
+
+def call_op(
+    op: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """As that of private_api; there is no way past autograd."""
+    return call(op, q, k, v, *others, **options)
 
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:

@@ -12,6 +12,7 @@ _LISTS = "variant/block_lists.h"
 _READ = "sm90/forward/mask_bits.h"
 _SCORES = "sm90/forward/variant.h"
 _TILE = "sm90/forward/warpgroup_tile.h"
+_USUAL = "sm90/forward/usual_scores.h"
 
 
 def _bug(name: str, *edits, problem: str = "all") -> Bug:
@@ -31,8 +32,8 @@ BUGS = [
     _bug("bits_of_neighbours_swapped",
          condition("key_of_bit(lane), problem", "key_of_bit(lane ^ BUG), problem", _MADE)),
     _bug("bits_of_the_next_eight_columns",
-         condition("column = column_of(i, lane); int const first =",
-                   "column = column_of(i, lane ^ 2 * BUG); int const first =", _MADE)),
+         condition("column = column_of(i % kVotes, lane);",
+                   "column = column_of(i % kVotes, lane ^ 2 * BUG);", _MADE)),
     _bug("bytes_in_another_order",
          condition(" & 255) << (8 * i);", " & 255) << (8 * (i ^ BUG));", _MADE)),
     _bug("the_byte_of_the_first_lane",
@@ -51,11 +52,13 @@ BUGS = [
                    _MADE)),
     # What is judged.
     _bug("a_block_that_hides_some_is_whole",
-         condition("(~votes[i] & keys[i]) != 0;", "(!BUG && (~votes[i] & keys[i]) != 0);",
-                   _MADE)),
+         condition("(~vote & keys[i]) != 0);", "!BUG && (~vote & keys[i]) != 0);", _MADE)),
     _bug("a_block_with_few_pairs_is_empty",
-         condition("(votes[i] & keys[i]) != 0;",
-                   "((BUG && of.block == 1 ? 0 : votes[i]) & keys[i]) != 0;", _MADE)),
+         condition("(of_row[i] & keys[i]) != 0;",
+                   "((BUG && of.block == 1 ? 0 : of_row[i]) & keys[i]) != 0;", _MADE)),
+    _bug("votes_of_the_row_beside",
+         condition("vote = votes[n * kVotes + i];", "vote = votes[(n ^ BUG) * kVotes + i];",
+                   _MADE)),
     _bug("what_is_judged_of_the_block_before",
          condition("[1 + block] = int(shown);",
                    "[BUG && block > 0 ? block : 1 + block] = int(shown);", _MADE),
@@ -69,11 +72,9 @@ BUGS = [
          condition("of_block(variant::ListedBlock::of(entry).number)",
                    "of_block(variant::ListedBlock::of(entry).number ^ BUG)", _READ)),
     _bug("stale_words",
-         condition("{ return; } entry = entry_after;",
-                   "{ return; } Bits const stale = bits; entry = entry_after;", _READ),
-         condition("if (place > first_place) {",
-                   "if (BUG && place == first_place) { bits = stale; } if (place > first_place) {",
-                   _READ)),
+         condition("bits = {load_words(variant::ListedBlock::of(entry).number)};",
+                   "if (!BUG || place != first_place) {"
+                   " bits = {load_words(variant::ListedBlock::of(entry).number)}; }", _READ)),
     _bug("words_of_the_tile_before",
          condition("first_vector = uint32_t(list * lists.blocks) * kVectorsOfBlock",
                    "first_vector = uint32_t((BUG && list > 0 ? list - 1 : list) * lists.blocks) *"
@@ -91,9 +92,9 @@ BUGS = [
          condition("row_words[r * kWordsOfRow + c / 32]",
                    "row_words[(BUG ? 1 - r : r) * kWordsOfRow + c / 32]", _READ)),
     _bug("the_next_bit",
-         condition(">> c % 32 & 1) == 0", ">> (c % 32 ^ BUG) & 1) == 0", _READ)),
+         condition(">> c % 32 & 1) != 0", ">> (c % 32 ^ BUG) & 1) != 0", _READ)),
     _bug("bits_that_hide_what_is_shown",
-         condition("& 1) == 0) { S(r, c)", "& 1) == BUG) { S(r, c)", _READ)),
+         condition("& 1) != 0; }", "& 1) != BUG; }", _READ)),
     _bug("the_entry_one_further",
          condition("entry_after = entry_at(place - 1);",
                    "entry_after = entry_at(place - (BUG && place > first_place + 1 ? 2 : 1));",
@@ -102,6 +103,19 @@ BUGS = [
          condition("kAhead ? blocks.bits : blocks.of_block(n_block);",
                    "kAhead || BUG ? blocks.bits : blocks.of_block(n_block);", _SCORES),
          problem="growing"),
+    _bug("rows_the_other_way_round_amid_exponentials",
+         condition("word = words[r * kWordsOfRow + c / 32];",
+                   "word = words[(BUG ? 1 - r : r) * kWordsOfRow + c / 32];", _READ)),
+    _bug("nothing_hidden_amid_exponentials",
+         condition("auto const hide = [&] { if constexpr (kHides) {",
+                   "auto const hide = [&] { if constexpr (kHides) {"
+                   " if (BUG) { auto all = blocks.bits; all.words = {~0u, ~0u};"
+                   " return all.hider(); }", _USUAL)),
+    _bug("the_same_words_again",
+         without("blocks.advance_with_bits(place);", _USUAL)),
+    _bug("an_entry_too_early",
+         condition("entry_at(max(place - 1, first_place));",
+                   "entry_at(max(place - (BUG ? 2 : 1), first_place));", _READ), problem="long"),
     _bug("nothing_hidden",
          without("bits.hide(acc_S);", _SCORES)),
     _bug("nothing_read_ahead",

@@ -32,8 +32,9 @@ BUGS = [
          condition("block.number * Traits::kBlockN;",
                    "(BUG ? block.number ^ 1 : block.number) * Traits::kBlockN;", _SCORES)),
     _bug("the_next_place",
-         condition("read_ahead(place - 1);",
-                   "read_ahead(BUG && place > 1 ? place - 2 : place - 1);", _TILE)),
+         condition("read_ahead(place - 1); device::at(Site::softmax);",
+                   "read_ahead(BUG && place > 1 ? place - 2 : place - 1);"
+                   " device::at(Site::softmax);", _TILE)),
     _bug("no_copy_for_the_first_block",
          without("read_ahead(blocks.end - 1);", _TILE)),
     _bug("a_copy_behind_the_last_block",
