@@ -40,7 +40,11 @@ BROKEN = [
     ("keys_per_warpgroup", {"d_head": 256}, "all warpgroups have the same 64 keys"),
     ("dQ_per_warpgroup", {"d_head": 256, "B_c": 64, "B_r": 128}, "not of B_r = 128: make B_r 64"),
     ("dQ_per_warpgroup", {"d_head": 96, "B_r": 128}, "64 x 48 elements of a block's dQ"),
-    ("dQ_per_warpgroup", {"d_head": 192, "B_c": 64, "B_r": 128}, "96 columns at a time, not of B_r"),
+    (
+        "dQ_per_warpgroup",
+        {"d_head": 192, "B_c": 64, "B_r": 128},
+        "96 columns at a time, not",
+    ),
     ("dQ_by_red_takes_turns", {"d_head": 96, "dQ_by_red": True}, "a warp add 768 elements of dQ"),
     ("overlap_is_of_one_pass", {"d_head": 256, "B_c": 64}, "at d_head = 256 there are several"),
     ("early_dP_is_an_order", {"early_dP": True}, "two orders of one loop's steps"),

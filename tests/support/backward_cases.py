@@ -88,8 +88,12 @@ CASES = [
         if layout != "contiguous"
     ),
     *(
-        Case(dtype, 256, mask, size)
-        for dtype in _DTYPES
+        Case(dtype, d, mask, size)
+        for dtype, d in (
+            (torch.bfloat16, 96),
+            (torch.float16, 192),
+            *((dtype, 256) for dtype in _DTYPES),
+        )
         for mask in MASKS
         for size in ("ragged", "fewer_keys", "gqa")
     ),

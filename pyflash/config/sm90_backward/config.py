@@ -86,8 +86,8 @@ class FlashBackwardSm90Config(KernelConfig):
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
         query, dS of two blocks, 64 x `dQ_columns` elements of dQ in fp32 of each consumer, or
-        without them 64 rows of a slab of dK, and the mbarriers of pipelines for K, V, Q and dO, of dS, of what
-        senders add of dQ and of who counts what is added, and zeros."""
+        without them 64 rows of a slab of dK, and the mbarriers of pipelines for K, V, Q and dO, of
+        dS, of what senders add of dQ and of who counts what is added, and zeros."""
         tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
         of_dS = DS_STAGES * self.B_c * self.B_r * 2
         of_dQ = slab_of(self.dK_columns) * 2 if self.dQ_by_red else self.dQ_columns * 4

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
-from pyflash.config.sm90 import MMA_ROWS, WARPGROUP, budgets, refuse_other_architectures, tell_spills
+from pyflash.config.sm90 import (
+    MMA_ROWS,
+    WARPGROUP,
+    budgets,
+    refuse_other_architectures,
+    tell_spills,
+)
 from pyflash.config.sm90_backward.config import NARROWEST, SLAB, FlashBackwardSm90Config
 from pyflash.config.sm90_backward.resources import register_demand
 
