@@ -54,8 +54,7 @@ struct Outputs {
     }
   }
 
-  // Behind store_dS.
-  // NOTE: it waits for the stores, at best beside MMAs that are issued between the two.
+  // Behind store_dS, for whose stores it waits, best once other MMAs are issued.
   CUTE_DEVICE void make_dS_visible() { device::fence_async_proxy(); }
 
   // Behind both. Says, too, that this warp has read all of the stage before, where the next dS is stored.
@@ -73,8 +72,8 @@ struct Outputs {
     send_staged_dQ(row, pass);
   }
 
-  // The same in two steps: here the accumulator is read, and may be used again; there the sums are added to.
-  // NOTE: the fence before they are waits for the stores, beside MMAs that are issued between the two.
+  // The same in two steps: stage_dQ reads the accumulator, send_staged_dQ adds to the sums.
+  // NOTE: the second begins with a fence that waits for the stores of the first, best once other MMAs are issued.
   template <class AccDQ>
   CUTE_DEVICE void stage_dQ(AccDQ const& acc_dQ, int row, int pass) {
     if constexpr (Traits::kDQByRed) {
