@@ -48,6 +48,11 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     smem.pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);
     device::fence_mbarrier_init();
   }
+  if constexpr (kFeatures.equal_shares) {
+    if (warp == kIdleWarp && params.shares.tag != 0) {
+      ScheduleOf<Traits, kFeatures, Variant>::prefetch(params);
+    }
+  }
   device::sync_threads();  // the mbarriers are visible
   if (!kFeatures.equal_shares || !params.shares.runs_beside) {
     device::wait_for_previous_kernel();
