@@ -48,12 +48,12 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     smem.pipeline_V.init(Traits::kNConsumerWarps, kLoadersOfStage<kFeatures>);
     device::fence_mbarrier_init();
   }
+  device::sync_threads();  // the mbarriers are visible
   if constexpr (kFeatures.equal_shares) {
     if (warp == kIdleWarp && params.shares.tag != 0) {
       ScheduleOf<Traits, kFeatures, Variant>::prefetch(params);
     }
   }
-  device::sync_threads();  // the mbarriers are visible
   if (!kFeatures.equal_shares || !params.shares.runs_beside) {
     device::wait_for_previous_kernel();
   }

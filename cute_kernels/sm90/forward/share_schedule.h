@@ -35,8 +35,9 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     int const first = min(lane * n_of_lane, batch);
     int const end = min(first + n_of_lane, batch);
     Tile tile;
-    // NOTE: without a branch about it, so that what follows from extents is found while the length comes.
+    // NOTE: without a branch about it, so that the place is found while the length comes.
     int const n_units_of_first = schedule.find_tile(tile, min(first, batch - 1));
+    Place const place = schedule.place_among_like();
     Units units{first < end ? n_units_of_first : 0, n_units_of_first, n_units_of_first};
 #pragma unroll 4  // so that a lane asks for several lengths at a time
     for (int sequence = first + 1; sequence < end; ++sequence) {
@@ -47,7 +48,7 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     }
     int const like = int(device::bits_of_group<32>(uint32_t(n_units_of_first), 0));
     bool const is_unlike = units.least != like || units.most != like;
-    if (!device::any_lane(is_unlike) && schedule.find_among_like(own, like, lane)) {
+    if (!device::any_lane(is_unlike) && schedule.find_among_like(own, place, like, lane)) {
       return;
     }
     int all = units.sum;
@@ -199,16 +200,20 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     place.n_whole = max(min(shares.whole_tiles, n_tiles - tile), 0);
     shares.by_tiles(place.sequence, place.head, tile);
     place.head *= shares.by_abreast.divisor;
+    // NOTE: else the compiler finds them where they are used.
+    device::keep(place.sequence);
+    device::keep(place.head);
+    device::keep(place.part);
+    device::keep(place.n_whole);
     return place;
   }
 
   // The same where every tile has n_units. Returns whether equal shares would not take less time. By a warp.
-  CUTE_DEVICE bool find_among_like(CtaShare& own, int n_units, int lane) const {
+  CUTE_DEVICE bool find_among_like(CtaShare& own, Place const& place, int n_units, int lane) const {
     // What a tile takes longer that is cut, and one more that is merged.
     constexpr int kCut = 1, kMerge = 2;
     constexpr int kTileUnits = ShareListing::kTileUnits;
     ShareOrder const& shares = this->params.shares;
-    Place const place = place_among_like();
     int const n_tiles = this->params.problem.batch * shares.by_tiles.divisor;
     int const n_parts = shares.by_parts.divisor;
     bool const is_cut = n_parts > 1;
