@@ -186,7 +186,9 @@ def _check_append(
         raise unexpected(f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         if x.dtype != k.dtype and not (is_fp8(k_cache) and is_fp8(v_cache)):
-            raise unexpected(f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k")
+            raise unexpected(
+                f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k"
+            )
     if k_scale is not None or v_scale is not None or is_fp8(k_cache):
         check_scales(k_cache, k_scale, v_scale)
     if not (k.device == v.device == k_cache.device == v_cache.device == slots.device):

@@ -12,7 +12,7 @@ _CAPACITY = 4096  # sequences; of more, each call makes its own
 
 @dataclass
 class _Kept:
-    """Row b has b, (_CAPACITY, 1), int32. NOTE: it is never dropped, as a CUDA graph may read it."""
+    """Row b has b, (_CAPACITY, 1), int32. NOTE: never dropped, because a CUDA graph may read it."""
 
     table: Tensor
     made: torch.cuda.Event | None  # None: whoever reads it, it is there
@@ -35,11 +35,11 @@ class _Kept:
 _kept: dict[torch.device, _Kept] = {}
 
 
-def own_rows(lengths: Tensor) -> Tensor:
-    """(batch, 1), int32, on the device of lengths, (batch,): row b has b. Nobody writes to it."""
-    n, device = lengths.numel(), lengths.device
+def own_rows(n: int, like: Tensor) -> Tensor:
+    """(n, 1), int32, on the device of `like`: row b has b. Nobody writes to it."""
+    device = like.device
     # NOTE: fake tensors and those of other modes are of other types.
-    if torch.compiler.is_compiling() or type(lengths) is not Tensor or n > _CAPACITY:
+    if torch.compiler.is_compiling() or type(like) is not Tensor or n > _CAPACITY:
         return _rows(n, device)
     kept = _kept.get(device)
     if kept is not None and kept.made is None:

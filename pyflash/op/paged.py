@@ -219,6 +219,7 @@ def attention_cached(
     if cache_rows is not None:
         shape = tuple(cache_rows.shape)
         require(shape == (n,), f"cache_rows has shape {shape}: expected ({n},), as seqlens_k")
+        table = cache_rows.unsqueeze(-1)
     else:
-        return attention_paged(q, k_cache, v_cache, own_rows(seqlens_k), seqlens_k, **others)
-    return attention_paged(q, k_cache, v_cache, cache_rows.unsqueeze(-1), seqlens_k, **others)
+        table = own_rows(n, seqlens_k)
+    return attention_paged(q, k_cache, v_cache, table, seqlens_k, **others)

@@ -1,4 +1,4 @@
-"""The table of a cache in which sequence b has row b: kept where it may be, and made anew elsewhere."""
+"""The table of a cache in which sequence b has row b: kept where it may be, else made anew."""
 
 from __future__ import annotations
 
@@ -18,46 +18,44 @@ def nothing_kept(monkeypatch):
     monkeypatch.setattr(module, "_kept", {})
 
 
-def lengths(n: int) -> torch.Tensor:
-    return torch.zeros(n, dtype=torch.int32)
+def rows_of(n: int) -> torch.Tensor:
+    return own_rows(n, torch.zeros(1))
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, module._CAPACITY, module._CAPACITY + 1])
 def test_row_b_has_b(n):
     for _ in range(2):
-        rows = own_rows(lengths(n))
+        rows = rows_of(n)
         assert rows.dtype == torch.int32
         assert rows.tolist() == [[b] for b in range(n)]
 
 
 def test_it_is_kept():
-    first = own_rows(lengths(7))
-    assert own_rows(lengths(7)) is first
-    assert own_rows(lengths(5)).data_ptr() == first.data_ptr()
+    first = rows_of(7)
+    assert rows_of(7) is first
+    assert rows_of(5).data_ptr() == first.data_ptr()
 
 
 def test_one_made_in_inference_serves_calls_outside_of_it():
     with torch.inference_mode():
-        first = own_rows(lengths(3))
+        first = rows_of(3)
     assert not first.is_inference()
-    assert own_rows(lengths(3)) is first
+    assert rows_of(3) is first
 
 
 def test_fake_ones_are_not_kept():
     with FakeTensorMode():
-        fake = own_rows(lengths(3))
+        fake = rows_of(3)
         assert type(fake) is not torch.Tensor
     assert module._kept == {}
-    own_rows(lengths(3))
+    rows_of(3)
     with FakeTensorMode():
-        assert type(own_rows(lengths(3))) is not torch.Tensor
+        assert type(rows_of(3)) is not torch.Tensor
 
 
 def test_threads_get_the_same_rows():
     found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(own_rows(lengths(9)))) for _ in range(8)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(rows_of(9))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -85,16 +83,16 @@ def pending(monkeypatch):
 
 
 def test_the_stream_that_makes_it_reads_it(pending):
-    assert own_rows(lengths(2)).tolist() == [[-1], [-1]]
+    assert rows_of(2).tolist() == [[-1], [-1]]
 
 
 def test_another_stream_does_not_until_it_is_there(pending, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "other")
-    assert own_rows(lengths(2)).tolist() == [[0], [1]]
+    assert rows_of(2).tolist() == [[0], [1]]
     pending.is_done = True
-    assert own_rows(lengths(2)).tolist() == [[-1], [-1]]
+    assert rows_of(2).tolist() == [[-1], [-1]]
     pending.is_done = False  # of which nobody asks any more
-    assert own_rows(lengths(2)).tolist() == [[-1], [-1]]
+    assert rows_of(2).tolist() == [[-1], [-1]]
 
 
 def test_a_compiled_call_makes_its_own():
