@@ -80,8 +80,10 @@ def slots_of(
     for name, x, n in (("seqlens_k", seqlens_k, batch), ("cu_seqlens_q", cu_seqlens_q, batch + 1)):
         require(x.shape == (n,), f"{name} has shape {tuple(x.shape)}: expected ({n},)")
     if not torch.compiler.is_compiling():
-        slots = torch.empty(total_q, dtype=torch.int64, device=block_table.device)
-        if torch.ops.pyflash.find_slots(block_table, seqlens_k, cu_seqlens_q, page_size, slots):
+        slots = torch.ops.pyflash.find_slots(
+            block_table, seqlens_k, cu_seqlens_q, page_size, total_q
+        )
+        if len(slots) == total_q:  # else none: no kernel is there
             return slots
     rows = torch.arange(total_q, device=block_table.device)
     if batch == 0 or max_pages == 0:
@@ -141,9 +143,9 @@ def _append_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: 
 
 @torch.library.register_fake("pyflash::find_slots")
 def _find_slots(
-    table: Tensor, lengths: Tensor, starts: Tensor, page_size: int, out: Tensor
-) -> bool:
-    return False  # as above
+    table: Tensor, lengths: Tensor, starts: Tensor, page_size: int, total_q: int
+) -> Tensor:
+    return table.new_empty(0, dtype=torch.int64)  # as above
 
 
 def _check_append(
