@@ -37,7 +37,7 @@ BROKEN = [
     ("slabs", {"d_head": 80}, "d_head = 80 is divided into slabs of 32"),
     ("slabs", {"B_r": 96}, "B_r = 96 is divided into slabs of 64"),
     ("dQ_per_warpgroup", {"d_head": 64}, "which has B_r * d_head = 4096"),
-    ("keys_per_warpgroup", {"d_head": 256}, "all warpgroups have the same 64 keys"),
+    ("keys_per_warpgroup", {"d_head": 256, "B_c": 192}, "or 64, which all of them have"),
     ("dQ_per_warpgroup", {"d_head": 256, "B_c": 64, "B_r": 128}, "not of B_r = 128: make B_r 64"),
     ("dQ_per_warpgroup", {"d_head": 96, "B_r": 128}, "64 x 48 elements of a block's dQ"),
     (
@@ -49,6 +49,14 @@ BROKEN = [
     ("overlap_is_of_one_pass", {"d_head": 256, "B_c": 64}, "at d_head = 256 there are several"),
     ("early_dP_is_an_order", {"early_dP": True}, "two orders of one loop's steps"),
     ("early_dP_is_an_order", {"overlap": False, "early_dP": True}, "up to d_head = 64, not at 128"),
+    ("columns_in_parts", {"d_head": 256}, "use dQ_by_red = True, one_dO = True and overlap"),
+    ("one_dO_where_more_have_no_room", {"one_dO": True}, "not for d_head = 128, overlap = True"),
+    (
+        "one_dO_where_more_have_no_room",
+        {"d_head": 192, "B_c": 64, "stages": 2, "overlap": False, "one_dO": True},
+        "in which stages = 2 blocks of dO have room",
+    ),
+    ("smem", {"d_head": 256, "B_c": 64, "stages": 2, "overlap": False}, "or one_dO = True"),
     ("overlap_needs_stages", {"stages": 1}, "use stages = 2 or more, or overlap = False"),
     ("smem", {"stages": 4}, "266240 bytes of shared memory, more than the 232448 that sm_90"),
     (

@@ -20,6 +20,8 @@ MAX_CLUSTER = {
     "in_turn": 2,
     "narrow_overlap": 4,
     "widest": 4,
+    "two_passes": 4,
+    "column_parts": 2,
     "narrower_slabs": 4,
     "shared_keys": 4,
     "shared_keys_by_red": 4,

@@ -111,13 +111,12 @@ def columns_in_parts(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 def one_dO_where_more_have_no_room(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     if not c.one_dO:
         return
-    if c.overlap or c.early_dP:
+    if c.d_head <= 128 or c.overlap or c.early_dP:
         yield (
-            "one_dO = True is for the loop in turn, which is done with dO of a block before it "
-            "needs that of the next: use overlap = False and early_dP = False, or one_dO = False"
+            "one_dO = True is for d_head above 128 and the loop in turn, which has done with dO of "
+            f"a block long before it needs the next, not for d_head = {c.d_head}, overlap = "
+            f"{c.overlap} and early_dP = {c.early_dP}: use one_dO = False"
         )
-    elif c.stages == 1:
-        yield "one_dO = True says what stages = 1 does: use one_dO = False"
     elif c.replace(one_dO=False).smem_bytes <= arch.smem_per_cta:
         yield (
             f"one_dO = True leaves shared memory empty in which stages = {c.stages} blocks of dO "
