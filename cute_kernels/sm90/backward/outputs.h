@@ -245,12 +245,20 @@ struct Outputs {
     device::sync_warp();
   }
 
+  CUTE_DEVICE int first_column_dKV() const {
+    int const in_part = Traits::first_column_dKV(warpgroup);
+    if constexpr (Traits::kColumnParts > 1) {
+      return tile.column_part * Traits::kOwnColumns + in_part;
+    } else {
+      return in_part;
+    }
+  }
+
   template <class AccDKV>
   CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
                               TensorStrides const& strides) {
     int const first_key = tile.first_key + Traits::first_key(warpgroup) + fresh_thread() / 32 * 16;
-    int const first_column =
-        Traits::first_column_dKV(warpgroup) + tile.column_part * Traits::kOwnColumns;
+    int const first_column = first_column_dKV();
     Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
                          tile.head_kv * strides.head +
                          (tile.keys().begin + first_key) * strides.row + first_column;

@@ -474,9 +474,8 @@ BUGS = [
     ),
     _bug(
         "every_part_stores_the_first_columns",
-        condition("tile.column_part * Traits::kOwnColumns; Element* const out",
-                  "(BUG ? 0 : tile.column_part) * Traits::kOwnColumns; Element* const out",
-                  _OUTPUTS),
+        condition("return tile.column_part * Traits::kOwnColumns + in_part;",
+                  "return (BUG ? 0 : tile.column_part) * Traits::kOwnColumns + in_part;", _OUTPUTS),
         finds=[found("written_twice", "rows_s2g", memory=None)],
         configs=("parts",),
     ),
