@@ -7,7 +7,7 @@ import pytest
 from support.machine_code import compile_together
 
 from pyflash.codegen.kernels import Request
-from pyflash.config import Arch, KernelConfig, Space, named_set, parse
+from pyflash.config import Arch, KernelConfig, Space, named_set
 from pyflash.third_party.cuda import CudaError, find_nvcc
 
 SM90 = Arch.of(90)
@@ -15,15 +15,8 @@ PLAIN, WINDOWS = "plain", "right_window+left_window"
 CONFIGS = [
     config
     for config in Space(family="sm90_backward", dtype="FP16").legal(SM90)
-    if config.dQ_by_red == (config.d_head == 256)
+    if config.d_head == 256 or not config.dQ_by_red
 ]
-CONFIGS += map(
-    parse,
-    (
-        "(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+one_dO",
-        "(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red+one_dO",
-    ),
-)
 
 
 def features_of(config: KernelConfig) -> tuple[str, ...]:

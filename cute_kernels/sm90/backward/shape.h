@@ -55,9 +55,17 @@ constexpr int columns_dKV(FlashBackwardSm90Config const& config) {
   return columns_of_cta(config) / (shares_keys(config) ? config.n_consumers : 1);
 }
 
-// Blocks of dO in shared memory.
+// Pieces of dQ that a consumer computes, one after another.
+constexpr int passes_dQ(FlashBackwardSm90Config const& config) {
+  return config.B_r * columns_of_cta(config) /
+         (config.n_consumers * kMmaM * columns_dQ(config.d_head));
+}
+
+// Blocks of dO in shared memory: more than one have no room where CTAs have a part of the columns, or several passes over dQ leave
+// through shared memory.
 constexpr int stages_of_dO(FlashBackwardSm90Config const& config) {
-  return config.one_dO ? 1 : config.stages;
+  bool const one = column_parts(config) > 1 || (passes_dQ(config) > 1 && !config.dQ_by_red);
+  return one ? 1 : config.stages;
 }
 // Elements of Q and dO in shared memory: of the columns of others, a block of each is there.
 constexpr int elements_of_queries(FlashBackwardSm90Config const& config) {

@@ -64,8 +64,7 @@ struct KernelTraits {
                 "each consumer warpgroup has 64 keys");
   static_assert(kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 192 ||
                 kHeadDim == 256);
-  // Pieces of dQ that a consumer computes, one after another.
-  static constexpr int kPassesDQ = kBlockM * kOwnColumns / (kNConsumers * kMmaM * kColumnsDQ);
+  static constexpr int kPassesDQ = passes_dQ(kConfig);
   static_assert(kBlockM * kOwnColumns == kNConsumers * kMmaM * kColumnsDQ * kPassesDQ);
   static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap && !kEarlyDP));
   // Whether one pass leaves through shared memory beside S, the next beside dP, in the place of the first.

@@ -56,8 +56,6 @@ class FlashBackwardSm90Config(KernelConfig):
     # P of a block is computed beside its dP, which starts at -delta, and dS from P in 16 bits; not
     # under softcap, nor for a variant that has slopes of its own.
     early_dP: bool = flag("early_dP")
-    # One block of dO is in smem at a time, whatever `stages`: where more have no room.
-    one_dO: bool = flag("one_dO", default=False)
 
     @property
     def n_threads(self) -> int:
@@ -81,8 +79,10 @@ class FlashBackwardSm90Config(KernelConfig):
 
     @property
     def dO_stages(self) -> int:
-        """Blocks of dO in smem."""
-        return 1 if self.one_dO else self.stages
+        """Blocks of dO in smem: one where columns are in parts, or several passes over dQ leave
+        through smem, since more have no room."""
+        one = self.column_parts > 1 or (self.dQ_passes > 1 and not self.dQ_by_red)
+        return 1 if one else self.stages
 
     @property
     def dQ_columns(self) -> int:

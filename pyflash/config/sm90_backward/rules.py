@@ -99,28 +99,10 @@ def overlap_is_of_one_pass(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[s
 
 @RULES.rule
 def columns_in_parts(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    if c.column_parts > 1 and not (c.dQ_by_red and c.one_dO and not c.overlap):
+    if c.column_parts > 1 and (c.overlap or not c.dQ_by_red):
         yield (
             f"at d_head = {c.d_head} and B_c = {c.B_c} a CTA has half of the columns, and no room "
-            "for dQ, for a second block of dO or for scores of two blocks: use dQ_by_red = True, "
-            "one_dO = True and overlap = False"
-        )
-
-
-@RULES.rule
-def one_dO_where_more_have_no_room(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    if not c.one_dO:
-        return
-    if c.d_head <= 128 or c.overlap or c.early_dP:
-        yield (
-            "one_dO = True is for d_head above 128 and the loop in turn, which has done with dO of "
-            f"a block long before it needs the next, not for d_head = {c.d_head}, overlap = "
-            f"{c.overlap} and early_dP = {c.early_dP}: use one_dO = False"
-        )
-    elif c.replace(one_dO=False).smem_bytes <= arch.smem_per_cta:
-        yield (
-            f"one_dO = True leaves shared memory empty in which stages = {c.stages} blocks of dO "
-            "have room: use one_dO = False"
+            "for dQ or for scores of two blocks: use dQ_by_red = True and overlap = False"
         )
 
 
@@ -151,11 +133,10 @@ def early_dP_is_an_order(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str
 @RULES.rule
 def smem(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     if c.smem_bytes > arch.smem_per_cta:
-        or_one_dO = ", or one_dO = True" if c.stages > 1 and not c.one_dO else ""
         yield (
             f"K and V, stages = {c.stages} blocks of Q and dO, dS, dQ and the mbarriers are "
             f"{c.smem_bytes} bytes of shared memory, more than the {arch.smem_per_cta} that "
-            f"{arch} gives a CTA: use fewer stages{or_one_dO}"
+            f"{arch} gives a CTA: use fewer stages"
         )
 
 

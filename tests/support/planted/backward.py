@@ -34,10 +34,8 @@ CONFIGS = {
     "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
     "early": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP"),
     "slabs": FlashBackwardSm90Config.parse("(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap"),
-    "passes": FlashBackwardSm90Config.parse("(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+one_dO"),
-    "parts": FlashBackwardSm90Config.parse(
-        "(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red+one_dO"
-    ),
+    "passes": FlashBackwardSm90Config.parse("(BF16, 256, 64, 64, 2): sm90_bwd+stages_2"),
+    "parts": FlashBackwardSm90Config.parse("(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red"),
 }
 # The last ones have what the others have, but for slabs, passes over dQ and parts of the columns.
 ALL = ("overlap", "in_turn", "early")
