@@ -74,6 +74,18 @@ cudaError_t write_lists(Makers const& makers, int64_t n_lists, cudaStream_t stre
                       arguments...);
 }
 
+// Launches what judges the blocks of lists; a CTA judges several where they are many, so that bounds of one do not wait for those
+// of another.
+template <class... Arguments>
+cudaError_t judge_blocks(Makers const& makers, cudaStream_t stream, BlockLists const& lists,
+                         Arguments const&... arguments) {
+  constexpr int kCtas = 2048;
+  int64_t const n_blocks = lists.n_lists() * lists.blocks;
+  int const count = int(clamp(n_blocks / kCtas, int64_t(1), int64_t(kMostJudged)));
+  return launch_maker(makers.judge, ceil_div(n_blocks, int64_t(count)), kJudgingThreads, stream,
+                      arguments..., count);
+}
+
 // Launches what writes the lists at `memory` behind the spans, and where there are bits of the mask, these before them at
 // `bits`; there is nothing to do without a mask.
 template <class Variant>
@@ -94,8 +106,7 @@ cudaError_t make_lists(Makers const& makers, Made<Variant>& made,
       made.bits = bits;
       problem.is_judged = true;
       cudaError_t const error =
-          launch_maker(makers.judge, lists.n_lists() * lists.blocks, kJudgingThreads, stream,
-                       captured, made.prepared, problem, lists, bits);
+          judge_blocks(makers, stream, lists, captured, made.prepared, problem, lists, bits);
       if (error != cudaSuccess) {
         return error;
       }

@@ -48,44 +48,67 @@ struct WarpLanes {
       visit(lane, __byte_perm(low, high, 0x5410));
     }
   }
+  // Four bytes of four lanes change places after those of two lanes have become one.
+  template <class Visit>
+  static __device__ void for_each_of_rows(uint32_t const (&by_lanes)[kOwnLanes],
+                                          Visit const& visit) {
+    auto from = [](uint32_t value, int lanes) {
+      return __shfl_xor_sync(0xffffffffu, value, lanes);
+    };
+    int const lane = index();
+    uint32_t const half = by_lanes[0] << (lane % 2 * kBitsOfVector);
+    uint32_t const bytes = half | from(half, 1);
+    uint32_t const of_two = __byte_perm(bytes, from(bytes, 2), lane & 2 ? 0x3715 : 0x6240);
+    uint32_t const of_four = __byte_perm(of_two, from(of_two, 4), lane & 4 ? 0x3276 : 0x5410);
+    if (lane % 2 == 0) {
+      visit(lane, of_four);
+    }
+  }
 };
 
-// Threads that judge a block.
+// Threads that judge blocks.
 struct JudgingCta {
   using Warp = WarpLanes;
-
-  template <class Judge>
-  static __device__ Shown agreed(Judge const& judge) {
-    __shared__ Shown shown;
-    if (is_first()) {
-      shown = judge();
-    }
-    __syncthreads();  // it is visible
-    return shown;
-  }
   static constexpr int kWarps = kJudgingThreads / WarpLanes::kLanes;
-  template <int kAtOnce, class Visit>
-  static __device__ void for_each_rows(int rows, Visit const& visit) {
+
+  JudgedBlock* judged;  // in shared memory
+
+  template <class Visit>
+  static __device__ void for_each(int count, Visit const& visit) {
+    if (int(threadIdx.x) < count) {
+      visit(int(threadIdx.x));
+    }
+  }
+  static __device__ void sync() { __syncthreads(); }
+  template <class Visit>
+  static __device__ void for_each_of(int count, Visit const& visit) {
     // NOTE: in a register that the compiler knows to be uniform.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / WarpLanes::kLanes, 0);
-    for (int row = warp; row < rows; row += kAtOnce * kWarps) {
-      visit(row, kWarps);
+    for (int i = warp; i < count; i += kWarps) {
+      visit(i);
     }
   }
-  static __device__ SeenPairs of_all(SeenPairs const& seen) {
-    return {__syncthreads_or(seen.shown) != 0, __syncthreads_or(seen.hidden) != 0};
+  static __device__ void add(uint32_t& seen, uint32_t of_thread) {
+    uint32_t const of_warp = __reduce_or_sync(0xffffffffu, of_thread);
+    if (WarpLanes::index() == 0) {
+      atomicOr(&seen, of_warp);
+    }
   }
-  static __device__ bool is_first() { return threadIdx.x == 0; }
 };
+static_assert(kMostJudged <= kJudgingThreads);
 
-// A CTA judges a block.
+// A CTA judges `count` blocks.
 template <class Variant>
 __global__ void __launch_bounds__(kJudgingThreads)
     judge_blocks(typename Variant::Params const captured,
                  PreparedTables<Variant::kPrepared> const tables, ListedProblem const problem,
-                 BlockLists const lists, uint32_t* const bits) {
-  judge_block<Variant>(captured, tables, problem, lists, bits, int64_t(blockIdx.x), JudgingCta{},
-                       [](int const* address) { return *address; });
+                 BlockLists const lists, uint32_t* const bits, int const count) {
+  __shared__ JudgedBlock judged[kMostJudged];
+  int const first = int(blockIdx.x) * count;
+  int const n_blocks = int(lists.n_lists()) * lists.blocks;
+  judge_blocks_from<Variant>(captured, tables, problem, lists, bits, first,
+                             smaller(count, n_blocks - first), JudgingCta{judged},
+                             [](int const* address) { return *address; });
 }
 
 // A warp writes a list, or the span of a warpgroup.
