@@ -65,13 +65,17 @@ struct Memory {
   int64_t sum() const { return prepared + bits + spans + lists + order; }
 };
 
-// Launches what writes n_lists lists, a warp each.
+// Launches what writes n_lists lists of so many blocks at most: a warp each, or a CTA where they are long.
 template <class... Arguments>
-cudaError_t write_lists(Makers const& makers, int64_t n_lists, cudaStream_t stream,
+cudaError_t write_lists(Makers const& makers, int64_t n_lists, int n_blocks, cudaStream_t stream,
                         Arguments const&... arguments) {
+  constexpr int kLong = 128;
   constexpr int kWarps = 4;
-  return launch_maker(makers.list, ceil_div(n_lists, int64_t(kWarps)), kWarps * 32, stream,
-                      arguments...);
+  bool const are_long = n_blocks > kLong;
+  int const warps = are_long ? kMostWarpsOfList : 1;
+  int const lists_of_cta = are_long ? 1 : kWarps;
+  return launch_maker(makers.list, ceil_div(n_lists, int64_t(lists_of_cta)),
+                      warps * lists_of_cta * 32, stream, arguments..., warps);
 }
 
 // Launches what judges the blocks of lists; a CTA judges several where they are many, so that bounds of one do not wait for those
@@ -111,8 +115,8 @@ cudaError_t make_lists(Makers const& makers, Made<Variant>& made,
         return error;
       }
     }
-    return write_lists(makers, lists.n_lists() * made.spans.parts(), stream, captured, problem,
-                       lists, made.spans);
+    return write_lists(makers, lists.n_lists() * made.spans.parts(), lists.blocks, stream, captured,
+                       problem, lists, made.spans);
   }
   return cudaSuccess;
 }

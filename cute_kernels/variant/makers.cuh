@@ -17,8 +17,6 @@ struct WarpLanes {
   static constexpr int kLanes = 32;
   static __device__ int index() { return threadIdx.x % kLanes; }
   static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
-  static __device__ int count(uint32_t word) { return __popc(word); }
-  static __device__ int highest(uint32_t word) { return 31 - __clz(word); }
 
   static constexpr int kOwnLanes = 1;
   static __device__ int own(int) { return 0; }
@@ -111,24 +109,68 @@ __global__ void __launch_bounds__(kJudgingThreads)
                              [](int const* address) { return *address; });
 }
 
-// A warp writes a list, or the span of a warpgroup.
+// What the warps of a list say of their blocks.
+struct WarpVotes {
+  uint32_t attended[kMostWarpsOfList];
+  uint32_t whole[kMostWarpsOfList];
+};
+
+// The lanes that write a list: those of a warp, or of a CTA's warps.
+struct ListLanes {
+  int warps;
+  WarpVotes* votes;  // in shared memory, where there are several warps
+
+  __device__ int size() const { return warps * WarpLanes::kLanes; }
+  __device__ int index() const { return int(threadIdx.x) % size(); }
+  // The list of this thread.
+  __device__ int64_t list() const {
+    return int64_t(blockIdx.x) * (int(blockDim.x) / size()) + int(threadIdx.x) / size();
+  }
+  static __device__ int count(uint32_t word) { return __popc(word); }
+  static __device__ int highest(uint32_t word) { return 31 - __clz(word); }
+
+  template <class Visit>
+  __device__ void for_each_vote(bool attended, bool whole, Visit const& visit) const {
+    uint32_t const of_attended = WarpLanes::ballot(attended);
+    uint32_t const of_whole = WarpLanes::ballot(whole);
+    if (warps == 1) {
+      visit(0, true, of_attended, of_whole);
+      return;
+    }
+    int const warp = index() / WarpLanes::kLanes;
+    if (WarpLanes::index() == 0) {
+      votes->attended[warp] = of_attended;
+      votes->whole[warp] = of_whole;
+    }
+    __syncthreads();  // the votes are visible, and what lists held was read
+    for (int i = 0; i < warps; ++i) {
+      visit(i * WarpLanes::kLanes, i == warp, votes->attended[i], votes->whole[i]);
+    }
+    __syncthreads();  // they were read
+  }
+};
+
+// `warps` write a list, or the span of a warpgroup: one, or all of a CTA.
 template <class Variant>
 __global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
-                            BlockLists const lists, BlockSpans const spans) {
-  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists() * spans.parts()) {
-    write_list<Variant>(captured, problem, lists, spans, index, WarpLanes{},
+                            BlockLists const lists, BlockSpans const spans, int const warps) {
+  __shared__ WarpVotes votes;
+  ListLanes const lanes{warps, &votes};
+  if (lanes.list() < lists.n_lists() * spans.parts()) {
+    write_list<Variant>(captured, problem, lists, spans, lanes.list(), lanes,
                         [](int const* address) { return *address; });
   }
 }
 
-// A warp writes a list.
+// The same of queries.
 template <class Variant>
 __global__ void list_query_blocks(typename Variant::Params const captured,
-                                  ListedProblem const problem, BlockLists const lists) {
-  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists()) {
-    write_query_list<Variant>(captured, problem, lists, index, WarpLanes{},
+                                  ListedProblem const problem, BlockLists const lists,
+                                  int const warps) {
+  __shared__ WarpVotes votes;
+  ListLanes const lanes{warps, &votes};
+  if (lanes.list() < lists.n_lists()) {
+    write_query_list<Variant>(captured, problem, lists, lanes.list(), lanes,
                               [](int const* address) { return *address; });
   }
 }

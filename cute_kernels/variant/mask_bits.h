@@ -42,7 +42,7 @@ PYFLASH_HOST_DEVICE constexpr int64_t words_of_block(int warpgroups, int B_c) {
 // The words of a problem; 0: bits would serve too few tiles, or take too much memory.
 template <class Variant>
 constexpr int64_t bits_size(ListedProblem const& problem) {
-  constexpr int64_t kMostBytes = int64_t(512) << 20;
+  constexpr int64_t kMostBytes = int64_t(768) << 20;  // of 64k queries and keys
   constexpr int64_t kLeastServed = 2;
   if (!kTakesBits<Variant> || problem.warpgroups == 0) {
     return 0;
