@@ -71,9 +71,15 @@ def check(text: str, qkv: list[Tensor], config: str = PINGPONG, **options: Any):
     return report
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("text", [MASKED, OF_HEAD], ids=lambda x: x.partition("(")[0])
-def test_layouts_of_configs(config, text):
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        *((MASKED, name) for name in CONFIGS),
+        *((OF_HEAD, name) for name in ("pingpong", "packed_heads", "four_words")),
+    ],
+    ids=lambda x: x.partition("(")[0],
+)
+def test_layouts_of_configs(text, config):
     report = check(text, inputs(150, 384), CONFIGS[config], tensors=tensors_of(text, 150, 384))
     assert report.counts.cp_async == 0
 

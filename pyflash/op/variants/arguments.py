@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import type_name
-from pyflash.variant import Bound, Variant, bind, parse
-from pyflash.variant.bound import is_symbol
+from pyflash.variant import Bound, Variant, parse
+from pyflash.variant.bound import check_values, is_symbol
 from pyflash.variant.library import named
 from pyflash.variant.parser import normal_of
 from pyflash.variant.scalars import F32
@@ -94,7 +94,16 @@ def _in_places(
 def _known(variant: Variant | str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The portable text, and by parameter among which values of the op it is, the captured ones in
     their order; "" for one that the normal form lacks."""
-    value = as_variant(variant)
+    # NOTE: equal variants may have parameters of other names.
+    return _known_of_text(variant) if isinstance(variant, str) else _known_of(as_variant(variant))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_of_text(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return _known_of(as_variant(text))
+
+
+def _known_of(value: Variant) -> tuple[str, tuple[tuple[str, str], ...]]:
     captured = {param.name: param for param in value.captured}
     places = {
         name: "tensors"
@@ -114,7 +123,7 @@ _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _check(variant: Variant | str, given: Mapping[str, Any]) -> None:
     try:
-        bind(as_variant(variant), **given)
+        check_values(as_variant(variant), given)
     except ValueError as error:
         raise ValueError(f"pyflash: {error}") from None
 
