@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from support.gpu_calls import built_for
 from support.gpu_kernels import skip_without_kernels_for
 
-from pyflash import built_configs
-from pyflash.config import DType, family_of, parse
+from pyflash.config import DType
+from pyflash.config.backward import BackwardFeatures
 from pyflash.op.backward import kernels
 
 pytestmark = pytest.mark.gpu
@@ -41,10 +42,15 @@ OPTIONS = {
 
 
 def configs_of(d_head: int) -> list[str]:
-    """Those of the family with bf16 and these columns that are built; skips without any."""
+    """Those of the family with bf16 and these columns that are built, with deterministic kernels;
+    skips without any."""
     skip_without_kernels_for(d_head)
-    known = [str(c) for c in built_configs("backward") if family_of(c).name == "sm80_backward"]
-    found = [c for c in known if parse(c).dtype == DType.BF16 and parse(c).d_head == d_head]
+    known = built_for(BackwardFeatures(deterministic=True), "backward")  # others take dropout alone
+    found = [
+        str(c)
+        for c in known
+        if c.family.name == "sm80_backward" and c.dtype == DType.BF16 and c.d_head == d_head
+    ]
     if not found:
         pytest.skip(f"no config of the SM80 backward with d_head {d_head} is built")
     return found

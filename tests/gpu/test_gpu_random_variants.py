@@ -13,7 +13,7 @@ from support.combined_variants import (
     values,
     whole,
 )
-from support.random_attention import compare, inputs_of, values_of, variant_of
+from support.random_attention import check_gradients, compare, inputs_of, values_of, variant_of
 
 import pyflash
 from pyflash.op.variants.reference import expect
@@ -59,6 +59,19 @@ def test_random_programs_are_those_of_float64(first):
         found |= values_of(program)
     for which, seed in enumerate(seeds):
         check(seed, variant, on_gpu(found | {"which": which}))
+
+
+@pytest.mark.parametrize("first", range(0, 300, _TOGETHER))
+def test_gradients_of_random_programs_are_those_of_float64(first):
+    """Of q, k, v and of what is captured, where they are finite."""
+    programs = {seed: variant_of(seed) for seed in range(first, first + _TOGETHER)}
+    variant, beside = combined(list(programs.values())), {}
+    for program in programs.values():
+        beside |= values_of(program)
+    compared = 0
+    for which, seed in enumerate(programs):
+        compared += check_gradients(seed, "cuda", variant, on_gpu(beside | {"which": which}))
+    assert compared >= 1
 
 
 def check(seed, variant, tensors):

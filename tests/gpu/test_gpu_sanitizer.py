@@ -8,11 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support.gpu_calls import CONFIGS, built_for
 from support.invariant import build_invariant
 
+from pyflash.codegen.build import build_with_variants, nearest_archs
 from pyflash.config import FAMILIES, DType, KernelConfig
 from pyflash.config.backward import BackwardFeatures
+from pyflash.op.variants.jit import default_config, default_gradient_config
+from pyflash.variant import Variant, parse
+from pyflash.variant.library import named
+from pyflash.variant.needs import needs_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -251,6 +257,37 @@ for page_size in (1, 3, 16):
                 n_checked += 1
 print("checked", n_checked)
 """
+# Masks as intervals, in lists and as bits, scores by tables and by tensors of pairs; and gradients.
+VARIANTS = """
+from pyflash.op import library
+from pyflash.op.variants.reference import expect
+from support.variants import values_of
+from pyflash.variant.tiles import Problem
+for path in sys.argv[1:]:
+    library.load(path)
+dtype = torch.float16
+def given(name, at):
+    if name == BOOLS:
+        return {"m": torch.rand(at.q_len, at.k_len) < 0.6}
+    return values_of(name, at)
+for name in NAMES:
+    for seqlen_q, seqlen_k in ((131, 197), (300, 131), (1, 500)):
+        at = Problem(seqlen_q, seqlen_k, 2, 2)
+        tensors = given(name, at)
+        on_gpu = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in tensors.items()}
+        q, k, v = (
+            randn(2, n, heads, 64).requires_grad_()
+            for n, heads in ((seqlen_q, 2), (seqlen_k, 1), (seqlen_k, 1))
+        )
+        out, lse = attention(q, k, v, variant=name, tensors=on_gpu, return_lse=True)
+        alone = [x.detach().cpu() for x in (q, k, v)]
+        expect(*alone, variant=name, tensors=tensors).check(out.detach().cpu(), lse.detach().cpu())
+        for x in torch.autograd.grad(out, (q, k, v), torch.randn_like(out)):
+            assert x.isfinite().all()
+print("checked", len(NAMES), "variants")
+"""
+BOOLS = "bools(m: bool[2]): s where m[q, k]"
+NAMES = ("alibi", "documents", "softcap", "t5_bias", "bias", "natten_2d", BOOLS)
 # Part of the mangled names of op backward's kernels, and, by BackwardParams, of those that run
 # before and after them.
 OF_BACKWARD = "kns=ackward"
@@ -330,6 +367,29 @@ def test_compute_sanitizer_finds_nothing_in_gradients(family, tool):
     kernels = "" if tool == "racecheck" else OF_BACKWARD
     said = output_under(tool, GRADIENTS, *map(str, configs), kernels=kernels)
     assert f"checked {len(configs)} configs" in said
+
+
+@pytest.fixture(scope="module")
+def variant_libraries() -> list[str]:
+    """Kernels of NAMES at d_head 64, forward and backward."""
+    major, minor = torch.cuda.get_device_capability()
+    archs = nearest_archs([10 * major + minor])
+    variants = [parse(name) if name == BOOLS else named(name).variant for name in NAMES]
+    of_config: dict[KernelConfig, list[Variant]] = {
+        default_gradient_config(DType.FP16, 64, archs[0]): variants
+    }
+    for variant in variants:
+        config = default_config(DType.FP16, 64, archs[0], needs_of(variant))
+        of_config.setdefault(config, []).append(variant)
+    return [str(build_with_variants(found, [config], archs)) for config, found in of_config.items()]
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_compute_sanitizer_finds_nothing_in_variants(variant_libraries, tool):
+    """Lists of blocks, bits, tables, and copies of tensors of pairs among them."""
+    program = f"BOOLS, NAMES = {BOOLS!r}, {NAMES!r}" + VARIANTS
+    said = output_under(tool, program, *variant_libraries)
+    assert f"checked {len(NAMES)} variants" in said
 
 
 def output_under(tool: str, program: str, *arguments: str, kernels: str = "") -> str:

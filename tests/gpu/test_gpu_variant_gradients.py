@@ -54,12 +54,13 @@ def configs() -> dict[str, str]:
     return {family: config.canonical().short_form() for family, config in chosen.items()}
 
 
-def inputs_of(at: Problem, seed: int) -> list[torch.Tensor]:
+def inputs_of(at: Problem, seed: int, d_head: int = 64) -> list[torch.Tensor]:
     torch.manual_seed(seed)
     heads_kv = at.heads // 2
     sizes = ((at.q_len, at.heads), (at.k_len, heads_kv), (at.k_len, heads_kv))
     return [
-        torch.randn(at.batch, *size, 64, device="cuda").half().requires_grad_() for size in sizes
+        torch.randn(at.batch, *size, d_head, device="cuda").half().requires_grad_()
+        for size in sizes
     ]
 
 
@@ -215,6 +216,15 @@ def test_what_is_captured_has_gradients(monkeypatch, group, name, family):
     at = Problem(300, 300, 2, 4)
     given = captured_on_gpu(group, name, at)
     check_captured(inputs_of(at, 7), given, GROUPS[group][name], compile=True)
+
+
+@pytest.mark.parametrize("d_head", [96, 128, 192, 256])
+@pytest.mark.parametrize(("group", "name"), [("added", "alibi"), ("curved", "mixed")])
+def test_what_is_captured_has_gradients_at_every_d_head(group, name, d_head):
+    """Above 128 both warpgroups of a tile have the same keys, and the same scores."""
+    at = Problem(300, 300, 2, 4)
+    given = captured_on_gpu(group, name, at)
+    check_captured(inputs_of(at, d_head, d_head), given, GROUPS[group][name], compile=True)
 
 
 @pytest.mark.parametrize("options", ["causal", "window", "softcap"])

@@ -4,13 +4,14 @@ v and of what is captured.
     PYTHONPATH=.:tests python -m support.random_attention [--count 300] [--seed 0] [--device cuda]
 
 The scores of q and k have few bits, so that they are the same in every precision and no comparison
-of them depends on one. On a GPU each variant is compiled, and gradients are left out.
+of them depends on one. On a GPU each variant is compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -106,21 +107,33 @@ def compare(seed: int, out: Tensor, lse: Tensor) -> None:
     torch.testing.assert_close(out.cpu().double(), expected, rtol=4e-3, atol=4e-3, msg=say)
 
 
-def check_gradients(seed: int) -> bool:
-    """False: the gradient in float64 is not finite or large, and nothing is compared."""
+def check_gradients(
+    seed: int,
+    device: str = "cpu",
+    combined: Variant | None = None,
+    beside: Mapping[str, Any] | None = None,
+) -> bool:
+    """False: the gradient in float64 is not finite or large, and nothing is compared. combined: the
+    variant of the call, if it is not that of the seed but computes the same, given what stands
+    beside the seed's own values."""
     variant, inputs, values = variant_of(seed), inputs_of(seed), values_of(variant_of(seed))
     if "f16(" in str(variant):  # rounded from float64 and from float32 they may differ
         return False
     names = [n for n, x in values.items() if isinstance(x, Tensor) and x.is_floating_point()]
-    own = [x.requires_grad_() for x in inputs]
-    given = values | {name: values[name].requires_grad_() for name in names}
-    out = pyflash.attention(*own, variant=variant, tensors=given)
+    own = [x.to(device).requires_grad_() for x in inputs]
+    given = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in values.items()}
+    given = dict(beside or {}) | given
+    for name in names:
+        given[name] = given[name].detach().requires_grad_()
+    out = pyflash.attention(
+        *own, variant=combined or variant, tensors=given, compile=device != "cpu"
+    )
     grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).half()
     # The normal form may lack a parameter.
     found = torch.autograd.grad(
         out,
         [*own, *(given[n] for n in names)],
-        grad_out,
+        grad_out.to(device),
         allow_unused=True,
         materialize_grads=True,
     )
@@ -144,7 +157,7 @@ def check_gradients(seed: int) -> bool:
     for name, one, other in zip(["q", "k", "v", *names], found, expected, strict=True):
         scale = max(1.0, other.abs().max().item())
         torch.testing.assert_close(
-            one.double(), other, rtol=1e-2, atol=5e-3 * scale,
+            one.cpu().double(), other, rtol=1e-2, atol=5e-3 * scale,
             msg=f"d{name}, seed {seed}: {variant}\n".__add__,
         )  # fmt: skip
     return True
@@ -160,7 +173,7 @@ def main() -> None:
     for seed in range(asked.seed, asked.seed + asked.count):
         try:
             check_values(seed, asked.device)
-            compared += asked.device == "cpu" and check_gradients(seed)
+            compared += check_gradients(seed, asked.device)
         except AssertionError as error:
             wrong += 1
             print(error)

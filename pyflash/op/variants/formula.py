@@ -1,6 +1,7 @@
 """A variant's score function and mask in torch, on whole tensors: what references are made of.
 
-Gradients flow through scores and floating-point tensors, with torch's rules.
+Gradients flow through scores and floating-point tensors, by the derivatives that kernels have: what
+a score function does not select has none, where torch's is NaN if its slope is infinite.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pyflash.variant import Variant
-from pyflash.variant.expr import Node
+from pyflash.variant.derivative import derivatives
+from pyflash.variant.expr import SCORE, Node
 from pyflash.variant.scalars import Scalar
 from pyflash.variant.walk import fold
 
@@ -92,22 +94,19 @@ class Formula:
         """Scores and mask. at: the indices by name, int32, which broadcast with the scores."""
         dtype = scores.dtype
         scores = scores.to(torch.promote_types(dtype, torch.float32))
-        mask = self._value(self.normal.mask, scores, at, None)
-        # NOTE: the derivative at a hidden pair may be infinite; what is selected here is not.
-        seen = torch.where(mask, scores, 0)
-        score = self._value(self.normal.score, seen, at, mask)
-        # A score function may read less than a pair has, and not its score.
-        score, mask, _ = torch.broadcast_tensors(score.to(dtype), mask, scores)
-        return score, mask
+        mask = self.value(self.normal.mask, scores, at)
+        tensors = [x for x in self.values.values() if isinstance(x, Tensor)]
+        score = _Scores.apply(self, at, mask, scores, *tensors).to(dtype)
+        return score, mask.expand(score.shape)
 
     def shown(self, at: Mapping[str, Tensor]) -> Tensor:
         """The mask alone."""
         device = next(iter(at.values())).device
-        return self._value(self.normal.mask, torch.zeros((), device=device), at, None)
+        return self.value(self.normal.mask, torch.zeros((), device=device), at)
 
-    def _value(
-        self, root: Node, scores: Tensor, at: Mapping[str, Tensor], mask: Tensor | None
-    ) -> Tensor:
+    def value(self, root: Node, scores: Tensor, at: Mapping[str, Tensor]) -> Tensor:
+        """Of a node, which may have fewer elements than there are scores."""
+
         def rule(node: Node, args: tuple[Tensor, ...]) -> Tensor:
             kind = _INTEGERS.get(node.kind, scores.dtype)
             if node.op == "constant":
@@ -115,7 +114,7 @@ class Formula:
             if node.op == "index":
                 return scores if node.data == "s" else at[node.data]
             if node.op == "load":
-                return self._load(node, args, kind, mask, scores.device)
+                return self._load(node, args, kind, scores.device)
             if node.op in ("bool", "i32", "i64", "f32"):
                 return _cast(args[0], kind)
             if node.op in ("f16", "bf16"):
@@ -126,24 +125,75 @@ class Formula:
         return fold(root, rule)
 
     def _load(
-        self,
-        node: Node,
-        indices: tuple[Tensor, ...],
-        kind: torch.dtype,
-        mask: Tensor | None,
-        device: torch.device,
+        self, node: Node, indices: tuple[Tensor, ...], kind: torch.dtype, device: torch.device
     ) -> Tensor:
         value = self.values[node.data.name]
         if not isinstance(value, Tensor):
             return torch.tensor(value, dtype=kind, device=device)
-        places = []
-        for index, extent in zip(indices, value.shape, strict=True):
-            place = torch.where(index < 0, index + extent, index).long()
-            places.append(place.clamp(0, extent - 1))
-        found = (value[tuple(places)] if places else value).to(kind)
-        if mask is None or not value.requires_grad:
-            return found
-        return torch.where(mask, found, found.detach())
+        places = _places(indices, value.shape)
+        return (value[places] if places else value).to(kind)
+
+    def add_gradient(
+        self, load: Node, of_load: Tensor, scores: Tensor, at: Mapping[str, Tensor], to: Tensor
+    ) -> None:
+        """Adds that of what a node loads, an element for each pair, to that of its tensor."""
+        indices = tuple(self.value(arg, scores, at) for arg in load.args)
+        places = torch.broadcast_tensors(*_places(indices, to.shape)) if indices else ()
+        if places:
+            to.index_put_(places, of_load.sum_to_size(places[0].shape), accumulate=True)
+        else:
+            to += of_load.sum()
+
+
+class _Scores(torch.autograd.Function):
+    """The score function of shown pairs, an element for each pair, of a formula and its tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        formula: Formula,
+        at: Mapping[str, Tensor],
+        mask: Tensor,
+        scores: Tensor,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.formula, ctx.at = formula, at
+        ctx.save_for_backward(mask, scores, *tensors)
+        score = formula.value(formula.normal.score, torch.where(mask, scores, 0), at)
+        # A score function may read less than a pair has, and not its score.
+        return torch.broadcast_tensors(score, mask, scores)[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        mask, scores, *tensors = ctx.saved_tensors
+        seen = torch.where(mask, scores, 0)
+        names = [name for name, x in ctx.formula.values.items() if isinstance(x, Tensor)]
+        found = {
+            name: torch.zeros_like(x, dtype=grad.dtype)
+            for name, x, needed in zip(names, tensors, ctx.needs_input_grad[4:], strict=True)
+            if needed
+        }
+        of_scores = None
+        for by, slope in derivatives(ctx.formula.normal.score).items():
+            # NOTE: the derivative at a hidden pair may be infinite; what is selected here is not.
+            part = torch.where(mask, grad * ctx.formula.value(slope, seen, ctx.at), 0)
+            if by == SCORE:
+                of_scores = part
+            elif by.data.name in found:
+                ctx.formula.add_gradient(by, part, seen, ctx.at, found[by.data.name])
+        of_tensors = (
+            found[name].to(x.dtype) if name in found else None
+            for name, x in zip(names, tensors, strict=True)
+        )
+        return None, None, None, of_scores, *of_tensors
+
+
+def _places(indices: tuple[Tensor, ...], shape: torch.Size) -> tuple[Tensor, ...]:
+    """The nearest that there are; one below 0 counts from the end."""
+    return tuple(
+        torch.where(index < 0, index + extent, index).long().clamp(0, extent - 1)
+        for index, extent in zip(indices, shape, strict=True)
+    )
 
 
 def _cast(value: Tensor, kind: torch.dtype) -> Tensor:
