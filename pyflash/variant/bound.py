@@ -37,10 +37,11 @@ class Bound:
 def check_values(variant: Variant, values: Mapping[str, Any]) -> None:
     """Raises ValueError as `Bound` does."""
     # NOTE: every call comes through here, so what it does costs.
-    params = variant.params
-    if len(values) != len(params) or any(param.name not in values for param in params):
+    if len(values) != len(variant.params):
         _refuse_names(variant, values)
-    for param in params:
+    for param in variant.params:
+        if param.name not in values:
+            _refuse_names(variant, values)
         _check(param, values[param.name])
     for name, node in variant.divisors:
         if not is_symbol(values[name]) and values[name] == 0:
@@ -71,15 +72,16 @@ def _check(param: Param, value: Any) -> None:
     if param.rank is None:
         _check_number(param, value)
         return
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        raise ValueError(
-            f"{param.name} is {type_name(value)}: expected a tensor, {param.type_text}"
-        )
-    if len(value.shape) != param.rank:
-        raise ValueError(f"{param.name} has {len(value.shape)} axes: expected {param.rank}")
-    if _scalar_of(value.dtype) is not param.kind:
-        dtype = str(value.dtype).removeprefix("torch.")
-        raise ValueError(f"{param.name} is {dtype}: expected {param.kind}, convert it")
+    try:
+        shape, dtype = value.shape, value.dtype
+    except AttributeError:
+        found = type_name(value)
+        raise ValueError(f"{param.name} is {found}: expected a tensor, {param.type_text}") from None
+    if len(shape) != param.rank:
+        raise ValueError(f"{param.name} has {len(shape)} axes: expected {param.rank}")
+    if _scalar_of(dtype) is not param.kind:
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(f"{param.name} is {name}: expected {param.kind}, convert it")
 
 
 @functools.cache
