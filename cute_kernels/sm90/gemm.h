@@ -2,9 +2,8 @@
 // next.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {
@@ -50,7 +49,7 @@ CUTE_DEVICE void gemm_async(Mma mma, A const& tA, B const& tB, Acc& acc, bool ac
   device::mma_fence();
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tA); ++k) {
-    mma.call(tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);
+    mma_unpack(mma, acc_of_mma, tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);
     mma.accumulate_ = GMMA::ScaleOut::One;
   }
   device::mma_commit();

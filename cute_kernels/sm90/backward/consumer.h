@@ -1,8 +1,6 @@
 // A computing warpgroup of a backward: 64 keys of the tile, and a part of each block's dQ.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/outputs.h"
 #include "cute_kernels/sm90/backward/problem.h"
@@ -10,6 +8,7 @@
 #include "cute_kernels/sm90/backward/tails.h"
 #include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/backward/traits.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 
 namespace pyflash::sm90::backward {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cuda.h>
-#include <cutlass/fast_math.h>
 #include <cute/numeric/math.hpp>
 
 #include "cute_kernels/backward_params.h"
+#include "cute_kernels/common/divisor.h"
 
 namespace pyflash::sm90::backward {
 
@@ -15,11 +15,11 @@ namespace pyflash::sm90::backward {
 struct TileOrder {
   int n_tiles;
   int last_section;  // its number
-  cutlass::FastDivmod by_section_tiles;
-  cutlass::FastDivmod by_section;  // heads of a section
-  cutlass::FastDivmod by_last_section;
-  cutlass::FastDivmod by_heads;  // of k and v
-  int n_blocks;                  // of a head
+  Divisor by_section_tiles;
+  Divisor by_section;  // heads of a section
+  Divisor by_last_section;
+  Divisor by_heads;  // of k and v
+  int n_blocks;      // of a head
 
   // The tile that starts as number `index`. head: of k and v, those of all batches.
   CUTE_HOST_DEVICE void find(int& n_block, int& head, int index) const {

@@ -1,11 +1,10 @@
 // The loading warpgroup: one warp for K and Q, with lse, one for V and dO, with -delta.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/backward/traits.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/variant/gradient.h"
 
 namespace pyflash::sm90::backward {

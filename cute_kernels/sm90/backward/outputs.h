@@ -1,8 +1,6 @@
 // What leaves a computing warpgroup of a backward: dS of each block, to all of them; dQ, to its sums; dK and dV at the end.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/cluster_sums.h"
 #include "cute_kernels/sm90/backward/epilogue.h"
@@ -10,6 +8,7 @@
 #include "cute_kernels/sm90/backward/recycled_sums.h"
 #include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/backward/traits.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 
 namespace pyflash::sm90::backward {

@@ -130,10 +130,10 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.n_tiles = int(n_blocks * n_heads);
   order.n_blocks = int(n_blocks);
   order.last_section = int(sections.last);
-  order.by_section_tiles = cutlass::FastDivmod(int(n_blocks * sections.heads));
-  order.by_section = cutlass::FastDivmod(int(sections.heads));
-  order.by_last_section = cutlass::FastDivmod(int(n_heads - sections.last * sections.heads));
-  order.by_heads = cutlass::FastDivmod(problem.heads_kv);
+  order.by_section_tiles = Divisor(int(n_blocks * sections.heads));
+  order.by_section = Divisor(int(sections.heads));
+  order.by_last_section = Divisor(int(n_heads - sections.last * sections.heads));
+  order.by_heads = Divisor(problem.heads_kv);
 }
 
 struct Plan {

@@ -1,11 +1,10 @@
 // Which tile of a backward a CTA owns.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/kernel_params.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/variant/gradient.h"
 #include "cute_kernels/variant/tile_order.h"
 

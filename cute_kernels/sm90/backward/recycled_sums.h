@@ -6,7 +6,6 @@
 #include <cstddef>
 
 #include <cute/arch/copy_sm80.hpp>
-#include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/problem.h"
@@ -15,6 +14,7 @@
 #include "cute_kernels/sm90/backward/sums_count.h"
 #include "cute_kernels/sm90/backward/tails.h"
 #include "cute_kernels/sm90/backward/threads.h"
+#include "cute_kernels/sm90/cute.h"
 
 namespace pyflash::sm90::backward {
 

@@ -5,12 +5,12 @@
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 
 #include "cute_kernels/generated/mma_sm90.h"
 #include "cute_kernels/sm90/backward/dq_turns.h"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/backward/sums_count.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
 #include "cute_kernels/sm90/shape.h"
@@ -89,12 +89,14 @@ struct KernelTraits {
   // GEMMs of one warpgroup. Keys are the rows of S^T and dP^T, so that P^T and dS^T are operands of dV and dK as they are.
   template <int kN>
   using Atoms = MmaAtoms<Element, kN>;
-  using MmaS = MMA_Atom<typename Atoms<kBlockM>::template SS<GMMA::Major::K, GMMA::Major::K>>;
-  using MmaDV = MMA_Atom<typename Atoms<kColumnsDKV>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
+  using MmaS = MMA_Traits<typename Atoms<kBlockM>::template SS<GMMA::Major::K, GMMA::Major::K>>;
+  using MmaDV =
+      MMA_Traits<typename Atoms<kColumnsDKV>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
   using MmaDK = std::conditional_t<
       kDKFromSmem,
-      MMA_Atom<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>, MmaDV>;
-  using MmaDQ = MMA_Atom<typename Atoms<kColumnsDQ>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
+      MMA_Traits<typename Atoms<kColumnsDKV>::template SS<GMMA::Major::K, GMMA::Major::MN>>, MmaDV>;
+  using MmaDQ =
+      MMA_Traits<typename Atoms<kColumnsDQ>::template SS<GMMA::Major::MN, GMMA::Major::MN>>;
 
   // Shared memory.
   static constexpr int kSlab = slab_of_others(kConfig);
