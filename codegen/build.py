@@ -160,12 +160,13 @@ def build_with_variants(
     rebuild: Sequence[str] = (),
 ) -> Path:
     """A kernel library of each of `configs` with each of `variants`, with a kernel for each of
-    these combinations of features; by default in the cache, under a hash of all that it is made of.
-    Errors are those of `build_kernels`.
+    these combinations of features; by default in the cache, under a hash of all that it is made of,
+    and without the lines of instructions, since a call may wait for it. Errors are those of
+    `build_kernels`.
     """
     archs_of = legal_archs(configs, default_archs() if archs is None else archs)
     features = combinations(features)
-    of_pairs = variant_compilations(variants, archs_of, features)
+    of_pairs = variant_compilations(variants, archs_of, features, line_info=library is not None)
     kernels = list(of_pairs.values())
     rows = {
         (config, variant): Row(
@@ -323,13 +324,14 @@ def variant_compilations(
     variants: Iterable[Variant | Summed],
     archs_of: ArchsOf,
     features: Iterable[KernelFeatures | str] = (PLAIN,),
+    line_info: bool = True,
 ) -> dict[tuple[KernelConfig, Variant | Summed], Compilation]:
     """The object of each config with each variant, with these combinations of features; compiled
     already or not. Raises ValueError for a config whose kernels take no variant."""
     features = combinations(features)
     cutlass = toolchain.cutlass_identity()
     compiler = functools.cache(
-        lambda targets: toolchain.device_compiler(targets, cutlass, "-fatbin")
+        lambda targets: toolchain.device_compiler(targets, cutlass, "-fatbin", line_info)
     )
     return {
         (config, variant): Compilation(

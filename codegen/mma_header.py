@@ -28,10 +28,10 @@ _TYPES = {"cutlass::half_t": "F16", "cutlass::bfloat16_t": "BF16"}
 
 _HEADER = """\
 // Warpgroup MMA atoms by element type and N: A and B in shared memory (SS), or A in registers (RS).
-// Emitted by codegen/mma_header.py; what cute/tensor.hpp lacks comes from CUTLASS's other headers.
+// Emitted by codegen/mma_header.py; what CuTe's header lacks comes from CUTLASS's other headers.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
 
 namespace cute {{
 

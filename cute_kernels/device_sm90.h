@@ -10,8 +10,7 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
-#include <cute/arch/mma_sm90.hpp>
-#include <cute/tensor.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
 
 #include "cute_kernels/device.h"
 

@@ -39,7 +39,6 @@ inline uint32_t __cvta_generic_to_shared(void const* address) {
 #include <cute/swizzle_layout.hpp>
 #include <cute/tensor.hpp>
 
-#include <cutlass/fast_math.h>
 #include <cutlass/numeric_types.h>
 
 #endif

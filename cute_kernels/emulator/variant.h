@@ -89,9 +89,12 @@ struct VariantLaunch {
     if (bits.empty()) {
       return;
     }
-    for (int64_t i = 0; i < params.lists.n_lists() * params.lists.blocks; ++i) {
-      variant::judge_block<Variant>(params.captured, params.prepared, problem, params.lists,
-                                    bits.data(), i, variant::HostCta{}, HostLoader{});
+    variant::JudgedBlock judged[variant::kMostJudged];
+    int const n_blocks = int(params.lists.n_lists()) * params.lists.blocks;
+    for (int i = 0; i < n_blocks; i += variant::kMostJudged) {
+      variant::judge_blocks_from<Variant>(
+          params.captured, params.prepared, problem, params.lists, bits.data(), i,
+          smaller(variant::kMostJudged, n_blocks - i), variant::HostCta{judged}, HostLoader{});
     }
     params.bits = bits.data();
     problem.is_judged = true;

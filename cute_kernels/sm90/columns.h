@@ -3,9 +3,8 @@
 
 #include <cstdint>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 
 namespace pyflash::sm90 {
 

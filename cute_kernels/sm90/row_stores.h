@@ -2,9 +2,8 @@
 // so that every store instruction writes whole rows of the slab.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/shape.h"
 #include "cute_kernels/sm90/slabs.h"
 

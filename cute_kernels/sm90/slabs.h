@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
-#include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90 {

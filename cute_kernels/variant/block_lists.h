@@ -131,11 +131,15 @@ PYFLASH_HOST_DEVICE Shown shown_of_block(typename Variant::Params const& capture
 
 // One lane on the host.
 struct OneLane {
-  static constexpr int kLanes = 1;
   static constexpr int index() { return 0; }
-  static constexpr uint32_t ballot(bool value) { return value ? 1 : 0; }
+  static constexpr int size() { return 1; }
   static constexpr int count(uint32_t word) { return static_cast<int>(word); }
   static constexpr int highest(uint32_t) { return 0; }
+  // Calls visit(first, is_own, attended, whole) for the lanes of each warp, of which `first` is the first: the votes of these.
+  template <class Visit>
+  static void for_each_vote(bool attended, bool whole, Visit const& visit) {
+    visit(0, true, uint32_t(attended), uint32_t(whole));
+  }
 };
 
 // The blocks from the first to the last of which something is shown, and whether all of these are, and those that are whole.
@@ -145,12 +149,12 @@ struct SpanFinder {
   int n_attended = 0;
   int n_whole = 0;
 
-  // Takes the lanes' blocks, which are neighbours; `block` is this one's.
+  // Takes the votes on blocks that are neighbours, from `first` on.
   template <class Lanes>
-  PYFLASH_HOST_DEVICE void add(Lanes const& lanes, int block, Shown shown) {
-    int const first = block - lanes.index();
-    add_word(lanes, attended, n_attended, first, lanes.ballot(shown != Shown::none));
-    add_word(lanes, whole, n_whole, first, lanes.ballot(shown == Shown::all));
+  PYFLASH_HOST_DEVICE void add(Lanes const& lanes, int first, uint32_t are_attended,
+                               uint32_t are_whole) {
+    add_word(lanes, attended, n_attended, first, are_attended);
+    add_word(lanes, whole, n_whole, first, are_whole);
   }
 
   PYFLASH_HOST_DEVICE bool are_neighbours() const {
@@ -173,7 +177,7 @@ struct SpanFinder {
   }
 };
 
-// Writes a list of those of `blocks` of which something is shown, by all lanes of a warp; list: nullptr, where nothing is written.
+// Writes a list of those of `blocks` of which something is shown, by all lanes; list: nullptr, where nothing is written.
 // shown_of: what is shown of a block.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
@@ -182,18 +186,19 @@ template <class Lanes, class ShownOf>
 PYFLASH_HOST_DEVICE SpanFinder write_shown(int* list, Interval blocks, Lanes const& lanes,
                                            ShownOf const& shown_of) {
   SpanFinder found;
-  for (int begin = blocks.begin; begin < blocks.end; begin += Lanes::kLanes) {
+  for (int begin = blocks.begin; begin < blocks.end; begin += lanes.size()) {
     int const block = begin + lanes.index();
     Shown const shown = block < blocks.end ? shown_of(block) : Shown::none;
     bool const is_attended = shown != Shown::none;
-    if (list != nullptr) {
-      uint32_t const before = lanes.ballot(is_attended) & ((1u << lanes.index()) - 1);
-      if (is_attended) {
+    auto take = [&](int first, bool is_own, uint32_t attended, uint32_t whole) {
+      if (list != nullptr && is_own && is_attended) {
+        uint32_t const before = attended & ((1u << (lanes.index() - first)) - 1);
         list[1 + found.n_attended + lanes.count(before)] =
             ListedBlock{block, shown == Shown::some}.entry();
       }
-    }
-    found.add(lanes, block, shown);
+      found.add(lanes, begin + first, attended, whole);
+    };
+    lanes.for_each_vote(is_attended, shown == Shown::all, take);
   }
   if (list != nullptr && lanes.index() == 0) {
     list[0] = found.n_attended;
@@ -217,8 +222,8 @@ PYFLASH_HOST_DEVICE Interval listed_blocks(ListedProblem const& problem, BlockLi
   return blocks;
 }
 
-// Writes list number index / spans.parts() and the span of its tile, or in place of both the span of a warpgroup, by all lanes of a
-// warp. load: reads an int at an address.
+// Writes list number index / spans.parts() and the span of its tile, or in place of both the span of a warpgroup, by all
+// lanes. load: reads an int at an address.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif

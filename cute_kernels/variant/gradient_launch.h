@@ -26,7 +26,7 @@ cudaError_t make_query_lists(Makers const& makers, BlockLists& lists,
   }
   lists = query_lists<Variant>(listed);
   lists.data = memory;
-  return write_lists(makers, lists.n_lists(), stream, captured, listed, lists);
+  return write_lists(makers, lists.n_lists(), lists.blocks, stream, captured, listed, lists);
 }
 
 // The ints of the order of tiles, where there is one.

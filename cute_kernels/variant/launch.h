@@ -65,13 +65,29 @@ struct Memory {
   int64_t sum() const { return prepared + bits + spans + lists + order; }
 };
 
-// Launches what writes n_lists lists, a warp each.
+// Launches what writes n_lists lists of so many blocks at most: a warp each, or a CTA where they are long.
 template <class... Arguments>
-cudaError_t write_lists(Makers const& makers, int64_t n_lists, cudaStream_t stream,
+cudaError_t write_lists(Makers const& makers, int64_t n_lists, int n_blocks, cudaStream_t stream,
                         Arguments const&... arguments) {
+  constexpr int kLong = 128;
   constexpr int kWarps = 4;
-  return launch_maker(makers.list, ceil_div(n_lists, int64_t(kWarps)), kWarps * 32, stream,
-                      arguments...);
+  bool const are_long = n_blocks > kLong;
+  int const warps = are_long ? kMostWarpsOfList : 1;
+  int const lists_of_cta = are_long ? 1 : kWarps;
+  return launch_maker(makers.list, ceil_div(n_lists, int64_t(lists_of_cta)),
+                      warps * lists_of_cta * 32, stream, arguments..., warps);
+}
+
+// Launches what judges the blocks of lists; a CTA judges several where they are many, so that bounds of one do not wait for those
+// of another.
+template <class... Arguments>
+cudaError_t judge_blocks(Makers const& makers, cudaStream_t stream, BlockLists const& lists,
+                         Arguments const&... arguments) {
+  constexpr int kCtas = 2048;
+  int64_t const n_blocks = lists.n_lists() * lists.blocks;
+  int const count = int(clamp(n_blocks / kCtas, int64_t(1), int64_t(kMostJudged)));
+  return launch_maker(makers.judge, ceil_div(n_blocks, int64_t(count)), kJudgingThreads, stream,
+                      arguments..., count);
 }
 
 // Launches what writes the lists at `memory` behind the spans, and where there are bits of the mask, these before them at
@@ -94,14 +110,13 @@ cudaError_t make_lists(Makers const& makers, Made<Variant>& made,
       made.bits = bits;
       problem.is_judged = true;
       cudaError_t const error =
-          launch_maker(makers.judge, lists.n_lists() * lists.blocks, kJudgingThreads, stream,
-                       captured, made.prepared, problem, lists, bits);
+          judge_blocks(makers, stream, lists, captured, made.prepared, problem, lists, bits);
       if (error != cudaSuccess) {
         return error;
       }
     }
-    return write_lists(makers, lists.n_lists() * made.spans.parts(), stream, captured, problem,
-                       lists, made.spans);
+    return write_lists(makers, lists.n_lists() * made.spans.parts(), lists.blocks, stream, captured,
+                       problem, lists, made.spans);
   }
   return cudaSuccess;
 }

@@ -17,8 +17,6 @@ struct WarpLanes {
   static constexpr int kLanes = 32;
   static __device__ int index() { return threadIdx.x % kLanes; }
   static __device__ uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
-  static __device__ int count(uint32_t word) { return __popc(word); }
-  static __device__ int highest(uint32_t word) { return 31 - __clz(word); }
 
   static constexpr int kOwnLanes = 1;
   static __device__ int own(int) { return 0; }
@@ -48,64 +46,131 @@ struct WarpLanes {
       visit(lane, __byte_perm(low, high, 0x5410));
     }
   }
+  // Four bytes of four lanes change places after those of two lanes have become one.
+  template <class Visit>
+  static __device__ void for_each_of_rows(uint32_t const (&by_lanes)[kOwnLanes],
+                                          Visit const& visit) {
+    auto from = [](uint32_t value, int lanes) {
+      return __shfl_xor_sync(0xffffffffu, value, lanes);
+    };
+    int const lane = index();
+    uint32_t const half = by_lanes[0] << (lane % 2 * kBitsOfVector);
+    uint32_t const bytes = half | from(half, 1);
+    uint32_t const of_two = __byte_perm(bytes, from(bytes, 2), lane & 2 ? 0x3715 : 0x6240);
+    uint32_t const of_four = __byte_perm(of_two, from(of_two, 4), lane & 4 ? 0x3276 : 0x5410);
+    if (lane % 2 == 0) {
+      visit(lane, of_four);
+    }
+  }
 };
 
-// Threads that judge a block.
+// Threads that judge blocks.
 struct JudgingCta {
   using Warp = WarpLanes;
-
-  template <class Judge>
-  static __device__ Shown agreed(Judge const& judge) {
-    __shared__ Shown shown;
-    if (is_first()) {
-      shown = judge();
-    }
-    __syncthreads();  // it is visible
-    return shown;
-  }
   static constexpr int kWarps = kJudgingThreads / WarpLanes::kLanes;
-  template <int kAtOnce, class Visit>
-  static __device__ void for_each_rows(int rows, Visit const& visit) {
+
+  JudgedBlock* judged;  // in shared memory
+
+  template <class Visit>
+  static __device__ void for_each(int count, Visit const& visit) {
+    if (int(threadIdx.x) < count) {
+      visit(int(threadIdx.x));
+    }
+  }
+  static __device__ void sync() { __syncthreads(); }
+  template <class Visit>
+  static __device__ void for_each_of(int count, Visit const& visit) {
     // NOTE: in a register that the compiler knows to be uniform.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / WarpLanes::kLanes, 0);
-    for (int row = warp; row < rows; row += kAtOnce * kWarps) {
-      visit(row, kWarps);
+    for (int i = warp; i < count; i += kWarps) {
+      visit(i);
     }
   }
-  static __device__ SeenPairs of_all(SeenPairs const& seen) {
-    return {__syncthreads_or(seen.shown) != 0, __syncthreads_or(seen.hidden) != 0};
+  static __device__ void add(uint32_t& seen, uint32_t of_thread) {
+    uint32_t const of_warp = __reduce_or_sync(0xffffffffu, of_thread);
+    if (WarpLanes::index() == 0) {
+      atomicOr(&seen, of_warp);
+    }
   }
-  static __device__ bool is_first() { return threadIdx.x == 0; }
 };
+static_assert(kMostJudged <= kJudgingThreads);
 
-// A CTA judges a block.
+// A CTA judges `count` blocks.
 template <class Variant>
 __global__ void __launch_bounds__(kJudgingThreads)
     judge_blocks(typename Variant::Params const captured,
                  PreparedTables<Variant::kPrepared> const tables, ListedProblem const problem,
-                 BlockLists const lists, uint32_t* const bits) {
-  judge_block<Variant>(captured, tables, problem, lists, bits, int64_t(blockIdx.x), JudgingCta{},
-                       [](int const* address) { return *address; });
+                 BlockLists const lists, uint32_t* const bits, int const count) {
+  __shared__ JudgedBlock judged[kMostJudged];
+  int const first = int(blockIdx.x) * count;
+  int const n_blocks = int(lists.n_lists()) * lists.blocks;
+  judge_blocks_from<Variant>(captured, tables, problem, lists, bits, first,
+                             smaller(count, n_blocks - first), JudgingCta{judged},
+                             [](int const* address) { return *address; });
 }
 
-// A warp writes a list, or the span of a warpgroup.
+// What the warps of a list say of their blocks.
+struct WarpVotes {
+  uint32_t attended[kMostWarpsOfList];
+  uint32_t whole[kMostWarpsOfList];
+};
+
+// The lanes that write a list: those of a warp, or of a CTA's warps.
+struct ListLanes {
+  int warps;
+  WarpVotes* votes;  // in shared memory, where there are several warps
+
+  __device__ int size() const { return warps * WarpLanes::kLanes; }
+  __device__ int index() const { return int(threadIdx.x) % size(); }
+  // The list of this thread.
+  __device__ int64_t list() const {
+    return int64_t(blockIdx.x) * (int(blockDim.x) / size()) + int(threadIdx.x) / size();
+  }
+  static __device__ int count(uint32_t word) { return __popc(word); }
+  static __device__ int highest(uint32_t word) { return 31 - __clz(word); }
+
+  template <class Visit>
+  __device__ void for_each_vote(bool attended, bool whole, Visit const& visit) const {
+    uint32_t const of_attended = WarpLanes::ballot(attended);
+    uint32_t const of_whole = WarpLanes::ballot(whole);
+    if (warps == 1) {
+      visit(0, true, of_attended, of_whole);
+      return;
+    }
+    int const warp = index() / WarpLanes::kLanes;
+    if (WarpLanes::index() == 0) {
+      votes->attended[warp] = of_attended;
+      votes->whole[warp] = of_whole;
+    }
+    __syncthreads();  // the votes are visible, and what lists held was read
+    for (int i = 0; i < warps; ++i) {
+      visit(i * WarpLanes::kLanes, i == warp, votes->attended[i], votes->whole[i]);
+    }
+    __syncthreads();  // they were read
+  }
+};
+
+// `warps` write a list, or the span of a warpgroup: one, or all of a CTA.
 template <class Variant>
 __global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
-                            BlockLists const lists, BlockSpans const spans) {
-  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists() * spans.parts()) {
-    write_list<Variant>(captured, problem, lists, spans, index, WarpLanes{},
+                            BlockLists const lists, BlockSpans const spans, int const warps) {
+  __shared__ WarpVotes votes;
+  ListLanes const lanes{warps, &votes};
+  if (lanes.list() < lists.n_lists() * spans.parts()) {
+    write_list<Variant>(captured, problem, lists, spans, lanes.list(), lanes,
                         [](int const* address) { return *address; });
   }
 }
 
-// A warp writes a list.
+// The same of queries.
 template <class Variant>
 __global__ void list_query_blocks(typename Variant::Params const captured,
-                                  ListedProblem const problem, BlockLists const lists) {
-  int64_t const index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WarpLanes::kLanes;
-  if (index < lists.n_lists()) {
-    write_query_list<Variant>(captured, problem, lists, index, WarpLanes{},
+                                  ListedProblem const problem, BlockLists const lists,
+                                  int const warps) {
+  __shared__ WarpVotes votes;
+  ListLanes const lanes{warps, &votes};
+  if (lanes.list() < lists.n_lists()) {
+    write_query_list<Variant>(captured, problem, lists, lanes.list(), lanes,
                               [](int const* address) { return *address; });
   }
 }

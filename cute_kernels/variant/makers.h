@@ -11,7 +11,9 @@ struct Makers {
   void const* sort;     // the order of tiles
 };
 
-// Threads of a CTA that sorts tiles, and of one that judges a block.
+// Warps that write a list, at most.
+inline constexpr int kMostWarpsOfList = 8;
+// Threads of a CTA that sorts tiles, and of one that judges blocks.
 inline constexpr int kSortThreads = 256;
 inline constexpr int kJudgingThreads = 256;
 

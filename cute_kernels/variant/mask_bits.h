@@ -42,7 +42,7 @@ PYFLASH_HOST_DEVICE constexpr int64_t words_of_block(int warpgroups, int B_c) {
 // The words of a problem; 0: bits would serve too few tiles, or take too much memory.
 template <class Variant>
 constexpr int64_t bits_size(ListedProblem const& problem) {
-  constexpr int64_t kMostBytes = int64_t(64) << 20;
+  constexpr int64_t kMostBytes = int64_t(768) << 20;  // of 64k queries and keys
   constexpr int64_t kLeastServed = 2;
   if (!kTakesBits<Variant> || problem.warpgroups == 0) {
     return 0;
@@ -70,11 +70,42 @@ struct BlockOfTile {
   Lengths lengths;
 };
 
-// What is seen of pairs that exist.
-struct SeenPairs {
-  bool shown = false;   // some are
-  bool hidden = false;  // some are
+// What is seen of the pairs of a block.
+inline constexpr uint32_t kShowsSome = 1;
+inline constexpr uint32_t kHidesSome = 2;
+
+// A block of a tile, and what is known of it.
+struct JudgedBlock {
+  BlockOfTile of;
+  Shown shown;    // by bounds
+  uint32_t seen;  // kShowsSome, kHidesSome
 };
+// Blocks that a CTA judges, at most.
+inline constexpr int kMostJudged = 32;
+
+// 16 neighbours of a tensor of bools.
+struct alignas(16) BoolVector {
+  uint32_t words[4];
+};
+inline constexpr int kKeysOfVector = 16;
+// Bits of a lane of a quad that a vector has.
+inline constexpr int kBitsOfVector = 4;
+
+// The bits of a vector, a byte for each lane of a quad, which has two of every eight keys.
+PYFLASH_HOST_DEVICE uint32_t bits_by_lanes(BoolVector const& bools) {
+  auto pairs_of = [](uint32_t eight_before, uint32_t eight_after) {
+    uint32_t const both = eight_before | eight_after << 2;
+    return both | both >> 7;  // the second of a pair is a byte further
+  };
+  uint32_t const first = pairs_of(bools.words[0], bools.words[2]);
+  uint32_t const second = pairs_of(bools.words[1], bools.words[3]);
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(first, second, 0x6420) & 0x0f0f0f0f;
+#else
+  return (first & 15) | (first >> 16 & 15) << 8 | (second & 15) << 16 | (second >> 16 & 15) << 24;
+#endif
+}
+inline constexpr uint32_t kAllBitsByLanes = 0x0f0f0f0f;
 
 // A warp on the host.
 struct HostWarp {
@@ -107,54 +138,110 @@ struct HostWarp {
       visit(lane, word);
     }
   }
+  // Eight lanes of a warp have bits_by_lanes of eight vectors of a row; there are four such rows. Calls visit with every other lane
+  // of eight, and the word of the row that the first, second, third and fourth of these has for a lane of a quad.
+  template <class Visit>
+  static void for_each_of_rows(uint32_t const (&by_lanes)[kOwnLanes], Visit const& visit) {
+    for (int lane = 0; lane < kOwnLanes; lane += 2) {
+      uint32_t word = 0;
+      for (int i = 0; i < 8; ++i) {
+        uint32_t const of_vector = by_lanes[lane / 8 * 8 + i];
+        word |= (of_vector >> (lane % 8 / 2 * 8) & 15) << (kBitsOfVector * i);
+      }
+      visit(lane, word);
+    }
+  }
 };
 
-// All threads that judge a block, on the host.
+// All threads that judge blocks, on the host.
 struct HostCta {
   using Warp = HostWarp;
   static constexpr int kWarps = 1;
 
-  // What one of them judges.
-  template <class Judge>
-  static Shown agreed(Judge const& judge) {
-    return judge();
-  }
-  // Rows are shared among warps, which visit kAtOnce: `first`, and those that are `step` further on.
-  template <int kAtOnce, class Visit>
-  static void for_each_rows(int rows, Visit const& visit) {
-    for (int first = 0; first < rows; first += kAtOnce) {
-      visit(first, 1);
+  JudgedBlock* judged;  // (kMostJudged)
+
+  // A thread each.
+  template <class Visit>
+  static void for_each(int count, Visit const& visit) {
+    for (int i = 0; i < count; ++i) {
+      visit(i);
     }
   }
-  static SeenPairs of_all(SeenPairs const& seen) { return seen; }
-  static bool is_first() { return true; }
+  static void sync() {}
+  // Warps share the numbers below `count`.
+  template <class Visit>
+  static void for_each_of(int count, Visit const& visit) {
+    for_each(count, visit);
+  }
+  // Adds what a thread sees of a block.
+  static void add(uint32_t& seen, uint32_t of_thread) { seen |= of_thread; }
 };
+
+// Rows of a tile that are neighbours in a warpgroup, one after the other.
+struct RowWalk {
+  int first_query;  // of the warpgroup
+  int end_query;
+  int group;
+  int query_of_group;
+  int head_of_group;
+
+  // row: of all warpgroups.
+  PYFLASH_HOST_DEVICE RowWalk(ListedProblem const& problem, BlockOfTile const& of, int row)
+      : end_query(of.end_query), group(problem.group) {
+    int const in_warpgroup = row % kRowsOfWarpgroup;
+    int const queries = group == 1 ? kRowsOfWarpgroup : kRowsOfWarpgroup / group;
+    first_query = of.first_query + row / kRowsOfWarpgroup * queries;
+    query_of_group = group == 1 ? in_warpgroup : in_warpgroup / group;
+    head_of_group = in_warpgroup - query_of_group * group;
+  }
+
+  // NOTE: rows behind the last query stand for it: nobody reads their bits.
+  PYFLASH_HOST_DEVICE int query() const {
+    return smaller(first_query + query_of_group, end_query - 1);
+  }
+  PYFLASH_HOST_DEVICE void advance() {
+    ++head_of_group;
+    bool const is_last = head_of_group == group;
+    query_of_group += is_last ? 1 : 0;
+    head_of_group = is_last ? 0 : head_of_group;
+  }
+};
+
+// The word of a row of a tile that lane 0 of a quad has, of words_of_row. The row below it has its own kWordsOfNextRow *
+// words_of_row further on, up to the eighth, and the next lane of the quad kWordsOfNextLane * words_of_row.
+inline constexpr int kWordsOfNextLane = 2;
+inline constexpr int kWordsOfNextRow = 4 * kWordsOfNextLane;
+PYFLASH_HOST_DEVICE constexpr int word_of_row(int row, int words_per_row) {
+  int const thread = row / 16 * 32 + row % 8 * 4;
+  int const half = row % 16 / 8;
+  return (thread * kWordsOfNextLane + half) * words_per_row;
+}
 
 // Writes the bits of a block, which begin at `words`; returns what this thread sees. kStreamed: is_streamed of its keys.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Variant, bool kStreamed, class Cta>
-PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& captured,
-                                         PreparedTables<Variant::kPrepared> const& tables,
-                                         ListedProblem const& problem, BlockOfTile const& of,
-                                         uint32_t* words, Cta const& cta) {
+PYFLASH_HOST_DEVICE uint32_t write_bits(typename Variant::Params const& captured,
+                                        PreparedTables<Variant::kPrepared> const& tables,
+                                        ListedProblem const& problem, BlockOfTile const& of,
+                                        uint32_t* words, Cta const& cta) {
   using Warp = typename Cta::Warp;
   constexpr int kVotes = kKeysOfWord / kKeysOfByte;
   int const batch = of.at.batch;
-  int const group = problem.group;
-  int const queries_of_warpgroup = kRowsOfWarpgroup / group;
   int const words_per_row = words_of_row(problem.B_c);
   int const first_key = of.block * problem.B_c;
-  SeenPairs seen;
+  // NOTE: keys behind the last of the block stand for it: nobody reads their bits.
+  int const last_column = smaller(problem.B_c, of.lengths.k_len - first_key) - 1;
+  uint32_t some = 0;
+  uint32_t every = ~0u;
   for (int word = 0; word < words_per_row; ++word) {
-    // NOTE: keys behind the block stand for its last.
     auto column_of = [&](int vote, int lane) {
-      return smaller(word * kKeysOfWord + vote * kKeysOfByte + key_of_bit(lane), problem.B_c - 1);
+      return smaller(word * kKeysOfWord + vote * kKeysOfByte + key_of_bit(lane), last_column);
     };
     // NOTE: entries of columns are read in pairs, from an even one on.
     auto first_of = [&](int column) { return first_key + (column & ~1); };
-    int head = of.at.head * group;
+    int head = of.at.head * problem.group;
     auto prepared = Variant::prepared(tables, batch, head);
     auto uniform = Variant::uniform(captured, of.lengths, batch, head);
     typename Variant::Column columns[kVotes][Warp::kOwnLanes];  // once for all rows of a head
@@ -168,32 +255,25 @@ PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& capture
       });
     };
     compute_columns();
-    uint32_t keys[kVotes];  // those that exist
-    Warp::vote(keys,
-               [&](int i, int lane) { return first_key + column_of(i, lane) < of.lengths.k_len; });
     // NOTE: of several rows at once, so that loads of one do not wait for those of another.
     constexpr int kAtOnce = Variant::kMaskReadsHead ? 1 : 4;
     static_assert(kRowsOfWarpgroup % (kAtOnce * Cta::kWarps) == 0);
     int const rows = problem.warpgroups * kRowsOfWarpgroup;
-    cta.template for_each_rows<kAtOnce>(rows, [&](int first_row, int step) {
+    cta.for_each_of(rows / kAtOnce, [&](int n_rows) {
+      int const first_row = n_rows * kAtOnce;
       int queries[kAtOnce];
-      bool exists[kAtOnce];
       typename Variant::Row of_rows[kAtOnce];
+      RowWalk row(problem, of, first_row);
       for (int n = 0; n < kAtOnce; ++n) {
-        int const row = first_row + n * step;
-        int const in_warpgroup = row % kRowsOfWarpgroup;
-        int const of_warpgroup = group == 1 ? in_warpgroup : in_warpgroup / group;
-        int const query =
-            of.first_query + row / kRowsOfWarpgroup * queries_of_warpgroup + of_warpgroup;
-        if (Variant::kMaskReadsHead && group > 1) {
-          head = of.at.head * group + in_warpgroup - of_warpgroup * group;
+        if (Variant::kMaskReadsHead && problem.group > 1) {
+          head = of.at.head * problem.group + row.head_of_group;
           prepared = Variant::prepared(tables, batch, head);
           uniform = Variant::uniform(captured, of.lengths, batch, head);
           compute_columns();
         }
-        exists[n] = of_warpgroup < queries_of_warpgroup && query < of.end_query;
-        queries[n] = smaller(query, of.end_query - 1);
+        queries[n] = row.query();
         of_rows[n] = Variant::row(captured, of.lengths, prepared, uniform, batch, head, queries[n]);
+        row.advance();
       }
       uint32_t votes[kAtOnce * kVotes];
       Warp::vote(votes, [&](int i, int lane) {
@@ -210,64 +290,156 @@ PYFLASH_HOST_DEVICE SeenPairs write_bits(typename Variant::Params const& capture
       for (int n = 0; n < kAtOnce; ++n) {
         uint32_t of_row[kVotes];
         for (int i = 0; i < kVotes; ++i) {
-          uint32_t const vote = votes[n * kVotes + i];
-          of_row[i] = exists[n] ? vote : 0;
-          seen.shown = seen.shown || (of_row[i] & keys[i]) != 0;
-          seen.hidden = seen.hidden || (exists[n] && (~vote & keys[i]) != 0);
+          of_row[i] = votes[n * kVotes + i];
+          some |= of_row[i];
+          every &= of_row[i];
         }
-        int const row = first_row + n * step;
+        int const first_word = word_of_row(first_row, words_per_row) + word;
         Warp::for_each_of_quad(of_row, [&](int lane, uint32_t bits) {
-          int const thread = row / 16 * 32 + row % 8 * 4 + lane;
-          int const half = row % 16 / 8;
-          words[(thread * 2 + half) * words_per_row + word] = bits;
+          words[first_word + (n * kWordsOfNextRow + lane * kWordsOfNextLane) * words_per_row] =
+              bits;
         });
       }
     });
   }
-  return seen;
+  return (some != 0 ? kShowsSome : 0) | (every != ~0u ? kHidesSome : 0);
 }
 
-// Judges block `index` of those of all lists: writes what is shown of it into its place of the list, and its bits, which begin with
-// those of block 0 at `data`, where some is.
+// Whether a mask is a tensor of bools, of which keys are neighbours.
+template <class Variant>
+inline constexpr bool kIsBools = Variant::kBoolsOfMask >= 0;
+
+// Whether the bools of a block are vectors, of keys that exist.
+template <class Variant>
+PYFLASH_HOST_DEVICE bool has_bool_vectors(typename Variant::Params const& captured,
+                                          ListedProblem const& problem, BlockOfTile const& of) {
+  int const end = (of.block + 1) * problem.B_c;
+  return problem.group == 1 && end <= of.lengths.k_len &&
+         end <= Variant::template copied_until<Variant::kBoolsOfMask>(captured);
+}
+
+// The same as write_bits of such a block: a lane has a vector of a row, eight lanes a word of each lane of a quad.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Variant, class Cta>
+PYFLASH_HOST_DEVICE uint32_t write_bools(typename Variant::Params const& captured,
+                                         PreparedTables<Variant::kPrepared> const& tables,
+                                         ListedProblem const& problem, BlockOfTile const& of,
+                                         uint32_t* words, Cta const& cta) {
+  using Warp = typename Cta::Warp;
+  constexpr int kRows = 16;  // that a warp visits
+  constexpr int kAtOnce =
+      4;  // rows of a load: r, r + 1, r + 8 and r + 9, whose words are neighbours
+  constexpr int kLanesOfRow = kKeysOfWord / kKeysOfVector;
+  constexpr int kLoads = kRows / kAtOnce;
+  int const head = of.at.head;
+  int const words_per_row = words_of_row(problem.B_c);
+  int const first_key = of.block * problem.B_c;
+  auto const prepared = Variant::prepared(tables, of.at.batch, head);
+  auto const uniform = Variant::uniform(captured, of.lengths, of.at.batch, head);
+  uint32_t some = 0;
+  uint32_t every = kAllBitsByLanes;
+  auto first_row_of = [](int n, int lane) {
+    int const row = lane / kLanesOfRow;
+    return n * kRows + row % 2 + row / 2 * 8;
+  };
+  for (int word = 0; word < words_per_row; ++word) {
+    cta.for_each_of(problem.warpgroups * kRowsOfWarpgroup / kRows, [&](int n) {
+      uint32_t by_lanes[kLoads][Warp::kOwnLanes];
+      Warp::for_each_own_lane([&](int lane) {
+        int const column = word * kKeysOfWord + lane % kLanesOfRow * kKeysOfVector;
+        bool const exists = column < problem.B_c;
+        int const first_query = of.first_query + first_row_of(n, lane);
+        BoolVector bools[kLoads];
+        for (int load = 0; load < kLoads; ++load) {
+          int const query = smaller(first_query + 2 * load, of.end_query - 1);
+          auto const row =
+              Variant::row(captured, of.lengths, prepared, uniform, of.at.batch, head, query);
+          auto const* const line = Variant::template line<Variant::kBoolsOfMask>(row);
+          bools[load] = exists ? *reinterpret_cast<BoolVector const*>(line + first_key + column)
+                               : BoolVector{};
+        }
+        for (int load = 0; load < kLoads; ++load) {
+          uint32_t const bits = bits_by_lanes(bools[load]);
+          by_lanes[load][Warp::own(lane)] = bits;
+          some |= bits;
+          every &= exists ? bits : kAllBitsByLanes;
+        }
+      });
+      for (int load = 0; load < kLoads; ++load) {
+        Warp::for_each_of_rows(by_lanes[load], [&](int lane, uint32_t bits) {
+          int const of_quad = lane % kLanesOfRow / 2;
+          int const first_word = word_of_row(first_row_of(n, lane), words_per_row) + word;
+          words[first_word +
+                (2 * load * kWordsOfNextRow + of_quad * kWordsOfNextLane) * words_per_row] = bits;
+        });
+      }
+    });
+  }
+  return (some != 0 ? kShowsSome : 0) | (every != kAllBitsByLanes ? kHidesSome : 0);
+}
+
+// Judges `count` blocks from number `first` of those of all lists on: writes what is shown of each into its place of the list, and
+// its bits, which begin with those of block 0 at `data`, where some is.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Variant, class Cta, class Loader>
-PYFLASH_HOST_DEVICE void judge_block(typename Variant::Params const& captured,
-                                     PreparedTables<Variant::kPrepared> const& tables,
-                                     ListedProblem const& problem, BlockLists const& lists,
-                                     uint32_t* data, int64_t index, Cta const& cta,
-                                     Loader const& load) {
-  TileOfLists const at = lists.tile_of(index / lists.blocks);
-  int const block = int(index % lists.blocks);
-  Rows const q_rows = problem.q.rows_of(at.batch, load);
-  Rows const k_rows = problem.k.rows_of(at.batch, load);
-  int const first = at.tile * problem.n_queries;
-  int const end = smaller(first + problem.n_queries, q_rows.length);
-  Interval const listed = listed_blocks(problem, lists, q_rows, k_rows, first, end);
-  if (block < listed.begin || block >= listed.end) {
-    return;
-  }
-  Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-  Shown shown = cta.agreed([&] {
-    return shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
-                                   {first, end - 1}, block);
+PYFLASH_HOST_DEVICE void judge_blocks_from(typename Variant::Params const& captured,
+                                           PreparedTables<Variant::kPrepared> const& tables,
+                                           ListedProblem const& problem, BlockLists const& lists,
+                                           uint32_t* data, int first, int count, Cta const& cta,
+                                           Loader const& load) {
+  cta.for_each(count, [&](int i) {
+    int const list = (first + i) / lists.blocks;
+    TileOfLists const at = lists.tile_of(list);
+    int const block = first + i - list * lists.blocks;
+    Rows const q_rows = problem.q.rows_of(at.batch, load);
+    Rows const k_rows = problem.k.rows_of(at.batch, load);
+    int const first_query = at.tile * problem.n_queries;
+    int const end_query = smaller(first_query + problem.n_queries, q_rows.length);
+    Interval const listed = listed_blocks(problem, lists, q_rows, k_rows, first_query, end_query);
+    Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
+    Shown const shown =
+        block < listed.begin || block >= listed.end
+            ? Shown::none
+            : shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
+                                      {first_query, end_query - 1}, block);
+    cta.judged[i] = {{at, block, first_query, end_query, lengths}, shown, 0};
   });
-  if (shown == Shown::some) {
-    BlockOfTile const of{at, block, first, end, lengths};
-    uint32_t* const words = data + index * words_of_block(problem.warpgroups, problem.B_c);
-    SeenPairs seen;
-    if (Variant::kStreams && Variant::is_streamed(captured, block * problem.B_c, problem.B_c)) {
-      seen = write_bits<Variant, Variant::kStreams>(captured, tables, problem, of, words, cta);
-    } else {
-      seen = write_bits<Variant, false>(captured, tables, problem, of, words, cta);
+  cta.sync();  // they are visible
+  for (int i = 0; i < count; ++i) {
+    if (cta.judged[i].shown == Shown::some) {
+      BlockOfTile const of = cta.judged[i].of;
+      uint32_t* const words =
+          data + int64_t(first + i) * words_of_block(problem.warpgroups, problem.B_c);
+      auto seen = [&] {
+        if constexpr (kIsBools<Variant>) {
+          if (has_bool_vectors<Variant>(captured, problem, of)) {
+            return write_bools<Variant>(captured, tables, problem, of, words, cta);
+          }
+        }
+        if (Variant::kStreams &&
+            Variant::is_streamed(captured, of.block * problem.B_c, problem.B_c)) {
+          return write_bits<Variant, Variant::kStreams>(captured, tables, problem, of, words, cta);
+        }
+        return write_bits<Variant, false>(captured, tables, problem, of, words, cta);
+      };
+      cta.add(cta.judged[i].seen, seen());
     }
-    seen = cta.of_all(seen);
-    shown = !seen.shown ? Shown::none : seen.hidden ? Shown::some : Shown::all;
   }
-  if (cta.is_first()) {
-    lists.list(at.batch, at.head, at.tile)[1 + block] = int(shown);
-  }
+  cta.sync();  // what all threads have seen is visible
+  cta.for_each(count, [&](int i) {
+    auto const& [of, shown, seen] = cta.judged[i];
+    Shown found = shown;
+    if (shown == Shown::some) {
+      found = (seen & kShowsSome) == 0   ? Shown::none
+              : (seen & kHidesSome) == 0 ? Shown::all
+                                         : Shown::some;
+    }
+    lists.list(of.at.batch, of.at.head, of.at.tile)[1 + of.block] = int(found);
+  });
 }
 
 }  // namespace pyflash::variant

@@ -16,7 +16,7 @@ constexpr BlockLists query_lists(ListedProblem const& problem) {
           .blocks = problem.q.most_blocks(problem.n_queries)};
 }
 
-// Writes list number `index`, by all lanes of a warp. load: reads an int at an address.
+// Writes list number `index`, by all lanes. load: reads an int at an address.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,18 +31,31 @@ class Bound:
     values: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        params = {param.name: param for param in self.variant.params}
-        expected = f"expected values of {', '.join(params) or 'no parameter'}"
-        for name in self.values:
-            if name not in params:
-                raise ValueError(f"{name} is no parameter of {self.variant.name}: {expected}")
-        for name, param in params.items():
-            if name not in self.values:
-                raise ValueError(f"{name} of {self.variant.name} has no value: {expected}")
-            _check(param, self.values[name])
-        for name, node in self.variant.divisors:
-            if not is_symbol(self.values[name]) and self.values[name] == 0:
-                raise ValueError(f"{name} is 0 in {shown(str(node))}: expected a divisor")
+        check_values(self.variant, self.values)
+
+
+def check_values(variant: Variant, values: Mapping[str, Any]) -> None:
+    """Raises ValueError as `Bound` does."""
+    # NOTE: every call comes through here, so what it does costs.
+    if len(values) != len(variant.params):
+        _refuse_names(variant, values)
+    for param in variant.params:
+        if param.name not in values:
+            _refuse_names(variant, values)
+        _check(param, values[param.name])
+    for name, node in variant.divisors:
+        if not is_symbol(values[name]) and values[name] == 0:
+            raise ValueError(f"{name} is 0 in {shown(str(node))}: expected a divisor")
+
+
+def _refuse_names(variant: Variant, values: Mapping[str, Any]) -> None:
+    names = [param.name for param in variant.params]
+    expected = f"expected values of {', '.join(names) or 'no parameter'}"
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{name} is no parameter of {variant.name}: {expected}")
+    missing = next(name for name in names if name not in values)
+    raise ValueError(f"{missing} of {variant.name} has no value: {expected}")
 
 
 def is_symbol(value: Any) -> bool:
@@ -58,15 +72,21 @@ def _check(param: Param, value: Any) -> None:
     if param.rank is None:
         _check_number(param, value)
         return
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        raise ValueError(
-            f"{param.name} is {type_name(value)}: expected a tensor, {param.type_text}"
-        )
-    if len(value.shape) != param.rank:
-        raise ValueError(f"{param.name} has {len(value.shape)} axes: expected {param.rank}")
-    dtype = str(value.dtype).removeprefix("torch.")
-    if _DTYPES.get(dtype) is not param.kind:
-        raise ValueError(f"{param.name} is {dtype}: expected {param.kind}, convert it")
+    try:
+        shape, dtype = value.shape, value.dtype
+    except AttributeError:
+        found = type_name(value)
+        raise ValueError(f"{param.name} is {found}: expected a tensor, {param.type_text}") from None
+    if len(shape) != param.rank:
+        raise ValueError(f"{param.name} has {len(shape)} axes: expected {param.rank}")
+    if _scalar_of(dtype) is not param.kind:
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(f"{param.name} is {name}: expected {param.kind}, convert it")
+
+
+@functools.cache
+def _scalar_of(dtype: Any) -> Scalar | None:
+    return _DTYPES.get(str(dtype).removeprefix("torch."))
 
 
 def _check_number(param: Param, value: Any) -> None:

@@ -353,6 +353,9 @@ class _Emitter:
             nodes = set(postorder(root))
             read = sum(1 << i for i, node in enumerate(self.ahead) if node in nodes)
             lines += [f"  static constexpr StreamSet kStreamsOf{name} = {read};"]
+        mask = self.stages.mask
+        bools = self.stages.streams.index(mask) if mask in self.stages.streams else -1
+        lines += [f"  static constexpr int kBoolsOfMask = {bools};  // a stream, or -1"]
         if not self.ahead:
             return lines
         parts = {

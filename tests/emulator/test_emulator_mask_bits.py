@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.planted.mask_bits import BUGS, PLANTED
+from support.planted.mask_bits import BOOLS, BUGS, BUGS_OF_BOOLS, PLANTED
 from support.planted.planting import build_planted, is_right, switched_on
 from torch import Tensor
 
@@ -71,9 +71,15 @@ def check(text: str, qkv: list[Tensor], config: str = PINGPONG, **options: Any):
     return report
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("text", [MASKED, OF_HEAD], ids=lambda x: x.partition("(")[0])
-def test_layouts_of_configs(config, text):
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        *((MASKED, name) for name in CONFIGS),
+        *((OF_HEAD, name) for name in ("pingpong", "packed_heads", "four_words")),
+    ],
+    ids=lambda x: x.partition("(")[0],
+)
+def test_layouts_of_configs(text, config):
     report = check(text, inputs(150, 384), CONFIGS[config], tensors=tensors_of(text, 150, 384))
     assert report.counts.cp_async == 0
 
@@ -212,30 +218,53 @@ def test_which_masks_are_dear(text, is_dear):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    root = tmp_path_factory.mktemp("planted_bits")
+    return _planted(BUGS, PLANTED, tmp_path_factory.mktemp("planted_bits"))
+
+
+@pytest.fixture(scope="module")
+def planted_bools(tmp_path_factory):
+    return _planted(BUGS_OF_BOOLS, BOOLS, tmp_path_factory.mktemp("planted_bools"))
+
+
+def _planted(bugs, text, root):
     config = {"pingpong": parse_config(PINGPONG)}
-    return build_planted(BUGS, config, root, variant=parse(PLANTED).normal)["pingpong"]
+    return build_planted(bugs, config, root, variant=parse(text).normal)["pingpong"]
 
 
-def is_wrong(library, name: str) -> bool:
-    qkv = growing() if name == "growing" else inputs(200, 700 if name == "long" else 333)
+def is_wrong(library, text: str, name: str) -> bool:
+    k_len = {"long": 700, "of_bools": 384, "strided": 384}.get(name, 333)
+    qkv = growing() if name == "growing" else inputs(200, k_len)
     tensors = {"m": shown(qkv[0].shape[1], qkv[1].shape[1])}
     if name == "sparse":
         tensors["m"][:128, 128:256] = False
         tensors["m"][:, 256:] = True
+    if name == "strided":
+        tensors["m"] = tensors["m"].repeat_interleave(2, dim=1)[:, ::2]
+        tensors["m"][:, 1::2] ^= True
     out, lse, report = run_library(
-        library, tuple(qkv), parse_config(PINGPONG), captured=captured_of(PLANTED, tensors), seed=1
+        library, tuple(qkv), parse_config(PINGPONG), captured=captured_of(text, tensors), seed=1
     )
-    expected = expect(*qkv, variant=parse(PLANTED), tensors=tensors)
+    expected = expect(*qkv, variant=parse(text), tensors=tensors)
     return bool(report.findings) or not is_right(expected, out, lse)
 
 
 @pytest.mark.parametrize("name", ["all", "long", "sparse", "growing"])
 def test_nothing_is_wrong_while_no_bug_is_on(planted, name):
-    assert not is_wrong(planted, name)
+    assert not is_wrong(planted, PLANTED, name)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_bug_is_found(planted, bug):
     with switched_on(BUGS, bug, planted):
-        assert is_wrong(planted, bug.problem)
+        assert is_wrong(planted, PLANTED, bug.problem)
+
+
+@pytest.mark.parametrize("name", ["of_bools", "sparse", "strided"])
+def test_nothing_is_wrong_of_bools_while_no_bug_is_on(planted_bools, name):
+    assert not is_wrong(planted_bools, BOOLS, name)
+
+
+@pytest.mark.parametrize("bug", BUGS_OF_BOOLS, ids=str)
+def test_a_bug_of_bools_is_found(planted_bools, bug):
+    with switched_on(BUGS_OF_BOOLS, bug, planted_bools):
+        assert is_wrong(planted_bools, BOOLS, bug.problem)

@@ -43,13 +43,19 @@ def configs() -> dict[str, str]:
     return {family: config.canonical().short_form() for family, config in chosen.items()}
 
 
+LONG = Problem(400, 25000, 1, 2)
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("family", ["sm80_forward", "sm90_forward"])
 @pytest.mark.parametrize("name", names())
 def test_it_is_its_formula(configs, name, family, problem):
+    check_formula(configs, name, family, PROBLEMS[problem])
+
+
+def check_formula(configs, name, family, at):
     if family not in configs:
         pytest.skip(f"no default config is of {family} here")
-    at = PROBLEMS[problem]
     if name == "tree":  # whose ancestors are the bits of a number
         at = replace(at, q_len=min(at.q_len, 60), k_len=min(at.k_len, 62))
     torch.manual_seed(len(name))
@@ -68,6 +74,13 @@ def test_it_is_its_formula(configs, name, family, problem):
     assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize("family", ["sm80_forward", "sm90_forward"])
+@pytest.mark.parametrize("name", ["causal", "window", "documents", "global_window", "chunked"])
+def test_long_lists(configs, name, family):
+    """Lists of more blocks than a warp writes alone, of tiles with neighbouring ones and others."""
+    check_formula(configs, name, family, LONG)
+
+
 OPAQUE = {
     "bools": "bools(m: bool[2]): s where m[q, k]",
     "bools_of_batches": "bools_of_batches(m: bool[3]): s where m[b, q, k] & (k <= q + 40)",
@@ -75,7 +88,7 @@ OPAQUE = {
     "computed": "computed: s where (q * 31 + k * 5) % 7 < 3",
     "biased": "biased(a: bf16[4], m: bool[2]): s + a[b, h, q, k] where m[q, k]",
 }
-LENGTHS = [(128, 128), (300, 333), (130, 517), (1, 700), (1000, 1024), (515, 3000)]
+LENGTHS = [(128, 128), (300, 333), (130, 517), (1, 700), (1000, 1024), (515, 3000), (200, 25000)]
 
 
 @pytest.fixture(scope="module", params=[64, 128])

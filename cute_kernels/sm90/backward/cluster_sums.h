@@ -4,12 +4,11 @@
 
 #include <cstddef>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/backward/tails.h"
 #include "cute_kernels/sm90/backward/threads.h"
+#include "cute_kernels/sm90/cute.h"
 
 namespace pyflash::sm90::backward {
 

@@ -1,11 +1,10 @@
 // dQ, dK and dV from accumulators to global memory, in 16 bits.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/backward/threads.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/row_stores.h"
 

@@ -2,24 +2,24 @@
 #pragma once
 
 #include <cuda.h>
-#include <cutlass/fast_math.h>
 #include <cute/numeric/math.hpp>
 
 #include "cute_kernels/backward_params.h"
+#include "cute_kernels/common/divisor.h"
 
 namespace pyflash::sm90::backward {
 
-// Tiles are key blocks. Those of a section of heads, whose Q, dO and dQ have room in L2 together, go from the first key block
+// Tiles are key blocks, or a part of the columns of one. Those of a section of heads, whose Q, dO and dQ have room in L2 together, go from the first key block
 // to the last: under a right window from the longest to the shortest. Deterministic kernels go in the order in which dQ is
 // summed, first_keys_first: a CTA waits for those with lower indices alone, which start before it.
 struct TileOrder {
   int n_tiles;
   int last_section;  // its number
-  cutlass::FastDivmod by_section_tiles;
-  cutlass::FastDivmod by_section;  // heads of a section
-  cutlass::FastDivmod by_last_section;
-  cutlass::FastDivmod by_heads;  // of k and v
-  int n_blocks;                  // of a head
+  Divisor by_section_tiles;
+  Divisor by_section;  // heads of a section
+  Divisor by_last_section;
+  Divisor by_heads;  // of k and v
+  int n_blocks;      // of a head
 
   // The tile that starts as number `index`. head: of k and v, those of all batches.
   CUTE_HOST_DEVICE void find(int& n_block, int& head, int index) const {

@@ -1,11 +1,10 @@
 // Which scores of a block count, by the rows and columns of a thread (common/mask.h).
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/backward/threads.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/shape.h"
 

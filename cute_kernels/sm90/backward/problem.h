@@ -1,11 +1,10 @@
 // Which tile of a backward a CTA owns.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/common/backward_tile.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/kernel_params.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/variant/gradient.h"
 #include "cute_kernels/variant/tile_order.h"
 
@@ -25,6 +24,10 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};
+  if constexpr (Traits::kColumnParts > 1) {
+    tile.column_part = n_block % Traits::kColumnParts;
+    n_block /= Traits::kColumnParts;
+  }
   order.by_heads(tile.batch, tile.head_kv, head);
   tile.take_heads(index % params.cluster, params.cluster);
   if constexpr (!kFeatures.deterministic) {

@@ -6,7 +6,6 @@
 #include <cstddef>
 
 #include <cute/arch/copy_sm80.hpp>
-#include <cute/tensor.hpp>
 
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/problem.h"
@@ -15,6 +14,7 @@
 #include "cute_kernels/sm90/backward/sums_count.h"
 #include "cute_kernels/sm90/backward/tails.h"
 #include "cute_kernels/sm90/backward/threads.h"
+#include "cute_kernels/sm90/cute.h"
 
 namespace pyflash::sm90::backward {
 
@@ -30,9 +30,10 @@ struct RecycledSums {
   // Sums in one order have their own memory for each head.
   static constexpr bool kMayBe = !kFeatures.deterministic;
   static constexpr int kThreads = Traits::kNConsumers * kWarpgroup;
-  // Shared memory that is free in the end: where K, V, Q, dO and dS were.
-  static constexpr int kFreeBytes =
-      offsetof(Storage, ds) + sizeof(Storage::ds) - offsetof(Storage, k);
+  // Shared memory that is free in the end: where K, V, Q, dO and, if no rows go through it, dS were.
+  static constexpr int kFreeBytes = offsetof(Storage, ds) +
+                                    (Traits::kRowsThroughDS ? 0 : sizeof(Storage::ds)) -
+                                    offsetof(Storage, k);
   static constexpr int kStages = kFreeBytes / (kThreads * kVectors * int(sizeof(float4)));
   static_assert(offsetof(Storage, k) < offsetof(Storage, ds) &&
                 offsetof(Storage, ds) < offsetof(Storage, dq));

@@ -1,13 +1,12 @@
 // The sums of dQ of a piece of queries, scaled and in 16 bits: a slab of their columns by a warpgroup.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/common/backward_preprocess.cuh"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/backward/epilogue.h"
 #include "cute_kernels/sm90/backward/shape.h"
 #include "cute_kernels/sm90/backward/threads.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 
 namespace pyflash::sm90::backward {

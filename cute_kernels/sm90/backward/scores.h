@@ -1,8 +1,6 @@
 // Scores of a block to P, and P with dP to dS, in the accumulators of a computing warpgroup.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/dropout.h"
@@ -10,6 +8,7 @@
 #include "cute_kernels/sm90/backward/mask.h"
 #include "cute_kernels/sm90/backward/problem.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/softcap.h"
 #include "cute_kernels/variant/gradient.h"

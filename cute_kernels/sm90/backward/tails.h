@@ -1,9 +1,8 @@
 // Rows of a tile that belong to the next of packed sequences: they become 0, since 0 times what they hold may be NaN.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/shape.h"
 
 namespace pyflash::sm90::backward {

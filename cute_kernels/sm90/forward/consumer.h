@@ -2,10 +2,9 @@
 // (S = Q K^T, O += P V), warpgroup_tile.h (S to P) and finish_tile.h (O on its way out).
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/finish_tile.h"
 #include "cute_kernels/sm90/forward/merge_parts.h"
 #include "cute_kernels/sm90/forward/problem.h"

@@ -2,10 +2,9 @@
 // columns at a time, so that every store instruction writes whole rows of the slab.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sinks.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/gemm.h"

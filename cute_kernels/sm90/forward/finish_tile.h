@@ -2,10 +2,9 @@
 // folds them.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/epilogue.h"
 #include "cute_kernels/sm90/forward/fold.h"
 #include "cute_kernels/sm90/forward/merge.h"

@@ -2,11 +2,10 @@
 // and takes each split's O and lse in (common/fold.h).
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/common/fold.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/shape.h"
 

@@ -1,10 +1,9 @@
 // K and V in pages that are no TMA boxes: their rows are gathered by cp.async, 16 bytes a lane, to where a box would have put them.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/load.h"
 #include "cute_kernels/sm90/forward/problem.h"

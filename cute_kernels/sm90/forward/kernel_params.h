@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cuda.h>
-#include <cutlass/fast_math.h>
 
+#include "cute_kernels/common/divisor.h"
 #include "cute_kernels/params.h"
 #include "cute_kernels/variant/kernel_params.h"
 
@@ -19,13 +19,13 @@ struct TileOrder {
   int section;       // heads, batches and splits in a section; the last may have more or fewer
   int last_section;  // the number of the last section
   int longest;       // the M block with the most keys, 0 or the last: the first one under a mask
-  cutlass::FastDivmod by_m_blocks;
-  cutlass::FastDivmod by_splits;
-  cutlass::FastDivmod by_heads;
-  cutlass::FastDivmod by_section_tiles;  // of a section
-  cutlass::FastDivmod by_section;
-  cutlass::FastDivmod by_last_section;
-  cutlass::FastDivmod by_group;  // query heads per head of K and V
+  Divisor by_m_blocks;
+  Divisor by_splits;
+  Divisor by_heads;
+  Divisor by_section_tiles;  // of a section
+  Divisor by_section;
+  Divisor by_last_section;
+  Divisor by_group;  // query heads per head of K and V
 
   // Where tiles are listed, sections are of heads and splits, in each of which the listed tiles follow each other.
   int const* list;  // common/tile_list.h; nullptr: there is none
@@ -34,13 +34,13 @@ struct TileOrder {
 
 // Where each CTA has an equal share of the keys.
 struct ShareOrder {
-  int const* list;                 // common/shares.h
-  int n_heads;                     // of a sequence's tiles
-  cutlass::FastDivmod by_tiles;    // of a sequence, in a line of heads abreast
-  cutlass::FastDivmod by_abreast;  // heads
-  cutlass::FastDivmod by_shares;   // of a line
+  int const* list;     // common/shares.h
+  int n_heads;         // of a sequence's tiles
+  Divisor by_tiles;    // of a sequence, in a line of heads abreast
+  Divisor by_abreast;  // heads
+  Divisor by_shares;   // of a line
   // Where all tiles are alike: into how many parts there is room to cut each, and how many a CTA has that are whole.
-  cutlass::FastDivmod by_parts;
+  Divisor by_parts;
   int whole_tiles;
   int rows_of_part;
   bool runs_beside;  // the kernel before it
@@ -69,7 +69,7 @@ struct KernelParams {
   Dropout dropout;    // NOTE: so, too
 
   // Where rows are gathered. NOTE: so, too
-  cutlass::FastDivmod by_page;  // keys
+  Divisor by_page;  // keys
   RowSteps k_steps;
   RowSteps v_steps;
 

@@ -1,10 +1,9 @@
 // The loading warpgroup: one warp each for Q, K and V.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/share_schedule.h"

@@ -3,9 +3,8 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
 

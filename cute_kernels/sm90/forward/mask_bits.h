@@ -4,11 +4,10 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/variant/mask_bits.h"

@@ -5,9 +5,8 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/epilogue.h"
 #include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/forward/softmax.h"

@@ -207,13 +207,13 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   bool const first_is_longest =
       count_keys(problem, 0) > count_keys(problem, problem.q_sequences().longest - 1);
   order.longest = first_is_longest ? 0 : int(n_m_blocks - 1);
-  order.by_m_blocks = cutlass::FastDivmod(int(n_m_blocks));
-  order.by_splits = cutlass::FastDivmod(problem.num_splits);
-  order.by_heads = cutlass::FastDivmod(n_heads);
-  order.by_section_tiles = cutlass::FastDivmod(int(n_m_blocks * sections.heads));
-  order.by_section = cutlass::FastDivmod(order.section);
-  order.by_last_section = cutlass::FastDivmod(int(n_rest - sections.last * sections.heads));
-  order.by_group = cutlass::FastDivmod(heads_of_group(problem));
+  order.by_m_blocks = Divisor(int(n_m_blocks));
+  order.by_splits = Divisor(problem.num_splits);
+  order.by_heads = Divisor(n_heads);
+  order.by_section_tiles = Divisor(int(n_m_blocks * sections.heads));
+  order.by_section = Divisor(order.section);
+  order.by_last_section = Divisor(int(n_rest - sections.last * sections.heads));
+  order.by_group = Divisor(heads_of_group(problem));
 }
 
 // The same of tiles that are listed. All heads are a section, so that each round of persistent CTAs has tiles of nearly one
@@ -231,10 +231,10 @@ inline void set_listed_order(KernelParams& params, Config const& config,
   order.n_rest = problem.heads_kv * rest_of_kv;
   order.section = ceil_div(problem.heads_kv, n_sections) * rest_of_kv;
   order.last_section = ceil_div(order.n_rest, order.section) - 1;
-  order.by_splits = cutlass::FastDivmod(problem.num_splits);
-  order.by_section = cutlass::FastDivmod(order.section);
-  order.by_last_section = cutlass::FastDivmod(order.n_rest - order.last_section * order.section);
-  order.by_group = cutlass::FastDivmod(heads_of_group(problem));
+  order.by_splits = Divisor(problem.num_splits);
+  order.by_section = Divisor(order.section);
+  order.by_last_section = Divisor(order.n_rest - order.last_section * order.section);
+  order.by_group = Divisor(heads_of_group(problem));
 }
 
 // The same of tiles whose keys are shared.
@@ -242,13 +242,13 @@ inline void set_share_order(KernelParams& params, Config const& config,
                             ListedForwardParams const& problem) {
   ShareListing const listing = problem.share_listing();
   int const n_tiles = std::max(listing.batch * listing.tiles(), 1);
-  params.order.by_group = cutlass::FastDivmod(heads_of_group(problem));
+  params.order.by_group = Divisor(heads_of_group(problem));
   params.shares = {.list = reinterpret_cast<int const*>(problem.share_list),
                    .n_heads = problem.share_heads,
-                   .by_tiles = cutlass::FastDivmod(std::max(listing.tiles(), 1)),
-                   .by_abreast = cutlass::FastDivmod(listing.abreast),
-                   .by_shares = cutlass::FastDivmod(listing.n_shares),
-                   .by_parts = cutlass::FastDivmod(std::max(listing.n_shares / n_tiles, 1)),
+                   .by_tiles = Divisor(std::max(listing.tiles(), 1)),
+                   .by_abreast = Divisor(listing.abreast),
+                   .by_shares = Divisor(listing.n_shares),
+                   .by_parts = Divisor(std::max(listing.n_shares / n_tiles, 1)),
                    .whole_tiles = ceil_div(n_tiles, listing.n_shares),
                    .rows_of_part = problem.rows_of_part(),
                    .runs_beside = problem.runs_beside,
@@ -284,7 +284,7 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardPara
   plan.params.problem = problem;
   plan.params.pages = problem.pages;
   if (KvSource const kv = problem.kv(); kv.is_paged()) {
-    plan.params.by_page = cutlass::FastDivmod(kv.pages.size);
+    plan.params.by_page = Divisor(kv.pages.size);
     plan.params.k_steps = row_steps(kv.k, kv.pages);
     plan.params.v_steps = row_steps(kv.v, kv.pages);
   }

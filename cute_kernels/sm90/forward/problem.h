@@ -3,12 +3,11 @@
 
 #include <type_traits>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/common/tile_list.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/params.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/cta_share.h"
 #include "cute_kernels/sm90/forward/kernel_params.h"
 #include "cute_kernels/variant/mask_bits.h"

@@ -4,10 +4,9 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/softmax.h"
 #include "cute_kernels/sm90/gemm.h"
 

@@ -1,12 +1,11 @@
 // S = QK^T by fp32 arithmetic from global memory, where the MMAs' result is lost: slow, and rare.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/alibi.h"
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/dropout.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/gemm.h"
 

@@ -6,11 +6,10 @@
 #include <climits>
 #include <utility>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/stream_shape.h"
 
 namespace pyflash::sm90 {

@@ -39,8 +39,8 @@ constexpr bool are_coords_of(TiledMma const& mma) {
 
 template <FlashForwardSm90Config kConfig>
 struct KernelTraits<kConfig>::Tiled {
-  using TiledMmaQK = decltype(make_tiled_mma(MmaQK{}));
-  using TiledMmaPV = decltype(make_tiled_mma(MmaPV{}));
+  using TiledMmaQK = decltype(make_tiled_mma(MMA_Atom<MmaQK>{}));
+  using TiledMmaPV = decltype(make_tiled_mma(MMA_Atom<MmaPV>{}));
   static_assert(size(TiledMmaQK{}) == kWarpgroup && size(TiledMmaPV{}) == kWarpgroup);
 
   using RowMajorAtom = std::conditional_t<kSlab == 64, GMMA::Layout_K_SW128_Atom<Element>,

@@ -7,11 +7,11 @@
 #include <type_traits>
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/generated/mma_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/cta_share.h"
 #include "cute_kernels/sm90/forward/shape.h"
 #include "cute_kernels/sm90/gemm.h"
@@ -76,9 +76,9 @@ struct KernelTraits {
 
   // GEMMs of one warpgroup: Q, K and V, row-major as it came, from shared memory, P from registers.
   using MmaQK =
-      MMA_Atom<typename MmaAtoms<Element, kBlockN>::template SS<GMMA::Major::K, GMMA::Major::K>>;
-  using MmaPV =
-      MMA_Atom<typename MmaAtoms<Element, kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
+      MMA_Traits<typename MmaAtoms<Element, kBlockN>::template SS<GMMA::Major::K, GMMA::Major::K>>;
+  using MmaPV = MMA_Traits<
+      typename MmaAtoms<Element, kHeadDim>::template RS<GMMA::Major::K, GMMA::Major::MN>>;
 
   // Shared memory.
   static constexpr int kSlab = slab_columns(kConfig);

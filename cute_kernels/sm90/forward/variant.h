@@ -3,12 +3,11 @@
 
 #include <cmath>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/row_softmax.h"
 #include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/mask_bits.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/scores.h"

@@ -2,9 +2,8 @@
 // turns in which warpgroups issue them.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/gemm.h"
 #include "cute_kernels/sm90/pipeline.h"
 #include "cute_kernels/sm90/shape.h"

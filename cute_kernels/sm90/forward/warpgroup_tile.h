@@ -4,12 +4,11 @@
 
 #include <type_traits>
 
-#include <cute/tensor.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/dropout.h"
 #include "cute_kernels/features.h"
 #include "cute_kernels/row_softmax.h"
+#include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/mask.h"
 #include "cute_kernels/sm90/forward/mask_bits.h"
 #include "cute_kernels/sm90/forward/problem.h"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import type_name
-from pyflash.variant import Bound, Variant, bind, parse
-from pyflash.variant.bound import is_symbol
+from pyflash.variant import Bound, Variant, parse
+from pyflash.variant.bound import check_values, is_symbol
 from pyflash.variant.library import named
 from pyflash.variant.parser import normal_of
 from pyflash.variant.scalars import F32
@@ -57,12 +57,12 @@ def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None
     given = dict(values) if values is not None else {}
     if isinstance(variant, Bound):
         given, variant = {**variant.values, **given}, variant.variant
-    text, places = _known(variant)
+    known = _known(variant)
     if torch.compiler.is_compiling():  # the op checks types
-        _check_names(given, places)
+        _check_names(given, known[1])
     else:
         _check(variant, given)
-    return _in_places(text, places, given)
+    return _in_places(known, given)
 
 
 _BOUND: weakref.WeakKeyDictionary[Bound, Captured] = weakref.WeakKeyDictionary()
@@ -72,40 +72,47 @@ def _captured_of_bound(bound: Bound) -> Captured:
     """Kept as long as the value is: it was checked when it was made."""
     found = _BOUND.get(bound)
     if found is None:
-        found = _BOUND[bound] = _in_places(*_known(bound.variant), bound.values)
+        found = _BOUND[bound] = _in_places(_known(bound.variant), bound.values)
     return found
 
 
-def _in_places(
-    text: str, places: tuple[tuple[str, str], ...], given: Mapping[str, Any]
-) -> Captured:
-    of_place: dict[str, list[Any]] = {"tensors": [], "reals": [], "integers": []}
-    for name, place in places:
-        if place:
-            of_place[place].append(given[name])
+# The portable text, the names of all parameters, and those of the captured ones in their order, by
+# the values of the op that they are among: tensors, reals, integers.
+_Known = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
+def _in_places(known: _Known, given: Mapping[str, Any]) -> Captured:
+    text, _, tensors, reals, integers = known
     return Captured(
         text,
-        of_place["tensors"],
-        [float(x) for x in of_place["reals"]],
-        [x if is_symbol(x) else int(x) for x in of_place["integers"]],
+        [given[name] for name in tensors],
+        [float(given[name]) for name in reals],
+        [_integer(given[name]) for name in integers],
     )
 
 
-def _known(variant: Variant | str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The portable text, and by parameter among which values of the op it is, the captured ones in
-    their order; "" for one that the normal form lacks."""
-    value = as_variant(variant)
-    captured = {param.name: param for param in value.captured}
-    places = {
-        name: "tensors"
-        if param.rank is not None
-        else "reals"
-        if param.kind.computed is F32
-        else "integers"
-        for name, param in captured.items()
-    }
-    others = {param.name: "" for param in value.params if param.name not in captured}
-    return value.portable, tuple((places | others).items())
+def _integer(value: Any) -> Any:
+    return value if is_symbol(value) else int(value)
+
+
+def _known(variant: Variant | str) -> _Known:
+    # NOTE: equal variants may have parameters of other names.
+    return _known_of_text(variant) if isinstance(variant, str) else _known_of(as_variant(variant))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_of_text(text: str) -> _Known:
+    return _known_of(as_variant(text))
+
+
+def _known_of(value: Variant) -> _Known:
+    tensors, reals, integers = [], [], []
+    for param in value.captured:
+        is_real = param.kind.computed is F32
+        place = tensors if param.rank is not None else reals if is_real else integers
+        place.append(param.name)
+    names = tuple(param.name for param in value.params)
+    return value.portable, names, tuple(tensors), tuple(reals), tuple(integers)
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
@@ -114,13 +121,12 @@ _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _check(variant: Variant | str, given: Mapping[str, Any]) -> None:
     try:
-        bind(as_variant(variant), **given)
+        check_values(as_variant(variant), given)
     except ValueError as error:
         raise ValueError(f"pyflash: {error}") from None
 
 
-def _check_names(given: Mapping[str, Any], places: tuple[tuple[str, str], ...]) -> None:
-    expected = [name for name, _ in places]
+def _check_names(given: Mapping[str, Any], expected: tuple[str, ...]) -> None:
     if sorted(given) != sorted(expected):
         raise ValueError(
             f"pyflash: the variant got {', '.join(given) or 'no values'}: expected "

@@ -227,8 +227,9 @@ BUGS = [
                     _KERNEL_SM80), problem="split"),
     # Spans of blocks that are neighbours, in tiles of two warpgroups and of four.
     _spans("some_taken_for_all",
-           condition("lanes.ballot(shown == Shown::all));",
-                     "lanes.ballot(BUG ? shown != Shown::none : shown == Shown::all));", _LISTS),
+           condition("lanes.for_each_vote(is_attended, shown == Shown::all, take);",
+                     "lanes.for_each_vote(is_attended, BUG ? is_attended : shown == Shown::all,"
+                     " take);", _LISTS),
            problem="dilated"),
     _spans("the_block_behind_the_whole_ones",
            condition("place < whole.end)", "place < whole.end + BUG)", _TILE),
