@@ -68,6 +68,8 @@ inline constexpr int kSumsOfTurn = 1024;
 inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
 inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
+// That add to the sums of a query head for a block of keys.
+inline constexpr int kMostCtasOfBlock = 2;
 
 // Each block of keys is compared with each other where they are sorted.
 inline constexpr int kMostSortedBlocks = 4096;
@@ -174,7 +176,7 @@ struct AttentionGradients {
       int64_t const n =
           2 * int64_t(larger(int(bytes / bytes_of_head / 2), int(ceil_div(n_ctas, n_blocks))));
       constexpr int64_t kMostAdded = 1 << 24;
-      int64_t const most_added = (2 * n_blocks * group() + 1) * ceil_div(all, n);
+      int64_t const most_added = (2 * kMostCtasOfBlock * n_blocks * group() + 1) * ceil_div(all, n);
       heads_with_sums = int(n < all && most_added < kMostAdded ? n : all);
     }
   }

@@ -262,9 +262,9 @@ CUTE_DEVICE void copy_captured(SmemAddress smem, void const* captured) {
                "n"(kSmemOffset), "n"(kOffset)
                : "memory");
 }
-// Has L2 fetch what will be copied from there.
-CUTE_DEVICE void prefetch_captured(void const* captured) {
-  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(captured));
+// Has L2 fetch the line of an address.
+CUTE_DEVICE void prefetch(void const* global) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(global));
 }
 // Copies 16 bytes to shared memory, a cp.async, or zeros where they are not `valid`, and nothing is read.
 CUTE_DEVICE void copy_or_zeros(SmemAddress smem, void const* global, bool valid) {
@@ -409,7 +409,7 @@ template <int kSmemOffset, int kOffset>
 void copy_captured(SmemAddress smem, void const* captured) {
   copy_captured(smem + kSmemOffset, static_cast<char const*>(captured) + kOffset);
 }
-inline void prefetch_captured(void const*) {}
+inline void prefetch(void const*) {}
 void copy_or_zeros(SmemAddress smem, void const* global, bool valid);
 uint32_t bits_of_group(uint32_t bits, int lane, int n_lanes);
 template <int kLanes>

@@ -7,6 +7,7 @@
 #include "cute_kernels/append.h"
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
+#include "cute_kernels/bindings/tensors.h"
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/slots.h"
@@ -106,14 +107,16 @@ void find_slots(StableIValue* stack) {
                    lengths = arguments.take_tensor("seqlens_k"),
                    starts = arguments.take_tensor("cu_seqlens_q");
   auto const page_size = arguments.take<int64_t>();
-  TensorView const slots = arguments.take_tensor("slots");
+  auto const n_rows = arguments.take<int64_t>();
   bool const on_gpu = table.device.kind == Device::Kind::kCuda;
   auto const find = on_gpu ? page_writers().find_slots : nullptr;
-  bool const is_able = slots.sizes[0] <= kMostRows && table.sizes[0] <= kMostRows &&
+  bool const is_able = n_rows <= kMostRows && table.sizes[0] <= kMostRows &&
                        table.sizes[1] <= kMostRows && page_size <= kMostRows &&
                        (!on_gpu || find != nullptr);
+  auto slots =
+      allocate<1>("slots", arguments.tensor(0), {is_able ? n_rows : 0}, aoti_torch_dtype_int64());
   if (!is_able) {
-    put_results(stack, false);
+    put_results(stack, slots);
     return;
   }
   auto const integers = [](TensorView const& x) {
@@ -127,8 +130,8 @@ void find_slots(StableIValue* stack) {
                           .batch = static_cast<int>(table.sizes[0]),
                           .max_pages = static_cast<int>(table.sizes[1]),
                           .page_size = static_cast<int>(page_size),
-                          .n_rows = static_cast<int>(slots.sizes[0]),
-                          .slots = static_cast<int64_t*>(const_cast<void*>(slots.data))};
+                          .n_rows = static_cast<int>(n_rows),
+                          .slots = static_cast<int64_t*>(slots.mutable_data_ptr())};
   if (!on_gpu) {
     for (int row = 0; row < params.n_rows; ++row) {
       params.slots[row] = params.slot(row);
@@ -139,7 +142,7 @@ void find_slots(StableIValue* stack) {
     int const error = find(&params, current_cuda_stream(device_index));
     require_able(error == 0, "slots were not found: ", any_kernel_library()->error_string(error));
   }
-  put_results(stack, true);
+  put_results(stack, slots);
 }
 
 }  // namespace pyflash

@@ -328,7 +328,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
       "bool");
   m.def(
       "find_slots(Tensor block_table, Tensor seqlens_k, Tensor cu_seqlens_q, int page_size, "
-      "Tensor(a!) slots) -> bool");
+      "int total_q) -> Tensor");
   m.def("load_kernels(str path) -> int");
   m.def(
       "load_cubin(str path, str config, str features, str symbols, str sm_arch, int n_threads, "

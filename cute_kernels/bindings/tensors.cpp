@@ -61,8 +61,10 @@ Tensor allocate(char const* name, Tensor const& q, int64_t const* shape, int ran
   if (aoti_torch_aten_new_empty(q.get(), shape, rank, &dtype, nullptr, nullptr, 0, nullptr,
                                 &tensor) != 0) {
     auto const numel = std::accumulate(shape, shape + rank, 1., std::multiplies<>());
-    fail("torch could not allocate ", name, ", ",
-         numel * (dtype == aoti_torch_dtype_float32() ? 4 : 2), " bytes");
+    int const size = dtype == aoti_torch_dtype_int64()     ? 8
+                     : dtype == aoti_torch_dtype_float32() ? 4
+                                                           : 2;
+    fail("torch could not allocate ", name, ", ", numel * size, " bytes");
   }
   return Tensor(tensor);
 }

@@ -13,7 +13,7 @@ namespace pyflash {
 // Valid as long as the tensor. name: as it is to appear in refusals, kept.
 TensorView view_of(char const* name, torch::stable::Tensor const& tensor);
 
-// An uninitialised, contiguous tensor, where q is. dtype: aoti_torch_dtype_float32() or of 16 bits.
+// An uninitialised, contiguous tensor, where q is. dtype: aoti_torch_dtype_float32(), aoti_torch_dtype_int64() or of 16 bits.
 torch::stable::Tensor allocate(char const* name, torch::stable::Tensor const& q,
                                int64_t const* shape, int rank, int32_t dtype);
 

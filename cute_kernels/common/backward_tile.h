@@ -17,6 +17,7 @@ struct Tile {
   int batch = 0;  // of the tensors
   Interval blocks = {};
   int rows_before_sums = 0;  // as AttentionGradients says
+  int column_part = 0;       // where CTAs have the same keys, and a part of the columns each
 
   // Where sequences may be packed.
   Rows queries_found = {};

@@ -55,6 +55,28 @@ CUTE_DEVICE void gemm_async(Mma mma, A const& tA, B const& tB, Acc& acc, bool ac
   device::mma_commit();
 }
 
+// The same of operands whose k is in two parts: the first of A's is along B, the rest along B2.
+template <class Mma, class A, class B, class B2, class Acc>
+CUTE_DEVICE void gemm_async(Mma mma, A const& tA, B const& tB, B2 const& tB2, Acc& acc,
+                            bool accumulate) {
+  Tensor acc_of_mma = acc(_, _0{}, _0{});
+  constexpr int kFirst = decltype(size<2>(tB))::value;
+  static_assert(decltype(size<2>(tA))::value == kFirst + decltype(size<2>(tB2))::value);
+  warpgroup_fence_operand(acc);
+  mma.accumulate_ = accumulate ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
+  device::mma_fence();
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tB); ++k) {
+    mma.call(tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);
+    mma.accumulate_ = GMMA::ScaleOut::One;
+  }
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tB2); ++k) {
+    mma.call(tA(_, _0{}, kFirst + k), tB2(_, _0{}, k), acc_of_mma);
+  }
+  device::mma_commit();
+}
+
 // Where a thread's values of an accumulator are: (row, column), partitioned like it.
 template <int kColumns>
 CUTE_DEVICE auto coords_of(int thread) {  // (MMA,MMA_M,MMA_N)

@@ -15,6 +15,7 @@ from pyflash.op.append import append_kv, slots_of
 from pyflash.op.errors import require
 from pyflash.op.fitted import fitted
 from pyflash.op.ops import attention, attention_varlen
+from pyflash.op.own_rows import own_rows
 from pyflash.op.paged import attention_paged
 
 
@@ -117,10 +118,7 @@ def cached(
         "cache_batch_idx and block_table are given: expected one of them",
     )
     if table is None:  # each row of the cache is a page
-        rows = cache_batch_idx
-        if rows is None:
-            rows = torch.arange(batch, dtype=torch.int32, device=q.device)
-        table = rows[:, None]
+        table = own_rows(batch, q) if cache_batch_idx is None else cache_batch_idx[:, None]
     lengths = _lengths(cache_seqlens, batch, table.shape[1] * k_cache.shape[1], k, q.device)
     if k is not None or v is not None:
         require(k is not None and v is not None, "only one of k and v is given: expected both")

@@ -91,7 +91,7 @@ def layout_of(q: Tensor, k: Tensor, v: Tensor, *others: Hashable) -> Hashable | 
 
 def known_of(mask: Tensor) -> Known:
     """What is known about a mask, to which it is tied; of inference tensors, which have no version
-    counter, nothing that lasts."""
+    counter, nothing that lasts. What `make_mask` returns is none."""
     if mask.is_inference():
         return Known(0, {}, {})
     known = getattr(mask, "_pyflash_known", None)

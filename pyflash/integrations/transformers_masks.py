@@ -44,6 +44,10 @@ def _with_pattern(
         mask = torch.empty(batch_size, 0, dtype=torch.bool, device=device)
     if mask.dtype == torch.bool:
         mask = mask.view(torch.int8)
+    if not torch.compiler.is_compiling() and mask.is_inference():
+        # An own one, whose version tells layers whether it was written to: packing.py.
+        with torch.inference_mode(False):
+            mask = mask.clone()
     sizes = ((pattern.sliding_window or 0) + 2, 2 if pattern.causal else 1)
     return mask[:, :, None, None].expand(-1, -1, *sizes)
 

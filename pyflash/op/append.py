@@ -16,6 +16,7 @@ from pyflash.op.errors import (
     check_types,
     dtype_name,
     require,
+    unexpected,
 )
 from pyflash.op.fp8 import check_scales, is_fp8, quantised
 
@@ -79,8 +80,10 @@ def slots_of(
     for name, x, n in (("seqlens_k", seqlens_k, batch), ("cu_seqlens_q", cu_seqlens_q, batch + 1)):
         require(x.shape == (n,), f"{name} has shape {tuple(x.shape)}: expected ({n},)")
     if not torch.compiler.is_compiling():
-        slots = torch.empty(total_q, dtype=torch.int64, device=block_table.device)
-        if torch.ops.pyflash.find_slots(block_table, seqlens_k, cu_seqlens_q, page_size, slots):
+        slots = torch.ops.pyflash.find_slots(
+            block_table, seqlens_k, cu_seqlens_q, page_size, total_q
+        )
+        if len(slots) == total_q:  # else none: no kernel is there
             return slots
     rows = torch.arange(total_q, device=block_table.device)
     if batch == 0 or max_pages == 0:
@@ -114,9 +117,9 @@ def _append(
     n_slots = num_pages * page_size
     if slots.device.type == "cpu":
         for slot in slots[slots >= n_slots].tolist()[:1]:
-            raise ValueError(
-                f"pyflash: slots has {slot}: expected numbers below {n_slots}, {num_pages} pages "
-                f"of {page_size} rows, or negative ones"
+            raise unexpected(
+                f"slots has {slot}: expected numbers below {n_slots}, {num_pages} pages of "
+                f"{page_size} rows, or negative ones"
             )
     if n == 0 or n_slots == 0 or torch.ops.pyflash.append_rows(k, v, k_cache, v_cache, slots):
         return
@@ -140,9 +143,9 @@ def _append_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: 
 
 @torch.library.register_fake("pyflash::find_slots")
 def _find_slots(
-    table: Tensor, lengths: Tensor, starts: Tensor, page_size: int, out: Tensor
-) -> bool:
-    return False  # as above
+    table: Tensor, lengths: Tensor, starts: Tensor, page_size: int, total_q: int
+) -> Tensor:
+    return table.new_empty(0, dtype=torch.int64)  # as above
 
 
 def _check_append(
@@ -160,40 +163,38 @@ def _check_append(
     NOTE: sentences are made where they are raised: a layer in each step of decoding comes here.
     """
     if k.dim() != 3:
-        raise _refusal(f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
+        raise unexpected(f"k has shape {tuple(k.shape)}: expected (n, heads, d_head)")
     if v.shape != k.shape:
-        raise _refusal(f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
+        raise unexpected(f"v has shape {tuple(v.shape)}: expected {tuple(k.shape)} as k")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.dim() != 4 or cache.shape[2:] != k.shape[1:]:
-            raise _refusal(
+            raise unexpected(
                 f"{name} has shape {tuple(cache.shape)}: expected (num_pages, page_size, "
                 f"{k.shape[1]}, {k.shape[2]})"
             )
     if v_cache.shape != k_cache.shape:
-        raise _refusal(
+        raise unexpected(
             f"v_cache has {v_cache.shape[0]} pages of {v_cache.shape[1]} rows: expected "
             f"{k_cache.shape[0]} of {k_cache.shape[1]} as k_cache"
         )
     if slots.dtype not in (torch.int32, torch.int64):
         check_integers(slots=slots)
     if slots.dim() != 1 or slots.shape[0] > k.shape[0]:
-        raise _refusal(
+        raise unexpected(
             f"slots has shape {tuple(slots.shape)}: expected (n,), at most the {k.shape[0]} rows "
             "of k"
         )
     if v.dtype != k.dtype:
-        raise _refusal(f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
+        raise unexpected(f"v is {dtype_name(v.dtype)}: expected {dtype_name(k.dtype)} as k")
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         if x.dtype != k.dtype and not (is_fp8(k_cache) and is_fp8(v_cache)):
-            raise _refusal(f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k")
+            raise unexpected(
+                f"{name} is {dtype_name(x.dtype)}: expected {dtype_name(k.dtype)} as k"
+            )
     if k_scale is not None or v_scale is not None or is_fp8(k_cache):
         check_scales(k_cache, k_scale, v_scale)
     if not (k.device == v.device == k_cache.device == v_cache.device == slots.device):
         check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
-
-
-def _refusal(sentence: str) -> ValueError:
-    return ValueError(f"pyflash: {sentence}")
 
 
 _NO_GRADIENTS = (

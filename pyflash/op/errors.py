@@ -105,10 +105,15 @@ def _not_dense(arguments: tuple[Any, ...], error: Exception) -> Exception:
     return error
 
 
+def unexpected(sentence: str) -> ValueError:
+    """What is raised for an argument. Where time counts, its sentence is made as it is raised."""
+    return ValueError(f"pyflash: {sentence}")
+
+
 def require(condition: bool, sentence: str) -> None:
     """Raises ValueError for what does not hold."""
     if not condition:
-        raise ValueError(f"pyflash: {sentence}")
+        raise unexpected(sentence)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

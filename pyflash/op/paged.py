@@ -18,6 +18,7 @@ from pyflash.op.errors import check_type, check_types, require
 from pyflash.op.fp8 import check_scales, is_fp8
 from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
+from pyflash.op.own_rows import own_rows
 from pyflash.op.schedule import Schedule, scheduled_arguments
 
 if TYPE_CHECKING:
@@ -212,12 +213,13 @@ def attention_cached(
     past them may hold anything. The other arguments, results and errors are those of
     `attention_paged`.
     """
-    check_types({"q": q, "seqlens_k": seqlens_k}, {})
+    check_type("seqlens_k", seqlens_k, "tensor")
     check_type("cache_rows", cache_rows, "tensor or None")
     n = seqlens_k.numel()
     if cache_rows is not None:
         shape = tuple(cache_rows.shape)
         require(shape == (n,), f"cache_rows has shape {shape}: expected ({n},), as seqlens_k")
+        table = cache_rows.unsqueeze(-1)
     else:
-        cache_rows = torch.arange(n, dtype=torch.int32, device=seqlens_k.device)
-    return attention_paged(q, k_cache, v_cache, cache_rows.unsqueeze(-1), seqlens_k, **others)
+        table = own_rows(n, seqlens_k)
+    return attention_paged(q, k_cache, v_cache, table, seqlens_k, **others)

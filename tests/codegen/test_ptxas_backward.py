@@ -15,7 +15,7 @@ PLAIN, WINDOWS = "plain", "right_window+left_window"
 CONFIGS = [
     config
     for config in Space(family="sm90_backward", dtype="FP16").legal(SM90)
-    if config.dQ_by_red == (config.d_head == 256)
+    if config.d_head == 256 or not config.dQ_by_red
 ]
 
 

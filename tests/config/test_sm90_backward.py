@@ -37,7 +37,7 @@ BROKEN = [
     ("slabs", {"d_head": 80}, "d_head = 80 is divided into slabs of 32"),
     ("slabs", {"B_r": 96}, "B_r = 96 is divided into slabs of 64"),
     ("dQ_per_warpgroup", {"d_head": 64}, "which has B_r * d_head = 4096"),
-    ("keys_per_warpgroup", {"d_head": 256}, "all warpgroups have the same 64 keys"),
+    ("keys_per_warpgroup", {"d_head": 256, "B_c": 192}, "or 64, which all of them have"),
     ("dQ_per_warpgroup", {"d_head": 256, "B_c": 64, "B_r": 128}, "not of B_r = 128: make B_r 64"),
     ("dQ_per_warpgroup", {"d_head": 96, "B_r": 128}, "64 x 48 elements of a block's dQ"),
     (
@@ -49,6 +49,7 @@ BROKEN = [
     ("overlap_is_of_one_pass", {"d_head": 256, "B_c": 64}, "at d_head = 256 there are several"),
     ("early_dP_is_an_order", {"early_dP": True}, "two orders of one loop's steps"),
     ("early_dP_is_an_order", {"overlap": False, "early_dP": True}, "up to d_head = 64, not at 128"),
+    ("columns_in_parts", {"d_head": 256}, "use dQ_by_red = True and overlap = False"),
     ("overlap_needs_stages", {"stages": 1}, "use stages = 2 or more, or overlap = False"),
     ("smem", {"stages": 4}, "266240 bytes of shared memory, more than the 232448 that sm_90"),
     (
@@ -122,7 +123,10 @@ def test_what_is_built_is_legal_canonical_and_preferred():
         assert config.canonical() == config
         of_set = DROPOUT if config in named_set("dropout") else ()
         built = {*config.family.built_features(config)}
-        if config.d_head > 64:
+        if config.d_head == 256:  # a config for sums in any order, and one for those in one
+            in_any = {f for f in (*BACKWARD.built, *of_set) if not f.deterministic}
+            assert built == (in_any if config.dQ_by_red else {*BACKWARD.built, *of_set} - in_any)
+        elif config.d_head > 64:
             assert built == {*BACKWARD.built, *of_set}
         else:  # a config for each way to add dQ
             by_tma = {f for f in BACKWARD.built if f.deterministic or f.softcap}
@@ -135,5 +139,6 @@ def test_a_space_has_what_rules_leave():
     assert {WIDE, NARROW} < set(legal)
     assert {(c.d_head, c.B_r, c.B_c, c.n_consumers) for c in legal} == {
         (64, 128, 128, 2), (96, 64, 128, 2), (128, 64, 128, 2), (192, 64, 64, 2), (256, 64, 64, 2),
+        (256, 64, 128, 2),
     }  # fmt: skip
     assert not any(config.warnings(90) for config in legal)

@@ -25,9 +25,9 @@ COUNTS = {
     "sm90": 24,
     "head_dims": 28,
     "invariant": 26,
-    "backward": 12,
+    "backward": 14,
     "backward_sm80": 18,
-    "dropout": 40,
+    "dropout": 44,
 }
 
 

@@ -28,13 +28,14 @@ FORWARD = {
 }
 BACKWARD = {
     "sm80": "(BF16, 128, 64, 64, 4): sm80_bwd+stages_1",
-    "sm90": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
+    "sm90": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2",
 }
 
 OTHER_HEADS = (
     "(BF16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap",
     "(BF16, 192, 64, 64, 2): sm90_bwd+stages_2",
-    "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red",
+    "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2",
+    "(BF16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
 )
 
 

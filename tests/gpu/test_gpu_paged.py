@@ -17,6 +17,7 @@ from support.paged import LAYOUTS, Cache, laid_out
 from test_paged_writes import random_slots
 
 import pyflash
+from pyflash.op import own_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -173,6 +174,38 @@ def test_a_contiguous_cache(capacity, mask):
     k, v = (x[rows.long()] for x in (cache.k, cache.v))
     same = pyflash.attention_cached(q, k, v, cache.seqlens, return_lse=True, **MASKS[mask])
     assert all(map(torch.equal, same, found))
+
+
+@pytest.mark.parametrize("before", ["nothing", "a call", "a call on another stream"])
+def test_a_graph_keeps_the_table_of_a_contiguous_cache(before, monkeypatch):
+    """Pitfall 17: sequences of which others, more of them, are called between replays."""
+    monkeypatch.setattr(own_rows, "_kept", {})
+    q = torch.randn(4, 1, 8, 128, device="cuda").to(BF16)
+    k, v = torch.randn(2, 9, 200, 2, 128, device="cuda").to(BF16)
+    lengths = torch.tensor([200, 0, 7, 130], dtype=torch.int32, device="cuda")
+    rows = torch.arange(4, dtype=torch.int32, device="cuda")
+    expected = pyflash.attention_cached(q, k, v, lengths, rows)
+    run = lambda: pyflash.attention_cached(q, k, v, lengths)  # noqa: E731
+    if before == "a call":
+        assert torch.equal(run(), expected)
+    elif before == "a call on another stream":
+        other = torch.cuda.Stream()
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(10**7)
+            run()
+        assert torch.equal(run(), expected)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(3):
+        found.fill_(torch.nan)
+        more = torch.full((9,), 200, dtype=torch.int32, device="cuda")
+        pyflash.attention_cached(torch.randn(9, 1, 8, 128, device="cuda").to(BF16), k, v, more)
+        torch.full((1 << 20,), 10**6, dtype=torch.int32, device="cuda")
+        graph.replay()
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("page_size", [1, 64])

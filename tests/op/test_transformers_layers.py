@@ -9,6 +9,7 @@ from support.host_time import frames_of
 
 pytest.importorskip("transformers")
 
+from pyflash.integrations import packing
 from pyflash.integrations import transformers as integration
 from pyflash.integrations.packing import known_of
 from pyflash.integrations.transformers_masks import make_mask
@@ -52,6 +53,14 @@ def fresh(mask):
     """The same mask, another tensor."""
     column = mask[:, :, :1, :1].clone()
     return column.expand(mask.shape)
+
+
+@pytest.fixture
+def read_masks(monkeypatch):
+    """Those that were read, each time."""
+    read, pack = [], packing._pack
+    monkeypatch.setattr(packing, "_pack", lambda mask, *key: read.append(mask) or pack(mask, *key))
+    return read
 
 
 CASES = pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
@@ -179,16 +188,29 @@ def test_a_later_layer_drops_what_it_is_asked_to(padded):
     assert not torch.equal(layer(tensors, mask, dropout=0.5), dropped), "drawn in each call"
 
 
-def test_a_mask_of_inference_is_read_by_each_layer():
-    """It has no version that would tell that it was written to."""
+def test_a_mask_of_inference_is_read_once_as_long_as_nobody_writes_to_it(read_masks):
     with torch.inference_mode():
         mask = mask_of(True)
         tensors = tensors_of(0)
         first = layer(tensors, mask)
         assert torch.equal(layer(tensors, mask), first)
+        assert len(read_masks) == 1
         mask[0, 5, 0, 0] = 0
         mask[0, 4, 0, 0] = 0
         assert not torch.equal(layer(tensors, mask), first)
+        assert len(read_masks) == 2
+
+
+def test_a_mask_made_in_inference_is_that_of_when_it_was_made():
+    with torch.inference_mode():
+        given = torch.ones(BATCH, SEQLEN, dtype=torch.bool)
+        given[0, :4] = False
+        mask = make_mask(BATCH, 1, SEQLEN, SEQLEN - 1, 0, None, given, True, device="cpu")
+        tensors = tensors_of(0)
+        first = layer(tensors, mask)
+        given[0, :7] = False
+        assert torch.equal(layer(tensors, mask), first)
+        assert torch.equal(alone(tensors, mask), first)
 
 
 @pytest.mark.skipif(TORCH_API == "public", reason="without private parts of torch there are more")

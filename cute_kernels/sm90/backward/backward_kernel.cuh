@@ -9,6 +9,8 @@
 //   dS^T = P^T * (dP^T - delta)        in registers, and through shared memory to all warpgroups
 //   dV += P^T dO, dK += dS^T Q         A from registers as it is
 //   dQ = dS K                          64 queries and some columns by each warpgroup, over all keys of the tile
+// Where dK and dV of 128 keys have no room, two CTAs have the same keys, compute the same P and dS, and dQ, dK and dV in a half of
+// the columns each.
 // dQ of a block is added to fp32 sums in global memory; the last CTA to add to a head's scales and rounds them (recycled_sums.h), or
 // `postprocess`. A variant's scores are f(scale S^T), and
 // its dS^T has a factor f'.
@@ -42,6 +44,9 @@ CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
   }
   if constexpr (RecycledSums<Traits, kFeatures>::kMayBe) {
     smem.sums.init(Traits::kNConsumerWarps);
+  }
+  if constexpr (Traits::kColumnParts > 1) {
+    smem.parts.init(Traits::kNConsumerWarps);
   }
   device::fence_mbarrier_init();
 }

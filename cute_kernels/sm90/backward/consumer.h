@@ -24,6 +24,7 @@ struct Consumer {
   using Params = variant::ParamsOf<KernelParams, Variant>;
   using Position = RingPosition<Traits::kStages>;
   using PositionDS = RingPosition<Traits::kStagesDS>;
+  using PositionDO = RingPosition<Traits::kStagesDO>;
   static constexpr int kBlockM = Traits::kBlockM;
   static constexpr int kHeadDim = Traits::kHeadDim;
   template <int kColumns>
@@ -31,6 +32,7 @@ struct Consumer {
   using AccS = Acc<kBlockM>;                // (MMA,MMA_M,MMA_N) of (keys, queries)
   using AccDKV = Acc<Traits::kColumnsDKV>;  // (MMA,MMA_M,MMA_N) of (keys, columns)
   using AccDQ = Acc<Traits::kColumnsDQ>;    // (MMA,MMA_M,MMA_N) of (queries, columns)
+  static constexpr bool kStagesDiffer = Traits::kStagesDO != Traits::kStages;
   using FragmentP = decltype(make_tensor<Element>(FragmentA<kBlockM>{}));
   struct Nothing {};
   using Dropped = std::conditional_t<kFeatures.dropout, DropoutOfColumns<kBlockM>, Nothing>;
@@ -52,7 +54,9 @@ struct Consumer {
   AccDKV acc_dV;
   FragmentP tdVrP;   // (MMA,MMA_M,MMA_K) of (keys, queries)
   FragmentP tdKrDS;  // (MMA,MMA_M,MMA_K) of (keys, queries)
-  Position read;     // the block of Q and dO
+  Position read;     // the block of Q, and where dO has as many stages, of dO
+  // Where dO has others.
+  [[no_unique_address]] std::conditional_t<kStagesDiffer, PositionDO, Nothing> read_dO;
   PositionDS at_dS;  // dS of the newest block whose dQ is not yet issued
   Dropped dropped;   // of the newest block of S
   Slopes slopes;     // the same
@@ -124,36 +128,90 @@ struct Consumer {
   // at: of the dQ of the block before, where there is one.
   template <class HasBefore>
   CUTE_DEVICE void step(HasBefore, Blocks const& block, int at) {
+    constexpr bool kStaggersDQ = Traits::kStaggersDQ && HasBefore::value;
     AccS acc_S;
-    issue_S(acc_S, block.m_block);
-    draw_dropout(block);
-    if constexpr (HasBefore::value) {
+    if constexpr (kStaggersDQ) {
       AccDQ acc_dQ;
       issue_dQ(acc_dQ, at_dS, 0);
+      issue_S(acc_S, block.m_block);
+      draw_dropout(block);
+      gemm_wait<1>(acc_dQ);
+      outputs.stage_dQ(acc_dQ, at, 0);
+    } else {
+      issue_S(acc_S, block.m_block);
+      draw_dropout(block);
+    }
+    if constexpr (HasBefore::value) {
+      AccDQ acc_dQ;
+      issue_dQ(acc_dQ, at_dS, kStaggersDQ ? 1 : 0);
+      if constexpr (kStaggersDQ) {
+        outputs.send_staged_dQ(at, 0);
+      }
       PositionDS const of_before = at_dS;
       at_dS.advance();
       gemm_wait<1>(acc_S);
+      release_others_of_Q();
       exponentiate(acc_S, block);
       gemm_wait<0>(acc_dQ);
-      outputs.send_dQ(acc_dQ, at, 0);
-      compute_dQ<1>(of_before, at);
+      outputs.release_dS();
+      if constexpr (kStaggersDQ) {
+        outputs.stage_dQ(acc_dQ, at, 1);
+      } else {
+        outputs.send_dQ(acc_dQ, at, 0);
+        compute_dQ<1>(of_before, at);
+      }
     } else {
       gemm_wait<0>(acc_S);
+      release_others_of_Q();
       exponentiate(acc_S, block);
     }
     AccS acc_dP;
     wait_for_dO(block.m_block);
     issue_dP(acc_dP);
     issue_dV(acc_S);
+    if constexpr (kStaggersDQ) {
+      outputs.send_staged_dQ(at, 1);
+    }
     gemm_wait<1>(acc_dP);
+    release_others_of_dO();
     compute_dS(acc_S, acc_dP, block);
+    if constexpr (HasBefore::value) {
+      outputs.wait_for_room_for_dS(at_dS.parity ^ 1);
+    }
     outputs.store_dS(tdKrDS, at_dS.stage);
     outputs.make_dS_visible();
     outputs.announce_dS(at_dS.stage);
     issue_dK(read);
     gemm_wait<1>(acc_dV);
-    smem.pipeline_dO.release(read);
+    release_dO();
     finish_block();
+  }
+
+  // The stage of dO and -delta.
+  CUTE_DEVICE auto const& at_dO() const {
+    if constexpr (kStagesDiffer) {
+      return read_dO;
+    } else {
+      return read;
+    }
+  }
+  CUTE_DEVICE void release_dO() {
+    smem.pipeline_dO.release(at_dO());
+    if constexpr (kStagesDiffer) {
+      read_dO.advance();
+    }
+  }
+
+  // S and dP alone read the columns of Q and dO that are other CTAs'.
+  CUTE_DEVICE void release_others_of_Q() {
+    if constexpr (Traits::kColumnParts > 1) {
+      smem.parts.pipeline_Q.release({});
+    }
+  }
+  CUTE_DEVICE void release_others_of_dO() {
+    if constexpr (Traits::kColumnParts > 1) {
+      smem.parts.pipeline_dO.release({});
+    }
   }
 
   // S and dP of a block are issued together: P is computed beside dP, dS beside dV and dQ of the block before, which leaves
@@ -174,7 +232,7 @@ struct Consumer {
   CUTE_DEVICE void step_with_early_dP(HasBefore, Blocks const& block, int at) {
     AccS acc_dP;
     wait_for_dO(block.m_block);
-    scores.seed_dP(acc_dP, numbers_of(smem.minus_delta));
+    scores.seed_dP(acc_dP, numbers_of(smem.minus_delta, at_dO()));
     {
       AccS acc_S;
       issue_S(acc_S, block.m_block);
@@ -208,8 +266,12 @@ struct Consumer {
     finish_block();
   }
 
-  // Whether this warpgroup adds up the gradients of what is captured of a block: one of those that have the same scores.
+  // Whether this warpgroup adds up the gradients of what is captured of a block: one of those that have the same scores, of this CTA or
+  // another.
   CUTE_DEVICE bool sums_captured(Blocks const& block) const {
+    if constexpr (Traits::kColumnParts > 1) {
+      return block.m_block % Traits::kColumnParts == tile.column_part;
+    }
     return !Traits::kSharesKeys || block.m_block % Traits::kNConsumers == warpgroup;
   }
 
@@ -301,7 +363,13 @@ struct Consumer {
   // What operands of all blocks begin with. NOTE: these loops have no registers for their descriptors, which the
   // compiler would compute ahead of it.
   CUTE_DEVICE static Element* of_all_blocks(Element* data) {
-    return Traits::kOverlap || Traits::kSharesKeys || kEarlyDP ? device::fresh(data) : data;
+    return Traits::kOverlap || Traits::kWide || kEarlyDP ? device::fresh(data) : data;
+  }
+
+  // The same of operands in one stage.
+  template <int kStages>
+  CUTE_DEVICE static Element* staged(Element* data) {
+    return kStages == 1 ? of_all_blocks(data) : data;
   }
 
   // What the tiles hold of the next sequence.
@@ -324,11 +392,20 @@ struct Consumer {
   CUTE_DEVICE static void drop_tail_of_keys(Element* keys, Layout const& layout, int n_keys) {
     zero_tail<Traits>(make_tensor(make_smem_ptr(keys), layout), n_keys);
   }
-  CUTE_DEVICE void drop_tail(Element* queries, int m_block) {
+  template <class Layout>
+  CUTE_DEVICE void drop_tail(Element* queries, int stage, int m_block) {
     if constexpr (kFeatures.packed) {
       if (params.problem.q_sequences.is_packed()) {
-        Tensor rows = make_tensor(make_smem_ptr(queries), typename Traits::SmemLayoutQ{});
-        zero_tail<Traits>(rows(_, _, read.stage), tile.queries().length - m_block * kBlockM);
+        Tensor rows = make_tensor(make_smem_ptr(queries), Layout{});
+        zero_tail<Traits>(rows(_, _, stage), tile.queries().length - m_block * kBlockM);
+      }
+    }
+  }
+  CUTE_DEVICE void drop_tail_of_others(Element* queries, int m_block) {
+    if constexpr (kFeatures.packed) {
+      if (params.problem.q_sequences.is_packed()) {
+        zero_tail<Traits>(make_tensor(make_smem_ptr(queries), typename Traits::SmemLayoutOthers{}),
+                          tile.queries().length - m_block * kBlockM);
       }
     }
   }
@@ -337,18 +414,30 @@ struct Consumer {
   CUTE_DEVICE void issue_S(AccS& acc_S, int m_block) {
     device::at(Site::QK);
     smem.pipeline_Q.wait(read);
-    drop_tail(smem.q, m_block);
+    drop_tail<typename Traits::SmemLayoutQ>(smem.q, read.stage, m_block);
     Tensor tSrK = descriptors<typename Traits::OperandK>(of_all_blocks(
         smem.k + Traits::first_key(warpgroup) * Traits::kSlabK));  // (MMA,MMA_M,MMA_K)
     Tensor tSrQ = descriptors<typename Traits::OperandQ>(smem.q);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
+    if constexpr (Traits::kColumnParts > 1) {
+      smem.parts.pipeline_Q.wait(at_dO());
+      drop_tail_of_others(smem.q_others(), m_block);
+      Tensor tSrOthers = descriptors<typename Traits::OperandOthers>(
+          of_all_blocks(smem.q_others()));  // (MMA,MMA_N,MMA_K)
+      gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), tSrOthers, acc_S, false);
+    } else {
+      gemm_async(typename Traits::MmaS{}, tSrK, tSrQ(_, _, _, read.stage), acc_S, false);
+    }
   }
 
   // Waits for dO and -delta of the block.
   CUTE_DEVICE void wait_for_dO(int m_block) {
     device::at(Site::dP);
-    smem.pipeline_dO.wait(read);
-    drop_tail(smem.grad_o, m_block);
+    smem.pipeline_dO.wait(at_dO());
+    drop_tail<typename Traits::SmemLayoutDO>(smem.grad_o, at_dO().stage, m_block);
+    if constexpr (Traits::kColumnParts > 1) {
+      smem.parts.pipeline_dO.wait(at_dO());
+      drop_tail_of_others(smem.grad_o_others(), m_block);
+    }
   }
 
   // dP^T = V dO^T, or with early_dP acc_dP += V dO^T
@@ -356,9 +445,16 @@ struct Consumer {
     device::at(Site::dP);
     Tensor tdPrV = descriptors<typename Traits::OperandV>(
         of_all_blocks(smem.v + Traits::first_key(warpgroup) * Traits::kSlab));  // (MMA,MMA_M,MMA_K)
-    Tensor tdPrDO =
-        descriptors<typename Traits::OperandQ>(smem.grad_o);  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, read.stage), acc_dP, kEarlyDP);
+    Tensor tdPrDO = descriptors<typename Traits::OperandDO>(
+        staged<Traits::kStagesDO>(smem.grad_o));  // (MMA,MMA_N,MMA_K,kStagesDO)
+    if constexpr (Traits::kColumnParts > 1) {
+      Tensor tdPrOthers = descriptors<typename Traits::OperandOthers>(
+          of_all_blocks(smem.grad_o_others()));  // (MMA,MMA_N,MMA_K)
+      gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, at_dO().stage), tdPrOthers, acc_dP,
+                 kEarlyDP);
+    } else {
+      gemm_async(typename Traits::MmaS{}, tdPrV, tdPrDO(_, _, _, at_dO().stage), acc_dP, kEarlyDP);
+    }
   }
 
   // Where this warpgroup's columns begin in a block of Q or dO.
@@ -375,9 +471,9 @@ struct Consumer {
       dropped.apply_to_pairs(recast<uint32_t>(tdVrP));
     }
     device::at(Site::dV);
-    Tensor tdVrDO = descriptors<typename Traits::OperandQt>(
-        smem.grad_o + columns_dKV());  // (MMA,MMA_N,MMA_K,kStages)
-    gemm_async(typename Traits::MmaDV{}, tdVrP, tdVrDO(_, _, _, read.stage), acc_dV, true);
+    Tensor tdVrDO = descriptors<typename Traits::OperandDOt>(
+        staged<Traits::kStagesDO>(smem.grad_o + columns_dKV()));  // (MMA,MMA_N,MMA_K,kStagesDO)
+    gemm_async(typename Traits::MmaDV{}, tdVrP, tdVrDO(_, _, _, at_dO().stage), acc_dV, true);
   }
 
   // dK += dS^T Q, but for the scale. Of shared memory, it is behind dQ of the same block, which waits for all of dS.
@@ -400,8 +496,8 @@ struct Consumer {
     device::at(Site::dQ);
     device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);
     Tensor tdQrDS = descriptors<typename Traits::OperandDS>(
-        smem.ds +
-        Traits::first_query_dQ(warpgroup) * Traits::kBlockN);  // (MMA,MMA_M,MMA_K,kStagesDS)
+        staged<Traits::kStagesDS>(smem.ds + Traits::first_query_dQ(warpgroup) *
+                                                Traits::kBlockN));  // (MMA,MMA_M,MMA_K,kStagesDS)
     Tensor tdQrK = descriptors<typename Traits::OperandKt>(of_all_blocks(
         smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
     gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
@@ -421,29 +517,30 @@ struct Consumer {
   // S^T to P^T, in place and as an operand
   CUTE_DEVICE void exponentiate(AccS& acc_S, Blocks const& block) {
     if constexpr (kPacksSlopes) {
-      scores.to_P_and_slopes(acc_S, tdVrP, slopes, numbers_of(smem.lse2), block);
+      scores.to_P_and_slopes(acc_S, tdVrP, slopes, numbers_of(smem.lse2, read), block);
     } else {
-      scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2), block);
+      scores.to_P(acc_S, tdVrP, numbers_of(smem.lse2, read), block);
     }
   }
 
   // dP^T to dS^T, in place, and as an operand
   CUTE_DEVICE void compute_dS(AccS const& acc_P, AccS& acc_dP, Blocks const& block) {
     if constexpr (variant::kHasSums<Variant>) {
-      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta), block,
+      scores.to_dS_and_sums(acc_P, tdVrP, acc_dP, numbers_of(smem.minus_delta, at_dO()), block,
                             sums_captured(block));
     } else if constexpr (kFeatures.dropout) {
       dropped.apply_to_rows(rows_by_columns(acc_dP));
-      scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta), params.dropout.factor);
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta, at_dO()), params.dropout.factor);
     } else {
-      scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta));
+      scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta, at_dO()));
     }
     convert_P<Element>(acc_dP, tdKrDS);
   }
 
   // A number for each query of the block: this thread's columns of an accumulator are the first two of every eight from here.
-  CUTE_DEVICE float const* numbers_of(float const* numbers) const {
-    return numbers + read.stage * kBlockM + fresh_lane() % 4 * 2;
+  template <class At>
+  CUTE_DEVICE static float const* numbers_of(float const* numbers, At const& at) {
+    return numbers + at.stage * kBlockM + fresh_lane() % 4 * 2;
   }
 
   CUTE_DEVICE int row_of_dQ(Blocks const& block) const {

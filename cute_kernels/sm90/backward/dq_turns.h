@@ -5,7 +5,8 @@
 
 namespace pyflash::sm90::backward {
 
-// The warps that do nothing else: one takes every second block, since a sum takes longer to be complete than a block to be computed.
+// The warps that do nothing else: one takes every second block, since a sum takes longer to be complete than a block to be computed,
+// or every second pass.
 inline constexpr int kSenders = 2;
 
 // What a sender adds of a consumer's, and who waits for whom, in shared memory.

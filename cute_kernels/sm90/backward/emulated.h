@@ -60,13 +60,14 @@ template <class Traits>
 struct SmemOfBackward {
   using Storage = typename Traits::SharedStorage;
   static constexpr int kBytes = sizeof(typename Traits::Element);
-  static constexpr int kQueries = Traits::kBlockM * Traits::kHeadDim * kBytes;
+  static constexpr int kQueries = Traits::kBlockM * Traits::kOwnColumns * kBytes;
+  static constexpr int kOthers = Traits::kOthers * kBytes;
   static constexpr int kKeys = Traits::kBlockN * Traits::kHeadDim * kBytes;
   static constexpr SmemTile kTiles[] = {
       {"K", offsetof(Storage, k), kKeys, 1},
       {"V", offsetof(Storage, v), kKeys, 1},
       {"Q", offsetof(Storage, q), kQueries, Traits::kStages},
-      {"dO", offsetof(Storage, grad_o), kQueries, Traits::kStages},
+      {"dO", offsetof(Storage, grad_o), kQueries, Traits::kStagesDO},
       {"dS", offsetof(Storage, ds), Traits::kBlockN * Traits::kBlockM * kBytes, Traits::kStagesDS}};
   template <int kStages>
   static constexpr SmemRing ring(char const* name, size_t offset) {
@@ -76,7 +77,7 @@ struct SmemOfBackward {
   static constexpr SmemRing kRings[] = {
       ring<1>("K", offsetof(Storage, pipeline_K)), ring<1>("V", offsetof(Storage, pipeline_V)),
       ring<Traits::kStages>("Q", offsetof(Storage, pipeline_Q)),
-      ring<Traits::kStages>("dO", offsetof(Storage, pipeline_dO))};
+      ring<Traits::kStagesDO>("dO", offsetof(Storage, pipeline_dO))};
 };
 
 template <FlashBackwardSm90Config kConfig, class Variant, BackwardFeatures... kBuilt>

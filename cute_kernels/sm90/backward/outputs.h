@@ -56,11 +56,28 @@ struct Outputs {
   // Behind store_dS, for whose stores it waits, best once other MMAs are issued.
   CUTE_DEVICE void make_dS_visible() { device::fence_async_proxy(); }
 
-  // Behind both. Says, too, that this warp has read all of the stage before, where the next dS is stored.
+  // Behind both. Says, too, that this warp has read all of the stage before, where the next dS is stored if there are two.
   CUTE_DEVICE void announce_dS(int stage) {
     device::sync_warp();
     if (device::elect_one()) {
       device::mbarrier_arrive(smem.ds_ready[stage]);
+    }
+  }
+
+  // Where there is one stage of dS: when this warp has read it, and before the next dS of it is stored. parity: of the stage that was
+  // read.
+  CUTE_DEVICE void release_dS() {
+    if constexpr (Traits::kStagesDS == 1) {
+      device::sync_warp();
+      if (device::elect_one()) {
+        device::mbarrier_arrive(smem.parts.ds_read);
+      }
+    }
+  }
+  CUTE_DEVICE void wait_for_room_for_dS(uint32_t parity) {
+    if constexpr (Traits::kStagesDS == 1) {
+      device::at(Site::dS_r2s);
+      device::mbarrier_wait(smem.parts.ds_read, parity);
     }
   }
 
@@ -124,6 +141,9 @@ struct Outputs {
       stores_dV = parts.owns(parts.kDV);
       stores_dK = parts.owns(parts.kDK);
     }
+    if (Traits::kRowsThroughDS) {  // nobody reads dS any more
+      device::named_barrier_sync(kTailBarrier, Traits::kNConsumers * kWarpgroup);
+    }
     if (stores_dV) {
       store_rows(acc_dV, 1.f, problem.dv, problem.dv_strides);
     }
@@ -136,8 +156,12 @@ struct Outputs {
  private:
   // Where this warp's rows are in the sums, in units of kWarpDQ.
   CUTE_DEVICE int64_t part_of_dQ(int row, int pass) const {
-    return int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ +
-           Traits::piece_dQ(warpgroup, pass) * Traits::kWarpsPerConsumer + fresh_thread() / 32;
+    int piece = Traits::piece_dQ(warpgroup, pass);
+    if constexpr (Traits::kColumnParts > 1) {
+      piece += tile.column_part * Traits::kPiecesOfPart;
+    }
+    return int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ + piece * Traits::kWarpsPerConsumer +
+           fresh_thread() / 32;
   }
 
   // That many columns of dS^T, a multiple of 16, behind an element of the first 16.
@@ -184,8 +208,11 @@ struct Outputs {
     }
   }
 
-  // This warp's part of the sums of dQ, on its way out.
-  CUTE_DEVICE float* staged_dQ() { return smem.dq + warp_of_tile() * Traits::kWarpStaged; }
+  // This warp's part of the sums of dQ, or rows of dK and dV, on their way out.
+  CUTE_DEVICE float* staged_dQ() {
+    float* const memory = Traits::kRowsThroughDS ? reinterpret_cast<float*>(smem.ds) : smem.dq;
+    return memory + warp_of_tile() * Traits::kWarpStaged;
+  }
   CUTE_DEVICE int warp_of_tile() const {
     return warpgroup * Traits::kWarpsPerConsumer + fresh_thread() / 32;
   }
@@ -217,11 +244,20 @@ struct Outputs {
     device::sync_warp();
   }
 
+  CUTE_DEVICE int first_column_dKV() const {
+    int const in_part = Traits::first_column_dKV(warpgroup);
+    if constexpr (Traits::kColumnParts > 1) {
+      return tile.column_part * Traits::kOwnColumns + in_part;
+    } else {
+      return in_part;
+    }
+  }
+
   template <class AccDKV>
   CUTE_DEVICE void store_rows(AccDKV& acc, float scale, void* tensor,
                               TensorStrides const& strides) {
     int const first_key = tile.first_key + Traits::first_key(warpgroup) + fresh_thread() / 32 * 16;
-    int const first_column = Traits::first_column_dKV(warpgroup);
+    int const first_column = first_column_dKV();
     Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
                          tile.head_kv * strides.head +
                          (tile.keys().begin + first_key) * strides.row + first_column;

@@ -19,9 +19,12 @@ using Config = FlashBackwardSm90Config;
 // Tiles are counted in ints.
 constexpr int64_t kMaxTiles = int64_t(1) << 30;
 
-// problem: with the shape of the config.
-inline int64_t count_tiles(AttentionGradients const& problem) {
-  return problem.n_key_blocks() * problem.n_heads_of_keys();
+// Of a head of K and V. problem: with the shape of the config.
+inline int64_t count_blocks(Config const& config, AttentionGradients const& problem) {
+  return problem.n_key_blocks() * column_parts(config);
+}
+inline int64_t count_tiles(Config const& config, AttentionGradients const& problem) {
+  return count_blocks(config, problem) * problem.n_heads_of_keys();
 }
 
 // (rows, heads, batch). NOTE: a map has no empty extents; what has no rows is not loaded.
@@ -70,7 +73,7 @@ inline cudaError_t set_tensor_maps(KernelParams& params, Config const& config,
 }
 
 inline char const* refusal(Config const& config, BackwardParams const& problem) {
-  if (count_tiles(problem) > kMaxTiles) {
+  if (count_tiles(config, problem) > kMaxTiles) {
     return "it has more than 2^30 tiles of keys";
   }
   constexpr int64_t kMaxRows = (int64_t(1) << 31) - 1;
@@ -111,7 +114,7 @@ inline int cluster_of(Config const& config, AttentionGradients const& problem, i
 inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
   AttentionGradients const& problem = params.problem;
   TileOrder& order = params.order;
-  int64_t const n_blocks = problem.n_key_blocks();
+  int64_t const n_blocks = count_blocks(config, problem);
   int64_t const n_heads = problem.n_heads_of_keys();
   // CTAs go through the query heads of a group one after the other: those of one head of K and V are at about two at a time. A
   // section of fewer heads would hold too few tiles, and its longest ones start when those of the section before have ended.
@@ -142,7 +145,7 @@ struct Plan {
 inline cudaError_t make_plan(Plan& plan, Config const& config, BackwardParams const& problem,
                              int64_t n_resident, TensorMapEncoder encoder) {
   plan = {};
-  int64_t const n_tiles = count_tiles(problem);
+  int64_t const n_tiles = count_tiles(config, problem);
   if (n_tiles == 0) {
     return cudaSuccess;
   }

@@ -24,6 +24,10 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};
+  if constexpr (Traits::kColumnParts > 1) {
+    tile.column_part = n_block % Traits::kColumnParts;
+    n_block /= Traits::kColumnParts;
+  }
   order.by_heads(tile.batch, tile.head_kv, head);
   tile.take_heads(index % params.cluster, params.cluster);
   if constexpr (!kFeatures.deterministic) {

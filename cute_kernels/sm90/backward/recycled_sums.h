@@ -30,9 +30,10 @@ struct RecycledSums {
   // Sums in one order have their own memory for each head.
   static constexpr bool kMayBe = !kFeatures.deterministic;
   static constexpr int kThreads = Traits::kNConsumers * kWarpgroup;
-  // Shared memory that is free in the end: where K, V, Q, dO and dS were.
-  static constexpr int kFreeBytes =
-      offsetof(Storage, ds) + sizeof(Storage::ds) - offsetof(Storage, k);
+  // Shared memory that is free in the end: where K, V, Q, dO and, if no rows go through it, dS were.
+  static constexpr int kFreeBytes = offsetof(Storage, ds) +
+                                    (Traits::kRowsThroughDS ? 0 : sizeof(Storage::ds)) -
+                                    offsetof(Storage, k);
   static constexpr int kStages = kFreeBytes / (kThreads * kVectors * int(sizeof(float4)));
   static_assert(offsetof(Storage, k) < offsetof(Storage, ds) &&
                 offsetof(Storage, ds) < offsetof(Storage, dq));

@@ -38,11 +38,39 @@ constexpr int n_threads(FlashBackwardSm90Config const& config) {
   return kWarpgroup * (1 + config.n_consumers);
 }
 
-// Each consumer owns 64 keys. Where dK and dV of 64 keys have no room in its registers, all own the same keys, compute the same
-// scores, and have a share of the columns each.
-constexpr bool shares_keys(FlashBackwardSm90Config const& config) { return config.d_head > 128; }
+// Each consumer owns 64 keys. Where dK and dV of 64 keys have no room in its registers, all of a CTA own the same keys, compute the
+// same scores, and have a share of the columns each; or several CTAs do that, the consumers of each with keys of their own.
+constexpr bool is_wide(FlashBackwardSm90Config const& config) { return config.d_head > 128; }
+constexpr bool shares_keys(FlashBackwardSm90Config const& config) {
+  return is_wide(config) && config.B_c == kMmaM;
+}
+constexpr int column_parts(FlashBackwardSm90Config const& config) {
+  return is_wide(config) && config.B_c > kMmaM ? 2 : 1;
+}
+// Columns of dQ, dK and dV that a CTA computes, and of dK and dV, a consumer.
+constexpr int columns_of_cta(FlashBackwardSm90Config const& config) {
+  return config.d_head / column_parts(config);
+}
 constexpr int columns_dKV(FlashBackwardSm90Config const& config) {
-  return shares_keys(config) ? config.d_head / config.n_consumers : config.d_head;
+  return columns_of_cta(config) / (shares_keys(config) ? config.n_consumers : 1);
+}
+
+// Pieces of dQ that a consumer computes, one after another.
+constexpr int passes_dQ(FlashBackwardSm90Config const& config) {
+  return config.B_r * columns_of_cta(config) /
+         (config.n_consumers * kMmaM * columns_dQ(config.d_head));
+}
+
+// Blocks of dO in shared memory: more than one have no room where CTAs have a part of the columns, or several passes over dQ leave
+// through shared memory.
+constexpr int stages_of_dO(FlashBackwardSm90Config const& config) {
+  bool const one = column_parts(config) > 1 || (passes_dQ(config) > 1 && !config.dQ_by_red);
+  return one ? 1 : config.stages;
+}
+// Elements of Q and dO in shared memory: of the columns of others, a block of each is there.
+constexpr int elements_of_queries(FlashBackwardSm90Config const& config) {
+  int const own = columns_of_cta(config);
+  return config.B_r * ((config.stages + stages_of_dO(config)) * own + 2 * (config.d_head - own));
 }
 
 // Columns of a slab of K, and of one of V, Q and dO: an operand's columns are whole slabs.
@@ -56,7 +84,7 @@ constexpr int slab_of_others(FlashBackwardSm90Config const& config) {
 // The most CTAs that divide the query heads of a tile, as a cluster. Each leaves what others add up of its dV and dK where Q and
 // dO were.
 constexpr int max_cluster(FlashBackwardSm90Config const& config) {
-  int const room = 2 * config.stages * config.B_r * config.d_head * kElementBytes;
+  int const room = elements_of_queries(config) * kElementBytes;
   int const parts = 2 * config.n_consumers;
   int cluster = 4;
   while ((parts - parts / cluster) * kMmaM * columns_dKV(config) * int(sizeof(float)) > room) {

@@ -20,6 +20,21 @@ namespace pyflash::sm90::backward {
 
 using namespace cute;
 
+// In shared memory where CTAs have parts of the columns.
+struct PartsOfColumns {
+  Pipeline<1> pipeline_Q;    // the other columns of a block
+  Pipeline<1> pipeline_dO;   // the same
+  device::Mbarrier ds_read;  // every consumer warp has read dS of a block
+
+  // By one thread, before a fence and a barrier.
+  CUTE_DEVICE void init(int n_consumer_warps) {
+    pipeline_Q.init(n_consumer_warps);
+    pipeline_dO.init(n_consumer_warps);
+    device::mbarrier_init(ds_read, n_consumer_warps);
+  }
+};
+struct NoParts {};
+
 template <FlashBackwardSm90Config kConfig>
 struct KernelTraits {
   static constexpr int kBlockM = kConfig.B_r;
@@ -27,11 +42,17 @@ struct KernelTraits {
   static constexpr int kHeadDim = kConfig.d_head;
   static constexpr int kNConsumers = kConfig.n_consumers;
   static constexpr int kStages = kConfig.stages;
+  static constexpr int kStagesDO = stages_of_dO(kConfig);
   static constexpr bool kOverlap = kConfig.overlap;
   static constexpr bool kEarlyDP = kConfig.early_dP;
   static constexpr int kMmaM = sm90::kMmaM;
   static constexpr bool kDQByRed = kConfig.dQ_by_red;
+  static constexpr bool kWide = is_wide(kConfig);
   static constexpr bool kSharesKeys = shares_keys(kConfig);
+  // CTAs of a tile, and the columns of dQ, dK and dV that are this one's. In shared memory they come first, of K, V, Q and dO.
+  static constexpr int kColumnParts = column_parts(kConfig);
+  static constexpr int kOwnColumns = columns_of_cta(kConfig);
+  static constexpr int kOtherColumns = kHeadDim - kOwnColumns;
   static constexpr int kMaxCluster = max_cluster(kConfig);
   static constexpr int kColumnsDKV = columns_dKV(kConfig);
   using PieceDQ = backward::PieceDQ<kConfig.d_head>;
@@ -43,10 +64,15 @@ struct KernelTraits {
                 "each consumer warpgroup has 64 keys");
   static_assert(kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 192 ||
                 kHeadDim == 256);
-  // Pieces of dQ that a consumer computes, one after another.
-  static constexpr int kPassesDQ = kBlockM * kHeadDim / (kNConsumers * kMmaM * kColumnsDQ);
-  static_assert(kBlockM * kHeadDim == kNConsumers * kMmaM * kColumnsDQ * kPassesDQ);
+  static constexpr int kPassesDQ = passes_dQ(kConfig);
+  static_assert(kBlockM * kOwnColumns == kNConsumers * kMmaM * kColumnsDQ * kPassesDQ);
   static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap && !kEarlyDP));
+  // Whether one pass leaves through shared memory beside S, the next beside dP, in the place of the first.
+  static constexpr bool kStaggersDQ = kPassesDQ == 2 && !kDQByRed;
+  static_assert(kPassesDQ <= 2 || kDQByRed);
+  static_assert((kStagesDO == kStages && kColumnParts == 1) || (!kOverlap && !kEarlyDP));
+  static_assert(kColumnParts == 1 || kStagesDO == 1,
+                "one position is that of dO and of other columns");
   static_assert(!kEarlyDP || !kOverlap);
 
   using Element =
@@ -78,19 +104,26 @@ struct KernelTraits {
   using Slabs = sm90::Slabs<kSlab>;
   using SlabsK = sm90::Slabs<kSlabK>;
   using SlabsDS = sm90::Slabs<kSlabDS>;
-  using SmemLayoutQ = typename Slabs::template Rows<kBlockM, kHeadDim, kStages>;
-  using SmemLayoutDO = SmemLayoutQ;
+  using SmemLayoutQ = typename Slabs::template Rows<kBlockM, kOwnColumns, kStages>;
+  using SmemLayoutDO = typename Slabs::template Rows<kBlockM, kOwnColumns, kStagesDO>;
+  // Of the columns of Q or dO that other CTAs of the tile have.
+  using SmemLayoutOthers = typename Slabs::template Rows<kBlockM, kOtherColumns>;
+  static constexpr int kOthers = kBlockM * kOtherColumns;  // elements
   using SmemLayoutK = typename SlabsK::template Rows<kBlockN, kHeadDim>;
   using SmemLayoutV = typename Slabs::template Rows<kBlockN, kHeadDim>;
-  static constexpr int kStagesDS = 2;
+  static constexpr int kStagesDS = kColumnParts > 1 ? 1 : 2;
   using SmemLayoutDSt = typename SlabsDS::template Rows<kBlockN, kBlockM, kStagesDS>;
 
   // Operands in shared memory.
-  using OperandK = typename SlabsK::template ByRows<kBlockN, kHeadDim>;          // A of S^T
-  using OperandV = typename Slabs::template ByRows<kBlockN, kHeadDim>;           // A of dP^T
-  using OperandQ = typename Slabs::template ByRows<kBlockM, kHeadDim, kStages>;  // B; dO too
-  // B of dK; dO, of dV
-  using OperandQt = typename Slabs::template ByColumns<kBlockM, kHeadDim, kColumnsDKV, kStages>;
+  using OperandK = typename SlabsK::template ByRows<kBlockN, kHeadDim>;                // A of S^T
+  using OperandV = typename Slabs::template ByRows<kBlockN, kHeadDim>;                 // A of dP^T
+  using OperandQ = typename Slabs::template ByRows<kBlockM, kOwnColumns, kStages>;     // B of S^T
+  using OperandDO = typename Slabs::template ByRows<kBlockM, kOwnColumns, kStagesDO>;  // B of dP^T
+  using OperandOthers = typename Slabs::template ByRows<kBlockM, kOtherColumns>;       // B of both
+  using OperandQt =
+      typename Slabs::template ByColumns<kBlockM, kOwnColumns, kColumnsDKV, kStages>;  // B of dK
+  using OperandDOt =
+      typename Slabs::template ByColumns<kBlockM, kOwnColumns, kColumnsDKV, kStagesDO>;  // B of dV
   // A of dK, if not in registers
   using OperandDSt = typename SlabsDS::template ByRows<kBlockN, kBlockM, kStagesDS>;
   using OperandDS =
@@ -105,7 +138,9 @@ struct KernelTraits {
     return kSharesKeys ? consumer * kColumnsDKV : 0;
   }
 
-  // The piece of dQ that a consumer computes in a pass: 64 queries and all columns, or some columns and all queries.
+  // The piece of dQ that a consumer computes in a pass, of those of the CTA: 64 queries and all columns, or some columns and all
+  // queries.
+  static constexpr int kPiecesOfPart = kNConsumers * kPassesDQ;
   static constexpr int kSlabsDS = kBlockM / kSlabDS;
   // So that they are this piece of the sums.
   CUTE_HOST_DEVICE static constexpr int piece_dQ(int consumer, int pass) {
@@ -122,24 +157,33 @@ struct KernelTraits {
   static constexpr int kWarpStaged =
       kDQByRed ? kWarpRows * kSlab * int(sizeof(Element) / 2) / 2 : PieceDQ::kWarpFloats;
   static_assert(kWarpStaged * sizeof(float) >= kWarpRows * kSlab * sizeof(Element));
+  // Whether rows of dK and dV leave through the memory of dS, which all consumers have read then.
+  static constexpr bool kRowsThroughDS = kColumnParts > 1;
+  static_assert(!kRowsThroughDS || kDQByRed);
+  static_assert(!kRowsThroughDS || kNConsumerWarps * kWarpStaged * sizeof(float) <=
+                                       cosize_v<SmemLayoutDSt> * sizeof(Element));
 
   struct SharedStorage {
     alignas(1024) Element k[cosize_v<SmemLayoutK>];
     alignas(1024) Element v[cosize_v<SmemLayoutV>];
-    alignas(1024) Element q[cosize_v<SmemLayoutQ>];
-    alignas(1024) Element grad_o[cosize_v<SmemLayoutDO>];
+    alignas(1024) Element q[cosize_v<SmemLayoutQ> + kOthers];
+    alignas(1024) Element grad_o[cosize_v<SmemLayoutDO> + kOthers];
     alignas(1024) Element ds[cosize_v<SmemLayoutDSt>];
-    alignas(1024) float dq[kNConsumerWarps * kWarpStaged];
+    alignas(1024) float dq[kRowsThroughDS ? 1 : kNConsumerWarps * kWarpStaged];
     alignas(128) float zeros[kZeros];  // that recycled sums of dQ begin with
     alignas(128) float lse2[kStages * kBlockM];
-    alignas(128) float minus_delta[kStages * kBlockM];
+    alignas(128) float minus_delta[kStagesDO * kBlockM];
     Pipeline<1> pipeline_K;
     Pipeline<1> pipeline_V;
     Pipeline<kStages> pipeline_Q;          // with lse2
-    Pipeline<kStages> pipeline_dO;         // with -delta
+    Pipeline<kStagesDO> pipeline_dO;       // with -delta
     device::Mbarrier ds_ready[kStagesDS];  // every consumer warp has stored dS
     DQTurns dq_turns[kNConsumers];         // of deterministic kernels
     SumsCount sums;                        // of the others
+    std::conditional_t<(kColumnParts > 1), PartsOfColumns, NoParts> parts;
+
+    CUTE_DEVICE Element* q_others() { return q + cosize_v<SmemLayoutQ>; }
+    CUTE_DEVICE Element* grad_o_others() { return grad_o + cosize_v<SmemLayoutDO>; }
   };
   static_assert(sizeof(SharedStorage) <= kMostSmem);
 };

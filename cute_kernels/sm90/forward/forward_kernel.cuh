@@ -49,6 +49,11 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
     device::fence_mbarrier_init();
   }
   device::sync_threads();  // the mbarriers are visible
+  if constexpr (kFeatures.equal_shares) {
+    if (warp == kIdleWarp && params.shares.tag != 0) {
+      ScheduleOf<Traits, kFeatures, Variant>::prefetch(params);
+    }
+  }
   if (!kFeatures.equal_shares || !params.shares.runs_beside) {
     device::wait_for_previous_kernel();
   }

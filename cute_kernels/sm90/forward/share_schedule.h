@@ -35,20 +35,26 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     int const first = min(lane * n_of_lane, batch);
     int const end = min(first + n_of_lane, batch);
     Tile tile;
-    Units units{};
+    // NOTE: without a branch about it, so that the place is found while the length comes.
+    int const n_units_of_first = schedule.find_tile(tile, min(first, batch - 1));
+    Place const place = schedule.place_among_like();
+    Units units{first < end ? n_units_of_first : 0, n_units_of_first, n_units_of_first};
 #pragma unroll 4  // so that a lane asks for several lengths at a time
-    for (int sequence = first; sequence < end; ++sequence) {
+    for (int sequence = first + 1; sequence < end; ++sequence) {
       int const n_units = schedule.find_tile(tile, sequence);
       units.sum += n_units;
+      units.least = min(units.least, n_units);
       units.most = max(units.most, n_units);
     }
-    Units all = units;
-    int start = add_lanes(all, lane);
-    if (all.most * batch == all.sum && schedule.find_among_like(own, all.most, lane)) {
+    int const like = int(device::bits_of_group<32>(uint32_t(n_units_of_first), 0));
+    bool const is_unlike = units.least != like || units.most != like;
+    if (!device::any_lane(is_unlike) && schedule.find_among_like(own, place, like, lane)) {
       return;
     }
+    int all = units.sum;
+    int start = add_lanes(all, lane);
     int const n_tiles = shares.by_tiles.divisor;
-    int const total = all.sum * n_tiles;
+    int const total = all * n_tiles;
     int const size =
         max(shares.by_shares.div(total + shares.by_shares.divisor - 1), ShareListing::kLeastUnits);
     int const begin = schedule.number() * size;
@@ -58,14 +64,11 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
     }
     if (start <= begin && begin < start + units.sum * n_tiles) {
       int sequence = first;
-      int n_units = units.most;
-      if (n_of_lane > 1) {
+      int n_units = n_units_of_first;
+      while (begin - start >= n_units * n_tiles) {
+        start += n_units * n_tiles;
+        ++sequence;
         n_units = schedule.find_tile(tile, sequence);
-        while (begin - start >= n_units * n_tiles) {
-          start += n_units * n_tiles;
-          ++sequence;
-          n_units = schedule.find_tile(tile, sequence);
-        }
       }
       int const i_tile = n_tiles == 1 ? 0 : (begin - start) / n_units;
       device::store(&own.share, Share{.sequence = sequence,
@@ -73,6 +76,33 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
                                       .first_unit = begin - start - i_tile * n_units,
                                       .n_units = min(size, total - begin)});
       device::store(&own.place, CtaShare::Place{begin, size, n_units, 0});
+    }
+  }
+  // By a warp, before anything is known of sequences: has L2 fetch their lengths, and the pages of this CTA's first tile if all tiles
+  // are alike, so that these need not wait for the lengths. Reads nothing.
+  CUTE_DEVICE static void prefetch(ParamsWith<Variant> const& params) {
+    constexpr int kLine = 32;  // ints of a line of L2
+    auto const& problem = params.problem;
+    ShareSchedule const schedule(params, Share{});
+    int const lane = device::thread_idx() % 32;
+    Sequences const q = problem.q_sequences(), k = problem.kv().sequences;
+    if (lane * kLine < problem.batch) {
+      if (q.is_packed()) {
+        device::prefetch(q.starts + lane * kLine);
+      }
+      if constexpr (kFeatures.paged_kv) {
+        device::prefetch(params.pages.lengths + lane * kLine);
+      } else if (k.is_packed()) {
+        device::prefetch(k.starts + lane * kLine);
+      }
+    }
+    if constexpr (kFeatures.paged_kv) {
+      int const n_entries = params.by_page.div(k.longest + params.pages.size - 1);
+      Place const place = schedule.place_among_like();
+      if (lane * kLine < n_entries && place.n_whole > 0) {
+        device::prefetch(params.pages.table + place.sequence * params.pages.table_stride +
+                         lane * kLine);
+      }
     }
   }
   // By a thread: from the list.
@@ -138,56 +168,77 @@ struct ShareSchedule : TileSchedule<Traits, kFeatures, Variant> {
   // The units of some sequences, counted by one tile of each.
   struct Units {
     int sum;
+    int least;
     int most;
   };
-  // Makes them those of all lanes, and returns the sum of the lanes before this one.
-  CUTE_DEVICE static int add_lanes(Units& units, int lane) {
+  // Makes `sum` that of all lanes, and returns that of the lanes before this one.
+  CUTE_DEVICE static int add_lanes(int& sum, int lane) {
     int before = 0;
     CUTE_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
-      int const other = int(device::shfl_xor_bits(uint32_t(units.sum), mask));
-      units.most = max(units.most, int(device::shfl_xor_bits(uint32_t(units.most), mask)));
+      int const other = int(device::shfl_xor_bits(uint32_t(sum), mask));
       before += (lane & mask) != 0 ? other : 0;
-      units.sum += other;
+      sum += other;
     }
     return before;
   }
 
+  // Where this CTA begins if all tiles are alike, which follows from extents alone.
+  struct Place {
+    int sequence;
+    int head;
+    int part;     // of the tile
+    int n_whole;  // tiles, of which a part is one; 0: there is nothing to do
+  };
+  CUTE_DEVICE Place place_among_like() const {
+    ShareOrder const& shares = this->params.shares;
+    int const n_tiles = this->params.problem.batch * shares.by_tiles.divisor;
+    Place place;
+    int tile;
+    shares.by_parts(tile, place.part, number());
+    tile *= shares.whole_tiles;  // NOTE: 1 where tiles are cut
+    place.n_whole = max(min(shares.whole_tiles, n_tiles - tile), 0);
+    shares.by_tiles(place.sequence, place.head, tile);
+    place.head *= shares.by_abreast.divisor;
+    // NOTE: else the compiler finds them where they are used.
+    device::keep(place.sequence);
+    device::keep(place.head);
+    device::keep(place.part);
+    device::keep(place.n_whole);
+    return place;
+  }
+
   // The same where every tile has n_units. Returns whether equal shares would not take less time. By a warp.
-  CUTE_DEVICE bool find_among_like(CtaShare& own, int n_units, int lane) const {
+  CUTE_DEVICE bool find_among_like(CtaShare& own, Place const& place, int n_units, int lane) const {
     // What a tile takes longer that is cut, and one more that is merged.
     constexpr int kCut = 1, kMerge = 2;
+    constexpr int kTileUnits = ShareListing::kTileUnits;
     ShareOrder const& shares = this->params.shares;
-    int const n_shares = shares.by_shares.divisor;
     int const n_tiles = this->params.problem.batch * shares.by_tiles.divisor;
     int const n_parts = shares.by_parts.divisor;
-    int const of_equal = shares.by_shares.div(n_tiles * n_units + n_shares - 1) + kCut;
-    int tile = number();
-    Share share{};
-    CtaShare::Place place{};
-    if (n_parts > 1) {
-      int const size = shares.by_parts.div(n_units + n_parts - 1);
-      if (size < ShareListing::kLeastUnits || size > of_equal) {
-        return false;
-      }
-      int part;
-      shares.by_parts(tile, part, number());
-      share.first_unit = part * size;
-      share.n_units = max(min(size, n_units - share.first_unit), 0);
-      place = {share.first_unit, size, n_units, 0};
-    } else {
-      if (shares.whole_tiles * n_units > of_equal + kMerge) {
-        return false;
-      }
-      tile *= shares.whole_tiles;
-      share.n_units = min(shares.whole_tiles, n_tiles - tile) * n_units;
+    bool const is_cut = n_parts > 1;
+    int const n_blocks = n_units - kTileUnits;
+    int const of_equal =
+        shares.by_shares.div(n_tiles * n_units + shares.by_shares.divisor - 1) + kCut;
+    // Blocks of a part: the unit that a tile has beside these takes no time of memory.
+    int const size = shares.by_parts.div(max(n_blocks, 0) + n_parts - 1);
+    bool const is_as_good =
+        is_cut ? n_units > (ShareListing::kLeastUnits - kTileUnits) * n_parts && size <= of_equal
+               : shares.whole_tiles * n_units <= of_equal + kMerge;
+    if (!is_as_good) {
+      return false;
     }
-    int i_tile;
-    shares.by_tiles(share.sequence, i_tile, tile);
-    share.head = i_tile * shares.by_abreast.divisor;
+    int const begin = place.part * size;
+    int const first_unit = place.part > 0 ? begin + kTileUnits : 0;
+    int const end_unit =
+        is_cut ? min(begin + size, n_blocks) + kTileUnits : place.n_whole * n_units;
+    bool const is_any = place.n_whole > 0 && first_unit < end_unit;
     if (lane == 0) {
-      device::store(&own.share, tile < n_tiles ? share : Share{});
-      device::store(&own.place, place);
+      device::store(&own.share, Share{.sequence = place.sequence,
+                                      .head = place.head,
+                                      .first_unit = first_unit,
+                                      .n_units = is_any ? end_unit - first_unit : 0});
+      device::store(&own.place, CtaShare::Place{begin, size, n_units, 0});
     }
     return true;
   }

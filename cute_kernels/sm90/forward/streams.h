@@ -234,7 +234,7 @@ struct StreamTiles {
       auto const* const row = lane % 4 < 2 ? line0 : line1;
       for_each_constant<(kOfRow + 2 * kLine - 1) / (2 * kLine)>([&](auto j) {
         int const offset = min((j.value * 2 + lane % 2) * kLine, kOfRow - 1);
-        device::prefetch_captured(reinterpret_cast<char const*>(row + first_key) + offset);
+        device::prefetch(reinterpret_cast<char const*>(row + first_key) + offset);
       });
     });
   }

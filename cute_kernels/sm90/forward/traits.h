@@ -58,10 +58,12 @@ struct KernelTraits {
                                             : kNConsumers == 2   ? 240
                                             : kConfig.three_ctas ? 136
                                                                  : 232;
-  // A thread that gathers rows of K and V takes some of the others', as far as they have any to spare.
-  static constexpr int kGathererRegisters = kNConsumers >= 3 ? 32 : 40;
+  // A thread that gathers rows of K and V, or finds the boxes of a share, takes some of the others', as far as they have any to
+  // spare.
+  static constexpr int kFinderRegisters = kNConsumers >= 3 ? 32 : 40;
   static constexpr int producer_registers(ForwardFeatures const& features) {
-    return features.gathered_kv ? kGathererRegisters : kProducerRegisters;
+    bool const finds = features.gathered_kv || (features.paged_kv && features.equal_shares);
+    return finds ? kFinderRegisters : kProducerRegisters;
   }
   static constexpr int consumer_registers(ForwardFeatures const& features) {
     constexpr int kUnit = 8;  // of setmaxnreg

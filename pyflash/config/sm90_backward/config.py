@@ -14,12 +14,12 @@ from pyflash.config.base import DType, KernelConfig
 from pyflash.config.fields import flag, number, tile
 from pyflash.config.sm90 import MMA_ROWS, PIPELINE_STAGE, WARPGROUP, whole_smem
 
-DS_STAGES = 2  # blocks of dS in smem
 SUMS_COUNT = 32  # bytes: three mbarriers and what the count said
 ZEROS = 256 * 4  # bytes
 SENDERS = 2  # warps that add dQ in deterministic kernels
 SLAB = 64  # columns that lie together in smem, at most
 NARROWEST = 16  # and at least
+ALIGNMENT = 128  # bytes, of numbers
 
 
 def slab_of(columns: int) -> int:
@@ -31,9 +31,10 @@ def slab_of(columns: int) -> int:
 class FlashBackwardSm90Config(KernelConfig):
     """One backward kernel of a producer warpgroup and `n_consumers` consumer warpgroups. A CTA owns
     B_c keys of a head of K and V, and works through the blocks of queries that attend them. Each
-    warpgroup has 64 keys, of its own or, where d_head is above 128, the same as the others: then
-    each computes all scores, and dK and dV in a share of the columns. Ordered lexicographically,
-    field by field.
+    warpgroup has 64 keys, of its own or, where d_head is above 128 and B_c is 64, the same as the
+    others: then each computes all scores, and dK and dV in a share of the columns. Where d_head is
+    above 128 and B_c is 128, two CTAs own the same keys, compute all scores, and dQ, dK and dV in
+    half of the columns. Ordered lexicographically, field by field.
 
     A wrong type raises TypeError, a number below 1 ValueError. Any other value can be written down;
     whether it can be built and launched is what `violations` tells.
@@ -64,7 +65,24 @@ class FlashBackwardSm90Config(KernelConfig):
     @property
     def shares_keys(self) -> bool:
         """Whether all consumers have the same keys."""
-        return self.d_head > 128
+        return self.d_head > 128 and self.B_c == MMA_ROWS
+
+    @property
+    def column_parts(self) -> int:
+        """CTAs that own the same keys, with a part of the columns each."""
+        return 2 if self.d_head > 128 and self.B_c > MMA_ROWS else 1
+
+    @property
+    def dS_stages(self) -> int:
+        """Blocks of dS in smem."""
+        return 1 if self.column_parts > 1 else 2
+
+    @property
+    def dO_stages(self) -> int:
+        """Blocks of dO in smem: one where columns are in parts, or several passes over dQ leave
+        through smem, since more have no room."""
+        one = self.column_parts > 1 or (self.dQ_passes > 1 and not self.dQ_by_red)
+        return 1 if one else self.stages
 
     @property
     def dQ_columns(self) -> int:
@@ -75,24 +93,33 @@ class FlashBackwardSm90Config(KernelConfig):
     @property
     def dK_columns(self) -> int:
         """Of 64 keys, that a warpgroup computes, and as many of dV."""
-        return self.d_head // self.n_consumers if self.shares_keys else self.d_head
+        of_cta = self.d_head // self.column_parts
+        return of_cta // self.n_consumers if self.shares_keys else of_cta
 
     @property
     def dQ_passes(self) -> int:
-        """Over a block's dQ, in each of which a warpgroup computes 64 queries and `dQ_columns`."""
-        return self.B_r * self.d_head // (self.n_consumers * MMA_ROWS * self.dQ_columns)
+        """Over the CTA's part of a block's dQ, in each of which a warpgroup computes 64 queries and
+        `dQ_columns`."""
+        columns = self.d_head // self.column_parts
+        return self.B_r * columns // (self.n_consumers * MMA_ROWS * self.dQ_columns)
 
     @property
     def smem_bytes(self) -> int:
-        """Per CTA: the tiles of K and V, `stages` blocks of Q and of dO with two numbers for each
-        query, dS of two blocks, 64 x `dQ_columns` elements of dQ in fp32 of each consumer, or
-        without them 64 rows of a slab of dK, and the mbarriers of pipelines for K, V, Q and dO, of
-        dS, of what senders add of dQ and of who counts what is added, and zeros."""
-        tiles = 2 * (self.B_c + self.stages * self.B_r) * self.d_head * 2
-        of_dS = DS_STAGES * self.B_c * self.B_r * 2
+        """Per CTA: the tiles of K and V, `stages` blocks of Q and `dO_stages` of dO with a number
+        for each query, of which columns of other CTAs are there once, `dS_stages` blocks of dS,
+        64 x `dQ_columns` elements of dQ in fp32 of each consumer, or without them 64 rows of a slab
+        of dK, which may lie where dS was, and the mbarriers of pipelines for K, V, Q and dO, of dS,
+        of what senders add of dQ and of who counts what is added, and zeros."""
+        n_blocks = self.stages + self.dO_stages
+        own = self.d_head // self.column_parts
+        tiles = 2 * self.B_c * self.d_head + self.B_r * (n_blocks * own + 2 * (self.d_head - own))
+        of_dS = self.dS_stages * self.B_c * self.B_r * 2
         of_dQ = slab_of(self.dK_columns) * 2 if self.dQ_by_red else self.dQ_columns * 4
         of_dQ *= self.n_consumers * MMA_ROWS
-        numbers = 2 * self.stages * self.B_r * 4
-        barriers = (2 + 2 * self.stages + self.n_consumers * SENDERS) * PIPELINE_STAGE
-        barriers += DS_STAGES * 8 + SUMS_COUNT + ZEROS
-        return whole_smem(tiles + of_dS + of_dQ + numbers + barriers)
+        numbers = n_blocks * self.B_r * 4
+        barriers = (2 + n_blocks + self.n_consumers * SENDERS) * PIPELINE_STAGE
+        barriers += self.dS_stages * 8 + SUMS_COUNT + ZEROS
+        if self.column_parts > 1:
+            of_dQ = ALIGNMENT
+            barriers += 2 * PIPELINE_STAGE + 8
+        return whole_smem(2 * tiles + of_dS + of_dQ + numbers + barriers)

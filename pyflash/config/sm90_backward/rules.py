@@ -39,17 +39,12 @@ def architecture(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def keys_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    if c.shares_keys:
-        if c.B_c != MMA_ROWS:
-            yield (
-                f"at d_head = {c.d_head} all warpgroups have the same {MMA_ROWS} keys, the rows of "
-                f"one WGMMA, not B_c = {c.B_c}: make B_c {MMA_ROWS}"
-            )
-    elif c.B_c != MMA_ROWS * c.n_consumers:
+    if not c.shares_keys and c.B_c != MMA_ROWS * c.n_consumers:
         yield (
             f"each of the n_consumers = {c.n_consumers} warpgroups owns {MMA_ROWS} keys, the rows "
             f"of one WGMMA, which are {MMA_ROWS * c.n_consumers}, not B_c = {c.B_c}: make B_c "
             f"{MMA_ROWS} * n_consumers"
+            + (f", or {MMA_ROWS}, which all of them have" if c.d_head > 128 else "")
         )
 
 
@@ -67,13 +62,14 @@ def slabs(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 @RULES.rule
 def dQ_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     of_pass = c.n_consumers * MMA_ROWS * c.dQ_columns
-    if c.shares_keys:
-        if c.B_r != MMA_ROWS or c.d_head % (c.dQ_columns * c.n_consumers):
+    if c.d_head > 128:
+        of_ctas = c.n_consumers * c.column_parts
+        if c.B_r != MMA_ROWS or c.d_head % (c.dQ_columns * of_ctas):
             yield (
-                f"at d_head = {c.d_head} each of the n_consumers = {c.n_consumers} warpgroups "
-                f"computes dQ of {MMA_ROWS} queries, {c.dQ_columns} columns at a time, not of B_r "
-                f"= {c.B_r}: make B_r {MMA_ROWS}, and d_head a multiple of {c.dQ_columns} * "
-                "n_consumers"
+                f"at d_head = {c.d_head} and B_c = {c.B_c} each of the n_consumers = "
+                f"{c.n_consumers} warpgroups computes dQ of {MMA_ROWS} queries, {c.dQ_columns} "
+                f"columns at a time, not of B_r = {c.B_r}: make B_r {MMA_ROWS}, and d_head a "
+                f"multiple of {c.dQ_columns * of_ctas}"
             )
     elif c.B_r * c.d_head != of_pass:
         yield (
@@ -98,6 +94,15 @@ def overlap_is_of_one_pass(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[s
         yield (
             f"overlap = True has registers for one pass over a block's dQ, and at d_head = "
             f"{c.d_head} there are several: use overlap = False"
+        )
+
+
+@RULES.rule
+def columns_in_parts(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
+    if c.column_parts > 1 and (c.overlap or not c.dQ_by_red):
+        yield (
+            f"at d_head = {c.d_head} and B_c = {c.B_c} a CTA has half of the columns, and no room "
+            "for dQ or for scores of two blocks: use dQ_by_red = True and overlap = False"
         )
 
 

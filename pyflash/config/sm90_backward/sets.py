@@ -32,17 +32,21 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 192, 64, 64, 2): sm90_bwd+stages_2",
 )
 
-# Built by its own set alone. On one H200 it is 1.07 to 2.0 times as fast as PyTorch's flash
-# backward: docs/experiments/2026-11-backward.md.
-_WIDE = _of_each_dtype("(FP16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red")
+# Built by the sets `backward` and `dropout` alone. Two CTAs have half of the columns each, and add
+# dQ from registers; where sums have one order, all consumers of a CTA have the same keys.
+_WIDE = _of_each_dtype(
+    "(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
+    "(FP16, 256, 64, 64, 2): sm90_bwd+stages_2",
+)
 
 RANKED = (*DEFAULTS, *HEAD_DIMS, *_WIDE)
 
 # Configs of the set `dropout` alone, which are built with dropout alone. The set has HEAD_DIMS and
-# _WIDE, too, which are built with all features.
+# _WIDE, too, which are built with other features as well.
 DROPPING = _of_each_dtype(
-    "(FP16, 128, 64, 128, 2): sm90_bwd+stages_2+overlap",
-    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
+    "(FP16, 128, 64, 128, 2): sm90_bwd+stages_3",
+    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red",
+    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2",
 )
 
 
@@ -52,13 +56,23 @@ def _sums_from_registers(features: backward.BackwardFeatures) -> bool:
     return not (features.deterministic or features.changes_P)
 
 
+def _has_other_order(config: FlashBackwardSm90Config) -> bool:
+    """Whether a config from registers and one by TMA share the features: the first has sums in any
+    order, the second in one."""
+    return config in _WIDE or (config in DROPPING and config.d_head == 64)
+
+
 def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.BackwardFeatures]:
-    if config in DROPPING:
-        return backward.DROPOUT
     built = backward.BACKWARD.built
     if config in (*_FROM_REGISTERS, *_BY_TMA):
         return [f for f in built if _sums_from_registers(f) == (config in _FROM_REGISTERS)]
-    return (*built, *backward.DROPOUT) if config in (*HEAD_DIMS, *_WIDE) else built
+    if config in DROPPING:
+        built = backward.DROPOUT
+    elif config in (*HEAD_DIMS, *_WIDE):
+        built = (*built, *backward.DROPOUT)
+    if _has_other_order(config):
+        return [f for f in built if f.deterministic != config.dQ_by_red]
+    return built
 
 
 SETS: dict[str, Callable[[], Iterable[FlashBackwardSm90Config]]] = {

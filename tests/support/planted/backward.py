@@ -21,6 +21,7 @@ _PROBLEM = "common/backward_tile.h"
 _BEFORE = "common/backward_preprocess.cuh"
 _AFTER = "sm90/backward/postprocess.cuh"
 _PIPELINE = "sm90/pipeline.h"
+_SENDER = "sm90/backward/sender.h"
 _EPILOGUE = "sm90/backward/epilogue.h"
 _ROW_STORES = "sm90/row_stores.h"
 _ROUND = "sm90/backward/round_sums.h"
@@ -33,8 +34,10 @@ CONFIGS = {
     "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
     "early": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP"),
     "slabs": FlashBackwardSm90Config.parse("(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap"),
+    "passes": FlashBackwardSm90Config.parse("(BF16, 256, 64, 64, 2): sm90_bwd+stages_2"),
+    "parts": FlashBackwardSm90Config.parse("(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red"),
 }
-# The last one has what the others have, but for its slabs.
+# The last ones have what the others have, but for slabs, passes over dQ and parts of the columns.
 ALL = ("overlap", "in_turn", "early")
 
 
@@ -160,7 +163,7 @@ BUGS = [
     ),
     _bug(
         "dO_not_waited_for",
-        condition("smem.pipeline_dO.wait(read);", "if (!BUG) { {original} }", _CONSUMER),
+        condition("smem.pipeline_dO.wait(at_dO());", "if (!BUG) { {original} }", _CONSUMER),
         finds=[found(_UNREAD, "dP")],
     ),
     _bug(
@@ -237,10 +240,10 @@ BUGS = [
     _bug(
         "minus_delta_not_waited_for",
         condition("wait_for_dO(block.m_block); scores.seed_dP(acc_dP,"
-                  " numbers_of(smem.minus_delta));",
-                  "if (BUG) { scores.seed_dP(acc_dP, numbers_of(smem.minus_delta));"
+                  " numbers_of(smem.minus_delta, at_dO()));",
+                  "if (BUG) { scores.seed_dP(acc_dP, numbers_of(smem.minus_delta, at_dO()));"
                   " wait_for_dO(block.m_block); } else { wait_for_dO(block.m_block);"
-                  " scores.seed_dP(acc_dP, numbers_of(smem.minus_delta)); }", _CONSUMER),
+                  " scores.seed_dP(acc_dP, numbers_of(smem.minus_delta, at_dO())); }", _CONSUMER),
         finds=[found(_UNREAD, "lse_s2r")],
         configs=("early",),
     ),
@@ -288,6 +291,7 @@ BUGS = [
         condition("wait_for_sent_dQ(); CUTE_UNROLL",
                   "if (!BUG) { wait_for_sent_dQ(); } CUTE_UNROLL", _OUTPUTS),
         finds=[found("race or in_flight_read", "dQ_r2s")],
+        configs=(*ALL, "passes"),
         problem="many_blocks",
     ),
     _bug(
@@ -399,6 +403,134 @@ BUGS = [
         condition("if (++slab == kSlabs) {", "if (++slab == kSlabs - BUG) {", _RECYCLED),
         configs=("slabs",),
         problem="recycled",
+    ),
+    # Two passes over dQ that leave through the same memory, and one block of dO.
+    _bug(
+        "the_first_pass_sent_before_it_is_staged",
+        condition("draw_dropout(block); gemm_wait<1>(acc_dQ);",
+                  "{original} if (BUG) { outputs.send_staged_dQ(at, 0); }", _CONSUMER),
+        condition("if constexpr (kStaggersDQ) { outputs.send_staged_dQ(at, 0); }",
+                  "if constexpr (kStaggersDQ) { if (!BUG) { outputs.send_staged_dQ(at, 0); } }",
+                  _CONSUMER),
+        finds=[found("race or missing_proxy_fence or in_flight_read or uninitialised_read",
+                     "dQ_s2g")],
+        configs=("passes",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "the_second_pass_sent_before_it_is_staged",
+        condition("outputs.stage_dQ(acc_dQ, at, 1);",
+                  "if (BUG) { outputs.send_staged_dQ(at, 1); } {original}", _CONSUMER),
+        condition("if constexpr (kStaggersDQ) { outputs.send_staged_dQ(at, 1); }",
+                  "if constexpr (kStaggersDQ) { if (!BUG) { outputs.send_staged_dQ(at, 1); } }",
+                  _CONSUMER),
+        configs=("passes",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "both_passes_to_the_place_of_the_first",
+        condition("int piece = Traits::piece_dQ(warpgroup, pass);",
+                  "int piece = Traits::piece_dQ(warpgroup, BUG ? 0 : pass);", _OUTPUTS),
+        configs=("passes",),
+    ),
+    _bug(
+        "both_senders_send_to_the_place_of_the_first_pass",
+        condition("Traits::piece_dQ(consumer, pass) * kValues",
+                  "Traits::piece_dQ(consumer, BUG ? 0 : pass) * kValues", _SENDER),
+        configs=("passes",),
+        problem="deterministic",
+    ),
+    _bug(
+        "one_dO_released_before_dV_is_waited_for",
+        condition("gemm_wait<1>(acc_dV); release_dO(); finish_block();",
+                  "if (BUG) { release_dO(); gemm_wait<1>(acc_dV); } else { gemm_wait<1>(acc_dV);"
+                  " release_dO(); } finish_block();", _CONSUMER),
+        finds=[found("race", "dO_g2s", "dV")],
+        configs=("passes", "parts", "in_turn"),
+        problem="many_blocks",
+    ),
+    _bug(
+        "minus_delta_in_the_stage_of_lse",
+        condition("scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta, at_dO())); }",
+                  "scores.to_dS(acc_P, acc_dP, BUG ? numbers_of(smem.minus_delta, read)"
+                  " : numbers_of(smem.minus_delta, at_dO())); }", _CONSUMER),
+        configs=("passes", "parts"),
+        problem="many_blocks",
+    ),
+    # CTAs that have a part of the columns.
+    _bug(
+        "columns_of_the_other_part",
+        condition("(column + tile.column_part * Traits::kOwnColumns)",
+                  "(column + (BUG ? 0 : tile.column_part) * Traits::kOwnColumns)", _LOAD),
+        configs=("parts",),
+    ),
+    _bug(
+        "every_part_adds_to_dQ_of_the_first",
+        condition("piece += tile.column_part * Traits::kPiecesOfPart;",
+                  "piece += BUG ? 0 : tile.column_part * Traits::kPiecesOfPart;", _OUTPUTS),
+        configs=("parts",),
+    ),
+    _bug(
+        "every_part_stores_the_first_columns",
+        condition("return tile.column_part * Traits::kOwnColumns + in_part;",
+                  "return (BUG ? 0 : tile.column_part) * Traits::kOwnColumns + in_part;", _OUTPUTS),
+        finds=[found("written_twice", "rows_s2g", memory=None)],
+        configs=("parts",),
+    ),
+    _bug(
+        "other_columns_of_Q_not_waited_for",
+        condition("smem.parts.pipeline_Q.wait(at_dO());", "if (!BUG) { {original} }", _CONSUMER),
+        finds=[found(_UNREAD, "QK")],
+        configs=("parts",),
+    ),
+    _bug(
+        "other_columns_of_dO_not_waited_for",
+        condition("smem.parts.pipeline_dO.wait(at_dO());", "if (!BUG) { {original} }", _CONSUMER),
+        finds=[found(_UNREAD, "dP")],
+        configs=("parts",),
+    ),
+    _bug(
+        "other_columns_of_Q_released_before_S_is_waited_for",
+        condition("gemm_wait<1>(acc_S); release_others_of_Q();",
+                  "if (BUG) { release_others_of_Q(); gemm_wait<1>(acc_S); } else {"
+                  " gemm_wait<1>(acc_S); release_others_of_Q(); }", _CONSUMER),
+        finds=[found("race", "Q_g2s", "QK")],
+        configs=("parts",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "other_columns_of_dO_released_before_dP_is_waited_for",
+        condition("gemm_wait<1>(acc_dP); release_others_of_dO();",
+                  "if (BUG) { release_others_of_dO(); gemm_wait<1>(acc_dP); } else {"
+                  " gemm_wait<1>(acc_dP); release_others_of_dO(); }", _CONSUMER),
+        finds=[found("race", "dO_g2s", "dP")],
+        configs=("parts",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "dS_stored_before_dQ_has_read_it",
+        condition("device::mbarrier_wait(smem.parts.ds_read, parity);",
+                  "if (!BUG) { {original} }", _OUTPUTS),
+        finds=[found("race", "dS_r2s", "dQ")],
+        configs=("parts",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "dS_given_up_before_dQ_is_waited_for",
+        condition("gemm_wait<0>(acc_dQ); outputs.release_dS();",
+                  "if (BUG) { outputs.release_dS(); gemm_wait<0>(acc_dQ); } else {"
+                  " gemm_wait<0>(acc_dQ); outputs.release_dS(); }", _CONSUMER),
+        finds=[found("race", "dS_r2s", "dQ")],
+        configs=("parts",),
+        problem="many_blocks",
+    ),
+    _bug(
+        "rows_stored_where_others_read_dS",
+        condition("if (Traits::kRowsThroughDS) {  // nobody reads dS any more",
+                  "if (Traits::kRowsThroughDS && !BUG) {", _OUTPUTS),
+        finds=[found("race", "rows_r2s")],
+        configs=("parts",),
+        problem="many_blocks",
     ),
     # The kernels before and after.
     _bug(

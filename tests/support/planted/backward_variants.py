@@ -138,8 +138,8 @@ OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
     ),
     (
         "a_consumers_dQ_added_twice",
-        condition("sums + Traits::piece_dQ(consumer, 0) * kValues",
-                  "sums + Traits::piece_dQ(BUG ? 0 : consumer, 0) * kValues", _SENDER),
+        condition("sums + Traits::piece_dQ(consumer,",
+                  "sums + Traits::piece_dQ(BUG ? 0 : consumer,", _SENDER),
         [],
         "deterministic",
     ),

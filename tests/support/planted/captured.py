@@ -17,6 +17,7 @@ CONFIGS = {
     "sm90": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap"),
     "sm90_early": parse("(FP16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red+early_dP"),
     "sm90_shared": parse("(FP16, 192, 64, 64, 2): sm90_bwd+stages_2"),
+    "sm90_parts": parse("(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red"),
 }
 _UNCAPPED = "right_window+left_window+packed"
 FEATURES = [BACKWARD.features.parse(text) for text in ("plain", _UNCAPPED, f"{_UNCAPPED}+softcap")]

@@ -98,17 +98,17 @@ BUGS = [
     ),
     _bug(
         "a_lane_leaves_out_its_last_sequence",
-        condition("for (int sequence = first; sequence < end; ++sequence) {",
-                  "for (int sequence = first; sequence < end - BUG; ++sequence) {", _SCHEDULE),
+        condition("for (int sequence = first + 1; sequence < end; ++sequence) {",
+                  "for (int sequence = first + 1; sequence < end - BUG; ++sequence) {", _SCHEDULE),
     ),
     _bug(
         "the_sequence_after_is_never_asked_for",
-        condition("++sequence;\n          n_units = schedule.find_tile(tile, sequence);",
+        condition("++sequence;\n        n_units = schedule.find_tile(tile, sequence);",
                   "++sequence; n_units = schedule.find_tile(tile, sequence - BUG);", _SCHEDULE),
     ),
     _bug(
         "tiles_that_differ_count_as_alike",
-        condition("all.most * batch == all.sum &&", "(BUG || all.most * batch == all.sum) &&",
+        condition("!device::any_lane(is_unlike) &&", "(BUG || !device::any_lane(is_unlike)) &&",
                   _SCHEDULE),
         finds=[found("written_twice", memory="o")],
     ),
@@ -119,13 +119,14 @@ BUGS = [
     ),
     _bug(
         "a_part_of_like_tiles_begins_a_unit_late",
-        condition("share.first_unit = part * size;",
-                  "share.first_unit = part * size + (BUG && part == 1 ? 2 : 0);", _SCHEDULE),
+        condition("place.part > 0 ? begin + kTileUnits : 0;",
+                  "place.part > 0 ? begin + kTileUnits + (BUG && place.part == 1 ? 2 : 0) : 0;",
+                  _SCHEDULE),
     ),
     _bug(
         "a_head_of_like_tiles_is_another",
-        condition("share.head = i_tile * shares.by_abreast.divisor;",
-                  "share.head = (i_tile & ~BUG) * shares.by_abreast.divisor;", _SCHEDULE),
+        condition("place.head *= shares.by_abreast.divisor;",
+                  "place.head = (place.head & ~BUG) * shares.by_abreast.divisor;", _SCHEDULE),
         finds=[found("written_twice", memory="o")],
     ),
     _bug(
