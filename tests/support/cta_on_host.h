@@ -8,7 +8,9 @@
 
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -20,7 +22,7 @@ constexpr int kWarp = 32, kMostWarps = 32;
 
 struct Warp {
   std::barrier<> barrier{kWarp};
-  float values[kWarp];
+  uint32_t values[kWarp];
 };
 struct Cta {
   explicit Cta(int n_threads) : barrier(n_threads) {}
@@ -47,13 +49,37 @@ int const planted_error = [] {
 
 [[maybe_unused]] void __syncthreads() { cta->barrier.arrive_and_wait(); }
 
-[[maybe_unused]] float __shfl_xor_sync(unsigned, float value, int lanes) {
+// What `read` makes of the values of a warp's lanes.
+template <class Read>
+uint32_t exchange(uint32_t value, Read const& read) {
   Warp& warp = cta->warps[threadIdx.x / kWarp];
   warp.values[threadIdx.x % kWarp] = value;
   warp.barrier.arrive_and_wait();
-  float const other = warp.values[(threadIdx.x % kWarp) ^ lanes];
+  uint32_t const found = read(warp.values);
   warp.barrier.arrive_and_wait();
-  return other;
+  return found;
+}
+
+[[maybe_unused]] uint32_t __shfl_sync(unsigned, uint32_t value, int lane) {
+  return exchange(value, [=](uint32_t const* values) { return values[lane]; });
+}
+[[maybe_unused]] uint32_t __shfl_xor_sync(unsigned all, uint32_t value, int lanes) {
+  return __shfl_sync(all, value, int(threadIdx.x % kWarp) ^ lanes);
+}
+[[maybe_unused]] float __shfl_xor_sync(unsigned all, float value, int lanes) {
+  return std::bit_cast<float>(__shfl_xor_sync(all, std::bit_cast<uint32_t>(value), lanes));
+}
+[[maybe_unused]] uint32_t __reduce_or_sync(unsigned, uint32_t value) {
+  return exchange(value, [](uint32_t const* values) {
+    uint32_t all = 0;
+    for (int lane = 0; lane < kWarp; ++lane) {
+      all |= values[lane];
+    }
+    return all;
+  });
+}
+[[maybe_unused]] uint32_t __ballot_sync(unsigned all, bool value) {
+  return __reduce_or_sync(all, uint32_t(value) << threadIdx.x % kWarp);
 }
 
 [[maybe_unused]] bool __any_sync(unsigned all, bool value) {
@@ -65,6 +91,20 @@ int const planted_error = [] {
 }
 
 [[maybe_unused]] int atomicAdd(int* number, int n) { return std::atomic_ref(*number).fetch_add(n); }
+[[maybe_unused]] uint32_t atomicOr(uint32_t* word, uint32_t bits) {
+  return std::atomic_ref(*word).fetch_or(bits);
+}
+
+[[maybe_unused]] int __popc(uint32_t word) { return std::popcount(word); }
+[[maybe_unused]] int __clz(uint32_t word) { return std::countl_zero(word); }
+[[maybe_unused]] uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  uint64_t const bytes = uint64_t(b) << 32 | a;
+  uint32_t made = 0;
+  for (int i = 0; i < 4; ++i) {
+    made |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  }
+  return made;
+}
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch_on_host(cudaLaunchConfig_t const* launch, void (*kernel)(Parameters...),

@@ -26,8 +26,9 @@ def planted_program(
     for right, wrong in errors:
         assert text.count(right) == 1, right
         text = text.replace(right, wrong)
-    (folder / "cute_kernels").mkdir()
-    (folder / "cute_kernels" / kernel).write_text(text)
+    copy = folder / "cute_kernels" / kernel
+    copy.parent.mkdir(parents=True)
+    copy.write_text(text)
     system = [option for of in folders for option in ("-isystem", str(of))]
     program = (folder / source).with_suffix("")
     command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{folder}", *includes(), *system]
