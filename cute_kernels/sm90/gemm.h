@@ -67,12 +67,12 @@ CUTE_DEVICE void gemm_async(Mma mma, A const& tA, B const& tB, B2 const& tB2, Ac
   device::mma_fence();
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tB); ++k) {
-    mma.call(tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);
+    mma_unpack(mma, acc_of_mma, tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);
     mma.accumulate_ = GMMA::ScaleOut::One;
   }
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tB2); ++k) {
-    mma.call(tA(_, _0{}, kFirst + k), tB2(_, _0{}, k), acc_of_mma);
+    mma_unpack(mma, acc_of_mma, tA(_, _0{}, kFirst + k), tB2(_, _0{}, k), acc_of_mma);
   }
   device::mma_commit();
 }
