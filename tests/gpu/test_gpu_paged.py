@@ -178,7 +178,7 @@ def test_a_contiguous_cache(capacity, mask):
 
 @pytest.mark.parametrize("before", ["nothing", "a call", "a call on another stream"])
 def test_a_graph_keeps_the_table_of_a_contiguous_cache(before, monkeypatch):
-    """Pitfall 17: sequences of which others, more of them, are called between replays."""
+    """Pitfall 17 of serving. Others, more of them, are called between replays."""
     monkeypatch.setattr(own_rows, "_kept", {})
     q = torch.randn(4, 1, 8, 128, device="cuda").to(BF16)
     k, v = torch.randn(2, 9, 200, 2, 128, device="cuda").to(BF16)

@@ -255,7 +255,9 @@ BUGS = [
     ),
     _bug(
         "MMAs_without_a_fence",
-        without("device::mma_fence();", _GEMM),
+        condition("device::mma_fence(); CUTE_UNROLL for (int k = 0; k < size<2>(tA);",
+                  "if (!BUG) { device::mma_fence(); } "
+                  "CUTE_UNROLL for (int k = 0; k < size<2>(tA);", _GEMM),
         finds=[found("missing_mma_fence", "PV", memory="A registers")],
         configs=("overlap", "one_consumer"),
     ),
