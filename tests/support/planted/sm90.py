@@ -263,14 +263,15 @@ BUGS = [
     ),
     _bug(
         "MMAs_that_are_never_committed",
-        without("device::mma_commit();", _GEMM),
+        condition("device::mma_commit(); } // The same of operands",
+                  "if (!BUG) { device::mma_commit(); } } // The same of operands", _GEMM),
         finds=[found("register_in_flight", "softmax", "QK", memory="accumulators"),
                found("mma_never_awaited", memory="")],
     ),
     _bug(
         "a_warp_that_leaves_out_an_MMA",
-        condition("mma.call(tA(_, _0{}, k), tB(_, _0{}, k), acc_of_mma);",
-                  "if (!BUG || k > 0 || device::warp_idx() != 5) { {original} }", _GEMM),
+        condition("k < size<2>(tA); ++k) {",
+                  "{original} if (BUG && k == 0 && device::warp_idx() == 5) { continue; }", _GEMM),
         finds=[found("divergence", memory="")],
     ),
     # Addresses: descriptors, boxes, maps.
