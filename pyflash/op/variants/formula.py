@@ -6,6 +6,7 @@ a score function does not select has none, where torch's is NaN if its slope is 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from pyflash.variant.expr import SCORE, Node
 from pyflash.variant.scalars import Scalar
 from pyflash.variant.walk import fold
 
+_derivatives = functools.lru_cache(maxsize=256)(derivatives)
 _INTEGERS = {Scalar.BOOL: torch.bool, Scalar.I32: torch.int32, Scalar.I64: torch.int64}
 
 
@@ -174,12 +176,14 @@ class _Scores(torch.autograd.Function):
             if needed
         }
         of_scores = None
-        for by, slope in derivatives(ctx.formula.normal.score).items():
+        for by, slope in _derivatives(ctx.formula.normal.score).items():
+            if by != SCORE and by.data.name not in found:
+                continue
             # NOTE: the derivative at a hidden pair may be infinite; what is selected here is not.
             part = torch.where(mask, grad * ctx.formula.value(slope, seen, ctx.at), 0)
             if by == SCORE:
                 of_scores = part
-            elif by.data.name in found:
+            else:
                 ctx.formula.add_gradient(by, part, seen, ctx.at, found[by.data.name])
         of_tensors = (
             found[name].to(x.dtype) if name in found else None
