@@ -1,5 +1,5 @@
-"""Which keys a row attends, which queries attend a key, where sequences lie, and in which order
-blocks of keys add to the sums of dQ, in C++."""
+"""Which keys a row attends, which queries attend a key, where sequences lie, in which order blocks
+of keys add to the sums of dQ, and divisors that the host knows, in C++."""
 
 import subprocess
 
@@ -7,7 +7,7 @@ import pytest
 from support.headers import ROOT, includes
 
 
-@pytest.mark.parametrize("what", ["ranges", "turns"])
+@pytest.mark.parametrize("what", ["ranges", "turns", "divisors"])
 def test_it_is_as_by_definition(tmp_path, what):
     program = tmp_path / f"check_{what}"
     source = ROOT / f"tests/support/check_{what}.cpp"
