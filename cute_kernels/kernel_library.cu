@@ -44,6 +44,77 @@ int load_cubin(void const* image, char const* symbol, void const** kernel) {
 #endif
 }
 
+// While it lives, this thread may allocate and free though another one captures a graph.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(RelaxedCapture const&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// NOTE: a launch that follows must not find an error that was refused here.
+cudaError_t forgotten(cudaError_t error) {
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+  }
+  return error;
+}
+
+int number_of_stream(void* stream, uint64_t* number) {
+#if CUDART_VERSION >= 12000
+  auto const of = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus status{};
+  cudaError_t error = cudaStreamIsCapturing(of, &status);
+  if (error == cudaSuccess && status != cudaStreamCaptureStatusNone) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  unsigned long long found = 0;
+  if (error == cudaSuccess) {
+    error = cudaStreamGetId(of, &found);
+  }
+  *number = found;
+  return forgotten(error);
+#else
+  return cudaErrorNotSupported;
+#endif
+}
+
+int take_memory(int64_t bytes, void* stream, LastingMemory* memory) {
+  RelaxedCapture const relaxed;
+  auto const of = static_cast<cudaStream_t>(stream);
+  cudaError_t error = cudaMallocAsync(&memory->data, bytes, of);
+  if (error != cudaSuccess) {
+    return forgotten(error);
+  }
+  cudaEvent_t last_use{};
+  error = cudaEventCreateWithFlags(&last_use, cudaEventDisableTiming);
+  if (error != cudaSuccess) {
+    cudaFreeAsync(memory->data, of);
+  }
+  memory->last_use = last_use;
+  return forgotten(error);
+}
+
+int note_use(LastingMemory const& memory, void* stream) {
+  return forgotten(cudaEventRecord(static_cast<cudaEvent_t>(memory.last_use),
+                                   static_cast<cudaStream_t>(stream)));
+}
+
+int give_back(LastingMemory const& memory, void* stream) {
+  RelaxedCapture const relaxed;
+  auto const of = static_cast<cudaStream_t>(stream);
+  auto const last_use = static_cast<cudaEvent_t>(memory.last_use);
+  cudaError_t error = cudaStreamWaitEvent(of, last_use, 0);
+  if (error == cudaSuccess) {
+    error = cudaFreeAsync(memory.data, of);
+  }
+  cudaEventDestroy(last_use);
+  return forgotten(error);
+}
+
 char const* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 template <class Op>
@@ -103,7 +174,11 @@ KernelLibrary make_library(OfEachOp<RowsOf> const& rows) {
           .ops = kernels_of(rows, AllOps{}),
           .device_properties = device_properties,
           .error_string = error_string,
-          .load_cubin = load_cubin};
+          .load_cubin = load_cubin,
+          .lasting_memory = {.number_of = number_of_stream,
+                             .take = take_memory,
+                             .note_use = note_use,
+                             .give_back = give_back}};
 }
 
 }  // namespace pyflash

@@ -10,6 +10,7 @@
 
 #include "cute_kernels/config.h"
 #include "cute_kernels/kernel_resources.h"
+#include "cute_kernels/lasting_memory.h"
 #include "cute_kernels/op.h"
 #include "cute_kernels/ops.h"
 
@@ -17,7 +18,7 @@ namespace pyflash {
 
 // Bumped whenever a struct in this file, op.h, features.h, params.h or the header of an op changes its layout. Configs, and
 // which ops there are, have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 31;
+inline constexpr int kKernelLibraryAbi = 32;
 
 // What rows of every op have.
 struct RowOfAnyOp {
@@ -87,6 +88,7 @@ struct KernelLibrary {
   char const* (*error_string)(int error);
   // Finds the kernel with the mangled name `symbol` in a cubin, of which it keeps no copy; returns a cudaError_t.
   int (*load_cubin)(void const* image, char const* symbol, void const** kernel);
+  LastingMemoryCalls lasting_memory;
 
   template <class Op>
   OpKernels<Op> const& of() const {

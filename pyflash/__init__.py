@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyflash.op.paged import attention_cached, attention_paged
     from pyflash.op.schedule import Schedule, schedule
     from pyflash.op.selection import Problem, Selection, select
+    from pyflash.op.variants.kept import keep_masks
     from pyflash.tuner.api import tune
 
 # Imported at first use: these need torch and the compiled libraries, the config DSL needs neither.
@@ -64,6 +65,7 @@ _LAZY = {
     "emulate_paged": "pyflash.emulator",
     "emulate_varlen": "pyflash.emulator",
     "flex_attention": "pyflash.op.flex",
+    "keep_masks": "pyflash.op.variants.kept",
     "load": "pyflash.op.library",
     "merge_states": "pyflash.op.merge",
     "Problem": "pyflash.op.selection",
@@ -104,6 +106,7 @@ __all__ = [
     "emulate_varlen",
     "flex_attention",
     "from_environment",
+    "keep_masks",
     "load",
     "merge_states",
     "named_set",

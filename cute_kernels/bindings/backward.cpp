@@ -7,6 +7,7 @@
 
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
+#include "cute_kernels/bindings/made_memory.h"
 #include "cute_kernels/bindings/tensors.h"
 #include "cute_kernels/host/cpu_backward.h"
 #include "cute_kernels/host/errors.h"
@@ -140,17 +141,13 @@ void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, T
                                                 *program, summed, options.config);
   params.set_shape(kernel.row->row.shape);
   auto const workspace = allocate_workspace<Backward>(q, params);
-  std::optional<Tensor> memory;
-  if (int64_t const n_ints = kernel.row->n_ints(params); n_ints > 0) {
-    memory = allocate<1>("what the variant has made before its kernel", q, {n_ints},
-                         aoti_torch_dtype_float32());
-  }
-  int const error =
-      kernel.row->run(*kernel.row, kernel.features, params, captured,
-                      memory ? static_cast<int*>(memory->mutable_data_ptr()) : nullptr,
-                      current_cuda_stream(device_index));
+  void* const stream = current_cuda_stream(device_index);
+  MadeMemory memory(kernel, params, captured, Promise{}, q, stream);
+  int const error = kernel.row->run(*kernel.row, kernel.features, params, captured, memory.data(),
+                                    memory.is_made(), stream);
   require_able(error == 0,
                "the kernel of the variant was not launched: ", kernel.library->error_string(error));
+  memory.launched();
 }
 
 }  // namespace

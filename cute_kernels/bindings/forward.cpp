@@ -11,6 +11,7 @@
 
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
+#include "cute_kernels/bindings/made_memory.h"
 #include "cute_kernels/bindings/tensors.h"
 #include "cute_kernels/host/call.h"
 #include "cute_kernels/host/cpu_forward.h"
@@ -160,18 +161,13 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);
-    int64_t const n_ints = kernel.row->n_ints(params);
-    std::optional<Tensor> memory;
-    if (n_ints > 0) {
-      memory = allocate<1>("what the variant has made before its kernel", q, {n_ints},
-                           aoti_torch_dtype_float32());
-    }
-    int const error =
-        kernel.row->run(*kernel.row, kernel.features, params, variant.arguments,
-                        memory ? static_cast<int*>(memory->mutable_data_ptr()) : nullptr,
-                        current_cuda_stream(device_index));
+    void* const stream = current_cuda_stream(device_index);
+    MadeMemory memory(kernel, params, variant.arguments, Promise{}, q, stream);
+    int const error = kernel.row->run(*kernel.row, kernel.features, params, variant.arguments,
+                                      memory.data(), memory.is_made(), stream);
     require_able(error == 0, "the kernel of the variant was not launched: ",
                  kernel.library->error_string(error));
+    memory.launched();
   }
   return outputs;
 }

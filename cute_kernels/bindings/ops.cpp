@@ -18,6 +18,7 @@
 #include "cute_kernels/host/extents.h"
 #include "cute_kernels/host/gradients.h"
 #include "cute_kernels/host/grid.h"
+#include "cute_kernels/host/made_store.h"
 #include "cute_kernels/host/names.h"
 #include "cute_kernels/host/select.h"
 #include "cute_kernels/host/select_backward.h"
@@ -103,6 +104,18 @@ void config_map(StableIValue* stack, uint64_t, uint64_t) { put_results(stack, co
 
 void load_tables(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, set_tuned_tables(Arguments(stack).take<std::string>()));
+}
+
+// How many bytes a device holds of what variants have made before their kernels, at most.
+void keep_made(StableIValue* stack, uint64_t, uint64_t) {
+  int64_t const most_bytes = Arguments(stack).take<int64_t>();
+  require(most_bytes >= 0, "most_bytes = ", most_bytes, ": expected at least 0");
+  made_store().set_most_bytes(most_bytes);
+}
+
+void held_of_made(StableIValue* stack, uint64_t, uint64_t) {
+  MadeStore::Held const held = made_store().held();
+  put_results(stack, held.entries, held.bytes);
 }
 
 // A problem without data, as the first arguments of an op.
@@ -335,6 +348,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
       "int smem_bytes, int ctas_per_sm, int rank) -> ()");
   m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
+  m.def("keep_made(int most_bytes) -> ()");
+  m.def("held_of_made() -> (int entries, int bytes)");
   m.def("last_refusal() -> str");
   m.def("parse_config(str text) -> str");
   m.def("load_tables(str text) -> int");
@@ -401,6 +416,8 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("load_cubin", pyflash::load_cubin_file);
   m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
+  m.impl("keep_made", pyflash::noted<pyflash::keep_made>);
+  m.impl("held_of_made", pyflash::held_of_made);
   m.impl("last_refusal", pyflash::last_refusal);
   m.impl("parse_config", pyflash::noted<pyflash::parse_config>);
   m.impl("load_tables", pyflash::load_tables);

@@ -17,16 +17,16 @@ int64_t query_lists_size(BackwardParams const& params, ListedProblem const& list
 
 // Launches what writes the lists at `memory`, where there are any.
 template <class Variant>
-cudaError_t make_query_lists(Makers const& makers, BlockLists& lists,
+cudaError_t make_query_lists(Making const& making, BlockLists& lists,
                              typename Variant::Params const& captured, BackwardParams const& params,
-                             ListedProblem const& listed, int* memory, cudaStream_t stream) {
+                             ListedProblem const& listed, int* memory) {
   lists = {};
   if (query_lists_size<Variant>(params, listed) == 0) {
     return cudaSuccess;
   }
   lists = query_lists<Variant>(listed);
   lists.data = memory;
-  return write_lists(makers, lists.n_lists(), lists.blocks, stream, captured, listed, lists);
+  return write_lists(making, lists.n_lists(), lists.blocks, captured, listed, lists);
 }
 
 // The ints of the order of tiles, where there is one.
@@ -41,21 +41,22 @@ int64_t order_size(BackwardParams const& params, ListedProblem const& listed, bo
 // say whether it takes an order of tiles.
 template <auto kConfig, class Variant, Makers const& kMakers>
 int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params,
-                  Arguments const& arguments, int* memory, void* stream) {
+                  Arguments const& arguments, int* memory, bool is_made, void* stream) {
   auto const on = static_cast<cudaStream_t>(stream);
+  Making const making{kMakers, on, is_made};
   auto const captured = Variant::params_of(arguments);
   ListedProblem const prepared = prepared_problem(params, kConfig.B_r, kConfig.B_c);
   ListedProblem const listed = gradient_problem(params, kConfig.B_r, kConfig.B_c);
   Made<Variant> made{{}, prepared_tables<Variant>(prepared, memory)};
-  cudaError_t error = make_prepared<Variant>(kMakers, captured, prepared, memory, on);
+  cudaError_t error = make_prepared<Variant>(making, captured, prepared, memory);
   memory += prepared_size<Variant>(prepared);
   if (error == cudaSuccess) {
-    error = make_query_lists<Variant>(kMakers, made.lists, captured, params, listed, memory, on);
+    error = make_query_lists<Variant>(making, made.lists, captured, params, listed, memory);
   }
   if (error == cudaSuccess &&
       order_size<Variant>(params, listed, takes_order(kConfig, params)) > 0) {
-    error = make_order(kMakers, made.order_of_tiles, KeyTileSort{made.lists},
-                       memory + query_lists_size<Variant>(params, listed), on);
+    error = make_order(making, made.order_of_tiles, KeyTileSort{made.lists},
+                       memory + query_lists_size<Variant>(params, listed));
   }
   if (error != cudaSuccess) {
     return error;
@@ -74,11 +75,15 @@ GradientRow make_variant_row(char const* key, ConfigMapRow<Backward> const& row)
   return {.key = key,
           .most_positions = Variant::kMostPositions,
           .row = row,
-          .n_ints = [](BackwardParams const& params) -> int64_t {
+          .makes_of_tensors = kMakesOfTensors<Variant>,
+          .made = [](BackwardParams const& params) -> MadeBefore {
             ListedProblem const listed = gradient_problem(params, kConfig.B_r, kConfig.B_c);
-            return prepared_size<Variant>(prepared_problem(params, kConfig.B_r, kConfig.B_c)) +
-                   query_lists_size<Variant>(params, listed) +
-                   order_size<Variant>(params, listed, takes_order(kConfig, params));
+            bool const has_order = takes_order(kConfig, params);
+            int64_t const n_ints =
+                prepared_size<Variant>(prepared_problem(params, kConfig.B_r, kConfig.B_c)) +
+                query_lists_size<Variant>(params, listed) +
+                order_size<Variant>(params, listed, has_order);
+            return made_before(listed, has_order, !params.deterministic, n_ints);
           },
           .run = run_gradients<kConfig, Variant, kMakers>};
 }

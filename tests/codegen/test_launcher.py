@@ -201,3 +201,38 @@ def test_without_rows_of_queries_nothing_is_launched(program, config):
         launched = [line for line in lines if line.startswith("launch")]
         assert lines[-1] == "returned 0"
         assert len(launched) == (batch * heads * seqlen_q > 0)
+
+
+NUMBER = ["is it captured", "its number", "stream 1234"]
+TAKE = ["640 bytes, stream 0x77: allocate", "timing 0: make an event"]
+USE = ["event 0x55, stream 0x77: record"]
+GIVE_BACK = ["event 0x55, stream 0x88: wait", "it, stream 0x88: free", "event 0x55: destroy"]
+
+
+def relaxed(calls: list[str]) -> list[str]:
+    return ["relaxed", *calls, "as before"]
+
+
+def test_memory_that_lasts_is_freed_after_its_last_use(program):
+    lines = asked(program, "lasting memory")
+    assert lines == [*NUMBER, *relaxed(TAKE), *USE, *USE, *relaxed(GIVE_BACK)]
+
+
+def test_no_memory_lasts_in_a_stream_that_captures(program, monkeypatch):
+    monkeypatch.setenv("CAPTURED", "1")
+    assert asked(program, "lasting memory") == NUMBER[:1]
+
+
+def test_errors_of_lasting_memory_are_forgotten(program, monkeypatch):
+    """A launch that follows would return them."""
+    forget = ["forget the error"]
+    for call, expected in {
+        "its number": [NUMBER[0], "its number fails", *forget],
+        "allocate": [*NUMBER, *relaxed([f"{TAKE[0]} fails", *forget])],
+        "make an event": [
+            *NUMBER,
+            *relaxed([TAKE[0], f"{TAKE[1]} fails", "it, stream 0x77: free", *forget]),
+        ],
+    }.items():
+        monkeypatch.setenv("FAILS", call)
+        assert asked(program, "lasting memory") == expected

@@ -1,11 +1,13 @@
 // The launcher of kernel libraries with a CUDA runtime that launches nothing: prints what it is asked for, a line each.
 //   PROGRAM SHORT_FORM BATCH HEADS HEADS_KV SEQLEN_Q SEQLEN_K NUM_SPLITS
+//   PROGRAM "lasting memory"
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 #include <variant>
 
 #include "cute_kernels/host/short_form.h"
@@ -117,6 +119,72 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t*, cudaLibrary_t, char const*) {
 
 char const* cudaGetErrorString(cudaError_t) { return "an error"; }
 
+// The call that FAILS names fails.
+cudaError_t answer(char const* call) {
+  char const* const failing = std::getenv("FAILS");
+  bool const fails = failing != nullptr && std::string_view(failing) == call;
+  std::printf("%s%s\n", call, fails ? " fails" : "");
+  return fails ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  bool const is_captured = std::getenv("CAPTURED") != nullptr;
+  *status = is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return answer("is it captured");
+}
+cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long* number) {
+  *number = 1234;
+  return answer("its number");
+}
+cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
+  *data = &q_element;
+  std::printf("%zu bytes, stream %p: ", bytes, (void*)stream);
+  return answer("allocate");
+}
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  std::printf("%s, stream %p: ", data == &q_element ? "it" : "nothing", (void*)stream);
+  return answer("free");
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = reinterpret_cast<cudaEvent_t>(0x55);
+  std::printf("timing %d: ", (flags & cudaEventDisableTiming) == 0);
+  return answer("make an event");
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  std::printf("event %p, stream %p: ", (void*)event, (void*)stream);
+  return answer("record");
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  std::printf("event %p, stream %p: ", (void*)event, (void*)stream);
+  return answer("wait");
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  std::printf("event %p: ", (void*)event);
+  return answer("destroy");
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  static cudaStreamCaptureMode of_thread = cudaStreamCaptureModeGlobal;
+  std::swap(*mode, of_thread);
+  return answer(of_thread == cudaStreamCaptureModeRelaxed ? "relaxed" : "as before");
+}
+cudaError_t cudaGetLastError() { return answer("forget the error"); }
+
+// Takes memory that lasts, notes two uses of it, and gives it back.
+void use_lasting_memory() {
+  auto const calls = pyflash::make_library({}).lasting_memory;
+  void* const stream = reinterpret_cast<void*>(0x77);
+  uint64_t number = 0;
+  if (calls.number_of(stream, &number) != 0) {
+    return;
+  }
+  std::printf("stream %d\n", int(number));
+  pyflash::LastingMemory memory;
+  if (calls.take(640, stream, &memory) == 0) {
+    calls.note_use(memory, stream);
+    calls.note_use(memory, stream);
+    calls.give_back(memory, reinterpret_cast<void*>(0x88));
+  }
+}
+
 int pyflash::list_tiles(ListedForwardParams const& params, DType, void* stream) {
   std::printf("list tiles of %d queries, stream %p\n", params.tile_queries, stream);
   return 0;
@@ -143,6 +211,10 @@ int pyflash::postprocess_backward(BackwardParams const&, DType, void*) { return 
 int main(int, char** argv) {
   using namespace pyflash;
   has_context = std::getenv("NO_CONTEXT") == nullptr;
+  if (std::string_view(argv[1]) == "lasting memory") {
+    use_lasting_memory();
+    return 0;
+  }
   ArchCtas const ctas{90, 2};
   OpKernels<Forward> const kernels = make_library({}).of<Forward>();
   ConfigMapRow<Forward> row{};

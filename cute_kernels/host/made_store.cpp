@@ -1,0 +1,156 @@
+#include "cute_kernels/host/made_store.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace pyflash {
+
+struct MadeStore::Use::Entry {
+  MadeKey key;
+  int64_t bytes;
+  LastingMemoryCalls calls;
+  LastingMemory memory{};
+  int users = 0;
+  bool is_forgotten = false;
+};
+
+MadeStore::Use::Use(Use&& other) noexcept
+    : store_(other.store_),
+      entry_(std::move(other.entry_)),
+      stream_(other.stream_),
+      is_made_(other.is_made_),
+      is_launched_(other.is_launched_) {}
+
+MadeStore::Use::~Use() {
+  if (entry_) {
+    store_->end(*this);
+  }
+}
+
+void* MadeStore::Use::data() const { return entry_->memory.data; }
+
+MadeStore::Use MadeStore::use(MadeKey const& key, int64_t bytes, LastingMemoryCalls const& calls,
+                              void* stream) {
+  Use use;
+  Entries leaving;
+  {
+    std::scoped_lock const lock(mutex_);
+    auto const found = std::find_if(entries_.begin(), entries_.end(), [&](auto const& entry) {
+      return !entry->is_forgotten && entry->bytes == bytes && entry->key == key;
+    });
+    if (found != entries_.end()) {
+      entries_.splice(entries_.begin(), entries_, found);
+      use.entry_ = *found;
+      use.is_made_ = true;
+      ++use.entry_->users;
+    } else {
+      bool const is_wanted = bytes <= std::min(kMostBytesOfEntry, most_bytes_) && was_seen(key);
+      leaving = make_room(key.device, is_wanted ? bytes : 0);
+      if (is_wanted && bytes_[key.device] + bytes <= most_bytes_) {
+        bytes_[key.device] += bytes;
+        use.entry_ = std::make_shared<Entry>(Entry{.key = key, .bytes = bytes, .calls = calls});
+      }
+    }
+  }
+  for (auto const& entry : leaving) {
+    entry->calls.give_back(entry->memory, stream);
+  }
+  use.store_ = this;
+  use.stream_ = stream;
+  if (use.entry_ && !use.is_made_ && calls.take(bytes, stream, &use.entry_->memory) != 0) {
+    std::scoped_lock const lock(mutex_);
+    bytes_[key.device] -= bytes;
+    use.entry_.reset();
+  }
+  return use;
+}
+
+bool MadeStore::was_seen(MadeKey const& key) {
+  auto const found = std::find(seen_.begin(), seen_.end(), key);
+  bool const was_seen = found != seen_.end();
+  if (was_seen) {
+    seen_.erase(found);
+  } else if (seen_.size() == kMostSeen) {
+    seen_.pop_back();
+  }
+  seen_.push_front(key);
+  return was_seen;
+}
+
+MadeStore::Entries MadeStore::make_room(int device, int64_t bytes) {
+  Entries leaving;
+  int64_t& held = bytes_[device];
+  auto const leave = [&](bool forgotten_alone) {
+    for (auto next = entries_.end(); next != entries_.begin();) {
+      auto const at = std::prev(next);
+      Entry const& entry = **at;
+      bool const may_leave = entry.key.device == device && entry.users == 0;
+      bool const is_asked = forgotten_alone ? entry.is_forgotten : held + bytes > most_bytes_;
+      if (may_leave && is_asked) {
+        held -= entry.bytes;
+        leaving.splice(leaving.begin(), entries_, at);
+      } else {
+        next = at;
+      }
+    }
+  };
+  leave(true);
+  leave(false);
+  return leaving;
+}
+
+void MadeStore::end(Use& use) {
+  Entry& entry = *use.entry_;
+  bool const is_noted = entry.calls.note_use(entry.memory, use.stream_) == 0;
+  {
+    std::scoped_lock const lock(mutex_);
+    if (use.is_made_) {
+      --entry.users;
+      if (!is_noted) {
+        // NOTE: nobody knows when its last use is over, so that it is never freed.
+        entries_.remove(use.entry_);
+      }
+      return;
+    }
+    // Another thread may have made the same for this stream.
+    bool const is_new = std::none_of(entries_.begin(), entries_.end(), [&](auto const& other) {
+      return !other->is_forgotten && other->bytes == entry.bytes && other->key == entry.key;
+    });
+    if (use.is_launched_ && is_noted && is_new) {
+      entries_.push_front(use.entry_);
+      return;
+    }
+    bytes_[entry.key.device] -= entry.bytes;
+  }
+  entry.calls.give_back(entry.memory, use.stream_);
+}
+
+void MadeStore::forget(int64_t promise) {
+  std::scoped_lock const lock(mutex_);
+  for (auto const& entry : entries_) {
+    entry->is_forgotten = entry->is_forgotten || (promise != 0 && entry->key.promise == promise);
+  }
+}
+
+void MadeStore::set_most_bytes(int64_t bytes) {
+  std::scoped_lock const lock(mutex_);
+  most_bytes_ = bytes;
+}
+
+MadeStore::Held MadeStore::held() const {
+  std::scoped_lock const lock(mutex_);
+  Held held{0, 0};
+  for (auto const& entry : entries_) {
+    ++held.entries;
+    held.bytes += entry->bytes;
+  }
+  return held;
+}
+
+MadeStore& made_store() {
+  static auto& store = *new MadeStore;  // streams and devices end before it would
+  return store;
+}
+
+}  // namespace pyflash
