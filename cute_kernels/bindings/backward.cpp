@@ -130,8 +130,9 @@ void run_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor co
 }
 
 void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor const& q,
-                        VariantCall const& variant, std::vector<TensorView> const& sums,
-                        std::vector<int64_t> const& summed, Options const& options) {
+                        VariantCall const& variant, std::vector<int64_t> const& promised,
+                        std::vector<TensorView> const& sums, std::vector<int64_t> const& summed,
+                        Options const& options) {
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
   auto const program = known_variant(variant.text);
@@ -142,7 +143,7 @@ void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, T
   params.set_shape(kernel.row->row.shape);
   auto const workspace = allocate_workspace<Backward>(q, params);
   void* const stream = current_cuda_stream(device_index);
-  MadeMemory memory(kernel, params, captured, Promise{}, q, stream);
+  MadeMemory memory(kernel, params, captured, Promise::of(promised, captured), q, stream);
   int const error = kernel.row->run(*kernel.row, kernel.features, params, captured, memory.data(),
                                     memory.is_made(), stream);
   require_able(error == 0,
@@ -185,10 +186,11 @@ void run_variant_backward(StableIValue* stack, uint64_t, uint64_t) {
                             .integers = arguments.take<std::vector<int64_t>>()};
   auto const sums = arguments.take_tensors("sums of a captured tensor");
   auto const summed = arguments.take<std::vector<int64_t>>();
+  auto const promised = arguments.take<std::vector<int64_t>>();
   call.forward.options = arguments.take_options();
   BackwardProblem const problem = backward_problem_of(call);
   run_variant_on_gpu(problem, gradients.placed(problem.params, call.forward), inputs.q, variant,
-                     sums, summed, call.forward.options);
+                     promised, sums, summed, call.forward.options);
 }
 
 }  // namespace pyflash

@@ -148,7 +148,7 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Ou
 
 // num_splits: one where none is asked for.
 Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& variant,
-                           std::string_view named) {
+                           Promise const& promise, std::string_view named) {
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
@@ -162,7 +162,7 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);
     void* const stream = current_cuda_stream(device_index);
-    MadeMemory memory(kernel, params, variant.arguments, Promise{}, q, stream);
+    MadeMemory memory(kernel, params, variant.arguments, promise, q, stream);
     int const error = kernel.row->run(*kernel.row, kernel.features, params, variant.arguments,
                                       memory.data(), memory.is_made(), stream);
     require_able(error == 0, "the kernel of the variant was not launched: ",
@@ -370,16 +370,19 @@ void forward_variant(StableIValue* stack) {
     call.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, *max_seqlen_q, *max_seqlen_k};
   }
   arguments.take<std::string>();  // whose kernels compute gradients: autograd's affair
+  auto const promised = arguments.take<std::vector<int64_t>>();
   call.options = arguments.take_options();
   // NOTE: a variant reads heads and positions, which the simplified problem of one query has no more.
   Problem problem = problem_as_asked(call);
   auto const program = known_variant(variant.text);
   CpuVariant const captured{*program,
                             check_variant(variant, *program, call.q.device, call.options)};
+  Promise const promise = Promise::of(promised, captured.arguments);
   Tensor const& q = arguments.tensor(0);
   bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
-  Outputs const outputs = on_gpu ? run_variant_on_gpu(problem, q, captured, call.options.config)
-                                 : run_on_cpu(problem, q, call.options.config, &captured);
+  Outputs const outputs =
+      on_gpu ? run_variant_on_gpu(problem, q, captured, promise, call.options.config)
+             : run_on_cpu(problem, q, call.options.config, &captured);
   put_results(stack, outputs.out, outputs.lse);
 }
 

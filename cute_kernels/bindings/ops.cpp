@@ -113,6 +113,10 @@ void keep_made(StableIValue* stack, uint64_t, uint64_t) {
   made_store().set_most_bytes(most_bytes);
 }
 
+void forget_made(StableIValue* stack, uint64_t, uint64_t) {
+  made_store().forget(Arguments(stack).take<int64_t>());
+}
+
 void held_of_made(StableIValue* stack, uint64_t, uint64_t) {
   MadeStore::Held const held = made_store().held();
   put_results(stack, held.entries, held.bytes);
@@ -333,7 +337,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
                        "SymInt[] integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
                        "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-                       "str backward=\"\"",
+                       "str backward=\"\", int[] promise=[]",
                        /*separator=*/"")  // torch's public autograd takes no tensors by name alone
             .c_str());
   m.def(
@@ -349,6 +353,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def("kernel_library_abi() -> str");
   m.def("config_map() -> str");
   m.def("keep_made(int most_bytes) -> ()");
+  m.def("forget_made(int promise) -> ()");
   m.def("held_of_made() -> (int entries, int bytes)");
   m.def("last_refusal() -> str");
   m.def("parse_config(str text) -> str");
@@ -372,7 +377,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   m.def(("run_variant_backward(" + of_backward +
          "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, str text, Tensor[] tensors, float[] reals, "
-         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, *, " +
+         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, int[] promise=[], *, " +
          options_schema() + ") -> ()")
             .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
@@ -417,6 +422,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {
   m.impl("kernel_library_abi", pyflash::library_abi);
   m.impl("config_map", pyflash::config_map);
   m.impl("keep_made", pyflash::noted<pyflash::keep_made>);
+  m.impl("forget_made", pyflash::forget_made);
   m.impl("held_of_made", pyflash::held_of_made);
   m.impl("last_refusal", pyflash::last_refusal);
   m.impl("parse_config", pyflash::noted<pyflash::parse_config>);

@@ -2,7 +2,19 @@
 
 #include <bit>
 
+#include "cute_kernels/host/errors.h"
+
 namespace pyflash {
+
+Promise Promise::of(std::vector<int64_t> const& numbers, variant::Arguments const& captured) {
+  if (numbers.empty()) {
+    return {};
+  }
+  size_t const n_tensors = captured.tensors.size();
+  require(numbers.size() == 1 + n_tensors, "promise has ", numbers.size(),
+          " numbers: expected its own and the versions of ", n_tensors, " tensors");
+  return {numbers[0], {numbers.begin() + 1, numbers.end()}};
+}
 
 std::optional<MadeKey> made_key(void const* row, bool makes_of_tensors, MadeBefore const& made,
                                 variant::Arguments const& captured, Promise const& promise) {

@@ -12,7 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyflash.config.words import shown
 from pyflash.op.flex_call import Blocks, flex_call, listed
-from pyflash.variant import Bound, trace
+from pyflash.variant import Bound, Node, trace
+from pyflash.variant.walk import postorder
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _OPTIONS = ("config", "num_splits", "compile", "backward", "deterministic")
@@ -154,8 +155,15 @@ def _listed_by(block_mask: Any, traced: Bound, query: Tensor, key: Tensor) -> Bo
     else:
         blocks = found.blocks
     variant = listed(traced, blocks)
+    if not _reads_tensors(traced.variant.score):
+        variant = variant.frozen()
     _LISTED[block_mask] = _Listed(lists, state, blocks, traced, variant)
     return variant
+
+
+def _reads_tensors(score: Node) -> bool:
+    """NOTE: who makes a block mask promises nothing of what a score function captures."""
+    return any(node.op == "load" and node.data.rank is not None for node in postorder(score))
 
 
 def _blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> Blocks:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyflash.config.words import shown, type_name
@@ -22,6 +23,9 @@ _DTYPES = {
 }
 
 
+_PROMISES = itertools.count(1)
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A variant and a number or tensor for each parameter, by name. Raises ValueError where one is
@@ -29,9 +33,31 @@ class Bound:
 
     variant: Variant
     values: Mapping[str, Any]
+    # Of this value alone, in this process; 0: it promises nothing.
+    promise: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_values(self.variant, self.values)
+
+    def frozen(self) -> Bound:
+        """The same, with the promise that its tensors stay as they are while it is used: what a GPU
+        makes of them before a kernel runs, such as lists of blocks, is made once and kept as long
+        as the value. A write that PyTorch counts (`tensor._version`) is seen nevertheless, and all
+        is made anew. Others are not: those through `.data`, of kernels that PyTorch knows nothing
+        of, and of replayed CUDA graphs; results are then those of the tensors as they were, or
+        partly so."""
+        made = Bound(self.variant, dict(self.values))
+        object.__setattr__(made, "promise", next(_PROMISES))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # NOTE: a copy has other tensors, or is of another process: its promise is another one.
+        return _copied, (self.variant, self.values, self.promise > 0)
+
+
+def _copied(variant: Variant, values: Mapping[str, Any], is_frozen: bool) -> Bound:
+    bound = Bound(variant, values)
+    return bound.frozen() if is_frozen else bound
 
 
 def check_values(variant: Variant, values: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pyflash.config.words import type_name
 from pyflash.variant import Bound, Variant, parse
@@ -73,7 +74,34 @@ def _captured_of_bound(bound: Bound) -> Captured:
     found = _BOUND.get(bound)
     if found is None:
         found = _BOUND[bound] = _in_places(_known(bound.variant), bound.values)
+        if bound.promise:
+            forget = weakref.finalize(bound, torch.ops.pyflash.forget_made, bound.promise)
+            forget.atexit = False
     return found
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def promise_of(variant: Variant | Bound | str, captured: Captured, q: Tensor) -> list[int]:
+    """The op's argument: the number of a value that is frozen, and the versions of its tensors; []
+    where it promises nothing, or `keeps_promises` does not hold."""
+    if not isinstance(variant, Bound) or not variant.promise or not keeps_promises(q):
+        return []
+    if _BOUND.get(variant) is not captured:  # other values came beside it
+        return []
+    return [variant.promise, *(-1 if x.is_inference() else x._version for x in captured.tensors)]
+
+
+def keeps_promises(q: Tensor) -> bool:
+    """Whether a call is one of real tensors. What is traced runs with others, and would have the
+    promise for a constant."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(q) in _PLAIN
+        and _get_current_dispatch_mode() is None
+        and not torch.jit.is_tracing()
+    )
 
 
 # The portable text, the names of all parameters, and those of the captured ones in their order, by

@@ -14,14 +14,16 @@ from pyflash.op.autograd import autocast
 from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refusal
 from pyflash.op.fake import check_forward
 from pyflash.op.options import OPTIONS, TENSORS
-from pyflash.op.variants.arguments import Captured, summed_of
+from pyflash.op.variants.arguments import Captured, keeps_promises, summed_of
 from pyflash.op.variants.kernels import bwd_variant_kernels
 from pyflash.op.variants.reference import gradients as gradients_of_formula
 
 _OP = torch.ops.pyflash.fwd_variant.default
 _NAMES = [argument.name for argument in _OP._schema.arguments]
-# The last input is the config of kernels that compute gradients, or "" for the formula.
-*_INPUTS, _CONFIG = _NAMES[: _NAMES.index(next(iter(OPTIONS)))]
+# The config of kernels that compute gradients, or "" for the formula.
+_CONFIG = "backward"
+_INPUTS = [name for name in _NAMES[: _NAMES.index(next(iter(OPTIONS)))] if name != _CONFIG]
+_PACKING = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 # The options on which gradients, or the kernels that compute them, depend.
 _IN_BACKWARD = [
     name
@@ -94,10 +96,10 @@ def _backward_kernels(
     given = dict(zip([*_INPUTS, *_IN_BACKWARD], arguments, strict=True))
     captured = Captured(given["text"], given["tensors"], given["reals"], given["integers"])
     options = {name: given[name] for name in _IN_BACKWARD if given[name] is not None}
-    packing = [given[name] for name in _INPUTS[_INPUTS.index("cu_seqlens_q") :]]
+    packing = [given[name] for name in _PACKING]
     return bwd_variant_kernels(
         grad_out, out, lse, given["q"], given["k"], given["v"], captured,
-        packing if packing[0] is not None else (), config, summed, **options,
+        packing if packing[0] is not None else (), config, summed, given["promise"], **options,
     )  # fmt: skip
 
 
@@ -145,7 +147,7 @@ def _gradients(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
     gradients["tensors"] = [dx if x.is_floating_point() else None for x, dx in rest]
     # NOTE: torch takes an empty list for one of tensors, and leaves out the last arguments that are
     # at their defaults.
-    gradients |= {name: [] for name in ("reals", "integers") if not kept[name]}
+    gradients |= {name: [] for name in ("reals", "integers", "promise") if not kept[name]}
     return tuple(gradients.get(name) for name in _NAMES[: len(ctx.needs_input_grad)])
 
 
@@ -155,8 +157,9 @@ def _by_kernels(
     """In the order of `bwd_variant`; of options and captured tensors that are not needed, None."""
     tensors, needed_of = kept["tensors"], ctx.needs_input_grad[_NAMES.index("tensors")]
     summed = summed_of(Captured(kept["text"], tensors, [], []), needed_of)
+    arguments = {**kept, "promise": kept["promise"] if keeps_promises(kept["q"]) else []}
     dq, dk, dv, *sums = torch.ops.pyflash.bwd_variant_kernels(
-        grad_out, *results, ctx.config, summed, *kept.values()
+        grad_out, *results, ctx.config, summed, *arguments.values()
     )
     yield from (dq, dk, dv)
     for name in _DIFFERENTIABLE:

@@ -13,7 +13,7 @@ from pyflash.op.autograd import below_autograd
 from pyflash.op.backward.choice import switch_is_on
 from pyflash.op.errors import call
 from pyflash.op.on_demand import is_asked
-from pyflash.op.variants.arguments import Captured, captured_of
+from pyflash.op.variants.arguments import Captured, captured_of, promise_of
 from pyflash.op.variants.gradients import REFERENCE, config_for
 from pyflash.op.variants.jit import ensure_built
 from pyflash.variant import Bound, Variant
@@ -39,16 +39,17 @@ def with_variant(
     if compiles:
         ensure_built(captured.text, arguments, q)
     positional = (*inputs, *captured, *(packing or _NO_PACKING))
+    promise = promise_of(variant, captured, q)
     if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
         config = ""  # of kernels of gradients; "": the formula
         if q.device.type == "cpu" or backward == REFERENCE:
             _refuse_sums_in_any_order(inputs, captured, arguments)
         else:
             config = config_for(q, captured, packing, arguments, compiles)
-        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, config, **arguments)
+        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, config, promise, **arguments)
     else:
         with below_autograd():
-            out, lse = call(torch.ops.pyflash.fwd_variant, *positional, **arguments)
+            out, lse = call(torch.ops.pyflash.fwd_variant, *positional, "", promise, **arguments)
     return (out, lse) if return_lse else out
 
 

@@ -35,10 +35,11 @@ def bwd_variant_kernels(
     packing: Sequence[Any],
     config: str,
     summed: Sequence[int],
+    promise: Sequence[int],
     **options: Any,
 ) -> list[Tensor]:
     """The gradients of q, k and v, and of the captured tensors `summed`, by their places. packing:
-    cu_seqlens and the longest lengths, or ()."""
+    cu_seqlens and the longest lengths, or (). promise: as the forward pass has it."""
     q, k, v = map(readable, (q, k, v))  # gradients lie as these
     # Nothing writes keys of a packed sequence behind max_seqlen_k, if it is longer than that.
     empty_like = torch.zeros_like if packing else torch.empty_like
@@ -48,7 +49,8 @@ def bwd_variant_kernels(
     run(
         torch.ops.pyflash.run_variant_backward,
         grad_out, out, lse, None, q, k, v, *(packing or PADDED), *gradients,
-        *captured, sums, list(summed), **{**options_in_backward(options), "config": config},
+        *captured, sums, list(summed), list(promise),
+        **{**options_in_backward(options), "config": config},
     )  # fmt: skip
     return [*gradients, *map(_like, sums, tensors)]
 
