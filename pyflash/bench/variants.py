@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pyflash.op.selection import Problem
 from pyflash.op.variants.arguments import captured_of
 from pyflash.op.variants.reference import expect, formula_of
 from pyflash.ui.variants import AskedVariant
-from pyflash.variant import Variant
+from pyflash.variant import Variant, bind
 from pyflash.variant import tiles as variant_tiles
 from pyflash.variant.expr import TRUE
 from pyflash.variant.text import expression_text
@@ -39,10 +40,11 @@ class Given:
         )
         return cls(asked.variant, asked.name, asked.tensors(of_problem, problem.device))
 
-    @property
+    @functools.cached_property
     def arguments(self) -> dict[str, Any]:
-        """What `attention` is called with."""
-        return {"variant": self.variant, "tensors": self.tensors}
+        """What `attention` is called with. Its mask is made once, as the block mask of
+        FlexAttention is."""
+        return {"variant": bind(self.variant, **self.tensors).frozen()}
 
     def expect(self, q: Tensor, k: Tensor, v: Tensor) -> Expected:
         return expect(q, k, v, **self.arguments)

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 from support.fake_library import ROOT, build_fake_library
+from support.graphs import names_of_kernels
 from support.problems import NO_MASK, Mask, Shape, inputs_and_expected, make_inputs
 from support.refusals import CASES
 from test_op_errors import assert_refused, moved
 
 import pyflash
 from pyflash import DType, Features, Problem, attention
-from pyflash.inspect.sass import demangle
 
 pytestmark = pytest.mark.gpu
 
@@ -158,11 +158,3 @@ def check_reason(selection, shape, causal):
     start = f"of {len(able)} configs built for FP16 with d_head 128 that run on sm_{major}{minor} "
     assert selection.reason.startswith(start)
     assert f"; its {n_blocks} blocks of keys {passes}" in selection.reason
-
-
-def names_of_kernels(call):
-    """The kernels that a call launches, demangled; [] where CUPTI may not trace."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    return [demangle(event.name) for event in profile.events()]

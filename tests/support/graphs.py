@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from pyflash.inspect.sass import demangle
+
 
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A CUDA graph of a call, and what it returns."""
@@ -61,3 +63,11 @@ def asked_of_cuda(call: Callable[[], Any]) -> list[str]:
         for event in on_host
         if event.name.startswith("cu") and mark.start <= event.time_range.start <= mark.end
     ]
+
+
+def names_of_kernels(call: Callable[[], Any]) -> list[str]:
+    """The kernels that a call launches, demangled; [] where CUPTI may not trace."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [demangle(event.name) for event in profile.events()]
