@@ -77,6 +77,21 @@ class Variant:
         return self._normal[0]
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Those of all parameters."""
+        return tuple(param.name for param in self.params)
+
+    @cached_property
+    def captured_names(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Those of the captured parameters: tensors, floats, integers."""
+        tensors, reals, integers = [], [], []
+        for param in self.captured:
+            is_real = param.kind.computed is F32
+            place = tensors if param.rank is not None else reals if is_real else integers
+            place.append(param.name)
+        return tuple(tensors), tuple(reals), tuple(integers)
+
+    @cached_property
     def _normal(self) -> tuple[tuple[Param, ...], Node, Node]:
         return normal_form(self.score, self.mask)
 

@@ -16,7 +16,6 @@ from pyflash.variant import Bound, Variant, parse
 from pyflash.variant.bound import check_values, is_symbol
 from pyflash.variant.library import named
 from pyflash.variant.parser import normal_of
-from pyflash.variant.scalars import F32
 from pyflash.variant.summed import differentiable
 
 
@@ -114,8 +113,9 @@ def _in_places(known: _Known, given: Mapping[str, Any]) -> Captured:
     return Captured(
         text,
         [given[name] for name in tensors],
-        [float(given[name]) for name in reals],
-        [_integer(given[name]) for name in integers],
+        # NOTE: a comprehension of nothing costs a call.
+        [float(given[name]) for name in reals] if reals else [],
+        [_integer(given[name]) for name in integers] if integers else [],
     )
 
 
@@ -134,13 +134,7 @@ def _known_of_text(text: str) -> _Known:
 
 
 def _known_of(value: Variant) -> _Known:
-    tensors, reals, integers = [], [], []
-    for param in value.captured:
-        is_real = param.kind.computed is F32
-        place = tensors if param.rank is not None else reals if is_real else integers
-        place.append(param.name)
-    names = tuple(param.name for param in value.params)
-    return value.portable, names, tuple(tensors), tuple(reals), tuple(integers)
+    return value.portable, value.names, *value.captured_names
 
 
 # NOTE: torch.compiler.assume_constant_result, without the second that it takes to import.
