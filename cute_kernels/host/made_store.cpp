@@ -12,6 +12,7 @@ struct MadeStore::Use::Entry {
   LastingMemoryCalls calls;
   LastingMemory memory{};
   int users = 0;
+  bool is_noted = false;  // all uses
   bool is_forgotten = false;
 };
 
@@ -20,6 +21,7 @@ MadeStore::Use::Use(Use&& other) noexcept
       entry_(std::move(other.entry_)),
       stream_(other.stream_),
       is_made_(other.is_made_),
+      is_noted_(other.is_noted_),
       is_launched_(other.is_launched_) {}
 
 MadeStore::Use::~Use() {
@@ -36,6 +38,7 @@ MadeStore::Use MadeStore::use(MadeKey const& key, int64_t bytes, LastingMemoryCa
   Entries leaving;
   {
     std::scoped_lock const lock(mutex_);
+    use.is_noted_ = has_several_streams(key);
     auto const found = std::find_if(entries_.begin(), entries_.end(), [&](auto const& entry) {
       return !entry->is_forgotten && entry->bytes == bytes && entry->key == key;
     });
@@ -46,7 +49,7 @@ MadeStore::Use MadeStore::use(MadeKey const& key, int64_t bytes, LastingMemoryCa
       ++use.entry_->users;
     } else {
       bool const is_wanted = bytes <= std::min(kMostBytesOfEntry, most_bytes_) && was_seen(key);
-      leaving = make_room(key.device, is_wanted ? bytes : 0);
+      leaving = make_room(key, is_wanted ? bytes : 0);
       if (is_wanted && bytes_[key.device] + bytes <= most_bytes_) {
         bytes_[key.device] += bytes;
         use.entry_ = std::make_shared<Entry>(Entry{.key = key, .bytes = bytes, .calls = calls});
@@ -78,14 +81,23 @@ bool MadeStore::was_seen(MadeKey const& key) {
   return was_seen;
 }
 
-MadeStore::Entries MadeStore::make_room(int device, int64_t bytes) {
+bool MadeStore::has_several_streams(MadeKey const& key) {
+  std::set<uint64_t>& streams = streams_[key.device];
+  if (streams.size() < 2) {
+    streams.insert(key.stream);
+  }
+  return streams.size() == 2;
+}
+
+MadeStore::Entries MadeStore::make_room(MadeKey const& key, int64_t bytes) {
   Entries leaving;
-  int64_t& held = bytes_[device];
+  int64_t& held = bytes_[key.device];
   auto const leave = [&](bool forgotten_alone) {
     for (auto next = entries_.end(); next != entries_.begin();) {
       auto const at = std::prev(next);
       Entry const& entry = **at;
-      bool const may_leave = entry.key.device == device && entry.users == 0;
+      bool const is_ordered = entry.is_noted || entry.key.stream == key.stream;
+      bool const may_leave = entry.key.device == key.device && entry.users == 0 && is_ordered;
       bool const is_asked = forgotten_alone ? entry.is_forgotten : held + bytes > most_bytes_;
       if (may_leave && is_asked) {
         held -= entry.bytes;
@@ -102,22 +114,19 @@ MadeStore::Entries MadeStore::make_room(int device, int64_t bytes) {
 
 void MadeStore::end(Use& use) {
   Entry& entry = *use.entry_;
-  bool const is_noted = entry.calls.note_use(entry.memory, use.stream_) == 0;
   {
     std::scoped_lock const lock(mutex_);
+    // NOTE: under the lock, so that a note is of all uses that ended before it.
+    entry.is_noted = use.is_noted_ && entry.calls.note_use(entry.memory, use.stream_) == 0;
     if (use.is_made_) {
       --entry.users;
-      if (!is_noted) {
-        // NOTE: nobody knows when its last use is over, so that it is never freed.
-        entries_.remove(use.entry_);
-      }
       return;
     }
     // Another thread may have made the same for this stream.
     bool const is_new = std::none_of(entries_.begin(), entries_.end(), [&](auto const& other) {
       return !other->is_forgotten && other->bytes == entry.bytes && other->key == entry.key;
     });
-    if (use.is_launched_ && is_noted && is_new) {
+    if (use.is_launched_ && is_new) {
       entries_.push_front(use.entry_);
       return;
     }

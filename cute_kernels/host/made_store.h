@@ -1,6 +1,6 @@
 // What variants have made before their kernels, kept for calls that need the same: of each device, the most recently used, within a
 // bound. It is kept from the second call on, so that lengths which come once cost no memory. Memory is for the stream that it was made
-// in, and for no other: what a stream has in order needs no waiting.
+// in, and for no other: what a stream has in order needs no waiting. Nor do notes of uses, where a device has one stream alone.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "cute_kernels/lasting_memory.h"
@@ -52,6 +53,7 @@ class MadeStore {
     std::shared_ptr<Entry> entry_;
     void* stream_ = nullptr;
     bool is_made_ = false;
+    bool is_noted_ = false;  // another stream may free it
     bool is_launched_ = false;
   };
 
@@ -59,10 +61,10 @@ class MadeStore {
   // device has none. The current device is the key's, `stream` is the key's and captures no graph.
   Use use(MadeKey const& key, int64_t bytes, LastingMemoryCalls const& calls, void* stream);
 
-  // Forgets what was made on a promise. It is freed by the next call of the device, since a stream is needed for that.
+  // Forgets what was made on a promise. It is freed by a later call of the device, since a stream is needed for that.
   void forget(int64_t promise);
 
-  // A device holds so much from now on, at most; what is more is freed by its next call.
+  // A device holds so much from now on, at most; what is more is freed by its later calls.
   void set_most_bytes(int64_t bytes);
 
   struct Held {
@@ -78,15 +80,17 @@ class MadeStore {
   static constexpr size_t kMostSeen = 64;
 
   bool was_seen(MadeKey const& key);
-  // Entries of a device that nobody uses leave the store, the ones of broken promises and then the oldest, until there is room for
-  // so many bytes.
-  Entries make_room(int device, int64_t bytes);
+  // Entries that nobody uses, and that a key's stream may free, leave the store: the forgotten ones, and then the oldest, until the
+  // key's device has room for so many bytes.
+  Entries make_room(MadeKey const& key, int64_t bytes);
+  bool has_several_streams(MadeKey const& key);
   void end(Use& use);
 
   mutable std::mutex mutex_;
-  Entries entries_;               // most recently used first
-  std::deque<MadeKey> seen_;      // that came once, newest first
-  std::map<int, int64_t> bytes_;  // of each device, with what is not made yet
+  Entries entries_;                            // most recently used first
+  std::deque<MadeKey> seen_;                   // that came once, newest first
+  std::map<int, int64_t> bytes_;               // of each device, with what is not made yet
+  std::map<int, std::set<uint64_t>> streams_;  // of each device, two at most
   int64_t most_bytes_ = kMostBytes;
 };
 

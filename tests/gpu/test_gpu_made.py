@@ -306,7 +306,7 @@ def test_scores_of_tensors_beside_masks_without_any():
 
 
 def test_streams_share_nothing():
-    streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.current_stream()]
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     counts = []
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
@@ -321,6 +321,10 @@ def test_streams_share_nothing():
 def test_streams_of_others_that_end():
     """A stream may have the handle of one before it."""
     runtime = torch.cuda.cudart()
+    check(CHUNKED, {"chunk": 90})  # of this stream: from now on there are several
+    pyflash.keep_masks(0)
+    check(CHUNKED, {"chunk": 90})
+    pyflash.keep_masks(DEFAULT)
     for i in range(6):
         handle = ctypes.c_void_p()
         runtime.cudaStreamCreate(ctypes.addressof(handle))

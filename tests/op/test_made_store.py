@@ -15,14 +15,14 @@ ERRORS = {
         "entries_.splice(entries_.begin(), entries_, found);",
         "if (!PLANTED(3)) entries_.splice(entries_.begin(), entries_, found);",
     ),
-    "freed in use": ("entry.users == 0;", "(PLANTED(4) || entry.users == 0);"),
+    "freed in use": ("entry.users == 0 &&", "(PLANTED(4) || entry.users == 0) &&"),
     "kept without a launch": ("if (use.is_launched_", "if ((PLANTED(5) || use.is_launched_)"),
-    "the same twice": ("is_noted && is_new", "is_noted && (PLANTED(6) || is_new)"),
+    "the same twice": ("&& is_new", "&& (PLANTED(6) || is_new)"),
     "freed for another device": (
-        "entry.key.device == device",
-        "(PLANTED(7) || entry.key.device == device)",
+        "entry.key.device == key.device",
+        "(PLANTED(7) || entry.key.device == key.device)",
     ),
-    "a use without a note": ("if (!is_noted)", "if (!is_noted && !PLANTED(8))"),
+    "a note that nobody needs": ("use.is_noted_ &&", "(PLANTED(8) || use.is_noted_) &&"),
     "forgotten though nobody promised": ("(promise != 0 &&", "((PLANTED(9) || promise != 0) &&"),
     "found though forgotten": (
         "return !entry->is_forgotten",
@@ -42,9 +42,14 @@ ERRORS = {
         "  entry.calls.give_back(entry.memory, use.stream_);",
         "  if (!PLANTED(15)) entry.calls.give_back(entry.memory, use.stream_);",
     ),
+    "freed for another stream": (
+        "entry.is_noted || entry.key.stream",
+        "PLANTED(16) || entry.is_noted || entry.key.stream",
+    ),
+    "noted though it was not": ("use.stream_) == 0", "use.stream_) == (PLANTED(17) ? 1 : 0)"),
     "counted though there is none": (
         "    bytes_[key.device] -= bytes;\n    use.entry_.reset();",
-        "    bytes_[key.device] -= PLANTED(16) ? 0 : bytes;\n    use.entry_.reset();",
+        "    bytes_[key.device] -= PLANTED(18) ? 0 : bytes;\n    use.entry_.reset();",
     ),
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ void check(bool holds, std::string const& what) {
 // A device whose allocations are numbers.
 std::set<intptr_t> alive;
 intptr_t n_taken = 0;
+int n_notes = 0;
 bool is_full = false;
 bool refuses_notes = false;
 
@@ -53,7 +54,8 @@ int take(int64_t, void*, LastingMemory* memory) {
 }
 int note_use(LastingMemory const& memory, void*) {
   std::scoped_lock const lock(device_mutex);
-  check(alive.count(reinterpret_cast<intptr_t>(memory.data)) == 1, "what is used is alive");
+  ++n_notes;
+  check(alive.count(reinterpret_cast<intptr_t>(memory.data)) == 1, "what is noted is alive");
   return refuses_notes ? 1 : 0;
 }
 int give_back(LastingMemory const& memory, void*) {
@@ -82,6 +84,14 @@ struct Call {
 // What became of a call: "own" memory of torch's, "new" memory that was made, or "found".
 std::string made(MadeStore& store, Call const& call, bool is_launched = true) {
   auto use = store.use(call.key, call.bytes, kCalls, call.stream());
+  auto const check_alive = [&] {
+    std::scoped_lock const lock(device_mutex);
+    check(!use || alive.count(reinterpret_cast<intptr_t>(use.data())) == 1,
+          "what is used is alive");
+  };
+  check_alive();
+  std::this_thread::yield();
+  check_alive();
   std::string const what = !use ? "own" : use.is_made() ? "found" : "new";
   if (is_launched && use) {
     use.launched();
@@ -210,13 +220,39 @@ void check_what_is_in_use() {
   }
   is_full = false;
   check(made(store, none) == "new", "is asked again, since nothing was taken");
+}
 
+// A stream frees what it made, and what others made and have noted.
+void check_streams() {
+  MadeStore store;
+  Call const a = Call::of(1), b = Call::of(2), other = Call::of(3, 0, 2);
+  int const before = n_notes;
+  keep(store, a);
+  keep(store, b);
+  check(n_notes == before, "one stream takes no notes");
+  Call const elsewhere = Call::of(4, 1, 2);
+  keep(store, elsewhere);
+  check(n_notes == before, "nor does one of each device");
+  keep(store, other);
+  check(n_notes > before, "two streams do");
+  check(made(store, b) == "found", "what is used is noted");
+  store.set_most_bytes(0);
+  made(store, Call::of(5, 0, 2));
+  check(store.held().entries == 2, "a stream frees its own, and what is noted");
+  check(made(store, a) == "found", "of another, nobody knows when it is over");
+  made(store, Call::of(5, 0, 2));
+  check(store.held().entries == 1, "until it is used again");
+
+  store.set_most_bytes(MadeStore::kMostBytes);
+  keep(store, a);
   refuses_notes = true;
-  size_t const held = alive.size();
-  check(made(store, none) == "found", "a use of which the device takes no note");
+  check(made(store, a) == "found", "a use of which the device takes no note");
   refuses_notes = false;
-  check(made(store, none) != "found" && alive.size() >= held,
-        "is forgotten, and not freed: nobody knows when it is over");
+  store.set_most_bytes(0);
+  made(store, Call::of(6, 0, 2));
+  check(store.held().entries == 2, "is over for nobody else");
+  made(store, Call::of(6));
+  check(store.held().entries == 1, "but for its own stream");
 }
 
 void check_promises() {
@@ -327,6 +363,7 @@ int main() {
   check_calls();
   check_bounds();
   check_what_is_in_use();
+  check_streams();
   check_promises();
   check_threads();
   check_keys();
