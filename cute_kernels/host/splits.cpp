@@ -39,7 +39,8 @@ Occupancy occupancy(SplitProblem const& problem, int n) {
   }
   double const merge = 1.7 + 0.0074 * static_cast<double>(n_ctas);
   for (int const on_sm : {1, 2}) {
-    if (problem.n_ctas <= clusters_that_fit(cluster, on_sm, problem.n_sms)) {
+    if (on_sm * int64_t(problem.n_sms) <= problem.n_slots &&
+        problem.n_ctas <= clusters_that_fit(cluster, on_sm, problem.n_sms)) {
       return {.on_sm = on_sm, .rounds = 1, .merge = merge};
     }
   }
