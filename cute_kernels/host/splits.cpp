@@ -39,7 +39,8 @@ Occupancy occupancy(SplitProblem const& problem, int n) {
   }
   double const merge = 1.7 + 0.0074 * static_cast<double>(n_ctas);
   for (int const on_sm : {1, 2}) {
-    if (problem.n_ctas <= clusters_that_fit(cluster, on_sm, problem.n_sms)) {
+    if (on_sm * int64_t(problem.n_sms) <= problem.n_slots &&
+        problem.n_ctas <= clusters_that_fit(cluster, on_sm, problem.n_sms)) {
       return {.on_sm = on_sm, .rounds = 1, .merge = merge};
     }
   }
@@ -85,13 +86,26 @@ Tiling tiling_of(Problem const& problem, TileShape const& shape) {
           .n_key_blocks = static_cast<int>(std::min(all, in_mask))};
 }
 
+namespace {
+
+// CTAs that share keys equally. Where no SM has more than one tile, one CTA has each SM alone: it reads as fast as two, and a tile is cut
+// into half as many parts, each of which the last one waits for.
+int count_shares(Tiling const& tiling, int n_sms, int64_t n_slots) {
+  return static_cast<int>(tiling.n_ctas <= n_sms ? n_sms : n_slots);
+}
+
+}  // namespace
+
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured) {
   auto const& params = problem.params;
   Tiling const tiling = tiling_of(problem, shape);
   int64_t const n_slots = int64_t(n_sms) * ctas_per_sm;
   if (problem.num_splits == kSplitsByLength) {
-    return {.tiling = tiling, .number = 1, .cluster = 1, .n_shares = static_cast<int>(n_slots)};
+    return {.tiling = tiling,
+            .number = 1,
+            .cluster = 1,
+            .n_shares = count_shares(tiling, n_sms, n_slots)};
   }
   if (problem.num_splits == kSplitsAtFixedKeys) {
     return {.tiling = tiling, .number = count_fixed_splits(params, shape, n_slots), .cluster = 1};

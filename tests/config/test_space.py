@@ -23,7 +23,7 @@ COUNTS = {
     "128,64": 16,
     "all": 55,
     "sm90": 24,
-    "head_dims": 28,
+    "head_dims": 30,
     "invariant": 26,
     "backward": 14,
     "backward_sm80": 18,

@@ -25,6 +25,7 @@ CONFIGS = [
         "(BF16, 128, 64, 64, 1): sm90+stages_3+overlap+rescale_threshold+pack_gqa",
         "(BF16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa",
         "(FP16, 64, 64, 64, 1): sm90+stages_3",
+        "(BF16, 256, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa",
     )
 ]
 MAX_CLUSTER = 16

@@ -72,7 +72,9 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
   }
 
   if (warpgroup == 0) {
-    device::registers_release<Traits::producer_registers(kFeatures)>();
+    if constexpr (Traits::kMovesRegisters) {
+      device::registers_release<Traits::producer_registers(kFeatures)>();
+    }
     if constexpr (kFeatures.equal_shares) {
       // What comes after may use what the kernel before reads and writes: this one ends after it. One CTA does, as others make
       // room for those that have not begun.
@@ -89,7 +91,9 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
       load_tiles<Traits, kFeatures, Variant>(params, smem, warp);
     }
   } else {
-    device::registers_claim<Traits::consumer_registers(kFeatures)>();
+    if constexpr (Traits::kMovesRegisters) {
+      device::registers_claim<Traits::consumer_registers(kFeatures)>();
+    }
     Consumer<Traits, kFeatures, Variant>(params, smem, warpgroup - 1).run();
   }
 }

@@ -14,6 +14,15 @@ constexpr int n_threads(FlashForwardSm90Config const& config) {
   return kWarpgroup * (1 + config.n_consumers);
 }
 
+// That share the registers of an SM: two of one consumer, or three, but one where a row of O takes as many of its threads' registers
+// as two leave each.
+constexpr int ctas_per_sm(FlashForwardSm90Config const& config) {
+  constexpr int kRegisters = 65536;
+  int const of_two = kRegisters / 2 / n_threads(config);
+  int const of_O = kMmaM * config.d_head / kWarpgroup;
+  return config.n_consumers > 1 || of_O >= of_two ? 1 : config.three_ctas ? 3 : 2;
+}
+
 // Columns of a slab of shared memory, which is a TMA box: 128 or 64 bytes.
 constexpr int slab_columns(FlashForwardSm90Config const& config) {
   return config.d_head % 64 == 0 ? 64 : 32;

@@ -47,11 +47,13 @@ struct KernelTraits {
       std::conditional_t<kConfig.dtype == DType::FP16, cutlass::half_t, cutlass::bfloat16_t>;
 
   // Roles: warpgroup 0 loads, with a warp each for Q, K and V; the others compute. Registers are moved to the latter. With
-  // one of them two CTAs share an SM, or three. The budgets are those of pyflash/config/sm90_forward/resources.py.
+  // one of them two CTAs share an SM, or three; but one has it alone where O takes half of the registers, and needs none that the
+  // loading threads have. The budgets are those of pyflash/config/sm90_forward/resources.py.
   static constexpr int kNThreads = n_threads(kConfig);
   static_assert(kNConsumers <= 4, "budgets and named barriers are for four at most");
   static_assert(!kConfig.three_ctas || kNConsumers == 1);
-  static constexpr int kCtasPerSm = kConfig.three_ctas ? 3 : kNConsumers == 1 ? 2 : 1;
+  static constexpr int kCtasPerSm = ctas_per_sm(kConfig);
+  static constexpr bool kMovesRegisters = kNConsumers > 1 || kCtasPerSm > 1;
   static constexpr int kProducerRegisters = kNConsumers >= 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kNConsumers == 4     ? 112
                                             : kNConsumers == 3   ? 160

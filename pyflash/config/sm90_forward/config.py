@@ -48,8 +48,11 @@ class FlashForwardSm90Config(KernelConfig):
 
     @property
     def ctas_per_sm(self) -> int:
-        """For which registers are shared out; shared memory may have room for fewer."""
-        return 1 if self.n_consumers > 1 else 3 if self.three_ctas else 2
+        """For which registers are shared out; shared memory may have room for fewer. Two would
+        leave each thread 128, which a row of O takes alone at d_head 256."""
+        if self.n_consumers > 1 or self.d_head >= 256:
+            return 1
+        return 3 if self.three_ctas else 2
 
     @property
     def n_threads(self) -> int:

@@ -1,7 +1,8 @@
 """The resource model of the SM90 forward family: what a config takes, before any compiler runs.
 
-CTAs with a single consumer are two to an SM, or three. Only the consumers' budget is tight: it
-holds accumulators and the softmax.
+CTAs with a single consumer are two to an SM, or three, and one at d_head 256, whose threads keep
+the registers that they begin with. Only the consumers' budget is tight: it holds accumulators and
+the softmax.
 """
 
 from __future__ import annotations

@@ -74,6 +74,9 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 96, 128, 128, 2): sm90+stages_2",
     "(FP16, 192, 128, 96, 2): sm90+stages_2",
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
+) + _of_each_dtype(
+    "overlap+persistent+rescale_threshold+pack_gqa",
+    "(FP16, 256, 64, 64, 1): sm90+stages_2",
 )
 
 # With a variant. Where it keeps nothing beside the scores, more consumers are faster. What scores
