@@ -67,6 +67,7 @@ def attend_paged(q: Tensor, k: Tensor, cache: Tensor, table: Tensor, ints: Tenso
     levels = [(table, ints, ints, 3), (table, ints, ints, 1)]
     assert_type(pyflash.attention_cascade(q[0], cache, cache, levels, causal=True), Tensor)
     assert_type(pyflash.merge_states(*state, *state), tuple[Tensor, Tensor])
+    pyflash.keep_masks(1 << 20)
     return pyflash.merge_states([state, state], out=out)[0]
 
 
