@@ -130,7 +130,8 @@ void run_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor co
 }
 
 void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, Tensor const& q,
-                        VariantCall const& variant, std::vector<int64_t> const& promised,
+                        VariantCall const& variant,
+                        std::optional<std::vector<int64_t>> const& promised,
                         std::vector<TensorView> const& sums, std::vector<int64_t> const& summed,
                         Options const& options) {
   int32_t const device_index = q.get_device_index();
@@ -186,7 +187,7 @@ void run_variant_backward(StableIValue* stack, uint64_t, uint64_t) {
                             .integers = arguments.take<std::vector<int64_t>>()};
   auto const sums = arguments.take_tensors("sums of a captured tensor");
   auto const summed = arguments.take<std::vector<int64_t>>();
-  auto const promised = arguments.take<std::vector<int64_t>>();
+  auto const promised = arguments.take<std::optional<std::vector<int64_t>>>();
   call.forward.options = arguments.take_options();
   BackwardProblem const problem = backward_problem_of(call);
   run_variant_on_gpu(problem, gradients.placed(problem.params, call.forward), inputs.q, variant,

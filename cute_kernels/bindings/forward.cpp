@@ -370,7 +370,7 @@ void forward_variant(StableIValue* stack) {
     call.packing = Packing{*cu_seqlens_q, *cu_seqlens_k, *max_seqlen_q, *max_seqlen_k};
   }
   arguments.take<std::string>();  // whose kernels compute gradients: autograd's affair
-  auto const promised = arguments.take<std::vector<int64_t>>();
+  auto const promised = arguments.take<std::optional<std::vector<int64_t>>>();
   call.options = arguments.take_options();
   // NOTE: a variant reads heads and positions, which the simplified problem of one query has no more.
   Problem problem = problem_as_asked(call);

@@ -337,7 +337,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
                        "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
                        "SymInt[] integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
                        "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-                       "str backward=\"\", int[] promise=[]",
+                       "str backward=\"\", int[]? promise=None",
                        /*separator=*/"")  // torch's public autograd takes no tensors by name alone
             .c_str());
   m.def(
@@ -377,7 +377,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
             .c_str());
   m.def(("run_variant_backward(" + of_backward +
          "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, str text, Tensor[] tensors, float[] reals, "
-         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, int[] promise=[], *, " +
+         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, int[]? promise=None, *, " +
          options_schema() + ") -> ()")
             .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")

@@ -6,14 +6,15 @@
 
 namespace pyflash {
 
-Promise Promise::of(std::vector<int64_t> const& numbers, variant::Arguments const& captured) {
-  if (numbers.empty()) {
+Promise Promise::of(std::optional<std::vector<int64_t>> const& numbers,
+                    variant::Arguments const& captured) {
+  if (!numbers) {
     return {};
   }
   size_t const n_tensors = captured.tensors.size();
-  require(numbers.size() == 1 + n_tensors, "promise has ", numbers.size(),
+  require(numbers->size() == 1 + n_tensors, "promise has ", numbers->size(),
           " numbers: expected its own and the versions of ", n_tensors, " tensors");
-  return {numbers[0], {numbers.begin() + 1, numbers.end()}};
+  return {numbers->front(), {numbers->begin() + 1, numbers->end()}};
 }
 
 std::optional<MadeKey> made_key(void const* row, bool makes_of_tensors, MadeBefore const& made,

@@ -17,7 +17,8 @@ struct Promise {
   std::vector<int64_t> versions;  // of the tensors, as torch counts writes
 
   // numbers: the number and the versions, or nothing. Refuses a version too few or too many.
-  static Promise of(std::vector<int64_t> const& numbers, variant::Arguments const& captured);
+  static Promise of(std::optional<std::vector<int64_t>> const& numbers,
+                    variant::Arguments const& captured);
 };
 
 // The key without device and stream; none, where what is made depends on memory of the device that nobody promises to leave as it

@@ -32,15 +32,15 @@ def inputs(**options):
     return torch.randn(3, 2, 9, 4, 64, **options).half().unbind()
 
 
-def promised(variant, q=None) -> list[int]:
+def promised(variant, q=None) -> list[int] | None:
     q = inputs()[0] if q is None else q
     return promise_of(variant, captured_of(variant, None), q)
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[list[int]]:
+def told(monkeypatch) -> list[list[int] | None]:
     """What the op is told, call by call."""
-    found: list[list[int]] = []
+    found: list[list[int] | None] = []
     run = variants_call.call
 
     def record(op, *arguments, **options):
@@ -57,7 +57,7 @@ def test_a_frozen_value_promises(told, needs_gradients):
     one, other = frozen(), frozen()
     plain = bind(PADDING, **one.values)
     results = [pyflash.attention(q, k, v, variant=x) for x in (one, one, other, plain)]
-    assert told == [[one.promise, 0], [one.promise, 0], [other.promise, 0], []]
+    assert told == [[one.promise, 0], [one.promise, 0], [other.promise, 0], None]
     assert 0 < one.promise < other.promise
     assert all(torch.equal(x, results[0]) for x in results)
     one.values["lengths"][1] = 3
@@ -71,7 +71,7 @@ def test_values_beside_it_promise_nothing(told):
     value = frozen()
     pyflash.attention(*inputs(), variant=value, tensors=dict(value.values))
     pyflash.attention(*inputs(), variant=PADDING, tensors=dict(value.values))
-    assert told == [[], []]
+    assert told == [None, None]
 
 
 def test_copies_promise_by_themselves():
@@ -101,17 +101,17 @@ def test_tensors_without_a_count_of_writes():
 
 def test_what_is_traced_promises_nothing():
     value, seen = frozen(), []
-    assert promised(value) != []
+    assert promised(value) is not None
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             return function(*args, **(kwargs or {}))
 
     with Mode():
-        assert promised(value, inputs()[0]) == []
+        assert promised(value, inputs()[0]) is None
     with FakeTensorMode():
         fake = torch.empty(2, 9, 4, 64)
-    assert promised(value, fake) == []
+    assert promised(value, fake) is None
 
     def run(q):
         seen.append(promised(value, q))
@@ -119,7 +119,7 @@ def test_what_is_traced_promises_nothing():
 
     make_fx(run)(inputs()[0])
     torch.jit.trace(run, inputs()[0], check_trace=False)
-    assert seen[:2] == [[], []]
+    assert seen[:2] == [None, None]
 
 
 def test_a_graph_of_torch_compile_has_no_promise():
@@ -170,7 +170,7 @@ def test_gradients_are_told(monkeypatch, keeps):
         )
         with Recorder():
             torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
-    assert given == [[7, 0] if keeps else []]
+    assert given == [[7, 0] if keeps else None]
 
 
 def test_a_promise_has_a_version_of_each_tensor():
@@ -204,7 +204,7 @@ def test_who_makes_a_block_mask_promises_what_it_captures(told):
     one, again, other, biased, no_mask = told
     assert one == again
     assert 0 < one[0] != other[0] > 0
-    assert biased == no_mask == []
+    assert biased is no_mask is None
     pyflash.flex_attention(*heads_first(), **calls[1])
     assert told[-1][0] > 0
 
@@ -215,9 +215,16 @@ def test_a_block_mask_whose_lists_are_written_promises_anew(told):
         pyflash.flex_attention(*heads_first(), block_mask=mask)
     mask.kv_num_blocks.zero_()
     pyflash.flex_attention(*heads_first(), block_mask=mask)
-    assert told[0] == told[1] != told[2] != []
+    assert told[0] == told[1] != told[2]
+    assert None not in told
 
 
 def test_a_traced_function_promises_nothing():
     lengths = torch.tensor([5, 7])
     assert trace(None, lambda b, h, q, k: k < lengths[b]).promise == 0
+
+
+def test_packages_of_aotinductor_can_hold_what_the_op_has_by_default():
+    """An empty list comes back from them as None."""
+    defaults = [x.default_value for x in torch.ops.pyflash.fwd_variant.default._schema.arguments]
+    assert [] not in defaults

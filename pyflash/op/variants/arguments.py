@@ -82,13 +82,13 @@ def _captured_of_bound(bound: Bound) -> Captured:
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def promise_of(variant: Variant | Bound | str, captured: Captured, q: Tensor) -> list[int]:
-    """The op's argument: the number of a value that is frozen, and the versions of its tensors; []
-    where it promises nothing, or `keeps_promises` does not hold."""
+def promise_of(variant: Variant | Bound | str, captured: Captured, q: Tensor) -> list[int] | None:
+    """The op's argument: the number of a value that is frozen, and the versions of its tensors;
+    None where it promises nothing, or `keeps_promises` does not hold."""
     if not isinstance(variant, Bound) or not variant.promise or not keeps_promises(q):
-        return []
+        return None
     if _BOUND.get(variant) is not captured:  # other values came beside it
-        return []
+        return None
     return [variant.promise, *(-1 if x.is_inference() else x._version for x in captured.tensors)]
 
 

@@ -147,7 +147,7 @@ def _gradients(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
     gradients["tensors"] = [dx if x.is_floating_point() else None for x, dx in rest]
     # NOTE: torch takes an empty list for one of tensors, and leaves out the last arguments that are
     # at their defaults.
-    gradients |= {name: [] for name in ("reals", "integers", "promise") if not kept[name]}
+    gradients |= {name: [] for name in ("reals", "integers") if not kept[name]}
     return tuple(gradients.get(name) for name in _NAMES[: len(ctx.needs_input_grad)])
 
 
@@ -157,7 +157,7 @@ def _by_kernels(
     """In the order of `bwd_variant`; of options and captured tensors that are not needed, None."""
     tensors, needed_of = kept["tensors"], ctx.needs_input_grad[_NAMES.index("tensors")]
     summed = summed_of(Captured(kept["text"], tensors, [], []), needed_of)
-    arguments = {**kept, "promise": kept["promise"] if keeps_promises(kept["q"]) else []}
+    arguments = {**kept, "promise": kept["promise"] if keeps_promises(kept["q"]) else None}
     dq, dk, dv, *sums = torch.ops.pyflash.bwd_variant_kernels(
         grad_out, *results, ctx.config, summed, *arguments.values()
     )

@@ -35,7 +35,7 @@ def bwd_variant_kernels(
     packing: Sequence[Any],
     config: str,
     summed: Sequence[int],
-    promise: Sequence[int],
+    promise: Sequence[int] | None,
     **options: Any,
 ) -> list[Tensor]:
     """The gradients of q, k and v, and of the captured tensors `summed`, by their places. packing:
@@ -49,7 +49,7 @@ def bwd_variant_kernels(
     run(
         torch.ops.pyflash.run_variant_backward,
         grad_out, out, lse, None, q, k, v, *(packing or PADDED), *gradients,
-        *captured, sums, list(summed), list(promise),
+        *captured, sums, list(summed), promise,
         **{**options_in_backward(options), "config": config},
     )  # fmt: skip
     return [*gradients, *map(_like, sums, tensors)]
