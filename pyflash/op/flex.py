@@ -39,7 +39,9 @@ def flex_attention(
     query is (batch, heads, seqlen_q, d_head), key and value are (batch, heads_kv, seqlen_k,
     d_head), float16 or bfloat16; d_head is a multiple of 8 up to 256, that of value too. A pair is
     shown if its block is listed in `block_mask`, and is listed as full or its `mask_mod` shows it.
-    Queries and keys are counted from the first: key 0 is at query 0.
+    Queries and keys are counted from the first: key 0 is at query 0. What `mask_mod` captures must
+    stay as it is while `block_mask` is used, but for writes that PyTorch counts
+    (docs/guides/kept-masks.md).
 
     kernel_options: "config", "num_splits" and "deterministic" as `pyflash.attention` takes them;
     "compile", True by default: on a GPU, the kernel is compiled if it is not built; "backward",
