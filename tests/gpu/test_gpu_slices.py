@@ -21,6 +21,7 @@ from pyflash.op.backward import kernels
 from pyflash.op.reference_gradients import expect_gradients
 from pyflash.op.variants import call as variant_call
 from pyflash.op.variants.jit import default_config
+from pyflash.variant import parse as parse_variant
 
 pytestmark = pytest.mark.gpu
 
@@ -231,9 +232,10 @@ def variant_config() -> str:
     """A config of the family that is built with the variant below, and a forward one."""
     major, minor = torch.cuda.get_device_capability()
     archs = nearest_archs([10 * major + minor])
-    library.load(build_with_variants([VARIANT], [default_config(DType.FP16, 64, archs[0])], archs))
+    variants = [parse_variant(VARIANT)]
+    library.load(build_with_variants(variants, [default_config(DType.FP16, 64, archs[0])], archs))
     config = parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_2")
-    library.load(build_with_variants([VARIANT], [config], archs))
+    library.load(build_with_variants(variants, [config], archs))
     return config.canonical().short_form()
 
 
