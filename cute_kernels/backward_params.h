@@ -269,7 +269,9 @@ struct BackwardParams : AttentionGradients {
   constexpr void set_shape(BackwardShape const& shape) {
     AttentionGradients::set_shape(shape);
     padded_k = int(blocked_key_sums().n_rows(batch));
-    divide(shape, kCtasAtATime, kBytesOfSlice);
+    // NOTE: where tiles differ in length, CTAs of few groups end long after each other.
+    bool const has_slices = group() == 1 || !tiles_differ();
+    divide(shape, kCtasAtATime, has_slices ? kBytesOfSlice : INT64_MAX);
   }
   // Divides heads into slices, and groups of query heads among CTAs. n_ctas: that run at a time. bytes: that the sums of a slice may
   // take.
@@ -324,11 +326,14 @@ struct BackwardParams : AttentionGradients {
       }
     }
   }
+  constexpr bool tiles_differ() const {
+    return mask.cuts_right() || mask.cuts_left() || k_sequences.is_packed();
+  }
   // NOTE: CTAs whose tiles differ in length are each at another query head. L2 does not hold Q, dO and the sums of dQ of many.
   constexpr void divide_groups(int n_ctas) {
     constexpr int kMostHeads = 2;  // that a CTA goes through where tiles differ
     constexpr int64_t kMost = (int64_t(1) << 31) - 1;
-    bool const differ = mask.cuts_right() || mask.cuts_left() || k_sequences.is_packed();
+    bool const differ = tiles_differ();
     int64_t const n_tiles = n_key_blocks() * heads_of_slice;
     int n = 1;
     while (n < group() &&

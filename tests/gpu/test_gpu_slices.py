@@ -194,12 +194,14 @@ def test_gradients_beside_float64(name, options, in_order):
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["any_order", "in_order"])
-@pytest.mark.parametrize("name", [*SIZES, *LONG])
+@pytest.mark.parametrize("name", [n for n in (*SIZES, *LONG) if n != "packed_groups"])
 def test_bytes_of_the_workspace(name, in_order):
     sizes = (SIZES | LONG)[name]
-    call = make(sizes, "causal")
+    # Groups are sliced where their tiles are alike.
+    options = "causal" if sizes.heads == sizes.heads_kv else "full"
+    call = make(sizes, options)
     results = call.forward()
-    for config in configs_for(sizes, "causal"):
+    for config in configs_for(sizes, options):
         call.gradients(config, results, in_order)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
