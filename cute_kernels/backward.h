@@ -27,9 +27,9 @@ struct Backward {
 
   // params: with the shape of a config.
   static constexpr std::array<Buffer<BackwardParams>, 7> workspace(BackwardParams const& params) {
-    int64_t const n_rows = params.n_workspace_rows();
+    int64_t const n_rows = params.n_slice_rows();
     return {
-        {{&BackwardParams::dq_sum, params.n_sum_rows() * params.columns},
+        {{&BackwardParams::dq_sum, params.n_slice_sum_rows() * params.columns},
          {&BackwardParams::lse2, n_rows},
          {&BackwardParams::minus_delta, n_rows},
          {&BackwardParams::turns, params.deterministic ? n_rows * params.columns / kSumsOfTurn : 0},

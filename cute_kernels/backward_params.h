@@ -53,6 +53,7 @@ struct BackwardShape {
   bool lanes_are_neighbours = false;  // in the sums of dQ
   bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
   bool divides_groups = false;        // CTAs may divide the query heads of a group
+  bool runs_slices = false;  // of heads, one after another, whose sums have the same memory
   // The time of a column, beside that of the SM90 family where both run: selection takes the least columns times this.
   int slowness = 1;
 };
@@ -68,6 +69,8 @@ inline constexpr int kSumsOfTurn = 1024;
 inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
 inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
+// What the sums of a slice of heads may take.
+inline constexpr int64_t kBytesOfSlice = 64 << 20;
 // That add to the sums of a query head for a block of keys.
 inline constexpr int kMostCtasOfBlock = 2;
 
@@ -254,25 +257,84 @@ struct BackwardParams : AttentionGradients {
   // they lie: sm80/backward/key_sums.h.
   float* dkv_sum;
 
+  // Heads of k and v, counted through all batches, that the kernels run for: a slice of them, one slice after another, in the same
+  // workspace. NOTE: its rows are numbered through all heads, and pointers to it are those of the first head's rows, which other slices
+  // have.
+  int first_head_of_slice;
+  int heads_of_slice;  // before a slice is chosen: of each but the last, which may have fewer
+
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_key_sums() const {
     return {k_sequences, larger(block_k, kQueriesOfPiece)};
   }
   constexpr void set_shape(BackwardShape const& shape) {
     AttentionGradients::set_shape(shape);
     padded_k = int(blocked_key_sums().n_rows(batch));
-    ctas_of_group = 1;
+    // NOTE: where tiles differ in length, CTAs of few groups end long after each other.
+    bool const has_slices = group() == 1 || !tiles_differ();
+    divide(shape, kCtasAtATime, has_slices ? kBytesOfSlice : INT64_MAX);
+  }
+  // Divides heads into slices, and groups of query heads among CTAs. n_ctas: that run at a time. bytes: that the sums of a slice may
+  // take.
+  constexpr void divide(BackwardShape const& shape, int n_ctas, int64_t bytes) {
     // Deterministic kernels add dK and dV up in registers, in the order of the heads.
-    if (shape.divides_groups && !deterministic) {
-      divide_groups(kCtasAtATime);
+    int const most_ctas = shape.divides_groups && !deterministic ? group() : 1;
+    first_head_of_slice = 0;
+    heads_of_slice = int(n_heads_of_keys());
+    ctas_of_group = 1;
+    int64_t const least = 2 * int64_t(n_ctas) / most_ctas;  // tiles of a slice
+    if (shape.runs_slices) {
+      limit_slice(least, bytes);
+    }
+    if (most_ctas > 1) {
+      divide_groups(n_ctas);
+    }
+    if (shape.runs_slices && ctas_of_group > 1) {  // there are sums of dK and dV, too
+      limit_slice(least, bytes);
+      divide_groups(n_ctas);
+    }
+    if (heads_of_slice < n_heads_of_keys()) {
+      fill_rounds(n_ctas);
     }
   }
-  // n_ctas: that run at a time.
+  // To the heads whose sums take `bytes`, or to those that have `least` tiles.
+  constexpr void limit_slice(int64_t least, int64_t bytes) {
+    int64_t const key_rows = ctas_of_group > 1 ? 2 * int64_t(padded_k) : 0;
+    int64_t const bytes_of_head =
+        (int64_t(group()) * padded_q + key_rows) * columns * int(sizeof(float));
+    int64_t const n_tiles = n_key_blocks();
+    int64_t n = bytes_of_head > 0 ? bytes / bytes_of_head : n_heads_of_keys();
+    int64_t const of_least = n_tiles > 0 ? least / n_tiles : 1;
+    n = n > of_least ? n : of_least;
+    n = n > 1 ? n : 1;
+    heads_of_slice = int(n < heads_of_slice ? n : heads_of_slice);
+  }
+  // Takes heads from slices where this makes fewer rounds of CTAs: those of a slice end before the next one begins. A slice costs a
+  // sixteenth of a round beside. Where it has many rounds, no more than one of them is at stake.
+  constexpr void fill_rounds(int n_ctas) {
+    int64_t const all = n_heads_of_keys();
+    int64_t const n_tiles = n_key_blocks() * ctas_of_group;  // of a head
+    constexpr int kManyRounds = 32;
+    int64_t rounds = heads_of_slice * n_tiles / n_ctas;
+    auto const cost = [&](int64_t n) {
+      return all / n * (16 * ceil_div(n * n_tiles, n_ctas) + 1) +
+             (all % n > 0 ? 16 * ceil_div(all % n * n_tiles, n_ctas) + 1 : 0);
+    };
+    for (rounds = rounds < kManyRounds ? rounds : 0; rounds > 0; --rounds) {
+      int64_t const n = rounds * n_ctas / n_tiles;
+      if (n > 0 && cost(n) < cost(heads_of_slice)) {
+        heads_of_slice = int(n);
+      }
+    }
+  }
+  constexpr bool tiles_differ() const {
+    return mask.cuts_right() || mask.cuts_left() || k_sequences.is_packed();
+  }
   // NOTE: CTAs whose tiles differ in length are each at another query head. L2 does not hold Q, dO and the sums of dQ of many.
   constexpr void divide_groups(int n_ctas) {
     constexpr int kMostHeads = 2;  // that a CTA goes through where tiles differ
     constexpr int64_t kMost = (int64_t(1) << 31) - 1;
-    bool const differ = mask.cuts_right() || mask.cuts_left() || k_sequences.is_packed();
-    int64_t const n_tiles = n_key_blocks() * n_heads_of_keys();
+    bool const differ = tiles_differ();
+    int64_t const n_tiles = n_key_blocks() * heads_of_slice;
     int n = 1;
     while (n < group() &&
            ((differ && group() > kMostHeads * n) || n_tiles * n < 2 * int64_t(n_ctas))) {
@@ -285,10 +347,45 @@ struct BackwardParams : AttentionGradients {
     ctas_of_group = has_numbers ? n : 1;
   }
 
-  // The rows of the sums of dK, and of those of dV.
-  PYFLASH_HOST_DEVICE constexpr int n_key_rows() const {
-    return ctas_of_group > 1 ? int(n_heads_of_keys()) * padded_k : 0;
+  constexpr int n_slices() const {
+    return heads_of_slice > 0 ? int(ceil_div(n_heads_of_keys(), heads_of_slice)) : 1;
   }
+  // The i-th of them.
+  constexpr BackwardParams slice(int i) const {
+    BackwardParams params = *this;
+    params.first_head_of_slice = i * heads_of_slice;
+    params.heads_of_slice =
+        smaller(heads_of_slice, int(n_heads_of_keys()) - params.first_head_of_slice);
+    int64_t const rows = int64_t(params.first_head_of_slice) * group() * padded_q;
+    params.lse2 -= rows;
+    params.minus_delta -= rows;
+    params.dq_sum -= rows * columns;
+    if (deterministic) {
+      params.turns -= rows * columns / kSumsOfTurn;
+    }
+    if (n_key_rows() > 0) {
+      params.dkv_sum -= int64_t(params.first_key_row()) * columns;
+    }
+    return params;
+  }
+
+  // The rows of the workspace that a slice has, and how many come before them.
+  PYFLASH_HOST_DEVICE constexpr int64_t n_slice_rows() const {
+    return int64_t(heads_of_slice) * group() * padded_q;
+  }
+  PYFLASH_HOST_DEVICE constexpr int first_slice_row() const {
+    return first_head_of_slice * group() * padded_q;
+  }
+  // Those that have sums of dQ.
+  PYFLASH_HOST_DEVICE constexpr int64_t n_slice_sum_rows() const {
+    return recycles_sums() ? n_sum_rows() : n_slice_rows();
+  }
+
+  // The rows of the sums of dK of a slice, and of those of dV, and how many come before them.
+  PYFLASH_HOST_DEVICE constexpr int n_key_rows() const {
+    return ctas_of_group > 1 ? heads_of_slice * padded_k : 0;
+  }
+  PYFLASH_HOST_DEVICE constexpr int first_key_row() const { return first_head_of_slice * padded_k; }
   // Pieces of kQueriesOfPiece rows of both.
   PYFLASH_HOST_DEVICE constexpr int n_key_pieces() const {
     return n_key_rows() / kQueriesOfPiece * 2;

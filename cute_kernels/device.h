@@ -123,6 +123,21 @@ CUTE_DEVICE float2 unpack2(uint32_t pair, cutlass::bfloat16_t) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
+// p - p t^2 of two p and two t, with t^2 rounded: two instructions, since a product and a difference become one. NOTE: of bf16 ptxas
+// negates no operand of an fma for nothing.
+CUTE_DEVICE uint32_t less_square(uint32_t p, uint32_t t, cutlass::half_t) {
+  __half2 const& of_p = reinterpret_cast<__half2 const&>(p);
+  __half2 const& of_t = reinterpret_cast<__half2 const&>(t);
+  __half2 const less = __hsub2(of_p, __hmul2(__hmul2(of_t, of_t), of_p));
+  return reinterpret_cast<uint32_t const&>(less);
+}
+CUTE_DEVICE uint32_t less_square(uint32_t p, uint32_t t, cutlass::bfloat16_t) {
+  __nv_bfloat162 const& of_p = reinterpret_cast<__nv_bfloat162 const&>(p);
+  __nv_bfloat162 const& of_t = reinterpret_cast<__nv_bfloat162 const&>(t);
+  __nv_bfloat162 const less = __hsub2(of_p, __hmul2(__hmul2(of_t, of_t), of_p));
+  return reinterpret_cast<uint32_t const&>(less);
+}
+
 // Each bit is what at least two of the three have.
 CUTE_DEVICE uint32_t majority(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t bits;
@@ -349,6 +364,12 @@ uint32_t pack2(float lo, float hi, cutlass::half_t);
 uint32_t pack2(float lo, float hi, cutlass::bfloat16_t);
 float2 unpack2(uint32_t pair, cutlass::half_t);
 float2 unpack2(uint32_t pair, cutlass::bfloat16_t);
+template <class Element>
+uint32_t less_square(uint32_t p, uint32_t t, Element) {
+  float2 const of_p = unpack2(p, Element{}), of_t = unpack2(t, Element{});
+  float2 const squares = unpack2(pack2(of_t.x * of_t.x, of_t.y * of_t.y, Element{}), Element{});
+  return pack2(fma(-squares.x, of_p.x, of_p.x), fma(-squares.y, of_p.y, of_p.y), Element{});
+}
 uint32_t unpack_e4m3(uint32_t pair, cutlass::half_t);
 uint32_t unpack_e4m3(uint32_t pair, cutlass::bfloat16_t);
 template <bool kUpper, class Element>

@@ -120,20 +120,22 @@ char const* error_string(int error) { return cudaGetErrorString(static_cast<cuda
 template <class Op>
 int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params const& params,
         void* stream) {
-  for (auto const& phase : Op::kPhases) {
-    if (phase.is_needed != nullptr && !phase.is_needed(params)) {
-      continue;
+  return run_slices(params, [&](typename Op::Params const& slice) -> int {
+    for (auto const& phase : Op::kPhases) {
+      if (phase.is_needed != nullptr && !phase.is_needed(slice)) {
+        continue;
+      }
+      auto const launch_own = [&](auto const& config) -> int {
+        return launch_kernel(kernel, config, row, slice, static_cast<cudaStream_t>(stream));
+      };
+      int const error = phase.launch != nullptr ? phase.launch(slice, row.dtype, stream)
+                                                : std::visit(launch_own, row.config);
+      if (error != cudaSuccess) {
+        return error;
+      }
     }
-    auto const launch_own = [&](auto const& config) -> int {
-      return launch_kernel(kernel, config, row, params, static_cast<cudaStream_t>(stream));
-    };
-    int const error = phase.launch != nullptr ? phase.launch(params, row.dtype, stream)
-                                              : std::visit(launch_own, row.config);
-    if (error != cudaSuccess) {
-      return error;
-    }
-  }
-  return cudaSuccess;
+    return cudaSuccess;
+  });
 }
 
 template <class Op>

@@ -25,6 +25,21 @@ struct Phase {
   int (*launch)(Params const& params, DType dtype, void* stream) = nullptr;  // a cudaError_t
 };
 
+// Calls run(params) for each slice of a problem, of an op that runs problems in slices, else for all of it. Returns its first error.
+template <class Params, class Run>
+int run_slices(Params const& params, Run const& run) {
+  if constexpr (requires { params.slice(0); }) {
+    for (int i = 0; i < params.n_slices(); ++i) {
+      if (int const error = run(params.slice(i))) {
+        return error;
+      }
+    }
+    return 0;
+  } else {
+    return run(params);
+  }
+}
+
 // A part of an op's workspace.
 template <class Params>
 struct Buffer {

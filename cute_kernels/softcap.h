@@ -36,6 +36,29 @@ CUTE_DEVICE float capped_slope_of_two(Softcap const& softcap, float score) {
   return softcap.linear_of_two * (score * score) + softcap.constant_of_two;
 }
 
+// tanh(inner * score) by three terms of the series, as accurate as tanh is where |score| is at most `largest`.
+struct TanhOfSmall {
+  float largest;
+  float constant, linear, quadratic;
+
+  CUTE_DEVICE explicit TanhOfSmall(Softcap const& softcap) {
+    constexpr float kLeast = 1e-37f, kMost = 1e37f;
+    float const magnitude = fabsf(softcap.quadratic);
+    // NOTE: where a term underflows, no score is small.
+    largest = kLeast < magnitude && magnitude < kMost ? softcap.largest : -1.f;
+    // Terms are those of exponents.
+    float const over = device::reciprocal(softcap.outer);
+    constant = softcap.constant * over;
+    linear = softcap.linear * over;
+    quadratic = softcap.quadratic * over;
+  }
+
+  CUTE_DEVICE float operator()(float score) const {
+    float const square = score * score;
+    return score * ((quadratic * square + linear) * square + constant);
+  }
+};
+
 // To exponents, whatever the scores are. Masked ones stay -inf.
 template <class Scores>
 CUTE_DEVICE void cap_scores(Softcap const& softcap, Scores& scores) {

@@ -21,10 +21,10 @@ inline constexpr int kPreprocessThreads = 256;
 
 // CTAs of the kernels before and after the main one, behind those of the pieces of keys.
 constexpr int64_t n_query_pieces(BackwardParams const& problem) {
-  return problem.n_workspace_rows() / kQueriesOfPiece;
+  return problem.n_slice_rows() / kQueriesOfPiece;
 }
 constexpr int64_t n_sum_pieces(BackwardParams const& problem) {
-  return problem.n_sum_rows() / kQueriesOfPiece;
+  return problem.n_slice_sum_rows() / kQueriesOfPiece;
 }
 
 // The piece of queries that a CTA of a kernel before or after the main one has.
@@ -36,8 +36,10 @@ struct QueryPiece {
   Rows queries;  // of the sequence
   int sequence;
 
-  CUTE_DEVICE static QueryPiece of(AttentionGradients const& problem, int index) {
+  // index: below n_query_pieces.
+  CUTE_DEVICE static QueryPiece of(BackwardParams const& problem, int index) {
     int const n_pieces = problem.padded_q / kQueriesOfPiece;
+    index += problem.first_slice_row() / kQueriesOfPiece;
     int const rest = index / n_pieces;
     return of(problem, rest / problem.heads, rest % problem.heads,
               index % n_pieces * kQueriesOfPiece);
@@ -222,8 +224,8 @@ CUTE_DEVICE void preprocess_cta(BackwardParams const& problem) {
   device::launch_dependents();
   int const n_key_pieces = problem.n_key_pieces();
   if (device::block_idx() < n_key_pieces) {
-    clear_sums<kColumns>(problem.dkv_sum +
-                         int64_t(device::block_idx()) * kQueriesOfPiece * kColumns);
+    int const row = problem.first_key_row() + device::block_idx() * kQueriesOfPiece;
+    clear_sums<kColumns>(problem.dkv_sum + int64_t(row) * kColumns);
     return;
   }
   QueryPiece const piece = QueryPiece::of(problem, device::block_idx() - n_key_pieces);

@@ -44,9 +44,7 @@ class BackwardRun final : public Run {
     if (kernel_.backward->shape.recycles_sums && !params_.deterministic) {
       params_.set_heads_with_sums(n_resident(), 0);
     }
-    if (kernel_.backward->shape.divides_groups && !params_.deterministic) {
-      params_.divide_groups(n_resident());
-    }
+    params_.divide(kernel_.backward->shape, n_resident(), 0);
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }
@@ -62,11 +60,12 @@ class BackwardRun final : public Run {
     params_.dv = outputs[2];
   }
 
-  int n_phases() const override { return EmulatedBackward::kPhases; }
+  // Those of each slice of heads, one slice after another.
+  int n_phases() const override { return EmulatedBackward::kPhases * params_.n_slices(); }
   int own_phase() const override { return kOwn; }
   char const* phase_name(int phase) const override {
     constexpr char const* kNames[] = {"preprocess", "main", "postprocess"};
-    return kNames[phase];
+    return kNames[phase % EmulatedBackward::kPhases];
   }
 
  private:
@@ -75,7 +74,7 @@ class BackwardRun final : public Run {
            Run::takes_tensor(name);
   }
   EmulatedKernel const& kernel_of(int phase) const override {
-    return *kernel_.backward->kernels[phase];
+    return *kernel_.backward->kernels[phase % EmulatedBackward::kPhases];
   }
 
   // NOTE: not zeros: the kernels find whatever memory held.
@@ -86,8 +85,11 @@ class BackwardRun final : public Run {
     }
   }
 
-  Launch launch_of(int phase, Emulator& emulator) override {
+  Launch launch_of(int phase_of_all, Emulator& emulator) override {
+    int const slice = phase_of_all / EmulatedBackward::kPhases;
+    int const phase = phase_of_all % EmulatedBackward::kPhases;
     BackwardParams params = params_;
+    auto const in_use = Backward::workspace(params.slice(slice));
     variant::Arguments arguments = captured();
     arguments.host_starts_q = params.q_sequences.starts;
     arguments.host_starts_k = params.k_sequences.starts;
@@ -106,7 +108,7 @@ class BackwardRun final : public Run {
                   Role::kInput);
     };
     auto const workspace = [&](float*& pointer, char const* name, size_t buffer, Role role) {
-      mapping.map(name, pointer, 4, {{int64_t(workspace_[buffer].size()), 1}}, role);
+      mapping.map(name, pointer, 4, {{in_use[buffer].n_elements, 1}}, role);
     };
     for (auto const& [name, starts] : {std::pair("cu_seqlens_q", &params.q_sequences.starts),
                                        std::pair("cu_seqlens_k", &params.k_sequences.starts)}) {
@@ -122,10 +124,11 @@ class BackwardRun final : public Run {
       workspace(params.added, "added", 5, phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
     bool const is_packed = params.q_sequences.is_packed();
-    // Role of what the sequences of a tensor have all rows of, or only some.
+    // Role of what the sequences of a tensor have all rows of, and a slice all heads, or only some.
     auto const of_rows = [&](Sequences const& sequences) {
-      bool const has_all = !is_packed || (sequences.starts[0] <= 0 &&
-                                          sequences.starts[params.batch] >= sequences.total);
+      bool const has_all = params_.n_slices() == 1 &&
+                           (!is_packed || (sequences.starts[0] <= 0 &&
+                                           sequences.starts[params.batch] >= sequences.total));
       return has_all && phase != kBefore ? Role::kOutput : Role::kPartialOutput;
     };
     if (params.sorts_key_blocks() && phase != kAfter) {
@@ -172,7 +175,7 @@ class BackwardRun final : public Run {
         mapping.map("captured", arguments.sums_of[i], 4, {{size, 1}}, Role::kAccumulator);
       }
     }
-    return kernel_.backward->launch(phase, params, arguments, n_resident());
+    return kernel_.backward->launch(phase, params.slice(slice), arguments, n_resident());
   }
 
   BackwardParams params_{};

@@ -61,12 +61,14 @@ int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params
   if (error != cudaSuccess) {
     return error;
   }
-  if (int const failed = preprocess_backward(params, kConfig.dtype, stream)) {
-    return failed;
-  }
-  error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured, made,
-                                  on);
-  return error != cudaSuccess ? error : postprocess_backward(params, kConfig.dtype, stream);
+  return run_slices(params, [&](BackwardParams const& slice) -> int {
+    if (int const failed = preprocess_backward(slice, kConfig.dtype, stream)) {
+      return failed;
+    }
+    cudaError_t const launched = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row,
+                                                         slice, captured, made, on);
+    return launched != cudaSuccess ? launched : postprocess_backward(slice, kConfig.dtype, stream);
+  });
 }
 
 // The row of a config whose plain row is `row`.

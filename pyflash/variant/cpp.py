@@ -15,6 +15,7 @@ from pyflash.variant.cpp_expressions import TYPES, enclosed, floats_of, statemen
 from pyflash.variant.derivative import ONE, derivative
 from pyflash.variant.expr import SCORE, TRUE, Node, Param, index
 from pyflash.variant.interval import MAX_POSITION
+from pyflash.variant.line import line_of
 from pyflash.variant.stages import (
     ALIGNED,
     APART,
@@ -138,6 +139,7 @@ def _struct_of(variant: Variant, name: str, has_slope: bool, places: tuple[int, 
         lines += ["", *emitter.stage(stage)]
     lines += ["", *emitter.streaming()]
     lines += ["", *(emitter.score_and_slope() if has_slope else emitter.score())]
+    lines += [] if has_slope else ["", *emitter.line()]
     lines += emitter.sums(sums)
     lines += ["", "  // Whether the mask shows a pair."]
     lines += [*emitter.of_pair("bool counts", [emitter.stages.mask], "", _only)]
@@ -375,6 +377,35 @@ class _Emitter:
     def score(self) -> list[str]:
         """The score function; `raw` is to be scaled first."""
         return self._score("float score", [], _only)
+
+    def line(self) -> list[str]:
+        """Whether the score function adds a line to the score, its slope, and what it is at a
+        pair."""
+        line = line_of(self.stages)
+        lines = [f"  static constexpr bool kAddsLine = {str(line is not None).lower()};"]
+        if line is None:
+            return lines
+        sign = "-" if line.is_subtracted else ""
+        before, (slope,) = statements([line.slope], self._names_of(Stage.UNIFORM))
+        field = self.names[line.value]
+        stage = self.stages.of[line.value]
+        at = {Stage.COLUMN: "first, offset", Stage.DISTANCE: "first - q, offset"}[stage]
+        computed = (
+            f"{_SCOPES[stage]}(params, lengths, prepared, uniform, b, h, {at}).{_member(field)}"
+        )
+        return [
+            *lines,
+            "  static PYFLASH_HOST_DEVICE float slope_of_line(",
+            f"      {_OPERANDS}, Uniform const& uniform, int b, int h) {{",
+            *before,
+            f"    return {sign}{enclosed(slope)};",
+            "  }",
+            "  static PYFLASH_HOST_DEVICE float added_line(",
+            f"      {_OPERANDS}, Prepared const& prepared, Uniform const& uniform, int b, int h,",
+            "      int q, int first, int offset) {",
+            f"    return {sign}{computed};",
+            "  }",
+        ]
 
     def score_and_slope(self) -> list[str]:
         """The score function and its slope by the scaled score."""

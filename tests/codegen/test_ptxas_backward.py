@@ -46,3 +46,29 @@ def test_what_the_model_predicts_is_what_ptxas_takes(kernels, config):
         most = 0 if config in named_set("backward") else 32  # bytes, beyond what the model tells
         assert predicted.spill_predicted or kernel["spill_store_bytes"] <= most
         assert kernel["static_smem_bytes"] == 0
+
+
+# Of each loop the first config: capped scores take branches of their own.
+CAPPED = [
+    next(c for c in named_set("backward") if (c.dtype.name, c.d_head) == ("BF16", d_head))
+    for d_head in (64, 128, 192)
+]
+
+
+@pytest.fixture(scope="module")
+def capped(uncaptured):
+    """By config, its object and the records of its kernels with softcap."""
+    try:
+        find_nvcc()
+    except CudaError as error:
+        pytest.skip(str(error))
+    requests = [Request(config, ("right_window+softcap",)) for config in CAPPED]
+    with uncaptured():
+        return compile_together([requests[::2], requests[1::2]], SM90)
+
+
+@pytest.mark.parametrize("config", CAPPED, ids=str)
+def test_capped_scores_spill_nothing_and_leave_mmas_in_flight(capped, config):
+    compilation, (kernel,) = capped[config]
+    assert kernel["spill_store_bytes"] == 0
+    assert "wgmma.mma_async instructions are serialized" not in compilation.log.read_text()

@@ -41,6 +41,10 @@ SHAPES = {
     "softcap": Shape(1, 2, 1, 200, 150, 8, {"softcap": 0.5}),
     "softcap_and_causal": Shape(1, 1, 1, 197, 300, options={"softcap": 2.0, "causal": True}),
     "high_softcap": Shape(1, 1, 1, 130, 140, options={"softcap": 50.0, "softmax_scale": 1.0}),
+    "softcap_of_small_scores": Shape(1, 2, 1, 200, 150, 8, {"softcap": 30.0}),
+    "softcap_of_some_small_scores": Shape(
+        1, 1, 1, 197, 300, options={"softcap": 12.0, "causal": True}
+    ),
     "slopes": Shape(1, 2, 1, 197, 300, options={"alibi_slopes": torch.tensor([0.1, 0.5])}),
     "slopes_of_batches": Shape(
         2, 2, 2, 150, 130, options={"alibi_slopes": torch.rand(2, 2), "causal": True}

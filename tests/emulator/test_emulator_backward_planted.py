@@ -32,6 +32,10 @@ PROBLEMS = {
     "cluster": Shape(1, 4, 1, 141, 130, options={"causal": True}),
     "recycled": Shape(4, 2, 1, 141, 173),
     "softcap": Shape(1, 1, 1, 150, 150, options={"causal": True, "softcap": 1.0}),
+    "large_scores": Shape(1, 1, 1, 300, 300, options={"causal": True, "softcap": 1.0}),
+    "small_scores": Shape(
+        1, 1, 1, 300, 300, options={"causal": True, "softcap": 7.0, "softmax_scale": 0.03}
+    ),
     "slopes": Shape(
         1, 2, 1, 90, 150, options={"causal": True, "alibi_slopes": torch.tensor([0.2, 0.6])}
     ),

@@ -66,7 +66,13 @@ PROBLEMS = {
     ),
     "deterministic": Shape(1, 1, 1, 200, 200, options={"causal": True}),
     "groups": Shape(1, 4, 2, 90, 150, options={"causal": True}),
+    "slices": Shape(2, 4, 2, 90, 150, options={"causal": True}),
 }
+
+
+def resident_ctas_of(problem: str) -> int:
+    """Few where there are to be slices."""
+    return 3 if problem == "slices" else 132
 
 
 @functools.cache
@@ -158,6 +164,49 @@ def test_ctas_divide_the_heads_of_a_group(planted_libraries, case):
     assert report.n_ctas == tiles * 12 // n_heads
 
 
+# With CTAs that run at a time, slices of heads: whether dQ is summed in one order, and the heads of
+# K and V of the first slice, of 64 keys a tile.
+SLICES = {
+    "across sequences": (Shape(2, 3, 3, 97, 130), 3, False, 2),
+    "fewer heads in the last": (Shape(1, 5, 5, 70, 130, 8, {"causal": True}), 3, False, 2),
+    "groups": (Shape(2, 6, 3, 70, 130), 6, False, 2),
+    "divided groups": (Shape(1, 12, 6, 70, 130, options={"causal": True}), 6, False, 2),
+    "in order": (Shape(2, 6, 3, 97, 130, options={"causal": True}), 3, True, 2),
+    "softcap": (Shape(3, 1, 1, 97, 130, options={"softcap": 1.5}), 1, False, 1),
+    "slopes": (
+        Shape(2, 2, 2, 97, 130, options={"alibi_slopes": torch.tensor([[0.1, 0.5], [0.2, 0.9]])}),
+        1, False, 1,
+    ),
+    "packed": (Packed(4, 4, (70, 20), (60, 70)), 4, False, 2),
+    "packed groups": (
+        Packed(6, 3, (70, 1, 33), (50, 40, 33), options={"causal": True}), 5, True, 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SLICES)
+def test_slices_of_heads_have_their_sums_in_the_same_memory(planted_libraries, case):
+    problem, resident_ctas, in_order, n_heads = SLICES[case]
+    one, others = (
+        run(planted_libraries, "two_tiles", problem, ORDERS[2], in_order, resident)
+        for resident in (resident_ctas, 1000)
+    )
+    for _, errors, report in (one, others):
+        report.check()
+        assert report.completed
+        assert errors == {}
+    # The report is that of the first slice.
+    of_slice, of_all = one[2].n_ctas, others[2].n_ctas
+    group = problem.heads // problem.heads_kv
+    all_heads = problem.heads_kv * (1 if isinstance(problem, Packed) else problem.batch)
+    divided = 1 if in_order else group  # by all CTAs that there are
+    assert of_all % (divided * all_heads) == 0
+    assert of_slice in (of_all // divided // all_heads * n_heads * n for n in range(1, group + 1))
+    assert n_heads < all_heads
+    if in_order:
+        assert all(torch.equal(a, b) for a, b in zip(one[0], others[0], strict=True))
+
+
 @pytest.mark.parametrize("nan_sequence", range(3))
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_neighbour_of_nan_changes_nothing(planted_libraries, config, nan_sequence):
@@ -181,7 +230,9 @@ def test_deterministic_gradients_have_the_same_bits(planted_libraries, config):
 def test_nothing_is_found_while_no_bug_is_on(planted_libraries, config, problem):
     order = ORDERS[list(PROBLEMS).index(problem) % len(ORDERS)]
     shape, in_turn = PROBLEMS[problem], problem == "deterministic"
-    _, errors, report = run(planted_libraries, config, shape, order, in_turn)
+    _, errors, report = run(
+        planted_libraries, config, shape, order, in_turn, resident_ctas_of(problem)
+    )
     report.check()
     assert errors == {}
 
@@ -193,6 +244,7 @@ def test_a_bug_is_found(planted_libraries, bug: Bug):
             _, errors, report = run(
                 planted_libraries, config, PROBLEMS[bug.problem], order,
                 deterministic=bug.problem == "deterministic",
+                resident_ctas=resident_ctas_of(bug.problem),
             )  # fmt: skip
         for finding in bug.found:
             assert finding.is_in(report.findings), f"{finding}:\n" + "\n".join(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.planted.planting import build_planted, is_right, switched_on
-from support.planted.usual_scores import BUGS, PLANTED
+from support.planted.usual_scores import BUGS, BUGS_OF_LINES, LINE, PLANTED
 from torch import Tensor
 
 import pyflash
@@ -79,28 +79,37 @@ def test_it_is_its_formula(name, config, late):
         expect(*qkv, variant=variant, tensors=tensors).check(out, lse)
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
+# Bugs of each variant that they are planted beside.
+GROUPS = {PLANTED: BUGS, LINE: BUGS_OF_LINES}
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=["scores", "lines"])
+def planted(request, tmp_path_factory):
+    text = request.param
     root = tmp_path_factory.mktemp("planted_usual_scores")
     config = {"pingpong": parse_config(PINGPONG)}
-    return build_planted(BUGS, config, root, variant=parse(PLANTED).normal)["pingpong"]
+    built = build_planted(GROUPS[text], config, root, variant=parse(text).normal)
+    return text, built["pingpong"]
 
 
-def is_wrong(library, name: str) -> bool:
-    qkv, tensors = problem_of(PLANTED, 300, 512, late=name == "late")
+def is_wrong(text: str, library, name: str) -> bool:
+    qkv, tensors = problem_of(text, 300, 512, late=name == "late")
     out, lse, report = run_library(
-        library, tuple(qkv), parse_config(PINGPONG), captured=captured_of(PLANTED, tensors), seed=1
+        library, tuple(qkv), parse_config(PINGPONG), captured=captured_of(text, tensors), seed=1
     )
-    expected = expect(*qkv, variant=parse(PLANTED), tensors=tensors)
+    expected = expect(*qkv, variant=parse(text), tensors=tensors)
     return bool(report.findings) or not is_right(expected, out, lse)
 
 
 @pytest.mark.parametrize("name", ["all", "late"])
 def test_nothing_is_wrong_while_no_bug_is_on(planted, name):
-    assert not is_wrong(planted, name)
+    assert not is_wrong(*planted, name)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=str)
-def test_a_bug_is_found(planted, bug):
-    with switched_on(BUGS, bug, planted):
-        assert is_wrong(planted, bug.problem)
+def test_bugs_are_found(planted):
+    text, library = planted
+    missed = []
+    for bug in GROUPS[text]:
+        with switched_on(GROUPS[text], bug, library):
+            missed += [] if is_wrong(text, library, bug.problem) else [str(bug)]
+    assert not missed

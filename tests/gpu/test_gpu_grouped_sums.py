@@ -5,11 +5,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.gpu_calls import built_for
-from support.gpu_kernels import skip_without_kernels_for
+from support.gpu_kernels import sm80_backward_configs
 
-from pyflash.config import DType
-from pyflash.config.backward import BackwardFeatures
 from pyflash.op.backward import kernels
 
 pytestmark = pytest.mark.gpu
@@ -39,21 +36,6 @@ OPTIONS = {
     "window": {"window_left": 150, "window_right": 0},
     "softcap": {"causal": True, "softcap": 20.0},
 }
-
-
-def configs_of(d_head: int) -> list[str]:
-    """Those of the family with bf16 and these columns that are built, with deterministic kernels;
-    skips without any."""
-    skip_without_kernels_for(d_head)
-    known = built_for(BackwardFeatures(deterministic=True), "backward")  # others take dropout alone
-    found = [
-        str(c)
-        for c in known
-        if c.family.name == "sm80_backward" and c.dtype == DType.BF16 and c.d_head == d_head
-    ]
-    if not found:
-        pytest.skip(f"no config of the SM80 backward with d_head {d_head} is built")
-    return found
 
 
 def make(sizes: Sizes, d_head: int, options):
@@ -88,7 +70,7 @@ def make(sizes: Sizes, d_head: int, options):
 def test_as_summed_in_registers(name, options, d_head):
     """Deterministic kernels go through all heads of a group in a CTA. The others run several times,
     since CTAs that add in another order may find a fault that one order hides."""
-    for config in configs_of(d_head):
+    for config in sm80_backward_configs(d_head):
         inputs, packing = make(SIZES[name], d_head, OPTIONS[options])
         call = {"packing": packing, "config": config, **OPTIONS[options]}
         torch.use_deterministic_algorithms(True)
@@ -105,7 +87,7 @@ def test_as_summed_in_registers(name, options, d_head):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_bytes_of_the_workspace(deterministic):
     sizes, d_head = SIZES["groups_of_8"], 128
-    config = configs_of(d_head)[0]
+    config = sm80_backward_configs(d_head)[0]
     inputs, _ = make(sizes, d_head, {"causal": True})
     torch.use_deterministic_algorithms(deterministic)
     try:

@@ -10,6 +10,7 @@ from support.gpu_calls import built_for
 from torch import Tensor
 
 from pyflash import Features
+from pyflash.config import DType
 from pyflash.config.backward import BackwardFeatures
 from pyflash.op.backward import cuda, kernels
 
@@ -27,6 +28,22 @@ def skip_without_kernels_for(d_head: int) -> None:
     for features, name in ((BackwardFeatures(), "backward"), (Features(), "forward")):
         if not any(config.d_head >= d_head for config in built_for(features, name)):
             pytest.skip(f"no kernels of op {name} with d_head {d_head} are built")
+
+
+def sm80_backward_configs(d_head: int, **features: bool) -> list[str]:
+    """Those of the family with bf16 and these columns that are built, with deterministic kernels;
+    skips without any."""
+    skip_without_kernels_for(d_head)
+    # NOTE: others take dropout alone.
+    known = built_for(BackwardFeatures(deterministic=True, **features), "backward")
+    found = [
+        str(c)
+        for c in known
+        if c.family.name == "sm80_backward" and c.dtype == DType.BF16 and c.d_head == d_head
+    ]
+    if not found:
+        pytest.skip(f"no such config of the SM80 backward with d_head {d_head} is built")
+    return found
 
 
 def forbid_borrowed(monkeypatch: pytest.MonkeyPatch) -> None:

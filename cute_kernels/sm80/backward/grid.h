@@ -7,9 +7,9 @@
 
 namespace pyflash::sm80::backward {
 
-// For each block of keys of each head of K and V, a CTA or as many as divide its query heads, all in grid.x.
+// For each block of keys of each head of K and V of a slice, a CTA or as many as divide its query heads, all in grid.x.
 inline int64_t n_ctas(FlashBackwardKernelConfig const& config, BackwardParams const& problem) {
-  return n_key_blocks(problem, config.B_c) * problem.n_heads_of_keys() * problem.ctas_of_group;
+  return n_key_blocks(problem, config.B_c) * problem.heads_of_slice * problem.ctas_of_group;
 }
 
 inline char const* refusal(FlashBackwardKernelConfig const& config, BackwardParams const& problem) {

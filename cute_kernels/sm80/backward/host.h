@@ -13,6 +13,7 @@ constexpr BackwardShape tile_shape(FlashBackwardKernelConfig const& config) {
           .d_head = config.d_head,
           .lanes_are_neighbours = true,
           .divides_groups = true,
+          .runs_slices = true,
           .slowness = 2};
 }
 

@@ -82,12 +82,14 @@ struct KeyPiece {
   // index: below n_key_pieces.
   CUTE_DEVICE static KeyPiece of(BackwardParams const& problem, int index) {
     int const n_pieces = problem.padded_k / kQueriesOfPiece;  // of a head
-    int const n_heads = int(problem.n_heads_of_keys());
-    int const head = index / n_pieces;  // of both
-    KeyPiece piece{
-        .tile = {.problem = problem}, .of_dV = head >= n_heads, .row = index * kQueriesOfPiece};
-    piece.tile.head_kv = head % n_heads % problem.heads_kv;
-    piece.tile.batch = head % n_heads / problem.heads_kv;
+    int const n_heads = problem.heads_of_slice;
+    int const of_both = index / n_pieces;
+    KeyPiece piece{.tile = {.problem = problem},
+                   .of_dV = of_both >= n_heads,
+                   .row = problem.first_key_row() + index * kQueriesOfPiece};
+    int const head = problem.first_head_of_slice + of_both % n_heads;
+    piece.tile.head_kv = head % problem.heads_kv;
+    piece.tile.batch = head / problem.heads_kv;
     piece.tile.find_sequence(index % n_pieces * kQueriesOfPiece, problem.blocked_key_sums().block);
     return piece;
   }

@@ -38,7 +38,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   int head = device::block_idx() / n_blocks;
   if constexpr (kFeatures.right_window) {
     constexpr int kL2Rows = (32 << 20) / (Traits::kHeadDim * (2 * 2 + int(sizeof(float))));
-    int const n_heads = int(problem.n_heads_of_keys()) * n_parts;
+    int const n_heads = problem.heads_of_slice * n_parts;
     int const rows = max(problem.q_sequences.tensor_rows(), 1);
     int const in_L2 = kL2Rows / rows / (problem.heads / problem.heads_kv / n_parts);
     int const per_section = max(min(in_L2, n_heads), 1);
@@ -53,7 +53,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
   }
   Tile<kFeatures> tile{.problem = problem};
   int const part = head % n_parts;
-  head /= n_parts;
+  head = head / n_parts + problem.first_head_of_slice;
   tile.head_kv = head % problem.heads_kv;
   tile.batch = head / problem.heads_kv;
   tile.take_heads(part, n_parts);

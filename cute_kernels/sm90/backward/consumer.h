@@ -277,9 +277,10 @@ struct Consumer {
 
   // dS^T of dP^T - delta and of the operand P^T, which dV may be reading.
   CUTE_DEVICE void store_dS(AccS& acc_dP, Blocks const& block) {
-    scores.seeded_to_dS(tdVrP, acc_dP);
     if constexpr (kPacksSlopes) {
-      scores.apply_slopes(slopes, acc_dP);
+      scores.seeded_to_dS(slopes, acc_dP);
+    } else {
+      scores.seeded_to_dS(tdVrP, acc_dP);
     }
     if constexpr (variant::kHasSums<Variant>) {
       scores.sum_captured(acc_dP, acc_dP, block, sums_captured(block));  // of no score that is kept

@@ -56,7 +56,21 @@ struct Scores {
       return;
     }
     if constexpr (kFeatures.softcap) {
-      return cap(P, operand, lse2, m_block);
+      Tensor pairs = recast<uint32_t>(operand);
+      // NOTE: in place: where branches make operands, ptxas serialises the MMAs of the overlapped loop.
+      TanhOfSmall const of_small(problem.softcap);
+      if (are_small(P, of_small.largest, m_block)) {
+        to_tanh_of_small(P, of_small);
+      } else {
+        to_tanh(P, m_block);
+      }
+      exponentiate(P, lse2, [&](int i, float2 tanh, float2 capped) {
+        pairs(i) = device::pack2(capped.x, capped.y, Element{});
+        float2 const product = with_slopes(capped, tanh);
+        P(i % 2, i / 2 * 2) = product.x;
+        P(i % 2, i / 2 * 2 + 1) = product.y;
+      });
+      return;
     }
     if constexpr (kFeatures.alibi_slopes) {
       add_slopes(P, head, m_block);
@@ -153,48 +167,33 @@ struct Scores {
     }
   }
 
-  // dP^T - delta to dS^T, in place, from P^T as an operand.
-  // S^T of capped scores to P^T as an operand, and the derivative by S^T but for the scale, 1 - tanh^2, as pairs of fp16.
-  template <class Acc, class FragmentP, class Slopes, class Block>
-  CUTE_DEVICE void to_P_and_slopes(Acc& acc, FragmentP& operand, Slopes& slopes, float const* lse2,
-                                   Block const& block) const {
+  // S^T of capped scores to P^T as an operand, and to P^T times the derivative by S^T but for the scale, 1 - tanh^2, as another.
+  template <class Acc, class FragmentP, class Block>
+  CUTE_DEVICE void to_P_and_slopes(Acc& acc, FragmentP& operand, FragmentP& times_slopes,
+                                   float const* lse2, Block const& block) const {
     device::at(Site::lse_s2r);
-    Tensor P = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
-    to_tanh(P, block.m_block);
-    float const outer = problem.softcap.outer;
     Tensor of_P = recast<uint32_t>(operand);
-    Tensor of_slopes = recast<uint32_t>(slopes);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(P); c += 2) {
-      float2 const lse = numbers_at(lse2, c);
-      CUTE_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        float const t0 = P(r, c), t1 = P(r, c + 1);
-        of_P(c + r) = device::pack2(device::exp2(fmaf(t0, outer, -lse.x)),
-                                    device::exp2(fmaf(t1, outer, -lse.y)), Element{});
-        of_slopes(c + r) =
-            device::pack2((1.f - t0) * (1.f + t0), (1.f - t1) * (1.f + t1), cutlass::half_t{});
-      }
+    Tensor of_products = recast<uint32_t>(times_slopes);
+    Tensor S = rows_by_columns(acc);  // ((2,MMA_M),(2,V,MMA_N))
+    TanhOfSmall const of_small(problem.softcap);
+    if (are_small(S, of_small.largest, block.m_block)) {
+      to_tanh_of_small(S, of_small);
+      exponentiate(S, lse2, [&](int i, float2 tanh, float2 P) {
+        of_P(i) = device::pack2(P.x, P.y, Element{});
+        of_products(i) =
+            device::less_square(of_P(i), device::pack2(tanh.x, tanh.y, Element{}), Element{});
+      });
+      return;
     }
-    if (mask.cuts(block.m_block)) {
-      // Of a score that does not count it is -inf: to 0.
-      CUTE_UNROLL
-      for (int i = 0; i < size(of_slopes); ++i) {
-        of_slopes(i) &= ~((of_slopes(i) >> 15 & 0x00010001u) * 0xffffu);
-      }
-    }
-  }
-  template <class Slopes, class Acc>
-  CUTE_DEVICE static void apply_slopes(Slopes const& slopes, Acc& acc_dS) {
-    Tensor pairs = recast<uint32_t>(slopes);  // in the order of the accumulator
-    CUTE_UNROLL
-    for (int i = 0; i < size(pairs); ++i) {
-      float2 const slope = device::unpack2(pairs(i), cutlass::half_t{});
-      acc_dS(2 * i) *= slope.x;
-      acc_dS(2 * i + 1) *= slope.y;
-    }
+    to_tanh(S, block.m_block);
+    exponentiate(S, lse2, [&](int i, float2 tanh, float2 P) {
+      float2 const product = with_slopes(P, tanh);
+      of_P(i) = device::pack2(P.x, P.y, Element{});
+      of_products(i) = device::pack2(product.x, product.y, Element{});
+    });
   }
 
+  // dP^T - delta to dS^T, in place, from P^T as an operand, or P^T times slopes.
   template <class FragmentP, class Acc>
   CUTE_DEVICE static void seeded_to_dS(FragmentP const& operand, Acc& acc_dP) {
     device::at(Site::dS);
@@ -212,6 +211,19 @@ struct Scores {
     return device::load(reinterpret_cast<float2 const*>(numbers + 4 * c));
   }
 
+  // Whether a warp has scores within `largest` alone, of which a mask cuts none.
+  template <class Rows>
+  CUTE_DEVICE bool are_small(Rows const& S, float largest, int m_block) const {
+    return !mask.cuts(m_block) && !device::any_lane(!(largest_of(S) <= largest));
+  }
+  // Scores to their tanh, in place; those that do not count to kMaskedTanh.
+  template <class Rows>
+  CUTE_DEVICE static void to_tanh_of_small(Rows& S, TanhOfSmall const& of_small) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(S); ++i) {
+      S(i) = of_small(S(i));
+    }
+  }
   template <class Rows>
   CUTE_DEVICE void to_tanh(Rows& S, int m_block) const {
     CUTE_UNROLL
@@ -223,23 +235,35 @@ struct Scores {
     }
   }
 
-  template <class Rows, class FragmentP>
-  CUTE_DEVICE void cap(Rows& P, FragmentP& operand, float const* lse2, int m_block) const {
-    to_tanh(P, m_block);
+  // Calls put(c + r, tanh, P) for row r and columns c and c + 1, of their tanh.
+  template <class Rows, class Put>
+  CUTE_DEVICE void exponentiate(Rows const& tanh, float const* lse2, Put const& put) const {
     float const outer = problem.softcap.outer;
-    Tensor pairs = recast<uint32_t>(operand);
     CUTE_UNROLL
-    for (int c = 0; c < size<1>(P); c += 2) {
+    for (int c = 0; c < size<1>(tanh); c += 2) {
       float2 const lse = numbers_at(lse2, c);
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
-        float const p0 = device::exp2(fmaf(P(r, c), outer, -lse.x));
-        float const p1 = device::exp2(fmaf(P(r, c + 1), outer, -lse.y));
-        pairs(c + r) = device::pack2(p0, p1, Element{});
-        P(r, c) = p0 * (1.f - P(r, c)) * (1.f + P(r, c));
-        P(r, c + 1) = p1 * (1.f - P(r, c + 1)) * (1.f + P(r, c + 1));
+        float2 const t{tanh(r, c), tanh(r, c + 1)};
+        put(c + r, t,
+            float2{device::exp2(fmaf(t.x, outer, -lse.x)), device::exp2(fmaf(t.y, outer, -lse.y))});
       }
     }
+  }
+  CUTE_DEVICE static float2 with_slopes(float2 P, float2 tanh) {
+    return {P.x * fmaf(-tanh.x, tanh.x, 1.f), P.y * fmaf(-tanh.y, tanh.y, 1.f)};
+  }
+
+  // The largest magnitude. NOTE: NaN is none: it stays NaN either way.
+  template <class Rows>
+  CUTE_DEVICE static float largest_of(Rows const& S) {
+    constexpr int kChains = 4;
+    float largest[kChains] = {};
+    CUTE_UNROLL
+    for (int i = 0; i < size(S); ++i) {
+      largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(S(i)));
+    }
+    return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
   }
 
   template <class Rows>

@@ -35,6 +35,15 @@ struct Nothing {
   CUTE_DEVICE void operator()(Scores const&, int, int) const {}
 };
 
+// Nothing is added to scores.
+struct NoLine {
+  CUTE_DEVICE float scale_log2(float of_softmax) const { return of_softmax; }
+  // What is added to the exponents of row r.
+  CUTE_DEVICE auto of_row(int, float m) const {
+    return [=](int) { return -m; };
+  }
+};
+
 // The maximum that exponents refer to need not be the rows' own: where kRescaleThreshold, it stays while the rows' maximum
 // exceeds it by no more than 2^kThreshold, and O is not rescaled. The final division by l makes up for it.
 //
@@ -152,12 +161,13 @@ struct Softmax {
 
   // Where kSumsTell: P of a block, with m as it is; returns its sums. Then `add` takes these while they are not large, and `grow`
   // while they do not overflow. Else scores are lost, and the state is that of before. No row may lack its maximum.
-  // before: what becomes of a score first.
-  template <class AccS, class Before = Nothing>
+  // before: what becomes of a score first. line: what is added to it, and by what it is scaled.
+  template <class AccS, class Before = Nothing, class Line = NoLine>
   CUTE_DEVICE PerRow exponentiate_with_m(AccS& acc_S, Softcap const& softcap,
-                                         Before const& before = {}) const {
+                                         Before const& before = {}, Line const& line = {}) const {
     Tensor S = rows_by_columns(acc_S);  // ((2,MMA_M),(2,V,MMA_N))
-    return exponentiate(S, softcap, [&](float) { return scale_log2(); }, before);
+    return exponentiate(
+        S, softcap, [&](float) { return line.scale_log2(scale_log2()); }, before, line);
   }
   CUTE_DEVICE static bool are_large(PerRow const& sums) {
     return device::any_lane(larger(sums) > kLargeSum);
@@ -211,19 +221,19 @@ struct Softmax {
   // NaN aside.
   CUTE_DEVICE static float larger(PerRow const& rows) { return fmaxf(rows(0), rows(1)); }
 
-  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)); returns their sums.
-  template <class Scores, class Slope, class Before = Nothing>
+  // S(r, c) to 2^(slope(S(r, c)) * S(r, c) - m(r)), and the line; returns their sums.
+  template <class Scores, class Slope, class Before = Nothing, class Line = NoLine>
   CUTE_DEVICE PerRow exponentiate(Scores& S, Softcap const& softcap, Slope const& slope,
-                                  Before const& before = {}) const {
+                                  Before const& before = {}, Line const& line = {}) const {
     PerRow sums;
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      float const offset = m(r, softcap);
+      auto const offset = line.of_row(r, m(r, softcap));
       float sum[2] = {0.f, 0.f};
       CUTE_UNROLL
       for (int c = 0; c < size<1>(S); ++c) {
         before(S, r, c);
-        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), -offset));
+        S(r, c) = device::exp2(fmaf(S(r, c), slope(S(r, c)), offset(c)));
         sum[c % 2] += S(r, c);
       }
       sums(r) = sum[0] + sum[1];

@@ -16,6 +16,20 @@ namespace pyflash::sm90 {
 
 using namespace cute;
 
+// What a variant adds to the scores of a block of keys, where it is a line along them, as exponents have it: a thread's columns of two
+// rows.
+struct LineOfBlock {
+  float scale;     // of raw scores
+  float slope[2];  // of each row
+  float first[2];  // at the thread's first key
+
+  CUTE_DEVICE float scale_log2(float) const { return scale; }
+  CUTE_DEVICE auto of_row(int r, float m) const {
+    float const at_first = first[r] - m, step = slope[r];
+    return [=](int c) { return fmaf(static_cast<float>(column_of(c)), step, at_first); };
+  }
+};
+
 template <class Traits, ForwardFeatures kFeatures, class Variant>
 struct UsualScores {
   using Tiles = StreamTiles<Traits, kFeatures, Variant>;
@@ -24,6 +38,9 @@ struct UsualScores {
   static constexpr bool kKeeps = Traits::kNConsumers < 4;
   static constexpr bool kHides = variant::kTakesBits<Variant>;
   static constexpr bool kReadsStreams = Variant::kStreamsOfScore != 0;
+  // Whether scores stay raw, and exponents have a line, which saves an instruction a score. NOTE: those under a cap are capped before;
+  // four consumers lack the registers.
+  static constexpr bool kAddsLine = Variant::kAddsLine && !kFeatures.softcap && kKeeps;
   // Whether what is read ahead, is so here.
   static constexpr bool kReadsAhead = kKeeps && (kHides || kReadsStreams);
 
@@ -58,19 +75,11 @@ struct UsualScores {
   // Scores, but for what bits hide.
   template <class AccS>
   CUTE_DEVICE void make(AccS& acc_S, Tile const& tile, int first_query, int n_block) {
-    if constexpr (!Variant::kHasScore) {
+    if constexpr (!Variant::kHasScore || kAddsLine) {
       return;
     }
     int const first_key = n_block * Traits::kBlockN;
-    auto scores = [&] {
-      if constexpr (kKeeps) {
-        auto of_block = of_tile;
-        of_block.first += first_key;
-        return of_block;
-      } else {
-        return ScoresOfBlock<Traits, Variant>(params, tile, first_query, first_key);
-      }
-    }();
+    auto scores = of_block(tile, first_query, first_key);
     auto make_of = [&](auto copied, auto const& set_elements) {
       make_scores_of<Traits, kFeatures, Variant, false, copied.value, copied.value>(
           acc_S, params, tile, scores, set_elements);
@@ -111,6 +120,26 @@ struct UsualScores {
     };
   }
 
+  // What is added to them.
+  CUTE_DEVICE auto line(Tile const& tile, int first_query, int n_block) const {
+    if constexpr (kAddsLine) {
+      auto const scores = of_block(tile, first_query, n_block * Traits::kBlockN);
+      LineOfBlock line{.scale = params.problem.softmax_scale * kLog2e};
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        auto const& row = scores.rows[r];
+        line.slope[r] = kLog2e * Variant::slope_of_line(params.captured, scores.lengths,
+                                                        row.uniform, tile.batch, row.head);
+        line.first[r] =
+            kLog2e * Variant::added_line(params.captured, scores.lengths, row.prepared, row.uniform,
+                                         tile.batch, row.head, row.query, scores.first, 0);
+      }
+      return line;
+    } else {
+      return NoLine{};
+    }
+  }
+
   // Loads the bits of the block at `place`.
   // NOTE: before the exponentials there are too few registers.
   template <class Blocks>
@@ -121,6 +150,15 @@ struct UsualScores {
   }
 
  private:
+  CUTE_DEVICE auto of_block(Tile const& tile, int first_query, int first_key) const {
+    if constexpr (kKeeps) {
+      auto scores = of_tile;
+      scores.first += first_key;
+      return scores;
+    } else {
+      return ScoresOfBlock<Traits, Variant>(params, tile, first_query, first_key);
+    }
+  }
   CUTE_DEVICE bool are_copied(int n_block) const {
     return (n_block + 1) * Traits::kBlockN <= copied_until;
   }

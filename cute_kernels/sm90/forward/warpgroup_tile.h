@@ -261,7 +261,8 @@ struct WarpgroupTile {
       usual.make(acc_S, tile, first_query(), block.number);
       PerRow const sums =
           softmax.exponentiate_with_m(acc_S, params.problem.softcap,
-                                      usual.before_exponential(ahead, block.number, blocks.begin));
+                                      usual.before_exponential(ahead, block.number, blocks.begin),
+                                      usual.line(tile, first_query(), block.number));
       if constexpr (Usual::kReadsAhead) {
         usual.load_ahead(ahead, place - 1);
       } else {

@@ -267,6 +267,14 @@ BUGS = [
         configs=("early",),
     ),
     _bug(
+        "slopes_of_larger_small_scores",
+        condition("device::less_square(of_P(i), device::pack2(tanh.x, tanh.y,",
+                  "device::less_square(of_P(i), device::pack2((1 + 3 * BUG) * tanh.x, tanh.y,",
+                  _SCORES),
+        problem="small_scores",
+        configs=("early",),
+    ),
+    _bug(
         "dS_announced_before_the_stage_before_is_read",
         condition("gemm_wait<1>(acc_dQ); outputs.announce_dS(at_dS.stage);",
                   "if (BUG) { outputs.announce_dS(at_dS.stage); gemm_wait<1>(acc_dQ); } else {"

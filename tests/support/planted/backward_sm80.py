@@ -260,6 +260,43 @@ BUGS = [
                   _KERNEL),
         problem="groups",
     ),
+    # Slices of heads.
+    _bug(
+        "tiles_of_the_first_slice_again",
+        condition("head = head / n_parts + problem.first_head_of_slice;",
+                  "head = head / n_parts + (BUG ? 0 : problem.first_head_of_slice);", _PROBLEM),
+        finds=[found("out_of_bounds", "dQ_s2g", memory="dq_sum")],
+        problem="slices",
+    ),
+    _bug(
+        "queries_of_the_first_slice_again",
+        condition("index += problem.first_slice_row() / kQueriesOfPiece;",
+                  "index += BUG ? 0 : problem.first_slice_row() / kQueriesOfPiece;", _BEFORE),
+        finds=[found("out_of_bounds", memory="lse2")],
+        problem="slices",
+    ),
+    _bug(
+        "sums_of_keys_of_the_first_slice_again",
+        condition(".row = problem.first_key_row() + index",
+                  ".row = (BUG ? 0 : problem.first_key_row()) + index", _KEYS),
+        finds=[found("out_of_bounds", memory="dkv_sum")],
+        problem="slices",
+    ),
+    _bug(
+        "keys_of_the_first_slice_again",
+        condition("int const head = problem.first_head_of_slice + of_both % n_heads;",
+                  "int const head = (BUG ? 0 : problem.first_head_of_slice) + of_both % n_heads;",
+                  _KEYS),
+        problem="slices",
+    ),
+    _bug(
+        "sums_of_keys_cleared_of_the_first_slice_alone",
+        condition("int const row = problem.first_key_row() + device::block_idx()",
+                  "int const row = (BUG ? 0 : problem.first_key_row()) + device::block_idx()",
+                  _BEFORE),
+        finds=[found("out_of_bounds", memory="dkv_sum")],
+        problem="slices",
+    ),
     _bug(
         "a_key_of_another_sequence",
         condition("tile.keys().length - tile.first_key, 1.f",

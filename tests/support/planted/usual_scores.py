@@ -6,6 +6,7 @@ from __future__ import annotations
 from support.planted.planting import Bug, condition, without
 
 PLANTED = "planted(a: bf16[4], slope: f32[1]): s + a[b, h, q, k] + slope[h] * (k - q)"
+LINE = "line(slope: f32[1]): s + slope[h] * (k - q)"
 
 _USUAL = "sm90/forward/usual_scores.h"
 _TILE = "sm90/forward/warpgroup_tile.h"
@@ -17,7 +18,7 @@ def _bug(name: str, *edits, problem: str = "all") -> Bug:
 
 BUGS = [
     _bug("the_first_block_of_keys",
-         condition("of_block.first += first_key;", "of_block.first += BUG ? 0 : first_key;",
+         condition("scores.first += first_key;", "scores.first += BUG ? 0 : first_key;",
                    _USUAL)),
     _bug("the_query_below",
          condition("(params, tile, first_query, 0);", "(params, tile, first_query + BUG, 0);",
@@ -36,4 +37,31 @@ BUGS = [
          condition("compute_again(acc_S, block); mask.cut_all(); } else {",
                    "if (!BUG) { compute_again(acc_S, block); } mask.cut_all(); } else {", _TILE),
          problem="late"),
+]  # fmt: skip
+
+# Of what exponents have in place of scores.
+BUGS_OF_LINES = [
+    _bug("the_scale",
+         condition("{.scale = params.problem.softmax_scale * kLog2e};",
+                   "{.scale = (BUG ? 1.f : params.problem.softmax_scale) * kLog2e};", _USUAL)),
+    _bug("slopes_of_powers_of_e",
+         condition("line.slope[r] = kLog2e *", "line.slope[r] = (BUG ? 1.f : kLog2e) *", _USUAL)),
+    _bug("values_of_powers_of_e",
+         condition("line.first[r] = kLog2e *", "line.first[r] = (BUG ? 1.f : kLog2e) *", _USUAL)),
+    _bug("the_key_of_the_tile",
+         condition("row.query, scores.first, 0);", "row.query, BUG ? 0 : scores.first, 0);",
+                   _USUAL)),
+    _bug("the_other_row",
+         condition("float const at_first = first[r]",
+                   "float const at_first = first[BUG ? 1 - r : r]", _USUAL)),
+    _bug("m_is_left_out",
+         condition("- m, step = slope[r];", "- (BUG ? 0.f : m), step = slope[r];", _USUAL),
+         problem="late"),
+    _bug("columns_without_gaps",
+         condition("static_cast<float>(column_of(c)), step, at_first)",
+                   "static_cast<float>(BUG ? c : column_of(c)), step, at_first)", _USUAL)),
+    _bug("scores_that_have_it_already",
+         condition("if constexpr (!Variant::kHasScore || kAddsLine) { return; }",
+                   "if constexpr (!Variant::kHasScore) { return; } "
+                   "else if (kAddsLine && !BUG) { return; }", _USUAL)),
 ]  # fmt: skip

@@ -1,0 +1,74 @@
+// Slices of an SM80 backward. A line of input is a problem:
+//   d_head B_r B_c seqlen_q seqlen_k batch heads heads_kv packed deterministic causal
+// where packed sequences of these lengths follow one another. A line of output has the blocks of keys of a head, the CTAs that
+// divide the query heads of a group, the bytes of all sums, and of each slice: first head, heads, bytes of its sums, bytes of the
+// workspace, and whether each part of it begins with the slice's first row.
+#include <iostream>
+
+#include "cute_kernels/backward.h"
+#include "cute_kernels/sm80/backward/grid.h"
+#include "cute_kernels/sm80/backward/host.h"
+
+using namespace pyflash;
+
+namespace {
+
+int64_t bytes_of_sums(BackwardParams const& params) {
+  return 4 * params.columns * (params.n_slice_sum_rows() + 2 * int64_t(params.n_key_rows()));
+}
+
+int64_t bytes_of_workspace(BackwardParams const& params) {
+  int64_t n = 0;
+  for (auto const& buffer : Backward::workspace(params)) {
+    n += 4 * buffer.n_elements;
+  }
+  return n;
+}
+
+}  // namespace
+
+int main() {
+  FlashBackwardKernelConfig config{};
+  int seqlen_q, seqlen_k;
+  bool packed, causal;
+  BackwardParams params{};
+  while (std::cin >> config.d_head >> config.B_r >> config.B_c >> seqlen_q >> seqlen_k >>
+         params.batch >> params.heads >> params.heads_kv >> packed >> params.deterministic >>
+         causal) {
+    static int starts[1];
+    params.q_sequences = packed ? Sequences::packed(starts, seqlen_q, seqlen_q * params.batch)
+                                : Sequences::padded(seqlen_q);
+    params.k_sequences = packed ? Sequences::packed(starts, seqlen_k, seqlen_k * params.batch)
+                                : Sequences::padded(seqlen_k);
+    params.mask = causal ? Mask{.window_right = 0} : Mask{};
+    params.set_shape(tile_shape(config));
+    // As allocated. NOTE: addresses are compared, not used.
+    auto const place = [](int i) { return reinterpret_cast<float*>(int64_t(i + 1) << 44); };
+    params.dq_sum = place(0);
+    params.lse2 = place(1);
+    params.minus_delta = place(2);
+    params.turns = place(3);
+    params.dkv_sum = place(4);
+    std::cout << params.n_key_blocks() << ' ' << params.ctas_of_group << ' '
+              << 4 * params.columns *
+                     (params.n_workspace_rows() +
+                      (params.ctas_of_group > 1
+                           ? 2 * params.n_heads_of_keys() * int64_t(params.padded_k)
+                           : 0));
+    for (int i = 0; i < params.n_slices(); ++i) {
+      BackwardParams const slice = params.slice(i);
+      int const row = slice.first_slice_row();
+      bool begin = slice.sums_of(row) == place(0) && slice.lse2 + row == place(1) &&
+                   slice.minus_delta + row == place(2);
+      begin = begin && (!slice.deterministic ||
+                        slice.turns + int64_t(row) * slice.columns / kSumsOfTurn == place(3));
+      begin = begin && (slice.ctas_of_group == 1 ||
+                        slice.dkv_sum + int64_t(slice.first_key_row()) * slice.columns == place(4));
+      int const tiles = int(sm80::backward::n_ctas(config, slice));
+      begin = begin && tiles == slice.n_key_blocks() * slice.heads_of_slice * slice.ctas_of_group;
+      std::cout << ' ' << slice.first_head_of_slice << ' ' << slice.heads_of_slice << ' '
+                << bytes_of_sums(slice) << ' ' << bytes_of_workspace(slice) << ' ' << begin;
+    }
+    std::cout << '\n';
+  }
+}
