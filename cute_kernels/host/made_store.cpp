@@ -47,6 +47,9 @@ MadeStore::Use MadeStore::use(MadeKey const& key, int64_t bytes, LastingMemoryCa
       use.entry_ = *found;
       use.is_made_ = true;
       ++use.entry_->users;
+      if (n_forgotten_ > 0 || bytes_[key.device] > most_bytes_) {
+        leaving = make_room(key, 0);
+      }
     } else {
       bool const is_wanted = bytes <= std::min(kMostBytesOfEntry, most_bytes_) && was_seen(key);
       leaving = make_room(key, is_wanted ? bytes : 0);
@@ -101,6 +104,7 @@ MadeStore::Entries MadeStore::make_room(MadeKey const& key, int64_t bytes) {
       bool const is_asked = forgotten_alone ? entry.is_forgotten : held + bytes > most_bytes_;
       if (may_leave && is_asked) {
         held -= entry.bytes;
+        n_forgotten_ -= entry.is_forgotten;
         leaving.splice(leaving.begin(), entries_, at);
       } else {
         next = at;
@@ -138,7 +142,10 @@ void MadeStore::end(Use& use) {
 void MadeStore::forget(int64_t promise) {
   std::scoped_lock const lock(mutex_);
   for (auto const& entry : entries_) {
-    entry->is_forgotten = entry->is_forgotten || (promise != 0 && entry->key.promise == promise);
+    if (promise != 0 && entry->key.promise == promise && !entry->is_forgotten) {
+      entry->is_forgotten = true;
+      ++n_forgotten_;
+    }
   }
 }
 

@@ -89,6 +89,7 @@ class MadeStore {
   mutable std::mutex mutex_;
   Entries entries_;                            // most recently used first
   std::deque<MadeKey> seen_;                   // that came once, newest first
+  int64_t n_forgotten_ = 0;                    // entries of broken promises
   std::map<int, int64_t> bytes_;               // of each device, with what is not made yet
   std::map<int, std::set<uint64_t>> streams_;  // of each device, two at most
   int64_t most_bytes_ = kMostBytes;

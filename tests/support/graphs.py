@@ -70,4 +70,5 @@ def names_of_kernels(call: Callable[[], Any]) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return [demangle(event.name) for event in profile.events()]
+    on_gpu = torch.autograd.DeviceType.CUDA
+    return [demangle(e.name) for e in profile.events() if e.device_type == on_gpu]
