@@ -29,6 +29,13 @@ MIB = 1 << 20
 STATE = (2**40 + 17, 2**32 - 70)
 
 
+@pytest.fixture(autouse=True)
+def memory_is_given_back():
+    """Sums of more than 64 MB, and fp64 beside them: other processes need theirs."""
+    yield
+    torch.cuda.empty_cache()
+
+
 class Sizes(NamedTuple):
     """Those of more than 64 MB of sums."""
 
