@@ -40,9 +40,17 @@ class Arguments {
     return view_of(name, tensors_.back());
   }
 
-  std::vector<TensorView> take_tensors(char const* name) {
+  // NOTE: a package of AOTInductor has None in place of a list without elements.
+  template <class T>
+  std::vector<T> take_list() {
+    return take<std::optional<std::vector<T>>>().value_or(std::vector<T>{});
+  }
+
+  // optional: in the schema.
+  std::vector<TensorView> take_tensors(char const* name, bool optional = false) {
+    using Tensors = std::vector<torch::stable::Tensor>;
     std::vector<TensorView> views;
-    for (auto& tensor : take<std::vector<torch::stable::Tensor>>()) {
+    for (auto& tensor : optional ? take_list<torch::stable::Tensor>() : take<Tensors>()) {
       tensors_.push_back(std::move(tensor));
       views.push_back(view_of(name, tensors_.back()));
     }

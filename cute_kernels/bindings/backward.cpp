@@ -181,10 +181,11 @@ void run_variant_backward(StableIValue* stack, uint64_t, uint64_t) {
   Gradients const gradients{{arguments.take<Tensor>(), "dq"},
                             {arguments.take<Tensor>(), "dk"},
                             {arguments.take<Tensor>(), "dv"}};
-  VariantCall const variant{.text = arguments.take<std::string>(),
-                            .tensors = arguments.take_tensors("a tensor of the variant"),
-                            .reals = arguments.take<std::vector<double>>(),
-                            .integers = arguments.take<std::vector<int64_t>>()};
+  VariantCall const variant{
+      .text = arguments.take<std::string>(),
+      .tensors = arguments.take_tensors("a tensor of the variant", /*optional=*/true),
+      .reals = arguments.take_list<double>(),
+      .integers = arguments.take_list<int64_t>()};
   auto const sums = arguments.take_tensors("sums of a captured tensor");
   auto const summed = arguments.take<std::vector<int64_t>>();
   auto const promised = arguments.take<std::optional<std::vector<int64_t>>>();

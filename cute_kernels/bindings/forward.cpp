@@ -353,10 +353,11 @@ void forward_variant(StableIValue* stack) {
   Call call{.q = arguments.take_tensor("q"),
             .k = arguments.take_tensor("k"),
             .v = arguments.take_tensor("v")};
-  VariantCall variant{.text = arguments.take<std::string>(),
-                      .tensors = arguments.take_tensors("a tensor of the variant"),
-                      .reals = arguments.take<std::vector<double>>(),
-                      .integers = arguments.take<std::vector<int64_t>>()};
+  VariantCall variant{
+      .text = arguments.take<std::string>(),
+      .tensors = arguments.take_tensors("a tensor of the variant", /*optional=*/true),
+      .reals = arguments.take_list<double>(),
+      .integers = arguments.take_list<int64_t>()};
   auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
   auto const cu_seqlens_k = arguments.take_optional_tensor("cu_seqlens_k");
   auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();

@@ -334,8 +334,8 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(("plan_schedule(" + scheduled + ") -> (str config, int size)").c_str());
   m.def(("fill_schedule(Tensor(a!) schedule, " + scheduled + ") -> ()").c_str());
   m.def(forward_schema("fwd_variant",
-                       "Tensor k, Tensor v, str text, Tensor[] tensors, float[] reals, "
-                       "SymInt[] integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+                       "Tensor k, Tensor v, str text, Tensor[]? tensors, float[]? reals, "
+                       "SymInt[]? integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
                        "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
                        "str backward=\"\", int[]? promise=None",
                        /*separator=*/"")  // torch's public autograd takes no tensors by name alone
@@ -375,11 +375,12 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(("run_backward(" + of_backward + "*, " + options_schema() +
          ") -> (Tensor dq, Tensor dk, Tensor dv)")
             .c_str());
-  m.def(("run_variant_backward(" + of_backward +
-         "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, str text, Tensor[] tensors, float[] reals, "
-         "SymInt[] integers, Tensor(d!)[] sums, int[] summed, int[]? promise=None, *, " +
-         options_schema() + ") -> ()")
-            .c_str());
+  m.def(
+      ("run_variant_backward(" + of_backward +
+       "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, str text, Tensor[]? tensors, float[]? reals, "
+       "SymInt[]? integers, Tensor(d!)[] sums, int[] summed, int[]? promise=None, *, " +
+       options_schema() + ") -> ()")
+          .c_str());
   m.def(problem_schema("problem_class", "", "str features, int pairs, int rows, int keys, str kind")
             .c_str());
   m.def(problem_schema("features_needed", "", "str features").c_str());

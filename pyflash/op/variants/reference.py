@@ -26,7 +26,7 @@ _normal_of = functools.lru_cache(maxsize=256)(normal_of)
 def formula_of(captured: Captured) -> Formula:
     """What a variant computes, for the op's arguments."""
     normal = _normal_of(captured.text)
-    tensors, reals, integers = map(iter, captured[1:])
+    tensors, reals, integers = (iter(x or ()) for x in captured[1:])
     values = [
         next(tensors if p.rank is not None else reals if p.kind.computed is F32 else integers)
         for p in normal.params
