@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Model(torch.nn.Module):
-    """By pyflash, or, to tell its faults from those of others, by PyTorch's own attention. On the CPU
-    with a variant, too, which captures nothing."""
+    """By pyflash, or, to tell its faults from those of others, by PyTorch's own attention. On the
+    CPU with a variant, too, which captures nothing."""
 
     def __init__(self, with_pyflash: bool) -> None:
         super().__init__()
