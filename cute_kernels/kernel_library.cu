@@ -115,6 +115,11 @@ int give_back(LastingMemory const& memory, void* stream) {
   return forgotten(error);
 }
 
+constexpr LastingMemoryCalls kLastingMemory{.number_of = number_of_stream,
+                                            .take = take_memory,
+                                            .note_use = note_use,
+                                            .give_back = give_back};
+
 char const* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 template <class Op>
@@ -177,10 +182,7 @@ KernelLibrary make_library(OfEachOp<RowsOf> const& rows) {
           .device_properties = device_properties,
           .error_string = error_string,
           .load_cubin = load_cubin,
-          .lasting_memory = {.number_of = number_of_stream,
-                             .take = take_memory,
-                             .note_use = note_use,
-                             .give_back = give_back}};
+          .lasting_memory = kLastingMemory};
 }
 
 }  // namespace pyflash
