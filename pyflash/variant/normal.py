@@ -194,7 +194,7 @@ def _of_integers(op: str, a: Node, b: Node) -> Node:
         return operation("==" if op == "==" else "<=", *(side.node() for side in sides))
     a, b = left.node(), right.node()
     if op == "<":
-        return operation("~", operation("<=", b, a))
+        return FALSE if a == b else operation("~", operation("<=", b, a))
     if op == "==":
         return TRUE if a == b else operation("==", *sorted((a, b), key=order))
     return TRUE if a == b else operation("<=", a, b)
