@@ -13,7 +13,6 @@ struct NoVariant {
   static constexpr bool kMaskReadsBatch = false;
   static constexpr bool kMaskReadsHead = false;
   static constexpr bool kMaskIsDear = false;
-  static constexpr bool kAddsLine = false;
   using Streams = std::tuple<>;
 };
 

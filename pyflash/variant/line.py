@@ -1,5 +1,5 @@
 """What a score function adds to the score that is a line along the keys: ALiBi's slope times the
-distance. Tensor cores can add it, as one more product of queries and keys."""
+distance. Kernels that know it add it to exponents, and make no scores of their own."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ CONFIGS = {
 }
 TEXTS = {
     "alibi": "alibi(slope: f32[1]): s + slope[h] * (k - q) where k <= q + k_len - q_len",
+    "falls": "falls(x: f32): s - x * f32(k)",
     "both": PLANTED,
     "rows_and_columns": "tables(row: f32[2], column: f32[2]): s * row[h, q] + column[b, k]",
     "bits_of_scores": "bits(slope: f32[1], m: bool[2]): s + slope[h] * (k - q) where m[q, k]",
@@ -60,6 +61,7 @@ def problem_of(text: str, q_len: int, k_len: int, late: bool = False):
     made = {
         "a": numbers(2, 2, q_len, k_len).bfloat16(),
         "slope": torch.tensor([0.5, 0.01]),
+        "x": 0.02,
         "row": numbers(2, q_len).abs(),
         "column": numbers(2, k_len),
         "m": numbers(q_len, k_len) < 0.3,

@@ -54,8 +54,7 @@ constexpr int shared_bytes_at_most(FlashForwardSm90Config const& config) {
 template <class Variant>
 constexpr int stream_columns(FlashForwardSm90Config const& config) {
   constexpr int kOfSm = kMostSmem + 1024;
-  int const ctas = config.three_ctas ? 3 : config.n_consumers == 1 ? 2 : 1;
-  int const room = kOfSm / ctas - 1024 - shared_bytes_at_most(config);
+  int const room = kOfSm / ctas_per_sm(config) - 1024 - shared_bytes_at_most(config);
   StreamsOfRow const row = streams_of_row<Variant>(0);
   if (row.largest == 0 || row.largest > 4) {
     return 0;
