@@ -43,9 +43,9 @@ class Bound:
         """The same, with the promise that its tensors stay as they are while it is used: what a GPU
         makes of them before a kernel runs, such as lists of blocks, is made once and kept as long
         as the value. A write that PyTorch counts (`tensor._version`) is seen nevertheless, and all
-        is made anew. Others are not: those through `.data`, of kernels that PyTorch knows nothing
-        of, and of replayed CUDA graphs; results are then those of the tensors as they were, or
-        partly so."""
+        is made anew. Others are not: those through `.data`, to tensors of `torch.inference_mode`,
+        of kernels that PyTorch knows nothing of, and of replayed CUDA graphs; results are then
+        those of the tensors as they were, or partly so."""
         made = Bound(self.variant, dict(self.values))
         object.__setattr__(made, "promise", next(_PROMISES))
         return made
