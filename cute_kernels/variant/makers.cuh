@@ -150,13 +150,13 @@ struct ListLanes {
   }
 };
 
-// `warps` write a list, or the span of a warpgroup: one, or all of a CTA.
+// `warps` write a list, and the spans of its tile: one, or all of a CTA.
 template <class Variant>
 __global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
                             BlockLists const lists, BlockSpans const spans, int const warps) {
   __shared__ WarpVotes votes;
   ListLanes const lanes{warps, &votes};
-  if (lanes.list() < lists.n_lists() * spans.parts()) {
+  if (lanes.list() < lists.n_lists()) {
     write_list<Variant>(captured, problem, lists, spans, lanes.list(), lanes,
                         [](int const* address) { return *address; });
   }

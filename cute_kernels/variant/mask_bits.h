@@ -401,11 +401,17 @@ PYFLASH_HOST_DEVICE void judge_blocks_from(typename Variant::Params const& captu
     int const end_query = smaller(first_query + problem.n_queries, q_rows.length);
     Interval const listed = listed_blocks(problem, lists, q_rows, k_rows, first_query, end_query);
     Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-    Shown const shown =
-        block < listed.begin || block >= listed.end
-            ? Shown::none
-            : shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
-                                      {first_query, end_query - 1}, block);
+    Shown shown = Shown::none;
+    if (listed.begin <= block && block < listed.end) {
+      int const head = at.head * problem.group;
+      Bounds const queries{first_query, end_query - 1};
+      Bounds const keys = keys_of_block(problem, lengths, block);
+      shown =
+          shown_of_block<Variant>(captured, problem, lengths,
+                                  Variant::tile_rows(captured, lengths, at.batch, head, queries),
+                                  Variant::tile_columns(captured, lengths, at.batch, head, keys),
+                                  at.batch, head, queries, keys);
+    }
     cta.judged[i] = {{at, block, first_query, end_query, lengths}, shown, 0};
   });
   cta.sync();  // they are visible

@@ -70,9 +70,9 @@ BUGS = [
                    "[BUG && of.block > 0 ? of.block : 1 + of.block] = int(found);", _MADE),
          problem="sparse"),
     _bug("the_next_verdict",
-         condition("return static_cast<Shown>(list[1 + block]);",
-                   "return static_cast<Shown>(list[(BUG && block + 1 < lists.blocks ? 2 : 1)"
-                   " + block]);", _LISTS), problem="sparse"),
+         condition("static_cast<Shown>(list[1 + block])",
+                   "static_cast<Shown>(list[(BUG && block + 1 < lists.blocks ? 2 : 1)"
+                   " + block])", _LISTS), problem="sparse"),
     # What is read.
     _bug("words_of_the_block_beside",
          condition("of_block(variant::ListedBlock::of(entry).number)",
