@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("ninja", reason="building needs ninja")
 
-from support.emulated_programs import TOGETHER, check
+from support.emulated_programs import check, groups
 
 
-@pytest.mark.parametrize("first", range(0, 4 * TOGETHER, TOGETHER))
-def test_they_are_those_of_float64(first):
-    check(first)
+@pytest.mark.parametrize("seeds", groups(range(40)), ids=lambda seeds: f"from {seeds[0]}")
+def test_they_are_those_of_float64(seeds):
+    check(seeds)
