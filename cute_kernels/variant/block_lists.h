@@ -115,8 +115,8 @@ struct ListedProblem {
 };
 
 // The keys of a block that exist.
-PYFLASH_HOST_DEVICE constexpr Bounds keys_of_block(ListedProblem const& problem,
-                                                   Lengths const& lengths, int block) {
+PYFLASH_HOST_DEVICE Bounds keys_of_block(ListedProblem const& problem, Lengths const& lengths,
+                                         int block) {
   int64_t const first = int64_t(block) * problem.B_c;
   return {first, minimum(first + problem.B_c, int64_t(lengths.k_len)) - 1};
 }
