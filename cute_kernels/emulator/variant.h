@@ -42,7 +42,7 @@ struct VariantLaunch {
         params.spans = variant::block_spans<Variant>(problem);
         spans.resize(params.spans.size(params.lists));
         params.spans.data = spans.data();
-        for (int64_t i = 0; i < params.lists.n_lists() * params.spans.parts(); ++i) {
+        for (int64_t i = 0; i < params.lists.n_lists(); ++i) {
           variant::write_list<Variant>(params.captured, problem, params.lists, params.spans, i,
                                        variant::OneLane{}, HostLoader{});
         }

@@ -114,16 +114,24 @@ struct ListedProblem {
   }
 };
 
-// What a variant's mask shows of a block of keys to a tile, whose first head is `head`.
+// The keys of a block that exist.
+PYFLASH_HOST_DEVICE Bounds keys_of_block(ListedProblem const& problem, Lengths const& lengths,
+                                         int block) {
+  int64_t const first = int64_t(block) * problem.B_c;
+  return {first, minimum(first + problem.B_c, int64_t(lengths.k_len)) - 1};
+}
+
+// What a variant's mask shows of a block of keys to queries of a tile, whose first head is `head`. rows, columns: what these queries
+// and these keys decide alone, of that head.
 template <class Variant>
 PYFLASH_HOST_DEVICE Shown shown_of_block(typename Variant::Params const& captured,
                                          ListedProblem const& problem, Lengths const& lengths,
-                                         int batch, int head, Bounds queries, int block) {
-  int64_t const first = int64_t(block) * problem.B_c;
-  Bounds const keys{first, minimum(first + problem.B_c, int64_t(lengths.k_len)) - 1};
-  Shown all = Variant::tile(captured, lengths, batch, head, queries, keys);
+                                         typename Variant::TileRows const& rows,
+                                         typename Variant::TileColumns const& columns, int batch,
+                                         int head, Bounds queries, Bounds keys) {
+  Shown all = Variant::tile(captured, lengths, rows, columns, batch, head, queries, keys);
   for (int i = 1; Variant::kMaskReadsHead && i < problem.group; ++i) {
-    Shown const one = Variant::tile(captured, lengths, batch, head + i, queries, keys);
+    Shown const one = shown_of<Variant>(captured, lengths, batch, head + i, queries, keys);
     all = one == all ? all : Shown::some;
   }
   return all;
@@ -177,33 +185,41 @@ struct SpanFinder {
   }
 };
 
-// Writes a list of those of `blocks` of which something is shown, by all lanes; list: nullptr, where nothing is written.
-// shown_of: what is shown of a block.
+// Adds the blocks of all lanes, which are neighbours from `begin` on, of which something is shown to a list, and to what was found
+// before; list: nullptr, where nothing is written. shown: of the block of this lane.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Lanes>
+PYFLASH_HOST_DEVICE void add_shown(int* list, SpanFinder& found, Lanes const& lanes, int begin,
+                                   Shown shown) {
+  bool const is_attended = shown != Shown::none;
+  auto take = [&](int first, bool is_own, uint32_t attended, uint32_t whole) {
+    if (list != nullptr && is_own && is_attended) {
+      uint32_t const before = attended & ((1u << (lanes.index() - first)) - 1);
+      list[1 + found.n_attended + lanes.count(before)] =
+          ListedBlock{begin + lanes.index(), shown == Shown::some}.entry();
+    }
+    found.add(lanes, begin + first, attended, whole);
+  };
+  lanes.for_each_vote(is_attended, shown == Shown::all, take);
+}
+
+// Writes a list of those of `blocks` of which something is shown, by all lanes. shown_of: what is shown of a block.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Lanes, class ShownOf>
-PYFLASH_HOST_DEVICE SpanFinder write_shown(int* list, Interval blocks, Lanes const& lanes,
-                                           ShownOf const& shown_of) {
+PYFLASH_HOST_DEVICE void write_shown(int* list, Interval blocks, Lanes const& lanes,
+                                     ShownOf const& shown_of) {
   SpanFinder found;
   for (int begin = blocks.begin; begin < blocks.end; begin += lanes.size()) {
     int const block = begin + lanes.index();
-    Shown const shown = block < blocks.end ? shown_of(block) : Shown::none;
-    bool const is_attended = shown != Shown::none;
-    auto take = [&](int first, bool is_own, uint32_t attended, uint32_t whole) {
-      if (list != nullptr && is_own && is_attended) {
-        uint32_t const before = attended & ((1u << (lanes.index() - first)) - 1);
-        list[1 + found.n_attended + lanes.count(before)] =
-            ListedBlock{block, shown == Shown::some}.entry();
-      }
-      found.add(lanes, begin + first, attended, whole);
-    };
-    lanes.for_each_vote(is_attended, shown == Shown::all, take);
+    add_shown(list, found, lanes, begin, block < blocks.end ? shown_of(block) : Shown::none);
   }
-  if (list != nullptr && lanes.index() == 0) {
+  if (lanes.index() == 0) {
     list[0] = found.n_attended;
   }
-  return found;
 }
 
 // The blocks that windows leave to the tile of queries [first, end).
@@ -222,45 +238,79 @@ PYFLASH_HOST_DEVICE Interval listed_blocks(ListedProblem const& problem, BlockLi
   return blocks;
 }
 
-// Writes list number index / spans.parts() and the span of its tile, or in place of both the span of a warpgroup, by all
-// lanes. load: reads an int at an address.
+// The queries of a tile or of one of its warpgroups, their blocks that windows leave, and what is found of these.
+template <class Variant>
+struct PartOfTile {
+  Interval queries;
+  Interval blocks;
+  typename Variant::TileRows rows;
+  SpanFinder found;
+};
+inline constexpr int kMostWarpgroups = 4;  // of a tile
+
+// Writes list number `number`, and the spans of its tile and of the warpgroups, by all lanes: what keys decide alone is told once for
+// all of these. load: reads an int at an address.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Variant, class Lanes, class Loader>
 PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
                                     ListedProblem const& problem, BlockLists const& lists,
-                                    BlockSpans const& spans, int64_t index, Lanes const& lanes,
+                                    BlockSpans const& spans, int64_t number, Lanes const& lanes,
                                     Loader const& load) {
-  int64_t const number = index / spans.parts();
-  int const part = int(index % spans.parts());
   TileOfLists const at = lists.tile_of(number);
   Rows const q_rows = problem.q.rows_of(at.batch, load);
   Rows const k_rows = problem.k.rows_of(at.batch, load);
-  int* const list = part == 0 ? lists.list(at.batch, at.head, at.tile) : nullptr;
-  int first = at.tile * problem.n_queries;
-  int n_queries = problem.n_queries;
-  if (part > 0) {
-    n_queries /= spans.warpgroups;
-    first += (part - 1) * n_queries;
-  }
-  int const end = smaller(first + n_queries, q_rows.length);
-  Interval const blocks = listed_blocks(problem, lists, q_rows, k_rows, first, end);
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-  SpanFinder const found = write_shown(list, blocks, lanes, [&](int block) {
-    // NOTE: what is written of a list is of blocks before those that are read.
-    if (problem.is_judged) {
-      return static_cast<Shown>(list[1 + block]);
+  int const head = at.head * problem.group;
+  int* const list = lists.list(at.batch, at.head, at.tile);
+  PartOfTile<Variant> parts[1 + kMostWarpgroups];
+  for (int i = 0; i < spans.parts(); ++i) {
+    PartOfTile<Variant>& part = parts[i];
+    int first = at.tile * problem.n_queries;
+    int n_queries = problem.n_queries;
+    if (i > 0) {
+      n_queries /= spans.warpgroups;
+      first += (i - 1) * n_queries;
     }
-    return shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
-                                   {first, end - 1}, block);
-  });
-  if (spans.warpgroups > 0 && lanes.index() == 0) {
-    BlockSpan span = found.span();
-    if (part == 0 && !found.are_neighbours()) {
-      span = {kListedPlaces + 1, kListedPlaces + 1 + found.n_attended, 0, 0};
+    int const end = smaller(first + n_queries, q_rows.length);
+    part.queries = {first, end};
+    part.blocks = listed_blocks(problem, lists, q_rows, k_rows, first, end);
+    if (part.blocks.size() > 0 && !problem.is_judged) {
+      part.rows = Variant::tile_rows(captured, lengths, at.batch, head, {first, end - 1});
     }
-    spans.of_list(number)[part] = span;
+  }
+  Interval const blocks = parts[0].blocks;
+  for (int begin = blocks.begin; begin < blocks.end; begin += lanes.size()) {
+    int const block = begin + lanes.index();
+    Bounds const keys = keys_of_block(problem, lengths, block);
+    typename Variant::TileColumns columns{};
+    if (block < blocks.end && !problem.is_judged) {
+      columns = Variant::tile_columns(captured, lengths, at.batch, head, keys);
+    }
+    for (int i = 0; i < spans.parts(); ++i) {
+      PartOfTile<Variant>& part = parts[i];
+      Shown shown = Shown::none;
+      if (part.blocks.begin <= block && block < part.blocks.end) {
+        // NOTE: what is written of a list is of blocks before those that are read.
+        shown = problem.is_judged ? static_cast<Shown>(list[1 + block])
+                                  : shown_of_block<Variant>(
+                                        captured, problem, lengths, part.rows, columns, at.batch,
+                                        head, {part.queries.begin, part.queries.end - 1}, keys);
+      }
+      add_shown(i == 0 ? list : nullptr, part.found, lanes, begin, shown);
+    }
+  }
+  if (lanes.index() == 0) {
+    list[0] = parts[0].found.n_attended;
+    for (int i = 0; i < spans.parts() && spans.warpgroups > 0; ++i) {
+      SpanFinder const& found = parts[i].found;
+      BlockSpan span = found.span();
+      if (i == 0 && !found.are_neighbours()) {
+        span = {kListedPlaces + 1, kListedPlaces + 1 + found.n_attended, 0, 0};
+      }
+      spans.of_list(number)[i] = span;
+    }
   }
 }
 

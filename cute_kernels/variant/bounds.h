@@ -135,4 +135,13 @@ PYFLASH_HOST_DEVICE constexpr Bounds one_of(Bounds a, Bounds b) {
 }
 PYFLASH_HOST_DEVICE constexpr Bounds opposite(Bounds a) { return {1 - a.high, 1 - a.low}; }
 
+// What a variant's mask shows of some keys to some queries of a head.
+template <class Variant>
+PYFLASH_HOST_DEVICE Shown shown_of(typename Variant::Params const& captured, Lengths const& lengths,
+                                   int batch, int head, Bounds queries, Bounds keys) {
+  return Variant::tile(
+      captured, lengths, Variant::tile_rows(captured, lengths, batch, head, queries),
+      Variant::tile_columns(captured, lengths, batch, head, keys), batch, head, queries, keys);
+}
+
 }  // namespace pyflash::variant

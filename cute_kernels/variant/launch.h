@@ -125,8 +125,7 @@ cudaError_t make_lists(Making const& making, Made<Variant>& made,
         return error;
       }
     }
-    return write_lists(making, lists.n_lists() * made.spans.parts(), lists.blocks, captured,
-                       problem, lists, made.spans);
+    return write_lists(making, lists.n_lists(), lists.blocks, captured, problem, lists, made.spans);
   }
   return cudaSuccess;
 }

@@ -46,21 +46,22 @@ struct WarpLanes {
       visit(lane, __byte_perm(low, high, 0x5410));
     }
   }
-  // Four bytes of four lanes change places after those of two lanes have become one.
+  // Lanes that are neighbours change one load for the other, then four bytes of four of them change places.
   template <class Visit>
-  static __device__ void for_each_of_rows(uint32_t const (&by_lanes)[kOwnLanes],
-                                          Visit const& visit) {
+  static __device__ void for_each_of_rows(uint32_t const (&first)[kOwnLanes],
+                                          uint32_t const (&second)[kOwnLanes], Visit const& visit) {
     auto from = [](uint32_t value, int lanes) {
       return __shfl_xor_sync(0xffffffffu, value, lanes);
     };
     int const lane = index();
-    uint32_t const half = by_lanes[0] << (lane % 2 * kBitsOfVector);
-    uint32_t const bytes = half | from(half, 1);
+    bool const is_odd = lane % 2 != 0;
+    uint32_t const own = is_odd ? second[0] : first[0];
+    uint32_t const half = own << (lane % 2 * kBitsOfVector);
+    uint32_t const other = from(is_odd ? first[0] : second[0], 1);
+    uint32_t const bytes = half | other << (kBitsOfVector - lane % 2 * kBitsOfVector);
     uint32_t const of_two = __byte_perm(bytes, from(bytes, 2), lane & 2 ? 0x3715 : 0x6240);
     uint32_t const of_four = __byte_perm(of_two, from(of_two, 4), lane & 4 ? 0x3276 : 0x5410);
-    if (lane % 2 == 0) {
-      visit(lane, of_four);
-    }
+    visit(lane, lane % 2, of_four);
   }
 };
 
@@ -150,13 +151,13 @@ struct ListLanes {
   }
 };
 
-// `warps` write a list, or the span of a warpgroup: one, or all of a CTA.
+// `warps` write a list, and the spans of its tile: one, or all of a CTA.
 template <class Variant>
 __global__ void list_blocks(typename Variant::Params const captured, ListedProblem const problem,
                             BlockLists const lists, BlockSpans const spans, int const warps) {
   __shared__ WarpVotes votes;
   ListLanes const lanes{warps, &votes};
-  if (lanes.list() < lists.n_lists() * spans.parts()) {
+  if (lanes.list() < lists.n_lists()) {
     write_list<Variant>(captured, problem, lists, spans, lanes.list(), lanes,
                         [](int const* address) { return *address; });
   }

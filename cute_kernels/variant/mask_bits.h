@@ -79,6 +79,7 @@ struct JudgedBlock {
   BlockOfTile of;
   Shown shown;    // by bounds
   uint32_t seen;  // kShowsSome, kHidesSome
+  bool has_vectors;
 };
 // Blocks that a CTA judges, at most.
 inline constexpr int kMostJudged = 32;
@@ -138,17 +139,20 @@ struct HostWarp {
       visit(lane, word);
     }
   }
-  // Eight lanes of a warp have bits_by_lanes of eight vectors of a row; there are four such rows. Calls visit with every other lane
-  // of eight, and the word of the row that the first, second, third and fourth of these has for a lane of a quad.
+  // Eight lanes of a warp have bits_by_lanes of eight vectors of a row; there are four such rows, by each of two loads. Calls visit
+  // with each lane, 0 or 1 for a load, and the word of the row of this load that two of eight lanes have for a lane of a quad: even
+  // lanes the word of the first load, odd ones that of the second.
   template <class Visit>
-  static void for_each_of_rows(uint32_t const (&by_lanes)[kOwnLanes], Visit const& visit) {
-    for (int lane = 0; lane < kOwnLanes; lane += 2) {
+  static void for_each_of_rows(uint32_t const (&first)[kOwnLanes],
+                               uint32_t const (&second)[kOwnLanes], Visit const& visit) {
+    for (int lane = 0; lane < kOwnLanes; ++lane) {
+      uint32_t const(&by_lanes)[kOwnLanes] = lane % 2 == 0 ? first : second;
       uint32_t word = 0;
       for (int i = 0; i < 8; ++i) {
         uint32_t const of_vector = by_lanes[lane / 8 * 8 + i];
         word |= (of_vector >> (lane % 8 / 2 * 8) & 15) << (kBitsOfVector * i);
       }
-      visit(lane, word);
+      visit(lane, lane % 2, word);
     }
   }
 };
@@ -318,66 +322,113 @@ PYFLASH_HOST_DEVICE bool has_bool_vectors(typename Variant::Params const& captur
          end <= Variant::template copied_until<Variant::kBoolsOfMask>(captured);
 }
 
-// The same as write_bits of such a block: a lane has a vector of a row, eight lanes a word of each lane of a quad.
-#if defined(__CUDACC__)
-#pragma nv_exec_check_disable
-#endif
-template <class Variant, class Cta>
-PYFLASH_HOST_DEVICE uint32_t write_bools(typename Variant::Params const& captured,
-                                         PreparedTables<Variant::kPrepared> const& tables,
-                                         ListedProblem const& problem, BlockOfTile const& of,
-                                         uint32_t* words, Cta const& cta) {
-  using Warp = typename Cta::Warp;
-  constexpr int kRows = 16;  // that a warp visits
-  constexpr int kAtOnce =
-      4;  // rows of a load: r, r + 1, r + 8 and r + 9, whose words are neighbours
-  constexpr int kLanesOfRow = kKeysOfWord / kKeysOfVector;
-  constexpr int kLoads = kRows / kAtOnce;
-  int const head = of.at.head;
-  int const words_per_row = words_of_row(problem.B_c);
-  int const first_key = of.block * problem.B_c;
-  auto const prepared = Variant::prepared(tables, of.at.batch, head);
-  auto const uniform = Variant::uniform(captured, of.lengths, of.at.batch, head);
-  uint32_t some = 0;
-  uint32_t every = kAllBitsByLanes;
-  auto first_row_of = [](int n, int lane) {
-    int const row = lane / kLanesOfRow;
-    return n * kRows + row % 2 + row / 2 * 8;
-  };
-  for (int word = 0; word < words_per_row; ++word) {
-    cta.for_each_of(problem.warpgroups * kRowsOfWarpgroup / kRows, [&](int n) {
-      uint32_t by_lanes[kLoads][Warp::kOwnLanes];
-      Warp::for_each_own_lane([&](int lane) {
-        int const column = word * kKeysOfWord + lane % kLanesOfRow * kKeysOfVector;
-        bool const exists = column < problem.B_c;
-        int const first_query = of.first_query + first_row_of(n, lane);
-        BoolVector bools[kLoads];
-        for (int load = 0; load < kLoads; ++load) {
-          int const query = smaller(first_query + 2 * load, of.end_query - 1);
-          auto const row =
-              Variant::row(captured, of.lengths, prepared, uniform, of.at.batch, head, query);
-          auto const* const line = Variant::template line<Variant::kBoolsOfMask>(row);
-          bools[load] = exists ? *reinterpret_cast<BoolVector const*>(line + first_key + column)
-                               : BoolVector{};
-        }
-        for (int load = 0; load < kLoads; ++load) {
-          uint32_t const bits = bits_by_lanes(bools[load]);
-          by_lanes[load][Warp::own(lane)] = bits;
-          some |= bits;
-          every &= exists ? bits : kAllBitsByLanes;
-        }
-      });
-      for (int load = 0; load < kLoads; ++load) {
-        Warp::for_each_of_rows(by_lanes[load], [&](int lane, uint32_t bits) {
-          int const of_quad = lane % kLanesOfRow / 2;
-          int const first_word = word_of_row(first_row_of(n, lane), words_per_row) + word;
-          words[first_word +
-                (2 * load * kWordsOfNextRow + of_quad * kWordsOfNextLane) * words_per_row] = bits;
-        });
+// The rows of a tile that a warp visits at once.
+inline constexpr int kRowsOfVisit = 16;
+// Rows of a load: r, r + 1, r + 8 and r + 9, whose words are neighbours.
+inline constexpr int kRowsOfLoad = 4;
+inline constexpr int kLoadsOfVisit = kRowsOfVisit / kRowsOfLoad;
+inline constexpr int kLanesOfRow = kKeysOfWord / kKeysOfVector;
+
+// The first of the rows of visit n of which a lane loads a vector.
+PYFLASH_HOST_DEVICE constexpr int first_row_of(int n, int lane) {
+  int const row = lane / kLanesOfRow;
+  return n * kRowsOfVisit + row % 2 + row / 2 * 8;
+}
+
+// Where the bools of the rows of visit n begin. A lane has a vector of each, eight lanes a word of each lane of a quad.
+template <class Variant, class Warp>
+struct LinesOfVisit {
+  bool const* of_loads[kLoadsOfVisit][Warp::kOwnLanes];
+
+  PYFLASH_HOST_DEVICE void find(typename Variant::Params const& captured,
+                                PreparedTables<Variant::kPrepared> const& tables,
+                                BlockOfTile const& of, int n) {
+    int const head = of.at.head;
+    auto const prepared = Variant::prepared(tables, of.at.batch, head);
+    auto const uniform = Variant::uniform(captured, of.lengths, of.at.batch, head);
+    Warp::for_each_own_lane([&](int lane) {
+      int const first_query = of.first_query + first_row_of(n, lane);
+      for (int load = 0; load < kLoadsOfVisit; ++load) {
+        int const query = smaller(first_query + 2 * load, of.end_query - 1);
+        auto const row =
+            Variant::row(captured, of.lengths, prepared, uniform, of.at.batch, head, query);
+        of_loads[load][Warp::own(lane)] = Variant::template line<Variant::kBoolsOfMask>(row);
       }
     });
   }
+};
+
+// The same as write_bits of such a block, of the rows of visit n.
+template <class Variant, class Warp>
+PYFLASH_HOST_DEVICE uint32_t write_bools(LinesOfVisit<Variant, Warp> const& lines,
+                                         ListedProblem const& problem, BlockOfTile const& of, int n,
+                                         uint32_t* words) {
+  int const words_per_row = words_of_row(problem.B_c);
+  int const first_key = of.block * problem.B_c;
+  uint32_t some = 0;
+  uint32_t every = kAllBitsByLanes;
+  for (int word = 0; word < words_per_row; ++word) {
+    uint32_t by_lanes[kLoadsOfVisit][Warp::kOwnLanes];
+    Warp::for_each_own_lane([&](int lane) {
+      // NOTE: a vector behind the last of the block stands for it: nobody reads its bits.
+      int const column = smaller(word * kKeysOfWord + lane % kLanesOfRow * kKeysOfVector,
+                                 problem.B_c - kKeysOfVector);
+      BoolVector bools[kLoadsOfVisit];
+      for (int load = 0; load < kLoadsOfVisit; ++load) {
+        bool const* const line = lines.of_loads[load][Warp::own(lane)];
+        bools[load] = *reinterpret_cast<BoolVector const*>(line + first_key + column);
+      }
+      for (int load = 0; load < kLoadsOfVisit; ++load) {
+        uint32_t const bits = bits_by_lanes(bools[load]);
+        by_lanes[load][Warp::own(lane)] = bits;
+        some |= bits;
+        every &= bits;
+      }
+    });
+    for (int load = 0; load < kLoadsOfVisit; load += 2) {
+      auto write = [&](int lane, int next, uint32_t bits) {
+        int const of_quad = lane % kLanesOfRow / 2;
+        int const first_word = word_of_row(first_row_of(n, lane), words_per_row) + word;
+        words[first_word + (2 * (load + next) * kWordsOfNextRow + of_quad * kWordsOfNextLane) *
+                               words_per_row] = bits;
+      };
+      Warp::for_each_of_rows(by_lanes[load], by_lanes[load + 1], write);
+    }
+  }
   return (some != 0 ? kShowsSome : 0) | (every != kAllBitsByLanes ? kHidesSome : 0);
+}
+
+// Writes the bits of those of `count` judged blocks that have vectors of bools; words_of: where the bits of one begin. A warp walks along
+// the keys of its rows, so that it finds their lines once, and reads what lies side by side.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Variant, class Cta, class WordsOf>
+PYFLASH_HOST_DEVICE void write_bool_vectors(typename Variant::Params const& captured,
+                                            PreparedTables<Variant::kPrepared> const& tables,
+                                            ListedProblem const& problem, int count, Cta const& cta,
+                                            WordsOf const& words_of) {
+  constexpr int kShares = 2;  // of the blocks: visits alone may be no multiple of the warps
+  int const n_visits = problem.warpgroups * kRowsOfWarpgroup / kRowsOfVisit;
+  cta.for_each_of(n_visits * kShares, [&](int place) {
+    int const n = place / kShares;
+    int const share = place % kShares;
+    LinesOfVisit<Variant, typename Cta::Warp> lines;
+    bool are_found = false;
+    for (int i = count * share / kShares; i < count * (share + 1) / kShares; ++i) {
+      JudgedBlock& judged = cta.judged[i];
+      BlockOfTile const& of = judged.of;
+      are_found = are_found && of.block > 0;  // of the tile before
+      if (judged.shown != Shown::some || !judged.has_vectors) {
+        continue;
+      }
+      if (!are_found) {
+        lines.find(captured, tables, of, n);
+        are_found = true;
+      }
+      cta.add(judged.seen, write_bools(lines, problem, of, n, words_of(i)));
+    }
+  });
 }
 
 // Judges `count` blocks from number `first` of those of all lists on: writes what is shown of each into its place of the list, and
@@ -401,37 +452,46 @@ PYFLASH_HOST_DEVICE void judge_blocks_from(typename Variant::Params const& captu
     int const end_query = smaller(first_query + problem.n_queries, q_rows.length);
     Interval const listed = listed_blocks(problem, lists, q_rows, k_rows, first_query, end_query);
     Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
-    Shown const shown =
-        block < listed.begin || block >= listed.end
-            ? Shown::none
-            : shown_of_block<Variant>(captured, problem, lengths, at.batch, at.head * problem.group,
-                                      {first_query, end_query - 1}, block);
-    cta.judged[i] = {{at, block, first_query, end_query, lengths}, shown, 0};
+    Shown shown = Shown::none;
+    if (listed.begin <= block && block < listed.end) {
+      int const head = at.head * problem.group;
+      Bounds const queries{first_query, end_query - 1};
+      Bounds const keys = keys_of_block(problem, lengths, block);
+      shown =
+          shown_of_block<Variant>(captured, problem, lengths,
+                                  Variant::tile_rows(captured, lengths, at.batch, head, queries),
+                                  Variant::tile_columns(captured, lengths, at.batch, head, keys),
+                                  at.batch, head, queries, keys);
+    }
+    BlockOfTile const of{at, block, first_query, end_query, lengths};
+    bool has_vectors = false;
+    if constexpr (kIsBools<Variant>) {
+      has_vectors = has_bool_vectors<Variant>(captured, problem, of);
+    }
+    cta.judged[i] = {of, shown, 0, has_vectors};
   });
   cta.sync();  // they are visible
+  auto words_of = [&](int i) {
+    return data + int64_t(first + i) * words_of_block(problem.warpgroups, problem.B_c);
+  };
+  if constexpr (kIsBools<Variant>) {
+    write_bool_vectors<Variant>(captured, tables, problem, count, cta, words_of);
+  }
   for (int i = 0; i < count; ++i) {
-    if (cta.judged[i].shown == Shown::some) {
+    if (cta.judged[i].shown == Shown::some && !cta.judged[i].has_vectors) {
       BlockOfTile const of = cta.judged[i].of;
-      uint32_t* const words =
-          data + int64_t(first + i) * words_of_block(problem.warpgroups, problem.B_c);
-      auto seen = [&] {
-        if constexpr (kIsBools<Variant>) {
-          if (has_bool_vectors<Variant>(captured, problem, of)) {
-            return write_bools<Variant>(captured, tables, problem, of, words, cta);
-          }
-        }
-        if (Variant::kStreams &&
-            Variant::is_streamed(captured, of.block * problem.B_c, problem.B_c)) {
-          return write_bits<Variant, Variant::kStreams>(captured, tables, problem, of, words, cta);
-        }
-        return write_bits<Variant, false>(captured, tables, problem, of, words, cta);
-      };
-      cta.add(cta.judged[i].seen, seen());
+      bool const is_streamed =
+          Variant::kStreams && Variant::is_streamed(captured, of.block * problem.B_c, problem.B_c);
+      uint32_t const seen =
+          is_streamed ? write_bits<Variant, Variant::kStreams>(captured, tables, problem, of,
+                                                               words_of(i), cta)
+                      : write_bits<Variant, false>(captured, tables, problem, of, words_of(i), cta);
+      cta.add(cta.judged[i].seen, seen);
     }
   }
   cta.sync();  // what all threads have seen is visible
   cta.for_each(count, [&](int i) {
-    auto const& [of, shown, seen] = cta.judged[i];
+    auto const& [of, shown, seen, has_vectors] = cta.judged[i];
     Shown found = shown;
     if (shown == Shown::some) {
       found = (seen & kShowsSome) == 0   ? Shown::none

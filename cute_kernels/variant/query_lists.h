@@ -38,10 +38,18 @@ PYFLASH_HOST_DEVICE void write_query_list(typename Variant::Params const& captur
     blocks.end = smaller(blocks.end, lists.blocks);  // whatever cu_seqlens hold
   }
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
+  Bounds const keys{first, end - 1};
+  typename Variant::TileColumns columns{};
+  if (first < end) {
+    columns = Variant::tile_columns(captured, lengths, at.batch, at.head, keys);
+  }
   write_shown(lists.list(at.batch, at.head, at.tile), blocks, lanes, [&](int block) {
     int64_t const query = int64_t(block) * problem.n_queries;
     int64_t const last = minimum(query + problem.n_queries, int64_t(q_rows.length)) - 1;
-    return Variant::tile(captured, lengths, at.batch, at.head, {query, last}, {first, end - 1});
+    Bounds const queries{query, last};
+    return Variant::tile(captured, lengths,
+                         Variant::tile_rows(captured, lengths, at.batch, at.head, queries), columns,
+                         at.batch, at.head, queries, keys);
   });
 }
 

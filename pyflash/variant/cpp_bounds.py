@@ -5,6 +5,10 @@ Of floats and of 64-bit sums it knows nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pyflash.variant.axes import Rate, rates
 from pyflash.variant.expr import Node
 from pyflash.variant.scalars import F32, I32, I64, Scalar
 from pyflash.variant.walk import postorder
@@ -28,24 +32,94 @@ _OF_64_BITS = ("min", "max", "clamp", "where")
 _WHOLE = {Scalar.BOOL: "maybe()", I32: "whole<int>()", I64: "whole<int64_t>()"}
 
 
+# What is told once for the queries of a tile, and once for its keys: the struct, the function, and
+# what the latter takes.
+_SIDES = {"rows": ("TileRows", "q"), "columns": ("TileColumns", "k")}
+
+
 def tile_lines(mask: Node) -> list[str]:
-    """A member function of a normal mask."""
-    names: dict[Node, str] = {}
-    statements: list[str] = []
-    for node in postorder(mask, operands=lambda node: () if _is_unknown(node) else node.args):
-        text = _bounds(node, [names[arg] for arg in node.args if not _is_unknown(node)])
-        if text.endswith(")") and node.args:
-            statements.append(f"    Bounds const t{len(statements)} = {text};")
-            text = f"t{len(statements) - 1}"
-        names[node] = text
+    """Member functions of a normal mask, and the structs of what they tell one another."""
+    of_sides = _dear_of_sides(mask)
+    lines, names = [], {}
+    for side, (struct, axis) in _SIDES.items():
+        nodes = of_sides[side]
+        fields = [f"Bounds {axis}{i};" for i in range(len(nodes))]
+        told = _statements(nodes, {})
+        lines += [
+            f"  // What the bounds of {axis} alone decide, where that takes loads or divisions.",
+            f"  struct {struct} {{{' '.join(['', *fields, ''])}}};"
+            if fields
+            else f"  struct {struct} {{}};",
+            f"  static PYFLASH_HOST_DEVICE {struct} tile_{side}(",
+            f"      Params const& params, Lengths const& lengths, int b, int h, Bounds {axis}) {{",
+            *told.lines,
+            f"    return {{{', '.join(told.names[node] for node in nodes)}}};",
+            "  }",
+        ]
+        names |= {node: f"{side}.{axis}{i}" for i, node in enumerate(nodes)}
+    told = _statements([mask], names)
     return [
+        *lines,
         "  // What the mask shows of the queries q and the keys k. At worst some.",
         "  static PYFLASH_HOST_DEVICE Shown tile(",
-        "      Params const& params, Lengths const& lengths, int b, int h, Bounds q, Bounds k) {",
-        *statements,
-        f"    return shown({names[mask]});",
+        "      Params const& params, Lengths const& lengths, TileRows const& rows,",
+        "      TileColumns const& columns, int b, int h, Bounds q, Bounds k) {",
+        *told.lines,
+        f"    return shown({told.names[mask]});",
         "  }",
     ]
+
+
+def _dear_of_sides(mask: Node) -> dict[str, list[Node]]:
+    """The largest parts of a mask that read a tensor or divide, and depend on queries at most, or
+    on keys at most."""
+    rate = rates(mask)
+    dear: set[Node] = set()
+    found: dict[str, list[Node]] = {side: [] for side in _SIDES}
+    for node in postorder(mask, operands=_known_operands):
+        own = node.op in ("//", "%") or (node.op == "load" and node.data.rank is not None)
+        if own or any(arg in dear for arg in _known_operands(node)):
+            dear.add(node)
+
+    seen: set[Node] = set()
+    stack = [mask]
+    while stack:
+        node = stack.pop()
+        if node in seen or node not in dear:
+            continue
+        seen.add(node)
+        if rate[node] is Rate.PAIR:
+            stack += reversed(_known_operands(node))
+        else:
+            found["columns" if rate[node] is Rate.COLUMN else "rows"].append(node)
+    return found
+
+
+@dataclass(frozen=True)
+class _Told:
+    lines: list[str]
+    names: Mapping[Node, str]
+
+
+def _statements(roots: Iterable[Node], known: Mapping[Node, str]) -> _Told:
+    """What tells the bounds of some nodes, but for those that are known by name."""
+    names = dict(known)
+    lines: list[str] = []
+    for node in postorder(
+        *roots, operands=lambda node: () if node in known else _known_operands(node)
+    ):
+        if node in known:
+            continue
+        text = _bounds(node, [names[arg] for arg in _known_operands(node)])
+        if text.endswith(")") and node.args:
+            lines.append(f"    Bounds const t{len(lines)} = {text};")
+            text = f"t{len(lines) - 1}"
+        names[node] = text
+    return _Told(lines, names)
+
+
+def _known_operands(node: Node) -> tuple[Node, ...]:
+    return () if _is_unknown(node) else node.args
 
 
 def _is_unknown(node: Node) -> bool:

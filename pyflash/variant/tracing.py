@@ -235,6 +235,12 @@ class Partial(Term):
 
     __slots__ = ("indices", "tensor", "tracer")
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return applied(function, args, kwargs or {})
+
     def __init__(self, tracer: Tracer, tensor: torch.Tensor, indices: tuple[Any, ...]) -> None:
         self.tracer, self.tensor, self.indices = tracer, tensor, indices
 

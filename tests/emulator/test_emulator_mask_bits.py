@@ -232,8 +232,8 @@ def _planted(bugs, text, root):
 
 
 def is_wrong(library, text: str, name: str) -> bool:
-    k_len = {"long": 700, "of_bools": 384, "strided": 384}.get(name, 333)
-    qkv = growing() if name == "growing" else inputs(200, k_len)
+    k_len = {"long": 700, "of_bools": 384, "strided": 384, "three_tiles": 384}.get(name, 333)
+    qkv = growing() if name == "growing" else inputs(300 if name == "three_tiles" else 200, k_len)
     tensors = {"m": shown(qkv[0].shape[1], qkv[1].shape[1])}
     if name == "sparse":
         tensors["m"][:128, 128:256] = False
@@ -259,7 +259,7 @@ def test_a_bug_is_found(planted, bug):
         assert is_wrong(planted, PLANTED, bug.problem)
 
 
-@pytest.mark.parametrize("name", ["of_bools", "sparse", "strided"])
+@pytest.mark.parametrize("name", ["of_bools", "sparse", "strided", "three_tiles"])
 def test_nothing_is_wrong_of_bools_while_no_bug_is_on(planted_bools, name):
     assert not is_wrong(planted_bools, BOOLS, name)
 

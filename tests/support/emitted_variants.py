@@ -67,8 +67,8 @@ void judge(typename V::Params const& params, int const (*at)[10], int n, int* ve
   for (int i = 0; i < n; ++i) {{
     auto const [b, h, q, q_last, k, k_last, q_len, k_len, q0, k0] =
         *reinterpret_cast<TileAt const*>(at[i]);
-    verdicts[i] =
-        int(V::tile(params, Lengths{{q_len, k_len, q0, k0}}, b, h, {{q, q_last}}, {{k, k_last}}));
+    Lengths const lengths{{q_len, k_len, q0, k0}};
+    verdicts[i] = int(shown_of<V>(params, lengths, b, h, {{q, q_last}}, {{k, k_last}}));
   }}
 }}
 """

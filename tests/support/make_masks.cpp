@@ -63,7 +63,7 @@ Masks make(typename Variant::Params const& captured, ListedProblem problem, bool
       }
     }
   }
-  int64_t const n_lists = lists.n_lists() * spans.parts();
+  int64_t const n_lists = lists.n_lists();
   if (by_kernels) {
     int const lists_of_cta = warps == 1 ? 4 : 1;
     launch(ceil_div(n_lists, int64_t(lists_of_cta)), 32 * warps * lists_of_cta,

@@ -271,8 +271,8 @@ BUGS = [
     _swapped(
         "a_tile_without_its_first_key",
         _LISTS,
-        "{first, end - 1});",
-        "{first + BUG, end - 1});",
+        "keys{first, end - 1};",
+        "keys{first + BUG, end - 1};",
         "last_query",
     ),
     _swapped(
