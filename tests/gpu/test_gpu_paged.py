@@ -555,6 +555,24 @@ def test_a_shared_prefix(n_prefix):
             own.check(b, q[rows], out[rows], lse[:, rows], causal=True)
 
 
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", [(64, 32, 128), (3, 5, 4, 72), (1, 1, 8), (0, 4, 64)])
+def test_merged_states_are_those_of_the_cpu(shape, n, dtype):
+    outs = [torch.randn(shape).to(dtype) for _ in range(n)]
+    lses = [10 * torch.randn(*shape[:-3], shape[-2], shape[-3]) for _ in range(n)]
+    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        lse[..., i::3] = -torch.inf
+        out[..., i::3, :, :] = torch.nan
+    expected = pyflash.merge_states(list(zip(outs, lses, strict=True)))
+    on_gpu = [[x.cuda() for x in tensors] for tensors in (outs, lses)]
+    into = [x.cuda() for x in map(torch.empty_like, expected)]
+    assert torch.ops.pyflash.merge_states(*on_gpu, *into)
+    for x, y in zip(into, expected, strict=True):
+        unit = torch.finfo(x.dtype).eps
+        torch.testing.assert_close(x.cpu(), y, atol=max(unit, 1e-5), rtol=max(unit, 1e-6))
+
+
 @pytest.mark.usefixtures("invariant_kernels")
 @pytest.mark.parametrize("first", range(0, 500, 50))
 def test_pitfalls_21_22_23_bits_of_a_row(first):
