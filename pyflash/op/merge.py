@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from pyflash.op.autograd import is_seen_by_nobody
 from pyflash.op.errors import check_device, check_types, dtype_name, require
 
 
@@ -64,14 +65,11 @@ def merge_states(*states: Any, out: Tensor | None = None) -> tuple[Tensor, Tenso
 def _merged_by_kernel(
     outs: list[Tensor], lses: list[Tensor], out: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """None where the op does not merge these, or something has to see PyTorch's operations."""
+    """None where the op does not merge these, or somebody looks at which operations run."""
     given = [*outs, *lses, *([] if out is None else [out])]
     if (
-        torch.compiler.is_compiling()
-        or any(type(x) is not Tensor for x in given)
+        not all(map(is_seen_by_nobody, given))
         or (torch.is_grad_enabled() and any(x.requires_grad for x in given))
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
         or outs[0].device.type not in ("cpu", "cuda")
         or any(x.dtype != outs[0].dtype for x in outs)
         or any(x.dtype != torch.float32 for x in lses)

@@ -112,7 +112,7 @@ def call_op(
         or v.requires_grad
         or not _TENSORS.isdisjoint(options)  # which may require gradients
     )
-    if recorded or not (type(k) is type(v) is Tensor and _is_seen_by_nobody(q)):
+    if recorded or not (type(k) is type(v) is Tensor and is_seen_by_nobody(q)):
         return call(op, q, k, v, *others, **options)
     with _C._AutoDispatchBelowAutograd():
         return call(op, q, k, v, *others, **options)
@@ -207,7 +207,7 @@ class _Attention(_Function):
     ) -> tuple[Tensor | None, ...]:
         # NOTE: unpacking may run the forward pass again, which has to be recorded.
         saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
-        if not is_grad_enabled() and _is_seen_by_nobody(grad_out):
+        if not is_grad_enabled() and is_seen_by_nobody(grad_out):
             found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
             if found:
                 return (None, *found, None, None, None, None) if ctx.lengths else (None, *found)
@@ -222,7 +222,7 @@ class _Attention(_Function):
     jvp = staticmethod(refusal(FORWARD_MODE))
 
 
-def _is_seen_by_nobody(x: Tensor | None) -> bool:
+def is_seen_by_nobody(x: Tensor | None) -> bool:
     """Whether nobody looks at which ops run on a tensor: no graph is traced, and no mode, transform
     or subclass of torch's is there."""
     return (
