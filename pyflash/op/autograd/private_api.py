@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from pyflash.op.answers import answers_about, state
@@ -28,7 +29,7 @@ is_grad_enabled = _C.is_grad_enabled
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
 # interpreter a kernel already is; this class does what the kernels of torch's own ops do.
 _Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
-# NOTE: a call of the op by its name takes longer by a microsecond.
+# NOTE: a call of an op by its name takes longer by a microsecond.
 _run_backward = getattr(torch.ops.pyflash.run_backward.default, "_op", None)
 _TENSORS = frozenset(TENSORS)
 # The question whether lse has a gradient, and which options the backward pass takes.
@@ -50,6 +51,7 @@ _NEEDED = (
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
     "ops.pyflash.fwd.default._handle.redispatch_boxed",
+    "ops.pyflash.fwd.default._op",
     "ops.pyflash.run_backward.default._op",
 )
 
@@ -96,7 +98,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
 
 
 def call_op(
-    op: Callable[..., Any],
+    op: OpOverload,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -115,7 +117,7 @@ def call_op(
     if recorded or not (type(k) is type(v) is Tensor and is_seen_by_nobody(q)):
         return call(op, q, k, v, *others, **options)
     with _C._AutoDispatchBelowAutograd():
-        return call(op, q, k, v, *others, **options)
+        return call(op._op, q, k, v, *others, **options)
 
 
 def below_autograd() -> AbstractContextManager[Any]:
