@@ -161,6 +161,10 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        for item in items:
+            if item.get_closest_marker("times"):
+                item.add_marker(pytest.mark.skip("compares times: run it without -n"))
     reason = why_no_gpu()
     for item in items:
         marked = item.get_closest_marker("gpu")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.gpu_kernels import sm80_backward_configs
+from support.gpu_kernels import sm80_backward_configs, with_workspace
 
 from pyflash.op.backward import kernels
 
@@ -91,15 +91,9 @@ def test_bytes_of_the_workspace(deterministic):
     inputs, _ = make(sizes, d_head, {"causal": True})
     torch.use_deterministic_algorithms(deterministic)
     try:
-        kernels.bwd(*inputs, config=config, causal=True)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        found = kernels.bwd(*inputs, config=config, causal=True)
-        torch.cuda.synchronize()
+        _, workspace = with_workspace(lambda: kernels.bwd(*inputs, config=config, causal=True))
     finally:
         torch.use_deterministic_algorithms(False)
-    workspace = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in found)
     padded = 1024
     of_queries = sizes.batch * sizes.heads * padded * (8 + 4 * d_head)
     of_keys = 0 if deterministic else sizes.batch * sizes.heads_kv * padded * 8 * d_head

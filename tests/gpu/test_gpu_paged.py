@@ -294,12 +294,11 @@ def test_a_graph_serves_all_lengths(page_size, seqlen_q, batch_invariant, reques
         assert all(map(torch.equal, found, run())), lengths
 
 
+@pytest.mark.times
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("seqlen_q", [1, 4])
 def test_a_replay_takes_as_long_as_a_graph_of_its_lengths(seqlen_q, batch_invariant, request):
-    """Within 2 %, at 10 random sets of lengths. Pitfall 12.
-
-    NOTE: nothing else may use the GPU."""
+    """Within 2 %, at 10 random sets of lengths. Pitfall 12."""
     options = {"causal": True}
     if batch_invariant:
         request.getfixturevalue("invariant_kernels")

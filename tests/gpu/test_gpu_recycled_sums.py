@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.gpu_kernels import forbid_borrowed, skip_without_kernels_for
+from support.gpu_kernels import forbid_borrowed, skip_without_kernels_for, with_workspace
 
 from pyflash import attention, attention_varlen
 
@@ -96,13 +96,9 @@ def test_bytes_of_the_workspace(monkeypatch, name, mask, mib):
     forbid_borrowed(monkeypatch)
     qkv, grad_out = make(sizes)
     out = forward(sizes, qkv, **MASKS[mask])
-    torch.autograd.grad(out, qkv, grad_out, retain_graph=True)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = torch.autograd.grad(out, qkv, grad_out, retain_graph=True)
-    torch.cuda.synchronize()
-    workspace = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in found)
+    _, workspace = with_workspace(
+        lambda: torch.autograd.grad(out, qkv, grad_out, retain_graph=True)
+    )
     padded = -(-sizes.seqlen // 128) * 128
     numbers = 2 * 4 * sizes.batch * sizes.heads * padded
     assert workspace <= (mib + 1) * MIB + numbers + 64 * KIB

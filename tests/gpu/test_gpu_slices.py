@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.gpu_kernels import forbid_borrowed, sm80_backward_configs
+from support.gpu_kernels import forbid_borrowed, sm80_backward_configs, with_workspace
 from support.problems import new_memory_is_nan
 from torch import Tensor
 
@@ -209,13 +210,7 @@ def test_bytes_of_the_workspace(name, in_order):
     call = make(sizes, options)
     results = call.forward()
     for config in configs_for(sizes, options):
-        call.gradients(config, results, in_order)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        found = call.gradients(config, results, in_order)
-        torch.cuda.synchronize()
-        workspace = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in found)
+        _, workspace = with_workspace(partial(call.gradients, config, results, in_order))
         # lse and delta, turns and the order of blocks of keys.
         beside = sizes.bytes_of_sums * 9 / (4 * sizes.d_head) * 1.2
         most = max(64 * MIB, bytes_of_two_tiles_a_cta(sizes, parse(config).B_c, in_order))
@@ -244,7 +239,8 @@ def variant_config() -> str:
     variants = [parse_variant(VARIANT)]
     library.load(build_with_variants(variants, [default_config(DType.FP16, 64, archs[0])], archs))
     config = parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_2")
-    library.load(build_with_variants(variants, [config], archs))
+    features = ["plain", "deterministic"]
+    library.load(build_with_variants(variants, [config], archs, features))
     return config.canonical().short_form()
 
 

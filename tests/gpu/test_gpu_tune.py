@@ -59,6 +59,7 @@ def test_the_winner_of_what_is_built_is_what_is_selected_once_installed(tmp_path
         tables.load_tables()
 
 
+@pytest.mark.times
 def test_clocks_have_settled_when_samples_are_taken():
     """At first, and after any pause, they are up to a tenth higher, more for some configs."""
     workload = Workload(parse_problem("bf16,batch=4,heads=16,seqlen=4096,d_head=128,causal"))

@@ -61,3 +61,16 @@ def n_that_differ(run: Callable[[], Sequence[Tensor]], first: Sequence[Tensor], 
         for a, b in zip(run(), first, strict=True):
             n_different += (a != b).any()
     return int(n_different)
+
+
+def with_workspace(run: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], int]:
+    """The results of a second call, and the bytes that it asked for beside them."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    # NOTE: what is allocated counts up to 1 MB more of each block that the cache held already.
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    results = run()
+    torch.cuda.synchronize()
+    most = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return results, most - before - sum(x.nbytes for x in results)
