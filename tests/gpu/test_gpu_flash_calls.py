@@ -1,11 +1,11 @@
-"""FlashAttention's functions on a GPU, as tests/compat/test_kvcache.py has them on the CPU: longer
+"""FlashAttention's functions on a GPU, as tests/compat.test_flash_calls.py has them on the CPU: longer
 sequences, more queries, wider heads and pages by TMA and gathered."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from compat.test_kvcache import CASES, EXTRAS
+from compat.test_flash_calls import CASES, EXTRAS
 from support.flash_calls import KEYS, MASKS, CachedCase, PackedCase, Sizes, check_combined
 
 pytestmark = pytest.mark.gpu
