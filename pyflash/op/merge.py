@@ -68,7 +68,8 @@ def _merged_by_kernel(
     """None where the op does not merge these, or somebody looks at which operations run."""
     given = [*outs, *lses, *([] if out is None else [out])]
     if (
-        not all(map(is_seen_by_nobody, given))
+        not all(type(x) is Tensor for x in given)
+        or not is_seen_by_nobody(given[0])
         or (torch.is_grad_enabled() and any(x.requires_grad for x in given))
         or outs[0].device.type not in ("cpu", "cuda")
         or any(x.dtype != outs[0].dtype for x in outs)

@@ -1,5 +1,5 @@
-"""FlashAttention's functions on a GPU, as tests/compat.test_flash_calls.py has them on the CPU: longer
-sequences, more queries, wider heads and pages by TMA and gathered."""
+"""FlashAttention's functions on a GPU, as tests/compat/test_flash_calls.py has them on the CPU:
+longer sequences, more queries, wider heads and pages by TMA and gathered."""
 
 from __future__ import annotations
 
