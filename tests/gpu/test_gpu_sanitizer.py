@@ -234,7 +234,7 @@ for config, short_form in zip(configs(), sys.argv[1:]):
 assert min(n_checked.values()) > 0, n_checked
 print("checked", len(n_checked), "configs")
 """
-# Slots of no page, of several kinds, behind rows and pages of several layouts; and states of several shapes.
+# Slots of no page, of several kinds, behind rows and pages of several layouts. Merged states.
 APPENDED = """
 from pyflash import append_kv
 dtype = torch.float16
