@@ -1,6 +1,5 @@
 #include "cute_kernels/bindings/append.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -8,6 +7,7 @@
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/gpu.h"
 #include "cute_kernels/bindings/tensors.h"
+#include "cute_kernels/bindings/vectors.h"
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/errors.h"
 #include "cute_kernels/slots.h"
@@ -15,39 +15,10 @@
 namespace pyflash {
 namespace {
 
-constexpr int64_t kElements = 8;  // of 16 bits, of a vector
 constexpr int64_t kMostRows = 1 << 30;
 
-bool has_16_bits(TensorView const& x) {
-  return x.dtype == ElementType::kFloat16 || x.dtype == ElementType::kBFloat16;
-}
-
-// Whether rows of 16-bit elements, which the last dimension has, are whole vectors at multiples of their size.
-bool is_of_vectors(TensorView const& x) {
-  int const last = x.rank - 1;
-  bool are = has_16_bits(x) && x.sizes[last] % kElements == 0 && x.strides[last] == 1 &&
-             reinterpret_cast<uintptr_t>(x.data) % sizeof(AppendedVector) == 0;
-  for (int i = 0; i < last; ++i) {
-    are = are && (x.sizes[i] <= 1 || x.strides[i] % kElements == 0);
-  }
-  return are;
-}
-
-// Whether the memory from the first element to the last of one tensor has elements of the other.
-bool may_share(TensorView const& a, TensorView const& b) {
-  auto const begin = [](TensorView const& x) { return reinterpret_cast<uintptr_t>(x.data); };
-  auto const end = [&](TensorView const& x) {
-    uintptr_t at = begin(x) + sizeof(uint16_t);
-    for (int i = 0; i < x.rank; ++i) {
-      at += std::max<int64_t>(x.sizes[i] - 1, 0) * x.strides[i] * sizeof(uint16_t);
-    }
-    return at;
-  };
-  return begin(a) < end(b) && begin(b) < end(a);
-}
-
 AppendParams::Part part_of(TensorView const& rows, TensorView const& cache) {
-  auto const vectors = [](int64_t stride) { return stride / kElements; };
+  auto const vectors = [](int64_t stride) { return stride / kVectorElements; };
   return {.rows = static_cast<AppendedVector const*>(rows.data),
           .cache = static_cast<AppendedVector*>(const_cast<void*>(cache.data)),
           .of_rows = {.page = 0, .row = vectors(rows.strides[0]), .head = vectors(rows.strides[1])},
@@ -65,7 +36,7 @@ void append_rows(StableIValue* stack) {
                    v_cache = arguments.take_tensor("v_cache"),
                    slots = arguments.take_tensor("slots");
   bool const on_gpu = k.device.kind == Device::Kind::kCuda;
-  auto const append = on_gpu ? page_writers().append_rows : nullptr;
+  auto const append = on_gpu ? loaded_helpers().append_rows : nullptr;
   bool const is_apart = !may_share(k, k_cache) && !may_share(k, v_cache) &&
                         !may_share(v, k_cache) && !may_share(v, v_cache);
   bool const is_able = is_apart && is_of_vectors(k) && is_of_vectors(v) && is_of_vectors(k_cache) &&
@@ -82,7 +53,7 @@ void append_rows(StableIValue* stack) {
       .slots_stride = slots.strides[0],
       .n_rows = static_cast<int>(slots.sizes[0]),
       .heads = static_cast<unsigned>(k.sizes[1]),
-      .vectors = static_cast<unsigned>(k.sizes[2] / kElements),
+      .vectors = static_cast<unsigned>(k.sizes[2] / kVectorElements),
       .page_size = static_cast<int>(k_cache.sizes[1]),
       .n_slots = k_cache.sizes[0] * k_cache.sizes[1],
   };
@@ -109,7 +80,7 @@ void find_slots(StableIValue* stack) {
   auto const page_size = arguments.take<int64_t>();
   auto const n_rows = arguments.take<int64_t>();
   bool const on_gpu = table.device.kind == Device::Kind::kCuda;
-  auto const find = on_gpu ? page_writers().find_slots : nullptr;
+  auto const find = on_gpu ? loaded_helpers().find_slots : nullptr;
   bool const is_able = n_rows <= kMostRows && table.sizes[0] <= kMostRows &&
                        table.sizes[1] <= kMostRows && page_size <= kMostRows &&
                        (!on_gpu || find != nullptr);

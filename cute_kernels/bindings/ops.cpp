@@ -11,6 +11,7 @@
 #include "cute_kernels/bindings/arguments.h"
 #include "cute_kernels/bindings/backward.h"
 #include "cute_kernels/bindings/forward.h"
+#include "cute_kernels/bindings/merge.h"
 #include "cute_kernels/bindings/torch_stable.h"
 #include "cute_kernels/host/candidates.h"
 #include "cute_kernels/host/config_map.h"
@@ -54,6 +55,7 @@ void schedule_plan(StableIValue* stack, uint64_t, uint64_t) { plan_schedule(stac
 void schedule_fill(StableIValue* stack, uint64_t, uint64_t) { fill_schedule(stack); }
 void rows_appended(StableIValue* stack, uint64_t, uint64_t) { append_rows(stack); }
 void slots_found(StableIValue* stack, uint64_t, uint64_t) { find_slots(stack); }
+void states_merged(StableIValue* stack, uint64_t, uint64_t) { merge_states(stack); }
 
 void last_refusal(StableIValue* stack, uint64_t, uint64_t) {
   put_results(stack, last_refusal_of_thread);
@@ -346,6 +348,7 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
   m.def(
       "find_slots(Tensor block_table, Tensor seqlens_k, Tensor cu_seqlens_q, int page_size, "
       "int total_q) -> Tensor");
+  m.def("merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!) lse) -> bool");
   m.def("load_kernels(str path) -> int");
   m.def(
       "load_cubin(str path, str config, str features, str symbols, str sm_arch, int n_threads, "
@@ -402,6 +405,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
   m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
   m.impl("find_slots", pyflash::noted<pyflash::slots_found>);
+  m.impl("merge_states", pyflash::noted<pyflash::states_merged>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
@@ -415,6 +419,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
   m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
   m.impl("find_slots", pyflash::noted<pyflash::slots_found>);
+  m.impl("merge_states", pyflash::noted<pyflash::states_merged>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyflash, CompositeExplicitAutograd, m) {

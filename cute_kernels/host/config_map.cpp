@@ -21,14 +21,14 @@ namespace {
 std::shared_mutex maps_mutex;
 OfEachOp<ConfigMap> config_maps;
 KernelLibrary const* newest_library = nullptr;
-PageWriters writers;
+Helpers helpers;
 std::atomic<uint64_t> generation = 1;
 
 struct Opened {
   KernelLibrary const& library;
   Span<VariantRow> variants;
   Span<GradientRow> gradients;
-  PageWriters writers;
+  Helpers helpers;
 };
 
 Opened open_kernel_library(std::string const& path) {
@@ -53,14 +53,15 @@ Opened open_kernel_library(std::string const& path) {
       reinterpret_cast<decltype(&pyflash_variant_rows)>(dlsym(handle, "pyflash_variant_rows"));
   auto const gradients =
       reinterpret_cast<decltype(&pyflash_gradient_rows)>(dlsym(handle, "pyflash_gradient_rows"));
-  return {
-      *library,
-      variants ? *variants() : Span<VariantRow>{},
-      gradients ? *gradients() : Span<GradientRow>{},
-      {.append_rows =
-           reinterpret_cast<decltype(&pyflash_append_rows)>(dlsym(handle, "pyflash_append_rows")),
-       .find_slots =
-           reinterpret_cast<decltype(&pyflash_find_slots)>(dlsym(handle, "pyflash_find_slots"))}};
+  return {*library,
+          variants ? *variants() : Span<VariantRow>{},
+          gradients ? *gradients() : Span<GradientRow>{},
+          {.append_rows = reinterpret_cast<decltype(&pyflash_append_rows)>(
+               dlsym(handle, "pyflash_append_rows")),
+           .find_slots =
+               reinterpret_cast<decltype(&pyflash_find_slots)>(dlsym(handle, "pyflash_find_slots")),
+           .merge_states = reinterpret_cast<decltype(&pyflash_merge_states)>(
+               dlsym(handle, "pyflash_merge_states"))}};
 }
 
 // Whether machine code for `target`, "90" or "90a", runs on a device of compute capability sm_arch.
@@ -85,11 +86,11 @@ bool has_code_for(RowOfAnyOp const& row, int sm_arch) {
 }  // namespace
 
 ReadConfigMaps read_config_maps() {
-  return {std::shared_lock(maps_mutex), config_maps, newest_library, writers};
+  return {std::shared_lock(maps_mutex), config_maps, newest_library, helpers};
 }
 
 WriteConfigMaps write_config_maps() {
-  return {std::unique_lock(maps_mutex), config_maps, newest_library, writers};
+  return {std::unique_lock(maps_mutex), config_maps, newest_library, helpers};
 }
 
 WriteConfigMaps::~WriteConfigMaps() { generation.fetch_add(1, std::memory_order_release); }
@@ -106,12 +107,10 @@ int64_t load_kernel_library(std::string const& path) {
     }
   });
   written.newest_library = &library;
-  if (own.append_rows != nullptr) {
-    written.writers.append_rows = own.append_rows;
-  }
-  if (own.find_slots != nullptr) {
-    written.writers.find_slots = own.find_slots;
-  }
+  auto const take = [](auto& newest, auto* own) { newest = own != nullptr ? own : newest; };
+  take(written.helpers.append_rows, own.append_rows);
+  take(written.helpers.find_slots, own.find_slots);
+  take(written.helpers.merge_states, own.merge_states);
   add_variant_rows(variants, library);
   add_variant_rows(gradients, library);
   return static_cast<int64_t>(n_rows + variants.size + gradients.size);
@@ -123,7 +122,7 @@ uint64_t config_map_generation() { return generation.load(std::memory_order_acqu
 
 KernelLibrary const* any_kernel_library() { return read_config_maps().newest_library; }
 
-PageWriters page_writers() { return read_config_maps().writers; }
+Helpers loaded_helpers() { return read_config_maps().helpers; }
 
 int ctas_per_sm(RowOfAnyOp const& row, int sm_arch) {
   int per_sm = 0;

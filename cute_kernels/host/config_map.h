@@ -12,6 +12,7 @@
 #include "cute_kernels/append.h"
 #include "cute_kernels/host/cubins.h"
 #include "cute_kernels/host/errors.h"
+#include "cute_kernels/merge_states.h"
 #include "cute_kernels/registry.h"
 #include "cute_kernels/slots.h"
 
@@ -20,18 +21,19 @@ namespace pyflash {
 template <class Op>
 using ConfigMap = std::map<ConfigOf<Op>, Kernel<Op>>;
 
-// What writes into pages; nullptr: no library is loaded that does.
-struct PageWriters {
+// What writes into pages and merges states; nullptr: no library is loaded that does.
+struct Helpers {
   decltype(&pyflash_append_rows) append_rows = nullptr;
   decltype(&pyflash_find_slots) find_slots = nullptr;
+  decltype(&pyflash_merge_states) merge_states = nullptr;
 };
 
-// The maps, the newest library, nullptr without one, and the newest writers of pages: they do not change while this lives.
+// The maps, the newest library, nullptr without one, and the newest helpers: they do not change while this lives.
 struct ReadConfigMaps {
   std::shared_lock<std::shared_mutex> lock;
   OfEachOp<ConfigMap> const& maps;
   KernelLibrary const* newest_library;
-  PageWriters writers;
+  Helpers helpers;
 
   template <class Op>
   ConfigMap<Op> const& of() const {
@@ -45,7 +47,7 @@ struct WriteConfigMaps {
   std::unique_lock<std::shared_mutex> lock;
   OfEachOp<ConfigMap>& maps;
   KernelLibrary const*& newest_library;
-  PageWriters& writers;
+  Helpers& helpers;
 
   ~WriteConfigMaps();
 };
@@ -101,7 +103,7 @@ std::vector<Kernel<Op>> all_kernels() {
 // A loaded library, to ask about the GPU; nullptr: none is.
 KernelLibrary const* any_kernel_library();
 
-PageWriters page_writers();
+Helpers loaded_helpers();
 
 // CTAs that run on an SM of compute capability sm_arch (major * 10 + minor) at a time; 0: the row has no code for it, or the
 // config is not legal there. Code is machine code of the same major version and no newer minor one (that for "90a" runs on 90

@@ -166,7 +166,7 @@ def attention_to(n_keys: int, options: AttentionOptions) -> Repeated | None:
         if k.shape[2] != n_keys:
             k, v = k[:, :, :n_keys], v[:, :, :n_keys]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        return call_op(torch.ops.pyflash.fwd, q, k, v, (), arguments)[0]
+        return call_op(torch.ops.pyflash.fwd.default, q, k, v, (), arguments)[0]
 
     return repeated
 
@@ -197,7 +197,7 @@ def _attention_over_cache(
 
     def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = q.reshape(shape), k.view(-1, 1, d_head), v.view(-1, 1, d_head)
-        out, _ = call_op(torch.ops.pyflash.fwd_varlen, q, k, v, ranges, arguments)
+        out, _ = call_op(torch.ops.pyflash.fwd_varlen.default, q, k, v, ranges, arguments)
         return out.view(batch, 1, heads, d_head)
 
     return repeated

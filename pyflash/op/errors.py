@@ -134,5 +134,5 @@ def check_device(q: Tensor, owner: str = "q", **others: Tensor) -> None:
 def check_integers(**tensors: Tensor) -> None:
     """Refuses a tensor of another dtype than int32 and int64."""
     for name, x in tensors.items():
-        is_int = x.dtype in (torch.int32, torch.int64)
-        require(is_int, f"{name} is {dtype_name(x.dtype)}: expected int32 or int64")
+        if x.dtype not in (torch.int32, torch.int64):
+            raise unexpected(f"{name} is {dtype_name(x.dtype)}: expected int32 or int64")

@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from pyflash.op.autograd import is_seen_by_nobody
 from pyflash.op.errors import check_device, check_types, dtype_name, require
 
 
@@ -34,6 +35,15 @@ def merge_states(*states: Any, out: Tensor | None = None) -> tuple[Tensor, Tenso
     """
     pairs = _pairs_of(states)
     outs, lses = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if out is not None:
+        require(
+            out.shape == outs[0].shape
+            and out.dtype == outs[0].dtype
+            and out.device == outs[0].device,
+            f"out is {_described(out)}: expected {_described(outs[0])}, as those that are merged",
+        )
+    if (merged := _merged_by_kernel(outs, lses, out)) is not None:
+        return merged
     dtype = torch.promote_types(lses[0].dtype, torch.float32)
     stacked = torch.stack([lse.to(dtype) for lse in lses])
     largest = stacked.amax(0)
@@ -49,11 +59,27 @@ def merge_states(*states: Any, out: Tensor | None = None) -> tuple[Tensor, Tenso
     lse = torch.where(is_empty, -torch.inf, shift + torch.log(total))
     if out is None:
         return merged.to(outs[0].dtype), lse
-    require(
-        out.shape == outs[0].shape and out.dtype == outs[0].dtype and out.device == outs[0].device,
-        f"out is {_described(out)}: expected {_described(outs[0])}, as those that are merged",
-    )
     return out.copy_(merged), lse
+
+
+def _merged_by_kernel(
+    outs: list[Tensor], lses: list[Tensor], out: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """None where the op does not merge these, or somebody looks at which operations run."""
+    given = [*outs, *lses, *([] if out is None else [out])]
+    if (
+        not all(type(x) is Tensor for x in given)
+        or not is_seen_by_nobody(given[0])
+        or (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+        or outs[0].device.type not in ("cpu", "cuda")
+        or any(x.dtype != outs[0].dtype for x in outs)
+        or any(x.dtype != torch.float32 for x in lses)
+    ):
+        return None
+    if out is None:
+        out = torch.empty(outs[0].shape, dtype=outs[0].dtype, device=outs[0].device)
+    lse = torch.empty(lses[0].shape, dtype=torch.float32, device=outs[0].device)
+    return (out, lse) if torch.ops.pyflash.merge_states(outs, lses, out, lse) else None
 
 
 def _pairs_of(states: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:

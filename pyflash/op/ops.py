@@ -166,7 +166,7 @@ def attention(
     ensure_built(arguments, q, k, (), compile)
     if arguments:
         arguments = dropout.with_state(arguments, q)
-    out, lse = call_op(torch.ops.pyflash.fwd, q, k, v, (), arguments)
+    out, lse = call_op(torch.ops.pyflash.fwd.default, q, k, v, (), arguments)
     return (out, lse) if return_lse else out
 
 
@@ -207,7 +207,7 @@ def attend_used_rows(
     packed = [x.flatten(0, 1) for x in (q, k, v)]
     arguments = ranges.options(arguments)
     ensure_built(arguments, packed[0], packed[1], ranges.packing, compile)
-    out, lse = call_op(torch.ops.pyflash.fwd_varlen, *packed, ranges.packing, arguments)
+    out, lse = call_op(torch.ops.pyflash.fwd_varlen.default, *packed, ranges.packing, arguments)
     return out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
 
 
@@ -320,5 +320,5 @@ def attention_varlen(
     ensure_built(arguments, q, k, packing, compile)
     if arguments:
         arguments = dropout.with_state(arguments, q, cu_seqlens_q)
-    out, lse = call_op(torch.ops.pyflash.fwd_varlen, q, k, v, packing, arguments)
+    out, lse = call_op(torch.ops.pyflash.fwd_varlen.default, q, k, v, packing, arguments)
     return (out, lse) if return_lse else out

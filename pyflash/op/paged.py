@@ -128,10 +128,14 @@ def attention_paged(
     would synchronize, lengths are clamped, and keys and values of such a page are zeros.
     """
     arguments = arguments_of("attention_paged", options)
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table}
-    check_types({**tensors, "seqlens_k": seqlens_k}, {})
-    check_type("cu_seqlens_q", cu_seqlens_q, "tensor or None")
-    check_type("out", out, "tensor or None")
+    of_caches = type(k_cache) is type(v_cache) is type(block_table) is Tensor
+    if not (of_caches and type(q) is type(seqlens_k) is Tensor):
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table}
+        check_types({**tensors, "seqlens_k": seqlens_k}, {})
+    if cu_seqlens_q is not None:
+        check_type("cu_seqlens_q", cu_seqlens_q, "tensor or None")
+    if out is not None:
+        check_type("out", out, "tensor or None")
     if max_seqlen_q is not None:
         check_type("max_seqlen_q", max_seqlen_q, "int")
     require(
@@ -155,7 +159,9 @@ def attention_paged(
             "GPU, where the warps of a tile share keys by how many rows it has",
         )
     if out is None:
-        out, lse = call_op(torch.ops.pyflash.fwd_paged, q, k_cache, v_cache, others, arguments)
+        out, lse = call_op(
+            torch.ops.pyflash.fwd_paged.default, q, k_cache, v_cache, others, arguments
+        )
     else:
         *batch, seqlen_q, heads, _ = q.shape
         lse = q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
@@ -213,10 +219,11 @@ def attention_cached(
     past them may hold anything. The other arguments, results and errors are those of
     `attention_paged`.
     """
-    check_type("seqlens_k", seqlens_k, "tensor")
-    check_type("cache_rows", cache_rows, "tensor or None")
+    if type(seqlens_k) is not Tensor:
+        check_type("seqlens_k", seqlens_k, "tensor")
     n = seqlens_k.numel()
     if cache_rows is not None:
+        check_type("cache_rows", cache_rows, "tensor or None")
         shape = tuple(cache_rows.shape)
         require(shape == (n,), f"cache_rows has shape {shape}: expected ({n},), as seqlens_k")
         table = cache_rows.unsqueeze(-1)

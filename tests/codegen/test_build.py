@@ -363,14 +363,19 @@ def test_configs_are_in_their_library_with_a_record_of_each(built_library: Path,
     json.loads(built_library.with_suffix(".json").read_text())
 
 
-def test_a_kernel_library_exports_rows_and_what_writes_pages_and_needs_no_cuda_library(
+def test_a_kernel_library_exports_rows_and_helpers_and_needs_no_cuda_library(
     built_library: Path,
 ):
     symbols = subprocess.run(
         ["nm", "-D", "--defined-only", built_library], capture_output=True, text=True, check=True
     )
     exported = sorted(line.split()[-1] for line in symbols.stdout.splitlines())
-    assert exported == ["pyflash_append_rows", "pyflash_find_slots", "pyflash_kernel_library"]
+    assert exported == [
+        "pyflash_append_rows",
+        "pyflash_find_slots",
+        "pyflash_kernel_library",
+        "pyflash_merge_states",
+    ]
     needs = subprocess.run(["readelf", "-d", built_library], capture_output=True, text=True)
     libraries = re.findall(r"NEEDED.*\[(.+?)\]", needs.stdout)
     assert libraries

@@ -118,10 +118,14 @@ def test_caches_are_views(layout, page_size):
 FEW = "(BF16, 128, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa"
 MANY = "(BF16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 SM80 = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2+rescale_threshold"  # noqa: E501
+# Over pages it has causal masks alone, and no gathered rows.
+LONG = "(BF16, 128, 192, 80, 3): sm90+stages_3+overlap+pingpong+persistent+rescale_threshold"
 
 
-@pytest.mark.parametrize("config", [FEW, MANY, SM80])
-@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize(
+    ("config", "mask"),
+    [*itertools.product((FEW, MANY, SM80), ("full", "causal")), (LONG, "causal")],
+)
 def test_pages_give_the_bits_of_packed_sequences(config, mask):
     """Blocks, and the order of sums, are those without pages."""
     if torch.cuda.get_device_capability()[0] != 9 and "sm90" in config:
@@ -137,7 +141,7 @@ def test_pages_give_the_bits_of_packed_sequences(config, mask):
     found = [
         pyflash.attention_varlen(q, torch.cat(k), torch.cat(v), cu_q, cu_k, 70, 1000, **options)
     ]
-    for page_size in (1, 8, 16, 48, 64, 256):
+    for page_size in (8, 16, 64, 256) if config == LONG else (1, 8, 16, 48, 64, 256):
         cache = Cache(lengths, page_size, 2, 128, BF16, device="cuda")
         for b in range(4):
             cache.k[cache.place(b)], cache.v[cache.place(b)] = k[b], v[b]
@@ -552,6 +556,24 @@ def test_a_shared_prefix(n_prefix):
         own.values[b] = torch.cat([prefix[1, :n_prefix], own.values[b]])
         if own.lengths[b] >= 2:  # else causal of the level hides other keys than that of all
             own.check(b, q[rows], out[rows], lse[:, rows], causal=True)
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", [(64, 32, 128), (3, 5, 4, 72), (1, 1, 8), (0, 4, 64)])
+def test_merged_states_are_those_of_the_cpu(shape, n, dtype):
+    outs = [torch.randn(shape).to(dtype) for _ in range(n)]
+    lses = [10 * torch.randn(*shape[:-3], shape[-2], shape[-3]) for _ in range(n)]
+    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        lse[..., i::3] = -torch.inf
+        out[..., i::3, :, :] = torch.nan
+    expected = pyflash.merge_states(list(zip(outs, lses, strict=True)))
+    on_gpu = [[x.cuda() for x in tensors] for tensors in (outs, lses)]
+    into = [x.cuda() for x in map(torch.empty_like, expected)]
+    assert torch.ops.pyflash.merge_states(*on_gpu, *into)
+    for x, y in zip(into, expected, strict=True):
+        unit = torch.finfo(x.dtype).eps
+        torch.testing.assert_close(x.cpu(), y, atol=max(unit, 1e-5), rtol=max(unit, 1e-6))
 
 
 @pytest.mark.usefixtures("invariant_kernels")

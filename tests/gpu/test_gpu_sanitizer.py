@@ -234,7 +234,7 @@ for config, short_form in zip(configs(), sys.argv[1:]):
 assert min(n_checked.values()) > 0, n_checked
 print("checked", len(n_checked), "configs")
 """
-# Slots of no page, of several kinds, behind rows and pages of several layouts.
+# Slots of no page, of several kinds, behind rows and pages of several layouts. Merged states.
 APPENDED = """
 from pyflash import append_kv
 dtype = torch.float16
@@ -255,6 +255,14 @@ for page_size in (1, 3, 16):
                 assert torch.ops.pyflash.append_rows(k, v, k_cache, v_cache, numbers)
                 assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
                 n_checked += 1
+for n in (1, 2, 8):
+    for shape in ((1, 1, 8), (65, 3, 72), (2, 7, 4, 128)):
+        outs = [randn(*shape) for _ in range(n)]
+        lses = [randn(*shape[:-3], shape[-2], shape[-3]).float() for _ in range(n)]
+        out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+        assert torch.ops.pyflash.merge_states(outs, lses, out, lse)
+        torch.testing.assert_close(lse, torch.stack(lses).logsumexp(0), atol=1e-4, rtol=1e-4)
+        n_checked += 1
 print("checked", n_checked)
 """
 # Masks as intervals, in lists and as bits, scores by tables and by tensors of pairs; and gradients.
@@ -342,9 +350,9 @@ def test_compute_sanitizer_finds_nothing_where_splits_are_folded(tool):
     assert "checked 24" in output_under(tool, FOLDED)
 
 
-def test_compute_sanitizer_finds_nothing_in_append():
+def test_compute_sanitizer_finds_nothing_in_append_and_merges():
     """Pitfalls 5 and 9 of serving."""
-    assert "checked 48" in output_under("memcheck", APPENDED)
+    assert "checked 57" in output_under("memcheck", APPENDED)
 
 
 def backward_configs() -> list[KernelConfig]:

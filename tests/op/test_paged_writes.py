@@ -10,6 +10,7 @@ import torch
 from support.refusals import int32
 
 import pyflash
+from pyflash.op.autograd import TORCH_API
 from pyflash.op.reference import expect
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -268,6 +269,90 @@ def test_merge_takes_two_states_and_strides_of_any_kind():
     assert torch.equal(lse, expected[1])
     weights = torch.softmax(torch.stack([lse_a, lse_b]), 0).transpose(1, 2)[..., None]
     torch.testing.assert_close(out, weights[0] * a + weights[1] * b)
+
+
+def heads_first(x):
+    return x.transpose(-2, -3).contiguous().transpose(-2, -3)
+
+
+# Rows of outs, and whether they are read 16 bytes at a time.
+LAYOUTS_OF_STATES = {
+    "dense": (lambda x: x, True),
+    "heads first": (heads_first, True),
+    "one for all heads": (lambda x: x[..., :1, :].expand(x.shape), True),
+    "not aligned": (not_aligned, False),
+    "between others": (between_others, False),
+    "columns first": (lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2), False),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_OF_STATES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 3, 16), (2, 5, 3, 24), (0, 3, 8)])
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9])
+def test_states_are_merged_as_by_torchs_ops(n, shape, dtype, layout, monkeypatch):
+    """Parts without keys among them, which may hold anything; some rows have no other."""
+    lay_out, has_vectors = LAYOUTS_OF_STATES[layout]
+    of_lse = (*shape[:-3], shape[-2], shape[-3])
+    outs = [lay_out(torch.randn(shape).to(dtype)) for _ in range(n)]
+    lses = [10 * torch.randn(of_lse) for _ in range(n)]
+    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        lse[..., i % 3 :: 3] = -torch.inf
+        lse[..., -1:] = -torch.inf
+        if layout != "one for all heads":
+            out[..., i % 3 :: 3, :, :] = torch.nan
+            out[..., -1:, :, :] = torch.nan
+    lses = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in lses[:1]] + lses[1:]
+    into = torch.empty(shape, dtype=dtype), torch.empty(of_lse)
+    is_by_op = 0 in shape or (has_vectors and dtype != torch.float32 and n <= 8)
+    assert torch.ops.pyflash.merge_states(outs, lses, *into) == is_by_op
+    merged = pyflash.merge_states(list(zip(outs, lses, strict=True)))
+    if is_by_op and TORCH_API == "private":
+        assert all(map(torch.equal, merged, into))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    expected = pyflash.merge_states(list(zip(outs, lses, strict=True)))
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(merged[0], expected[0], atol=unit / 8, rtol=unit)
+    torch.testing.assert_close(merged[1], expected[1], atol=1e-5, rtol=1e-6)
+
+
+def test_states_are_merged_into_rows_of_any_strides():
+    outs, lses = torch.randn(3, 4, 2, 16).half(), torch.randn(3, 2, 4)
+    into, lse = torch.full((4, 2, 48), MARK).half(), torch.full((4, 6), MARK)
+    assert torch.ops.pyflash.merge_states(list(outs), list(lses), into[..., 16:32], lse.t()[2:4])
+    expected = pyflash.merge_states(list(zip(outs, lses, strict=True)))
+    assert torch.equal(into[..., 16:32], expected[0])
+    assert torch.equal(lse.t()[2:4], expected[1])
+    assert (into != MARK).sum() == expected[0].numel()
+    assert (lse != MARK).sum() == expected[1].numel()
+
+
+def test_states_are_merged_into_one_of_them():
+    outs, lses = list(torch.randn(2, 4, 2, 16).half()), list(torch.randn(2, 2, 4))
+    assert not torch.ops.pyflash.merge_states(outs, lses, outs[1], torch.empty(2, 4))
+    pairs = list(zip(outs, lses, strict=True))
+    expected, _ = pyflash.merge_states(pairs)
+    merged, _ = pyflash.merge_states(pairs, out=outs[1])
+    assert merged is outs[1]
+    torch.testing.assert_close(merged, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_merged_states_have_gradients_of_every_kind():
+    outs, lses = torch.randn(2, 4, 2, 8).half(), torch.randn(2, 2, 4)
+
+    def merged(lse):
+        return pyflash.merge_states(outs[0], lse, outs[1], lses[1])[0].float().sum()
+
+    step = torch.randn(2, 4)
+    by_hand = lses[0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(merged(by_hand), by_hand)
+    _, forward = torch.func.jvp(merged, (lses[0],), (step,))
+    torch.testing.assert_close(torch.func.grad(merged)(lses[0]), gradient)
+    torch.testing.assert_close(forward, (gradient * step).sum(), atol=1e-2, rtol=1e-2)
+    both = torch.stack([lses[0], lses[1]])
+    torch.testing.assert_close(
+        torch.func.vmap(merged)(both), torch.stack([merged(x) for x in both]), atol=1e-2, rtol=1e-2
+    )
 
 
 def test_merged_empty_states_are_empty():

@@ -180,7 +180,9 @@ _SHORT_BUILT = tuple(map(Features.parse, ("plain", "right_window")))
 _CAPPED = Features.parse("right_window+left_window+softcap")
 _ALL = Features.parse("right_window+left_window+predicated_head_dim+softcap+sinks")
 _BIASED = Features.parse("right_window+left_window+predicated_head_dim+sinks+alibi_slopes")
-# Pages: a config for many queries at each d_head, and one for few.
+# Pages: a config for many queries at each d_head, and one for few. Of the others, that for long
+# sequences has causal prefill alone.
+_PREFILL = Features.parse("right_window+paged_kv")
 _PAGED = tuple(f for f in FORWARD.built if f.paged_kv and not f.fp8_kv)
 
 
@@ -206,7 +208,7 @@ def _unlisted(config: FlashForwardSm90Config) -> Sequence[Features]:
     if config in _WINDOWED:
         return tuple(features for features in (*BUILT, _CAPPED) if features.left_window)
     if config.n_consumers == 3 and config.d_head > 64:
-        return BUILT
+        return (*BUILT, _PREFILL) if config in DEFAULTS else BUILT
     if config.n_consumers > 2:
         return (*BUILT, _CAPPED)
     return (*BUILT, _CAPPED, _ALL, _BIASED, *_PAGED)

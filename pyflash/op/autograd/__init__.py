@@ -33,6 +33,7 @@ TORCH_API = _picked()
 autocast = _APIS[TORCH_API].autocast
 below_autograd = _APIS[TORCH_API].below_autograd
 call_op = _APIS[TORCH_API].call_op
+is_seen_by_nobody = _APIS[TORCH_API].is_seen_by_nobody
 
 
 def _register(library: torch.library.Library) -> None:

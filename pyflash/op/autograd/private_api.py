@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from pyflash.op.answers import answers_about, state
@@ -28,7 +29,7 @@ is_grad_enabled = _C.is_grad_enabled
 # NOTE: torch.autograd.Function would hand a call under torch.func.grad to functorch, in whose
 # interpreter a kernel already is; this class does what the kernels of torch's own ops do.
 _Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
-# NOTE: a call of the op by its name takes longer by a microsecond.
+# NOTE: a call of an op by its name takes longer by a microsecond.
 _run_backward = getattr(torch.ops.pyflash.run_backward.default, "_op", None)
 _TENSORS = frozenset(TENSORS)
 # The question whether lse has a gradient, and which options the backward pass takes.
@@ -50,6 +51,7 @@ _NEEDED = (
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
     "ops.pyflash.fwd.default._handle.redispatch_boxed",
+    "ops.pyflash.fwd.default._op",
     "ops.pyflash.run_backward.default._op",
 )
 
@@ -96,7 +98,7 @@ def register_forward(library: torch.library.Library, forward: Forward) -> None:
 
 
 def call_op(
-    op: Callable[..., Any],
+    op: OpOverload,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -112,10 +114,10 @@ def call_op(
         or v.requires_grad
         or not _TENSORS.isdisjoint(options)  # which may require gradients
     )
-    if recorded or not (type(k) is type(v) is Tensor and _is_seen_by_nobody(q)):
+    if recorded or not (type(k) is type(v) is Tensor and is_seen_by_nobody(q)):
         return call(op, q, k, v, *others, **options)
     with _C._AutoDispatchBelowAutograd():
-        return call(op, q, k, v, *others, **options)
+        return call(op._op, q, k, v, *others, **options)
 
 
 def below_autograd() -> AbstractContextManager[Any]:
@@ -207,7 +209,7 @@ class _Attention(_Function):
     ) -> tuple[Tensor | None, ...]:
         # NOTE: unpacking may run the forward pass again, which has to be recorded.
         saved = () if grad_out is None and grad_lse is None else ctx.saved_tensors
-        if not is_grad_enabled() and _is_seen_by_nobody(grad_out):
+        if not is_grad_enabled() and is_seen_by_nobody(grad_out):
             found = _by_own_kernels(ctx, saved, grad_out, grad_lse)
             if found:
                 return (None, *found, None, None, None, None) if ctx.lengths else (None, *found)
@@ -222,7 +224,7 @@ class _Attention(_Function):
     jvp = staticmethod(refusal(FORWARD_MODE))
 
 
-def _is_seen_by_nobody(x: Tensor | None) -> bool:
+def is_seen_by_nobody(x: Tensor | None) -> bool:
     """Whether nobody looks at which ops run on a tensor: no graph is traced, and no mode, transform
     or subclass of torch's is there."""
     return (
