@@ -132,6 +132,7 @@ def _append(
 ) -> None:
     """The op. It neither synchronizes on a GPU nor writes anything but the rows of slots."""
     _check_append(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
+    torch.autograd.graph.increment_version((k_cache, v_cache))
     if k_scale is not None and v_scale is not None:  # as bytes, which torch can index everywhere
         k, v = (quantised(x, s).view(torch.uint8) for x, s in ((k, k_scale), (v, v_scale)))
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)

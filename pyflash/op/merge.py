@@ -78,6 +78,8 @@ def _merged_by_kernel(
         return None
     if out is None:
         out = torch.empty(outs[0].shape, dtype=outs[0].dtype, device=outs[0].device)
+    else:
+        torch.autograd.graph.increment_version(out)
     lse = torch.empty(lses[0].shape, dtype=torch.float32, device=outs[0].device)
     return (out, lse) if torch.ops.pyflash.merge_states(outs, lses, out, lse) else None
 

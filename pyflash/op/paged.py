@@ -167,6 +167,8 @@ def attention_paged(
         lse = q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
         arguments = {**arguments, "out": out, "lse": lse}
         call_op(torch.ops.pyflash.fwd_paged.out, q, k_cache, v_cache, others, arguments)
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(out)
     return (out, lse) if return_lse else out
 
 

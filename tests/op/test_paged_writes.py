@@ -384,3 +384,41 @@ def test_merged_lses_of_any_magnitude(magnitude):
 def test_wrong_states_are_refused(arguments, said):
     with pytest.raises(ValueError, match=f"^pyflash: {said}"):
         pyflash.merge_states(*arguments)
+
+
+def _append_to(x: torch.Tensor) -> None:
+    k, v = rows_of(2)
+    pyflash.append_kv(k, v, x.view(2, 4, 2, 8), torch.zeros(2, 4, 2, 8).half(), int32(0, 5))
+
+
+def _append_to_bytes(x: torch.Tensor) -> None:
+    k, v = rows_of(2)
+    scale = torch.ones(())
+    cache = x.view(torch.float8_e4m3fn).view(4, 4, 2, 8)
+    other = torch.zeros_like(cache)
+    pyflash.append_kv(k, v, cache, other, int32(0, 5), k_scale=scale, v_scale=scale)
+
+
+def _merge_into(x: torch.Tensor) -> None:
+    state = torch.randn(1, 8, 2, 8).half(), torch.randn(1, 2, 8)
+    pyflash.merge_states(*state, *state, out=x.view(1, 8, 2, 8))
+
+
+def _attend_into(x: torch.Tensor) -> None:
+    q, cache = torch.randn(8, 1, 2, 8).half(), torch.randn(2, 4, 2, 8).half()
+    pyflash.attention_paged(
+        q, cache, cache, int32(*[0] * 8).view(8, 1), int32(*[3] * 8), out=x.view(q.shape)
+    )
+
+
+@pytest.mark.parametrize("write", [_append_to, _append_to_bytes, _merge_into, _attend_into])
+def test_what_is_written_is_known_to_be_written(write):
+    """A gradient that needs what was there is refused, as behind torch's own operations in place;
+    a tensor of inference_mode has no versions."""
+    x, factor = torch.randn(128).half(), torch.ones((), dtype=torch.half, requires_grad=True)
+    product = x * factor
+    write(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with torch.inference_mode():
+        write(torch.randn(128).half())
