@@ -298,7 +298,9 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
                                         captured, problem, lengths, part.rows, columns, at.batch,
                                         head, {part.queries.begin, part.queries.end - 1}, keys);
       }
-      add_shown(i == 0 ? list : nullptr, part.found, lanes, begin, shown);
+      SpanFinder found = part.found;  // NOTE: in registers while votes are added
+      add_shown(i == 0 ? list : nullptr, found, lanes, begin, shown);
+      part.found = found;
     }
   }
   if (lanes.index() == 0) {

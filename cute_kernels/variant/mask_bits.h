@@ -89,6 +89,20 @@ struct alignas(16) BoolVector {
   uint32_t words[4];
 };
 inline constexpr int kKeysOfVector = 16;
+
+// Loads one, and brings what lies beside it to L2, which is loaded next.
+PYFLASH_HOST_DEVICE BoolVector load_vector(bool const* bools) {
+#if defined(__CUDA_ARCH__)
+  BoolVector loaded;
+  asm("ld.global.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      : "=r"(loaded.words[0]), "=r"(loaded.words[1]), "=r"(loaded.words[2]), "=r"(loaded.words[3])
+      : "l"(bools));
+  return loaded;
+#else
+  return *reinterpret_cast<BoolVector const*>(bools);
+#endif
+}
+
 // Bits of a lane of a quad that a vector has.
 inline constexpr int kBitsOfVector = 4;
 
@@ -376,7 +390,7 @@ PYFLASH_HOST_DEVICE uint32_t write_bools(LinesOfVisit<Variant, Warp> const& line
       BoolVector bools[kLoadsOfVisit];
       for (int load = 0; load < kLoadsOfVisit; ++load) {
         bool const* const line = lines.of_loads[load][Warp::own(lane)];
-        bools[load] = *reinterpret_cast<BoolVector const*>(line + first_key + column);
+        bools[load] = load_vector(line + first_key + column);
       }
       for (int load = 0; load < kLoadsOfVisit; ++load) {
         uint32_t const bits = bits_by_lanes(bools[load]);
