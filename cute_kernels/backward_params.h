@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cute_kernels/common/blocked_rows.h"
+#include "cute_kernels/common/head_slices.h"
 #include "cute_kernels/config.h"
 #include "cute_kernels/feature_members.h"
 #include "cute_kernels/params.h"
@@ -53,10 +54,17 @@ struct BackwardShape {
   bool lanes_are_neighbours = false;  // in the sums of dQ
   bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
   bool divides_groups = false;        // CTAs may divide the query heads of a group
-  bool runs_slices = false;  // of heads, one after another, whose sums have the same memory
+  bool runs_slices = false;          // of heads, one after another, whose sums have the same memory
+  bool slices_are_problems = false;  // whose kernels run for all heads of what they are given
   // The time of a column, beside that of the SM90 family where both run: selection takes the least columns times this.
   int slowness = 1;
 };
+
+// That of a config's kernel with a variant: what is captured goes by the numbers of heads of the whole problem.
+constexpr BackwardShape with_variant(BackwardShape shape) {
+  shape.runs_slices = shape.runs_slices && !shape.slices_are_problems;
+  return shape;
+}
 
 // Queries of a part of the workspace: blocks have a multiple of it. Keys, too, where dK and dV are summed there.
 inline constexpr int kQueriesOfPiece = 64;
@@ -248,6 +256,8 @@ struct AttentionGradients {
 };
 
 struct BackwardParams : AttentionGradients {
+  static constexpr int kBytesOfElement = 2;  // of all but lse and its gradient
+
   Dropout dropout;  // of the forward pass
 
   // CTAs that divide the query heads of a head of k and v between them. Several of them add dK and dV up in memory.
@@ -262,6 +272,8 @@ struct BackwardParams : AttentionGradients {
   // have.
   int first_head_of_slice;
   int heads_of_slice;  // before a slice is chosen: of each but the last, which may have fewer
+  // Slices are problems of some heads of each batch, in the same workspace, instead.
+  bool slices_are_problems;
 
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_key_sums() const {
     return {k_sequences, larger(block_k, kQueriesOfPiece)};
@@ -278,53 +290,43 @@ struct BackwardParams : AttentionGradients {
   constexpr void divide(BackwardShape const& shape, int n_ctas, int64_t bytes) {
     // Deterministic kernels add dK and dV up in registers, in the order of the heads.
     int const most_ctas = shape.divides_groups && !deterministic ? group() : 1;
-    first_head_of_slice = 0;
-    heads_of_slice = int(n_heads_of_keys());
+    slices_are_problems = shape.slices_are_problems;
+    run_as_one_slice();
     ctas_of_group = 1;
+    // NOTE: bytes of dropout depend on the number of heads, and sums that are recycled are few.
+    bool const runs_slices =
+        shape.runs_slices && !(slices_are_problems && (recycles_sums() || dropout.drops()));
     int64_t const least = 2 * int64_t(n_ctas) / most_ctas;  // tiles of a slice
-    if (shape.runs_slices) {
-      limit_slice(least, bytes);
+    if (runs_slices) {
+      limit_slice(n_ctas, least, bytes);
     }
     if (most_ctas > 1) {
       divide_groups(n_ctas);
     }
-    if (shape.runs_slices && ctas_of_group > 1) {  // there are sums of dK and dV, too
-      limit_slice(least, bytes);
+    if (runs_slices && ctas_of_group > 1) {  // there are sums of dK and dV, too
+      limit_slice(n_ctas, least, bytes);
       divide_groups(n_ctas);
     }
     if (heads_of_slice < n_heads_of_keys()) {
-      fill_rounds(n_ctas);
+      heads_of_slice = slices(n_ctas, n_key_blocks() * ctas_of_group).filled(heads_of_slice);
     }
   }
-  // To the heads whose sums take `bytes`, or to those that have `least` tiles.
-  constexpr void limit_slice(int64_t least, int64_t bytes) {
+  constexpr void run_as_one_slice() {
+    first_head_of_slice = 0;
+    heads_of_slice = int(n_heads_of_keys());
+  }
+  constexpr HeadSlices slices(int n_ctas, int64_t n_tiles) const {
+    return {.n_heads = n_heads_of_keys(),
+            .unit = slices_are_problems ? k_sequences.tensor_batches(batch) : 1,
+            .n_tiles = n_tiles,
+            .n_ctas = n_ctas};
+  }
+  constexpr void limit_slice(int n_ctas, int64_t least, int64_t bytes) {
     int64_t const key_rows = ctas_of_group > 1 ? 2 * int64_t(padded_k) : 0;
     int64_t const bytes_of_head =
         (int64_t(group()) * padded_q + key_rows) * columns * int(sizeof(float));
-    int64_t const n_tiles = n_key_blocks();
-    int64_t n = bytes_of_head > 0 ? bytes / bytes_of_head : n_heads_of_keys();
-    int64_t const of_least = n_tiles > 0 ? least / n_tiles : 1;
-    n = n > of_least ? n : of_least;
-    n = n > 1 ? n : 1;
-    heads_of_slice = int(n < heads_of_slice ? n : heads_of_slice);
-  }
-  // Takes heads from slices where this makes fewer rounds of CTAs: those of a slice end before the next one begins. A slice costs a
-  // sixteenth of a round beside. Where it has many rounds, no more than one of them is at stake.
-  constexpr void fill_rounds(int n_ctas) {
-    int64_t const all = n_heads_of_keys();
-    int64_t const n_tiles = n_key_blocks() * ctas_of_group;  // of a head
-    constexpr int kManyRounds = 32;
-    int64_t rounds = heads_of_slice * n_tiles / n_ctas;
-    auto const cost = [&](int64_t n) {
-      return all / n * (16 * ceil_div(n * n_tiles, n_ctas) + 1) +
-             (all % n > 0 ? 16 * ceil_div(all % n * n_tiles, n_ctas) + 1 : 0);
-    };
-    for (rounds = rounds < kManyRounds ? rounds : 0; rounds > 0; --rounds) {
-      int64_t const n = rounds * n_ctas / n_tiles;
-      if (n > 0 && cost(n) < cost(heads_of_slice)) {
-        heads_of_slice = int(n);
-      }
-    }
+    heads_of_slice =
+        slices(n_ctas, n_key_blocks()).limited(bytes_of_head, bytes, least, heads_of_slice);
   }
   constexpr bool tiles_differ() const {
     return mask.cuts_right() || mask.cuts_left() || k_sequences.is_packed();
@@ -352,6 +354,9 @@ struct BackwardParams : AttentionGradients {
   }
   // The i-th of them.
   constexpr BackwardParams slice(int i) const {
+    if (slices_are_problems) {
+      return n_slices() > 1 ? problem_of_slice(i) : *this;
+    }
     BackwardParams params = *this;
     params.first_head_of_slice = i * heads_of_slice;
     params.heads_of_slice =
@@ -369,6 +374,33 @@ struct BackwardParams : AttentionGradients {
     return params;
   }
 
+  constexpr BackwardParams problem_of_slice(int i) const {
+    int const heads_of_batch = heads_of_slice / k_sequences.tensor_batches(batch);
+    int const first = i * heads_of_batch;  // of K and V, of each batch
+    int64_t const first_q = int64_t(first) * group();
+    BackwardParams params = *this;
+    params.heads_kv = smaller(heads_of_batch, heads_kv - first);
+    params.heads = params.heads_kv * group();
+    params.run_as_one_slice();
+    params.heads_with_sums = params.heads_of_slice;
+    params.q = skip(q, first_q * q_strides.head, kBytesOfElement);
+    params.o = skip(o, first_q * o_strides.head, kBytesOfElement);
+    params.grad_o = skip(grad_o, first_q * grad_o_strides.head, kBytesOfElement);
+    params.dq = skip(dq, first_q * dq_strides.head, kBytesOfElement);
+    params.k = skip(k, first * k_strides.head, kBytesOfElement);
+    params.v = skip(v, first * v_strides.head, kBytesOfElement);
+    params.dk = skip(dk, first * dk_strides.head, kBytesOfElement);
+    params.dv = skip(dv, first * dv_strides.head, kBytesOfElement);
+    params.lse += first_q * lse_strides.head;
+    params.grad_lse += grad_lse != nullptr ? first_q * lse_strides.head : 0;
+    for (PerHeadMember const& member : kPerHead) {
+      PerHead& numbers = params.*member.value;
+      numbers.data = skip(numbers.data, first_q * numbers.strides.head,
+                          numbers.is_fp32 ? sizeof(float) : kBytesOfElement);
+    }
+    return params;
+  }
+
   // The rows of the workspace that a slice has, and how many come before them.
   PYFLASH_HOST_DEVICE constexpr int64_t n_slice_rows() const {
     return int64_t(heads_of_slice) * group() * padded_q;
@@ -379,6 +411,14 @@ struct BackwardParams : AttentionGradients {
   // Those that have sums of dQ.
   PYFLASH_HOST_DEVICE constexpr int64_t n_slice_sum_rows() const {
     return recycles_sums() ? n_sum_rows() : n_slice_rows();
+  }
+
+  // The memory n elements of a tensor further on; none stays none.
+  static constexpr void const* skip(void const* data, int64_t n, int bytes) {
+    return data == nullptr ? data : static_cast<char const*>(data) + n * bytes;
+  }
+  static constexpr void* skip(void* data, int64_t n, int bytes) {
+    return data == nullptr ? data : static_cast<char*>(data) + n * bytes;
   }
 
   // The rows of the sums of dK of a slice, and of those of dV, and how many come before them.

@@ -141,7 +141,7 @@ void run_variant_on_gpu(BackwardProblem const& problem, BackwardParams params, T
   set_sums(captured, sums, summed);
   GradientKernel const kernel = select_gradient(problem.dtype, params, current_gpu(device_index),
                                                 *program, summed, options.config);
-  params.set_shape(kernel.row->row.shape);
+  params.set_shape(with_variant(kernel.row->row.shape));
   auto const workspace = allocate_workspace<Backward>(q, params);
   void* const stream = current_cuda_stream(device_index);
   MadeMemory memory(kernel, params, captured, Promise::of(promised, captured), q, stream);

@@ -39,12 +39,14 @@ class BackwardRun final : public Run {
     BackwardProblem const problem = backward_problem_of(asked);
     check_config_fits(config, dtype, d_head, problem_as_asked(asked.forward));
     params_ = problem.params;
-    params_.set_shape(kernel_.backward->shape);
+    BackwardShape const shape =
+        kernel_.has_variant ? with_variant(kernel_.backward->shape) : kernel_.backward->shape;
+    params_.set_shape(shape);
     // NOTE: problems are small here: no memory is too much for L2.
-    if (kernel_.backward->shape.recycles_sums && !params_.deterministic) {
+    if (shape.recycles_sums && !params_.deterministic && !params_.k_sequences.is_packed()) {
       params_.set_heads_with_sums(n_resident(), 0);
     }
-    params_.divide(kernel_.backward->shape, n_resident(), 0);
+    params_.divide(shape, n_resident(), 0);
     if (char const* const reason = kernel_.backward->refusal(params_)) {
       refuse("config '", config, "' cannot run this problem: ", reason);
     }

@@ -33,7 +33,7 @@ Forward::Params fitted(Forward::Params const& params, ConfigMapRow<Forward> cons
   return params;
 }
 BackwardParams fitted(BackwardParams params, ConfigMapRow<Backward> const& row) {
-  params.set_shape(row.shape);
+  params.set_shape(with_variant(row.shape));
   return params;
 }
 

@@ -3,7 +3,7 @@ nothing is attended, and nothing of a neighbour's rows."""
 
 import pytest
 import torch
-from support.emulated_backward import CONFIGS, LIMITS
+from support.emulated_backward import CONFIGS, LIMITS, Shape, make_call, wrong
 from support.emulated_packed import Packed, make_packed_call, wrong_packed
 
 import pyflash
@@ -44,6 +44,51 @@ def test_gradients(config: str, name: str) -> None:
     report.check()
     assert report.completed
     assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
+
+
+# With whether dQ is summed in one order.
+SLICED = {
+    "packed": (Packed(5, 5, (70, 0, 133), (150, 40, 129)), False),
+    "packed_in_order": (Packed(5, 5, (70, 0, 133), (150, 40, 129), options={"causal": True}), True),
+    "slopes": (PROBLEMS["slopes_of_sequences"], False),
+    "rows_of_none": (Packed(3, 3, (70, 33), (40, 129), 8, before=5, behind=70), True),
+    "groups": (Packed(6, 3, (70, 33), (40, 129), 8), True),
+    "batches": (Shape(2, 3, 3, 97, 130), True),
+    "batches_causal": (Shape(3, 2, 2, 97, 130, options={"causal": True}), True),
+    "batches_of_groups": (
+        Shape(2, 4, 2, 97, 130, options={"alibi_slopes": torch.tensor([0.1, 0.5, 0.2, 0.7])}),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLICED)
+@pytest.mark.parametrize("config", ["wide", "narrow_in_order", "two_passes"])
+def test_slices_of_heads_are_problems_in_the_same_memory(config: str, name: str) -> None:
+    problem, in_order = SLICED[name]
+    key = CONFIGS[config]
+    packed = isinstance(problem, Packed)
+    call = (make_packed_call if packed else make_call)(key, problem)
+    emulate = pyflash.emulate_backward_varlen if packed else pyflash.emulate_backward
+    found = []
+    for resident_ctas in (1, 1000):
+        *gradients, report = emulate(
+            *call.inputs, key, grad_lse=call.grad_lse, order=ORDERS[2], deterministic=in_order,
+            resident_ctas=resident_ctas, **problem.options,
+        )  # fmt: skip
+        report.check()
+        assert report.completed
+        if packed:
+            assert wrong_packed(call, tuple(gradients), LIMITS[key.dtype]) == {}
+        else:
+            assert wrong(key, problem, call, tuple(gradients)) == {}
+        found.append((gradients, report))
+    (of_slices, first), (of_all, whole) = found
+    # The report is that of the first slice, which has one head of K and V of each batch.
+    group = problem.heads // problem.heads_kv
+    assert whole.n_ctas in (first.n_ctas * problem.heads_kv * n for n in (1, group))
+    if in_order and group == 1:  # CTAs that are a cluster add in an order of their own
+        assert all(torch.equal(a, b) for a, b in zip(of_slices, of_all, strict=True))
 
 
 # Problems in which several heads share keys: the CTAs of a cluster divide these heads.

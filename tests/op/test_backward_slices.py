@@ -1,5 +1,6 @@
-"""Slices of heads of an SM80 backward, whose sums have the same memory: every head once, within the
-bound, each part of the workspace at its place, and no more rounds of CTAs than of all heads."""
+"""Slices of heads of a backward, whose sums have the same memory: every head once, within the
+bound, each part of the workspace at its place, and no more rounds of CTAs than of all heads. On
+SM90 a slice is a problem of its own."""
 
 from __future__ import annotations
 
@@ -45,10 +46,10 @@ class Slices(NamedTuple):
     slices: list[Slice]
 
 
-@pytest.fixture(scope="module")
-def slices_of(tmp_path_factory):
-    program = tmp_path_factory.mktemp("slices") / "print_backward_slices"
-    source = ROOT / "tests/support/print_backward_slices.cpp"
+def compiled(name, folder):
+    """A function from problems to lines of the program of that name in tests/support."""
+    program = folder / name
+    source = ROOT / f"tests/support/{name}.cpp"
     try:
         compiler = emulator_compiler()
     except CudaError as error:
@@ -56,13 +57,52 @@ def slices_of(tmp_path_factory):
     command = ["g++", "-std=c++20", *compiler.includes, source, "-o", program]
     subprocess.run(command, check=True)
 
-    def run(problems):
+    def lines_of(problems):
         lines = "".join(" ".join(str(int(x)) for x in (*p[0], *p[1:])) + "\n" for p in problems)
         done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
-        for line in done.stdout.splitlines():
+        return done.stdout.splitlines()
+
+    return lines_of
+
+
+@pytest.fixture(scope="module")
+def slices_of(tmp_path_factory):
+    lines_of = compiled("print_backward_slices", tmp_path_factory.mktemp("slices"))
+
+    def run(problems):
+        for line in lines_of(problems):
             *known, numbers = *map(int, line.split(maxsplit=3)[:3]), line.split()[3:]
             fields = zip(*[map(int, numbers)] * 5, strict=True)
             yield Slices(*known, [Slice(*f[:4], bool(f[4])) for f in fields])
+
+    return run
+
+
+class ProblemSlice(NamedTuple):
+    heads: int
+    heads_kv: int
+    before: tuple[int, ...]  # heads, by where tensors begin: q, o, dO, dq; k, v, dk, dv; others
+    bytes_of_workspace: int
+
+
+class ProblemSlices(NamedTuple):
+    n_blocks: int  # of keys, of a head
+    recycles: bool
+    bytes_of_all: int  # sums of all heads
+    bytes_of_workspace: int  # as the op states it
+    slices: list[ProblemSlice]
+
+
+@pytest.fixture(scope="module")
+def problem_slices_of(tmp_path_factory):
+    lines_of = compiled("print_problem_slices", tmp_path_factory.mktemp("problem_slices"))
+
+    def run(problems):
+        for line in lines_of(problems):
+            known, numbers = [*map(int, line.split()[:4])], map(int, line.split()[4:])
+            fields = zip(*[numbers] * 14, strict=True)
+            slices = [ProblemSlice(f[0], f[1], f[2:13], f[13]) for f in fields]
+            yield ProblemSlices(known[0], bool(known[1]), *known[2:], slices)
 
     return run
 
@@ -136,3 +176,52 @@ def test_slices_take_few_more_rounds_of_ctas_than_all_heads_at_a_time(slices_of)
         costs.append(sum(rounds(s.n_heads) for s in found.slices) / max(whole, rounds(1)))
     assert sum(costs) / len(costs) < 1.04
     assert sum(cost > 1.1 for cost in costs) < 0.02 * len(costs)
+
+
+SM90_CONFIGS = [(64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64), (256, 64, 64)]
+# With whether elements are dropped, behind the others.
+SM90_PROBLEMS = [
+    (*problem._replace(config=config), drops)
+    for config, of_sm80 in zip(SM90_CONFIGS, CONFIGS, strict=True)
+    for problem in PROBLEMS
+    if problem.config == of_sm80
+    for drops in (False, True)
+]
+
+
+def test_slices_of_sm90_are_problems_of_every_head_once(problem_slices_of):
+    n_slices = 0
+    for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
+        *_, heads, heads_kv, _, _, _, _ = problem
+        group, first = heads // heads_kv, 0
+        for part in found.slices:
+            assert part.heads == part.heads_kv * group, problem
+            of_q, of_kv, others = part.before[:4], part.before[4:8], part.before[8:]
+            assert {*of_q, *others} == {first * group}, problem
+            assert {*of_kv} == {first}, problem
+            first += part.heads_kv
+        assert first == heads_kv, problem
+        n_slices += len(found.slices) > 1
+    assert n_slices > 50
+
+
+def test_the_workspace_that_is_stated_is_what_slices_of_sm90_take(problem_slices_of):
+    """Sums of 64 MB, or of a head of each batch, or of heads with two tiles for each CTA. With
+    dropout, and where groups of heads have tiles that differ in length, all heads run at a time."""
+    short = 0
+    for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
+        config, _, _, batch, heads, heads_kv, packed, _, causal, drops = problem
+        stated = found.bytes_of_workspace
+        assert max(part.bytes_of_workspace for part in found.slices) == stated, problem
+        batches = 1 if packed else batch
+        bytes_of_head = found.bytes_of_all / heads_kv
+        of_slice = found.slices[0].heads_kv
+        if found.recycles or drops or (heads > heads_kv and (packed or causal)):
+            assert len(found.slices) == 1, problem
+        elif of_slice > 1 and of_slice * bytes_of_head > 64 * MIB:
+            assert of_slice * batches * found.n_blocks <= 2 * CTAS, problem
+        if not found.recycles:
+            rows = found.bytes_of_all / (4 * config[0]) / heads_kv * of_slice
+            assert stated <= rows * (4 * config[0] + 8 + config[0] / 256) + 4 * 4096, problem
+        short += len(found.slices) > 1 and stated < 0.6 * found.bytes_of_all
+    assert short > 30

@@ -6,7 +6,12 @@
 namespace pyflash {
 
 constexpr BackwardShape tile_shape(FlashBackwardSm90Config const& config) {
-  return {.B_r = config.B_r, .B_c = config.B_c, .d_head = config.d_head, .recycles_sums = true};
+  return {.B_r = config.B_r,
+          .B_c = config.B_c,
+          .d_head = config.d_head,
+          .recycles_sums = true,
+          .runs_slices = true,
+          .slices_are_problems = true};
 }
 
 }  // namespace pyflash

@@ -233,11 +233,12 @@ struct Consumer {
         gemms.pass_turn();
         fold_due();
       }
+      // NOTE: here, since a warp stands at the MMAs of PV until the tensor cores have taken most of those of QK^T.
+      now.draw_beside_QK(place - 1);
       gemms.issue_PV(accumulate);
       if (!folds) {
         gemms.pass_turn();
       }
-      now.draw_beside_QK(place - 1);
       gemm_wait<1>(acc_S);
     } else {
       if (is_fold_due) {

@@ -46,7 +46,7 @@ struct WarpgroupTile {
   using Ahead = std::conditional_t<kTakesBits, BlocksAhead<Traits, Variant>, NoBlocksAhead>;
   using Usual = UsualScoresOf<Traits, kFeatures, Variant>;
   static constexpr bool kMostAreUsual = Usual::kExists && TileSoftmax::kSumsTell && !kRowsDecide;
-  // Dropout draws while S is computed, once other warpgroups may issue MMAs: else they would wait for this, too.
+  // Dropout draws while S is computed.
   // NOTE: wide heads have no registers for it, nor have scores with a cap or slopes; they draw when P is there.
   static constexpr bool kDrawsBesideQK =
       kFeatures.dropout && Traits::kHeadDim <= 128 && !kSoftcap && !kFeatures.alibi_slopes;

@@ -32,7 +32,7 @@ CONFIGS = {
     "cluster": FlashForwardSm90Config.parse("(FP16, 128, 64, 64, 1): sm90+stages_3"),
 }
 
-_WAIT_IN_LOOP = "now.draw_beside_QK(place - 1); gemm_wait<1>(acc_S); } else {"
+_WAIT_IN_LOOP = "if (!folds) { gemms.pass_turn(); } gemm_wait<1>(acc_S); } else {"
 _QK = "gemm_async(typename Traits::MmaQK{}, tSrQ, tSrK(_, _, _, read_K.stage), acc_S, false);"
 _PV = "gemm_async(typename Traits::MmaPV{}, tOrP, tOrV(_, _, _, read_V.stage), acc_O, accumulate);"
 
@@ -230,7 +230,7 @@ BUGS = [
     _bug(
         "S_read_before_its_MMAs_are_done",
         condition(_WAIT_IN_LOOP,
-                  "now.draw_beside_QK(place - 1); if (!BUG) { gemm_wait<1>(acc_S); } } else {",
+                  "if (!folds) { gemms.pass_turn(); } if (!BUG) { gemm_wait<1>(acc_S); } } else {",
                   _CONSUMER),
         finds=[found("register_in_flight", "softmax", "QK", memory="accumulators")],
     ),

@@ -1,0 +1,138 @@
+"""Gradients of the SM90 family where the sums of dQ of all heads would take more memory than they
+may: slices of heads run one after another in the same memory, each as a problem of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support.gpu_kernels import skip_without_kernels_for, with_workspace
+from torch import Tensor
+
+from pyflash.op.backward import kernels
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+HEADS_AT_A_TIME = 3  # of K and V
+
+
+class Case(NamedTuple):
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    heads_kv: int
+    d_head: int
+    lengths: tuple[int, ...] = ()  # of packed sequences
+    options: Mapping[str, Any] = MappingProxyType({})
+    heads_first: bool = False
+
+    @property
+    def bytes_of_sums(self) -> int:
+        rows = sum(self.lengths) or self.batch * self.seqlen_q
+        return 4 * self.d_head * rows * self.heads
+
+
+LENGTHS = (700, 3, 1500, 0, 2900, 1000)
+CASES = {
+    "batches": Case(20, 500, 600, 24, 24, 128),
+    "causal": Case(1, 7000, 7000, 24, 24, 128, options={"causal": True}),
+    "heads_first": Case(20, 500, 600, 24, 24, 128, heads_first=True),
+    "groups": Case(20, 500, 600, 24, 12, 128),
+    "narrow": Case(40, 500, 600, 24, 24, 64, options={"causal": True}),
+    "slopes": Case(20, 500, 600, 24, 24, 128, options={"alibi_slopes": True}),
+    "softcap": Case(40, 500, 400, 24, 24, 64, options={"softcap": 5.0}),
+    "packed": Case(1, 0, 0, 48, 48, 128, LENGTHS, {"causal": True}),
+    "packed_narrow": Case(1, 0, 0, 96, 96, 64, LENGTHS),
+}
+
+
+class Call(NamedTuple):
+    tensors: list[Tensor]  # grad_out, q, k, v
+    packing: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        run = torch.ops.pyflash.fwd_varlen if self.packing else torch.ops.pyflash.fwd
+        return run(*self.tensors[1:], *self.packing, **self.options)
+
+    def gradients(self, results: tuple[Tensor, Tensor], in_order: bool) -> tuple[Tensor, ...]:
+        grad_out, *qkv = self.tensors
+        return kernels.bwd(
+            grad_out, *results, *qkv, packing=self.packing, deterministic=in_order, **self.options
+        )
+
+    def of_heads(self, begin: int, end: int) -> Call:
+        """That of some heads of K and V."""
+        group = self.tensors[1].shape[-2] // self.tensors[2].shape[-2]
+        of_q, of_kv = slice(begin * group, end * group), slice(begin, end)
+        places = (of_q, of_q, of_kv, of_kv)
+        tensors = [x[..., at, :] for x, at in zip(self.tensors, places, strict=True)]
+        options = dict(self.options)
+        if "alibi_slopes" in options:
+            options["alibi_slopes"] = options["alibi_slopes"][of_q]
+        return Call(tensors, self.packing, options)
+
+
+def make(case: Case) -> Call:
+    torch.manual_seed(1)
+
+    def rows(n: int, heads: int) -> Tensor:
+        leading = (sum(case.lengths),) if case.lengths else (case.batch, n)
+        x = torch.randn(*leading, heads, case.d_head, dtype=torch.bfloat16, device="cuda")
+        return x.transpose(-3, -2).contiguous().transpose(-3, -2) if case.heads_first else x
+
+    options = dict(case.options)
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = torch.rand(case.heads, device="cuda")
+    packing: tuple[Any, ...] = ()
+    if case.lengths:
+        starts = torch.tensor([0, *case.lengths], device="cuda").cumsum(0).int()
+        packing = (starts, starts, max(case.lengths), max(case.lengths))
+    tensors = [
+        rows(case.seqlen_q, case.heads), rows(case.seqlen_q, case.heads),
+        rows(case.seqlen_k, case.heads_kv), rows(case.seqlen_k, case.heads_kv),
+    ]  # fmt: skip
+    return Call(tensors, packing, options)
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in_order", "any_order"])
+@pytest.mark.parametrize("name", CASES)
+def test_slices_give_what_calls_of_fewer_heads_give(name: str, in_order: bool) -> None:
+    case = CASES[name]
+    skip_without_kernels_for(case.d_head)
+    if not in_order and not case.lengths:
+        pytest.skip("heads share their memory then")
+    assert case.bytes_of_sums > 64 * MIB
+    call = make(case)
+    out, lse = call.forward()
+    whole = call.gradients((out, lse), in_order)
+    group = case.heads // case.heads_kv
+    for begin in range(0, case.heads_kv, HEADS_AT_A_TIME):
+        end = begin + HEADS_AT_A_TIME
+        of_q = slice(begin * group, end * group)
+        of_lse = lse[of_q] if case.lengths else lse[:, of_q]
+        part = call.of_heads(begin, end)
+        expected = part.gradients((out[..., of_q, :], of_lse.contiguous()), in_order)
+        places = (of_q, slice(begin, end), slice(begin, end))
+        for found, wanted, at in zip(whole, expected, places, strict=True):
+            if in_order and group == 1:  # CTAs that are a cluster add in an order of their own
+                assert torch.equal(found[..., at, :], wanted)
+            else:
+                difference = (found[..., at, :].float() - wanted.float()).norm()
+                assert difference < 0.01 * wanted.float().norm()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_take_64_mb(name: str) -> None:
+    case = CASES[name]
+    skip_without_kernels_for(case.d_head)
+    call = make(case)
+    results = call.forward()
+    _, taken = with_workspace(lambda: call.gradients(results, True))
+    # Beside the sums: lse and delta of each row, turns, padding.
+    assert 0 < taken < 70 * MIB < case.bytes_of_sums
