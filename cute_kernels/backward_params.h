@@ -55,7 +55,7 @@ struct BackwardShape {
   bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
   bool divides_groups = false;        // CTAs may divide the query heads of a group
   bool runs_slices = false;          // of heads, one after another, whose sums have the same memory
-  bool slices_are_problems = false;  // whose kernels run for all heads of what they are given
+  bool slices_are_problems = false;  // with runs_slices: kernels see the heads of a slice alone
   // The time of a column, beside that of the SM90 family where both run: selection takes the least columns times this.
   int slowness = 1;
 };

@@ -246,7 +246,7 @@ struct PartOfTile {
   typename Variant::TileRows rows;
   SpanFinder found;
 };
-inline constexpr int kMostWarpgroups = 4;  // of a tile
+inline constexpr int kMostWarpgroups = 4;  // of a tile: consumers of an SM90 config
 
 // Writes list number `number`, and the spans of its tile and of the warpgroups, by all lanes: what keys decide alone is told once for
 // all of these. load: reads an int at an address.

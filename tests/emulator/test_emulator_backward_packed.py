@@ -55,6 +55,11 @@ SLICED = {
     "groups": (Packed(6, 3, (70, 33), (40, 129), 8), True),
     "batches": (Shape(2, 3, 3, 97, 130), True),
     "batches_causal": (Shape(3, 2, 2, 97, 130, options={"causal": True}), True),
+    "batches_capped": (Shape(2, 3, 3, 97, 130, options={"softcap": 5.0}), True),
+    "window": (
+        Packed(3, 3, (70, 33), (40, 129), options={"window_left": 30, "window_right": 5}),
+        False,
+    ),
     "batches_of_groups": (
         Shape(2, 4, 2, 97, 130, options={"alibi_slopes": torch.tensor([0.1, 0.5, 0.2, 0.7])}),
         True,
