@@ -26,7 +26,7 @@ class Case(NamedTuple):
     seqlen_k: int
     heads: int
     heads_kv: int
-    d_head: int
+    d_head: int = 128
     lengths: tuple[int, ...] = ()  # of packed sequences
     options: Mapping[str, Any] = MappingProxyType({})
     heads_first: bool = False
@@ -38,17 +38,31 @@ class Case(NamedTuple):
 
 
 LENGTHS = (700, 3, 1500, 0, 2900, 1000)
-CASES = {
-    "batches": Case(20, 500, 600, 24, 24, 128),
-    "causal": Case(1, 7000, 7000, 24, 24, 128, options={"causal": True}),
-    "heads_first": Case(20, 500, 600, 24, 24, 128, heads_first=True),
-    "groups": Case(20, 500, 600, 24, 12, 128),
-    "narrow": Case(40, 500, 600, 24, 24, 64, options={"causal": True}),
-    "slopes": Case(20, 500, 600, 24, 24, 128, options={"alibi_slopes": True}),
-    "softcap": Case(40, 500, 400, 24, 24, 64, options={"softcap": 5.0}),
-    "packed": Case(1, 0, 0, 48, 48, 128, LENGTHS, {"causal": True}),
-    "packed_narrow": Case(1, 0, 0, 96, 96, 64, LENGTHS),
+SHAPES = {
+    "batches": Case(20, 500, 600, 24, 24),
+    "one_long": Case(1, 7000, 7000, 24, 24),
+    "heads_first": Case(20, 500, 400, 24, 24, heads_first=True),
+    "groups": Case(20, 500, 600, 24, 12),
+    "packed": Case(1, 0, 0, 48, 48, lengths=LENGTHS),
+    "packed_groups": Case(1, 0, 0, 48, 24, lengths=LENGTHS),
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window_left": 200, "window_right": 0},
+    "slopes": {"causal": True, "alibi_slopes": True},
+    "softcap": {"softcap": 5.0},
+}
+
+
+def case_of(shape: str, d_head: int, options: str) -> Case:
+    """With as many heads as take the memory that those of d_head 128 take."""
+    case = SHAPES[shape]
+    group = case.heads // case.heads_kv
+    heads_kv = -(-case.heads_kv * 128 // d_head // HEADS_AT_A_TIME) * HEADS_AT_A_TIME
+    return case._replace(
+        heads=heads_kv * group, heads_kv=heads_kv, d_head=d_head, options=OPTIONS[options]
+    )
 
 
 class Call(NamedTuple):
@@ -78,12 +92,12 @@ class Call(NamedTuple):
         return Call(tensors, self.packing, options)
 
 
-def make(case: Case) -> Call:
+def make(case: Case, dtype: torch.dtype = torch.bfloat16) -> Call:
     torch.manual_seed(1)
 
     def rows(n: int, heads: int) -> Tensor:
         leading = (sum(case.lengths),) if case.lengths else (case.batch, n)
-        x = torch.randn(*leading, heads, case.d_head, dtype=torch.bfloat16, device="cuda")
+        x = torch.randn(*leading, heads, case.d_head, dtype=dtype, device="cuda")
         return x.transpose(-3, -2).contiguous().transpose(-3, -2) if case.heads_first else x
 
     options = dict(case.options)
@@ -101,14 +115,19 @@ def make(case: Case) -> Call:
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in_order", "any_order"])
-@pytest.mark.parametrize("name", CASES)
-def test_slices_give_what_calls_of_fewer_heads_give(name: str, in_order: bool) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("d_head", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_slices_give_what_calls_of_fewer_heads_give(
+    dtype: torch.dtype, d_head: int, shape: str, options: str, in_order: bool
+) -> None:
+    case = case_of(shape, d_head, options)
     skip_without_kernels_for(case.d_head)
     if not in_order and not case.lengths:
         pytest.skip("heads share their memory then")
     assert case.bytes_of_sums > 64 * MIB
-    call = make(case)
+    call = make(case, dtype)
     out, lse = call.forward()
     whole = call.gradients((out, lse), in_order)
     group = case.heads // case.heads_kv
@@ -127,9 +146,10 @@ def test_slices_give_what_calls_of_fewer_heads_give(name: str, in_order: bool) -
                 assert difference < 0.01 * wanted.float().norm()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_sums_take_64_mb(name: str) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("d_head", [64, 128, 256])
+def test_sums_take_64_mb(d_head: int, shape: str) -> None:
+    case = case_of(shape, d_head, "causal")
     skip_without_kernels_for(case.d_head)
     call = make(case)
     results = call.forward()
